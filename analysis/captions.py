@@ -1,0 +1,102 @@
+"""What a caption says of the records behind a picture: where, on what data, how, how many, what is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis import stats
+from analysis.frames import Frames
+from analysis.style import look, method_id
+
+SIMULATED = (
+    "*Simulated* times: ranks are virtual; compute is measured, wait and transfer follow the alpha-beta model of "
+    "link "
+)
+MODES = {
+    "serialised": "serialised (synchronised at phase boundaries)",
+    "production": "production (nothing synchronises inside a step)",
+    "as_published": "as published (host clocks, validation inside the timed loop)",
+}
+
+
+def values(frames: Frames, column: str) -> list:
+    """The distinct values of a column of the runs, in order; none where it was not recorded."""
+    if column not in frames.runs:
+        return []
+    found = list(dict.fromkeys(frames.runs[column].dropna()))
+    whole = [int(v) if isinstance(v, float | np.floating) and float(v).is_integer() else v for v in found]
+    return sorted(whole, key=lambda value: (isinstance(value, str), value))
+
+
+def listed(items: Sequence[object]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    words = [str(item) for item in items]
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else "unknown"
+
+
+def is_simulated(frames: Frames) -> bool:
+    return any(values(frames, "simulated"))
+
+
+def is_on(frames: Frames, hardware: str) -> bool:
+    """Did every run use a GPU of this name?"""
+    gpus = values(frames, "provenance.gpu")
+    return bool(gpus) and all(hardware in str(gpu) for gpu in gpus)
+
+
+def machine(frames: Frames) -> str:
+    if gpus := values(frames, "provenance.gpu"):
+        return listed(gpus)
+    cores = listed(values(frames, "provenance.cores"))
+    return f"{listed(values(frames, 'provenance.cpu'))} ({cores} cores)"
+
+
+def data(frames: Frames) -> str:
+    names, digests = values(frames, "provenance.data.name"), values(frames, "provenance.data.digest")
+    return f"{listed(names)} (digest {listed([str(digest)[:8] for digest in digests])})"
+
+
+def workers(frames: Frames) -> str:
+    """'8 virtual workers x batch 16'."""
+    virtual = "virtual" in values(frames, "cluster.where")
+    kind = "virtual workers" if virtual else "worker processes"
+    return f"{listed(values(frames, 'workers'))} {kind} x batch {listed(values(frames, 'task.batch_size'))}"
+
+
+def setting(frames: Frames) -> str:
+    """One sentence: task, data, workers, machine, torch, precision."""
+    torch = listed(values(frames, "provenance.versions.torch"))
+    return (
+        f"{listed(values(frames, 'task.name'))} on {data(frames)}, {workers(frames)}, on {machine(frames)}, "
+        f"torch {torch}, {listed(values(frames, 'precision'))}."
+    )
+
+
+def timing(frames: Frames) -> str:
+    """Mode, samples and warm-up of timed runs, and whether their times are simulated."""
+    modes = listed([MODES.get(mode, mode) for mode in values(frames, "timing.mode")])
+    warm = [(_method(frames, key), stats.warm(frames, key)) for key in frames.runs["key"]]
+    counts = listed(
+        [f"{look(method).label} n = {run.n} (first {run.dropped} dropped as warm-up)" for method, run in warm]
+    )
+    sentences = f"Timing mode: {modes}. Steps per worker: {counts}."
+    if is_simulated(frames):
+        sentences += f" {SIMULATED}{listed(values(frames, 'cluster.link.name'))}."
+    return sentences
+
+
+def training(frames: Frames) -> str:
+    """How long the runs of a learning curve trained, and over how many seeds."""
+    last = frames.epochs.groupby("key")[["epoch", "step"]].max()
+    epochs, steps = (listed(sorted(set(last[name]))) for name in ("epoch", "step"))
+    seeds = pd.Series([_method(frames, key) for key in frames.runs["key"]]).value_counts()
+    count = f"{seeds.min()} seed{'s' if seeds.min() > 1 else ''} per method"
+    band = ", bands are 95 % intervals of the mean" if seeds.min() >= stats.ENOUGH_RUNS else ""
+    return f"{epochs} epochs = {steps} optimiser steps; {count}{band}."
+
+
+def _method(frames: Frames, key: str) -> str:
+    return method_id(frames.runs[frames.runs["key"] == key].iloc[0].to_dict())

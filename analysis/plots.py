@@ -1,0 +1,171 @@
+"""The marks figures are made of: curves with bands, way points, stacked bars, bars with intervals, lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+
+from analysis.stats import Value
+from analysis.style import PHASE_LABELS, PHASE_LOOKS, Look
+
+FAINT = 0.45  # opacity of what is the paper's, not ours
+ROOM_FOR_TEXT = 0.055  # of the axis: a span shorter than this carries no number
+
+
+@contextmanager
+def canvas(
+    settings: Mapping[str, Any], rows: int = 1, columns: int = 1, **how: Any
+) -> Iterator[tuple[Figure, Any]]:
+    """A figure and its axes; what is drawn inside the block has these settings."""
+    with matplotlib.rc_context(dict(settings)):
+        figure = Figure(layout="constrained")
+        yield figure, figure.subplots(rows, columns, **how)
+
+
+def curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:
+    """A mean with its band, where the runs are enough for one."""
+    every = max(1, len(x) // 10)
+    axes.plot(
+        x, table["mean"], color=look.colour, marker=look.marker, markevery=every, label=look.label, zorder=3
+    )
+    if table["low"].notna().any():
+        axes.fill_between(
+            x, table["low"], table["high"], color=look.colour, alpha=0.18, linewidth=0, zorder=2
+        )
+
+
+def way_points(axes: Axes, x: Sequence[float], y: Sequence[float], look: Look) -> None:
+    """Single points of a published curve, lightly, under ours."""
+    faint = {"color": look.colour, "alpha": FAINT, "zorder": 1}
+    axes.plot(
+        x, y, linestyle=(0, (4, 3)), linewidth=0.7, marker=look.marker, markerfacecolor="white", **faint
+    )
+
+
+def way_point_key(label: str) -> Line2D:
+    return Line2D(
+        [], [], color="#777777", linestyle=(0, (4, 3)), linewidth=0.7, marker="o", mfc="white", label=label
+    )
+
+
+def stack(
+    axes: Axes,
+    x: float,
+    parts: Mapping[str, float],
+    width: float = 0.6,
+    faint: bool = False,
+    least: float = np.inf,
+) -> float:
+    """One stacked bar of phases, from the bottom up; parts of `least` or more carry their number. Its height."""
+    bottom = 0.0
+    for phase, height in parts.items():
+        colour, hatch = PHASE_LOOKS[phase]
+        edge = {"edgecolor": "#7A7A7A", "linewidth": 0.4, "alpha": FAINT if faint else 1.0}
+        axes.bar(x, height, width, bottom=bottom, color=colour, hatch=hatch, **edge)
+        if height >= least:
+            text = {"ha": "center", "va": "center", "fontsize": 6, "color": _ink(colour, faint)}
+            _on_hatch(axes.text(x, bottom + height / 2, number(height), **text), colour, hatch)
+        bottom += height
+    return bottom
+
+
+def phase_keys(phases: Iterable[str]) -> list[Patch]:
+    return [
+        Patch(
+            facecolor=PHASE_LOOKS[p][0],
+            hatch=PHASE_LOOKS[p][1],
+            edgecolor="#7A7A7A",
+            lw=0.4,
+            label=PHASE_LABELS[p],
+        )
+        for p in phases
+    ]
+
+
+# How the same quantity is told apart by where it comes from. `None` takes the method's colour.
+ORIGINS: dict[str, dict[str, Any]] = {
+    "ours": {"facecolor": None},
+    "ours, the published protocol": {"facecolor": "white", "hatch": "////"},
+    "published, 8 A100": {"facecolor": None, "alpha": 0.3},
+    "published, corrected": {"facecolor": "white", "linestyle": (0, (3, 1.5))},
+}
+
+
+def bar(axes: Axes, x: float, value: Value, look: Look, width: float, origin: str = "ours") -> None:
+    """One bar with its interval and its number."""
+    axes.bar(x, value.value, width, edgecolor=look.colour, linewidth=0.8, **_fill(origin, look.colour))
+    top = value.value
+    if value.low is not None and value.high is not None:
+        error = [[max(0.0, value.value - value.low)], [max(0.0, value.high - value.value)]]
+        axes.errorbar(x, value.value, error, fmt="none", ecolor="#444444", elinewidth=0.8, capsize=2)
+        top = max(top, value.high)
+    above(axes, x, top, number(value.value))
+
+
+def above(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:
+    place = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 6.5}
+    axes.annotate(text, (x, y), **(place | how))
+
+
+def origin_keys(origins: Iterable[str]) -> list[Patch]:
+    """Legend entries of `bar`, in grey because every method has them."""
+    grey = "#555555"
+    return [Patch(edgecolor=grey, linewidth=0.8, label=origin, **_fill(origin, grey)) for origin in origins]
+
+
+def lane(axes: Axes, y: float, spans: pd.DataFrame, axis_ms: float, height: float = 0.7) -> None:
+    """One rank's spans (start_ms, took_ms, phase) as a lane at `y`."""
+    for phase, group in spans.groupby("phase", sort=False):
+        colour, hatch = PHASE_LOOKS.get(phase, PHASE_LOOKS["unaccounted"])
+        bars = list(zip(group["start_ms"], group["took_ms"], strict=True))
+        axes.broken_barh(
+            bars, (y - height / 2, height), facecolor=colour, hatch=hatch, edgecolor="#7A7A7A", lw=0.3
+        )
+        for start, took in bars:
+            if took >= ROOM_FOR_TEXT * axis_ms:
+                middle = {"ha": "center", "va": "center", "fontsize": 6, "color": _ink(colour)}
+                _on_hatch(axes.text(start + took / 2, y, number(took), **middle), colour, hatch)
+
+
+def log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
+    """A logarithmic y axis with plain numbers at these ticks."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(FixedLocator(list(ticks)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def number(value: float) -> str:
+    """Three digits that matter: 0.0123, 1.23, 12.3, 123, 12,345."""
+    if value == 0 or not np.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, 2 - int(np.floor(np.log10(abs(value)))))
+    return f"{value:,.{decimals}f}"
+
+
+def _fill(origin: str, colour: str) -> dict[str, Any]:
+    fill = ORIGINS[origin]
+    return fill | {"facecolor": fill["facecolor"] or colour}
+
+
+def _on_hatch(text: Text, colour: str, hatch: str) -> None:
+    """Keep the lines of a hatch from crossing the number."""
+    if hatch:
+        text.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 0.8})
+
+
+def _ink(colour: str, faint: bool = False) -> str:
+    """Black or white, whichever reads better on `colour`."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#111111" if faint or 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "white"

@@ -1,0 +1,146 @@
+"""How figures look: sizes, one colour per method and per phase in every figure, and files that never differ.
+
+Functions return matplotlib settings as plain dicts, to be merged with `|`; nothing here changes global state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from analysis.records import write_atomic
+
+ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16  # inches, IEEE
+DPI = 300
+
+
+class Look(NamedTuple):
+    """How a method is drawn wherever it appears; the marker and hatch serve readers who see no colour."""
+
+    label: str
+    colour: str
+    marker: str
+    hatch: str
+
+
+# Okabe and Ito's palette, which the common colour deficiencies keep apart.
+LOOKS = {
+    "dense": Look("dense", "#000000", "o", ""),
+    "topk": Look("Top-k", "#0072B2", "s", "//"),
+    "randomk": Look("Random-k", "#D55E00", "^", ".."),
+    "randomk-feedback": Look("Random-k with feedback", "#CC79A7", "v", "xx"),
+    "topk-layer": Look("Top-k layer-wise", "#56B4E9", "D", "\\\\"),
+    "null": Look("null (first k)", "#999999", "P", "++"),
+}
+# For methods that have no look yet: Tol's muted palette, chosen by the name, so that it never depends on company.
+OTHER_COLOURS = ("#117733", "#882255", "#999933", "#332288", "#44AA99", "#AA4499")
+OTHER_MARKERS = ("X", "p", "h", "<", ">", "*", "d")
+
+PHASE_LABELS = {
+    "io": "input",
+    "forward": "forward (FP)",
+    "backward": "backward (BP)",
+    "check": "own guard",
+    "select": "compression (select)",
+    "wait": "communication: wait",
+    "transfer": "communication: transfer",
+    "synchronize": "communication, unsplit",
+    "scatter": "scatter",
+    "update": "update",
+    "validate": "validation",
+    "unaccounted": "unaccounted",
+}
+PHASE_LOOKS = {  # colour, hatch
+    "io": ("#C9B79C", ""),
+    "forward": ("#9BC9E8", ""),
+    "backward": ("#2F7FB8", ""),
+    "check": ("#5D5D5D", ""),
+    "select": ("#D55E00", ""),
+    "wait": ("#E4E4E4", "////"),
+    "transfer": ("#009E73", ""),
+    "synchronize": ("#7FCEB9", "////"),
+    "scatter": ("#CC79A7", ""),
+    "update": ("#E8B92F", ""),
+    "validate": ("#6A4C93", ""),
+    "unaccounted": ("#FFFFFF", "...."),
+}
+
+
+def base() -> dict[str, Any]:
+    return {
+        "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
+        "font.size": 7.5,
+        "axes.titlesize": 8,
+        "axes.labelsize": 7.5,
+        "xtick.labelsize": 7,
+        "ytick.labelsize": 7,
+        "legend.fontsize": 7,
+        "legend.frameon": False,
+        "legend.handlelength": 1.8,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.6,
+        "xtick.major.width": 0.6,
+        "ytick.major.width": 0.6,
+        "axes.grid": False,
+        "axes.axisbelow": True,
+        "grid.color": "#E6E6E6",
+        "grid.linewidth": 0.5,
+        "lines.linewidth": 1.3,
+        "lines.markersize": 3.5,
+        "hatch.linewidth": 0.4,
+        "pdf.fonttype": 42,  # text stays text
+        "savefig.dpi": DPI,
+    }
+
+
+def one_column(height: float = 2.5) -> dict[str, Any]:
+    return base() | {"figure.figsize": (ONE_COLUMN, height)}
+
+
+def two_columns(height: float = 2.7) -> dict[str, Any]:
+    return base() | {"figure.figsize": (TWO_COLUMNS, height)}
+
+
+def method_id(run: Mapping[str, Any]) -> str:
+    """What tells methods apart in a figure, from a row of `Frames.runs`: name, scope and feedback."""
+    name = str(run["method.name"])
+    if run.get("method.scope") not in (None, "global") and isinstance(run.get("method.scope"), str):
+        name += f"-{run['method.scope']}"
+    if _is_true(run.get("method.feedback")):
+        name += "-feedback"
+    return name
+
+
+def look(method: str) -> Look:
+    if method in LOOKS:
+        return LOOKS[method]
+    digest = hashlib.sha256(method.encode()).digest()
+    colour = OTHER_COLOURS[digest[0] % len(OTHER_COLOURS)]
+    return Look(method, colour, OTHER_MARKERS[digest[1] % len(OTHER_MARKERS)], "oo")
+
+
+def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
+    """`name`.png and `name`.pdf, each replaced whole; the same figure gives the same bytes at any time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    undated = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
+    png, pdf = (folder / f"{name}.{kind}" for kind in undated)
+    with matplotlib.rc_context(base()):
+        for path in (png, pdf):
+            kind = path.suffix[1:]
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, metadata=undated[kind])
+            write_atomic(path, buffer.getvalue())
+    return png, pdf
+
+
+def _is_true(value: Any) -> bool:
+    """True also as the text that a mixed column turns it into."""
+    return value is True or value == json.dumps(True)

@@ -1,0 +1,72 @@
+"""The command line: python -m experiments COMMAND [WORD ...]"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from collections.abc import Sequence
+
+USAGE = """\
+python -m experiments COMMAND [WORD ...]
+
+  run WORD ...              one run:  run method=topk method.density=0.001 task=cnn_cifar10 workers=8 cluster=local
+  reproduce ITEM ... WORD   figures:  reproduce fig4 profile=laptop        (make reproduce-fig4)
+  figures [ITEM ...]        draw again from stored records; needs no torch (make figures)
+  collect [--ship]          all runs into results/records/*.parquet        (--ship: the complete figures' runs into
+                            results/shipped, which the repository carries, and redraw those)
+  why RUN                   what a run did, and why it failed
+
+  COMMAND --help            what stands behind a command
+  --force, or FORCE=1       measure again what is already measured (earlier attempts are kept)
+  --traceback               show where an error came from
+"""
+
+OK, FAILED, BAD_INPUT = 0, 1, 2
+
+
+def main(words: Sequence[str]) -> int:
+    options = {word for word in words if word.startswith("--") or word == "-h"}
+    plain = [word for word in words if word not in options]
+    try:
+        return _dispatch(plain, options)
+    except KeyboardInterrupt as error:
+        return _end(error, "interrupted: workers stopped; what was finished is kept, run again to go on", FAILED, options)
+    except ValueError as error:
+        return _end(error, str(error), BAD_INPUT, options)
+    except PermissionError as error:
+        return _end(error, f"no permission to write {error.filename}: make it writable, or work in a copy", BAD_INPUT, options)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        what = "the disk is full" if error.errno != errno.EROFS else "the disk is read-only"
+        return _end(error, f"{what} ({error.filename}): what was finished is kept", FAILED, options)
+
+
+def _end(error: BaseException, sentence: str, code: int, options: set[str]) -> int:
+    if "--traceback" in options:
+        traceback.print_exception(error)
+    print(f"experiments: {sentence}", file=sys.stderr)
+    return code
+
+
+def _dispatch(words: Sequence[str], options: set[str]) -> int:
+    from experiments import commands  # after the options are known: a bare --help imports nothing
+
+    command, rest = (words[0], words[1:]) if words else ("", [])
+    unknown = options - {"--help", "-h", "--force", "--traceback", "--ship"}
+    if unknown:
+        raise ValueError(f"no option {min(unknown)!r}; there are: --force, --help, --ship, --traceback")
+    if not command:
+        print(USAGE, end="")
+        return OK if options & {"--help", "-h"} else BAD_INPUT
+    if command not in commands.COMMANDS:
+        raise ValueError(f"no command {command!r}; there are: {', '.join(commands.COMMANDS)}")
+    if options & {"--help", "-h"}:
+        print(commands.explain(command), end="")
+        return OK
+    return commands.COMMANDS[command](list(rest), options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,182 @@
+"""What each command does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from analysis.records import Attempt, read_json, read_lines
+from experiments import config as configs
+from experiments import figures
+from experiments.launch import RunFailed, make
+from experiments.planning import Folders, profile_of, provide
+from experiments.tasks import REGISTRY as TASKS
+from slurm import environment
+from sparsify.methods import REGISTRY as METHODS
+
+LOG_LINES = 15  # of a failed worker's log that `why` shows
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def run(words: list[str], options: set[str]) -> int:
+    """One run, recorded; prints where."""
+    folders = Folders()
+    profile = profile_of(words)
+    words = [word for word in words if not word.startswith("profile=")] + [f"profile={profile}"]
+    planned = provide([configs.resolve(words)], say)
+    attempt = folders.store.valid(planned[0].config)
+    if attempt is not None and not _forced(options):
+        say("already measured; --force measures again")
+    else:
+        _make(lambda: make(planned, folders.store, folders.scratch, _forced(options)))
+        attempt = folders.store.valid(planned[0].config)
+    if attempt is None:
+        return 1
+    print(_summary(attempt))
+    return 0
+
+
+def reproduce_(words: list[str], options: set[str]) -> int:
+    """Figures of a paper: their missing runs, pictures and verdicts."""
+    from experiments.reproduce import reproduce  # pandas and matplotlib come with it
+
+    items = [word for word in words if "=" not in word]
+    overrides = [word for word in words if "=" in word]
+    if not items:
+        raise ValueError(f"reproduce what? There are: {', '.join(figures.items())}")
+    for item in items:
+        figures.check(item)
+    drawn = [_make(lambda item=item: reproduce(item, overrides, Folders(), say, _forced(options))) for item in items]
+    for one in drawn:
+        print(f"\n{one.table}\n\n{one.item}: {one.picture}")
+    return 0
+
+
+def figures_(words: list[str], options: set[str]) -> int:
+    """Every figure again from stored records, this checkout's first, else those that the repository ships."""
+    from experiments.reproduce import redraw_all
+
+    for item in words:
+        figures.check(item)
+    drawn = redraw_all(Folders(), words or list(figures.items()))
+    for one in drawn:
+        print(f"{one.picture} (from {one.source})")
+    if not drawn:
+        say("no stored records suffice for any figure; make some with `make reproduce-fig4`")
+        return 1
+    return 0
+
+
+def collect(words: list[str], options: set[str]) -> int:
+    """All valid runs into Parquet tables: runs, steps, epochs, spans."""
+    from experiments.shipping import consolidate, ship
+
+    if words:
+        raise ValueError(f"collect takes no words, got {' '.join(words)}")
+    folders = Folders()
+    for line in consolidate(folders):
+        print(line)
+    if "--ship" in options:
+        for line in ship(folders):
+            print(line)
+    return 0
+
+
+def why(words: list[str], options: set[str]) -> int:
+    """What a run did; for a failed one the reason and the end of its workers' logs."""
+    folders = Folders()
+    names = folders.store.runs()
+    if len(words) != 1:
+        raise ValueError(f"why takes one run; there are: {', '.join(names) or 'none yet'}")
+    matching = [name for name in names if words[0] in name]
+    if len(matching) != 1:
+        listing = ", ".join(matching or names) or "none yet"
+        raise ValueError(f"{len(matching)} runs match {words[0]!r}; there are: {listing}")
+    for attempt in folders.store.attempts(matching[0]):
+        print(_summary(attempt))
+        for log in sorted((folders.scratch / f"{attempt.run_id}-{attempt.number:03d}").glob("*_log.*")):
+            lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+            if lines:
+                print(f"  {log.name}:", *lines, sep="\n    ")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str], set[str]], int]] = {
+    "run": run,
+    "reproduce": reproduce_,
+    "figures": figures_,
+    "collect": collect,
+    "why": why,
+}
+
+
+def explain(command: str) -> str:
+    """The help of one command: what it does and every word it takes."""
+    text = f"{command}: {COMMANDS[command].__doc__}\n"
+    if command in ("reproduce", "figures"):
+        text += f"\nitems: {', '.join(figures.items())}\n"
+    if command in ("run", "reproduce"):
+        text += "\nchoices (group=option):\n"
+        for group in configs.GROUPS:
+            text += f"  {group:8} {', '.join(configs.options(group))}\n"
+        text += "\nleaves (key=value), with the defaults of a bare `run`:\n"
+        config = configs.resolve([])
+        known = {name: configs.leaf(config, name) for name in configs.leaves(config)}
+        text += "".join(f"  {name}={_word(value)}\n" for name, value in known.items())
+        text += "\nhyperparameters:\n"
+        for registry in (METHODS, TASKS):
+            for name in registry.names():
+                values = " ".join(f"{key}={_word(value)}" for key, value in registry.defaults(name).items())
+                text += f"  {registry.noun}={name}: {registry.summary(name)}\n      {values}\n"
+    return text
+
+
+def _word(value: object) -> str:
+    return "null" if value is None else str(value).replace(" ", "").replace("(", "[").replace(",)", "]").replace(")", "]")
+
+
+def _forced(options: set[str]) -> bool:
+    return "--force" in options or environment.flag("FORCE")
+
+
+def _make(work: Callable[[], object]) -> object:
+    """A failed run ends the command with its sentence: exit code 2 where the words were at fault, else 1."""
+    try:
+        return work()
+    except RunFailed as failure:
+        if failure.kind == "bad_input":
+            raise ValueError(str(failure)) from failure
+        say(f"experiments: {failure.attempt.run_id} failed: {failure}")
+        say(f"experiments: `python -m experiments why {failure.attempt.run_id}` shows the logs")
+        raise SystemExit(1) from failure
+
+
+def _summary(attempt: Attempt) -> str:
+    manifest = attempt.manifest
+    lines = [f"{attempt.run_id} attempt {attempt.number}: {manifest['state']}"]
+    if manifest.get("why"):
+        lines.append(f"  why: {manifest['why']}")
+    if manifest["state"] == "running":
+        lines[0] += " (or its machine died: no process need be there)"
+    ranks = attempt.rank_paths()
+    if ranks:
+        records, dropped = read_lines(ranks[0])
+        steps = [record for record in records if record["kind"] == "step"]
+        epochs = [record for record in records if record["kind"] == "epoch"]
+        lines.append(f"  {len(steps)} steps recorded on each of {len(ranks)} ranks" + f", {dropped} broken" * bool(dropped))
+        if steps:
+            times = sorted(step["step_s"] for step in steps)
+            mode = (read_json(attempt.path / "config.json") or {}).get("timing", {}).get("mode")
+            lines.append(f"  median step {times[len(times) // 2] * 1e3:.1f} ms on rank 0 ({mode}, all {len(times)} steps)")
+        if epochs:
+            lines.append(f"  top-1 {epochs[-1]['val_top1']:.2f} % after {epochs[-1]['step']} steps")
+    lines.append(f"  {_relative(attempt.path)}")
+    return "\n".join(lines)
+
+
+def _relative(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,139 @@
+"""Override words in, one resolved plain dict out. Hydra composes; nothing below this file sees a DictConfig."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.tasks import REGISTRY as TASKS
+from sparsify.methods import REGISTRY as METHODS
+from sparsify.registry import Registry, did_you_mean
+
+CONF = Path(__file__).parent.parent / "conf"
+GROUPS = ("method", "task", "cluster", "link", "profile", "recipe")
+# Set by choosing a group's option, not by hand.
+FIXED = ("method.name", "task.name", "cluster.name", "cluster.where", "profile", "recipe")
+CHOICES = {
+    "device": ("cpu", "cuda"),
+    "precision": ("fp32", "fp64", "tf32"),
+    "train.validate": ("epoch", "never"),
+    "timing.mode": ("serialised", "production", "as_published"),
+    "data.fallback": ("digits", "refuse"),
+}
+
+
+def options(group: str) -> list[str]:
+    """What can stand behind `group=`: the files of conf/<group>/, and for methods and tasks every registered one."""
+    registry: dict[str, Registry] = {"method": METHODS, "task": TASKS}
+    registered = registry[group].names() if group in registry else []
+    return sorted({*registered, *(path.stem for path in (CONF / group).glob("*.yaml"))})
+
+
+def resolve(overrides: Sequence[str]) -> dict[str, Any]:
+    """The config of one run.
+
+    Raises:
+        ValueError: an unknown group, option, key or value; the message lists what there is.
+    """
+    pairs = [_pair(word) for word in overrides]
+    for key, value in pairs:
+        if key in GROUPS and value not in options(key):
+            hint = did_you_mean(value, options(key))
+            raise ValueError(f"no {key} {value!r}{hint}; there are: {', '.join(options(key))}")
+    # First the groups alone: they decide which leaves there are. Hydra's own message on a misspelt leaf lists none.
+    chosen = _compose([f"{key}={value}" for key, value in pairs if key in GROUPS])
+    known = [*GROUPS, *leaves(chosen)]
+    for key, _ in pairs:
+        if key not in known:
+            # Of a long list, show the part that the key belongs to.
+            same = [name for name in known if name.partition(".")[0] == key.partition(".")[0]] or known
+            raise ValueError(f"no key {key!r}{did_you_mean(key, known)}; there are: {', '.join(same)}")
+    config = _compose(overrides)
+    given = {key for key, _ in pairs}
+    for key, value in config.pop("method_defaults").items():
+        if key in config["method"] and f"method.{key}" not in given:
+            config["method"][key] = value
+    _check(config)
+    return config
+
+
+def _pair(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals or not key:
+        raise ValueError(f"{word!r} is not of the form key=value; for example method=topk or workers=4")
+    return key, value
+
+
+def _compose(overrides: Sequence[str]) -> dict[str, Any]:
+    store = ConfigStore.instance()
+    for registry in (METHODS, TASKS):
+        for name in registry.names():
+            store.store(group=registry.noun, name=name, node={"name": name, **registry.defaults(name)})
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            composed = compose("config", overrides=list(overrides))
+        return OmegaConf.to_container(composed, resolve=True)  # type: ignore[return-value]
+    except (HydraException, OmegaConfBaseException) as error:
+        first_line = str(error).partition("\n")[0]
+        raise ValueError(f"{' '.join(overrides)}: {first_line}") from error
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> list[str]:
+    """Every key that can stand on the left of an override, dotted."""
+    names: list[str] = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            names += leaves(value, f"{prefix}{key}.")
+        else:
+            names.append(prefix + key)
+    return [name for name in names if name not in FIXED and not name.startswith("method_defaults.")]
+
+
+def leaf(config: dict[str, Any], dotted: str) -> Any:
+    value: Any = config
+    for part in dotted.split("."):
+        value = value[part]
+    return value
+
+
+def _check(config: dict[str, Any]) -> None:
+    """Refuse values that no run could use. What needs a model or data to be judged is judged in the run."""
+    for dotted, choices in CHOICES.items():
+        if leaf(config, dotted) not in choices:
+            value = leaf(config, dotted)
+            raise ValueError(f"no {dotted} {value!r}{did_you_mean(str(value), list(choices))}; there are: {', '.join(choices)}")
+    for dotted, least in (("workers", 1), ("threads", 1), ("train.epochs", 1), ("timing.span_steps", 0), ("seed", 0)):
+        _check_whole(dotted, leaf(config, dotted), least)
+    _check_whole("timing.warmup_steps", config["timing"]["warmup_steps"], 0)
+    if config["train"]["steps"] is not None:
+        _check_whole("train.steps", config["train"]["steps"], 1)
+    _check_whole("task.batch_size", config["task"]["batch_size"], 1)
+    densities = [config["method"].get("density", 1.0), *config["method"].get("density_warmup", [])]
+    for density in densities:
+        if not _is_number(density) or not 0 < density <= 1:
+            raise ValueError(f"density={density} is out of range: the share of gradients to send must lie in (0, 1]")
+    for name in ("lr", "momentum", "weight_decay"):
+        value = config["task"].get(name, 0.0)
+        if not _is_number(value) or not math.isfinite(value) or value < 0:
+            raise ValueError(f"task.{name}={value} is out of range: it must be a finite number, 0 or more")
+    if config["cluster"]["where"] == "virtual" and config["cluster"]["link"]["alpha_s"] is None:
+        raise ValueError("virtual ranks need a link with alpha and beta; choose link=nvlink, pcie or ethernet")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_whole(dotted: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{dotted}={value} must be a whole number, {least} or more")

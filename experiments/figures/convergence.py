@@ -1,0 +1,62 @@
+"""A learning curve drawn twice: against the share of training done, and against optimiser steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from analysis import captions, plots, style
+from analysis.frames import Frames
+from analysis.stats import curve
+from experiments.figures import yoon2022
+
+
+def draw(
+    frames: Frames,
+    column: str,
+    label: str,
+    published: Mapping[str, Sequence[float]],
+    log: Sequence[float] = (),
+) -> plots.Figure:
+    """`column` of the epochs for every method; the paper's way points lightly under it. `log`: ticks of a log axis.
+
+    The left axes compare trainings of different length; the right ones show what each number of steps bought.
+    """
+    methods = yoon2022.present(frames)
+    with plots.canvas(style.two_columns(2.9), 1, 2, sharey=True) as (figure, (share, steps)):
+        for method in methods:
+            look, table = style.look(method), curve(frames, yoon2022.keys(frames, method), column)
+            if len(table):
+                plots.curve(share, 100 * table["epoch"] / table["epoch"].max(), table, look)
+                plots.curve(steps, table["step"], table, look)
+            if method in published:
+                paper_share = [100 * epoch / yoon2022.EPOCHS for epoch in yoon2022.WAY_POINTS]
+                paper_steps = [epoch * yoon2022.STEPS_PER_EPOCH for epoch in yoon2022.WAY_POINTS]
+                plots.way_points(share, paper_share, published[method], look)
+                plots.way_points(steps, paper_steps, published[method], look)
+        for axes in (share, steps):
+            axes.grid(True)
+            axes.set_xlim(left=0)
+        share.set(xlabel="Share of training (% of epochs)", ylabel=label, xlim=(0, 101))
+        steps.set(xlabel="Optimiser steps")
+        if log:
+            plots.log_ticks(share, log)
+        keys, labels = share.get_legend_handles_labels()
+        key = plots.way_point_key(yoon2022.PAPER)
+        figure.legend(
+            [*keys, key], [*labels, key.get_label()], loc="outside upper center", ncols=len(keys) + 1
+        )
+    return figure
+
+
+def caption(frames: Frames, what: str) -> str:
+    densities = captions.listed(captions.values(frames, "method.density"))
+    virtual = ""
+    if captions.is_simulated(frames):
+        virtual = (
+            " The workers are virtual ranks of one process: the mathematics of that many workers, exactly."
+        )
+    return (
+        f"{what} {captions.setting(frames)} Density {densities} for sparse methods; Random-k keeps no residual, as in "
+        f"the published code. {captions.training(frames)}{virtual} Open markers: {yoon2022.PAPER}, 8 workers x 128, "
+        "density 0.001, 6,762 steps, way points from the authors' logs; another model and horizon where ours say so."
+    )

@@ -1,0 +1,115 @@
+"""Fig. 1 of Yoon and Oh 2022: conventional gradient averaging beside Top-k sparsification.
+
+A schematic there; here one measured iteration of each, every rank a lane.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis import captions, plots, style
+from analysis.claims import Claim
+from analysis.frames import PHASES, Frames
+from analysis.stats import Value, of_phases, warm
+from experiments.figures import yoon2022
+
+TITLE = "One measured iteration: gradient averaging beside Top-k sparsification"
+MODE = "serialised"
+METHODS = ("dense", "topk")
+LANE_IN = 0.24  # inches of height per rank
+
+
+def runs(profile: str) -> list[list[str]]:
+    return yoon2022.timing_runs(profile, MODE, METHODS)
+
+
+def draw(frames: Frames, profile: str) -> plots.Figure:
+    drawn = {method: iteration(frames, yoon2022.keys(frames, method, MODE)[0]) for method in _methods(frames)}
+    ranks = max(spans["rank"].nunique() for spans in drawn.values())
+    end = max((spans["start_ms"] + spans["took_ms"]).max() for spans in drawn.values())
+    height = 1.1 + len(drawn) * (0.45 + LANE_IN * ranks)
+    with plots.canvas(style.two_columns(height), len(drawn), 1, sharex=True, squeeze=False) as (figure, grid):
+        for axes, (method, spans) in zip(grid[:, 0], drawn.items(), strict=True):
+            for rank, group in spans.groupby("rank"):
+                plots.lane(axes, rank, group, end)
+            axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
+            axes.set_ylim(ranks - 0.5, -0.5)
+            axes.tick_params(axis="y", length=0)
+            axes.set_title(style.look(method).label, loc="left")
+            axes.set_xlim(0, end * 1.01)
+            axes.grid(True, axis="x")
+        simulated = ", simulated" if captions.is_simulated(frames) else ""
+        grid[-1, 0].set_xlabel(f"Time since the step began (ms{simulated})")
+        seen = {phase for spans in drawn.values() for phase in spans["phase"]}
+        keys = plots.phase_keys([phase for phase in PHASES if phase in seen])
+        figure.legend(handles=keys, loc="outside lower center", ncols=5)
+    return figure
+
+
+def iteration(frames: Frames, key: str) -> pd.DataFrame:
+    """The recorded step nearest to the median step: rank, phase, start_ms, took_ms from the step's beginning.
+
+    Every rank has its own clock. They are laid over each other where the first wait ends, because that wait is a
+    barrier and all ranks leave it together; without one, where the step begins.
+    """
+    spans = frames.spans[frames.spans["key"] == key]
+    if not len(spans):
+        raise ValueError(f"run {key} recorded no spans; set timing.span_steps above 0")
+    slowest = frames.steps[frames.steps["key"] == key].groupby("step")["step_s"].max()
+    recorded = [step for step in spans["step"].unique() if step in set(warm(frames, key).steps["step"])]
+    candidates = slowest.loc[recorded or list(spans["step"].unique())]
+    step = (candidates - slowest.median()).abs().idxmin()
+    chosen = spans[spans["step"] == step].copy()
+    waits = chosen[chosen["phase"] == "wait"]
+    if set(waits["rank"]) == set(chosen["rank"]):
+        meeting = (waits["start_s"] + waits["duration_s"]).groupby(waits["rank"]).min()
+    else:
+        meeting = chosen.groupby("rank")["start_s"].min()
+    chosen["start_ms"] = 1e3 * (chosen["start_s"] - chosen["rank"].map(meeting))
+    chosen["start_ms"] -= chosen["start_ms"].min()
+    chosen["took_ms"] = 1e3 * chosen["duration_s"]
+    return chosen[["rank", "phase", "start_ms", "took_ms"]]
+
+
+def caption(frames: Frames, profile: str) -> str:
+    return (
+        f"One measured iteration of each method, drawn to the same time scale: the recorded step nearest to the run's "
+        f"median. The clocks of the ranks are laid over each other where the first wait ends. Numbers are ms. "
+        f"{captions.setting(frames)} {captions.timing(frames)} In the paper this figure is a schematic."
+    )
+
+
+def claims() -> list[Claim]:
+    return [
+        Claim(
+            text="Top-k adds a selection step to every iteration; dense has none",
+            paper="schematic",
+            unit="% of the iteration",
+            source="Fig. 1",
+            kind="ordering",
+            tolerance=0.0,
+            reason="The difference of both methods' shares of selection in an iteration; any positive share counts.",
+            ours=_selects_more,
+            timed=True,
+        )
+    ]
+
+
+def _methods(frames: Frames) -> list[str]:
+    methods = [method for method in METHODS if yoon2022.keys(frames, method, MODE)]
+    return methods or yoon2022.present(frames, MODE)[:2]
+
+
+def _selects_more(frames: Frames) -> Value | None:
+    topk, dense = (yoon2022.keys(frames, method, MODE) for method in ("topk", "dense"))
+    if not dense:
+        return None
+    own = of_phases(frames, dense, ("select", "step"), _percent)
+    return of_phases(
+        frames, topk, ("select", "step"), lambda s, t: _percent(s, t) - (own.value if own else 0.0)
+    )
+
+
+def _percent(seconds: np.ndarray, step: np.ndarray) -> np.ndarray:
+    return 100 * seconds / step

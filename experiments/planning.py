@@ -1,0 +1,87 @@
+"""Where results lie, what this machine can do, and what a run needs before it can start. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.records import Store
+from experiments import config as configs
+from experiments import sources
+from experiments.launch import Planned
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where results lie. `shipped` comes with the repository, the others are this checkout's own."""
+
+    results: Path = ROOT / "results"
+
+    @property
+    def store(self) -> Store:
+        return Store(self.results / "runs")
+
+    @property
+    def scratch(self) -> Path:
+        return self.results / "launch"
+
+    @property
+    def records(self) -> Path:
+        return self.results / "records"
+
+    @property
+    def figures(self) -> Path:
+        return self.results / "figures"
+
+    @property
+    def shipped(self) -> Path:
+        return self.results / "shipped"
+
+
+def default_profile() -> str:
+    """paper where there is a GPU, else laptop."""
+    return "paper" if has_gpu() else "laptop"
+
+
+def has_gpu() -> bool:
+    """Does NVIDIA's driver list a GPU? Asked without torch, which takes seconds to import."""
+    if not shutil.which("nvidia-smi"):
+        return False
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0 and "GPU" in done.stdout
+
+
+def profile_of(overrides: Sequence[str]) -> str:
+    """The profile that the words ask for, else this machine's default."""
+    given = [word.partition("=")[2] for word in overrides if word.startswith("profile=")]
+    profile = given[-1] if given else default_profile()
+    if profile not in configs.options("profile"):
+        raise ValueError(f"no profile {profile!r}; there are: {', '.join(configs.options('profile'))}")
+    return profile
+
+
+def provide(wanted: Sequence[dict[str, Any]], say: Callable[[str], None]) -> list[Planned]:
+    """The same configs with their data at hand; a GPU that is asked for is there.
+
+    Raises:
+        ValueError: no data, or no GPU.
+    """
+    if any(config["device"] == "cuda" for config in wanted) and not has_gpu():
+        raise ValueError("profile=paper (device=cuda) needs an NVIDIA GPU, and there is none; take profile=laptop")
+    once: dict[str, None] = {}
+    planned = []
+    for config in wanted:
+        changed, root = sources.provide(config, lambda line: once.setdefault(line) or None)
+        planned.append(Planned(changed, root))
+    for line in once:
+        say(line)
+    return planned

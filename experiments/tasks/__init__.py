@@ -1,0 +1,7 @@
+"""One file per task: model, data, loss, metric, and how it is trained."""
+
+from pathlib import Path
+
+from sparsify.registry import Registry
+
+REGISTRY = Registry("task", __name__, Path(__file__).parent)

@@ -1,0 +1,19 @@
+from collections.abc import Sequence
+
+from experiments.networks import vgg16
+from experiments.task import Task
+
+
+def vgg16_cifar10(
+    batch_size: int = 128,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    weight_decay: float = 1e-4,
+    lr_warmup_epochs: float = 5,
+    lr_milestones: Sequence[float] = (81, 122, 155),
+    channels_last: bool = False,
+) -> Task:
+    """VGG-16 with batch norm on CIFAR-10, trained as the code that Yoon and Oh 2022 ran (hclhkbu/GaussianK-SGD)."""
+    return Task(
+        "cifar10", vgg16, batch_size, lr, momentum, weight_decay, lr_warmup_epochs, tuple(lr_milestones), channels_last
+    )

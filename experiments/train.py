@@ -1,0 +1,168 @@
+"""The training loop: the same for processes and for virtual ranks, plain enough to print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from experiments.data import Dataset
+from experiments.task import Task
+from sparsify.aggregate import Aggregator, Method
+from sparsify.comm import Comm, Metered
+from sparsify.select import Place, generator
+from sparsify.timer import PhaseTimer
+
+WINDOW = 100  # steps between two writes of the log; nothing is written inside a timed step
+
+
+class Log(Protocol):
+    """Where a rank's measurements go."""
+
+    def add(self, kind: str, **values: Any) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class Setting(NamedTuple):
+    """What the loop needs besides task and method."""
+
+    seed: int
+    num_steps: int
+    validate: bool  # after every epoch and at the end
+    device: torch.device
+    dtype: torch.dtype
+
+
+class NonFinite(ArithmeticError):
+    """A gradient is NaN or infinite."""
+
+    def __init__(self, rank: int, step: int, layer: str) -> None:
+        super().__init__(f"rank {rank}, step {step}: the gradient of {layer} has a NaN or Inf")
+        self.rank, self.step = rank, step
+
+
+def train(
+    task: Task,
+    data: Dataset,
+    method: Method,
+    comm: Comm,
+    timer: PhaseTimer,
+    log: Log,
+    setting: Setting,
+    progress: Callable[[int], None] = lambda step: None,
+) -> nn.Module:
+    """Train one worker's model together with the others; returns the model."""
+    seed, device, dtype = setting.seed, setting.device, setting.dtype
+    model = task.model(data, seed, device, dtype)
+    for tensor in model.state_dict().values():
+        comm.broadcast(tensor)
+    optimiser = task.optimiser(model)
+    aggregator = Aggregator(method, model.named_parameters(), Metered(comm, timer), timer, seed)
+    gradients = aggregator.gradients
+    augmentation = generator(device, Place(seed, comm.rank, -1))  # -1: no bucket has this number
+    batches = task.batches(data, comm.rank, comm.size, seed, augmentation, dtype)
+    steps_per_epoch = task.steps_per_epoch(data, comm.size)
+    window = Window(timer, comm, log, device)
+
+    for step in range(setting.num_steps):
+        epoch = step // steps_per_epoch
+        ends_epoch = (step + 1) % steps_per_epoch == 0 or step + 1 == setting.num_steps
+        if timer.mode == "serialised":
+            comm.barrier()  # what a rank did since its last step, records and such, is not this step's wait
+        with timer.step():
+            with timer.phase("io"):
+                inputs, labels = next(batches)
+            with timer.phase("forward"):
+                loss = task.loss(model(inputs), labels)
+            with timer.phase("backward"):
+                gradients.zero_()
+                loss.backward()
+                if timer.mode == "as_published":
+                    loss.item()  # the published code reads the loss here, its first wait for the device
+            with timer.phase("check"):
+                if layer := gradients.nonfinite():
+                    raise NonFinite(comm.rank, step, layer)
+            report = aggregator.aggregate(epoch)
+            with timer.phase("update"):
+                set_learning_rate(optimiser, rate := task.learning_rate(step, steps_per_epoch))
+                optimiser.step()
+            if ends_epoch and setting.validate and timer.mode == "as_published":
+                with timer.phase("validate"):  # inside the timed step, while the others wait: as published
+                    metrics = task.evaluate(model, data, dtype) if comm.rank == 0 else None
+
+        window.observe(
+            step=step,
+            epoch=epoch + 1,
+            loss=loss.detach(),
+            lr=rate,
+            wire_bytes=report.wire_bytes,
+            density=report.selected / aggregator.num_elements,
+            update_density=torch.count_nonzero(gradients.flat) / aggregator.num_elements,
+            residual_norm=aggregator.residual_norm(),
+        )
+        if ends_epoch and setting.validate:
+            if timer.mode != "as_published":
+                metrics = task.evaluate(model, data, dtype) if comm.rank == 0 else None
+            window.close()
+            if metrics:
+                log.add(
+                    "epoch",
+                    epoch=epoch + 1,
+                    step=step + 1,
+                    train_loss=window.mean_loss(),
+                    val_loss=metrics.loss,
+                    val_top1=metrics.top1,
+                    val_top5=metrics.top5,
+                    wall_s=window.timed_s,
+                )
+            comm.barrier()  # the others did not validate; that is not part of their next step's wait
+        elif (step + 1) % WINDOW == 0 or ends_epoch:
+            window.close()
+        progress(step + 1)
+    log.flush()
+    return model
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = rate
+
+
+class Window:
+    """The steps since the last write: their observations wait here until the timer's samples are resolved."""
+
+    def __init__(self, timer: PhaseTimer, comm: Comm, log: Log, device: torch.device) -> None:
+        self.timer, self.comm, self.log, self.device = timer, comm, log, device
+        self.observations: list[dict[str, Any]] = []
+        self.losses: list[float] = []
+        self.timed_s = 0.0  # spent in steps since the run began
+
+    def observe(self, **values: Any) -> None:
+        self.observations.append(values)
+
+    def close(self) -> None:
+        """Write the window's steps to the log. Collective: all ranks close together."""
+        samples = self.timer.resolve(self._gather)
+        for sample, values in zip(samples, self.observations, strict=True):
+            numbers = {k: float(v) if isinstance(v, Tensor) else v for k, v in values.items()}
+            self.losses.append(numbers["loss"])
+            self.timed_s += sample.step_s
+            if sample.spans:
+                numbers["spans"] = sample.spans
+            self.log.add("step", start_s=sample.start_s, step_s=sample.step_s, phases=sample.phases, **numbers)
+        self.observations.clear()
+        self.log.flush()
+
+    def mean_loss(self) -> float:
+        """This worker's mean training loss since the last call: an epoch's."""
+        mean = math.fsum(self.losses) / len(self.losses)
+        self.losses.clear()
+        return mean
+
+    def _gather(self, mine: list[float]) -> list[list[float]]:
+        everybody = self.comm.all_gather(torch.tensor(mine, dtype=torch.float64, device=self.device))
+        return [one.tolist() for one in everybody]

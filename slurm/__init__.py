@@ -1,0 +1,1 @@
+"""How does a function reach a GPU? Places, launches, clusters. Knows nothing of gradients."""

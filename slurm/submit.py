@@ -1,0 +1,92 @@
+"""A command and a number of workers -> running processes, through submitit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import submitit
+
+from slurm.task import RunTask
+
+A_YEAR_MIN = 365 * 24 * 60  # the local executor wants a limit; ours ends when its work does
+GRACE_S = 10.0  # that the other workers get to end by themselves once one has failed
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a group of workers ended."""
+
+    codes: dict[int, int]  # exit code by rank, negative for a signal; only those that ended by themselves
+    size: int
+
+    @property
+    def ok(self) -> bool:
+        return len(self.codes) == self.size and not any(self.codes.values())
+
+    @property
+    def killed(self) -> dict[int, int]:
+        """Signal by rank."""
+        return {rank: -code for rank, code in self.codes.items() if code < 0}
+
+
+@dataclass
+class LocalJob:
+    """A group of worker processes on this machine."""
+
+    job: Any
+    folder: Path
+    size: int
+    failed_at: float | None = None
+
+    def poll(self) -> Ended | None:
+        """None while workers run. Once one has failed the others get a moment, then they are stopped."""
+        codes = self._codes()
+        running = len(codes) < self.size and not self.job.done()
+        if not running:
+            return Ended(self._codes(), self.size)
+        if any(codes.values()):
+            self.failed_at = self.failed_at or time.monotonic()
+            if time.monotonic() - self.failed_at > GRACE_S:
+                self.cancel()
+                return Ended(codes, self.size)
+        return None
+
+    def cancel(self) -> None:
+        """Stop all workers, and return when they are gone."""
+        self.job.cancel()
+        deadline = time.monotonic() + GRACE_S
+        while not self.job.done() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def logs(self) -> list[Path]:
+        """What the workers printed, by rank: standard error after standard output."""
+        return sorted(self.folder.glob("*_log.out")) + sorted(self.folder.glob("*_log.err"))
+
+    def _codes(self) -> dict[int, int]:
+        codes = {}
+        for path in self.folder.glob("exit*.json"):
+            note = json.loads(path.read_text())
+            codes[note["rank"]] = note["code"]
+        return codes
+
+
+def start_local(
+    command: Sequence[str], cwd: Path, folder: Path, tasks: int, threads: int, gpus: int = 0
+) -> LocalJob:
+    """Start `tasks` processes of `command` with submitit's local executor; returns at once."""
+    with warnings.catch_warnings():
+        # submitit forks its controller while our progress bar's monitor thread may run; it execs at once.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        executor = submitit.LocalExecutor(folder)
+        executor.update_parameters(tasks_per_node=tasks, gpus_per_node=gpus, timeout_min=A_YEAR_MIN, nodes=1)
+        job = executor.submit(RunTask(tuple(command), str(cwd), str(folder), threads, same_host=True))
+    with contextlib.suppress(AttributeError):
+        job._cancel_at_deletion = False
+    return LocalJob(job, folder, tasks)

@@ -1,0 +1,148 @@
+"""P ranks of the same code in one process, in lockstep: a cluster that fits in a test, or on one GPU.
+
+Exactly one rank computes at a time, and ranks switch only at collectives, in rank order: everything is
+deterministic. Each rank has a clock that advances by its own computing; at a collective all clocks move to the
+latest one plus the alpha-beta cost of the link. Times read from these clocks are *simulated* and must be labelled so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from greenlet import GreenletExit, getcurrent, greenlet
+from torch import Tensor
+
+from sparsify import cost
+from sparsify.cost import Cost, Link
+
+T = TypeVar("T")
+NO_LINK = Link(0.0, 0.0)
+
+
+class Call(NamedTuple):
+    """A rank that stands at a collective."""
+
+    name: str
+    tensor: Tensor | None
+    combine: Callable[[Sequence[Any]], Any]
+    cost: Cost
+
+
+class Cluster:
+    """Runs the ranks and owns what they share. Use `run`."""
+
+    def __init__(self, size: int, link: Link, synchronise: Callable[[], None]) -> None:
+        self.size, self.link, self.synchronise = size, link, synchronise
+        self.clock = [0.0] * size  # seconds each rank has lived, up to its last switch
+        self.resumed = [0.0] * size  # when the computing rank took over, on the host's clock
+        self.calls: dict[int, Call] = {}
+        self.result: Any = None
+        self.scheduler = getcurrent()
+
+    def run(self, body: Callable[[VirtualComm], T]) -> list[T]:
+        results: dict[int, T] = {}
+
+        def live(rank: int) -> None:
+            self.resumed[rank] = time.perf_counter()
+            results[rank] = body(VirtualComm(self, rank))
+
+        grad_mode = torch.is_grad_enabled()
+        ranks = [greenlet(lambda rank=rank: live(rank)) for rank in range(self.size)]
+        try:
+            while len(results) < self.size:
+                for one in ranks:
+                    if not one.dead:
+                        torch.set_grad_enabled(grad_mode)  # for a rank that starts; others restore their own
+                        one.switch()
+                if self.calls:
+                    self._complete()
+        finally:
+            for one in ranks:
+                if not one.dead:
+                    one.throw(GreenletExit)  # one rank failed: the others' `finally` blocks run, then they end
+            torch.set_grad_enabled(grad_mode)
+        return [results[rank] for rank in range(self.size)]
+
+    def _complete(self) -> None:
+        """All ranks stand at a collective: carry it out, and move their clocks."""
+        first = self.calls[min(self.calls)]
+        if len(self.calls) < self.size:
+            ended = [rank for rank in range(self.size) if rank not in self.calls]
+            raise RuntimeError(f"rank {min(self.calls)} waits in {first.name}, but ended already: ranks {ended}")
+        names = {rank: call.name for rank, call in self.calls.items()}
+        shapes = {rank: None if c.tensor is None else tuple(c.tensor.shape) for rank, c in self.calls.items()}
+        if len(set(names.values())) > 1 or len(set(shapes.values())) > 1:
+            raise RuntimeError(f"the ranks do not stand at the same collective: {names}, shapes {shapes}")
+        self.result = first.combine([self.calls[rank].tensor for rank in range(self.size)])
+        self.synchronise()  # the combining is nobody's computing
+        self.clock = [max(self.clock) + self.link.seconds(first.cost)] * self.size
+        self.calls.clear()
+
+    def meet(self, rank: int, call: Call) -> Any:
+        """Rank `rank` comes to a collective; returns the combined result when all have come."""
+        self.clock[rank] = self.now(rank)
+        self.calls[rank] = call
+        grad_mode = torch.is_grad_enabled()  # thread-local in torch, and all ranks share one thread
+        self.scheduler.switch()
+        torch.set_grad_enabled(grad_mode)
+        self.resumed[rank] = time.perf_counter()
+        return self.result
+
+    def now(self, rank: int) -> float:
+        self.synchronise()  # else a later rank would be charged for this one's queued kernels
+        return self.clock[rank] + time.perf_counter() - self.resumed[rank]
+
+
+class VirtualComm:
+    """One virtual rank's communicator."""
+
+    def __init__(self, cluster: Cluster, rank: int) -> None:
+        self.cluster, self.rank, self.size = cluster, rank, cluster.size
+
+    def now(self) -> float:
+        """Seconds that this rank has lived on its virtual clock."""
+        return self.cluster.now(self.rank)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        total = self._meet("all_reduce", tensor, total_in_rank_order, cost.all_reduce(tensor.nbytes, self.size))
+        return tensor.copy_(total)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        snapshot = tensor.detach().clone()  # its owner may write to it before the last rank has read it
+        gathered: list[Tensor] = self._meet("all_gather", snapshot, list, cost.all_gather(tensor.nbytes, self.size))
+        return gathered
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        sent = self._meet(
+            "broadcast", tensor, lambda all_: all_[root].clone(), cost.broadcast(tensor.nbytes, self.size)
+        )
+        return tensor.copy_(sent)
+
+    def barrier(self) -> None:
+        self._meet("barrier", None, lambda _: None, Cost(0, 0))
+
+    def _meet(self, name: str, tensor: Tensor | None, combine: Callable[[Sequence[Any]], Any], price: Cost) -> Any:
+        return self.cluster.meet(self.rank, Call(name, tensor, combine, price))
+
+
+def run(
+    size: int, body: Callable[[VirtualComm], T], link: Link = NO_LINK, synchronise: Callable[[], None] = lambda: None
+) -> list[T]:
+    """Run `body` as `size` ranks; returns what each returned, by rank. What a rank raises is raised here.
+
+    Args:
+        synchronise: waits for the device, e.g. torch.cuda.synchronize, so that each rank is charged its own kernels.
+    """
+    if size < 1:
+        raise ValueError(f"{size=}: there must be at least one rank")
+    return Cluster(size, link, synchronise).run(body)
+
+
+def total_in_rank_order(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total.add_(tensor)
+    return total

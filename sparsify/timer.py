@@ -1,0 +1,172 @@
+"""Phases of a training step, timed in one of three modes that are never mixed in one figure unsaid.
+
+serialised    the device is synchronised at every phase boundary and a barrier stands before each collective: the
+              breakdown. The phases add up to the step; what is left is *unaccounted*.
+production    nothing synchronises inside a step; the step's time, and each collective's whole duration.
+as_published  host clocks without synchronisation, communication = the final wait: the protocol that the numbers of
+              Yoon and Oh 2022 imply. It exists to show what that protocol does to numbers.
+
+Every sample is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+
+MODES = ("serialised", "production", "as_published")
+PHASES = ("io", "forward", "backward", "check", "select", "wait", "transfer", "scatter", "update")
+PUBLISHED_PHASES = ("synchronize", "validate")  # as_published only
+
+Mark = Any  # seconds on the host, or a CUDA event that becomes seconds in `resolve`
+
+
+@dataclass
+class Sample:
+    """One step: when it began, how long it took, and its phases, in seconds."""
+
+    start_s: float
+    step_s: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+    spans: list[tuple[str, float, float]] = field(default_factory=list)  # phase, start, duration
+    marks: list[tuple[Mark, Mark]] = field(default_factory=list)  # production: the collectives
+    step_marks: tuple[Mark, Mark] | None = None
+
+
+class PhaseTimer:
+    """Times steps and the phases within them.
+
+    Args:
+        now: a clock in seconds; a virtual rank brings its own.
+        synchronise: waits for the device.
+        device_events: time production steps with CUDA events, resolved after the window.
+        keep_spans: of which steps to keep every single span, for a timeline; given the number of the step.
+    """
+
+    def __init__(
+        self,
+        mode: str = "serialised",
+        now: Callable[[], float] = time.perf_counter,
+        synchronise: Callable[[], None] = lambda: None,
+        device_events: bool = False,
+        keep_spans: Callable[[int], bool] = lambda step: False,
+    ) -> None:
+        if mode not in MODES:
+            raise ValueError(f"no timing mode {mode!r}; there are: {', '.join(MODES)}")
+        self.mode, self.now, self.synchronise = mode, now, synchronise
+        self.device_events = device_events and mode == "production"
+        self.keep_spans = keep_spans
+        self.samples: list[Sample] = []
+        self.num_steps = 0
+        self._current = Sample(0.0)  # what is timed outside a step goes nowhere
+        self._in_phase = ""
+        self._keep = False
+
+    def step(self) -> AbstractContextManager[None]:
+        """The timed region of one step."""
+        return _Step(self)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """A named span of a step. Phases do not nest: each second is counted once."""
+        return nullcontext() if self.mode == "production" else _Phase(self, name)
+
+    def collective(self) -> AbstractContextManager[None]:
+        """One collective in production mode, timed whole."""
+        return _Collective(self)
+
+    def boundary(self) -> float:
+        if self.mode == "serialised":
+            self.synchronise()
+        return self.now()
+
+    def mark(self) -> Mark:
+        if not self.device_events:
+            return self.now()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def resolve(self, gather: Callable[[list[float]], list[list[float]]]) -> list[Sample]:
+        """End a window: turn marks into seconds, split collectives, and hand over the window's samples.
+
+        Args:
+            gather: everybody's list, given mine; all ranks resolve the same steps together. The shortest duration
+                of a collective over the ranks is that of the last to arrive: its transfer. The rest is wait.
+        """
+        if self.mode == "production":
+            self.synchronise()
+            mine = [seconds(*mark) for sample in self.samples for mark in sample.marks]
+            transfers = [min(durations) for durations in zip(*gather(mine), strict=True)]
+            pairs = iter(zip(mine, transfers, strict=True))
+            for sample in self.samples:
+                if sample.step_marks:
+                    sample.step_s = seconds(*sample.step_marks)
+                for _ in sample.marks:
+                    whole, transfer = next(pairs)
+                    sample.phases["wait"] = sample.phases.get("wait", 0.0) + whole - transfer
+                    sample.phases["transfer"] = sample.phases.get("transfer", 0.0) + transfer
+        samples, self.samples = self.samples, []
+        return samples
+
+
+class _Step:
+    def __init__(self, timer: PhaseTimer) -> None:
+        self.timer = timer
+
+    def __enter__(self) -> None:
+        timer = self.timer
+        timer._keep = timer.keep_spans(timer.num_steps)
+        self.start = timer.boundary()
+        self.mark = timer.mark() if timer.device_events else None
+        timer._current = Sample(self.start)
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        timer, sample = self.timer, self.timer._current
+        sample.step_s = timer.boundary() - self.start
+        if self.mark is not None:
+            sample.step_marks = (self.mark, timer.mark())
+        timer.num_steps += 1
+        if kind is None:
+            timer.samples.append(sample)
+        timer._current, timer._keep, timer._in_phase = Sample(0.0), False, ""
+
+
+class _Phase:
+    def __init__(self, timer: PhaseTimer, name: str) -> None:
+        self.timer, self.name = timer, name
+
+    def __enter__(self) -> None:
+        timer = self.timer
+        assert not timer._in_phase, f"phase {self.name} inside phase {timer._in_phase}"
+        timer._in_phase = self.name
+        self.start = timer.boundary()
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        timer, sample = self.timer, self.timer._current
+        duration = timer.boundary() - self.start
+        timer._in_phase = ""
+        sample.phases[self.name] = sample.phases.get(self.name, 0.0) + duration
+        if timer._keep:
+            sample.spans.append((self.name, self.start, duration))
+
+
+class _Collective:
+    def __init__(self, timer: PhaseTimer) -> None:
+        self.timer = timer
+
+    def __enter__(self) -> None:
+        self.start = self.timer.mark()
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        self.timer._current.marks.append((self.start, self.timer.mark()))
+
+
+def seconds(start: Mark, end: Mark) -> float:
+    """Between two marks of the same kind."""
+    return float(end - start) if isinstance(end, float) else float(start.elapsed_time(end)) / 1e3

@@ -1,0 +1,180 @@
+"""Invented records for tests. Nothing was measured: every number here is made up by a formula.
+
+They are written through analysis.records, as a run would, and their provenance says "synthetic", so that a picture
+drawn from them cannot pass for a result.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.records import Attempt, RankLog, Store
+
+MS = 1e-3
+PHASES_MS = {  # method -> phase -> milliseconds
+    "dense": {"io": 4, "forward": 110, "backward": 230, "check": 2, "transfer": 60, "scatter": 1, "update": 14},
+    "topk": {
+        "io": 4, "forward": 110, "backward": 230, "check": 2, "select": 150, "transfer": 5, "scatter": 3, "update": 14
+    },
+    "randomk": {
+        "io": 4, "forward": 110, "backward": 230, "check": 2, "select": 190, "transfer": 5, "scatter": 3, "update": 14
+    },
+}  # fmt: skip
+WAIT_MS = {"dense": 6, "topk": 18, "randomk": 8}  # of every rank but the last, which the others wait for
+UNACCOUNTED_MS = 1.5
+END_TOP1 = {"dense": 74.0, "topk": 62.0, "randomk": 50.0}
+END_LOSS = {"dense": 0.75, "topk": 1.05, "randomk": 1.40}
+
+
+def config(method: str = "dense", **changes: Any) -> dict[str, Any]:
+    """A resolved config as a run stores it; `changes` replace whole top-level entries."""
+    sparse = {"density": 0.001, "scope": "global", "density_warmup": [0.015625, 0.004]}
+    return {
+        "method": {"name": method} | ({} if method == "dense" else sparse),
+        "task": {"name": "vgg16_cifar10", "batch_size": 32, "lr": 0.1, "lr_milestones": [81, 122]},
+        "workers": 2,
+        "seed": 0,
+        "device": "cpu",
+        "threads": 1,
+        "precision": "fp32",
+        "train": {"epochs": 138, "steps": 20, "validate": "never"},
+        "timing": {"mode": "serialised", "warmup_steps": 4, "span_steps": 2},
+        "cluster": {
+            "name": "local", "where": "local", "gpu": "none",
+            "link": {"name": "loopback", "alpha_s": 1e-5, "beta_s_per_byte": 1e-10},
+        },
+    } | changes  # fmt: skip
+
+
+def learning_config(method: str = "dense", seed: int = 0, epochs: int = 10, **changes: Any) -> dict[str, Any]:
+    """The config of a training on eight virtual ranks."""
+    base = config(method)
+    return (
+        base
+        | {
+            "task": base["task"] | {"name": "cnn_cifar10", "batch_size": 16},
+            "workers": 8,
+            "seed": seed,
+            "train": {"epochs": epochs, "steps": None, "validate": "epoch"},
+            "cluster": base["cluster"] | {"name": "virtual", "where": "virtual"},
+        }
+        | changes
+    )
+
+
+def timed(store: Store, config: dict[str, Any], slow: float = 1.0, **provenance: Any) -> Attempt:
+    """A finished run of `config`'s train.steps steps, every phase `slow` times as long as in the table above."""
+    attempt, method = store.begin(config), config["method"]["name"]
+    for rank in range(config["workers"]):
+        log, clock = RankLog(attempt.rank_path(rank)), 100.0 * rank  # every rank has its own clock
+        for step in range(config["train"]["steps"]):
+            clock = _add_step(log, config, method, rank, step, clock, slow)
+        log.flush()
+    _finish(attempt, config, **provenance)
+    return attempt
+
+
+def learned(store: Store, config: dict[str, Any], steps_per_epoch: int = 390, **provenance: Any) -> Attempt:
+    """A finished training whose validation curves rise and fall to the ends above; seeds differ a little."""
+    attempt, method = store.begin(config), config["method"]["name"]
+    log = RankLog(attempt.rank_path(0))
+    noise = np.random.default_rng(config["seed"])
+    epochs = config["train"]["epochs"]
+    for epoch in range(1, epochs + 1):
+        done = (1 - math.exp(-4 * epoch / epochs)) / (1 - math.exp(-4))
+        log.add(
+            "epoch",
+            epoch=epoch,
+            step=epoch * steps_per_epoch,
+            train_loss=2.3 - 1.4 * done,
+            val_loss=2.3 - (2.3 - END_LOSS[method]) * done + 0.01 * noise.standard_normal(),
+            val_top1=10 + (END_TOP1[method] - 10) * done + 0.3 * noise.standard_normal(),
+            val_top5=50 + 45 * done,
+            wall_s=20.0 * epoch,
+        )
+    log.flush()
+    _finish(attempt, config, **provenance)
+    return attempt
+
+
+def _add_step(
+    log: RankLog, config: dict[str, Any], method: str, rank: int, step: int, clock: float, slow: float
+) -> float:
+    """One step's line; returns the clock after it. The last rank is late to the exchange, the others wait for it."""
+    last = config["workers"] - 1
+    jitter = 1 + 0.03 * math.sin(1.7 * step) + (0.5 if step < 2 else 0.0)
+    phases, spans, now = {}, [], clock
+    late = WAIT_MS[method] * MS
+    for phase, took_ms in PHASES_MS[method].items():
+        took = took_ms * MS * slow * jitter
+        if phase == "backward" and rank == last:
+            took += late  # this is what the others wait for
+        if phase == "transfer":
+            wait = 0.1 * MS if rank == last else late + 0.1 * MS
+            phases["wait"] = wait
+            spans.append(["wait", now, wait])
+            now += wait
+        phases[phase] = took
+        spans.append([phase, now, took])
+        now += took
+    now += UNACCOUNTED_MS * MS
+    mode = config["timing"]["mode"]
+    if mode == "production":
+        phases = {phase: phases[phase] for phase in ("wait", "transfer")}
+    if mode == "as_published":
+        split = phases.pop("wait") + phases.pop("transfer")
+        phases["synchronize"] = split
+    drawn = mode == "serialised" and config["train"]["steps"] - step <= config["timing"]["span_steps"]
+    log.add(
+        "step",
+        step=step,
+        epoch=1,
+        start_s=clock,
+        step_s=now - clock,
+        phases=phases,
+        wire_bytes=58_913_064 if method == "dense" else 117_824,
+        density=1.0 if method == "dense" else 0.001,
+        update_density=1.0 if method == "dense" else 0.0018,
+        residual_norm=0.0 if method != "topk" else 1.0 + 0.1 * step,
+        loss=2.3 - 0.01 * step,
+        lr=0.1,
+        **({"spans": spans} if drawn else {}),
+    )
+    return now
+
+
+def _finish(attempt: Attempt, config: dict[str, Any], **provenance: Any) -> None:
+    facts = {
+        "cpu": "synthetic CPU",
+        "cores": 2,
+        "gpu": None,
+        "data": {"name": "synthetic", "digest": "0123456789abcdef"},
+        "commit": "0" * 40,
+        "dirty": None,
+        "versions": {"torch": "0.0.0", "python": "3.0.0"},
+        "host": "nowhere",
+        "clocks_mhz": [2000, 2000],
+    }
+    attempt.finish(
+        steps=config["train"]["steps"] or 390 * config["train"]["epochs"],
+        parameters=14_728_266,
+        tensors=54,
+        steps_per_epoch=49,
+        simulated=config["cluster"]["where"] == "virtual",
+        provenance=facts | provenance,
+    )
+
+
+def item_store(root: Path, seeds: int = 1) -> Store:
+    """Runs for every item: timed ones in modes serialised and production, and trainings with `seeds` seeds."""
+    store = Store(root)
+    for method in PHASES_MS:
+        for mode in ("serialised", "production"):
+            timed(store, config(method, timing={"mode": mode, "warmup_steps": 4, "span_steps": 2}))
+        for seed in range(seeds):
+            learned(store, learning_config(method, seed))
+    return store
