@@ -1,1 +1,3 @@
-"""What do the numbers say? Records in, frames, statistics, verdicts and figures out. Knows nothing of torch."""
+"""What do the numbers say? Records in, frames, statistics, verdicts and figures out. Knows nothing of
+torch.
+"""

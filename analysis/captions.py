@@ -1,8 +1,8 @@
-"""What a caption says of the records behind a picture: where, on what data, how, how many, what is simulated."""
+"""What a caption says of the records behind a picture: where, on what data, how, how many, what simulated."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,8 @@ from analysis.frames import Frames
 from analysis.style import look, method_id
 
 SIMULATED = (
-    "*Simulated* times: ranks are virtual; compute is measured, wait and transfer follow the alpha-beta model of "
-    "link "
+    "*Simulated* times: ranks are virtual; compute is measured, wait and transfer follow the alpha-beta "
+    "model of link "
 )
 MODES = {
     "serialised": "serialised (synchronised at phase boundaries)",
@@ -31,7 +31,7 @@ def values(frames: Frames, column: str) -> list:
     return sorted(whole, key=lambda value: (isinstance(value, str), value))
 
 
-def listed(items: Sequence[object]) -> str:
+def listed(items: Iterable[object]) -> str:
     """'a', 'a and b', 'a, b and c'."""
     words = [str(item) for item in items]
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else "unknown"
@@ -78,11 +78,12 @@ def setting(frames: Frames) -> str:
 def timing(frames: Frames) -> str:
     """Mode, samples and warm-up of timed runs, and whether their times are simulated."""
     modes = listed([MODES.get(mode, mode) for mode in values(frames, "timing.mode")])
-    warm = [(_method(frames, key), stats.warm(frames, key)) for key in frames.runs["key"]]
-    counts = listed(
-        [f"{look(method).label} n = {run.n} (first {run.dropped} dropped as warm-up)" for method, run in warm]
-    )
-    sentences = f"Timing mode: {modes}. Steps per worker: {counts}."
+    counts: dict[str, list[str]] = {}  # what is said of a run -> the methods it is true of
+    for key in frames.runs["key"]:
+        warm, label = stats.warm(frames, key), look(_method(frames, key)).label
+        counts.setdefault(f"n = {warm.n} (first {warm.dropped} dropped as warm-up)", []).append(label)
+    samples = "; ".join(f"{listed(dict.fromkeys(labels))} {count}" for count, labels in counts.items())
+    sentences = f"Timing mode: {modes}. Steps per worker: {samples}."
     if is_simulated(frames):
         sentences += f" {SIMULATED}{listed(values(frames, 'cluster.link.name'))}."
     return sentences

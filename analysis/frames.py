@@ -1,7 +1,7 @@
 """Records into tidy frames: one row per run; per run, rank and step; per epoch; per span of a drawn step.
 
-Frames are what statistics, claims and figures read. They travel as Parquet, so that a picture can be drawn again
-without the records, and without torch.
+Frames are what statistics, claims and figures read. They travel as Parquet, so that a picture can be drawn
+again without the records, and without torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from analysis.records import Attempt, read_lines, write_atomic
 
 # In the order of a step. `synchronize` and `validate` occur in mode as_published only.
 PHASES = (
-    "io", "forward", "backward", "check", "select", "wait", "transfer", "synchronize", "scatter", "update", "validate"
+    "io", "forward", "backward", "check", "select", "wait", "transfer", "synchronize", "scatter", "update",
+    "validate",
 )  # fmt: skip
 STEP_NUMBERS = (
     "start_s", "step_s", *(f"{phase}_s" for phase in PHASES),
@@ -30,19 +31,23 @@ STEP_NUMBERS = (
 TEXT, WHOLE, NUMBER = object, np.int64, np.float64
 COLUMNS: dict[str, dict[str, type]] = {
     "runs": {"key": TEXT, "run_id": TEXT},
-    "steps": {"key": TEXT, "rank": WHOLE, "step": WHOLE, "epoch": WHOLE, **dict.fromkeys(STEP_NUMBERS, NUMBER)},
+    "steps": {
+        "key": TEXT, "rank": WHOLE, "step": WHOLE, "epoch": WHOLE, **dict.fromkeys(STEP_NUMBERS, NUMBER)
+    },
     "epochs": {
         "key": TEXT, "epoch": WHOLE, "step": WHOLE,
         **dict.fromkeys(("train_loss", "val_loss", "val_top1", "val_top5", "wall_s"), NUMBER),
     },
-    "spans": {"key": TEXT, "rank": WHOLE, "step": WHOLE, "phase": TEXT, "start_s": NUMBER, "duration_s": NUMBER},
+    "spans": {
+        "key": TEXT, "rank": WHOLE, "step": WHOLE, "phase": TEXT, "start_s": NUMBER, "duration_s": NUMBER
+    },
 }  # fmt: skip
 # These need more than the seven digits of a float32: a clock that runs for hours, and exact byte counts.
 FULL_PRECISION = ("start_s", "wire_bytes")
 
 
 class Frames(NamedTuple):
-    """What some runs left. `key` names the run in every frame; durations are in seconds, accuracies in percent."""
+    """What some runs left. `key` names the run in every frame; times in seconds, accuracies in percent."""
 
     runs: pd.DataFrame
     steps: pd.DataFrame
@@ -93,7 +98,7 @@ def combine(old: Frames, new: Frames) -> Frames:
 
 
 def write_parquet(frames: Frames, folder: Path) -> list[Path]:
-    """One file per frame, each replaced whole. Steps and spans shrink to float32, where seven digits are plenty."""
+    """One file per frame, each replaced whole. Steps and spans shrink to float32: seven digits are plenty."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, frame in frames._asdict().items():

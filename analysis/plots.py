@@ -31,6 +31,8 @@ def canvas(
     with matplotlib.rc_context(dict(settings)):
         figure = Figure(layout="constrained")
         yield figure, figure.subplots(rows, columns, **how)
+        figure.get_layout_engine().execute(figure)
+        figure.set_layout_engine("none")  # laid out once, not again for every file format
 
 
 def curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:
@@ -67,7 +69,7 @@ def stack(
     faint: bool = False,
     least: float = np.inf,
 ) -> float:
-    """One stacked bar of phases, from the bottom up; parts of `least` or more carry their number. Its height."""
+    """A stacked bar of phases, from the bottom up; parts of `least` or more carry numbers. Its height."""
     bottom = 0.0
     for phase, height in parts.items():
         colour, hatch = PHASE_LOOKS[phase]
@@ -96,9 +98,9 @@ def phase_keys(phases: Iterable[str]) -> list[Patch]:
 # How the same quantity is told apart by where it comes from. `None` takes the method's colour.
 ORIGINS: dict[str, dict[str, Any]] = {
     "ours": {"facecolor": None},
-    "ours, the published protocol": {"facecolor": "white", "hatch": "////"},
+    "ours, the published protocol": {"facecolor": "none", "hatch": "////"},
     "published, 8 A100": {"facecolor": None, "alpha": 0.3},
-    "published, corrected": {"facecolor": "white", "linestyle": (0, (3, 1.5))},
+    "published, corrected": {"facecolor": "none", "linestyle": (0, (3, 1.5))},
 }
 
 

@@ -5,8 +5,8 @@
                               rank<r>.jsonl what rank r measured, one JSON object a line
 
 A run's id ends in the hash of its config, so that a second call finds what the first one measured. Measuring
-again makes a new attempt beside the old one: nothing that was computed is overwritten. An attempt counts when its
-manifest says ``ok`` and its files have the sizes written there; the presence of a folder says nothing.
+again makes a new attempt beside the old one: nothing that was computed is overwritten. An attempt counts when
+its manifest says ``ok`` and its files have the sizes written there; the presence of a folder says nothing.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @dataclass
 class RankLog:
-    """What one rank measured. Lines wait in memory until `flush`, so that no I/O falls into a timed window."""
+    """What one rank measured. Lines wait in memory until `flush`, so that no I/O falls into a timed
+    window.
+    """
 
     path: Path
     pending: list[str] = field(default_factory=list)
@@ -205,11 +207,15 @@ class Store:
                 continue
         write_json(path / "config.json", measured_config(config))
         attempt = Attempt(path)
-        attempt.update(state="planned", run_id=folder.name, key=run_key(config), attempt=number, created=now())
+        attempt.update(
+            state="planned", run_id=folder.name, key=run_key(config), attempt=number, created=now()
+        )
         return attempt
 
     def runs(self) -> list[str]:
-        return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
+        return (
+            sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
+        )
 
     def newest_valid(self) -> Iterator[Attempt]:
         """The newest valid attempt of every run that has one."""
@@ -218,5 +224,3 @@ class Store:
                 if attempt.is_valid():
                     yield attempt
                     break
-
-

@@ -28,7 +28,7 @@ RANDOM_ARGUMENT = "rng" if "rng" in inspect.signature(scipy.stats.bootstrap).par
 
 
 class Value(NamedTuple):
-    """A number of ours with its interval. `n` counts what `of` says: runs, or steps where runs are too few."""
+    """A number of ours with its interval. `n` counts what `of` says: runs, or steps where runs are few."""
 
     value: float | bool
     low: float | None = None
@@ -83,7 +83,7 @@ def step_seconds(frames: Frames, key: str) -> np.ndarray:
 
 
 def phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
-    """Per warm step the mean over ranks of the step, of each phase that was recorded, and of the unaccounted."""
+    """Per warm step the mean over ranks of the step, of each recorded phase, and of the unaccounted."""
     columns = ["step_s", *(f"{phase}_s" for phase in PHASES)]
     steps = warm(frames, key).steps.set_index("step")[columns].dropna(axis="columns", how="all")
     # A phase that only one rank has (validate) takes no time on the others.
@@ -95,7 +95,7 @@ def phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
 
 
 def breakdown(frames: Frames, keys: Sequence[str]) -> pd.Series:
-    """Mean seconds per phase, `unaccounted` and `step`: over ranks and warm steps of a run, then over the runs."""
+    """Mean seconds per phase, `unaccounted` and `step`: over a run's ranks and warm steps, then over runs."""
     return pd.DataFrame([phase_seconds(frames, key).mean() for key in keys]).mean()
 
 
@@ -125,8 +125,8 @@ def slowdown(frames: Frames, keys: Sequence[str], baseline: Sequence[str]) -> Va
 def of_phases(
     frames: Frames, keys: Sequence[str], phases: Sequence[str], statistic: Callable[..., Any]
 ) -> Value | None:
-    """`statistic` of the mean seconds of `phases` (or `step`, `unaccounted`), its interval with the phases of a
-    step kept together. None where a phase was not recorded."""
+    """`statistic` of the mean seconds of `phases` (also `step`, `unaccounted`), the phases of a step
+    resampled together. None where a phase was not recorded."""
     if not keys:
         return None
     tables = [phase_seconds(frames, key) for key in keys]
@@ -137,7 +137,7 @@ def of_phases(
 
 
 def over_seeds(values: Sequence[float]) -> Value:
-    """Mean, and Student's interval where there are three or more: a bootstrap of three numbers is too narrow."""
+    """Mean, and Student's interval from three on: a bootstrap of three numbers is too narrow."""
     data = np.asarray(values, dtype=float)
     mean, n = float(data.mean()), len(data)
     if n < ENOUGH_RUNS or not np.isfinite(data).all():
@@ -153,7 +153,7 @@ def final(frames: Frames, keys: Sequence[str], column: str) -> Value | None:
 
 
 def final_difference(frames: Frames, keys: Sequence[str], others: Sequence[str], column: str) -> Value | None:
-    """Last epoch of `keys` minus last epoch of `others`, paired by seed: equal seeds start from equal weights."""
+    """Last epoch of `keys` minus last epoch of `others`, paired by seed, so by initial weights."""
     difference = (_last(frames, keys, column) - _last(frames, others, column)).dropna()
     return over_seeds(difference.to_list()) if len(difference) else None
 
@@ -170,7 +170,7 @@ def curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
 
 
 def ahead_for_good(frames: Frames, keys: Sequence[str], others: Sequence[str], column: str) -> Value | None:
-    """The optimiser step from which the mean of `keys` stays above that of `others`; infinite if it never does."""
+    """The step from which the mean of `keys` stays above that of `others`; infinite if it never does."""
     here, there = curve(frames, keys, column), curve(frames, others, column)
     both = here.merge(there, on="epoch", suffixes=("", "_other"))
     if not len(both):
@@ -195,7 +195,7 @@ def _runs(frames: Frames, keys: Sequence[str]) -> list[np.ndarray]:
 
 
 def _units(per_run: list[np.ndarray]) -> Units:
-    """What to resample of the samples of each run: the runs themselves, or blocks of steps where runs are few."""
+    """What to resample of each run's samples: the runs themselves, or blocks of steps if runs are few."""
     if len(per_run) >= ENOUGH_RUNS:
         means = np.array([times.mean() for times in per_run])
         return Units(means, len(per_run), "runs", float(means.mean()))

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from analysis.records import write_atomic
 
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16  # inches, IEEE
-DPI = 300
+DPI = 200  # of the PNG; the PDF is for print
 
 
 class Look(NamedTuple):
@@ -39,7 +39,8 @@ LOOKS = {
     "topk-layer": Look("Top-k layer-wise", "#56B4E9", "D", "\\\\"),
     "null": Look("null (first k)", "#999999", "P", "++"),
 }
-# For methods that have no look yet: Tol's muted palette, chosen by the name, so that it never depends on company.
+# For methods that have no look yet: Tol's muted palette, chosen by the name, so that it never depends on
+# company.
 OTHER_COLOURS = ("#117733", "#882255", "#999933", "#332288", "#44AA99", "#AA4499")
 OTHER_MARKERS = ("X", "p", "h", "<", ">", "*", "d")
 
@@ -127,8 +128,8 @@ def look(method: str) -> Look:
     return Look(method, colour, OTHER_MARKERS[digest[1] % len(OTHER_MARKERS)], "oo")
 
 
-def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
-    """`name`.png and `name`.pdf, each replaced whole; the same figure gives the same bytes at any time."""
+def save(figure: Figure, folder: Path, name: str) -> Path:
+    """`name`.png (returned) and `name`.pdf, each replaced whole; a figure always gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     undated = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
     png, pdf = (folder / f"{name}.{kind}" for kind in undated)
@@ -138,7 +139,7 @@ def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, metadata=undated[kind])
             write_atomic(path, buffer.getvalue())
-    return png, pdf
+    return png
 
 
 def _is_true(value: Any) -> bool:

@@ -1,1 +1,3 @@
-"""What does the paper do? Configs in, records and figures out: the trunk that joins sparsify, slurm and analysis."""
+"""What does the paper do? Configs in, records and figures out: the trunk that joins sparsify, slurm and
+analysis.
+"""

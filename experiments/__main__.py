@@ -10,10 +10,11 @@ from collections.abc import Sequence
 USAGE = """\
 python -m experiments COMMAND [WORD ...]
 
-  run WORD ...              one run:  run method=topk method.density=0.001 task=cnn_cifar10 workers=8 cluster=local
-  reproduce ITEM ... WORD   figures:  reproduce fig4 profile=laptop        (make reproduce-fig4)
+  run WORD ...              one run:  run method=topk method.density=0.001 task=cnn_cifar10 workers=8
+  cluster=local reproduce ITEM ... WORD   figures:  reproduce fig4 profile=laptop        (make reproduce-fig4)
   figures [ITEM ...]        draw again from stored records; needs no torch (make figures)
-  collect [--ship]          all runs into results/records/*.parquet        (--ship: the complete figures' runs into
+  collect [--ship]          all runs into results/records/*.parquet        (--ship: the complete figures' runs
+  into
                             results/shipped, which the repository carries, and redraw those)
   why RUN                   what a run did, and why it failed
 
@@ -31,11 +32,21 @@ def main(words: Sequence[str]) -> int:
     try:
         return _dispatch(plain, options)
     except KeyboardInterrupt as error:
-        return _end(error, "interrupted: workers stopped; what was finished is kept, run again to go on", FAILED, options)
+        return _end(
+            error,
+            "interrupted: workers stopped; what was finished is kept, run again to go on",
+            FAILED,
+            options,
+        )
     except ValueError as error:
         return _end(error, str(error), BAD_INPUT, options)
     except PermissionError as error:
-        return _end(error, f"no permission to write {error.filename}: make it writable, or work in a copy", BAD_INPUT, options)
+        return _end(
+            error,
+            f"no permission to write {error.filename}: make it writable, or work in a copy",
+            BAD_INPUT,
+            options,
+        )
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise

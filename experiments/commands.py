@@ -50,7 +50,10 @@ def reproduce_(words: list[str], options: set[str]) -> int:
         raise ValueError(f"reproduce what? There are: {', '.join(figures.items())}")
     for item in items:
         figures.check(item)
-    drawn = [_make(lambda item=item: reproduce(item, overrides, Folders(), say, _forced(options))) for item in items]
+    drawn = [
+        _make(lambda item=item: reproduce(item, overrides, Folders(), say, _forced(options)))
+        for item in items
+    ]
     for one in drawn:
         print(f"\n{one.table}\n\n{one.item}: {one.picture}")
     return 0
@@ -136,7 +139,11 @@ def explain(command: str) -> str:
 
 
 def _word(value: object) -> str:
-    return "null" if value is None else str(value).replace(" ", "").replace("(", "[").replace(",)", "]").replace(")", "]")
+    return (
+        "null"
+        if value is None
+        else str(value).replace(" ", "").replace("(", "[").replace(",)", "]").replace(")", "]")
+    )
 
 
 def _forced(options: set[str]) -> bool:
@@ -167,11 +174,16 @@ def _summary(attempt: Attempt) -> str:
         records, dropped = read_lines(ranks[0])
         steps = [record for record in records if record["kind"] == "step"]
         epochs = [record for record in records if record["kind"] == "epoch"]
-        lines.append(f"  {len(steps)} steps recorded on each of {len(ranks)} ranks" + f", {dropped} broken" * bool(dropped))
+        lines.append(
+            f"  {len(steps)} steps recorded on each of {len(ranks)} ranks"
+            + f", {dropped} broken" * bool(dropped)
+        )
         if steps:
             times = sorted(step["step_s"] for step in steps)
             mode = (read_json(attempt.path / "config.json") or {}).get("timing", {}).get("mode")
-            lines.append(f"  median step {times[len(times) // 2] * 1e3:.1f} ms on rank 0 ({mode}, all {len(times)} steps)")
+            lines.append(
+                f"  median step {times[len(times) // 2] * 1e3:.1f} ms on rank 0 ({mode}, all {len(times)} steps)"
+            )
         if epochs:
             lines.append(f"  top-1 {epochs[-1]['val_top1']:.2f} % after {epochs[-1]['step']} steps")
     lines.append(f"  {_relative(attempt.path)}")

@@ -1,4 +1,6 @@
-"""Override words in, one resolved plain dict out. Hydra composes; nothing below this file sees a DictConfig."""
+"""Override words in, one resolved plain dict out. Hydra composes; nothing below this file sees a
+DictConfig.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ CHOICES = {
 
 
 def options(group: str) -> list[str]:
-    """What can stand behind `group=`: the files of conf/<group>/, and for methods and tasks every registered one."""
+    """What can stand behind `group=`: the files of conf/<group>/, and for methods and tasks every registered
+    one.
+    """
     registry: dict[str, Registry] = {"method": METHODS, "task": TASKS}
     registered = registry[group].names() if group in registry else []
     return sorted({*registered, *(path.stem for path in (CONF / group).glob("*.yaml"))})
@@ -49,7 +53,8 @@ def resolve(overrides: Sequence[str]) -> dict[str, Any]:
         if key in GROUPS and value not in options(key):
             hint = did_you_mean(value, options(key))
             raise ValueError(f"no {key} {value!r}{hint}; there are: {', '.join(options(key))}")
-    # First the groups alone: they decide which leaves there are. Hydra's own message on a misspelt leaf lists none.
+    # First the groups alone: they decide which leaves there are. Hydra's own message on a misspelt leaf lists
+    # none.
     chosen = _compose([f"{key}={value}" for key, value in pairs if key in GROUPS])
     known = [*GROUPS, *leaves(chosen)]
     for key, _ in pairs:
@@ -111,8 +116,16 @@ def _check(config: dict[str, Any]) -> None:
     for dotted, choices in CHOICES.items():
         if leaf(config, dotted) not in choices:
             value = leaf(config, dotted)
-            raise ValueError(f"no {dotted} {value!r}{did_you_mean(str(value), list(choices))}; there are: {', '.join(choices)}")
-    for dotted, least in (("workers", 1), ("threads", 1), ("train.epochs", 1), ("timing.span_steps", 0), ("seed", 0)):
+            raise ValueError(
+                f"no {dotted} {value!r}{did_you_mean(str(value), list(choices))}; there are: {', '.join(choices)}"
+            )
+    for dotted, least in (
+        ("workers", 1),
+        ("threads", 1),
+        ("train.epochs", 1),
+        ("timing.span_steps", 0),
+        ("seed", 0),
+    ):
         _check_whole(dotted, leaf(config, dotted), least)
     _check_whole("timing.warmup_steps", config["timing"]["warmup_steps"], 0)
     if config["train"]["steps"] is not None:
@@ -121,13 +134,17 @@ def _check(config: dict[str, Any]) -> None:
     densities = [config["method"].get("density", 1.0), *config["method"].get("density_warmup", [])]
     for density in densities:
         if not _is_number(density) or not 0 < density <= 1:
-            raise ValueError(f"density={density} is out of range: the share of gradients to send must lie in (0, 1]")
+            raise ValueError(
+                f"density={density} is out of range: the share of gradients to send must lie in (0, 1]"
+            )
     for name in ("lr", "momentum", "weight_decay"):
         value = config["task"].get(name, 0.0)
         if not _is_number(value) or not math.isfinite(value) or value < 0:
             raise ValueError(f"task.{name}={value} is out of range: it must be a finite number, 0 or more")
     if config["cluster"]["where"] == "virtual" and config["cluster"]["link"]["alpha_s"] is None:
-        raise ValueError("virtual ranks need a link with alpha and beta; choose link=nvlink, pcie or ethernet")
+        raise ValueError(
+            "virtual ranks need a link with alpha and beta; choose link=nvlink, pcie or ethernet"
+        )
 
 
 def _is_number(value: Any) -> bool:

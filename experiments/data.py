@@ -29,8 +29,8 @@ class Dataset:
     classes: int
     padding: int  # random crops after padding with so many black pixels; 0: none
     flip: bool  # mirror every other image
-    mean: Tensor  # (C,), in units of the full pixel value
-    std: Tensor  # (C,)
+    mean: tuple[float, ...]  # per channel, in units of the full pixel value
+    std: tuple[float, ...]
 
     @property
     def pixels(self) -> int:
@@ -45,12 +45,19 @@ class Dataset:
         RandomCrop(32, padding=4) followed by RandomHorizontalFlip, for a whole batch."""
         if not self.padding and not self.flip:
             return self.train.images[chosen]
-        device, side = chosen.device, torch.arange(self.pixels, device=chosen.device)
-        shifts = torch.randint(2 * self.padding + 1, (2, len(chosen), 1), generator=generator, device=device)
-        mirrored = torch.rand(len(chosen), 1, generator=generator, device=device) < 0.5
+        n, device, side = len(chosen), chosen.device, torch.arange(self.pixels, device=chosen.device)
+        shifts = torch.randint(2 * self.padding + 1, (2, n, 1), generator=generator, device=device)
+        mirrored = torch.rand(n, 1, generator=generator, device=device) < 0.5
         rows = shifts[0] + side
         columns = shifts[1] + torch.where(mirrored, side.flip(0), side)
-        return self.padded[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
+        width = self.padded.shape[1]
+        pixels = (chosen[:, None, None] * width + rows[:, :, None]) * width + columns[:, None, :]
+        # One flat gather; indexing by three tensors takes twice as long.
+        return (
+            self.padded.view(-1, self.channels)
+            .index_select(0, pixels.view(-1))
+            .view(n, *self.test.images.shape[1:])
+        )
 
     @cached_property
     def padded(self) -> Tensor:
@@ -59,8 +66,19 @@ class Dataset:
         return functional.pad(self.train.images, (0, 0, p, p, p, p))
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Floating-point pixel values 0 to 255 -> zero mean and unit deviation."""
-        return (images / 255 - self.mean.to(images.dtype)) / self.std.to(images.dtype)
+        """(B, H, W, C) pixel values 0 to 255 -> zero mean and unit deviation, in the floating-point type
+        given.
+        """
+        scale, shift = (row.to(images.dtype) for row in self.scale_and_shift)
+        return torch.addcmul(shift, images.flatten(2), scale).view(images.shape)
+
+    @cached_property
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """(W C,) each: a whole row of pixels, as broadcasting over three channels alone is ten times
+        slower.
+        """
+        mean, std = torch.tensor((self.mean, self.std), dtype=torch.float64, device=self.test.images.device)
+        return (1 / (255 * std)).repeat(self.pixels), (-mean / std).repeat(self.pixels)
 
 
 def load(name: str, root: Path | None, device: torch.device) -> Dataset:
@@ -95,7 +113,8 @@ def _cifar10(root: Path, device: torch.device) -> Dataset:
 
 
 def _digits(device: torch.device, enlarged: bool) -> Dataset:
-    """The 1,797 handwritten digits, 8 x 8, that scikit-learn carries (Alpaydin and Kaynak 1998); a fifth is for tests.
+    """The 1,797 handwritten digits, 8 x 8, that scikit-learn carries (Alpaydin and Kaynak 1998); a fifth is
+    for tests.
 
     Enlarged, each pixel becomes 4 x 4 and the one channel three, so that networks for CIFAR-10 take them.
     """
@@ -129,5 +148,4 @@ def _on(
     for tensor in (*train, *test):
         digest.update(tensor.numpy().tobytes())
     train, test = (Split(*(tensor.to(device) for tensor in split)) for split in (train, test))
-    scale = torch.tensor(mean, device=device), torch.tensor(std, device=device)
-    return Dataset(name, digest.hexdigest(), train, test, classes, padding, flip, *scale)
+    return Dataset(name, digest.hexdigest(), train, test, classes, padding, flip, mean, std)

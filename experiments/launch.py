@@ -1,4 +1,6 @@
-"""Configs in, finished attempts out: starts what is missing, watches it, and says in a sentence what went wrong."""
+"""Configs in, finished attempts out: starts what is missing, watches it, and says in a sentence what went
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ WORKER = (sys.executable, "-u", "-m", "experiments.worker")
 
 
 class RunFailed(RuntimeError):
-    """A run was started and did not end well. `kind` is the failure's class, `kind == "bad_input"` the user's."""
+    """A run was started and did not end well. `kind` is the failure's class, `kind == "bad_input"` the
+    user's.
+    """
 
     def __init__(self, why: str, kind: str, attempt: Attempt) -> None:
         super().__init__(why)
@@ -42,8 +46,8 @@ class Planned:
 
     @property
     def is_timing(self) -> bool:
-        """Is it there for its step times? Then nothing else may run beside it. A run that validates every epoch is
-        there for its curve."""
+        """Is it there for its step times? Then nothing else may run beside it. A run that validates every
+        epoch is there for its curve."""
         return self.config["train"]["validate"] == "never" or self.config["timing"]["mode"] == "as_published"
 
     @property
@@ -81,8 +85,8 @@ def carry_out(
 ) -> None:
     """Make all these runs, those that share the machine side by side, one to a core.
 
-    A run that another process is making is waited for, and its record used. Whatever ends this early, the workers
-    are stopped first and the attempt's manifest says why.
+    A run that another process is making is waited for, and its record used. Whatever ends this early, the
+    workers are stopped first and the attempt's manifest says why.
 
     Args:
         scratch: a folder for locks, logs and submitit's files.
@@ -180,10 +184,14 @@ def _finish(one: Running, ended: Ended) -> None:
     """Accept a run that ended well; say why of one that did not."""
     try:
         if ended.ok and one.attempt.is_valid():
-            shutil.rmtree(one.folder, ignore_errors=True)  # submitit's pickles and empty logs serve nobody now
+            shutil.rmtree(
+                one.folder, ignore_errors=True
+            )  # submitit's pickles and empty logs serve nobody now
             return
         kind, why = diagnose(one.folder, ended)
-        with contextlib.suppress(OSError):  # a full disk may refuse even this; the sentence still reaches the user
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk may refuse even this; the sentence still reaches the user
             one.attempt.fail(why, kind)
         raise RunFailed(why, kind, one.attempt)
     finally:
@@ -200,14 +208,21 @@ def diagnose(folder: Path, ended: Ended) -> tuple[str, str]:
     if ended.killed:
         rank, number = min(ended.killed.items())
         others = "; the other workers were stopped" if ended.size > 1 else ""
-        hint = " (if nobody did that, the machine may have run out of memory)" if number == signal.SIGKILL else ""
+        hint = (
+            " (if nobody did that, the machine may have run out of memory)"
+            if number == signal.SIGKILL
+            else ""
+        )
         return "killed", f"worker {rank} was killed by {signal.Signals(number).name}{hint}{others}"
     if notes:
         return str(notes[0]["kind"]), str(notes[0]["why"])
     silent = sorted(set(range(ended.size)) - set(ended.codes))
     if silent:
         return "killed", f"the process of worker {silent[0]} ended without a word"
-    return "error", f"a worker ended with exit code {next(c for c in ended.codes.values() if c)} and no explanation"
+    return (
+        "error",
+        f"a worker ended with exit code {next(c for c in ended.codes.values() if c)} and no explanation",
+    )
 
 
 @contextlib.contextmanager

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from torch import nn
 
-VGG16 = (64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512, "pool")
+VGG16 = (
+    64,
+    64,
+    "pool",
+    128,
+    128,
+    "pool",
+    256,
+    256,
+    256,
+    "pool",
+    512,
+    512,
+    512,
+    "pool",
+    512,
+    512,
+    512,
+    "pool",
+)
 
 
 def vgg16(channels: int, pixels: int, classes: int) -> nn.Module:
     """VGG-16 for 32 x 32 images, as the published code has it: 14,728,266 parameters in 54 tensors.
 
-    13 convolutions 3 x 3 with bias, each followed by batch norm and ReLU, five poolings, one linear layer; no dropout.
+    13 convolutions 3 x 3 with bias, each followed by batch norm and ReLU, five poolings, one linear layer; no
+    dropout.
     Simonyan and Zisserman 2015, configuration D, without its two hidden linear layers.
     """
     layers: list[nn.Module] = []
@@ -27,11 +47,16 @@ def vgg16(channels: int, pixels: int, classes: int) -> nn.Module:
 def small_cnn(channels: int, pixels: int, classes: int) -> nn.Module:
     """Three strided convolutions with batch norm, one linear layer: 34,058 parameters for CIFAR-10.
 
-    Strides instead of poolings: on one CPU core they halve the time of a step, and P virtual workers share that core.
+    Strides instead of poolings: on one CPU core they halve the time of a step, and P virtual workers share
+    that core.
     """
     layers: list[nn.Module] = []
     for width in (16, 32, 64):
-        layers += [nn.Conv2d(channels, width, 3, stride=2, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+        layers += [
+            nn.Conv2d(channels, width, 3, stride=2, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+        ]
         channels = width
     side = -(-pixels // 2**3)
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side * side, classes))

@@ -1,11 +1,13 @@
-"""Where results lie, what this machine can do, and what a run needs before it can start. Imports nothing heavy."""
+"""Where results lie, what this machine can do, and what a run needs before it can start. Imports nothing
+heavy.
+"""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from analysis.records import Store
 from experiments import config as configs
 from experiments import sources
 from experiments.launch import Planned
+from slurm import environment
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 class Folders:
     """Where results lie. `shipped` comes with the repository, the others are this checkout's own."""
 
-    results: Path = ROOT / "results"
+    results: Path = field(default_factory=lambda: Path(environment.results_root() or ROOT / "results").resolve())
 
     @property
     def store(self) -> Store:
@@ -41,7 +44,7 @@ class Folders:
 
     @property
     def shipped(self) -> Path:
-        return self.results / "shipped"
+        return ROOT / "results" / "shipped"
 
 
 def default_profile() -> str:
@@ -76,7 +79,9 @@ def provide(wanted: Sequence[dict[str, Any]], say: Callable[[str], None]) -> lis
         ValueError: no data, or no GPU.
     """
     if any(config["device"] == "cuda" for config in wanted) and not has_gpu():
-        raise ValueError("profile=paper (device=cuda) needs an NVIDIA GPU, and there is none; take profile=laptop")
+        raise ValueError(
+            "profile=paper (device=cuda) needs an NVIDIA GPU, and there is none; take profile=laptop"
+        )
     once: dict[str, None] = {}
     planned = []
     for config in wanted:

@@ -50,13 +50,17 @@ class Progress:
             self.bar.total = max(total, steps, 1)
             self.bar.n = steps
             self.bar.set_description_str(what, refresh=False)
-            self.bar.set_postfix_str(f"{self.done} runs done, {num_waiting + len(running)} left", refresh=False)
+            self.bar.set_postfix_str(
+                f"{self.done} runs done, {num_waiting + len(running)} left", refresh=False
+            )
             self.bar.refresh()
         elif running and time.monotonic() - self.last_line > LINE_S:
             self.last_line = time.monotonic()
             elapsed = self.last_line - self.began
             left = f", about {elapsed / steps * (total - steps) / 60:.0f} min left" if steps else ""
-            self.say(f"{what}: {steps} of {total or '?'} steps{left}; {self.done} runs done, {num_waiting} waiting")
+            self.say(
+                f"{what}: {steps} of {total or '?'} steps{left}; {self.done} runs done, {num_waiting} waiting"
+            )
 
     def close(self) -> None:
         if self.bar is not None:

@@ -1,4 +1,6 @@
-"""Where a record comes from: machine, software, code, data. No folder names: records are meant to be shared."""
+"""Where a record comes from: machine, software, code, data. No folder names: records are meant to be
+shared.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def cpu_model() -> str:
 
 
 def gpu_state() -> dict[str, str] | None:
-    """Driver, clocks, power and temperature at this moment; users of clusters can't lock clocks, so we note them."""
+    """Driver, clocks, power and temperature at this moment; users of clusters can't lock clocks, so we note
+    them.
+    """
     fields = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active"
     answer = _output(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "--id=0"])
     return dict(zip(fields.split(","), answer.split(", "), strict=False)) if answer else None

@@ -54,7 +54,9 @@ def draw_local(item: str, profile: str, wanted: Sequence[dict[str, Any]], folder
     return draw(item, profile, frames, folders.figures, "this machine's runs", notes)
 
 
-def draw(item: str, profile: str, frames: Frames, folder: Path, source: str, notes: Sequence[str] = ()) -> Drawn:
+def draw(
+    item: str, profile: str, frames: Frames, folder: Path, source: str, notes: Sequence[str] = ()
+) -> Drawn:
     """Picture, claims and Markdown of one figure, from one set of frames."""
     name = f"{item}-{profile}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +70,9 @@ def draw(item: str, profile: str, frames: Frames, folder: Path, source: str, not
 def redraw_all(folders: Folders, items: Sequence[str]) -> list[Drawn]:
     """Every figure that stored records suffice for: this checkout's where complete, else the shipped ones."""
     shipped = tables.read_parquet(folders.shipped)
-    every = [redraw(item, profile, folders, shipped) for item in items for profile in ("smoke", "laptop", "paper")]
+    every = [
+        redraw(item, profile, folders, shipped) for item in items for profile in ("smoke", "laptop", "paper")
+    ]
     return [one for one in every if one is not None]
 
 

@@ -18,7 +18,6 @@ from experiments.provenance import provenance
 from experiments.tasks import REGISTRY as TASKS
 from experiments.train import Setting, train
 from slurm.environment import Place
-
 from sparsify.comm import Comm, virtual
 from sparsify.comm.torch import TorchComm
 from sparsify.cost import Link
@@ -40,11 +39,14 @@ class Outcome(NamedTuple):
     agreed: bool  # do all ranks hold these very weights?
 
 
-def execute(config: dict[str, Any], attempt: Attempt, place: Place, launch: Path, data_root: Path | None) -> None:
+def execute(
+    config: dict[str, Any], attempt: Attempt, place: Place, launch: Path, data_root: Path | None
+) -> None:
     """Carry out the run that `attempt` is for, as the worker at `place`, and finish the attempt on rank 0.
 
     Args:
-        launch: a folder for what concerns this start only: the meeting point of the workers, notes of progress.
+        launch: a folder for what concerns this start only: the meeting point of the workers, notes of
+        progress.
     """
     device = prepare_device(config, place)
     task = TASKS.build(*_split(config["task"]))
@@ -63,7 +65,9 @@ def execute(config: dict[str, Any], attempt: Attempt, place: Place, launch: Path
     def live(comm: Comm, clock: Callable[[], float]) -> Outcome:
         mode, first = config["timing"]["mode"], config["timing"]["warmup_steps"]
         kept = range(first, first + config["timing"]["span_steps"])
-        timer = PhaseTimer(mode, clock, synchronise, device.type == "cuda" and not is_virtual, kept.__contains__)
+        timer = PhaseTimer(
+            mode, clock, synchronise, device.type == "cuda" and not is_virtual, kept.__contains__
+        )
         log = RankLog(attempt.rank_path(comm.rank))
         if comm.rank == 0:
             attempt.update(state="running", started=now(), steps=num_steps, provenance=facts)

@@ -40,7 +40,9 @@ def ship(folders: Folders) -> Iterator[str]:
     tables.write_parquet(merged, folders.shipped)
     merged = tables.read_parquet(folders.shipped)  # draw what a clone will draw from
     for item, profile, keys in complete:
-        one = draw(item, profile, tables.restrict(merged, keys), folders.shipped / "figures", "the shipped records")
+        one = draw(
+            item, profile, tables.restrict(merged, keys), folders.shipped / "figures", "the shipped records"
+        )
         yield f"{item} ({profile}): {one.picture}"
 
 

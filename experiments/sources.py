@@ -1,4 +1,6 @@
-"""Where data sets come from: found, downloaded, or replaced by what a machine without network has. No torch needed."""
+"""Where data sets come from: found, downloaded, or replaced by what a machine without network has. No torch
+needed.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ def cifar10_root(config: dict[str, Any]) -> Path:
 def provide(config: dict[str, Any], say: Any) -> tuple[dict[str, Any], Path | None]:
     """The config with its data at hand, and the folder they are in.
 
-    Where CIFAR-10 is neither found nor downloadable, a config that allows it is changed to scikit-learn's digits,
-    which `say` tells in one line.
+    Where CIFAR-10 is neither found nor downloadable, a config that allows it is changed to scikit-learn's
+    digits, which `say` tells in one line.
 
     Raises:
         ValueError: no data, and no substitute allowed.
@@ -57,7 +59,9 @@ def provide(config: dict[str, Any], say: Any) -> tuple[dict[str, Any], Path | No
             "data.root=FOLDER or $DATA_ROOT"
         )
     name = changed["task"]["name"]
-    say(f"CIFAR-10 is not at hand: using scikit-learn's digits instead (task {name}); set DATA_ROOT to use CIFAR-10")
+    say(
+        f"CIFAR-10 is not at hand: using scikit-learn's digits instead (task {name}); set DATA_ROOT to use CIFAR-10"
+    )
     return changed, None
 
 
@@ -68,7 +72,9 @@ def substituted(config: dict[str, Any]) -> dict[str, Any] | None:
     if name not in TASKS.names():
         return None
     changed = copy.deepcopy(config)
-    changed["task"] = {key: value for key, value in task.items() if key in TASKS.defaults(name)} | {"name": name}
+    changed["task"] = {key: value for key, value in task.items() if key in TASKS.defaults(name)} | {
+        "name": name
+    }
     return changed
 
 

@@ -27,10 +27,10 @@ class Metrics(NamedTuple):
 class Task:
     """Image classification by SGD with momentum.
 
-    Two epoch clocks tick in the published code. Each worker's loader gives floor(images / workers / batch) full
-    batches a pass (48 for the paper), but learning rate, density schedule and validation count
-    ceil(images / (workers x batch)) steps an epoch (49). We take the second one, `steps_per_epoch`: it is the one
-    on the paper's horizontal axes. Data passes roll on beneath it, reshuffled at each.
+    Two epoch clocks tick in the published code. Each worker's loader gives floor(images / workers / batch)
+    full batches a pass (48 for the paper), but learning rate, density schedule and validation count
+    ceil(images / (workers x batch)) steps an epoch (49). We take the second one, `steps_per_epoch`: it is the
+    one on the paper's horizontal axes. Data passes roll on beneath it, reshuffled at each.
     """
 
     dataset: str
@@ -44,7 +44,9 @@ class Task:
     channels_last: bool
 
     def model(self, data: Dataset, seed: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        """The same initial weights for the same seed, whatever else drew random numbers; torch's default rules."""
+        """The same initial weights for the same seed, whatever else drew random numbers; torch's default
+        rules.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.network(data.channels, data.pixels, data.classes)
@@ -55,8 +57,11 @@ class Task:
         """Momentum after aggregation, no Nesterov, as published."""
         matrices = [p for p in model.parameters() if p.ndim > 1]
         vectors = [p for p in model.parameters() if p.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": self.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
+        groups = [
+            {"params": matrices, "weight_decay": self.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, fused=True)
 
     def steps_per_epoch(self, data: Dataset, workers: int) -> int:
         """ceil(images / (workers x batch)).
@@ -73,8 +78,9 @@ class Task:
         return math.ceil(images / (workers * self.batch_size))
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
-        """Linear from lr / W over the first W warm-up steps, then a tenth at each milestone. The rate is not scaled
-        by the number of workers. With the paper's numbers: 0.0203 at the end of epoch 1, 0.1 from epoch 5."""
+        """Linear from lr / W over the first W warm-up steps, then a tenth at each milestone. The rate is not
+        scaled by the number of workers. With the paper's numbers: 0.0203 at the end of epoch 1, 0.1 from
+        epoch 5."""
         warmup = self.lr_warmup_epochs * steps_per_epoch
         if step + 1 < warmup:
             return self.lr / warmup + (self.lr - self.lr / warmup) / warmup * (step + 1)
@@ -84,7 +90,8 @@ class Task:
     def batches(
         self, data: Dataset, rank: int, size: int, seed: int, generator: Generator, dtype: torch.dtype
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """This worker's batches, for ever: (B, C, H, W) inputs and (B,) labels, augmented on the data's device.
+        """This worker's batches, for ever: (B, C, H, W) inputs and (B,) labels, augmented on the data's
+        device.
 
         The order is DistributedSampler's; a last batch that is not full is skipped, as published.
         """
@@ -111,8 +118,8 @@ class Task:
     def evaluate(self, model: nn.Module, data: Dataset, dtype: torch.dtype) -> Metrics:
         """Loss and accuracy over the whole test set, with this worker's batch-norm statistics.
 
-        The published code averages percentages batch by batch, the last batch of 16 as heavy as the others; this
-        is the exact mean over images.
+        The published code averages percentages batch by batch, the last batch of 16 as heavy as the others;
+        this is the exact mean over images.
         """
         model.eval()
         total, top1, top5 = 0.0, 0, 0

@@ -153,7 +153,9 @@ class Window:
             self.timed_s += sample.step_s
             if sample.spans:
                 numbers["spans"] = sample.spans
-            self.log.add("step", start_s=sample.start_s, step_s=sample.step_s, phases=sample.phases, **numbers)
+            self.log.add(
+                "step", start_s=sample.start_s, step_s=sample.step_s, phases=sample.phases, **numbers
+            )
         self.observations.clear()
         self.log.flush()
 

@@ -49,7 +49,10 @@ def explain(error: BaseException) -> tuple[str, str]:
     if isinstance(error, WorkerLost):
         return "lost", str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "disk", f"the disk is full ({error.strerror}): free some space and run again; finished runs are kept"
+        return (
+            "disk",
+            f"the disk is full ({error.strerror}): free some space and run again; finished runs are kept",
+        )
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "memory", f"out of memory: {error}; take a smaller task.batch_size or fewer workers"
     if isinstance(error, KeyboardInterrupt):

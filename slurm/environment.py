@@ -35,9 +35,20 @@ def data_root() -> str | None:
     return os.environ.get("DATA_ROOT") or None
 
 
+def results_root() -> str | None:
+    """The folder for all results that $SPARSIFY_RESULTS names, for example on a scratch file system."""
+    return os.environ.get("SPARSIFY_RESULTS") or None
+
+
 def slurm_facts() -> dict[str, str]:
     """What SLURM says of this job."""
-    wanted = ("SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_GPUS_ON_NODE")
+    wanted = (
+        "SLURM_JOB_ID",
+        "SLURM_JOB_PARTITION",
+        "SLURM_JOB_NUM_NODES",
+        "SLURM_NTASKS",
+        "SLURM_GPUS_ON_NODE",
+    )
     return {name: os.environ[name] for name in wanted if name in os.environ}
 
 

@@ -27,7 +27,8 @@ def die_with_parent() -> None:
 
 @dataclass(frozen=True)
 class RunTask:
-    """Run `command` in `cwd` as the worker that submitit's task number says, and leave a note of how it ended.
+    """Run `command` in `cwd` as the worker that submitit's task number says, and leave a note of how it
+    ended.
 
     The note, <folder>/exit<rank>.json, is what the starting side reads; submitit's own result is not used.
     """
@@ -52,7 +53,9 @@ class RunTask:
         )
         try:
             code = child.wait()
-        except KeyboardInterrupt:  # the terminal has told the child as well; give it a moment to write its log
+        except (
+            KeyboardInterrupt
+        ):  # the terminal has told the child as well; give it a moment to write its log
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=0.7)
             child.kill()

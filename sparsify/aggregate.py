@@ -85,7 +85,11 @@ class Sparsifier:
 
     def density_at(self, epoch: int) -> float:
         """The schedule is a lower bound, as in the published code: a larger density wins over it."""
-        return max(self.density, self.density_warmup[epoch]) if epoch < len(self.density_warmup) else self.density
+        return (
+            max(self.density, self.density_warmup[epoch])
+            if epoch < len(self.density_warmup)
+            else self.density
+        )
 
     def aggregate(self, grad: Tensor, density: float, state: State, comm: Comm, timer: PhaseTimer) -> Report:
         n, k = grad.numel(), num_selected(grad.numel(), density)
@@ -98,7 +102,9 @@ class Sparsifier:
             self.feedback.retain(delivery.delivered, state.feedback)
         with timer.phase("scatter"):
             grad.zero_()
-            for one in delivery.total:  # worker by worker: indices are distinct within one, so the order is fixed
+            for (
+                one
+            ) in delivery.total:  # worker by worker: indices are distinct within one, so the order is fixed
                 grad.index_add_(0, one.indices, one.values, alpha=1 / comm.size)
         return Report(k, delivery.wire_bytes)
 

@@ -14,10 +14,10 @@ SCOPES = ("global", "layer")
 class Gradients:
     """The gradients of a model as one flat tensor, and its buckets, which are views of it.
 
-    Each parameter's `.grad` becomes a view too, so that backpropagation fills the buckets and the optimiser reads the
-    average from them without a copy. The order is that in which backpropagation finishes: the output layer first, as
-    the code of Shi et al. merges them. Clear with `zero_`, not with `zero_grad(set_to_none=True)`, which would cut
-    the views off.
+    Each parameter's `.grad` becomes a view too, so that backpropagation fills the buckets and the optimiser
+    reads the average from them without a copy. The order is that in which backpropagation finishes: the
+    output layer first, as the code of Shi et al. merges them. Clear with `zero_`, not with
+    `zero_grad(set_to_none=True)`, which would cut the views off.
 
     Args:
         scope: what one bucket spans: `global`, the whole model, or `layer`, one tensor.
@@ -29,7 +29,9 @@ class Gradients:
         self.parameters = [(name, p) for name, p in parameters if p.requires_grad][::-1]
         kinds = {(p.dtype, p.device) for _, p in self.parameters}
         if len(kinds) != 1:
-            raise ValueError(f"gradients of one model must share dtype and device, these have {sorted(map(str, kinds))}")
+            raise ValueError(
+                f"gradients of one model must share dtype and device, these have {sorted(map(str, kinds))}"
+            )
         dtype, device = kinds.pop()
         self.flat = torch.zeros(sum(p.numel() for _, p in self.parameters), dtype=dtype, device=device)
         self.views: list[Tensor] = []
@@ -45,7 +47,9 @@ class Gradients:
         self.flat.zero_()
 
     def nonfinite(self) -> str | None:
-        """The name of the first parameter with a NaN or Inf in its gradient; one pass and one host synchronisation."""
+        """The name of the first parameter with a NaN or Inf in its gradient; one pass and one host
+        synchronisation.
+        """
         if torch.isfinite(self.flat.sum()):
             return None
         # The sum may overflow while every element is finite: look at the elements before accusing one.

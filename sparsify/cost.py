@@ -1,7 +1,8 @@
-"""Closed forms: the bytes that one worker sends, the latency terms, and the alpha-beta time of every collective.
+"""Closed forms: the bytes that one worker sends, the latency terms, and the alpha-beta time of every
+collective.
 
-Rings for allreduce and allgather, a binomial tree for broadcast: the forms that Li and Hoefler 2022 (PPoPP, eqs. 1
-to 3) and the table of Zhang's Stable Top-K slides use, here in bytes.
+Rings for allreduce and allgather, a binomial tree for broadcast: the forms that Li and Hoefler 2022 (PPoPP,
+eqs. 1 to 3) and the table of Zhang's Stable Top-K slides use, here in bytes.
 """
 
 from __future__ import annotations

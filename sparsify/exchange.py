@@ -53,5 +53,8 @@ class AllGather:
         values = comm.all_gather(part.values)
         indices = comm.all_gather(part.indices.int())
         total = [Sparse(*pair) for pair in zip(indices, values, strict=True)]
-        sent = [cost.all_gather(k * width, comm.size) for width in (part.values.element_size(), torch.int32.itemsize)]
+        sent = [
+            cost.all_gather(k * width, comm.size)
+            for width in (part.values.element_size(), torch.int32.itemsize)
+        ]
         return Delivery(total, part.indices, sum(c.sent_bytes for c in sent))

@@ -42,7 +42,8 @@ class Forget:
 
 @dataclass(frozen=True)
 class ErrorFeedback:
-    """The residual in the gradient domain, as Shi et al. 2019 run it: acc = e + g; e <- acc, 0 where delivered.
+    """The residual in the gradient domain, as Shi et al. 2019 run it: acc = e + g; e <- acc, 0 where
+    delivered.
 
     The learning rate is not inside: residuals are replayed at the rate of the step that delivers them.
     """

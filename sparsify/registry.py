@@ -1,6 +1,8 @@
-"""A folder in which each file defines one function of its own name: the file is the entry, the signature its schema.
+"""A folder in which each file defines one function of its own name: the file is the entry, the signature its
+schema.
 
-Signatures are read from the source, so that listing and configuring entries needs none of what building them needs.
+Signatures are read from the source, so that listing and configuring entries needs none of what building them
+needs.
 """
 
 from __future__ import annotations

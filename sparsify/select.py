@@ -1,4 +1,6 @@
-"""Selectors: rules that choose k of n. They see the accumulated gradient and answer with indices, nothing more."""
+"""Selectors: rules that choose k of n. They see the accumulated gradient and answer with indices, nothing
+more.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Selector(Protocol):
 
 @dataclass(frozen=True)
 class TopK:
-    """The k largest by absolute value, exactly. Published operator: torch.topk; the reference for faster ones."""
+    """The k largest by absolute value, exactly. Published operator: torch.topk; the reference for faster
+    ones.
+    """
 
     shared: ClassVar[bool] = False
 
@@ -73,6 +77,8 @@ def generator(device: torch.device, place: Place) -> Generator:
     """A generator of one's own; the global one stays untouched, it belongs to the user's model and data."""
     own = Generator(device=device)
     # Distinct odd multipliers keep neighbouring (seed, rank, bucket) triples apart in the 64-bit seed.
-    mixed = place.seed * 0x9E3779B97F4A7C15 + place.rank * 0xBF58476D1CE4E5B9 + place.bucket * 0x94D049BB133111EB
+    mixed = (
+        place.seed * 0x9E3779B97F4A7C15 + place.rank * 0xBF58476D1CE4E5B9 + place.bucket * 0x94D049BB133111EB
+    )
     own.manual_seed(mixed % 2**63)
     return own

@@ -1,9 +1,11 @@
 """Phases of a training step, timed in one of three modes that are never mixed in one figure unsaid.
 
-serialised    the device is synchronised at every phase boundary and a barrier stands before each collective: the
+serialised    the device is synchronised at every phase boundary and a barrier stands before each collective:
+the
               breakdown. The phases add up to the step; what is left is *unaccounted*.
 production    nothing synchronises inside a step; the step's time, and each collective's whole duration.
-as_published  host clocks without synchronisation, communication = the final wait: the protocol that the numbers of
+as_published  host clocks without synchronisation, communication = the final wait: the protocol that the
+numbers of
               Yoon and Oh 2022 imply. It exists to show what that protocol does to numbers.
 
 Every sample is kept.
@@ -96,7 +98,8 @@ class PhaseTimer:
         """End a window: turn marks into seconds, split collectives, and hand over the window's samples.
 
         Args:
-            gather: everybody's list, given mine; all ranks resolve the same steps together. The shortest duration
+            gather: everybody's list, given mine; all ranks resolve the same steps together. The shortest
+            duration
                 of a collective over the ranks is that of the last to arrive: its transfer. The rest is wait.
         """
         if self.mode == "production":

@@ -1,7 +1,7 @@
 """Invented records for tests. Nothing was measured: every number here is made up by a formula.
 
-They are written through analysis.records, as a run would, and their provenance says "synthetic", so that a picture
-drawn from them cannot pass for a result.
+They are written through analysis.records, as a run would, and their provenance says "synthetic", so that a
+picture drawn from them cannot pass for a result.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from analysis.records import Attempt, RankLog, Store
 
 MS = 1e-3
 PHASES_MS = {  # method -> phase -> milliseconds
-    "dense": {"io": 4, "forward": 110, "backward": 230, "check": 2, "transfer": 60, "scatter": 1, "update": 14},
+    "dense": {
+        "io": 4, "forward": 110, "backward": 230, "check": 2, "transfer": 60, "scatter": 1, "update": 14
+    },
     "topk": {
-        "io": 4, "forward": 110, "backward": 230, "check": 2, "select": 150, "transfer": 5, "scatter": 3, "update": 14
+        "io": 4, "forward": 110, "backward": 230, "check": 2,
+        "select": 150, "transfer": 5, "scatter": 3, "update": 14,
     },
     "randomk": {
-        "io": 4, "forward": 110, "backward": 230, "check": 2, "select": 190, "transfer": 5, "scatter": 3, "update": 14
+        "io": 4, "forward": 110, "backward": 230, "check": 2,
+        "select": 190, "transfer": 5, "scatter": 3, "update": 14,
     },
 }  # fmt: skip
 WAIT_MS = {"dense": 6, "topk": 18, "randomk": 8}  # of every rank but the last, which the others wait for
@@ -67,7 +71,7 @@ def learning_config(method: str = "dense", seed: int = 0, epochs: int = 10, **ch
 
 
 def timed(store: Store, config: dict[str, Any], slow: float = 1.0, **provenance: Any) -> Attempt:
-    """A finished run of `config`'s train.steps steps, every phase `slow` times as long as in the table above."""
+    """A finished run of `config`'s train.steps steps, phases `slow` times as long as in the table above."""
     attempt, method = store.begin(config), config["method"]["name"]
     for rank in range(config["workers"]):
         log, clock = RankLog(attempt.rank_path(rank)), 100.0 * rank  # every rank has its own clock
@@ -104,7 +108,7 @@ def learned(store: Store, config: dict[str, Any], steps_per_epoch: int = 390, **
 def _add_step(
     log: RankLog, config: dict[str, Any], method: str, rank: int, step: int, clock: float, slow: float
 ) -> float:
-    """One step's line; returns the clock after it. The last rank is late to the exchange, the others wait for it."""
+    """One step's line; returns the clock after it. The last rank is late, the others wait for it."""
     last = config["workers"] - 1
     jitter = 1 + 0.03 * math.sin(1.7 * step) + (0.5 if step < 2 else 0.0)
     phases, spans, now = {}, [], clock
@@ -170,7 +174,7 @@ def _finish(attempt: Attempt, config: dict[str, Any], **provenance: Any) -> None
 
 
 def item_store(root: Path, seeds: int = 1) -> Store:
-    """Runs for every item: timed ones in modes serialised and production, and trainings with `seeds` seeds."""
+    """Runs for every item: timed in modes serialised and production, and trainings with `seeds` seeds."""
     store = Store(root)
     for method in PHASES_MS:
         for mode in ("serialised", "production"):

@@ -28,7 +28,7 @@ def check(item: str) -> None:
 
 
 def load(item: str) -> ModuleType:
-    """The module of an item: TITLE, runs(profile), draw(frames, profile), claims(), caption(frames, profile)."""
+    """An item's module: TITLE, runs(profile), draw(frames, profile), claims(), caption(frames, profile)."""
     check(item)
     return importlib.import_module(items()[item])
 
@@ -41,7 +41,7 @@ def judge(item: str, frames: Frames, profile: str) -> list[Verdict]:
 
 
 def page(item: str, frames: Frames, profile: str, picture: str) -> str:
-    """The item as Markdown: picture, caption, verdicts, tables of numbers, and the reasons of the tolerances."""
+    """The item as Markdown: picture, caption, verdicts, tables of numbers, the reasons of the tolerances."""
     from analysis import claims
 
     figure, verdicts = load(item), judge(item, frames, profile)

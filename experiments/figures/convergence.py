@@ -17,7 +17,7 @@ def draw(
     published: Mapping[str, Sequence[float]],
     log: Sequence[float] = (),
 ) -> plots.Figure:
-    """`column` of the epochs for every method; the paper's way points lightly under it. `log`: ticks of a log axis.
+    """`column` of the epochs per method, the paper's way points lightly under it; `log`: ticks of a log axis.
 
     The left axes compare trainings of different length; the right ones show what each number of steps bought.
     """
@@ -56,7 +56,8 @@ def caption(frames: Frames, what: str) -> str:
             " The workers are virtual ranks of one process: the mathematics of that many workers, exactly."
         )
     return (
-        f"{what} {captions.setting(frames)} Density {densities} for sparse methods; Random-k keeps no residual, as in "
-        f"the published code. {captions.training(frames)}{virtual} Open markers: {yoon2022.PAPER}, 8 workers x 128, "
-        "density 0.001, 6,762 steps, way points from the authors' logs; another model and horizon where ours say so."
+        f"{what} {captions.setting(frames)} Density {densities} for sparse methods; Random-k keeps no "
+        f"residual, as in the published code. {captions.training(frames)}{virtual} Open markers: "
+        f"{yoon2022.PAPER}, 8 workers x 128, density 0.001, 6,762 steps, way points from the authors' logs; "
+        "another model and horizon where ours say so."
     )

@@ -1,8 +1,8 @@
 """What the items of Yoon and Oh 2022 share: their runs, the paper's numbers, and finding a method's runs.
 
-Daegun Yoon and Sangyoon Oh, "Empirical Analysis on Top-k Gradient Sparsification for Distributed Deep Learning in a
-Supercomputing Environment", 2022. Numbers marked [log] are recomputed from the authors' public job logs
-(github.com/kljp/topk_results); one run per configuration, no seeds.
+Daegun Yoon and Sangyoon Oh, "Empirical Analysis on Top-k Gradient Sparsification for Distributed Deep
+Learning in a Supercomputing Environment", 2022. Numbers marked [log] are recomputed from the authors' public
+job logs (github.com/kljp/topk_results); one run per configuration, no seeds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from analysis.style import method_id
 METHODS = ("dense", "topk", "randomk")
 PAPER = "Yoon and Oh 2022 (A100, VGG-16)"
 
-# How each profile scales the paper's experiment. The recipe itself (conf/recipe/yoon2022.yaml) is the paper's.
+# How each profile scales the paper's experiment. The recipe (conf/recipe/yoon2022.yaml) is the paper's own.
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 TIMING = {
     "smoke": [
-        "task=cnn_digits", "cluster=local", "workers=2", "task.batch_size=16", "train.steps=8", "timing.warmup_steps=2"
+        "task=cnn_digits", "cluster=local", "workers=2", "task.batch_size=16", "train.steps=8",
+        "timing.warmup_steps=2",
     ],
     "laptop": [
         "task=vgg16_cifar10", "cluster=local", "workers=2", "task.batch_size=32", "train.steps=20",
@@ -30,19 +31,19 @@ TIMING = {
 }  # fmt: skip
 CONVERGENCE = {
     "smoke": ["task=cnn_digits", "cluster=virtual", "workers=2", "train.epochs=2", "timing.mode=serialised"],
-    # The number of optimiser steps decides who wins (480: Random-k; 3,900: Top-k), so batches are small and many.
+    # The number of optimiser steps decides who wins (480: Random-k; 3,900: Top-k), so small batches and many.
     "laptop": [
         "task=cnn_cifar10", "cluster=virtual", "workers=8", "task.batch_size=16", "train.epochs=10",
         "task.lr_warmup_epochs=1", "task.lr_milestones=[6,9]", "timing.mode=serialised",
     ],
     "paper": ["cluster=virtual", "train.validate=epoch", "timing.mode=production"],
 }  # fmt: skip
-# 0.001 of a model of 34,058 parameters would be 34 numbers a step, and its density warm-up half of the training.
+# 0.001 of 34,058 parameters would be 34 numbers a step, and the density warm-up a fifth of the training.
 SMALL_MODEL_DENSITY = ["method.density=0.01", "method.density_warmup=[]"]
 
 
 def timing_runs(profile: str, mode: str, methods: Sequence[str] = METHODS) -> list[list[str]]:
-    """The overrides of one timed run per method; `as_published` validates inside its timed loop, as they did."""
+    """The overrides of a timed run per method; `as_published` validates inside its timed loop, as theirs."""
     validate = "epoch" if mode == "as_published" else "never"
     shared = [*_start(profile, TIMING), f"train.validate={validate}", f"timing.mode={mode}"]
     return [[*shared, f"method={method}"] for method in methods]

@@ -50,8 +50,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 def iteration(frames: Frames, key: str) -> pd.DataFrame:
     """The recorded step nearest to the median step: rank, phase, start_ms, took_ms from the step's beginning.
 
-    Every rank has its own clock. They are laid over each other where the first wait ends, because that wait is a
-    barrier and all ranks leave it together; without one, where the step begins.
+    Every rank has its own clock. They are laid over each other where the first wait ends, because that wait
+    is a barrier and all ranks leave it together; without one, where the step begins.
     """
     spans = frames.spans[frames.spans["key"] == key]
     if not len(spans):
@@ -74,9 +74,10 @@ def iteration(frames: Frames, key: str) -> pd.DataFrame:
 
 def caption(frames: Frames, profile: str) -> str:
     return (
-        f"One measured iteration of each method, drawn to the same time scale: the recorded step nearest to the run's "
-        f"median. The clocks of the ranks are laid over each other where the first wait ends. Numbers are ms. "
-        f"{captions.setting(frames)} {captions.timing(frames)} In the paper this figure is a schematic."
+        "One measured iteration of each method, drawn to the same time scale: the recorded step nearest to "
+        "the run's median. The clocks of the ranks are laid over each other where the first wait ends. "
+        f"Numbers are ms. {captions.setting(frames)} {captions.timing(frames)} In the paper this figure is "
+        "a schematic."
     )
 
 
@@ -89,7 +90,7 @@ def claims() -> list[Claim]:
             source="Fig. 1",
             kind="ordering",
             tolerance=0.0,
-            reason="The difference of both methods' shares of selection in an iteration; any positive share counts.",
+            reason="Selection's share of a Top-k iteration less that of a dense one; any counts.",
             ours=_selects_more,
             timed=True,
         )

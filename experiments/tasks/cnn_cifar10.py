@@ -13,7 +13,17 @@ def cnn_cifar10(
     lr_milestones: Sequence[float] = (6, 9),
     channels_last: bool = True,
 ) -> Task:
-    """A CNN of 34,058 parameters on CIFAR-10, for laptops; the schedule is the paper's, scaled to 10 epochs."""
+    """A CNN of 34,058 parameters on CIFAR-10, for laptops; the schedule is the paper's, scaled to 10
+    epochs.
+    """
     return Task(
-        "cifar10", small_cnn, batch_size, lr, momentum, weight_decay, lr_warmup_epochs, tuple(lr_milestones), channels_last
+        "cifar10",
+        small_cnn,
+        batch_size,
+        lr,
+        momentum,
+        weight_decay,
+        lr_warmup_epochs,
+        tuple(lr_milestones),
+        channels_last,
     )

@@ -15,5 +15,13 @@ def cnn_digits(
 ) -> Task:
     """The same CNN on scikit-learn's bundled digits (8 x 8): for machines without network or data."""
     return Task(
-        "digits", small_cnn, batch_size, lr, momentum, weight_decay, lr_warmup_epochs, tuple(lr_milestones), channels_last
+        "digits",
+        small_cnn,
+        batch_size,
+        lr,
+        momentum,
+        weight_decay,
+        lr_warmup_epochs,
+        tuple(lr_milestones),
+        channels_last,
     )

@@ -13,7 +13,17 @@ def vgg16_cifar10(
     lr_milestones: Sequence[float] = (81, 122, 155),
     channels_last: bool = False,
 ) -> Task:
-    """VGG-16 with batch norm on CIFAR-10, trained as the code that Yoon and Oh 2022 ran (hclhkbu/GaussianK-SGD)."""
+    """VGG-16 with batch norm on CIFAR-10, trained as the code that Yoon and Oh 2022 ran
+    (hclhkbu/GaussianK-SGD).
+    """
     return Task(
-        "cifar10", vgg16, batch_size, lr, momentum, weight_decay, lr_warmup_epochs, tuple(lr_milestones), channels_last
+        "cifar10",
+        vgg16,
+        batch_size,
+        lr,
+        momentum,
+        weight_decay,
+        lr_warmup_epochs,
+        tuple(lr_milestones),
+        channels_last,
     )

@@ -13,7 +13,17 @@ def vgg16_digits(
     lr_milestones: Sequence[float] = (81, 122, 155),
     channels_last: bool = False,
 ) -> Task:
-    """VGG-16 on scikit-learn's digits enlarged to 32 x 32: the paper's model size where CIFAR-10 can't be had."""
+    """VGG-16 on scikit-learn's digits enlarged to 32 x 32: the paper's model size where CIFAR-10 can't be
+    had.
+    """
     return Task(
-        "digits32", vgg16, batch_size, lr, momentum, weight_decay, lr_warmup_epochs, tuple(lr_milestones), channels_last
+        "digits32",
+        vgg16,
+        batch_size,
+        lr,
+        momentum,
+        weight_decay,
+        lr_warmup_epochs,
+        tuple(lr_milestones),
+        channels_last,
     )

@@ -43,8 +43,9 @@ class WorkerLost(ConnectionError):
 class Metered:
     """A communicator that counts and times another one, as the timer's mode asks.
 
-    serialised: a barrier first, so that *wait* (this worker is ready, the last one is not) ends where *transfer*
-    begins. production: nothing extra; whole durations, which `PhaseTimer.resolve` splits afterwards. as_published:
+    serialised: a barrier first, so that *wait* (this worker is ready, the last one is not) ends where
+    *transfer* begins. production: nothing extra; whole durations, which `PhaseTimer.resolve` splits
+    afterwards. as_published:
     one host clock around call and completion, as the published code timed Horovod's synchronize().
     """
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sparsify.comm import WorkerLost
 
-# A worker that hangs rather than dies is noticed after this long. Others wait while rank 0 validates, so it must
-# exceed the longest validation.
+# A worker that hangs rather than dies is noticed after this long. Others wait while rank 0 validates, so it
+# must # exceed the longest validation.
 TIMEOUT = timedelta(minutes=30)
 
 

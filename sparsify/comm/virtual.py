@@ -1,8 +1,9 @@
 """P ranks of the same code in one process, in lockstep: a cluster that fits in a test, or on one GPU.
 
 Exactly one rank computes at a time, and ranks switch only at collectives, in rank order: everything is
-deterministic. Each rank has a clock that advances by its own computing; at a collective all clocks move to the
-latest one plus the alpha-beta cost of the link. Times read from these clocks are *simulated* and must be labelled so.
+deterministic. Each rank has a clock that advances by its own computing; at a collective all clocks move to
+the latest one plus the alpha-beta cost of the link. Times read from these clocks are *simulated* and must be
+labelled so.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Cluster:
         finally:
             for one in ranks:
                 if not one.dead:
-                    one.throw(GreenletExit)  # one rank failed: the others' `finally` blocks run, then they end
+                    one.throw(
+                        GreenletExit
+                    )  # one rank failed: the others' `finally` blocks run, then they end
             torch.set_grad_enabled(grad_mode)
         return [results[rank] for rank in range(self.size)]
 
@@ -71,7 +74,9 @@ class Cluster:
         first = self.calls[min(self.calls)]
         if len(self.calls) < self.size:
             ended = [rank for rank in range(self.size) if rank not in self.calls]
-            raise RuntimeError(f"rank {min(self.calls)} waits in {first.name}, but ended already: ranks {ended}")
+            raise RuntimeError(
+                f"rank {min(self.calls)} waits in {first.name}, but ended already: ranks {ended}"
+            )
         names = {rank: call.name for rank, call in self.calls.items()}
         shapes = {rank: None if c.tensor is None else tuple(c.tensor.shape) for rank, c in self.calls.items()}
         if len(set(names.values())) > 1 or len(set(shapes.values())) > 1:
@@ -107,12 +112,16 @@ class VirtualComm:
         return self.cluster.now(self.rank)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        total = self._meet("all_reduce", tensor, total_in_rank_order, cost.all_reduce(tensor.nbytes, self.size))
+        total = self._meet(
+            "all_reduce", tensor, total_in_rank_order, cost.all_reduce(tensor.nbytes, self.size)
+        )
         return tensor.copy_(total)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         snapshot = tensor.detach().clone()  # its owner may write to it before the last rank has read it
-        gathered: list[Tensor] = self._meet("all_gather", snapshot, list, cost.all_gather(tensor.nbytes, self.size))
+        gathered: list[Tensor] = self._meet(
+            "all_gather", snapshot, list, cost.all_gather(tensor.nbytes, self.size)
+        )
         return gathered
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
@@ -124,17 +133,23 @@ class VirtualComm:
     def barrier(self) -> None:
         self._meet("barrier", None, lambda _: None, Cost(0, 0))
 
-    def _meet(self, name: str, tensor: Tensor | None, combine: Callable[[Sequence[Any]], Any], price: Cost) -> Any:
+    def _meet(
+        self, name: str, tensor: Tensor | None, combine: Callable[[Sequence[Any]], Any], price: Cost
+    ) -> Any:
         return self.cluster.meet(self.rank, Call(name, tensor, combine, price))
 
 
 def run(
-    size: int, body: Callable[[VirtualComm], T], link: Link = NO_LINK, synchronise: Callable[[], None] = lambda: None
+    size: int,
+    body: Callable[[VirtualComm], T],
+    link: Link = NO_LINK,
+    synchronise: Callable[[], None] = lambda: None,
 ) -> list[T]:
     """Run `body` as `size` ranks; returns what each returned, by rank. What a rank raises is raised here.
 
     Args:
-        synchronise: waits for the device, e.g. torch.cuda.synchronize, so that each rank is charged its own kernels.
+        synchronise: waits for the device, e.g. torch.cuda.synchronize, so that each rank is charged its own
+        kernels.
     """
     if size < 1:
         raise ValueError(f"{size=}: there must be at least one rank")

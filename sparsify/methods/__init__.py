@@ -22,7 +22,8 @@ def build(name: str, **hyperparameters: Any) -> Any:
     """The method `name`, a `sparsify.aggregate.Method`.
 
     Raises:
-        ValueError: an unknown name or hyperparameter (lists what there is), a value out of range, or parts that do
+        ValueError: an unknown name or hyperparameter (lists what there is), a value out of range, or parts
+        that do
             not fit together.
     """
     return REGISTRY.build(name, hyperparameters)

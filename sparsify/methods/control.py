@@ -6,6 +6,10 @@ from sparsify.feedback import Forget
 from sparsify.select import FirstK
 
 
-def control(density: float = 0.001, scope: str = "global", density_warmup: Sequence[float] = ()) -> Sparsifier:
-    """No method: sends the first k elements. A control: what it spends on selection is the harness's own overhead."""
+def control(
+    density: float = 0.001, scope: str = "global", density_warmup: Sequence[float] = ()
+) -> Sparsifier:
+    """No method: sends the first k elements. A control: what it spends on selection is the harness's own
+    overhead.
+    """
     return Sparsifier(density, FirstK(), Forget(), AllGather(), scope, tuple(density_warmup))

@@ -1,0 +1,55 @@
+# Everything creates .venv from $(PYTHON) when it is missing; nothing else needs typing.
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BENCH ?= timer
+RUN := $(VENV)/bin/python -m experiments
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint figures collect bench clean FORCE
+FORCE: ; # pattern rules can't be phony
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  Words for the runs go into ARGS: make reproduce-fig3 ARGS="profile=smoke seed=1"; FORCE=1 measures again.'
+
+reproduce-%: $(VENV)/.train FORCE ## fig1, fig2, fig3, fig4 or speed: missing runs, picture, verdicts (ARGS=, FORCE=1)
+	@$(RUN) reproduce $* $(ARGS)
+
+test: $(VENV)/.dev ## the whole test suite that this machine can run
+	@$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev ## ruff, mypy (strict on sparsify/), import contracts
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+figures: $(VENV)/.figures ## every figure and table again from stored records; needs no torch
+	@$(RUN) figures $(ARGS)
+
+collect: $(VENV)/.figures ## all runs into results/records/*.parquet
+	@$(RUN) collect $(ARGS)
+
+bench: $(VENV)/.train ## a benchmark: BENCH=timer
+	@$(VENV)/bin/python -m experiments.bench.$(BENCH)
+
+clean: ## remove .venv and caches; results stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+
+# Three layers of one environment: what figures need, what runs need, what developers need.
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.figures: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing what figures need into $(VENV)"
+	@$(PIP) -e . && touch $@
+
+$(VENV)/.train: $(VENV)/.figures
+	@echo "installing torch and what else runs need into $(VENV) (some minutes, once)"
+	@$(PIP) -e '.[train]' && touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	@echo "installing what tests and checks need into $(VENV)"
+	@$(PIP) -e '.[train,dev]' && touch $@

@@ -1,0 +1,72 @@
+"""The same code on gloo processes and on virtual ranks: same weights, same split of the communication time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsify.comm import virtual
+from tests import bodies
+from tests.conftest import ROOT
+
+
+def on_processes(body: Callable[..., object], size: int, folder: Path) -> list[dict[str, Tensor]]:
+    """Run a function of tests/bodies.py as `size` gloo processes; returns what each returned."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.bodies", body.__name__, str(rank), str(size), str(folder)],
+            cwd=ROOT,
+            env=environment,
+        )
+        for rank in range(size)
+    ]
+    try:
+        assert [process.wait(timeout=200) for process in processes] == [0] * size
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_virtual_ranks_train_to_the_weights_of_gloo_processes(size: int, tmp_path: Path) -> None:
+    real = on_processes(bodies.weights_after_20_steps, size, tmp_path)
+    simulated = virtual.run(size, lambda comm: bodies.weights_after_20_steps(comm, comm.now))
+    start = bodies.TASKS.build("cnn_digits", {})
+    data = bodies.datasets.load("digits", None, torch.device("cpu"))
+    initial = torch.cat(
+        [p.flatten() for p in start.model(data, 0, torch.device("cpu"), torch.float64).parameters()]
+    )
+    for name in bodies.METHODS:
+        for rank in range(size):
+            ours, theirs = simulated[rank][name], real[rank][name]
+            assert (ours - initial).norm() > 0.1  # they did train
+            if name == "dense":  # gloo's allreduce chooses the order of its sums
+                torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+            else:
+                assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize("where", ["virtual", "gloo"])
+def test_a_late_rank_shows_as_wait_on_the_others_and_not_as_transfer(where: str, tmp_path: Path) -> None:
+    if where == "gloo":
+        found = on_processes(bodies.one_late_rank, 2, tmp_path)
+    else:
+        found = virtual.run(2, lambda comm: bodies.one_late_rank(comm, comm.now))
+    late = bodies.LATE_S
+    for mode in ("serialised", "production"):
+        (wait_0, transfer_0), (wait_1, transfer_1) = (found[rank][mode].tolist() for rank in (0, 1))
+        # A machine that is busy may delay anything by some milliseconds; a tenth of the delay is 20 ms.
+        assert wait_0 == pytest.approx(late, abs=0.1 * late), mode
+        assert wait_1 < 0.1 * late, mode
+        assert transfer_0 < 0.1 * late, mode
+        assert transfer_1 < 0.1 * late, mode
