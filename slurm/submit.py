@@ -47,15 +47,14 @@ class LocalJob:
 
     def poll(self) -> Ended | None:
         """None while workers run. Once one has failed the others get a moment, then they are stopped."""
-        codes = self._codes()
-        running = len(codes) < self.size and not self.job.done()
-        if not running:
+        if self.job.done():
             return Ended(self._codes(), self.size)
+        codes = self._codes()
         if any(codes.values()):
             self.failed_at = self.failed_at or time.monotonic()
             if time.monotonic() - self.failed_at > GRACE_S:
                 self.cancel()
-                return Ended(codes, self.size)
+                return Ended(codes, self.size)  # those that were stopped did not fail
         return None
 
     def cancel(self) -> None:

@@ -72,7 +72,9 @@ def live(
             wire_bytes += report.wire_bytes
             selected.append(report.selected)
         residuals = [method.residual(state) for state in aggregator.states]
-        held = [torch.zeros_like(b) if r is None else r for r, b in zip(residuals, aggregator.gradients.buckets)]
+        held = [
+            torch.zeros_like(b) if r is None else r for r, b in zip(residuals, aggregator.gradients.buckets)
+        ]
         return Lived(before, after, torch.cat(held), wire_bytes, metered.sent_bytes, selected)
 
     return virtual.run(size, body)

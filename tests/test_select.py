@@ -55,7 +55,12 @@ def test_error_feedback_owes_what_was_not_delivered() -> None:
 
 @pytest.mark.parametrize(
     ("n", "density", "k"),
-    [(14_728_266, 0.001, 14_728), (14_728_266, 0.015625, 230_129), (14_728_266, 0.004, 58_913), (64, 0.001, 1)],
+    [
+        (14_728_266, 0.001, 14_728),
+        (14_728_266, 0.015625, 230_129),
+        (14_728_266, 0.004, 58_913),
+        (64, 0.001, 1),
+    ],
 )
 def test_k_is_the_published_one(n: int, density: float, k: int) -> None:
     """Counts from the authors' logs: hclhkbu/GaussianK-SGD prints them."""

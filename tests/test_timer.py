@@ -47,7 +47,9 @@ def test_phases_are_added_up_and_the_rest_is_unaccounted() -> None:
     assert timer.resolve(alone) == []
 
 
-@pytest.mark.parametrize(("mode", "synchronised"), [("serialised", 4), ("production", 0), ("as_published", 0)])
+@pytest.mark.parametrize(
+    ("mode", "synchronised"), [("serialised", 4), ("production", 0), ("as_published", 0)]
+)
 def test_only_serialised_waits_for_the_device_within_a_step(mode: str, synchronised: int) -> None:
     calls = []
     timer = PhaseTimer(mode, Clock(), synchronise=lambda: calls.append(1))

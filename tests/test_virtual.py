@@ -75,7 +75,9 @@ def test_clocks_meet_at_the_latest_rank_plus_the_link() -> None:
     (early, end_0), (late, end_1) = virtual.run(2, body, link)
     price = link.seconds(cost.all_gather(nbytes, 2))
     assert price == 1.0 + 0.5 * 8
-    assert late - early >= late_s * 0.9  # rank 0 is not charged for rank 1's sleep, though both share a process
+    assert (
+        late - early >= late_s * 0.9
+    )  # rank 0 is not charged for rank 1's sleep, though both share a process
     assert end_0 == pytest.approx(late + price, abs=0.01)
     assert end_1 == pytest.approx(late + price, abs=0.01)
 
