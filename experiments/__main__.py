@@ -7,6 +7,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from experiments.worker import DISK_FULL
+
 USAGE = """\
 python -m experiments COMMAND [WORD ...]
 
@@ -40,18 +42,14 @@ def main(words: Sequence[str]) -> int:
         )
     except ValueError as error:
         return _end(error, str(error), BAD_INPUT, options)
-    except PermissionError as error:
-        return _end(
-            error,
-            f"no permission to write {error.filename}: make it writable, or work in a copy",
-            BAD_INPUT,
-            options,
-        )
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
-        what = "the disk is full" if error.errno != errno.EROFS else "the disk is read-only"
-        return _end(error, f"{what} ({error.filename}): what was finished is kept", FAILED, options)
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            what = "is read-only" if error.errno == errno.EROFS else "may not be written by you"
+            advice = "make it writable, or set SPARSIFY_RESULTS to a folder that is"
+            return _end(error, f"{error.filename} {what}: {advice}", BAD_INPUT, options)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _end(error, f"{error.filename}: {DISK_FULL}", FAILED, options)
+        raise
 
 
 def _end(error: BaseException, sentence: str, code: int, options: set[str]) -> int:

@@ -19,11 +19,12 @@ from filelock import FileLock, Timeout
 
 from analysis.records import Attempt, Store, read_json, run_id, write_json
 from experiments.progress import Progress
-from experiments.worker import KINDS
+from experiments.worker import DISK_FULL, KINDS
 from slurm.submit import Ended, LocalJob, start_local
 
 ROOT = Path(__file__).parent.parent
 POLL_S = 0.1
+DISK_FULL_BYTES = 64 * 1024  # with less than that free, a worker can't even leave a note of how it ended
 WORKER = (sys.executable, "-u", "-m", "experiments.worker")
 
 
@@ -217,6 +218,8 @@ def diagnose(folder: Path, ended: Ended) -> tuple[str, str]:
     if notes:
         return str(notes[0]["kind"]), str(notes[0]["why"])
     silent = sorted(set(range(ended.size)) - set(ended.codes))
+    if silent and shutil.disk_usage(folder).free < DISK_FULL_BYTES:
+        return "disk", DISK_FULL
     if silent:
         return "killed", f"the process of worker {silent[0]} ended without a word"
     return (

@@ -22,7 +22,7 @@ class Progress:
         self.bar: tqdm[None] | None = None
         if stream.isatty() and num_runs:
             layout = "{desc} |{bar:20}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}"
-            self.bar = tqdm(total=1, file=stream, bar_format=layout, leave=False)
+            self.bar = tqdm(total=1, file=stream, bar_format=layout, leave=False, dynamic_ncols=True)
 
     def say(self, line: str) -> None:
         """One visible line, beside the bar."""

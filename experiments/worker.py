@@ -15,6 +15,7 @@ from analysis.records import Attempt, read_json, write_json
 from slurm import environment
 
 # From the first cause to its consequences: what a worker that merely lost its peers has to say comes last.
+DISK_FULL = "the disk is full: free some space and run again; finished runs are kept"
 KINDS = ("bad_input", "non_finite", "disk", "memory", "error", "lost", "interrupted")
 
 
@@ -49,10 +50,7 @@ def explain(error: BaseException) -> tuple[str, str]:
     if isinstance(error, WorkerLost):
         return "lost", str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return (
-            "disk",
-            f"the disk is full ({error.strerror}): free some space and run again; finished runs are kept",
-        )
+        return "disk", DISK_FULL
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "memory", f"out of memory: {error}; take a smaller task.batch_size or fewer workers"
     if isinstance(error, KeyboardInterrupt):

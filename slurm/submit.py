@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import sys
 import time
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,24 @@ def start_local(
     command: Sequence[str], cwd: Path, folder: Path, tasks: int, threads: int, gpus: int = 0
 ) -> LocalJob:
     """Start `tasks` processes of `command` with submitit's local executor; returns at once."""
-    with warnings.catch_warnings():
-        # submitit forks its controller while our progress bar's monitor thread may run; it execs at once.
-        warnings.simplefilter("ignore", DeprecationWarning)
+    folder.mkdir(parents=True, exist_ok=True)
+    with errors_into(folder / "controller_log.err"):
         executor = submitit.LocalExecutor(folder)
         executor.update_parameters(tasks_per_node=tasks, gpus_per_node=gpus, timeout_min=A_YEAR_MIN, nodes=1)
         job = executor.submit(RunTask(tuple(command), str(cwd), str(folder), threads, same_host=True))
-    with contextlib.suppress(AttributeError):
-        job._cancel_at_deletion = False
     return LocalJob(job, folder, tasks)
+
+
+@contextlib.contextmanager
+def errors_into(path: Path) -> Iterator[None]:
+    """What is started meanwhile writes its errors to `path`: submitit's controller, told to stop, prints a traceback
+    to the standard error that it inherits, which is the user's terminal."""
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)

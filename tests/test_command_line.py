@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -241,7 +245,7 @@ def test_a_folder_without_write_permission_is_named(command: Command, tmp_path: 
             subprocess.run(["umount", str(results)], check=True)
     else:
         results.chmod(0o500)
-        refused(command("run", "method=dense", *SMALL[:2]), "no permission", str(results), code=2)
+        refused(command("run", "method=dense", *SMALL[:2]), "may not be written", str(results), code=2)
 
 
 def test_a_full_disk_is_named_and_nothing_is_half_written(command: Command, tmp_path: Path) -> None:
@@ -264,13 +268,12 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(command: Command, tmp_
 
 def test_a_busy_terminal_shows_a_bar(tmp_path: Path) -> None:
     """On a terminal there is a bar with the run, its steps and the time left; elsewhere plain lines."""
-    import pty
-
     leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "experiments", "run", "method=topk", *SMALL, "train.steps=300"],
+        [sys.executable, "-m", "experiments", "run", "method=topk", *SMALL, "train.steps=1000"],
         cwd=ROOT,
-        env={**environment_for(tmp_path / "results"), "TERM": "xterm", "COLUMNS": "120"},
+        env={**environment_for(tmp_path / "results"), "TERM": "xterm"},
         stdout=follower,
         stderr=follower,
     )
@@ -294,7 +297,7 @@ def test_a_busy_terminal_shows_a_bar(tmp_path: Path) -> None:
     os.close(leader)
     text = b"".join(shown).decode(errors="replace")
     assert "topk-cnn_digits" in text
-    assert "/300 steps" in text
+    assert "/1000 steps" in text
     assert "runs done" in text
 
 
