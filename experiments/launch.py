@@ -13,14 +13,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from analysis.records import Attempt, Store, read_json, run_id, write_json
 from experiments.progress import Progress
 from experiments.worker import DISK_FULL, KINDS
-from slurm.submit import Ended, LocalJob, start_local
+
+if TYPE_CHECKING:  # submitit comes with it, which redrawing figures must not need
+    from slurm.submit import Ended, LocalJob
 
 ROOT = Path(__file__).parent.parent
 POLL_S = 0.1
@@ -146,6 +148,8 @@ def _begin(
     planned: Planned, store: Store, scratch: Path, progress: Progress, newer_than: float | None
 ) -> Running | None:
     """Start a run, or return None because another process has just made it."""
+    from slurm.submit import start_local
+
     config, name = planned.config, run_id(planned.config)
     lock = FileLock(scratch / "locks" / f"{name}.lock")
     lock_path = Path(lock.lock_file)

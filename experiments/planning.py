@@ -24,7 +24,9 @@ ROOT = Path(__file__).parent.parent
 class Folders:
     """Where results lie. `shipped` comes with the repository, the others are this checkout's own."""
 
-    results: Path = field(default_factory=lambda: Path(environment.results_root() or ROOT / "results").resolve())
+    results: Path = field(
+        default_factory=lambda: Path(environment.results_root() or ROOT / "results").resolve()
+    )
 
     @property
     def store(self) -> Store:

@@ -6,12 +6,19 @@ import copy
 import json
 from collections.abc import Iterator
 
+from analysis import claims
 from analysis import frames as tables
 from analysis.frames import Frames
-from analysis.records import run_key
+from analysis.records import run_key, write_atomic
 from experiments import figures
-from experiments.reproduce import Folders, draw, plan
+from experiments.planning import ROOT, Folders
+from experiments.reproduce import draw, plan
 
+SHIPPED_PROFILES = ("laptop", "paper")
+DECIDED = ("reproduced", "partly", "not reproduced", "inconclusive")
+README = ROOT / "README.md"
+BEGIN = "<!-- verdicts: written by `python -m experiments collect --ship` -->"
+END = "<!-- end of verdicts -->"
 PRIVATE = ("host",)  # of the provenance: says nothing that another reader could use
 
 
@@ -28,7 +35,7 @@ def ship(folders: Folders) -> Iterator[str]:
     """The runs of every figure that is complete here into results/shipped, beside those already there."""
     attempts, complete = {}, []
     for item in figures.items():
-        for profile in ("laptop", "paper"):
+        for profile in SHIPPED_PROFILES:
             found = [folders.store.valid(config) for config in plan(item, profile)]
             if found and all(found):
                 complete.append((item, profile, [run_key(config) for config in plan(item, profile)]))
@@ -44,6 +51,7 @@ def ship(folders: Folders) -> Iterator[str]:
             item, profile, tables.restrict(merged, keys), folders.shipped / "figures", "the shipped records"
         )
         yield f"{item} ({profile}): {one.picture}"
+    write_readme(folders)
 
 
 def without_private(frames: Frames) -> Frames:
@@ -56,3 +64,24 @@ def without_private(frames: Frames) -> Frames:
             for text in runs["provenance_json"]
         ]
     return frames._replace(runs=runs)
+
+
+def verdicts_for_readme(folders: Folders) -> str:
+    """The claims that the shipped records decide, as the README's table."""
+    shipped = tables.read_parquet(folders.shipped)
+    rows = []
+    for item in figures.items():
+        for profile in SHIPPED_PROFILES:
+            keys = [run_key(config) for config in plan(item, profile)]
+            if set(keys) <= set(shipped.runs["key"]):
+                verdicts = figures.judge(item, tables.restrict(shipped, keys), profile)
+                rows += [(item, verdict) for verdict in verdicts if verdict.word in DECIDED]
+    return claims.table(rows)
+
+
+def write_readme(folders: Folders) -> None:
+    """Put the table between the README's two markers."""
+    text = README.read_text()
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    write_atomic(README, f"{head}{BEGIN}\n{verdicts_for_readme(folders).strip()}\n{END}{tail}")

@@ -91,8 +91,8 @@ def start_local(
 
 @contextlib.contextmanager
 def errors_into(path: Path) -> Iterator[None]:
-    """What is started meanwhile writes its errors to `path`: submitit's controller, told to stop, prints a traceback
-    to the standard error that it inherits, which is the user's terminal."""
+    """What is started meanwhile writes its errors to `path`: submitit's controller, told to stop, prints a
+    traceback to the standard error that it inherits, which is the user's terminal."""
     sys.stderr.flush()
     terminal = os.dup(2)
     try:

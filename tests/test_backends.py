@@ -1,4 +1,6 @@
-"""The same code on gloo processes and on virtual ranks: same weights, same split of the communication time."""
+"""The same code on gloo processes and on virtual ranks: same weights, same split of the communication
+time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The command line as users meet it: real processes, real files, and everything that can go wrong provoked."""
+"""The command line as users meet it: real processes, real files, and everything that can go wrong
+provoked.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ def workers_of(results: Path) -> dict[int, int]:
     return found
 
 
-# --- the ordinary course ---------------------------------------------------------------------------------------
+# --- the ordinary course
+# ---------------------------------------------------------------------------------------
 
 
 def test_a_run_is_recorded_reused_and_measured_again_when_forced(command: Command, tmp_path: Path) -> None:
@@ -105,7 +108,9 @@ def test_a_figure_is_reproduced_then_only_redrawn(command: Command, tmp_path: Pa
     assert "3 runs, 3 missing" in first.stderr
     assert "| fig4 |" in first.stdout
     figures = tmp_path / "results" / "figures"
-    assert {path.name for path in figures.iterdir()} == {f"fig4-smoke.{kind}" for kind in ("png", "pdf", "md")}
+    assert {path.name for path in figures.iterdir()} == {
+        f"fig4-smoke.{kind}" for kind in ("png", "pdf", "md")
+    }
     again = command("reproduce", "fig4", "profile=smoke")
     assert "3 runs, 0 missing" in again.stderr
     assert [m["attempt"] for m in manifests(tmp_path / "results")] == [1, 1, 1]
@@ -122,7 +127,8 @@ def test_two_processes_reproducing_the_same_figure_share_the_work(tmp_path: Path
     assert {m["attempt"] for m in found} == {1}
 
 
-# --- bad input -------------------------------------------------------------------------------------------------
+# --- bad input
+# -------------------------------------------------------------------------------------------------
 
 
 def test_words_that_mean_nothing(command: Command) -> None:
@@ -165,7 +171,9 @@ def test_the_paper_profile_refuses_without_data_and_says_what_to_do(command: Com
 
 
 def test_the_laptop_profile_says_in_one_line_that_it_uses_digits(command: Command, tmp_path: Path) -> None:
-    done = command("run", "profile=smoke", "task=cnn_cifar10", "method=dense", DATA_ROOT=str(tmp_path / "empty"))
+    done = command(
+        "run", "profile=smoke", "task=cnn_cifar10", "method=dense", DATA_ROOT=str(tmp_path / "empty")
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("using scikit-learn's digits instead") == 1
     (manifest,) = manifests(tmp_path / "results")
@@ -180,11 +188,14 @@ def test_corrupt_data_are_refused(command: Command, tmp_path: Path) -> None:
     refused(done, "missing or corrupt", str(folder))
 
 
-# --- what breaks while it runs ---------------------------------------------------------------------------------
+# --- what breaks while it runs
+# ---------------------------------------------------------------------------------
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run(command: Command, tmp_path: Path) -> None:
-    done = command("run", "method=dense", "task=cnn_digits", "profile=smoke", "task.lr=1e30", "task.lr_warmup_epochs=0")
+    done = command(
+        "run", "method=dense", "task=cnn_digits", "profile=smoke", "task.lr=1e30", "task.lr_warmup_epochs=0"
+    )
     refused(done, "rank 0, step ", "the gradient of", "NaN or Inf", "why", code=1)
     (manifest,) = manifests(tmp_path / "results")
     assert manifest["state"] == "failed"
@@ -233,7 +244,9 @@ def test_ctrl_c_stops_the_workers_and_keeps_what_is_finished(command: Command, t
 
 
 def test_a_folder_without_write_permission_is_named(command: Command, tmp_path: Path) -> None:
-    """Root may write anywhere, so the folder stands on a read-only mount where this is root, else it is just locked."""
+    """Root may write anywhere, so the folder stands on a read-only mount where this is root, else it is just
+    locked.
+    """
     results = tmp_path / "results"
     results.mkdir()
     if os.geteuid() == 0:
@@ -259,7 +272,10 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(command: Command, tmp_
         refused(done, "the disk is full", code=1)
         states = {m["run_id"].partition("-")[0]: m["state"] for m in manifests(results)}
         assert states["dense"] == "ok"
-        assert states["topk"] in ("failed", "running")  # a full disk may refuse even the manifest's last change
+        assert states["topk"] in (
+            "failed",
+            "running",
+        )  # a full disk may refuse even the manifest's last change
         again = command("why", "dense")
         assert "attempt 1: ok" in again.stdout
     finally:
@@ -302,7 +318,9 @@ def test_a_busy_terminal_shows_a_bar(tmp_path: Path) -> None:
 
 
 def mount(folder: Path, *options: str) -> bool:
-    done = subprocess.run(["mount", "-t", "tmpfs", *options, "none", str(folder)], capture_output=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", *options, "none", str(folder)], capture_output=True, check=False
+    )
     return done.returncode == 0
 
 

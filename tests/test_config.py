@@ -18,7 +18,9 @@ from tests.conftest import ROOT
 @pytest.mark.parametrize("group", configs.GROUPS)
 def test_every_option_composes(group: str) -> None:
     for option in configs.options(group):
-        words = [f"{group}={option}"] + ["cluster=local"] * (option == "loopback")  # virtual ranks can't have it
+        words = [f"{group}={option}"] + ["cluster=local"] * (
+            option == "loopback"
+        )  # virtual ranks can't have it
         config = configs.resolve(words)
         json.dumps(config)  # a plain dict
         if group in ("method", "task"):
@@ -109,7 +111,15 @@ def test_help_imports_neither_torch_nor_pandas() -> None:
         "import sys; from experiments.__main__ import main; code = main(['run', '--help']);"
         "assert 'torch' not in sys.modules and 'pandas' not in sys.modules; sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    for word in ("method", "topk_layerwise", "method.density=0.001", "timing.mode=serialised", "feedback=False"):
+    for word in (
+        "method",
+        "topk_layerwise",
+        "method.density=0.001",
+        "timing.mode=serialised",
+        "feedback=False",
+    ):
         assert word in done.stdout

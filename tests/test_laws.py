@@ -101,7 +101,9 @@ def test_at_density_1_the_first_step_is_dense_sgd(name: str, size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", [*METHODS, "randomk with feedback"])
 def test_nothing_is_lost(name: str, size: int, scope: str) -> None:
-    """Updates applied + residuals held = gradients seen; methods without feedback lose what they do not send."""
+    """Updates applied + residuals held = gradients seen; methods without feedback lose what they do not
+    send.
+    """
     with_feedback = name.endswith("with feedback")
     method = sparsify.build("randomk", density=0.05, scope=scope, feedback=True) if with_feedback else None
     method = method or build(name, 0.05, scope)

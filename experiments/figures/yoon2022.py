@@ -31,7 +31,8 @@ TIMING = {
 }  # fmt: skip
 CONVERGENCE = {
     "smoke": ["task=cnn_digits", "cluster=virtual", "workers=2", "train.epochs=2", "timing.mode=serialised"],
-    # The number of optimiser steps decides who wins (480: Random-k; 3,900: Top-k), so small batches and many: 9 x 391.
+    # The number of optimiser steps decides who wins (480: Random-k; 3,900: Top-k), so small batches and many:
+    # 9 x 391.
     "laptop": [
         "task=cnn_cifar10", "cluster=virtual", "workers=8", "task.batch_size=16", "train.epochs=9",
         "task.lr_warmup_epochs=1", "task.lr_milestones=[5,8]", "timing.mode=serialised",
@@ -134,7 +135,9 @@ def _start(profile: str, scales: dict[str, list[str]]) -> list[str]:
 
 
 def _steady(method: str) -> list[str]:
-    """The density of 136 of the 138 epochs from the first step on: a timed run is shorter than the warm-up."""
+    """The density of 136 of the 138 epochs from the first step on: a timed run is shorter than the
+    warm-up.
+    """
     return ["method.density_warmup=[]"] if method != "dense" else []
 
 

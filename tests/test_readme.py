@@ -1,0 +1,124 @@
+"""What the README says works: its links, commands, code and numbers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from experiments import commands, figures
+from experiments import config as configs
+from experiments.planning import Folders
+from experiments.shipping import BEGIN, END, verdicts_for_readme
+from sparsify.comm import virtual
+from tests.conftest import ROOT
+from tests.test_laws import live
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
+LINES = [line.strip() for kind, block in BLOCKS if not kind for line in block.splitlines()]
+
+
+def python_block(containing: str) -> str:
+    (found,) = [block for kind, block in BLOCKS if kind == "python" and containing in block]
+    return found
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README))
+def test_links_lead_somewhere(target: str) -> None:
+    assert (ROOT / target).exists()
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("python -m experiments")])
+def test_commands_are_understood(line: str) -> None:
+    """Their words are, that is; the commands themselves are run by other tests."""
+    command, *words = shlex.split(line)[3:]
+    assert command in commands.COMMANDS
+    for word in words:
+        if word in figures.items() or word.startswith("--"):
+            continue
+        configs.resolve([w for w in words if "=" in w])
+
+
+def test_make_targets_exist() -> None:
+    named = {word.rstrip("`;,:.") for word in re.findall(r"make ([a-z][a-z0-9-]+)", README)}
+    named -= {"reproduce-"}  # `make reproduce-<item>`
+    for target in named:
+        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (target, done.stderr)
+        if target.startswith("reproduce-"):
+            assert target.removeprefix("reproduce-") in figures.items()
+
+
+def test_make_help_lists_every_target() -> None:
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in ("help", "reproduce-%", "test", "lint", "figures", "collect", "bench", "clean"):
+        assert f"make {target}" in done.stdout
+
+
+def test_the_training_snippet_trains(tmp_path: Path) -> None:
+    """As one process of its own, because it starts a process group."""
+    script = python_block("def train(") + (
+        "\ntorch.manual_seed(0)\n"
+        "model = nn.Linear(4, 3)\n"
+        "inputs, labels = torch.randn(60, 4), torch.arange(60) % 3\n"
+        "inputs[torch.arange(60), labels] += 3\n"
+        "train(model, [(inputs, labels)] * 200, 0, 1, f'file://{__import__(\"sys\").argv[1]}/meet')\n"
+        "print(nn.functional.cross_entropy(model(inputs), labels).item())\n"
+    ).replace("density=0.01", "density=0.2")
+    script = script.replace(
+        'build("topk", density=0.01)', 'build("topk", density=0.2)'
+    )  # 15 parameters: k = 3
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.3  # from about 1.5
+
+
+def test_the_method_snippet_obeys_the_laws() -> None:
+    names: dict = {}
+    exec(python_block("def headk"), names)
+    lived = live(names["headk"](density=0.1), 3, steps=6)
+    seen = sum(torch.stack(one.gradients).sum(dim=0) for one in lived)
+    applied = 3 * torch.stack(lived[0].updates).sum(dim=0)
+    assert torch.allclose(applied + sum(one.residual for one in lived), seen)
+
+
+def test_a_method_added_as_a_file_can_be_named_at_once(tmp_path: Path) -> None:
+    from sparsify.registry import Registry
+
+    (tmp_path / "headk.py").write_text(python_block("def headk"))
+    registry = Registry("method", "none", tmp_path)
+    assert registry.names() == ["headk"]
+    assert registry.defaults("headk") == {"density": 0.001, "scope": "global"}
+    assert registry.summary("headk") == "The first k elements, with error feedback."
+
+
+def test_the_verdict_table_is_the_one_that_the_shipped_records_give() -> None:
+    between = README.partition(BEGIN)[2].partition(END)[0].strip()
+    assert between == verdicts_for_readme(Folders()).strip()
+    assert "fig3" in between
+
+
+def test_every_item_of_the_readme_exists() -> None:
+    assert set(re.findall(r"`make reproduce-([a-z0-9]+)`", README)) == set(figures.items())
+
+
+def test_a_virtual_rank_can_run_a_plain_module() -> None:
+    """The README promises the exact mathematics of P workers in one process."""
+
+    def body(comm: virtual.VirtualComm) -> torch.Tensor:
+        model = nn.Linear(2, 1)
+        with torch.no_grad():
+            model.weight.fill_(comm.rank)
+        return comm.all_reduce(model.weight.detach().clone())
+
+    assert all(torch.equal(one, torch.full((1, 2), 6.0)) for one in virtual.run(4, body))
