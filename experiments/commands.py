@@ -182,7 +182,7 @@ def _summary(attempt: Attempt) -> str:
             times = sorted(step["step_s"] for step in steps)
             mode = (read_json(attempt.path / "config.json") or {}).get("timing", {}).get("mode")
             lines.append(
-                f"  median step {times[len(times) // 2] * 1e3:.1f} ms on rank 0 ({mode}, all {len(times)} steps)"
+                f"  median step {1e3 * times[len(times) // 2]:.1f} ms on rank 0 ({mode}, n = {len(times)})"
             )
         if epochs:
             lines.append(f"  top-1 {epochs[-1]['val_top1']:.2f} % after {epochs[-1]['step']} steps")

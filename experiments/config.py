@@ -116,9 +116,8 @@ def _check(config: dict[str, Any]) -> None:
     for dotted, choices in CHOICES.items():
         if leaf(config, dotted) not in choices:
             value = leaf(config, dotted)
-            raise ValueError(
-                f"no {dotted} {value!r}{did_you_mean(str(value), list(choices))}; there are: {', '.join(choices)}"
-            )
+            hint = did_you_mean(str(value), list(choices))
+            raise ValueError(f"no {dotted} {value!r}{hint}; there are: {', '.join(choices)}")
     for dotted, least in (
         ("workers", 1),
         ("threads", 1),

@@ -28,7 +28,8 @@ def consolidate(folders: Folders) -> Iterator[str]:
     folders.records.mkdir(parents=True, exist_ok=True)
     tables.write_parquet(frames, folders.records)
     yield from notes
-    yield f"{len(frames.runs)} runs, {len(frames.steps)} steps, {len(frames.epochs)} epochs in {folders.records}"
+    counts = f"{len(frames.runs)} runs, {len(frames.steps)} steps, {len(frames.epochs)} epochs"
+    yield f"{counts} in {folders.records}"
 
 
 def ship(folders: Folders) -> Iterator[str]:

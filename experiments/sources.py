@@ -55,12 +55,12 @@ def provide(config: dict[str, Any], say: Any) -> tuple[dict[str, Any], Path | No
     changed = substituted(config)
     if config["data"]["fallback"] != "digits" or changed is None:
         raise ValueError(
-            f"CIFAR-10 is not in {root} and could not be downloaded: put {FOLDER} there, or say where it is with "
-            "data.root=FOLDER or $DATA_ROOT"
+            f"CIFAR-10 is not in {root} and could not be downloaded: put {FOLDER} there, or say where it is "
+            "with data.root=FOLDER or $DATA_ROOT"
         )
     name = changed["task"]["name"]
     say(
-        f"CIFAR-10 is not at hand: using scikit-learn's digits instead (task {name}); set DATA_ROOT to use CIFAR-10"
+        f"CIFAR-10 is not at hand: using scikit-learn's digits instead (task {name}); set DATA_ROOT to its folder"
     )
     return changed, None
 

@@ -72,8 +72,9 @@ class Task:
         images = len(data.train.labels)
         if images // workers < self.batch_size:
             raise ValueError(
-                f"workers={workers} x task.batch_size={self.batch_size} is more than the {images} training images of "
-                f"{data.name}: each worker needs at least one full batch; take fewer workers or a smaller batch"
+                f"workers={workers} x task.batch_size={self.batch_size} is more than the {images} training "
+                f"images of {data.name}: each worker needs at least one full batch; take fewer workers or a "
+                "smaller batch"
             )
         return math.ceil(images / (workers * self.batch_size))
 

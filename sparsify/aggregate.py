@@ -76,8 +76,9 @@ class Sparsifier:
             raise ValueError(f"no scope {self.scope!r}; there are: {', '.join(SCOPES)}")
         if self.exchange.needs_shared and not self.select.shared:
             raise ValueError(
-                f"{type(self.exchange).__name__} sends values without indices, so every worker must pick the same "
-                f"ones, but with {type(self.select).__name__} each picks its own; use AllGather, or a shared selector"
+                f"{type(self.exchange).__name__} sends values without indices, so every worker must pick the "
+                f"same ones, but with {type(self.select).__name__} each picks its own; use AllGather, or a "
+                "shared selector"
             )
 
     def init(self, like: Tensor, place: Place) -> State:

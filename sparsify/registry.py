@@ -37,9 +37,8 @@ class Registry:
 
     def check_name(self, name: str) -> None:
         if name not in self.names():
-            raise ValueError(
-                f"no {self.noun} {name!r}{did_you_mean(name, self.names())}; there are: {', '.join(self.names())}"
-            )
+            hint = did_you_mean(name, self.names())
+            raise ValueError(f"no {self.noun} {name!r}{hint}; there are: {', '.join(self.names())}")
 
     def _function(self, name: str) -> ast.FunctionDef:
         self.check_name(name)

@@ -73,7 +73,8 @@ def live(
             selected.append(report.selected)
         residuals = [method.residual(state) for state in aggregator.states]
         held = [
-            torch.zeros_like(b) if r is None else r for r, b in zip(residuals, aggregator.gradients.buckets)
+            torch.zeros_like(b) if r is None else r
+            for r, b in zip(residuals, aggregator.gradients.buckets, strict=True)
         ]
         return Lived(before, after, torch.cat(held), wire_bytes, metered.sent_bytes, selected)
 

@@ -80,5 +80,5 @@ class Metered:
                 return collective()
         with self.timer.phase("synchronize"):
             result = collective()
-            self.timer.synchronise()  # Horovod's synchronize() returns when the data are there, not when queued
+            self.timer.synchronise()  # Horovod's synchronize() returns when the data are there
             return result
