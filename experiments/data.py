@@ -105,7 +105,7 @@ def _cifar10(root: Path, device: torch.device) -> Dataset:
         except RuntimeError as error:
             raise ValueError(
                 f"CIFAR-10 in {root} is missing or corrupt (a checksum differs): remove "
-                f"{root / CIFAR10.base_folder} and run again to download it, or point data.root at a sound copy"
+                f"{root / CIFAR10.base_folder} and run again to download it, or set data.root to a sound copy"
             ) from error
         splits.append(Split(torch.from_numpy(files.data), torch.tensor(files.targets)))
     # Mean and deviation as published, to three digits.

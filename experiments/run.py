@@ -105,6 +105,11 @@ def prepare_device(config: dict[str, Any], place: Place) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("device=cuda, but torch finds no GPU here; take profile=laptop, or device=cpu")
+    if place.local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"{place.size} workers need {place.size} GPUs and this machine has {torch.cuda.device_count()}; "
+            "take fewer workers, or cluster=virtual, which runs them all on one"
+        )
     device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False  # as published

@@ -59,9 +59,7 @@ def provide(config: dict[str, Any], say: Any) -> tuple[dict[str, Any], Path | No
             "with data.root=FOLDER or $DATA_ROOT"
         )
     name = changed["task"]["name"]
-    say(
-        f"CIFAR-10 is not at hand: using scikit-learn's digits instead (task {name}); set DATA_ROOT to its folder"
-    )
+    say(f"CIFAR-10 is not at hand (see DATA_ROOT): using scikit-learn's digits instead, task {name}")
     return changed, None
 
 
