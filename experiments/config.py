@@ -4,8 +4,10 @@ DictConfig.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from sparsify.registry import Registry, did_you_mean
 CONF = Path(__file__).parent.parent / "conf"
 GROUPS = ("method", "task", "cluster", "link", "profile", "recipe")
 # Set by choosing a group's option, not by hand.
-FIXED = ("method.name", "task.name", "cluster.name", "cluster.where", "profile", "recipe")
+FIXED = ("method.name", "task.name", "cluster.name", "cluster.where")
 CHOICES = {
     "device": ("cpu", "cuda"),
     "precision": ("fp32", "fp64", "tf32"),
@@ -53,16 +55,14 @@ def resolve(overrides: Sequence[str]) -> dict[str, Any]:
         if key in GROUPS and value not in options(key):
             hint = did_you_mean(value, options(key))
             raise ValueError(f"no {key} {value!r}{hint}; there are: {', '.join(options(key))}")
-    # First the groups alone: they decide which leaves there are. Hydra's own message on a misspelt leaf lists
-    # none.
-    chosen = _compose([f"{key}={value}" for key, value in pairs if key in GROUPS])
-    known = [*GROUPS, *leaves(chosen)]
     for key, _ in pairs:
-        if key not in known:
-            # Of a long list, show the part that the key belongs to.
-            same = [name for name in known if name.partition(".")[0] == key.partition(".")[0]] or known
-            raise ValueError(f"no key {key!r}{did_you_mean(key, known)}; there are: {', '.join(same)}")
-    config = _compose(overrides)
+        if key in FIXED:
+            raise ValueError(f"{key!r} comes with the choice of {key.partition('.')[0]}=, it can't be set")
+    try:
+        config = _compose(overrides)
+    except ValueError:
+        _check_keys(pairs)  # Hydra's own message on a misspelt key lists nothing
+        raise
     given = {key for key, _ in pairs}
     for key, value in config.pop("method_defaults").items():
         if key in config["method"] and f"method.{key}" not in given:
@@ -78,7 +78,22 @@ def _pair(word: str) -> tuple[str, str]:
     return key, value
 
 
+def _check_keys(pairs: Sequence[tuple[str, str]]) -> None:
+    """The groups decide which leaves there are; refuse a key that is none of them."""
+    known = [*GROUPS, *leaves(_compose([f"{key}={value}" for key, value in pairs if key in GROUPS]))]
+    for key, _ in pairs:
+        if key not in known:
+            # Of a long list, show the part that the key belongs to.
+            same = [name for name in known if name.partition(".")[0] == key.partition(".")[0]] or known
+            raise ValueError(f"no key {key!r}{did_you_mean(key, known)}; there are: {', '.join(same)}")
+
+
 def _compose(overrides: Sequence[str]) -> dict[str, Any]:
+    return copy.deepcopy(_composed(tuple(overrides)))
+
+
+@cache  # figures share runs, and Hydra takes a sixth of a second for each
+def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
     store = ConfigStore.instance()
     for registry in (METHODS, TASKS):
         for name in registry.names():
@@ -101,7 +116,9 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> list[str]:
             names += leaves(value, f"{prefix}{key}.")
         else:
             names.append(prefix + key)
-    return [name for name in names if name not in FIXED and not name.startswith("method_defaults.")]
+    return [
+        name for name in names if name not in (*FIXED, *GROUPS) and not name.startswith("method_defaults.")
+    ]
 
 
 def leaf(config: dict[str, Any], dotted: str) -> Any:

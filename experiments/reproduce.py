@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from analysis import claims
 from analysis import frames as tables
 from analysis.frames import Frames
-from analysis.records import run_key, write_atomic
+from analysis.records import Attempt, run_key, write_atomic
 from analysis.style import save
 from experiments import config as configs
 from experiments import figures, sources
 from experiments.launch import make
 from experiments.planning import Folders, profile_of, provide
+
+PROFILES = ("smoke", "laptop", "paper")
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,18 @@ def reproduce(
 
 def draw_local(item: str, profile: str, wanted: Sequence[dict[str, Any]], folders: Folders) -> Drawn:
     """Draw from this checkout's own runs."""
-    attempts = [attempt for config in wanted if (attempt := folders.store.valid(config))]
-    frames, notes = tables.from_attempts(attempts)
+    frames, notes = tables.empty(), list[str]()
+    for config in wanted:
+        if attempt := folders.store.valid(config):
+            one, remarks = read(attempt)
+            frames, notes = tables.combine(frames, one), [*notes, *remarks]
     return draw(item, profile, frames, folders.figures, "this machine's runs", notes)
+
+
+@cache
+def read(attempt: Attempt) -> tuple[Frames, list[str]]:
+    """An attempt's tables. An attempt that is valid never changes, and figures share runs."""
+    return tables.from_attempts([attempt])
 
 
 def draw(
@@ -61,29 +73,35 @@ def draw(
     name = f"{item}-{profile}"
     folder.mkdir(parents=True, exist_ok=True)
     picture = save(figures.load(item).draw(frames, profile), folder, name)
+    verdicts = figures.judge(item, frames, profile)
     remarks = "".join(f"- {note}\n" for note in (f"Drawn from {source}.", *notes))
-    write_atomic(folder / f"{name}.md", f"{figures.page(item, frames, profile, name)}\n{remarks}")
-    table = claims.table((item, verdict) for verdict in figures.judge(item, frames, profile))
-    return Drawn(item, profile, picture, table, source)
+    page = figures.page(item, frames, profile, name, verdicts)
+    write_atomic(folder / f"{name}.md", f"{page}\n{remarks}")
+    return Drawn(item, profile, picture, claims.table((item, verdict) for verdict in verdicts), source)
 
 
 def redraw_all(folders: Folders, items: Sequence[str]) -> list[Drawn]:
     """Every figure that stored records suffice for: this checkout's where complete, else the shipped ones."""
     shipped = tables.read_parquet(folders.shipped)
-    every = [
-        redraw(item, profile, folders, shipped) for item in items for profile in ("smoke", "laptop", "paper")
-    ]
+    every = [redraw(item, profile, folders, shipped) for item in items for profile in PROFILES]
     return [one for one in every if one is not None]
 
 
 def redraw(item: str, profile: str, folders: Folders, shipped: Frames) -> Drawn | None:
     """One figure from stored records; None where no source has all of its runs."""
-    wanted = plan(item, profile)
+    kept = set(shipped.runs["key"])
+    wanted: list[dict[str, Any]] = []
+    for words in figures.load(item).runs(profile):
+        config = configs.resolve(words)
+        digits = sources.substituted(config) or config
+        if not (folders.store.valid(config) or folders.store.valid(digits) or run_key(config) in kept):
+            return None  # composing the others of a large plan takes seconds
+        wanted.append(config)
     for choice in (wanted, [sources.substituted(config) or config for config in wanted]):
         if all(folders.store.valid(config) for config in choice):
             return draw_local(item, profile, choice, folders)
-        keys = [run_key(config) for config in choice]
-        if set(keys) <= set(shipped.runs["key"]):
-            frames = tables.restrict(shipped, keys)
-            return draw(item, profile, frames, folders.figures, "the records shipped with the repository")
-    return None
+    keys = [run_key(config) for config in wanted]
+    if not set(keys) <= kept:
+        return None
+    frames = tables.restrict(shipped, keys)
+    return draw(item, profile, frames, folders.figures, "the records shipped with the repository")

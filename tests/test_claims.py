@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import pytest
-import synthetic
 
 from analysis import claims
 from analysis.claims import Claim, judge, reduced
@@ -14,6 +13,7 @@ from analysis.frames import Frames, empty, from_attempts
 from analysis.records import Store
 from analysis.stats import Value
 from experiments import figures
+from tests import synthetic
 
 
 def claim(kind: str, paper: float | None, tolerance: float, ours: Value | None, **more: str | bool) -> Claim:
@@ -158,7 +158,7 @@ def test_the_verdict_on_compression_flips_when_selection_dominates(tmp_path: Pat
     store = Store(tmp_path)
     synthetic.timed(store, synthetic.config("topk"))
     frames, _ = from_attempts(store.newest_valid())
-    text = "compression dominates Top-k's iteration"
+    text = "compression dominates Top-k's iteration (its margin over FP + BP)"
     assert verdicts("fig4", frames)[text] == "not reproduced"
     more = 10 * frames.steps["select_s"]
     steps = frames.steps.assign(select_s=more, step_s=frames.steps["step_s"] + 0.9 * more)

@@ -79,7 +79,7 @@ def test_links_belong_to_clusters() -> None:
         ("task.rate=1", ["no key 'task.rate'", "task.lr"]),
         ("train.epoch=2", ["no key 'train.epoch'", "did you mean 'train.epochs'"]),
         ("wrokers=2", ["no key 'wrokers'", "did you mean 'workers'"]),
-        ("method.name=dense", ["no key 'method.name'", "method.density"]),
+        ("method.name=dense", ["'method.name'", "choice of method="]),
         ("workers", ["not of the form key=value"]),
         ("method.density=[1", ["method.density"]),
         ("timing.mode=fast", ["no timing.mode 'fast'", "serialised, production, as_published"]),

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import synthetic
 
 from analysis import style
 from analysis.frames import Frames, empty, from_attempts, read_parquet, restrict, write_parquet
 from analysis.records import Store
 from experiments import figures
+from tests import synthetic
 
 ITEMS = sorted(figures.items())
 PROFILES = ("smoke", "laptop", "paper")
@@ -33,6 +33,11 @@ def of_item(frames: Frames, item: str) -> Frames:
     if item == "fig1":
         mine &= runs["method.name"].ne("randomk")
     return restrict(frames, list(runs["key"][mine]))
+
+
+def page(item: str, frames: Frames, profile: str) -> str:
+    """The item's Markdown, with the verdicts on these frames."""
+    return figures.page(item, frames, profile, item, figures.judge(item, frames, profile))
 
 
 def test_the_items_of_the_main_paper_are_there() -> None:
@@ -98,27 +103,27 @@ def test_the_same_records_give_the_same_bytes(everything: Frames, tmp_path: Path
 
 @pytest.mark.parametrize("item", ITEMS)
 def test_every_page_names_machine_data_workers_versions_and_n(item: str, everything: Frames) -> None:
-    page = figures.page(item, of_item(everything, item), "laptop", item)
+    text = page(item, of_item(everything, item), "laptop")
     for part in (
         "synthetic CPU (2 cores)",
         "synthetic (digest 01234567)",
         "torch 0.0.0",
         f"![{item}]({item}.png)",
     ):
-        assert part in page
+        assert part in text
     if item in MODE:
-        assert "n = 16 (first 4 dropped as warm-up)" in page
-        assert "imulated" not in page
+        assert "n = 16 (first 4 dropped as warm-up)" in text
+        assert "imulated" not in text
     else:
-        assert "8 virtual workers x batch 16" in page
-        assert "3900 optimiser steps; 3 seeds per method" in page
+        assert "8 virtual workers x batch 16" in text
+        assert "3900 optimiser steps; 3 seeds per method" in text
 
 
 @pytest.mark.parametrize("item", ITEMS)
 def test_nothing_is_drawn_of_nothing_and_the_page_still_says_so(item: str) -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
         figures.load(item).draw(empty(), "laptop")
-    assert "not run" in figures.page(item, empty(), "laptop", item)
+    assert "not run" in page(item, empty(), "laptop")
 
 
 @pytest.mark.parametrize("item", ["fig1", "fig4", "speed"])
@@ -132,7 +137,7 @@ def test_simulated_times_are_labelled_in_picture_caption_and_tables(item: str, t
     labels = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
     assert any("simulated" in label for label in labels)
     assert "*Simulated* times" in figures.load(item).caption(frames, "paper")
-    assert "(simulated times)" in figures.page(item, frames, "paper", item)
+    assert "(simulated times)" in page(item, frames, "paper")
 
 
 def test_ranks_with_different_clocks_meet_at_the_end_of_the_wait(everything: Frames) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import synthetic
 from pandas.testing import assert_frame_equal
 
 from analysis import frames as tables
 from analysis.frames import Frames, combine, from_attempts, read_parquet, restrict, write_parquet
 from analysis.records import Store
+from tests import synthetic
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def weights(device: torch.device, method: str, mode: str) -> list[torch.Tensor]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", ["dense", "topk", "control"])
 def test_training_on_the_gpu_agrees_with_the_cpu(method: str, mode: str) -> None:
-    """Digits are not augmented and these methods draw nothing, so the devices' own generators do not matter."""
+    """Digits are not augmented and these methods draw nothing: the devices' generators do not matter."""
     on_gpu, on_cpu = (
         weights(torch.device("cuda", 0), method, mode),
         weights(torch.device("cpu"), method, mode),

@@ -11,8 +11,11 @@ from tests.conftest import ROOT, environment_for
 
 WITHOUT_TORCH = """
 import sys
-for name in ("torch", "torchvision", "greenlet", "submitit", "sklearn", "psutil"):
-    sys.modules[name] = None  # any import of it fails, as where it is not installed
+class Absent:  # as where it is not installed
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision", "greenlet", "submitit", "sklearn", "psutil"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
 from experiments.__main__ import main
 sys.exit(main(["figures"]))
 """

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import synthetic
 
 from analysis import stats
 from analysis.frames import Frames, from_attempts
 from analysis.records import Store
 from analysis.stats import Value, warm_up
+from tests import synthetic
 
 
 @pytest.fixture(scope="module")

@@ -40,11 +40,11 @@ def judge(item: str, frames: Frames, profile: str) -> list[Verdict]:
     return claims.judge(load(item).claims(), frames, claims.reduced(frames, profile))
 
 
-def page(item: str, frames: Frames, profile: str, picture: str) -> str:
+def page(item: str, frames: Frames, profile: str, picture: str, verdicts: list[Verdict]) -> str:
     """The item as Markdown: picture, caption, verdicts, tables of numbers, the reasons of the tolerances."""
     from analysis import claims
 
-    figure, verdicts = load(item), judge(item, frames, profile)
+    figure = load(item)
     parts = [f"# {item}: {figure.TITLE}\n"]
     if len(frames.runs):
         parts += [f"![{item}]({picture}.png)\n", f"{figure.caption(frames, profile)}\n"]
