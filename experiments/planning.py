@@ -41,6 +41,11 @@ class Folders:
         return self.results / "records"
 
     @property
+    def index(self) -> Path:
+        """Which runs each figure was drawn from."""
+        return self.records / "figures"
+
+    @property
     def figures(self) -> Path:
         return self.results / "figures"
 

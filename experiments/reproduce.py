@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from analysis import claims
 from analysis import frames as tables
 from analysis.frames import Frames
-from analysis.records import Attempt, run_key, write_atomic
+from analysis.records import read_json, run_id, write_atomic, write_json
 from analysis.style import save
 from experiments import config as configs
-from experiments import figures, sources
+from experiments import figures
 from experiments.launch import make
 from experiments.planning import Folders, profile_of, provide
 
@@ -47,23 +46,16 @@ def reproduce(
     missing = [one for one in planned if force or folders.store.valid(one.config) is None]
     say(f"{item} ({profile}): {len(planned)} runs, {len(missing)} missing")
     make(missing, folders.store, folders.scratch, force)
-    return draw_local(item, profile, [one.config for one in planned], folders)
+    return draw_local(item, profile, [run_id(one.config) for one in planned], folders)
 
 
-def draw_local(item: str, profile: str, wanted: Sequence[dict[str, Any]], folders: Folders) -> Drawn:
-    """Draw from this checkout's own runs."""
-    frames, notes = tables.empty(), list[str]()
-    for config in wanted:
-        if attempt := folders.store.valid(config):
-            one, remarks = read(attempt)
-            frames, notes = tables.combine(frames, one), [*notes, *remarks]
+def draw_local(item: str, profile: str, runs: Sequence[str], folders: Folders) -> Drawn:
+    """Draw from this checkout's own runs, and note which they are, so that `redraw` finds them."""
+    attempts = [attempt for run in runs if (attempt := folders.store.newest_valid(run))]
+    frames, notes = tables.together(attempts, folders.records)
+    folders.index.mkdir(parents=True, exist_ok=True)
+    write_json(folders.index / f"{item}-{profile}.json", {"runs": list(runs)})
     return draw(item, profile, frames, folders.figures, "this machine's runs", notes)
-
-
-@cache
-def read(attempt: Attempt) -> tuple[Frames, list[str]]:
-    """An attempt's tables. An attempt that is valid never changes, and figures share runs."""
-    return tables.from_attempts([attempt])
 
 
 def draw(
@@ -81,7 +73,9 @@ def draw(
 
 
 def redraw_all(folders: Folders, items: Sequence[str]) -> list[Drawn]:
-    """Every figure that stored records suffice for: this checkout's where complete, else the shipped ones."""
+    """Every figure that was drawn before: from this checkout's runs where they are, else from the shipped
+    ones.
+    """
     shipped = tables.read_parquet(folders.shipped)
     every = [redraw(item, profile, folders, shipped) for item in items for profile in PROFILES]
     return [one for one in every if one is not None]
@@ -89,19 +83,20 @@ def redraw_all(folders: Folders, items: Sequence[str]) -> list[Drawn]:
 
 def redraw(item: str, profile: str, folders: Folders, shipped: Frames) -> Drawn | None:
     """One figure from stored records; None where no source has all of its runs."""
-    kept = set(shipped.runs["key"])
-    wanted: list[dict[str, Any]] = []
-    for words in figures.load(item).runs(profile):
-        config = configs.resolve(words)
-        digits = sources.substituted(config) or config
-        if not (folders.store.valid(config) or folders.store.valid(digits) or run_key(config) in kept):
-            return None  # composing the others of a large plan takes seconds
-        wanted.append(config)
-    for choice in (wanted, [sources.substituted(config) or config for config in wanted]):
-        if all(folders.store.valid(config) for config in choice):
-            return draw_local(item, profile, choice, folders)
-    keys = [run_key(config) for config in wanted]
-    if not set(keys) <= kept:
+    own = read_json(folders.index / f"{item}-{profile}.json")
+    if own and all(folders.store.newest_valid(run) for run in own["runs"]):
+        return draw_local(item, profile, own["runs"], folders)
+    return redraw_shipped(item, profile, folders, shipped, folders.figures)
+
+
+def redraw_shipped(item: str, profile: str, folders: Folders, shipped: Frames, into: Path) -> Drawn | None:
+    """One figure from the records that the repository carries; None where they do not suffice."""
+    index = read_json(folders.shipped / "figures" / f"{item}-{profile}.json")
+    if not index or not set(index["runs"]) <= set(shipped.runs["run_id"]):
         return None
-    frames = tables.restrict(shipped, keys)
-    return draw(item, profile, frames, folders.figures, "the records shipped with the repository")
+    frames = runs_of(shipped, index["runs"])
+    return draw(item, profile, frames, into, "the records shipped with the repository")
+
+
+def runs_of(frames: Frames, run_ids: Collection[str]) -> Frames:
+    return tables.restrict(frames, frames.runs["key"][frames.runs["run_id"].isin(run_ids)])

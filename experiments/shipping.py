@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 
 from analysis import claims
 from analysis import frames as tables
 from analysis.frames import Frames
-from analysis.records import run_key, write_atomic
+from analysis.records import read_json, run_id, write_atomic, write_json
 from experiments import figures
 from experiments.planning import ROOT, Folders
-from experiments.reproduce import draw, plan
+from experiments.reproduce import plan, redraw_shipped, runs_of
 
 SHIPPED_PROFILES = ("laptop", "paper")
 DECIDED = ("reproduced", "partly", "not reproduced", "inconclusive")
@@ -24,7 +23,7 @@ PRIVATE = ("host",)  # of the provenance: says nothing that another reader could
 
 def consolidate(folders: Folders) -> Iterator[str]:
     """All valid runs of this checkout into results/records."""
-    frames, notes = tables.from_attempts(list(folders.store.newest_valid()))
+    frames, notes = tables.together(folders.store.all_valid(), folders.records)
     folders.records.mkdir(parents=True, exist_ok=True)
     tables.write_parquet(frames, folders.records)
     yield from notes
@@ -33,50 +32,49 @@ def consolidate(folders: Folders) -> Iterator[str]:
 
 
 def ship(folders: Folders) -> Iterator[str]:
-    """The runs of every figure that is complete here into results/shipped, beside those already there."""
-    attempts, complete = {}, []
+    """The runs of every figure that is complete here into results/shipped, and what no figure needs out of
+    it.
+    """
+    indexes = folders.shipped / "figures"
+    indexes.mkdir(parents=True, exist_ok=True)
+    attempts = {}
     for item in figures.items():
         for profile in SHIPPED_PROFILES:
-            found = [folders.store.valid(config) for config in plan(item, profile)]
+            configs = plan(item, profile)
+            found = [folders.store.valid(config) for config in configs]
             if found and all(found):
-                complete.append((item, profile, [run_key(config) for config in plan(item, profile)]))
+                write_json(indexes / f"{item}-{profile}.json", {"runs": [run_id(c) for c in configs]})
                 attempts.update({one.run_id: one for one in found if one})
-    frames, notes = tables.from_attempts(list(attempts.values()))
+    frames, notes = tables.together(attempts.values(), folders.records)
     yield from notes
     merged = tables.combine(tables.read_parquet(folders.shipped), without_private(frames))
-    folders.shipped.mkdir(parents=True, exist_ok=True)
-    tables.write_parquet(merged, folders.shipped)
-    merged = tables.read_parquet(folders.shipped)  # draw what a clone will draw from
-    for item, profile, keys in complete:
-        one = draw(
-            item, profile, tables.restrict(merged, keys), folders.shipped / "figures", "the shipped records"
-        )
-        yield f"{item} ({profile}): {one.picture}"
+    needed = {run for path in indexes.glob("*.json") for run in (read_json(path) or {"runs": []})["runs"]}
+    tables.write_parquet(runs_of(merged, needed), folders.shipped)
+    shipped = tables.read_parquet(folders.shipped)  # draw what a clone will draw from
+    for path in sorted(indexes.glob("*.json")):
+        item, _, profile = path.stem.rpartition("-")
+        one = redraw_shipped(item, profile, folders, shipped, indexes)
+        yield f"{path.stem}: {one.picture if one else 'its runs are missing'}"
     write_readme(folders)
 
 
 def without_private(frames: Frames) -> Frames:
-    runs = copy.copy(frames.runs)
-    for name in PRIVATE:
-        runs = runs.drop(columns=[column for column in runs.columns if column == f"provenance.{name}"])
-    if "provenance_json" in runs.columns:
-        runs["provenance_json"] = [
-            json.dumps({k: v for k, v in json.loads(text).items() if k not in PRIVATE}, sort_keys=True)
-            for text in runs["provenance_json"]
-        ]
+    runs = frames.runs.drop(columns=[f"provenance.{name}" for name in PRIVATE], errors="ignore")
+    runs["provenance_json"] = [
+        json.dumps({k: v for k, v in json.loads(text).items() if k not in PRIVATE}, sort_keys=True)
+        for text in runs["provenance_json"]
+    ]
     return frames._replace(runs=runs)
 
 
 def verdicts_for_readme(folders: Folders) -> str:
     """The claims that the shipped records decide, as the README's table."""
-    shipped = tables.read_parquet(folders.shipped)
-    rows = []
-    for item in figures.items():
-        for profile in SHIPPED_PROFILES:
-            keys = [run_key(config) for config in plan(item, profile)]
-            if set(keys) <= set(shipped.runs["key"]):
-                verdicts = figures.judge(item, tables.restrict(shipped, keys), profile)
-                rows += [(item, verdict) for verdict in verdicts if verdict.word in DECIDED]
+    shipped, rows = tables.read_parquet(folders.shipped), []
+    for path in sorted((folders.shipped / "figures").glob("*.json")):
+        item, _, profile = path.stem.rpartition("-")
+        frames = runs_of(shipped, (read_json(path) or {"runs": []})["runs"])
+        verdicts = figures.judge(item, frames, profile)
+        rows += [(item, verdict) for verdict in verdicts if verdict.word in DECIDED]
     return claims.table(rows)
 
 

@@ -95,7 +95,7 @@ def test_times_of_virtual_ranks_are_called_simulated(tmp_path: Path) -> None:
 
 
 def test_the_scale_is_told_from_the_records(tmp_path: Path) -> None:
-    frames, _ = from_attempts(synthetic.item_store(tmp_path).newest_valid())
+    frames, _ = from_attempts(synthetic.item_store(tmp_path).all_valid())
     learned = frames._replace(runs=frames.runs[frames.runs["workers"] == 8])
     assert reduced(learned, "paper") == ""
     assert (
@@ -135,7 +135,7 @@ def test_the_verdict_on_random_k_flips_when_the_curves_flip(tmp_path: Path) -> N
     store = Store(tmp_path)
     for method in ("dense", "topk", "randomk"):
         synthetic.learned(store, synthetic.learning_config(method))
-    frames, _ = from_attempts(store.newest_valid())
+    frames, _ = from_attempts(store.all_valid())
     text = "Random-k (no feedback) ends clearly below Top-k in top-1"
     assert verdicts("fig3", frames)[text] == "reproduced"
     swap = {"topk": "randomk", "randomk": "topk", "dense": "dense"}
@@ -150,14 +150,14 @@ def test_the_verdict_on_speed_flips_when_top_k_gets_faster(tmp_path: Path) -> No
         timing = {"mode": "production", "warmup_steps": 4, "span_steps": 0}
         synthetic.timed(store, synthetic.config("dense", timing=timing))
         synthetic.timed(store, synthetic.config("topk", timing=timing), slow=slow)
-        frames, _ = from_attempts(store.newest_valid())
+        frames, _ = from_attempts(store.all_valid())
         assert verdicts("speed", frames)[text] == expected
 
 
 def test_the_verdict_on_compression_flips_when_selection_dominates(tmp_path: Path) -> None:
     store = Store(tmp_path)
     synthetic.timed(store, synthetic.config("topk"))
-    frames, _ = from_attempts(store.newest_valid())
+    frames, _ = from_attempts(store.all_valid())
     text = "compression dominates Top-k's iteration (its margin over FP + BP)"
     assert verdicts("fig4", frames)[text] == "not reproduced"
     more = 10 * frames.steps["select_s"]

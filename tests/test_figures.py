@@ -21,7 +21,7 @@ MODE = {"fig1": "serialised", "fig4": "serialised", "speed": "production"}
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Frames:
-    return from_attempts(synthetic.item_store(tmp_path_factory.mktemp("runs"), seeds=3).newest_valid())[0]
+    return from_attempts(synthetic.item_store(tmp_path_factory.mktemp("runs"), seeds=3).all_valid())[0]
 
 
 def of_item(frames: Frames, item: str) -> Frames:
@@ -132,7 +132,7 @@ def test_simulated_times_are_labelled_in_picture_caption_and_tables(item: str, t
     for method in ("dense", "topk", "randomk"):
         config = synthetic.config(method, timing={"mode": MODE[item], "warmup_steps": 4, "span_steps": 2})
         synthetic.timed(store, config | {"cluster": config["cluster"] | {"where": "virtual"}})
-    frames, _ = from_attempts(store.newest_valid())
+    frames, _ = from_attempts(store.all_valid())
     figure = figures.load(item).draw(frames, "paper")
     labels = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
     assert any("simulated" in label for label in labels)

@@ -27,7 +27,7 @@ def frames(store: Store) -> Frames:
     for method in ("dense", "topk"):
         synthetic.timed(store, synthetic.config(method))
     synthetic.learned(store, synthetic.learning_config("topk", epochs=3))
-    return from_attempts(store.newest_valid())[0]
+    return from_attempts(store.all_valid())[0]
 
 
 def test_every_rank_step_epoch_and_span_has_its_row(frames: Frames) -> None:
@@ -124,7 +124,7 @@ def test_a_column_that_configs_disagree_about_becomes_text(store: Store, tmp_pat
     auto["method"] = auto["method"] | {"density": "auto"}
     for config in (auto, synthetic.config("topk"), synthetic.config("dense")):
         synthetic.timed(store, config)
-    frames, _ = from_attempts(store.newest_valid())
+    frames, _ = from_attempts(store.all_valid())
     write_parquet(frames, tmp_path)
     read = combine(read_parquet(tmp_path), frames)
     assert set(read.runs["method.density"].dropna()) == {"auto", "0.001"}

@@ -16,7 +16,7 @@ from tests import synthetic
 
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
-    return from_attempts(synthetic.item_store(tmp_path_factory.mktemp("runs"), seeds=3).newest_valid())[0]
+    return from_attempts(synthetic.item_store(tmp_path_factory.mktemp("runs"), seeds=3).all_valid())[0]
 
 
 def key(frames: Frames, method: str, mode: str = "serialised", workers: int = 2) -> str:
@@ -92,7 +92,7 @@ def test_a_slowdown_by_a_known_factor_is_found(tmp_path: Path) -> None:
     slow = synthetic.config() | {"seed": 1}
     synthetic.timed(store, synthetic.config())
     synthetic.timed(store, slow, slow=1.5)
-    frames, _ = from_attempts(store.newest_valid())
+    frames, _ = from_attempts(store.all_valid())
     keys = dict(zip(frames.runs["seed"], frames.runs["key"], strict=True))
     ratio = stats.slowdown(frames, [keys[1]], [keys[0]])
     assert ratio.low < 1.5 < ratio.high
@@ -103,7 +103,7 @@ def test_three_runs_make_the_run_the_unit_of_replication(tmp_path: Path) -> None
     store = Store(tmp_path)
     for seed in range(3):
         synthetic.timed(store, synthetic.config() | {"seed": seed}, slow=1 + 0.1 * seed)
-    frames, _ = from_attempts(store.newest_valid())
+    frames, _ = from_attempts(store.all_valid())
     keys = list(frames.runs["key"])
     by_run, by_step = stats.throughput(frames, keys), stats.throughput(frames, keys[:1])
     assert (by_run.n, by_run.of) == (3, "runs")
