@@ -29,9 +29,8 @@ def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[s
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(_memory_bytes() / 2**30, 1),
-        "load_before": round(os.getloadavg()[0], 2),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "gpu_state": gpu_state() if device.type == "cuda" else None,
+        "before": state(device),
         "topology": _output(["nvidia-smi", "topo", "-m"]) if device.type == "cuda" else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else None,
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -41,6 +40,14 @@ def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[s
         "data": {"name": data_name, "digest": data_digest},
         "slurm": environment.slurm_facts(),
         "image": None,  # no container
+    }
+
+
+def state(device: torch.device) -> dict[str, Any]:
+    """What may drift while a run goes on; taken before and after."""
+    return {
+        "load": round(os.getloadavg()[0], 2),
+        "gpu": gpu_state() if device.type == "cuda" else None,
     }
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from analysis.records import Attempt, RankLog, now, write_atomic
 from experiments import data as datasets
-from experiments.provenance import provenance
+from experiments.provenance import provenance, state
 from experiments.tasks import REGISTRY as TASKS
 from experiments.train import Setting, train
 from slurm.environment import Place
@@ -87,7 +87,7 @@ def execute(
         comm.barrier()  # every rank's log is on the disk before rank 0 declares them whole
         comm.close()
     if place.rank == 0:
-        attempt.finish(simulated=is_virtual, **result._asdict())
+        attempt.finish(simulated=is_virtual, after=state(device), **result._asdict())
 
 
 def _split(choice: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import submitit
 
 from slurm.task import RunTask
@@ -62,12 +64,16 @@ class LocalJob:
         """Stop all workers, and return when they are gone."""
         self.job.cancel()
         deadline = time.monotonic() + GRACE_S
-        while not self.job.done() and time.monotonic() < deadline:
+        while time.monotonic() < deadline and not (self.job.done() and not self._alive()):
             time.sleep(0.05)
+        for pid in self._alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
-    def logs(self) -> list[Path]:
-        """What the workers printed, by rank: standard error after standard output."""
-        return sorted(self.folder.glob("*_log.out")) + sorted(self.folder.glob("*_log.err"))
+    def _alive(self) -> list[int]:
+        """The workers' processes that have not ended."""
+        pids = [int(text) for path in self.folder.glob("worker*.pid") if (text := path.read_text())]
+        return [pid for pid in pids if psutil.pid_exists(pid) and not is_zombie(pid)]
 
     def _codes(self) -> dict[int, int]:
         codes = {}
@@ -75,6 +81,14 @@ class LocalJob:
             note = json.loads(path.read_text())
             codes[note["rank"]] = note["code"]
         return codes
+
+
+def is_zombie(pid: int) -> bool:
+    """Has it ended, and only waits for its parent to notice?"""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def start_local(

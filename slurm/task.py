@@ -51,11 +51,13 @@ class RunTask:
             stderr=sys.stderr.fileno(),
             preexec_fn=die_with_parent if sys.platform == "linux" else None,
         )
+        (Path(self.folder) / f"worker{where.rank}.pid").write_text(str(child.pid))
         try:
             code = child.wait()
         except (
             KeyboardInterrupt
         ):  # the terminal has told the child as well; give it a moment to write its log
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller is about to tell us once more
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=0.7)
             child.kill()

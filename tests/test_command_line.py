@@ -103,17 +103,17 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(command: Comman
 
 
 def test_a_figure_is_reproduced_then_only_redrawn(command: Command, tmp_path: Path) -> None:
-    first = command("reproduce", "fig4", "profile=smoke")
+    first = command("reproduce", "fig1", "profile=smoke")
     assert first.returncode == 0, first.stderr
-    assert "3 runs, 3 missing" in first.stderr
-    assert "| fig4 |" in first.stdout
+    assert "2 runs, 2 missing" in first.stderr
+    assert "| fig1 |" in first.stdout
     figures = tmp_path / "results" / "figures"
     assert {path.name for path in figures.iterdir()} == {
-        f"fig4-smoke.{kind}" for kind in ("png", "pdf", "md")
+        f"fig1-smoke.{kind}" for kind in ("png", "pdf", "md")
     }
-    again = command("reproduce", "fig4", "profile=smoke")
-    assert "3 runs, 0 missing" in again.stderr
-    assert [m["attempt"] for m in manifests(tmp_path / "results")] == [1, 1, 1]
+    again = command("reproduce", "fig1", "profile=smoke")
+    assert "2 runs, 0 missing" in again.stderr
+    assert [m["attempt"] for m in manifests(tmp_path / "results")] == [1, 1]
 
 
 def test_two_processes_reproducing_the_same_figure_share_the_work(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_folder_without_write_permission_is_named(command: Command, tmp_path: 
 def test_a_full_disk_is_named_and_nothing_is_half_written(command: Command, tmp_path: Path) -> None:
     results = tmp_path / "results"
     results.mkdir()
-    if os.geteuid() != 0 or not mount(results, "-o", "size=700k"):
+    if os.geteuid() != 0 or not mount(results, "-o", "size=500k"):
         pytest.skip("needs root with the right to mount")
     try:
         assert command("run", "method=dense", *SMALL[:2]).returncode == 0
@@ -287,7 +287,7 @@ def test_a_busy_terminal_shows_a_bar(tmp_path: Path) -> None:
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "experiments", "run", "method=topk", *SMALL, "train.steps=1000"],
+        [sys.executable, "-m", "experiments", "run", "method=topk", *SMALL, "train.steps=400"],
         cwd=ROOT,
         env={**environment_for(tmp_path / "results"), "TERM": "xterm"},
         stdout=follower,
@@ -313,7 +313,7 @@ def test_a_busy_terminal_shows_a_bar(tmp_path: Path) -> None:
     os.close(leader)
     text = b"".join(shown).decode(errors="replace")
     assert "topk-cnn_digits" in text
-    assert "/1000 steps" in text
+    assert "/400 steps" in text
     assert "runs done" in text
 
 

@@ -108,7 +108,8 @@ def trained(mode: str, method: str = "topk", steps: int = 12, **task: object) ->
     device = torch.device("cpu")
     name = "vgg16_digits" if steps < 10 else "cnn_digits"
     data = datasets.load("digits32" if steps < 10 else "digits", None, device)
-    setting = Setting(seed=0, num_steps=steps, validate=True, device=device, dtype=torch.float32)
+    validate = steps >= 10
+    setting = Setting(seed=0, num_steps=steps, validate=validate, device=device, dtype=torch.float32)
 
     def body(comm: virtual.VirtualComm) -> Kept:
         log = Kept()
