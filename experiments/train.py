@@ -84,7 +84,8 @@ def train(
                 if timer.mode == "as_published":
                     loss.item()  # the published code reads the loss here, its first wait for the device
             with timer.phase("check"):
-                if layer := gradients.nonfinite():
+                finite = gradients.finite()
+                if timer.mode != "production" and (layer := gradients.nonfinite(finite)):
                     raise NonFinite(comm.rank, step, layer)
             report = aggregator.aggregate(epoch)
             with timer.phase("update"):
@@ -94,6 +95,8 @@ def train(
                 with timer.phase("validate"):  # inside the timed step, while the others wait: as published
                     metrics = task.evaluate(model, data, dtype) if comm.rank == 0 else None
 
+        if timer.mode == "production" and (layer := gradients.nonfinite(finite, intact=False)):
+            raise NonFinite(comm.rank, step, layer)  # only now: within the step it would make the host wait
         window.observe(
             step=step,
             epoch=epoch + 1,

@@ -46,14 +46,21 @@ class Gradients:
     def zero_(self) -> None:
         self.flat.zero_()
 
-    def nonfinite(self) -> str | None:
-        """The name of the first parameter with a NaN or Inf in its gradient; one pass and one host
-        synchronisation.
+    def finite(self) -> Tensor:
+        """(number of tensors,) bool on the device: is each tensor's gradient free of NaN and Inf? One pass
+        and no host synchronisation. A norm may overflow while every element is finite: see `nonfinite`.
         """
-        if torch.isfinite(self.flat.sum()):
+        return torch.isfinite(torch.stack(torch._foreach_norm(self.views)))
+
+    def nonfinite(self, finite: Tensor, intact: bool = True) -> str | None:
+        """The name of the first parameter that `finite` accuses; synchronises the host.
+
+        Args:
+            intact: do the buckets still hold what `finite` saw? Then the accused are looked at once more.
+        """
+        if finite.all():
             return None
-        # The sum may overflow while every element is finite: look at the elements before accusing one.
-        for (name, _), view in zip(self.parameters, self.views, strict=True):
-            if not torch.isfinite(view).all():
+        for (name, _), view, fine in zip(self.parameters, self.views, finite.tolist(), strict=True):
+            if not fine and not (intact and torch.isfinite(view).all()):
                 return name
         return None

@@ -192,7 +192,8 @@ def test_corrupt_data_are_refused(command: Command, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run(command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["serialised", "production"])
+def test_a_gradient_that_is_not_finite_stops_the_run(command: Command, tmp_path: Path, mode: str) -> None:
     done = command(
         "run", "method=dense", "task=cnn_digits", "profile=smoke", "task.lr=1e30", "task.lr_warmup_epochs=0"
     )

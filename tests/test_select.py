@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import Parameter
 
 import sparsify
 from sparsify.aggregate import Sparsifier, num_selected
+from sparsify.bucket import Gradients
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback, Forget
 from sparsify.select import FirstK, Place, RandomK, TopK
@@ -96,3 +98,48 @@ def test_unknown_names_list_what_there_is() -> None:
 def test_warmup_is_a_lower_bound_of_the_density() -> None:
     method = sparsify.build("topk", density=0.01, density_warmup=[0.015625, 0.004])
     assert [method.density_at(epoch) for epoch in range(3)] == [0.015625, 0.01, 0.01]
+
+
+def bucketed(*shapes: tuple[int, ...]) -> Gradients:
+    return Gradients([(f"p{i}", Parameter(torch.zeros(shape))) for i, shape in enumerate(shapes)], "global")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_the_tensor_with_a_gradient_that_is_not_finite_is_named(bad: float) -> None:
+    gradients = bucketed((3, 2), (4,), (0,), (5,))
+    assert gradients.nonfinite(gradients.finite()) is None
+    p1 = gradients.parameters[2][1]
+    assert p1.grad is not None
+    p1.grad[3] = bad
+    assert gradients.nonfinite(gradients.finite()) == "p1"
+
+
+def test_large_finite_gradients_are_not_accused() -> None:
+    gradients = bucketed((3,))
+    gradients.flat.fill_(3e38)  # its norm overflows
+    assert not gradients.finite().all()
+    assert gradients.nonfinite(gradients.finite()) is None
+
+
+def test_gradients_are_views_of_one_flat_tensor_in_reversed_order() -> None:
+    gradients = bucketed((2, 2), (3,))
+    (last, p1), (first, p0) = gradients.parameters
+    assert (last, first) == ("p1", "p0")
+    (p0.sum() * 2 + p1.sum() * 3).backward()
+    assert gradients.flat.tolist() == [3.0] * 3 + [2.0] * 4
+
+
+def test_channels_last_gradients_keep_their_layout() -> None:
+    weight = Parameter(torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last))
+    gradients = Gradients([("weight", weight)], "layer")
+    assert weight.grad is not None
+    assert weight.grad.stride() == weight.stride()
+    (weight * torch.arange(48.0).view(4, 3, 2, 2)).sum().backward()
+    assert torch.equal(weight.grad, torch.arange(48.0).view(4, 3, 2, 2))
+    assert gradients.flat.sum() == torch.arange(48.0).sum()
+
+
+def test_mixed_kinds_of_parameters_are_refused() -> None:
+    mixed = [("a", Parameter(torch.zeros(1))), ("b", Parameter(torch.zeros(1, dtype=torch.float64)))]
+    with pytest.raises(ValueError, match=r"float32.*float64"):
+        Gradients(mixed, "global")
