@@ -8,7 +8,8 @@ PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c 
 
 .DEFAULT_GOAL := help
 .PHONY: help test lint figures collect bench clean FORCE
-FORCE: ; # pattern rules can't be phony
+# A prerequisite that is never up to date: pattern rules can't be phony.
+FORCE: ;
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -78,15 +78,25 @@ def setting(frames: Frames) -> str:
 def timing(frames: Frames) -> str:
     """Mode, samples and warm-up of timed runs, and whether their times are simulated."""
     modes = listed([MODES.get(mode, mode) for mode in values(frames, "timing.mode")])
-    counts: dict[str, list[str]] = {}  # what is said of a run -> the methods it is true of
+    runs: dict[str, list[stats.Warm]] = {}  # by method
     for key in frames.runs["key"]:
-        warm, label = stats.warm(frames, key), look(_method(frames, key)).label
-        counts.setdefault(f"n = {warm.n} (first {warm.dropped} dropped as warm-up)", []).append(label)
-    samples = "; ".join(f"{listed(dict.fromkeys(labels))} {count}" for count, labels in counts.items())
+        runs.setdefault(look(_method(frames, key)).label, []).append(stats.warm(frames, key))
+    counts: dict[str, list[str]] = {}  # what is said of some runs -> the methods it is true of
+    for label, warm in runs.items():
+        counts.setdefault(_samples(warm), []).append(label)
+    samples = "; ".join(f"{listed(labels)} {count}" for count, labels in counts.items())
     sentences = f"Timing mode: {modes}. Steps per worker: {samples}."
     if is_simulated(frames):
         sentences += f" {SIMULATED}{listed(values(frames, 'cluster.link.name'))}."
     return sentences
+
+
+def _samples(runs: list[stats.Warm]) -> str:
+    """'n = 16 (first 4 dropped as warm-up)'; of several runs, all their steps."""
+    dropped = sorted({run.dropped for run in runs})
+    first = str(dropped[0]) if len(dropped) == 1 else f"{dropped[0]} to {dropped[-1]}"
+    several = f" in {len(runs)} runs" if len(runs) > 1 else ""
+    return f"n = {sum(run.n for run in runs)}{several} (first {first} dropped as warm-up)"
 
 
 def training(frames: Frames) -> str:

@@ -209,7 +209,11 @@ def _units(per_run: list[np.ndarray]) -> Units:
 
 
 def _estimate(units: list[Units], statistic: Callable[..., Any], paired: bool = False) -> Value:
-    """`statistic` of the overall means, with a percentile bootstrap over the units."""
+    """`statistic` of the overall means, with a percentile bootstrap over the units. Enough runs stand for
+    themselves: the statistic of each repetition, whose runs came one after the other, and Student's
+    interval."""
+    if all(unit.of == "runs" for unit in units) and len({unit.n for unit in units}) == 1:
+        return over_seeds([float(statistic(*means)) for means in zip(*(u.means for u in units), strict=True)])
     value = float(statistic(*(unit.overall for unit in units)))
     fewest = min(units, key=lambda unit: unit.n)
     if min(len(unit.means) for unit in units) < 2:

@@ -18,14 +18,17 @@ PAPER = "Yoon and Oh 2022 (A100, VGG-16)"
 
 # How each profile scales the paper's experiment. The recipe (conf/recipe/yoon2022.yaml) is the paper's own.
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
+# Timed runs are repeated, all methods one after the other each time: what drifts meanwhile then shows as
+# spread.
+REPEATS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
 TIMING = {
     "smoke": [
         "task=cnn_digits", "cluster=local", "workers=2", "task.batch_size=16", "train.steps=8",
         "timing.warmup_steps=2",
     ],
     "laptop": [
-        "task=vgg16_cifar10", "cluster=local", "workers=2", "task.batch_size=32", "train.steps=20",
-        "timing.warmup_steps=4",
+        "task=vgg16_cifar10", "cluster=local", "workers=2", "task.batch_size=32", "train.steps=9",
+        "timing.warmup_steps=2",
     ],
     "paper": ["cluster=virtual", "train.steps=110"],
 }  # fmt: skip
@@ -47,7 +50,11 @@ def timing_runs(profile: str, mode: str, methods: Sequence[str] = METHODS) -> li
     """The overrides of a timed run per method; `as_published` validates inside its timed loop, as theirs."""
     validate = "epoch" if mode == "as_published" else "never"
     shared = [*_start(profile, TIMING), f"train.validate={validate}", f"timing.mode={mode}"]
-    return [[*shared, f"method={method}", *_steady(method)] for method in methods]
+    return [
+        [*shared, f"method={method}", *_steady(method), f"seed={seed}"]
+        for seed in REPEATS[profile]
+        for method in methods
+    ]
 
 
 def convergence_runs(profile: str) -> list[list[str]]:

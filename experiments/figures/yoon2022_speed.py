@@ -69,7 +69,7 @@ def table(frames: Frames) -> str:
 def caption(frames: Frames, profile: str) -> str:
     return (
         "Training speed over all workers (left) and time per iteration relative to dense (right), means "
-        "over warm steps with 95 % bootstrap intervals. Published: the paper's ratios; corrected: "
+        "over warm steps with 95 % intervals. Published: the paper's ratios; corrected: "
         "recomputed from the authors' logs with rank 0's validation taken out of the timed loop. "
         f"{captions.setting(frames)} {captions.timing(frames)}"
     )
