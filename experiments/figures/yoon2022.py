@@ -27,7 +27,7 @@ TIMING = {
         "timing.warmup_steps=2",
     ],
     "laptop": [
-        "task=vgg16_cifar10", "cluster=local", "workers=2", "task.batch_size=32", "train.steps=9",
+        "task=vgg16_cifar10", "cluster=local", "workers=2", "task.batch_size=32", "train.steps=7",
         "timing.warmup_steps=2",
     ],
     "paper": ["cluster=virtual", "train.steps=110"],
