@@ -102,7 +102,9 @@ def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             composed = compose("config", overrides=list(overrides))
-        return OmegaConf.to_container(composed, resolve=True)  # type: ignore[return-value]
+        plain = OmegaConf.to_container(composed, resolve=True)
+        assert isinstance(plain, dict)  # the root of a composed config is a mapping
+        return {str(key): value for key, value in plain.items()}
     except (HydraException, OmegaConfBaseException) as error:
         first_line = str(error).partition("\n")[0]
         raise ValueError(f"{' '.join(overrides)}: {first_line}") from error

@@ -23,7 +23,13 @@ PRIVATE = ("host",)  # of the provenance: says nothing that another reader could
 
 def consolidate(folders: Folders) -> Iterator[str]:
     """All valid runs of this checkout into results/records."""
-    frames, notes = tables.together(folders.store.all_valid(), folders.records)
+    sound = []
+    for attempt in folders.store.all_valid():
+        if attempt.is_valid(verify=True):
+            sound.append(attempt)
+        else:
+            yield f"left out {attempt.run_id}: a file's digest is not the one that its manifest states"
+    frames, notes = tables.together(sound, folders.records)
     folders.records.mkdir(parents=True, exist_ok=True)
     tables.write_parquet(frames, folders.records)
     yield from notes

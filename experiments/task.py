@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, TensorDataset
 
 from experiments.data import Dataset
 
@@ -96,7 +96,7 @@ class Task:
 
         The order is DistributedSampler's; a last batch that is not full is skipped, as published.
         """
-        sampler = DistributedSampler(range(len(data.train.labels)), size, rank, seed=seed)  # type: ignore[arg-type]
+        sampler = DistributedSampler(TensorDataset(data.train.labels), size, rank, seed=seed)
         data_pass = 0
         while True:
             sampler.set_epoch(data_pass)
