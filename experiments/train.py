@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from experiments.data import Dataset
 from experiments.task import Task
-from sparsify.aggregate import Aggregator, Method
+from sparsify.aggregate import Method
+from sparsify.aggregator import Aggregator, NonFinite
 from sparsify.comm import Comm, Metered
-from sparsify.select import Place, generator
+from sparsify.parts import Place
 from sparsify.timer import PhaseTimer
 
 WINDOW = 100  # steps between two writes of the log; nothing is written inside a timed step
@@ -37,14 +38,6 @@ class Setting(NamedTuple):
     dtype: torch.dtype
 
 
-class NonFinite(ArithmeticError):
-    """A gradient is NaN or infinite."""
-
-    def __init__(self, rank: int, step: int, layer: str) -> None:
-        super().__init__(f"rank {rank}, step {step}: the gradient of {layer} has a NaN or Inf")
-        self.rank, self.step = rank, step
-
-
 def train(
     task: Task,
     data: Dataset,
@@ -63,7 +56,7 @@ def train(
     optimiser = task.optimiser(model)
     aggregator = Aggregator(method, model.named_parameters(), Metered(comm, timer), timer, seed)
     gradients = aggregator.gradients
-    augmentation = generator(device, Place(seed, comm.rank, -1))  # -1: no bucket has this number
+    augmentation = Place(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
     batches = task.batches(data, comm.rank, comm.size, seed, augmentation, dtype)
     steps_per_epoch = task.steps_per_epoch(data, comm.size)
     window = Window(timer, comm, log, device)
@@ -87,9 +80,9 @@ def train(
                 finite = gradients.finite()
                 if timer.mode != "production" and (layer := gradients.nonfinite(finite)):
                     raise NonFinite(comm.rank, step, layer)
-            report = aggregator.aggregate(epoch)
+            report = aggregator.aggregate(epoch, rate := task.learning_rate(step, steps_per_epoch))
             with timer.phase("update"):
-                set_learning_rate(optimiser, rate := task.learning_rate(step, steps_per_epoch))
+                set_learning_rate(optimiser, rate)
                 optimiser.step()
             if ends_epoch and setting.validate and timer.mode == "as_published":
                 with timer.phase("validate"):  # inside the timed step, while the others wait: as published
@@ -103,6 +96,7 @@ def train(
             loss=loss.detach(),
             lr=rate,
             wire_bytes=report.wire_bytes,
+            host_syncs=report.host_syncs,
             density=report.selected / aggregator.num_elements,
             update_density=torch.count_nonzero(gradients.flat) / aggregator.num_elements,
             residual_norm=aggregator.residual_norm(),

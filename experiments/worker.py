@@ -40,7 +40,7 @@ def main(launch: Path) -> int:
 
 def explain(error: BaseException) -> tuple[str, str]:
     """A word of KINDS and a sentence for what went wrong."""
-    from experiments.train import NonFinite
+    from sparsify.aggregator import NonFinite
     from sparsify.comm import WorkerLost
 
     if isinstance(error, ValueError):

@@ -8,14 +8,19 @@ eqs. 1 to 3) and the table of Zhang's Stable Top-K slides use, here in bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+LENGTH = 8  # bytes of the int64 that announces a length
 
 
 class Cost(NamedTuple):
     """What one collective costs each worker."""
 
     messages: int  # latency terms, alpha each
-    sent_bytes: int  # bandwidth terms, beta each
+    sent_bytes: int  # bandwidth terms, beta each: bytes that a worker on the critical path sends
+
+    def __add__(self, other: Any) -> Cost:
+        return Cost(self.messages + other.messages, self.sent_bytes + other.sent_bytes)
 
 
 @dataclass(frozen=True)
@@ -47,3 +52,24 @@ def all_gather(nbytes: int, size: int) -> Cost:
 def broadcast(nbytes: int, size: int) -> Cost:
     """log P (alpha + m beta); a worker on the critical path forwards the tensor log P times."""
     return Cost(rounds(size), nbytes * rounds(size))
+
+
+def all_to_all(nbytes: int, size: int) -> Cost:
+    """(P-1) alpha + m beta, for a worker that sends m bytes to all others together."""
+    return Cost(size - 1, nbytes)
+
+
+def permute(nbytes: int, pairs: int) -> Cost:
+    """alpha + m beta: tensors of m bytes travel along all pairs at once. No pairs: nothing."""
+    return Cost(1, nbytes) if pairs else Cost(0, 0)
+
+
+def gather_uneven(longest_nbytes: int, size: int) -> Cost:
+    """Lengths first, one int64 each; then everybody's tensor, padded to the longest."""
+    lengths, padded = all_gather(LENGTH, size), all_gather(longest_nbytes, size)
+    return lengths + padded if longest_nbytes else lengths
+
+
+def exchange_pieces(nbytes: int, size: int) -> Cost:
+    """Lengths first, one int64 to each other worker; then m bytes to all others together."""
+    return all_to_all(LENGTH * (size - 1), size) + all_to_all(nbytes, size)

@@ -3,58 +3,116 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from sparsify import cost
-from sparsify.comm import Comm
-
-
-class Sparse(NamedTuple):
-    """Some elements of a bucket."""
-
-    indices: Tensor  # (k,) distinct; int64, or int32 as they come from the wire
-    values: Tensor  # (k,)
-
-
-class Delivery(NamedTuple):
-    """What an exchange brought about."""
-
-    total: list[Sparse]  # their sum, taken in this order, is the workers' total
-    delivered: Tensor  # indices of mine that are in it
-    wire_bytes: int  # sent by this worker
+from sparsify.comm import Comm, gather_uneven
+from sparsify.parts import Delivery, Part, Place, Run, Sparse
+from sparsify.wire import Wire, joined, split
 
 
 class Exchange(Protocol):
-    needs_shared: ClassVar[bool]  # are indices left unsent?
+    @property
+    def needs_shared(self) -> bool:
+        """Are indices left unsent, so that every worker must have chosen the same?"""
 
-    def init(self, like: Tensor) -> Any:
+    @property
+    def needs_exact(self) -> bool:
+        """Must every worker bring the same number of elements?"""
+
+    def init(self, like: Tensor, place: Place) -> Any:
         """The state for a bucket like this one."""
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: Any) -> Delivery:
-        """One worker's selection in, the total over all workers out."""
+        """One worker's selection in, the total over all workers out. Alike on all workers, to the bit."""
+
+    def broken_laws(self) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True)
-class AllGather:
-    """Everybody's values and int32 indices to everybody, in two collectives, as Yoon and Oh 2022 ran it.
+class AllGather(Part):
+    """Everybody's values and indices to everybody, in one packed message (`wire` says how it is written).
 
-    The sum is taken worker by worker in rank order, so that all workers get the same bits.
+    The sum is taken worker by worker in rank order, so that all workers get the same bits. Yoon and Oh 2022
+    sent values and indices in two collectives; `packed=False` does.
+
+    Args:
+        uneven: the workers bring different numbers of elements: lengths are gathered first.
     """
 
+    wire: Wire = Wire()  # noqa: RUF009 (it is frozen)
+    uneven: bool = False
+    packed: bool = True
     needs_shared: ClassVar[bool] = False
 
-    def init(self, like: Tensor) -> None:
+    def __post_init__(self) -> None:
+        if not self.packed and (self.uneven or self.wire != Wire()):
+            raise ValueError(
+                "packed=False is the published form: exactly k elements, int32 indices, values as they are; "
+                "leave packed=True for anything else"
+            )
+
+    @property
+    def needs_exact(self) -> bool:
+        return not self.uneven
+
+    def init(self, like: Tensor, place: Place) -> None:
         return None
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        values = comm.all_gather(part.values)
-        indices = comm.all_gather(part.indices.int())
-        total = [Sparse(*pair) for pair in zip(indices, values, strict=True)]
-        sent = [
-            cost.all_gather(k * width, comm.size)
-            for width in (part.values.element_size(), torch.int32.itemsize)
-        ]
-        return Delivery(total, part.indices, sum(c.sent_bytes for c in sent))
+        dtype, size = part.values.dtype, comm.size
+        if not self.packed:
+            values, indices = comm.all_gather(part.values), comm.all_gather(part.indices.int())
+            both = (cost.all_gather(one[0].nbytes, size) for one in (values, indices))
+            total = [Sparse(*pair) for pair in zip(indices, values, strict=True)]
+            return Delivery([*total], [part], sum(one.sent_bytes for one in both))
+        mine = self.wire.write(part, n)
+        if self.uneven:
+            messages = gather_uneven(comm, mine)
+            price = cost.gather_uneven(max(len(one) for one in messages), size)
+        else:
+            messages = comm.all_gather(mine)
+            price = cost.all_gather(len(mine), size)
+        total = [self.wire.read(one, self.wire.count(len(one), n, dtype), n, dtype) for one in messages]
+        return Delivery([*total], [self.wire.rounded(part)], price.sent_bytes)
+
+
+@dataclass(frozen=True)
+class AllGatherBlocks(Part):
+    """For indices in a row: one start and k values from everybody. Eghlidi and Jaggi 2020."""
+
+    needs_shared: ClassVar[bool] = False
+    needs_exact: ClassVar[bool] = True
+
+    def init(self, like: Tensor, place: Place) -> None:
+        return None
+
+    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        start = torch.int32 if n <= 2**31 else torch.int64
+        messages = comm.all_gather(joined(part.indices[:1].to(start), part.values))
+        row, total = torch.arange(k, device=part.values.device), list[Sparse | Run]()
+        for message in messages:
+            first, values = split(message, (start, 1), (part.values.dtype, k))
+            total.append(Sparse((first + row) % n, values))
+        return Delivery(total, [part], cost.all_gather(len(messages[0]), comm.size).sent_bytes)
+
+
+@dataclass(frozen=True)
+class AllReduce(Part):
+    """Values only, summed on their way: no indices are sent, so all workers must have chosen the same ones."""
+
+    needs_shared: ClassVar[bool] = True
+    needs_exact: ClassVar[bool] = False
+
+    def init(self, like: Tensor, place: Place) -> None:
+        return None
+
+    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        if not part.values.numel():
+            return Delivery([], [], 0)  # alike everywhere, since the choice is
+        price = cost.all_reduce(part.values.nbytes, comm.size)
+        total = Sparse(part.indices, comm.all_reduce(part.values.clone()))
+        return Delivery([total], [part], price.sent_bytes)

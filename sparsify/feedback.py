@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+
+from sparsify.parts import NOTHING_IS_LOST, Delivery, Part, Sparse, work_dtype
 
 
 class Feedback(Protocol):
     def init(self, like: Tensor) -> Any:
         """The state for a bucket like this one."""
 
-    def accumulate(self, grad: Tensor, state: Any) -> Tensor:
-        """(n,) -> (n,): the gradient with what is owed to it. The result may be the state's own buffer."""
+    def accumulate(self, grad: Tensor, lr: float, state: Any) -> Tensor:
+        """(n,) -> (n,): the gradient with what is owed to it. The result may be the state's own buffer, or
+        `grad` itself.
+        """
 
-    def retain(self, delivered: Tensor, state: Any) -> None:
-        """Keep what `accumulate` returned, less the entries at the indices `delivered`."""
+    def retain(self, delivery: Delivery, state: Any) -> None:
+        """Keep what `accumulate` returned, less what was delivered of it."""
 
     def residual(self, state: Any) -> Tensor | None:
         """What is owed at this moment, (n,); None where nothing is kept."""
 
+    def broken_laws(self) -> dict[str, str]: ...
+
 
 @dataclass(frozen=True)
-class Forget:
+class Forget(Part):
     """Nothing is kept: what was not sent is lost."""
 
-    def init(self, like: Tensor) -> None:
+    exceptions: ClassVar[dict[str, str]] = {NOTHING_IS_LOST: "there is no residual: what is not sent is lost"}
+
+    def init(self, like: Tensor) -> Tensor | None:
+        dtype = work_dtype(like.dtype)
+        return None if dtype == like.dtype else torch.empty_like(like, dtype=dtype)
+
+    def accumulate(self, grad: Tensor, lr: float, state: Tensor | None) -> Tensor:
+        return grad if state is None else state.copy_(grad)
+
+    def retain(self, delivery: Delivery, state: Tensor | None) -> None:
         return None
 
-    def accumulate(self, grad: Tensor, state: None) -> Tensor:
-        return grad
-
-    def retain(self, delivered: Tensor, state: None) -> None:
-        return None
-
-    def residual(self, state: None) -> None:
+    def residual(self, state: Tensor | None) -> None:
         return None
 
 
 @dataclass(frozen=True)
-class ErrorFeedback:
+class ErrorFeedback(Part):
     """The residual in the gradient domain, as Shi et al. 2019 run it: acc = e + g; e <- acc, 0 where
     delivered.
 
@@ -49,13 +58,175 @@ class ErrorFeedback:
     """
 
     def init(self, like: Tensor) -> Tensor:
-        return torch.zeros_like(like)
+        return torch.zeros_like(like, dtype=work_dtype(like.dtype))
 
-    def accumulate(self, grad: Tensor, state: Tensor) -> Tensor:
+    def accumulate(self, grad: Tensor, lr: float, state: Tensor) -> Tensor:
         return state.add_(grad)  # the residual's own buffer serves as acc: nothing of size n is allocated
 
-    def retain(self, delivered: Tensor, state: Tensor) -> None:
-        state.index_fill_(0, delivered, 0)
+    def retain(self, delivery: Delivery, state: Tensor) -> None:
+        for part in delivery.delivered:
+            part.add_to(state, alpha=-1)
 
     def residual(self, state: Tensor) -> Tensor:
         return state
+
+
+@dataclass
+class Scaled:
+    """A residual in units of the learning rate that it was last seen with."""
+
+    residual: Tensor  # (n,)
+    lr: float = 0.0  # 0: none seen yet
+
+
+@dataclass(frozen=True)
+class LearningRateFeedback(Part):
+    """The residual in the learning-rate domain: p = lr g + e; e <- p, 0 where delivered; x <- x - mean of q.
+    Stich et al. 2018; Eghlidi and Jaggi 2020, algorithm 1, as its text explains it.
+
+    Written in units of the gradient, so that any optimiser can follow: p / lr = g + e / lr. A residual that
+    was left at one rate is thereby replayed at that rate, however small the rate has become since.
+
+    Raises:
+        ValueError: in `accumulate`, lr is not above 0: the residual could not be expressed.
+    """
+
+    def init(self, like: Tensor) -> Scaled:
+        return Scaled(torch.zeros_like(like, dtype=work_dtype(like.dtype)))
+
+    def accumulate(self, grad: Tensor, lr: float, state: Scaled) -> Tensor:
+        if not lr > 0:
+            raise ValueError(f"feedback in the learning-rate domain divides by {lr=}; keep the rate above 0")
+        if state.lr and state.lr != lr:
+            state.residual.mul_(state.lr / lr)
+        state.lr = lr
+        return state.residual.add_(grad)
+
+    def retain(self, delivery: Delivery, state: Scaled) -> None:
+        for part in delivery.delivered:
+            part.add_to(state.residual, alpha=-1)
+
+    def residual(self, state: Scaled) -> Tensor:
+        return state.residual
+
+
+@dataclass(frozen=True)
+class LiteralFeedback(LearningRateFeedback):
+    """Algorithm 1 of Eghlidi and Jaggi 2020 as printed, line 11: e <- p - q, where q (line 9) is the sum over
+    all workers, and not this worker's own part, as their text says. Every worker subtracts what all others
+    sent too: residuals grow without bound. It exists to show that.
+    """
+
+    exceptions: ClassVar[dict[str, str]] = {
+        NOTHING_IS_LOST: "line 11 subtracts all workers' selections from every worker's residual"
+    }
+
+    def retain(self, delivery: Delivery, state: Scaled) -> None:
+        for part in delivery.total:
+            part.add_to(state.residual, alpha=-1)
+
+
+@dataclass
+class Velocity:
+    """The two memories of momentum correction."""
+
+    momentum: Tensor  # (n,) u in the paper
+    residual: Tensor  # (n,) v in the paper
+
+
+@dataclass(frozen=True)
+class MomentumCorrection(Part):
+    """Momentum before accumulation, both masked where delivered. Lin et al. 2018, arXiv:1712.01887, alg. 4.
+
+    u <- m u + g;  v <- v + u;  u, v <- 0 where delivered. With `nesterov`: u <- m (u + g);  v <- v + u + g.
+    The optimiser behind it must have no momentum of its own.
+    """
+
+    momentum: float = 0.9
+    masking: bool = True
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum} is out of range: it must lie in [0, 1)")
+
+    def broken_laws(self) -> dict[str, str]:
+        counted = "momentum counts a gradient up to 1 / (1 - momentum) times; with momentum=0 nothing is lost"
+        return {NOTHING_IS_LOST: counted} if self.momentum else {}
+
+    def init(self, like: Tensor) -> Velocity:
+        u, v = (torch.zeros_like(like, dtype=work_dtype(like.dtype)) for _ in range(2))
+        return Velocity(u, v)
+
+    def accumulate(self, grad: Tensor, lr: float, state: Velocity) -> Tensor:
+        u, v = state.momentum, state.residual
+        if self.nesterov:
+            u.add_(grad).mul_(self.momentum)
+            return v.add_(u).add_(grad)
+        u.mul_(self.momentum).add_(grad)
+        return v.add_(u)
+
+    def retain(self, delivery: Delivery, state: Velocity) -> None:
+        for part in delivery.delivered:
+            part.add_to(state.residual, alpha=-1)
+            if self.masking and isinstance(part, Sparse):
+                state.momentum.index_fill_(0, part.indices.long(), 0)
+
+    def residual(self, state: Velocity) -> Tensor:
+        return state.residual
+
+
+@dataclass
+class Filtered:
+    """A residual, and between accumulate and retain the sum that was selected from."""
+
+    residual: Tensor  # (n,) m in the paper
+    acc: Tensor | None = field(default=None, metadata={"saved": False})  # (n,)
+
+
+@dataclass(frozen=True)
+class LowPass(Part):
+    """Error feedback through a low-pass filter: m <- (1 - beta) m + beta (m + g - sent). Chen et al. 2020
+    (ScaleCom, NeurIPS), eq. 5. beta = 1 is plain error feedback; they take 0.1 to 0.3 for large batches.
+    """
+
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta <= 1:
+            raise ValueError(f"beta={self.beta} is out of range: it must lie in (0, 1]")
+
+    def broken_laws(self) -> dict[str, str]:
+        return {} if self.beta == 1 else {NOTHING_IS_LOST: "beta < 1 filters part of each gradient away"}
+
+    def init(self, like: Tensor) -> Filtered:
+        work = None if work_dtype(like.dtype) == like.dtype else torch.empty_like(like, dtype=torch.float32)
+        return Filtered(torch.zeros_like(like, dtype=work_dtype(like.dtype)), work)
+
+    def accumulate(self, grad: Tensor, lr: float, state: Filtered) -> Tensor:
+        # The gradient's own buffer serves as acc, since m itself is still needed; half types get a wider one.
+        is_wide = grad.dtype == state.residual.dtype
+        state.acc = grad.add_(state.residual) if is_wide else torch.add(state.residual, grad, out=state.acc)
+        return state.acc
+
+    def retain(self, delivery: Delivery, state: Filtered) -> None:
+        assert state.acc is not None
+        state.residual.lerp_(state.acc, self.beta)
+        for part in delivery.delivered:
+            part.add_to(state.residual, alpha=-self.beta)
+
+    def residual(self, state: Filtered) -> Tensor:
+        return state.residual
+
+
+def named(name: str) -> Feedback:
+    """The feedbacks that methods offer by a word."""
+    parts: dict[str, Feedback] = {
+        "gradient": ErrorFeedback(),
+        "learning_rate": LearningRateFeedback(),
+        "literal": LiteralFeedback(),
+        "none": Forget(),
+    }
+    if name not in parts:
+        raise ValueError(f"no feedback {name!r}; there are: {', '.join(parts)}")
+    return parts[name]

@@ -1,84 +1,229 @@
-"""Selectors: rules that choose k of n. They see the accumulated gradient and answer with indices, nothing
-more.
-"""
+"""Selectors: rules that choose k of n. They see the accumulated gradient and answer with indices."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Generator, Tensor
 
-
-class Place(NamedTuple):
-    """Which bucket of which worker a state belongs to: what its own random numbers are seeded with."""
-
-    seed: int
-    rank: int
-    bucket: int
+from sparsify import cost, host
+from sparsify.comm import Comm, gather_uneven
+from sparsify.parts import Part, Place, Selection, Work, check_choice, check_k, scrambled
 
 
 class Selector(Protocol):
-    shared: ClassVar[bool]  # do all workers choose alike?
+    @property
+    def shared(self) -> bool:
+        """Do all workers choose alike?"""
+
+    @property
+    def exact(self) -> bool:
+        """Does every worker choose the same number, known beforehand?"""
 
     def init(self, like: Tensor, place: Place) -> Any:
         """The state for a bucket like this one."""
 
-    def select(self, acc: Tensor, k: int, state: Any) -> Tensor:
-        """(n,) -> (k,) distinct indices in [0, n), int64."""
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
+        """(n,) -> (k',) distinct indices in [0, n). `acc` is not to be written to."""
+
+    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
+        """The least and the largest k' that `select` may answer with on `size` workers."""
+
+    def broken_laws(self) -> dict[str, str]: ...
+
+
+class ExactlyK(Part):
+    """What selectors share that always choose k, each worker its own."""
+
+    shared: ClassVar[bool] = False
+    exact: ClassVar[bool] = True
+
+    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
+        return k, k
+
+
+class About(Part):
+    """What selectors share whose count depends on the data, each worker its own."""
+
+    shared: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
+
+    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
+        return 0, n
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(ExactlyK):
     """The k largest by absolute value, exactly. Published operator: torch.topk; the reference for faster
     ones.
     """
 
-    shared: ClassVar[bool] = False
+    def init(self, like: Tensor, place: Place) -> Work:
+        return Work.like(like)
 
-    def init(self, like: Tensor, place: Place) -> None:
-        return None
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Work) -> Selection:
+        return Selection(largest(acc, k, state.buffer))
 
-    def select(self, acc: Tensor, k: int, state: None) -> Tensor:
-        return acc.abs().topk(k, sorted=False).indices
+
+def largest(acc: Tensor, k: int, work: Tensor) -> Tensor:
+    """(n,) -> (k,): indices of the k largest magnitudes."""
+    check_k(k, acc.numel())
+    return torch.abs(acc, out=work).topk(k, sorted=False).indices
+
+
+@dataclass
+class Draws:
+    """How often was drawn; with the place it is all that the next draw depends on."""
+
+    place: Place = field(metadata={"saved": False})
+    step: int = 0
+
+    def key(self) -> int:
+        """The next draw's own number."""
+        self.step += 1
+        return self.place.key(self.step)
+
+
+@dataclass
+class Permutations:
+    """The published operator's generator."""
+
+    generator: Generator
+
+
+SAMPLINGS = ("hash", "permutation")
 
 
 @dataclass(frozen=True)
-class RandomK:
-    """k uniformly random indices without replacement, each worker its own.
+class RandomK(ExactlyK):
+    """k uniformly random indices without replacement.
 
-    Published operator: the head of torch.randperm(n), a sort of n random keys; it costs O(n).
+    Args:
+        shared: all workers draw alike (from a shared seed), so that indices need not be sent.
+        sampling: `hash`, O(k + sqrt n) and the same on every device (see `sample`); or `permutation`, the
+            published operator: the head of torch.randperm(n), a sort of n random keys in O(n).
     """
 
-    shared: ClassVar[bool] = False
+    shared: bool = False  # type: ignore[misc]
+    sampling: str = "hash"
 
-    def init(self, like: Tensor, place: Place) -> Generator:
-        return generator(like.device, place)
+    def __post_init__(self) -> None:
+        check_choice("sampling", self.sampling, SAMPLINGS)
 
-    def select(self, acc: Tensor, k: int, state: Generator) -> Tensor:
-        return torch.randperm(acc.numel(), generator=state, device=acc.device)[:k]
+    def init(self, like: Tensor, place: Place) -> Draws | Permutations:
+        place = place.shared if self.shared else place
+        return Draws(place) if self.sampling == "hash" else Permutations(place.generator(like.device))
+
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Draws | Permutations) -> Selection:
+        n = acc.numel()
+        check_k(k, n)
+        if isinstance(state, Permutations):
+            return Selection(torch.randperm(n, generator=state.generator, device=acc.device)[:k])
+        return Selection(sample(n, k, state.key(), acc.device))
+
+
+ROUNDS = 6  # of the Feistel network; four make it pseudo-random (Luby and Rackoff 1988)
+
+
+def sample(n: int, k: int, key: int, device: torch.device) -> Tensor:
+    """(k,) distinct indices below n, pseudo-random; another draw for every key. No host synchronisation.
+
+    A Feistel network permutes a grid of a x b >= n points, with a b - n < a = ceil(sqrt n). So among the
+    images of the first k + (a b - n) points at least k lie below n; the first k of those are the sample.
+    """
+    a = math.isqrt(n - 1) + 1 if n else 1
+    b = -(-n // a)
+    points = torch.arange(min(n, k) + a * b - n, device=device)
+    left, right = points // b, points % b
+    for turn in range(ROUNDS):
+        # Alternately each half is moved by a hash of the other: invertible, whatever the hash.
+        left = (left + hashed(right, scrambled(key + 2 * turn))) % a
+        right = (right + hashed(left, scrambled(key + 2 * turn + 1))) % b
+    images = left * b + right
+    inside = images < n
+    slots = torch.where(inside, inside.cumsum(0) - 1, k).clamp_(max=k)
+    return torch.empty(k + 1, dtype=torch.int64, device=device).scatter_(0, slots, images)[:k]
+
+
+def hashed(numbers: Tensor, key: int) -> Tensor:
+    """(m,) int64 -> (m,) pseudo-random numbers of 31 bits."""
+    x = (numbers ^ (key & 0x7FFFFFFF)) * (key >> 32 | 1) & 0x7FFFFFFF
+    x = (x ^ x >> 15) * 0x2C1B3C6D & 0x7FFFFFFF
+    x = (x ^ x >> 12) * 0x297A2D39 & 0x7FFFFFFF
+    return x ^ x >> 15
 
 
 @dataclass(frozen=True)
-class FirstK:
+class BlockRandomK(ExactlyK):
+    """k consecutive elements from a random start. Eghlidi and Jaggi 2020, section 3.
+
+    Args:
+        shared: all workers start at the same place (from a shared seed).
+        aligned: starts are multiples of k, and the last n mod k elements are never chosen, as in mlbench's
+            code; else any element can be the start and the block wraps around the end, as in PowerSGD's code.
+            The paper leaves it open.
+    """
+
+    shared: bool = False  # type: ignore[misc]
+    aligned: bool = False
+
+    def broken_laws(self) -> dict[str, str]:
+        return {}
+
+    def init(self, like: Tensor, place: Place) -> Draws:
+        return Draws(place.shared if self.shared else place)
+
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Draws) -> Selection:
+        n = acc.numel()
+        check_k(k, n)
+        start = state.key() % (n // k) * k if self.aligned else state.key() % n
+        # The indices stay in a row (one after the other, modulo n): AllGatherBlocks relies on it.
+        return Selection(torch.arange(start, start + k, device=acc.device) % n)
+
+
+@dataclass(frozen=True)
+class FirstK(ExactlyK):
     """The first k. It looks at nothing and computes nothing: a control for what the harness itself costs."""
 
     shared: ClassVar[bool] = True
 
-    def init(self, like: Tensor, place: Place) -> Tensor:
-        return torch.arange(like.numel(), device=like.device)
+    def init(self, like: Tensor, place: Place) -> Work:
+        return Work(torch.arange(like.numel(), device=like.device))
 
-    def select(self, acc: Tensor, k: int, state: Tensor) -> Tensor:
-        return state[:k]
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Work) -> Selection:
+        check_k(k, acc.numel())
+        return Selection(state.buffer[:k])
 
 
-def generator(device: torch.device, place: Place) -> Generator:
-    """A generator of one's own; the global one stays untouched, it belongs to the user's model and data."""
-    own = Generator(device=device)
-    # Distinct odd multipliers keep neighbouring (seed, rank, bucket) triples apart in the 64-bit seed.
-    mixed = (
-        place.seed * 0x9E3779B97F4A7C15 + place.rank * 0xBF58476D1CE4E5B9 + place.bucket * 0x94D049BB133111EB
-    )
-    own.manual_seed(mixed % 2**63)
-    return own
+@dataclass(frozen=True)
+class Union(Part):
+    """Everybody's choices together: each worker selects its own, all of them are sent to all.
+
+    The `index-union` of kljp's code (DEFT, MiCRO, ExDyna) and of Accordion. Indices travel as int32 where
+    that suffices (theirs: int64), padded to the longest list as there.
+    """
+
+    own: Selector
+    shared: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
+
+    def broken_laws(self) -> dict[str, str]:
+        return self.own.broken_laws()
+
+    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
+        low, high = self.own.bounds(n, k, size)
+        return low, min(n, size * high)
+
+    def init(self, like: Tensor, place: Place) -> Any:
+        return self.own.init(like, place)
+
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
+        chosen, sent_bytes = self.own.select(acc, k, comm, state)
+        gathered = gather_uneven(comm, chosen.to(torch.int32 if acc.numel() <= 2**31 else torch.int64))
+        host.waited()  # for the size of the union
+        union = torch.unique(torch.cat(gathered))
+        longest = max(len(one) for one in gathered) * gathered[0].element_size()
+        return Selection(union, sent_bytes + cost.gather_uneven(longest, comm.size).sent_bytes)

@@ -23,7 +23,10 @@ from typing import Any
 import torch
 
 MODES = ("serialised", "production", "as_published")
-PHASES = ("io", "forward", "backward", "check", "select", "wait", "transfer", "scatter", "update")
+PHASES = (
+    "io", "forward", "backward", "check", "select", "exchange", "wait", "transfer", "retain", "scatter",
+    "update",
+)  # fmt: skip
 PUBLISHED_PHASES = ("synchronize", "validate")  # as_published only
 
 Mark = Any  # seconds on the host, or a CUDA event that becomes seconds in `resolve`
@@ -67,7 +70,7 @@ class PhaseTimer:
         self.samples: list[Sample] = []
         self.num_steps = 0
         self._current = Sample(0.0)  # what is timed outside a step goes nowhere
-        self._in_phase = ""
+        self._open: list[_Phase] = []  # the innermost last
         self._keep = False
 
     def step(self) -> AbstractContextManager[None]:
@@ -75,7 +78,7 @@ class PhaseTimer:
         return _Step(self)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """A named span of a step. Phases do not nest: each second is counted once."""
+        """A named span of a step. A phase inside another one interrupts it: each second is counted once."""
         return nullcontext() if self.mode == "production" else _Phase(self, name)
 
     def collective(self) -> AbstractContextManager[None]:
@@ -137,25 +140,33 @@ class _Step:
         timer.num_steps += 1
         if kind is None:
             timer.samples.append(sample)
-        timer._current, timer._keep, timer._in_phase = Sample(0.0), False, ""
+        timer._current, timer._keep = Sample(0.0), False
+        timer._open.clear()
 
 
 class _Phase:
     def __init__(self, timer: PhaseTimer, name: str) -> None:
-        self.timer, self.name = timer, name
+        self.timer, self.name, self.start = timer, name, 0.0
 
     def __enter__(self) -> None:
-        timer = self.timer
-        assert not timer._in_phase, f"phase {self.name} inside phase {timer._in_phase}"
-        timer._in_phase = self.name
-        self.start = timer.boundary()
+        open_, self.start = self.timer._open, self.timer.boundary()
+        if open_:
+            open_[-1].count(until=self.start)
+        open_.append(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        open_, now = self.timer._open, self.timer.boundary()
+        self.count(until=now)
+        if open_:  # not after a step that ended in an error
+            open_.pop()
+        if open_:
+            open_[-1].start = now
+
+    def count(self, until: float) -> None:
         timer, sample = self.timer, self.timer._current
-        duration = timer.boundary() - self.start
-        timer._in_phase = ""
+        duration = until - self.start
         sample.phases[self.name] = sample.phases.get(self.name, 0.0) + duration
-        if timer._keep:
+        if timer._keep and duration:
             sample.spans.append((self.name, self.start, duration))
 
 

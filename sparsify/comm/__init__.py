@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
-from sparsify import cost
+from sparsify import cost, host
 from sparsify.timer import PhaseTimer
 
 T = TypeVar("T")
@@ -29,6 +30,16 @@ class Comm(Protocol):
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Everybody's tensor, by rank; all have the same shape. Not to be written to."""
 
+    def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
+        """Pieces of a 1-D tensor, `send[r]` elements of it to each worker r; returns the pieces for this
+        worker, by rank of their senders, `receive[r]` elements from each.
+        """
+
+    def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
+        """Point to point: along each (source, destination) of `route` a tensor travels; all workers call,
+        with tensors of the same shape and the same route. Returns what came here, if anything did.
+        """
+
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """The root's tensor, in place; returns its argument."""
 
@@ -38,6 +49,31 @@ class Comm(Protocol):
 
 class WorkerLost(ConnectionError):
     """Another worker ended or does not answer: the group can't go on."""
+
+
+def gather_uneven(comm: Comm, tensor: Tensor) -> list[Tensor]:
+    """Everybody's 1-D tensor, by rank, of whatever length. `cost.gather_uneven` has its bytes.
+
+    Lengths are gathered first, then tensors padded to the longest: gloo refuses uneven ones, and in a ring
+        the
+    longest sets the pace anyway. One host synchronisation, for the lengths. Nobody has anything: nothing
+    sent.
+    """
+    mine = torch.tensor([tensor.numel()], device=tensor.device)
+    lengths = [int(length) for length in host.read(torch.cat(comm.all_gather(mine)))]
+    if not (longest := max(lengths)):
+        return [tensor] * comm.size
+    padded = (
+        tensor if len(tensor) == longest else torch.cat([tensor, tensor.new_zeros(longest - len(tensor))])
+    )
+    return [one[:length] for one, length in zip(comm.all_gather(padded), lengths, strict=True)]
+
+
+def exchange_pieces(comm: Comm, tensor: Tensor, send: Sequence[int]) -> list[Tensor]:
+    """`all_to_all` for receivers that do not know how much comes: lengths first. One host synchronisation."""
+    ones = [1] * comm.size
+    lengths = comm.all_to_all(torch.tensor(list(send), device=tensor.device), ones, ones)
+    return comm.all_to_all(tensor, send, [int(length) for length in host.read(torch.cat(lengths))])
 
 
 class Metered:
@@ -61,6 +97,15 @@ class Metered:
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         self.sent_bytes += cost.all_gather(tensor.nbytes, self.size).sent_bytes
         return self._timed(lambda: self.comm.all_gather(tensor))
+
+    def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
+        kept = send[self.rank] * tensor.element_size()
+        self.sent_bytes += cost.all_to_all(tensor.nbytes - kept, self.size).sent_bytes
+        return self._timed(lambda: self.comm.all_to_all(tensor, send, receive))
+
+    def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
+        self.sent_bytes += cost.permute(tensor.nbytes, len(route)).sent_bytes
+        return self._timed(lambda: self.comm.permute(tensor, route))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         self.sent_bytes += cost.broadcast(tensor.nbytes, self.size).sent_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from sparsify.comm import WorkerLost
 
 # A worker that hangs rather than dies is noticed after this long. Others wait while rank 0 validates, so it
-# must # exceed the longest validation.
+# must exceed the longest validation.
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -46,6 +47,29 @@ class TorchComm:
         except RuntimeError as error:
             raise self._lost("all_gather") from error
         return gathered
+
+    def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
+        received = tensor.new_empty(sum(receive))
+        try:
+            dist.all_to_all_single(received, tensor.contiguous(), list(receive), list(send))
+        except RuntimeError as error:
+            raise self._lost("all_to_all") from error
+        return list(received.split(list(receive)))
+
+    def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
+        received, operations = None, []
+        for source, destination in route:
+            if source == self.rank:
+                operations.append(dist.P2POp(dist.isend, tensor, destination))
+            if destination == self.rank:
+                received = torch.empty_like(tensor)
+                operations.append(dist.P2POp(dist.irecv, received, source))
+        try:
+            for work in dist.batch_isend_irecv(operations) if operations else ():
+                work.wait()
+        except RuntimeError as error:
+            raise self._lost("permute") from error
+        return received
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         try:

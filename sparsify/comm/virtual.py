@@ -27,7 +27,8 @@ class Call(NamedTuple):
     """A rank that stands at a collective."""
 
     name: str
-    tensor: Tensor | None
+    alike: Any  # what must be the same on all ranks
+    brought: Any  # what this rank contributes
     combine: Callable[[Sequence[Any]], Any]
     cost: Cost
 
@@ -78,12 +79,13 @@ class Cluster:
                 f"rank {min(self.calls)} waits in {first.name}, but ended already: ranks {ended}"
             )
         names = {rank: call.name for rank, call in self.calls.items()}
-        shapes = {rank: None if c.tensor is None else tuple(c.tensor.shape) for rank, c in self.calls.items()}
-        if len(set(names.values())) > 1 or len(set(shapes.values())) > 1:
-            raise RuntimeError(f"the ranks do not stand at the same collective: {names}, shapes {shapes}")
-        self.result = first.combine([self.calls[rank].tensor for rank in range(self.size)])
+        alike = {rank: call.alike for rank, call in self.calls.items()}
+        if len(set(names.values())) > 1 or len(set(alike.values())) > 1:
+            raise RuntimeError(f"the ranks do not stand at the same collective: {names}, shapes {alike}")
+        self.result = first.combine([self.calls[rank].brought for rank in range(self.size)])
         self.synchronise()  # the combining is nobody's computing
-        self.clock = [max(self.clock) + self.link.seconds(first.cost)] * self.size
+        slowest = max(self.link.seconds(call.cost) for call in self.calls.values())
+        self.clock = [max(self.clock) + slowest] * self.size
         self.calls.clear()
 
     def meet(self, rank: int, call: Call) -> Any:
@@ -112,10 +114,8 @@ class VirtualComm:
         return self.cluster.now(self.rank)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        total = self._meet(
-            "all_reduce", tensor, total_in_rank_order, cost.all_reduce(tensor.nbytes, self.size)
-        )
-        return tensor.copy_(total)
+        price = cost.all_reduce(tensor.nbytes, self.size)
+        return tensor.copy_(self._meet("all_reduce", tensor, total_in_rank_order, price))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         snapshot = tensor.detach().clone()  # its owner may write to it before the last rank has read it
@@ -124,19 +124,41 @@ class VirtualComm:
         )
         return gathered
 
+    def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
+        pieces = tensor.detach().clone().split(list(send))
+        price = cost.all_to_all(tensor.nbytes - pieces[self.rank].nbytes, self.size)
+        everybody = self._meet("all_to_all", pieces, list, price, alike=str(tensor.dtype))
+        mine: list[Tensor] = [theirs[self.rank] for theirs in everybody]
+        if [len(piece) for piece in mine] != list(receive):
+            lengths = [len(piece) for piece in mine]
+            raise RuntimeError(f"rank {self.rank} expects pieces of {list(receive)}, and gets {lengths}")
+        return mine
+
+    def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
+        price = cost.permute(tensor.nbytes, len(route))
+        alike = (tuple(tensor.shape), tuple(route))
+        everybody = self._meet("permute", tensor.detach().clone(), list, price, alike)
+        sources = [source for source, destination in route if destination == self.rank]
+        return everybody[sources[0]] if sources else None
+
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        sent = self._meet(
-            "broadcast", tensor, lambda all_: all_[root].clone(), cost.broadcast(tensor.nbytes, self.size)
-        )
-        return tensor.copy_(sent)
+        price = cost.broadcast(tensor.nbytes, self.size)
+        return tensor.copy_(self._meet("broadcast", tensor, lambda all_: all_[root].clone(), price))
 
     def barrier(self) -> None:
         self._meet("barrier", None, lambda _: None, Cost(0, 0))
 
     def _meet(
-        self, name: str, tensor: Tensor | None, combine: Callable[[Sequence[Any]], Any], price: Cost
+        self,
+        name: str,
+        brought: Any,
+        combine: Callable[[Sequence[Any]], Any],
+        price: Cost,
+        alike: Any = None,
     ) -> Any:
-        return self.cluster.meet(self.rank, Call(name, tensor, combine, price))
+        if isinstance(brought, Tensor) and alike is None:
+            alike = tuple(brought.shape)
+        return self.cluster.meet(self.rank, Call(name, alike, brought, combine, price))
 
 
 def run(

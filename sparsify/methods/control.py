@@ -7,7 +7,7 @@ from sparsify.select import FirstK
 
 
 def control(
-    density: float = 0.001, scope: str = "global", density_warmup: Sequence[float] = ()
+    density: float = 0.001, scope: str | float = "global", density_warmup: Sequence[float] = ()
 ) -> Sparsifier:
     """No method: sends the first k elements. A control: what it spends on selection is the harness's own
     overhead.

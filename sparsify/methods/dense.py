@@ -1,9 +1,11 @@
 from sparsify.aggregate import Dense
 
 
-def dense() -> Dense:
-    """Plain gradient averaging: one allreduce over the whole model, not overlapped with backpropagation.
+def dense(scope: str | float = "global") -> Dense:
+    """Plain gradient averaging: by default one allreduce over the whole model, not overlapped with
+    backpropagation.
 
-    The baseline of Yoon and Oh 2022 (density 1, one merged Horovod tensor).
+    The baseline of Yoon and Oh 2022 (density 1, one merged Horovod tensor). With `sparsify.ddp` it runs over
+    DDP's buckets, overlapped.
     """
-    return Dense()
+    return Dense(scope)

@@ -1,21 +1,47 @@
 from collections.abc import Sequence
 
+from sparsify import feedback as feedbacks
 from sparsify.aggregate import Sparsifier
-from sparsify.exchange import AllGather
-from sparsify.feedback import ErrorFeedback, Forget
+from sparsify.exchange import AllGather, AllReduce
+from sparsify.parts import check_choice
 from sparsify.select import RandomK
+from sparsify.wire import Wire
 
 
 def randomk(
     density: float = 0.001,
-    scope: str = "global",
+    scope: str | float = "global",
     density_warmup: Sequence[float] = (),
-    feedback: bool = False,
+    feedback: str = "none",
+    exchange: str = "allgather",
+    shared: bool = False,
+    unbiased: bool = False,
+    sampling: str = "hash",
+    index: str = "int32",
+    value: str = "as_is",
+    packed: bool = True,
 ) -> Sparsifier:
-    """Random-k SGD: each worker draws its own k indices, exchanged by allgather. Yoon and Oh 2022.
+    """Random-k SGD: k indices drawn uniformly. Yoon and Oh 2022; Eghlidi and Jaggi 2020.
 
     The code they ran (hclhkbu/GaussianK-SGD, 2019) keeps no residual for Random-k: the line that adds it back
-    is commented out. So `feedback` is off by default; turned on, it is the variant that theory asks for.
+    is commented out. So there is none by default; `feedback=gradient` is the variant that theory asks for.
+
+    Args:
+        exchange: `allgather`, each worker's own indices and values; or `allreduce`, values only, which needs
+            `shared=true`: all workers draw the same indices.
+        unbiased: scale by n/k, so that the expectation is the gradient; without feedback only.
+        sampling: `hash`, in O(k); or `permutation`, the published operator torch.randperm, in O(n).
+        feedback, index, value, packed: see topk.
     """
-    rest = ErrorFeedback() if feedback else Forget()
-    return Sparsifier(density, RandomK(), rest, AllGather(), scope, tuple(density_warmup))
+    check_choice("exchange", exchange, ("allgather", "allreduce"))
+    gather = AllGather(Wire(index, value), packed=packed)
+    return Sparsifier(
+        density,
+        RandomK(shared, sampling),
+        feedbacks.named(feedback),
+        gather if exchange == "allgather" else AllReduce(),
+        scope,
+        tuple(density_warmup),
+        unbiased,
+        average=feedback != "literal",
+    )

@@ -1,15 +1,39 @@
 from collections.abc import Sequence
 
+from sparsify import feedback as feedbacks
 from sparsify.aggregate import Sparsifier
 from sparsify.exchange import AllGather
-from sparsify.feedback import ErrorFeedback
 from sparsify.select import TopK
+from sparsify.wire import Wire
 
 
-def topk(density: float = 0.001, scope: str = "global", density_warmup: Sequence[float] = ()) -> Sparsifier:
+def topk(
+    density: float = 0.001,
+    scope: str | float = "global",
+    density_warmup: Sequence[float] = (),
+    feedback: str = "gradient",
+    index: str = "int32",
+    value: str = "as_is",
+    packed: bool = True,
+) -> Sparsifier:
     """Top-k SGD: each worker sends its k largest, keeps the rest. Aji and Heafield 2017; Shi et al. 2019.
 
-    `scope` is global (k of the whole model, as Yoon and Oh 2022 ran it) or layer (k of every tensor).
-    `density_warmup` holds lower bounds of the density for the first epochs, one each.
+    Args:
+        scope: `global` (k of the whole model, as Yoon and Oh 2022 ran it), `layer` (k of every tensor), or
+            buckets of so many MB.
+        density_warmup: lower bounds of the density for the first epochs, one each.
+        feedback: `gradient` (Shi et al.), `learning_rate` (Stich et al. 2018), `none`, or `literal`:
+            algorithm 1 of Eghlidi and Jaggi 2020 as printed, which neither averages nor keeps residuals
+            right.
+        index, value: how the message is written, see `sparsify.wire.Wire`.
+        packed: values and indices in one message; the published code sends two.
     """
-    return Sparsifier(density, TopK(), ErrorFeedback(), AllGather(), scope, tuple(density_warmup))
+    return Sparsifier(
+        density,
+        TopK(),
+        feedbacks.named(feedback),
+        AllGather(Wire(index, value), packed=packed),
+        scope,
+        tuple(density_warmup),
+        average=feedback != "literal",
+    )

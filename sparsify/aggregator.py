@@ -1,0 +1,182 @@
+"""A method at work on one worker's model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from sparsify import checkpoint
+from sparsify.aggregate import Method, Report, Step, num_selected
+from sparsify.bucket import Bucket, Gradients, describe
+from sparsify.comm import Comm
+from sparsify.parts import Place
+from sparsify.timer import PhaseTimer
+
+FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
+
+
+class NonFinite(ArithmeticError):
+    """A gradient is NaN or infinite."""
+
+    def __init__(self, rank: int, step: int, layer: str) -> None:
+        super().__init__(f"rank {rank}, step {step}: the gradient of {layer} has a NaN or Inf")
+        self.rank, self.step = rank, step
+
+
+class Disagreement(RuntimeError):
+    """The workers do not do the same step."""
+
+
+class Aggregator:
+    """A method at work on one worker's model: its buckets, and the method's state for each.
+
+    Args:
+        debug: before each step compare method, step and k over the workers, by one small allgather; without
+            it, workers that disagree hang, or exchange nonsense.
+
+    Raises:
+        ValueError: the density selects nothing of this model.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        parameters: Iterable[tuple[str, Parameter]],
+        comm: Comm,
+        timer: PhaseTimer | None = None,
+        seed: int = 0,
+        debug: bool = False,
+    ) -> None:
+        self.method, self.comm, self.debug = method, comm, debug
+        self.timer = timer or PhaseTimer("production")
+        self.gradients = Gradients(parameters, method.scope)
+        self.num_elements = self.gradients.flat.numel()
+        self.step = 0
+        density = method.density_at(10**9)
+        if int(density * self.num_elements) < 1:
+            raise ValueError(
+                f"density={density:g} of {self.num_elements} gradients selects none (k = 0); the smallest "
+                f"density that selects one is {1 / self.num_elements:.3g}"
+            )
+        self.states = [
+            method.init(bucket.flat, Place(seed, comm.rank, i, bucket.shapes))
+            for i, bucket in enumerate(self.gradients.buckets)
+        ]
+
+    def aggregate(self, epoch: int = 0, lr: float = 1.0) -> Report:
+        """Replace all gradients by their averages over the workers.
+
+        Args:
+            epoch: counted from 0, for the density schedule.
+            lr: the optimiser's, for feedback in the learning-rate domain.
+        """
+        step = Step(self.method.density_at(epoch), lr)
+        if self.debug:
+            self._shake_hands(step)
+        self.step += 1
+        self.method.prepare(self.gradients.flat, self.comm)
+        reports = [
+            self.method.aggregate(bucket.flat, step, state, self.comm, self.timer)
+            for bucket, state in zip(self.gradients.buckets, self.states, strict=True)
+        ]
+        return Report(*(sum(numbers) for numbers in zip(*reports, strict=True)))
+
+    def check_finite(self) -> None:
+        """Raise `NonFinite` on all workers if any worker's gradient has a NaN or Inf; residuals are
+        untouched. One host synchronisation, and an allgather of 8 bytes.
+        """
+        gradients = self.gradients
+        name = gradients.nonfinite(gradients.finite())
+        names = [n for n, _ in gradients.parameters]
+        accused = torch.tensor([names.index(name) if name else -1], device=gradients.flat.device)
+        for rank, one in enumerate(self.comm.all_gather(accused)):
+            if (at := int(one)) >= 0:
+                raise NonFinite(rank, self.step, names[at])
+
+    def residual_norm(self) -> float:
+        """Euclidean norm of all that this worker still owes."""
+        residuals = [r for state in self.states if (r := self.method.residual(state)) is not None]
+        norms = [torch.linalg.vector_norm(r, dtype=torch.float64).item() for r in residuals]
+        return math.hypot(*norms)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This worker's state, of tensors and numbers only: save it per rank, beside model and optimiser."""
+        buckets = [
+            {"names": list(bucket.names), "state": checkpoint.dump(state)}
+            for bucket, state in zip(self.gradients.buckets, self.states, strict=True)
+        ]
+        who = {"rank": self.comm.rank, "size": self.comm.size}
+        return {"format": FORMAT, "method": repr(self.method), "step": self.step, **who, "buckets": buckets}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken.
+
+        Raises:
+            ValueError: it is another method's, another model's, another worker's, or of another format.
+        """
+        check_saved(saved, self.method, self.comm, self.gradients.buckets)
+        self.step = saved["step"]
+        self.states = [
+            checkpoint.restore(state, one["state"])
+            for state, one in zip(self.states, saved["buckets"], strict=True)
+        ]
+
+    def _shake_hands(self, step: Step) -> None:
+        """Do all workers mean the same step?"""
+        ks = [num_selected(bucket.flat.numel(), step.density) for bucket in self.gradients.buckets]
+        facts = {"method": repr(self.method), "step": self.step, "k": sum(ks), "buckets": len(ks)}
+        mine = torch.tensor([digest(value) for value in facts.values()], device=self.gradients.flat.device)
+        everybody = [one.tolist() for one in self.comm.all_gather(mine)]
+        for at, (fact, value) in enumerate(facts.items()):
+            groups: dict[int, list[int]] = {}
+            for rank, digests in enumerate(everybody):
+                groups.setdefault(digests[at], []).append(rank)
+            if len(groups) > 1:
+                raise Disagreement(
+                    f"the workers disagree on {fact}: ranks {' and ranks '.join(map(str, groups.values()))} "
+                    f"differ; rank {self.comm.rank} has {fact}={value}; give every worker the same "
+                    "method and call aggregate equally often"
+                )
+
+
+def digest(value: Any) -> int:
+    """63 bits that differ when the values do."""
+    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "big") >> 1
+
+
+def check_saved(saved: Mapping[str, Any], method: Method, comm: Comm, buckets: list[Bucket]) -> None:
+    """Refuse a state that is not this worker's."""
+    if saved.get("format") != FORMAT:
+        raise ValueError(
+            f"a saved state of format {saved.get('format')} can't be read; this version reads {FORMAT}"
+        )
+    if saved["method"] != repr(method):
+        raise ValueError(
+            f"the saved state is of {saved['method']}, and this is {method!r}; build the method with the "
+            "hyperparameters that it was saved with"
+        )
+    if saved["size"] != comm.size:
+        raise ValueError(
+            f"the saved state is of {saved['size']} workers, and there are {comm.size}; resume with as many, "
+            "or pass all workers' states through sparsify.redistribute first, which shares the residuals out"
+        )
+    if saved["rank"] != comm.rank:
+        raise ValueError(f"the saved state is of rank {saved['rank']}, and this is rank {comm.rank}")
+    names = [list(bucket.names) for bucket in buckets]
+    if [one["names"] for one in saved["buckets"]] != names:
+        raise ValueError("the saved state is of a model with other parameters, or of other buckets")
+
+
+def check_unchanged(bucket: Tensor, like: Tensor, name: str) -> None:
+    """Refuse a bucket that is not the one whose state is kept."""
+    if (bucket.shape, bucket.dtype, bucket.device) != (like.shape, like.dtype, like.device):
+        raise ValueError(
+            f"bucket {name} was {describe(like)} and is now {describe(bucket)}; its residual can't follow: "
+            "build the state anew"
+        )

@@ -1,0 +1,36 @@
+from collections.abc import Sequence
+
+from sparsify import feedback as feedbacks
+from sparsify.aggregate import Sparsifier
+from sparsify.exchange import AllGatherBlocks, AllReduce
+from sparsify.parts import check_choice
+from sparsify.select import BlockRandomK
+
+
+def blockrandomk(
+    density: float = 0.001,
+    scope: str | float = "global",
+    density_warmup: Sequence[float] = (),
+    feedback: str = "gradient",
+    exchange: str = "allgather",
+    aligned: bool = False,
+) -> Sparsifier:
+    """Block-random-k SGD: k consecutive elements from a random start. Eghlidi and Jaggi 2020.
+
+    Args:
+        exchange: `allgather`, each worker its own block, sent as one start and k values; or `allreduce`, the
+            same block on all workers, values only.
+        aligned: starts are multiples of k; else any element can be one and the block wraps around the end.
+        feedback: see topk.
+    """
+    check_choice("exchange", exchange, ("allgather", "allreduce"))
+    shared = exchange == "allreduce"
+    return Sparsifier(
+        density,
+        BlockRandomK(shared, aligned),
+        feedbacks.named(feedback),
+        AllReduce() if shared else AllGatherBlocks(),
+        scope,
+        tuple(density_warmup),
+        average=feedback != "literal",
+    )
