@@ -21,13 +21,14 @@ from analysis.records import Attempt, read_lines, write_atomic
 
 # In the order of a step. `synchronize` and `validate` occur in mode as_published only.
 PHASES = (
-    "io", "forward", "backward", "check", "select", "wait", "transfer", "synchronize", "scatter", "update",
-    "validate",
+    "io", "forward", "backward", "check", "select", "exchange", "wait", "transfer", "synchronize", "scatter",
+    "update", "validate",
 )  # fmt: skip
 STEP_NUMBERS = (
     "start_s", "step_s", *(f"{phase}_s" for phase in PHASES),
-    "wire_bytes", "density", "update_density", "residual_norm", "loss", "lr",
+    "wire_bytes", "host_syncs", "density", "update_density", "residual_norm", "loss", "lr",
 )  # fmt: skip
+EPOCH_MEANS = ("wire_bytes", "host_syncs", "density", "update_density")  # of rank 0's steps
 TEXT, WHOLE, NUMBER = object, np.int64, np.float64
 COLUMNS: dict[str, dict[str, type]] = {
     "runs": {"key": TEXT, "run_id": TEXT},
@@ -36,7 +37,7 @@ COLUMNS: dict[str, dict[str, type]] = {
     },
     "epochs": {
         "key": TEXT, "epoch": WHOLE, "step": WHOLE,
-        **dict.fromkeys(("train_loss", "val_loss", "val_top1", "val_top5", "wall_s"), NUMBER),
+        **dict.fromkeys(("train_loss", "val_loss", "val_top1", "val_top5", "wall_s", *EPOCH_MEANS), NUMBER),
     },
     "spans": {
         "key": TEXT, "rank": WHOLE, "step": WHOLE, "phase": TEXT, "start_s": NUMBER, "duration_s": NUMBER

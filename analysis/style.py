@@ -50,6 +50,7 @@ PHASE_LABELS = {
     "backward": "backward (BP)",
     "check": "own guard",
     "select": "compression (select)",
+    "exchange": "packing",
     "wait": "communication: wait",
     "transfer": "communication: transfer",
     "synchronize": "communication, unsplit",
@@ -64,6 +65,7 @@ PHASE_LOOKS = {  # colour, hatch
     "backward": ("#2F7FB8", ""),
     "check": ("#5D5D5D", ""),
     "select": ("#D55E00", ""),
+    "exchange": ("#F0A35E", ""),
     "wait": ("#E4E4E4", "////"),
     "transfer": ("#009E73", ""),
     "synchronize": ("#7FCEB9", "////"),
@@ -115,7 +117,8 @@ def method_id(run: Mapping[str, Any]) -> str:
     name = str(run["method.name"])
     if run.get("method.scope") not in (None, "global") and isinstance(run.get("method.scope"), str):
         name += f"-{run['method.scope']}"
-    if _is_true(run.get("method.feedback")):
+    feedback = run.get("method.feedback")
+    if name == "randomk" and (_is_true(feedback) or feedback == "gradient"):
         name += "-feedback"
     return name
 

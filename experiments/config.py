@@ -67,8 +67,20 @@ def resolve(overrides: Sequence[str]) -> dict[str, Any]:
     for key, value in config.pop("method_defaults").items():
         if key in config["method"] and f"method.{key}" not in given:
             config["method"][key] = value
+    _give_momentum_to_the_method(config, "task.momentum" in given)
     _check(config)
     return config
+
+
+def _give_momentum_to_the_method(config: dict[str, Any], given: bool) -> None:
+    """Momentum is applied once: by the method, where it has some (DGC), else by the optimiser."""
+    if config["method"].get("momentum") and config["task"].get("momentum"):
+        if given:
+            raise ValueError(
+                f"method={config['method']['name']} applies momentum itself (method.momentum="
+                f"{config['method']['momentum']}); leave task.momentum out, or set method.momentum=0"
+            )
+        config["task"]["momentum"] = 0
 
 
 def _pair(word: str) -> tuple[str, str]:

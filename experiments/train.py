@@ -17,6 +17,7 @@ from sparsify.comm import Comm, Metered
 from sparsify.parts import Place
 from sparsify.timer import PhaseTimer
 
+EPOCH_MEANS = ("wire_bytes", "host_syncs", "density", "update_density")  # recorded per epoch besides
 WINDOW = 100  # steps between two writes of the log; nothing is written inside a timed step
 
 
@@ -110,7 +111,7 @@ def train(
                     "epoch",
                     epoch=epoch + 1,
                     step=step + 1,
-                    train_loss=window.mean_loss(),
+                    **window.means(),
                     val_loss=metrics.loss,
                     val_top1=metrics.top1,
                     val_top5=metrics.top5,
@@ -135,7 +136,7 @@ class Window:
     def __init__(self, timer: PhaseTimer, comm: Comm, log: Log, device: torch.device) -> None:
         self.timer, self.comm, self.log, self.device = timer, comm, log, device
         self.observations: list[dict[str, Any]] = []
-        self.losses: list[float] = []
+        self.epoch: list[dict[str, float]] = []  # the steps since the last call of `means`
         self.timed_s = 0.0  # spent in steps since the run began
 
     def observe(self, **values: Any) -> None:
@@ -146,7 +147,7 @@ class Window:
         samples = self.timer.resolve(self._gather)
         for sample, values in zip(samples, self.observations, strict=True):
             numbers = {k: float(v) if isinstance(v, Tensor) else v for k, v in values.items()}
-            self.losses.append(numbers["loss"])
+            self.epoch.append({name: numbers[name] for name in ("loss", *EPOCH_MEANS)})
             self.timed_s += sample.step_s
             if sample.spans:
                 numbers["spans"] = sample.spans
@@ -156,11 +157,11 @@ class Window:
         self.observations.clear()
         self.log.flush()
 
-    def mean_loss(self) -> float:
-        """This worker's mean training loss since the last call: an epoch's."""
-        mean = math.fsum(self.losses) / len(self.losses)
-        self.losses.clear()
-        return mean
+    def means(self) -> dict[str, float]:
+        """This worker's means since the last call, which is an epoch: training loss, bytes, densities."""
+        means = {name: math.fsum(one[name] for one in self.epoch) / len(self.epoch) for name in self.epoch[0]}
+        self.epoch.clear()
+        return {"train_loss": means.pop("loss"), **means}
 
     def _gather(self, mine: list[float]) -> list[list[float]]:
         everybody = self.comm.all_gather(torch.tensor(mine, dtype=torch.float64, device=self.device))

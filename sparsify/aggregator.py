@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -171,6 +171,50 @@ def check_saved(saved: Mapping[str, Any], method: Method, comm: Comm, buckets: l
     names = [list(bucket.names) for bucket in buckets]
     if [one["names"] for one in saved["buckets"]] != names:
         raise ValueError("the saved state is of a model with other parameters, or of other buckets")
+
+
+def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any]]:
+    """All workers' saved states (`Aggregator.state_dict`, by rank) for another number of workers.
+
+    What the old workers owe on average, every new one owes: the average of the residuals is all that future
+    updates depend on. Defined for methods that remember residuals, momentum and how often they drew; not for
+    thresholds, masks and regions, which belong to one worker or to a number of workers.
+
+    Raises:
+        ValueError: not all workers' states, or the method remembers more.
+    """
+    first = saved[0]
+    if [one["rank"] for one in saved] != list(range(first["size"])):
+        raise ValueError(f"give the states of all {first['size']} workers, in the order of their ranks")
+    buckets = []
+    for same in zip(*(one["buckets"] for one in saved), strict=True):
+        states = [one["state"] for one in same]
+        if not isinstance(states[0], Mapping) or "feedback" not in states[0]:
+            raise ValueError(f"the state of {first['method']} can't be shared out anew; resume with as many")
+        rest = [{name: part for name, part in state.items() if name != "feedback"} for state in states]
+        if has_tensors(rest[0]) or any(one != rest[0] for one in rest):
+            raise ValueError(
+                f"{first['method']} remembers more than residuals, which can't be shared out anew; "
+                f"resume with {first['size']} workers"
+            )
+        feedback = mean_of([state["feedback"] for state in states])
+        buckets.append({"names": same[0]["names"], "state": {**rest[0], "feedback": feedback}})
+    return [{**first, "rank": rank, "size": size, "buckets": buckets} for rank in range(size)]
+
+
+def has_tensors(tree: Any) -> bool:
+    if isinstance(tree, Mapping):
+        return any(has_tensors(one) for one in tree.values())
+    return any(has_tensors(one) for one in tree) if isinstance(tree, list) else isinstance(tree, Tensor)
+
+
+def mean_of(trees: Sequence[Any]) -> Any:
+    """Tensors are averaged; whatever else is alike on all workers."""
+    if isinstance(trees[0], Mapping):
+        return {name: mean_of([tree[name] for tree in trees]) for name in trees[0]}
+    if isinstance(trees[0], Tensor):
+        return torch.stack(list(trees)).mean(dim=0)
+    return trees[0]
 
 
 def check_unchanged(bucket: Tensor, like: Tensor, name: str) -> None:

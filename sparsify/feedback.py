@@ -112,14 +112,13 @@ class LearningRateFeedback(Part):
 
 @dataclass(frozen=True)
 class LiteralFeedback(LearningRateFeedback):
-    """Algorithm 1 of Eghlidi and Jaggi 2020 as printed, line 11: e <- p - q, where q (line 9) is the sum over
-    all workers, and not this worker's own part, as their text says. Every worker subtracts what all others
-    sent too: residuals grow without bound. It exists to show that.
-    """
+    """Algorithm 1 of Eghlidi and Jaggi 2020 as printed: line 9 sums without averaging, x <- x - q, and line
+    11 subtracts that sum q from every worker's p, where their text says that a worker keeps what *it* did not
+    send. For a `Sparsifier` with `average=False`.
 
-    exceptions: ClassVar[dict[str, str]] = {
-        NOTHING_IS_LOST: "line 11 subtracts all workers' selections from every worker's residual"
-    }
+    The sums still balance: x less the mean residual follows plain SGD. But at a coordinate that a worker
+    selects the step is P times too long, and all residuals together have to take it back later.
+    """
 
     def retain(self, delivery: Delivery, state: Scaled) -> None:
         for part in delivery.total:

@@ -26,7 +26,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "topk": {"density": 0.01},
     "topk layer": {"density": 0.01, "scope": "layer"},
     "randomk": {"density": 0.01},
-    "randomk feedback": {"density": 0.01, "feedback": True},
+    "randomk feedback": {"density": 0.01, "feedback": "gradient"},
 }
 LATE_S, STEPS = 0.2, 3
 

@@ -40,7 +40,7 @@ def test_a_signature_is_a_schema() -> None:
 
 
 def test_presets_build_on_registered_methods() -> None:
-    assert configs.resolve(["method=randomk_feedback"])["method"]["feedback"] is True
+    assert configs.resolve(["method=randomk_feedback"])["method"]["feedback"] == "gradient"
     assert configs.resolve(["method=randomk_feedback"])["method"]["name"] == "randomk"
     assert configs.resolve(["method=topk_layerwise"])["method"]["scope"] == "layer"
 
@@ -50,12 +50,22 @@ def test_the_recipe_sets_densities_where_there_are_any_and_the_user_wins() -> No
         0.015625,
         0.004,
     ]
-    assert configs.resolve(["recipe=yoon2022", "method=dense"])["method"] == {"name": "dense"}
+    assert configs.resolve(["recipe=yoon2022", "method=dense"])["method"] == {
+        "name": "dense",
+        "scope": "global",
+    }
     given = configs.resolve(
         ["recipe=yoon2022", "method=topk", "method.density_warmup=[]", "method.density=0.5"]
     )
     assert given["method"]["density_warmup"] == []
     assert given["method"]["density"] == 0.5
+
+
+def test_a_method_with_momentum_inside_takes_the_optimisers() -> None:
+    assert configs.resolve(["method=topk"])["task"]["momentum"] == 0.9
+    assert configs.resolve(["method=dgc"])["task"]["momentum"] == 0
+    with pytest.raises(ValueError, match=r"method=dgc applies momentum itself"):
+        configs.resolve(["method=dgc", "task.momentum=0.9"])
 
 
 def test_links_belong_to_clusters() -> None:
@@ -69,7 +79,7 @@ def test_links_belong_to_clusters() -> None:
 @pytest.mark.parametrize(
     ("word", "answers"),
     [
-        ("method=topq", ["no method 'topq'", "did you mean 'topk'", "dense, randomk"]),
+        ("method=topq", ["no method 'topq'", "did you mean 'topk'", "dense, "]),
         ("task=imagenet", ["no task 'imagenet'", "vgg16_cifar10"]),
         ("cluster=mars", ["no cluster 'mars'", "local, virtual"]),
         ("profile=huge", ["no profile 'huge'", "laptop, paper, smoke"]),
@@ -120,6 +130,6 @@ def test_help_imports_neither_torch_nor_pandas() -> None:
         "topk_layerwise",
         "method.density=0.001",
         "timing.mode=serialised",
-        "feedback=False",
+        "feedback=none",
     ):
         assert word in done.stdout

@@ -161,5 +161,5 @@ def test_variants_of_a_method_are_told_apart() -> None:
     assert style.method_id({"method.name": "topk", "method.scope": "layer"}) == "topk-layer"
     assert style.method_id({"method.name": "topk", "method.scope": "global"}) == "topk"
     assert style.method_id({"method.name": "dense", "method.scope": float("nan")}) == "dense"
-    assert style.method_id({"method.name": "randomk", "method.feedback": True}) == "randomk-feedback"
-    assert style.method_id({"method.name": "randomk", "method.feedback": False}) == "randomk"
+    assert style.method_id({"method.name": "randomk", "method.feedback": "gradient"}) == "randomk-feedback"
+    assert style.method_id({"method.name": "randomk", "method.feedback": "none"}) == "randomk"

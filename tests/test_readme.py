@@ -18,7 +18,7 @@ from experiments.planning import Folders
 from experiments.shipping import BEGIN, END, verdicts_for_readme
 from sparsify.comm import virtual
 from tests.conftest import ROOT
-from tests.test_laws import live
+from tests.laws import live
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)

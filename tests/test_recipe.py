@@ -16,7 +16,7 @@ from experiments.tasks import REGISTRY as TASKS
 from sparsify.aggregate import num_selected
 from sparsify.bucket import Gradients
 from sparsify.methods import REGISTRY as METHODS
-from sparsify.select import Place, generator
+from sparsify.parts import Place
 
 CPU = torch.device("cpu")
 
@@ -78,7 +78,7 @@ def test_density_schedule_selects_the_logged_numbers(config: dict, vgg: nn.Modul
 
 def test_layerwise_selection_takes_at_least_one_of_every_tensor(vgg: nn.Module) -> None:
     buckets = Gradients(vgg.named_parameters(), "layer").buckets
-    assert sum(num_selected(bucket.numel(), 0.001) for bucket in buckets) == 14_748
+    assert sum(num_selected(bucket.flat.numel(), 0.001) for bucket in buckets) == 14_748
 
 
 def test_the_flat_gradient_begins_with_the_output_layer(vgg: nn.Module) -> None:
@@ -94,7 +94,7 @@ def test_workers_batch_and_epochs(config: dict) -> None:
 def test_the_schedule_counts_49_steps_an_epoch_while_the_data_give_48(task: Task) -> None:
     data = images()
     assert task.steps_per_epoch(data, 8) == 49
-    batches = task.batches(data, 0, 8, 0, generator(CPU, Place(0, 0, -1)), torch.float32)
+    batches = task.batches(data, 0, 8, 0, Place(0, 0, -1).generator(CPU), torch.float32)
     orders = []
     for _ in range(2):
         labels = [next(batches)[1] for _ in range(48)]
@@ -130,7 +130,7 @@ def test_workers_share_out_the_images_without_overlap() -> None:
         object.__setattr__(
             data, "augmented", lambda chosen, g, o=original, c=captured: c.append(chosen) or o(chosen, g)
         )
-        batches = task.batches(data, rank, 4, 0, generator(CPU, Place(0, rank, -1)), torch.float32)
+        batches = task.batches(data, rank, 4, 0, Place(0, rank, -1).generator(CPU), torch.float32)
         next(batches), next(batches)
         object.__setattr__(data, "augmented", original)
         seen += captured
@@ -148,7 +148,7 @@ def test_augmentation_is_a_padded_crop_and_a_flip() -> None:
                for i in range(9) for j in range(9)]
         for side in ("as is", "mirrored")
     }  # fmt: skip
-    own, found = generator(CPU, Place(0, 0, -1)), {"as is": 0, "mirrored": 0}
+    own, found = Place(0, 0, -1).generator(CPU), {"as is": 0, "mirrored": 0}
     for image in data.augmented(torch.zeros(200, dtype=torch.int64), own):
         for side, candidates in crops.items():
             found[side] += any(torch.equal(image, candidate) for candidate in candidates)

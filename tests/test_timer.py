@@ -72,11 +72,22 @@ def test_production_splits_collectives_by_the_shortest_over_the_ranks() -> None:
     assert sample.step_s == 10.0
 
 
-def test_phases_do_not_nest() -> None:
-    timer = PhaseTimer("serialised", Clock())
-    refused = pytest.raises(AssertionError, match="select inside phase forward")
-    with refused, timer.step(), timer.phase("forward"), timer.phase("select"):
-        pass
+def test_a_phase_inside_another_one_interrupts_it() -> None:
+    clock = Clock()
+    timer = PhaseTimer("serialised", clock, keep_spans=lambda step: True)
+    with timer.step(), timer.phase("select"):
+        clock.time += 1.0
+        with timer.phase("wait"):
+            clock.time += 2.0
+        with timer.phase("transfer"):
+            clock.time += 4.0
+        clock.time += 8.0
+    (sample,) = timer.resolve(alone)
+    assert sample.phases == {"select": 9.0, "wait": 2.0, "transfer": 4.0}
+    assert sample.spans == [
+        ("select", 0.0, 1.0), ("wait", 1.0, 2.0), ("transfer", 3.0, 4.0), ("select", 7.0, 8.0)
+    ]  # fmt: skip
+    assert sample.step_s == 15.0
 
 
 def test_a_step_that_failed_is_no_sample() -> None:

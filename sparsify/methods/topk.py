@@ -23,8 +23,8 @@ def topk(
             buckets of so many MB.
         density_warmup: lower bounds of the density for the first epochs, one each.
         feedback: `gradient` (Shi et al.), `learning_rate` (Stich et al. 2018), `none`, or `literal`:
-            algorithm 1 of Eghlidi and Jaggi 2020 as printed, which neither averages nor keeps residuals
-            right.
+            algorithm 1 of Eghlidi and Jaggi 2020 as printed, which does not average (see
+            `sparsify.feedback.LiteralFeedback`).
         index, value: how the message is written, see `sparsify.wire.Wire`.
         packed: values and indices in one message; the published code sends two.
     """
