@@ -166,7 +166,7 @@ class Sparsifier:
             part = Sparse(indices, acc[indices])
         with timer.phase("exchange"):
             delivery = self.exchange.exchange(part, n, k, comm, state.exchange)
-        with timer.phase("retain"):
+        with timer.phase("select"):
             self.feedback.retain(delivery, state.feedback)
         with timer.phase("scatter"):
             scale = (n / k if self.unbiased else 1) / (comm.size if self.average else 1)
@@ -258,7 +258,7 @@ class Coarse:
             total, decoded = state.total.buffer.zero_(), state.decoded.buffer
             for one in comm.all_gather(message):
                 total.add_(self.quantise.decode(one, decoded, state.quantise))
-        with timer.phase("retain"):
+        with timer.phase("select"):
             if self.feedback.residual(state.feedback) is not None:
                 mine = self.quantise.decode(message, decoded, state.quantise)
                 self.feedback.retain(Delivery([], [Run(0, mine)], 0), state.feedback)

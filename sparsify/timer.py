@@ -24,8 +24,7 @@ import torch
 
 MODES = ("serialised", "production", "as_published")
 PHASES = (
-    "io", "forward", "backward", "check", "select", "exchange", "wait", "transfer", "retain", "scatter",
-    "update",
+    "io", "forward", "backward", "check", "select", "exchange", "wait", "transfer", "scatter", "update",
 )  # fmt: skip
 PUBLISHED_PHASES = ("synchronize", "validate")  # as_published only
 
