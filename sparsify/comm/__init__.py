@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-import torch
-from torch import Tensor
+# By name: importing sparsify.comm.torch makes that module what `torch` means in this package.
+from torch import Tensor, cat, int64
 
 from sparsify import cost, host
 from sparsify.timer import PhaseTimer
@@ -59,12 +59,12 @@ def gather_uneven(comm: Comm, tensor: Tensor) -> list[Tensor]:
     longest sets the pace anyway. One host synchronisation, for the lengths. Nobody has anything: nothing
     sent.
     """
-    mine = torch.tensor([tensor.numel()], device=tensor.device)
-    lengths = [int(length) for length in host.read(torch.cat(comm.all_gather(mine)))]
+    mine = tensor.new_tensor([tensor.numel()], dtype=int64)
+    lengths = [int(length) for length in host.read(cat(comm.all_gather(mine)))]
     if not (longest := max(lengths)):
         return [tensor] * comm.size
     padded = (
-        tensor if len(tensor) == longest else torch.cat([tensor, tensor.new_zeros(longest - len(tensor))])
+        tensor if len(tensor) == longest else cat([tensor, tensor.new_zeros(longest - len(tensor))])
     )
     return [one[:length] for one, length in zip(comm.all_gather(padded), lengths, strict=True)]
 
@@ -72,8 +72,8 @@ def gather_uneven(comm: Comm, tensor: Tensor) -> list[Tensor]:
 def exchange_pieces(comm: Comm, tensor: Tensor, send: Sequence[int]) -> list[Tensor]:
     """`all_to_all` for receivers that do not know how much comes: lengths first. One host synchronisation."""
     ones = [1] * comm.size
-    lengths = comm.all_to_all(torch.tensor(list(send), device=tensor.device), ones, ones)
-    return comm.all_to_all(tensor, send, [int(length) for length in host.read(torch.cat(lengths))])
+    lengths = comm.all_to_all(tensor.new_tensor(list(send), dtype=int64), ones, ones)
+    return comm.all_to_all(tensor, send, [int(length) for length in host.read(cat(lengths))])
 
 
 class Metered:
