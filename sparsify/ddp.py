@@ -41,9 +41,9 @@ class DDPHook:
         self.epoch = 0  # counted from 0, for methods that raise the density in the first epochs
         self.steps = 0
         self.timer = PhaseTimer("production")
-        named = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
+        # Numbered as `Gradients` does: what is drawn for a layer is the same with and without DDP.
+        named = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad][::-1]
         self.names = {id(p): name for name, p in named}
-        self.last = named[0][0]  # backpropagation ends with the first parameter
         self.buckets = {
             name: Bucket(torch.empty_like(p).flatten(), (name,), (tuple(p.shape),)) for name, p in named
         }
@@ -52,7 +52,7 @@ class DDPHook:
             for i, (name, bucket) in enumerate(self.buckets.items())
         }
 
-    def __call__(self, state: object, bucket: Any) -> Future[Tensor]:
+    def __call__(self, bucket: Any) -> Future[Tensor]:
         if isinstance(self.method, Dense):
             averaged = dist.all_reduce(bucket.buffer().div_(self.comm.size), async_op=True)
             assert averaged is not None
@@ -132,7 +132,8 @@ def register(
     if optimiser is not None:
         check_momentum(optimiser, method)
     hook = DDPHook(model, method, optimiser, comm or default_comm(), seed, check)
-    model.register_comm_hook(None, hook)
+    # DDP inspects annotations, which are text here; a lambda has none.
+    model.register_comm_hook(hook, lambda state, bucket: state(bucket))
     return hook
 
 

@@ -67,8 +67,9 @@ class Wire:
         if self.index == "delta16":
             order = part.indices.argsort()
             indices, values = part.indices[order].long(), values[order]
-            counts = torch.bincount(indices // BLOCK, minlength=num_blocks(n))
-            return joined(counts.int(), (indices % BLOCK).to(torch.int16), values)
+            counts = torch.zeros(num_blocks(n), dtype=torch.int32, device=indices.device)
+            counts.index_add_(0, indices // BLOCK, torch.ones_like(indices, dtype=torch.int32))
+            return joined(counts, (indices % BLOCK).to(torch.int16), values)
         return joined(part.indices.to(torch.int64 if self.index == "int64" else torch.int32), values)
 
     def read(self, message: Tensor, k: int, n: int, dtype: torch.dtype) -> Sparse:

@@ -5,6 +5,7 @@ As a program, `python -m tests.bodies FUNCTION RANK SIZE FOLDER`, it is one gloo
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from experiments import data as datasets
 from experiments.tasks import REGISTRY as TASKS
@@ -19,6 +22,8 @@ from experiments.train import Setting, train
 from sparsify import build
 from sparsify.comm import Comm, Metered
 from sparsify.comm.torch import TorchComm
+from sparsify.ddp import register
+from sparsify.optimiser import DistributedOptimiser
 from sparsify.timer import PhaseTimer
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -68,6 +73,89 @@ def one_late_rank(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tenso
         )
         phases = [[sample.phases["wait"], sample.phases["transfer"]] for sample in samples]
         found[mode] = torch.tensor(phases).median(dim=0).values
+    return found
+
+
+def ddp_and_wrapper(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Weights after some steps under DDP's hook and under the wrapper, by method."""
+    torch.set_num_threads(1)
+    found: dict[str, torch.Tensor] = {}
+    for name, choices in DDP_METHODS.items():
+        for how in ("ddp", "wrapper"):
+            found |= _trained(comm, name, choices, how)
+    method = build("topk", density=0.05, scope="layer")
+    refused = []
+    for bad in (
+        {"name": "topk", "scope": "global"},
+        {"name": "dgc", "clip_norm": 1.0},
+        {"name": "dgc", "momentum": 0.9},
+    ):
+        ddp, inner = _model()
+        inner.param_groups[0]["momentum"] = 0.5
+        try:
+            register(ddp, build(**bad), inner)
+        except ValueError as error:
+            refused.append("scope=" in str(error) or "clip_norm" in str(error) or "momentum" in str(error))
+    found["refused"] = torch.tensor(refused)
+    # Saved after three steps, and continued by another hook.
+    ddp, inner = _model()
+    hook = register(ddp, method, inner)
+    _steps(ddp, inner, range(3), comm.rank)
+    state, model = hook.state_dict(), copy.deepcopy(ddp.module.state_dict())
+    _steps(ddp, inner, range(3, 5), comm.rank)
+    expected = _weights(ddp)
+    ddp, inner = _model()
+    ddp.module.load_state_dict(model)
+    register(ddp, method, inner).load_state_dict(state)
+    _steps(ddp, inner, range(3, 5), comm.rank)
+    found["resumed"] = torch.tensor(torch.equal(_weights(ddp), expected))
+    return found
+
+
+DDP_METHODS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "topk": {"density": 0.05, "scope": "layer"},
+    "randomk": {"density": 0.05, "scope": "layer", "feedback": "gradient"},
+    "dgc": {"density": 0.05, "momentum": 0.5},
+    "powersgd": {"scope": "layer"},
+}
+
+
+def _model() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 5))
+    ddp = DistributedDataParallel(model.double(), bucket_cap_mb=0.004)
+    return ddp, torch.optim.SGD(ddp.parameters(), lr=0.05)
+
+
+def _weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def _steps(model: nn.Module, optimiser: torch.optim.Optimizer, which: range, rank: int) -> None:
+    for step in which:
+        own = torch.Generator().manual_seed(10 * step + rank)
+        inputs = torch.randn(16, 20, generator=own, dtype=torch.float64)
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(inputs), torch.arange(16) % 5).backward()
+        optimiser.step()
+
+
+def _trained(comm: Comm, name: str, choices: dict[str, Any], how: str) -> dict[str, torch.Tensor]:
+    ddp, inner = _model()
+    method, found = build(name, **choices), {}
+    if how == "ddp":
+        register(ddp, method, inner)
+        ddp_model: nn.Module = ddp
+        optimiser: torch.optim.Optimizer = inner
+    else:
+        ddp_model = ddp.module
+        optimiser = DistributedOptimiser(inner, ddp.module, method, comm)
+    _steps(ddp_model, optimiser, range(6), comm.rank)
+    found[f"{name} {how}"] = _weights(ddp_model)
+    if how == "ddp":
+        found[f"{name} buckets"] = torch.tensor(len(ddp.reducer._get_zeros_like_grad_buckets()))
     return found
 
 

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsify import cost, host
+from sparsify import feedback as feedbacks
+from sparsify.aggregate import Report, Step
+from sparsify.bucket import check_scope
+from sparsify.comm import Comm
+from sparsify.feedback import Feedback
+from sparsify.parts import DENSE_AT_DENSITY_1, Delivery, Place, Run, check_choice, check_positive, work_dtype
+from sparsify.timer import PhaseTimer
+
+
+def powersgd(
+    scope: str | float = "global",
+    rank: int = 2,
+    min_compression_rate: float = 2.0,
+    feedback: str = "gradient",
+) -> PowerSGD:
+    """PowerSGD: every matrix by one warm-started step of power iteration. Vogels et al. 2019 (NeurIPS),
+    arXiv:1905.13727, algorithms 1 and 2.
+
+    P = M Q, summed; orthogonalised; Q = M^T P, averaged; the update is P Q^T. Two allreduces for each bucket;
+    the tensors that are not compressed travel along with the first, as they are. A tensor is the matrix
+    (shape[0], all the rest), in the order of its memory. Half-precision gradients are multiplied in fp32.
+    Compressed from the first step on (torch's hook: from step 1000, epfml/powersgd: 100). No host
+    synchronisation of our own. Two (n,) buffers besides the bucket, the residual included, and P and Q.
+
+    Orthogonalised by Householder QR, not by Gram-Schmidt as published: a matrix of zeros or of a lower rank
+    still gives an orthonormal P. With Gram-Schmidt it gives NaN, or with an epsilon zeros, from which Q never
+    recovers. All workers compute P from the same bits; they must run on devices of the same kind.
+
+    Args:
+        rank: columns of P and Q: 2, as in most of the paper (it has 1, 2 and 4; torch's hook 1).
+        min_compression_rate: tensors with fewer than two dimensions, and those that would not get smaller by
+            more than this, are averaged as they are: 2, as torch's hook. The paper compresses every matrix;
+            1 does so where it saves anything.
+        feedback: `gradient`, as published: e <- M - P Q^T, where P Q^T is the average over the workers, as in
+            the paper's code and torch's hook; the errors of all workers then add up to what is missing.
+            `learning_rate` or `none`, see topk.
+    """
+    check_choice("feedback", feedback, ("gradient", "learning_rate", "none"))
+    return PowerSGD(rank, min_compression_rate, feedbacks.named(feedback), scope)
+
+
+class Matrix(NamedTuple):
+    """Where a tensor's numbers lie."""
+
+    rows: int
+    columns: int
+    rank: int  # 0: sent as it is
+    start: int  # in the bucket
+    p: int  # where its P (or itself) starts in the first message
+    q: int  # where its Q starts in the second
+
+    def of(self, bucket: Tensor) -> Tensor:
+        """(n,) -> (rows, columns)."""
+        return bucket[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
+
+    def p_of(self, first: Tensor) -> Tensor:
+        """(rows, rank), or (rows, columns) as it is."""
+        width = self.rank or self.columns
+        return first[self.p : self.p + self.rows * width].view(self.rows, width)
+
+    def q_of(self, second: Tensor) -> Tensor:
+        """(columns, rank)."""
+        return second[self.q : self.q + self.columns * self.rank].view(self.columns, self.rank)
+
+
+@dataclass
+class LowRank:
+    """What is kept between steps, and buffers."""
+
+    second: Tensor  # all Q
+    feedback: Any
+    matrices: list[Matrix] = field(metadata={"saved": False})
+    first: Tensor = field(metadata={"saved": False})  # all P, and what is sent as it is
+    update: Tensor = field(metadata={"saved": False})  # (n,)
+
+
+@dataclass(frozen=True)
+class PowerSGD:
+    """Low-rank approximations of all matrices of a bucket."""
+
+    rank: int
+    min_compression_rate: float
+    feedback: Feedback
+    scope: str | float = "global"
+    momentum_inside: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_scope(self.scope)
+        check_positive(rank=self.rank)
+        if not self.min_compression_rate >= 1:
+            raise ValueError(
+                f"min_compression_rate={self.min_compression_rate} would send more than the gradient itself; "
+                "take 1 or more"
+            )
+
+    def init(self, like: Tensor, place: Place) -> LowRank:
+        dtype = work_dtype(like.dtype)
+        matrices = self.matrices(place.shapes)
+        first = sum(m.rows * (m.rank or m.columns) for m in matrices)
+        # Drawn on the host, so that it is the same on all devices.
+        own = place.shared.generator(torch.device("cpu"))
+        second = torch.randn(sum(m.columns * m.rank for m in matrices), generator=own, dtype=dtype)
+        return LowRank(
+            second.to(like.device),
+            self.feedback.init(like),
+            matrices,
+            torch.empty(first, dtype=dtype, device=like.device),
+            torch.empty_like(like, dtype=dtype),
+        )
+
+    def matrices(self, shapes: tuple[tuple[int, ...], ...]) -> list[Matrix]:
+        found = []
+        start = p = q = 0
+        for shape in shapes:
+            size = torch.Size(shape).numel()
+            rows, columns = (shape[0], size // shape[0]) if len(shape) > 1 and size else (size, 1)
+            rank = min(self.rank, rows, columns)
+            pays = rank * (rows + columns) * self.min_compression_rate < size
+            one = Matrix(rows, columns, rank if len(shape) > 1 and pays else 0, start, p, q)
+            found.append(one)
+            start, p, q = start + size, p + rows * (one.rank or columns), q + columns * one.rank
+        return found
+
+    def density_at(self, epoch: int) -> float:
+        return 1.0
+
+    def prepare(self, grad: Tensor, comm: Comm) -> None:
+        return None
+
+    def aggregate(self, grad: Tensor, step: Step, state: LowRank, comm: Comm, timer: PhaseTimer) -> Report:
+        """Algorithm 1, for all matrices at once."""
+        waits = host.waits()
+        compressed = [m for m in state.matrices if m.rank]
+        dense = [m for m in state.matrices if not m.rank]
+        first, second, update = state.first, state.second, state.update
+        with timer.phase("select"):
+            acc = self.feedback.accumulate(grad, step.lr, state.feedback)
+            for m in compressed:
+                torch.mm(m.of(acc), m.q_of(second), out=m.p_of(first))
+            for m in dense:
+                m.p_of(first).copy_(m.of(acc))
+        with timer.phase("exchange"):
+            comm.all_reduce(first)
+        with timer.phase("select"):
+            for m in compressed:
+                p = m.p_of(first)
+                p.copy_(torch.linalg.qr(p).Q)
+                torch.mm(m.of(acc).T, p, out=m.q_of(second))
+        with timer.phase("exchange"):
+            if compressed:
+                comm.all_reduce(second).div_(comm.size)
+        with timer.phase("select"):
+            for m in compressed:
+                torch.mm(m.p_of(first), m.q_of(second).T, out=m.of(update))
+            for m in dense:
+                torch.div(m.p_of(first), comm.size, out=m.of(update))
+            # What is sent as it is, is delivered whole; of a matrix, the workers' average is.
+            delivered = [
+                Run(m.start, (m.of(update) if m.rank else m.of(acc)).view(-1)) for m in state.matrices
+            ]
+            self.feedback.retain(Delivery([], [*delivered], 0), state.feedback)
+        with timer.phase("scatter"):
+            grad.copy_(update)
+        sent = sum(cost.all_reduce(one.nbytes, comm.size).sent_bytes for one in (first, second))
+        return Report(grad.numel(), sent, host.waits() - waits)
+
+    def residual(self, state: LowRank) -> Tensor | None:
+        return self.feedback.residual(state.feedback)
+
+    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
+        return n, n
+
+    def broken_laws(self) -> dict[str, str]:
+        return {
+            DENSE_AT_DENSITY_1: "every matrix is approximated at a low rank"
+        } | self.feedback.broken_laws()

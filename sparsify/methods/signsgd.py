@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sparsify.aggregate import Coarse
+from sparsify.feedback import Forget
+from sparsify.parts import Part, Place
+from sparsify.quantise import Message, read_signs, write_signs
+
+
+def signsgd(scope: str | float = "global") -> Coarse:
+    """signSGD with majority vote: a sign for each element, and the sign of their sum. Bernstein et al. 2018
+    (ICML), arXiv:1802.04434; 2019 (ICLR), arXiv:1810.05291.
+
+    The update is -1, 0 (a tie, of an even number of workers) or 1 for every element, whatever the gradient's
+    size: **the learning rate is the step length of every weight**, so take it a hundred to a thousand times
+    smaller than for SGD. A momentum behind it multiplies that by up to 1 / (1 - momentum). Nothing is kept.
+    The paper's server gathers the signs and sends the vote back, one bit each way; here all signs go to all
+    workers, n / 8 bytes from each, and each counts. Elementwise, so that the scope changes only how many
+    messages there are.
+
+    One bit has no 0: the sign of 0 is taken as 1. A weight whose gradient is 0 on all workers (a frozen or
+    unused one) would therefore drift by the learning rate in every step: set its requires_grad to False.
+
+    No host synchronisation. Two (n,) buffers besides the bucket, and n bytes of unpacked bits.
+    """
+    return Coarse(Sign(), Forget(), scope, majority=True)
+
+
+@dataclass(frozen=True)
+class Sign(Part):
+    """sign(g), one bit each."""
+
+    def init(self, like: Tensor, place: Place) -> Message:
+        return Message.like(like, block=0, bits=1)
+
+    def encode(self, acc: Tensor, state: Message) -> Tensor:
+        return write_signs(acc, None, state)
+
+    def decode(self, message: Tensor, out: Tensor, state: Message) -> Tensor:
+        read_signs(message, out, state)
+        return out

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsify import feedback as feedbacks
+from sparsify.aggregate import Coarse
+from sparsify.parts import Part, Place, Work, check_choice, check_positive
+from sparsify.quantise import Message, Rounding, read_rounded, write_rounded
+
+SIGMAS = ("about_zero", "about_mean")
+BITS = 2  # for -1, 0 and 1
+
+
+def terngrad(
+    scope: str | float = "layer",
+    clip: float = 2.5,
+    sigma: str = "about_zero",
+    feedback: str = "none",
+) -> Coarse:
+    """TernGrad: every element becomes -1, 0 or 1 times the largest magnitude. Wen et al. 2017 (NeurIPS),
+    arXiv:1705.07878.
+
+    2 bits for each element, four to a byte, and one fp32 scale for each bucket: the paper ternarises layer by
+    layer, hence the scope. The paper shares the largest scale of all workers, so that a server can add up
+    small integers; here everybody's message goes to everybody, so each keeps its own, which is never larger
+    and errs less. Without clipping unbiased. No host synchronisation. Three (n,) buffers besides the bucket,
+    and n bytes of unpacked codes.
+
+    Args:
+        clip: beforehand, clip to so many sigma: 2.5, as published. `inf` for no clipping.
+        sigma: of the elements `about_zero`, their root mean square; or `about_mean`, their standard
+            deviation, as published. Gradients have means near 0, so the two hardly differ, except that
+            elements which are all alike, or a tensor of one element, have no deviation: as published they are
+            clipped to 0 and never learn.
+        feedback: `none`; `gradient` or `learning_rate` keep the errors of clipping and rounding. Rounding to
+            three values mostly errs by more than it sends: the residual can grow without bound.
+    """
+    check_choice("feedback", feedback, ("none", "gradient", "learning_rate"))
+    return Coarse(TernGrad(clip, sigma), feedbacks.named(feedback), scope)
+
+
+@dataclass(frozen=True)
+class TernGrad(Part):
+    """ternarize(g) = s sign(g) b, where s = max |g| and b is 1 with probability |g| / s, of the clipped g."""
+
+    clip: float = 2.5
+    sigma: str = "about_zero"
+
+    def __post_init__(self) -> None:
+        check_positive(clip=self.clip)
+        check_choice("sigma", self.sigma, SIGMAS)
+
+    def init(self, like: Tensor, place: Place) -> Rounding:
+        message = Message.like(like, block=like.numel(), bits=BITS)
+        return Rounding(message, Work.like(like), place.generator(like.device))
+
+    def encode(self, acc: Tensor, state: Rounding) -> Tensor:
+        scale = torch.linalg.vector_norm(acc, float("inf"))
+        if self.clip < float("inf"):
+            # The largest of the clipped; the clipping itself happens while rounding.
+            scale = torch.minimum(scale, self.clip * self.deviation(acc))
+        return write_rounded(acc, scale.float().view(1), 1, state)
+
+    def deviation(self, acc: Tensor) -> Tensor:
+        if self.sigma == "about_mean":
+            return acc.std(correction=0)
+        root_mean_square: Tensor = torch.linalg.vector_norm(acc) / math.sqrt(acc.numel())
+        return root_mean_square
+
+    def decode(self, message: Tensor, out: Tensor, state: Rounding) -> Tensor:
+        return read_rounded(message, 1, out, state)

@@ -1,0 +1,208 @@
+"""Messages as bytes; samples without replacement; the count of host synchronisations."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparsify import host
+from sparsify.comm import virtual
+from sparsify.parts import Place, Sparse
+from sparsify.select import sample
+from sparsify.wire import BLOCK, INDICES, VALUES, Wire, joined, split
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+NARROW = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def part(n: int, k: int, dtype: torch.dtype = torch.float32) -> Sparse:
+    own = torch.Generator().manual_seed(n + k)
+    return Sparse(sample(n, k, 7, CPU), torch.randn(k, generator=own).to(dtype))
+
+
+def in_order(one: Sparse) -> tuple[list[int], list[float]]:
+    order = one.indices.argsort()
+    return one.indices[order].tolist(), one.values[order].tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("wire", [Wire(*both) for both in product(INDICES, VALUES)], ids=repr)
+def test_what_is_written_is_read(wire: Wire, dtype: torch.dtype) -> None:
+    """Odd numbers of elements too, behind which wide types would not be aligned; and no elements."""
+    n = 3 * BLOCK + 11
+    for k in (0, 1, 7, 1000):
+        sent = part(n, k, dtype)
+        message = wire.write(sent, n)
+        assert message.dtype == torch.uint8
+        assert len(message) == wire.nbytes(k, n, dtype)
+        assert wire.count(len(message), n, dtype) == k
+        received = wire.read(message, k, n, dtype)
+        assert received.values.dtype == dtype
+        assert in_order(received) == in_order(wire.rounded(sent))
+
+
+@pytest.mark.parametrize("wire", [Wire(*both) for both in product(INDICES, VALUES)], ids=repr)
+@pytest.mark.parametrize("offset", [1, 3, 4, 8])
+def test_a_message_is_read_from_the_middle_of_a_buffer(wire: Wire, offset: int) -> None:
+    n, k = 1000, 13
+    sent = part(n, k, torch.float64)
+    message = wire.write(sent, n)
+    buffer = torch.cat([torch.full((offset,), 255, dtype=torch.uint8), message])
+    assert in_order(wire.read(buffer[offset:], k, n, torch.float64)) == in_order(wire.rounded(sent))
+
+
+@pytest.mark.parametrize(
+    ("index", "nbytes"), [("int32", 10 * (4 + 4)), ("int64", 10 * (8 + 4)), ("delta16", 10 * (2 + 4) + 4 * 3)]
+)
+def test_messages_have_the_stated_size(index: str, nbytes: int) -> None:
+    n = 2 * BLOCK + 1  # three blocks
+    assert Wire(index).nbytes(10, n, torch.float32) == nbytes
+    assert Wire(index, "bf16").nbytes(10, n, torch.float32) == nbytes - 20
+    assert len(Wire(index).write(part(n, 10), n)) == nbytes
+
+
+def test_short_offsets_reach_across_the_borders_of_blocks() -> None:
+    n = 4 * BLOCK  # and nothing in the third
+    indices = torch.tensor([4 * BLOCK - 1, 0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, BLOCK // 2, 3 * BLOCK])
+    sent = Sparse(indices, torch.arange(7.0))
+    wire = Wire("delta16")
+    received = wire.read(wire.write(sent, n), 7, n, torch.float32)
+    assert in_order(received) == in_order(sent)
+    assert received.indices.tolist() == sorted(indices.tolist())
+    for n in (BLOCK - 1, BLOCK, BLOCK + 1):
+        last = Sparse(torch.tensor([n - 1, 0]), torch.tensor([1.0, 2.0]))
+        assert in_order(wire.read(wire.write(last, n), 2, n, torch.float32)) == in_order(last)
+
+
+@pytest.mark.parametrize("value", ["fp32", "bf16", "fp16"])
+def test_values_are_rounded_to_the_nearest_of_their_type(value: str) -> None:
+    exact = torch.tensor([1.0, 1 + 2**-8, 1 + 2**-9, 1 + 2**-12, -3.14159, 1e-8, 0.0], dtype=torch.float64)
+    sent = Sparse(torch.arange(7), exact)
+    wire = Wire("int32", value)
+    received = wire.read(wire.write(sent, 7), 7, 7, torch.float64)
+    assert torch.equal(received.values, exact.to(NARROW[value]).double())
+    assert torch.equal(wire.rounded(sent).values, received.values)
+    assert (wire.rounded(sent).values != exact).any()
+
+
+def test_values_as_they_are_are_not_copied() -> None:
+    sent = part(100, 5)
+    assert Wire().rounded(sent) is sent
+
+
+def test_int32_ends_at_two_to_the_31() -> None:
+    n = 2**31
+    edge = Sparse(torch.tensor([n - 1, 0]), torch.tensor([1.0, 2.0]))
+    assert in_order(Wire().read(Wire().write(edge, n), 2, n, torch.float32)) == in_order(edge)
+    beyond = Sparse(torch.tensor([n]), torch.tensor([1.0]))
+    with pytest.raises(ValueError, match=rf"a bucket of {n + 1} elements needs index='int64'"):
+        Wire().write(beyond, n + 1)
+    wide = Wire("int64")
+    assert in_order(wire_trip(wide, beyond, n + 1)) == in_order(beyond)
+
+
+def wire_trip(wire: Wire, sent: Sparse, n: int) -> Sparse:
+    return wire.read(wire.write(sent, n), len(sent.values), n, sent.values.dtype)
+
+
+def test_unknown_encodings_are_answered_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="no index encoding 'int16'; there are: int32, int64, delta16"):
+        Wire(index="int16")
+    with pytest.raises(ValueError, match="no value type 'int8'; there are: as_is, fp32, bf16, fp16"):
+        Wire(value="int8")
+
+
+def test_fields_of_several_widths_are_joined_and_split() -> None:
+    fields = [
+        torch.arange(3, dtype=torch.uint8), torch.arange(5, dtype=torch.int16),
+        torch.arange(1, dtype=torch.float64), torch.empty(0), torch.arange(3, dtype=torch.int32),
+    ]  # fmt: skip
+    message = joined(*fields)
+    found = split(message, *((field.dtype, len(field)) for field in fields))
+    assert all(torch.equal(a, b) for a, b in zip(fields, found, strict=True))
+
+
+# select.sample
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 97, 100, 1009, 65_536, 1_000_003])
+def test_samples_are_distinct_and_in_range(n: int) -> None:
+    for k in {1, min(n, 10), min(n, 5000), n if n < 2000 else 1}:
+        for key in (0, 1, Place(0, 0, 0).key(), 2**63 - 1):
+            drawn = sample(n, k, key, CPU)
+            assert drawn.shape == (k,)
+            assert drawn.dtype == torch.int64
+            assert len(drawn.unique()) == k
+            assert 0 <= drawn.min() <= drawn.max() < n
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 97, 100])
+def test_a_sample_of_everything_is_a_permutation(n: int) -> None:
+    assert sorted(sample(n, n, 5, CPU).tolist()) == list(range(n))
+
+
+def test_samples_are_uniform() -> None:
+    n, k, draws = 53, 5, 1500
+    place = Place(seed=1, rank=0, bucket=0)
+    counts, pairs = torch.zeros(n), torch.zeros(n)
+    for step in range(draws):
+        drawn = sample(n, k, place.key(step), CPU)
+        counts[drawn] += 1
+        pairs[(drawn[1] - drawn[0]) % n] += 1
+    for observed, expected, cells in ((counts, draws * k / n, n), (pairs[1:], draws / (n - 1), n - 1)):
+        chi_square = float(((observed - expected) ** 2 / expected).sum())
+        # cells - 1 degrees of freedom: mean cells - 1, variance twice that; six standard deviations. Without
+        # replacement the counts vary a little less.
+        assert abs(chi_square - (cells - 1)) < 6 * (2 * (cells - 1)) ** 0.5
+
+
+def test_samples_differ_between_keys_and_repeat_with_them() -> None:
+    place = Place(seed=1, rank=0, bucket=0)
+    drawn = {tuple(sample(1000, 10, place.key(step), CPU).tolist()) for step in range(50)}
+    assert len(drawn) == 50
+    assert torch.equal(sample(1000, 10, place.key(), CPU), sample(1000, 10, place.key(), CPU))
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that any operation returned."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.numel = max(self.numel, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("n", [10**6, 10**9, 10**9 + 7])
+def test_a_sample_takes_memory_for_k_and_the_root_of_n(n: int) -> None:
+    with Largest() as seen:
+        drawn = sample(n, 1000, 3, CPU)
+    assert len(drawn.unique()) == 1000
+    assert drawn.max() < n
+    assert seen.numel <= 1000 + int(n**0.5) + 1
+
+
+# host
+
+
+def test_counts_of_virtual_ranks_do_not_mix() -> None:
+    def body(comm: virtual.VirtualComm) -> tuple[int, Any, list[int]]:
+        before = host.waits()
+        for turn in range(3):
+            if turn <= comm.rank:
+                read = host.read(torch.tensor([comm.rank, 7]))
+            comm.barrier()  # the others go on
+            found = host.nonzero(torch.tensor([0, 1, 1]))
+        host.waited(10)
+        return host.waits() - before, read, found.tolist()
+
+    outside = host.waits()
+    assert virtual.run(3, body) == [(rank + 1 + 3 + 10, [rank, 7], [1, 2]) for rank in range(3)]
+    assert host.waits() == outside
