@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from sparsify.parts import NOTHING_IS_LOST, Delivery, Part, Sparse, work_dtype
+from sparsify.parts import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, Delivery, Part, Sparse, work_dtype
 
 
 class Feedback(Protocol):
@@ -151,7 +151,10 @@ class MomentumCorrection(Part):
 
     def broken_laws(self) -> dict[str, str]:
         counted = "momentum counts a gradient up to 1 / (1 - momentum) times; with momentum=0 nothing is lost"
-        return {NOTHING_IS_LOST: counted} if self.momentum else {}
+        broken = {NOTHING_IS_LOST: counted} if self.momentum else {}
+        if self.momentum and self.nesterov:
+            broken[DENSE_AT_DENSITY_1] = "Nesterov's first step is (1 + momentum) times the gradient"
+        return broken
 
     def init(self, like: Tensor) -> Velocity:
         u, v = (torch.zeros_like(like, dtype=work_dtype(like.dtype)) for _ in range(2))

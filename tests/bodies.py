@@ -6,6 +6,7 @@ As a program, `python -m tests.bodies FUNCTION RANK SIZE FOLDER`, it is one gloo
 from __future__ import annotations
 
 import copy
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -19,12 +20,15 @@ from torch.nn.parallel import DistributedDataParallel
 from experiments import data as datasets
 from experiments.tasks import REGISTRY as TASKS
 from experiments.train import Setting, train
-from sparsify import build
+from sparsify import build, names
+from sparsify.aggregator import Aggregator
 from sparsify.comm import Comm, Metered
 from sparsify.comm.torch import TorchComm
 from sparsify.ddp import register
 from sparsify.optimiser import DistributedOptimiser
 from sparsify.timer import PhaseTimer
+from tests import laws
+from tests.laws import SHAPES
 
 METHODS: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -53,6 +57,37 @@ def weights_after_20_steps(comm: Comm, now: Callable[[], float]) -> dict[str, to
         method = build(name.partition(" ")[0], **hyperparameters)
         model = train(task, data, method, comm, PhaseTimer("serialised", now), NoLog(), setting)
         found[name] = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return found
+
+
+class Noting:
+    """A communicator that notes whether sums were left to the library."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm, self.reduced = comm, False
+
+    def __getattr__(self, name: str) -> Any:
+        self.reduced |= name == "all_reduce"
+        return getattr(self.comm, name)
+
+
+def updates_of_every_method(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """The updates of eight steps, in float64, by method; and by method whether it used allreduce."""
+    torch.set_num_threads(1)
+    found = {}
+    for name in names():
+        noting = Noting(comm)
+        parameters = [(f"p{i}", nn.Parameter(torch.zeros(shape).double())) for i, shape in enumerate(SHAPES)]
+        aggregator = Aggregator(laws.build(name), parameters, noting, seed=3)
+        updates = []
+        for step in range(8):
+            for _, p in parameters:
+                assert p.grad is not None
+                p.grad.copy_(laws.gradient(comm.rank, step, tuple(p.shape)))
+            aggregator.aggregate()
+            updates.append(aggregator.gradients.flat.clone())
+        found[name] = torch.stack(updates)
+        found[f"{name} reduced"] = torch.tensor(noting.reduced)
     return found
 
 
@@ -157,6 +192,34 @@ def _trained(comm: Comm, name: str, choices: dict[str, Any], how: str) -> dict[s
     if how == "ddp":
         found[f"{name} buckets"] = torch.tensor(len(ddp.reducer._get_zeros_like_grad_buckets()))
     return found
+
+
+def readme_diffs(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """The README's two diffs, before and after: this worker's final loss, and whether all weights agree."""
+    torch.set_num_threads(1)
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    own = torch.Generator().manual_seed(comm.rank)
+    labels = torch.arange(60) % 3
+    inputs = torch.randn(60, 8, generator=own)
+    inputs[torch.arange(60), labels] += 3
+    found = {"untrained": torch.tensor([_loss(nn.Linear(8, 3), inputs, labels)])}
+    for diff in re.findall(r"```diff\n(.*?)```", text, flags=re.DOTALL):
+        for when, mark in (("before", "-"), ("after", "+")):
+            lines = [line[1:] for line in diff.splitlines() if line[:1] in (mark, " ", "")]
+            names: dict[str, Any] = {}
+            exec("\n".join(lines).replace("density=0.01", "density=0.25"), names)  # 27 parameters
+            (name,) = (word for word in names if word.startswith("train"))
+            model = nn.Linear(8, 3)
+            torch.nn.init.constant_(model.weight, 0.1 * comm.rank)
+            names[name](model, [(inputs, labels)] * 60)
+            both = comm.all_gather(_weights(model))
+            together = float(torch.equal(both[0], both[1]))
+            found[f"{name} {when}"] = torch.tensor([_loss(model, inputs, labels), together])
+    return found
+
+
+def _loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+    return nn.functional.cross_entropy(model(inputs), labels).item()
 
 
 def main(function: str, rank: int, size: int, folder: Path) -> None:

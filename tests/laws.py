@@ -56,13 +56,17 @@ def live(
     shapes: list[tuple[int, ...]] = SHAPES,
     dtype: torch.dtype = torch.float64,
     lr: float = 1.0,
+    device: str = "cpu",
 ) -> list[Lived]:
     """Run the method on `size` virtual ranks over a toy model whose gradients are given."""
 
     def body(comm: virtual.VirtualComm) -> Lived:
         timer = PhaseTimer("serialised", comm.now)
         metered = Metered(comm, timer)
-        parameters = [(f"p{i}", Parameter(torch.zeros(shape, dtype=dtype))) for i, shape in enumerate(shapes)]
+        parameters = [
+            (f"p{i}", Parameter(torch.zeros(shape, dtype=dtype, device=device)))
+            for i, shape in enumerate(shapes)
+        ]
         aggregator = Aggregator(method, parameters, metered, timer, seed=3)
         reports, counted, before, after = [], [], [], []
         for step in range(steps):
@@ -84,7 +88,7 @@ def live(
         return Lived(
             before,
             after,
-            torch.cat(held) if held else torch.zeros(0),
+            torch.cat(held),
             wire_bytes,
             counted,
             selected,

@@ -99,6 +99,10 @@ def learned(store: Store, config: dict[str, Any], steps_per_epoch: int = 390, **
             val_top1=10 + (END_TOP1[method] - 10) * done + 0.3 * noise.standard_normal(),
             val_top5=50 + 45 * done,
             wall_s=20.0 * epoch,
+            wire_bytes=58_913_064 if method == "dense" else 117_824,
+            host_syncs=0,
+            density=1.0 if method == "dense" else 0.001,
+            update_density=1.0 if method == "dense" else 0.0018,
         )
     log.flush()
     _finish(attempt, config, **provenance)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sparsify import names
 from sparsify.comm import virtual
 from tests import bodies
 from tests.conftest import ROOT
@@ -53,6 +54,19 @@ def test_virtual_ranks_train_to_the_weights_of_gloo_processes(size: int, tmp_pat
             ours, theirs = simulated[rank][name], real[rank][name]
             assert (ours - initial).norm() > 0.1  # they did train
             if name == "dense":  # gloo's allreduce chooses the order of its sums
+                torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+            else:
+                assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_method_does_the_same_on_virtual_ranks_and_on_gloo_processes(size: int, tmp_path: Path) -> None:
+    real = on_processes(bodies.updates_of_every_method, size, tmp_path)
+    simulated = virtual.run(size, lambda comm: bodies.updates_of_every_method(comm, comm.now))
+    for name in names():
+        for rank in range(size):
+            ours, theirs = simulated[rank][name], real[rank][name]
+            if simulated[rank][f"{name} reduced"]:  # gloo's allreduce chooses the order of its sums
                 torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
             else:
                 assert torch.equal(ours, theirs), name

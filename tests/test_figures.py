@@ -116,7 +116,8 @@ def test_every_page_names_machine_data_workers_versions_and_n(item: str, everyth
         assert "imulated" not in text
     else:
         assert "8 virtual workers x batch 16" in text
-        assert "3900 optimiser steps; 3 seeds per method" in text
+        assert "3900 optimiser steps; " in text
+        assert item == "methods" or "3 seeds per method" in text
 
 
 @pytest.mark.parametrize("item", ITEMS)

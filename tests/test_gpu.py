@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+from torch.nn import Parameter
 
 import sparsify
 from experiments import data as datasets
 from experiments.tasks import REGISTRY as TASKS
 from experiments.train import Setting, train
+from sparsify.aggregator import Aggregator
 from sparsify.comm import virtual
+from sparsify.parts import NOTHING_IS_LOST
 from sparsify.timer import MODES, PhaseTimer
 from tests.bodies import NoLog
+from tests.laws import METHODS, build, gradient, live, mass
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,6 +50,48 @@ def test_training_on_the_gpu_agrees_with_the_cpu(method: str, mode: str) -> None
     )
     assert torch.equal(on_gpu[0], on_gpu[1])
     torch.testing.assert_close(on_gpu[0], on_cpu[0], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_laws_hold_on_the_gpu(name: str) -> None:
+    method = build(name, 0.05, "layer")
+    lived = live(method, 3, device="cuda")
+    for one in lived:
+        assert all(torch.equal(a, b) for a, b in zip(one.updates, lived[0].updates, strict=True))
+        assert one.wire_bytes == one.counted_bytes
+    if NOTHING_IS_LOST not in method.broken_laws():
+        torch.testing.assert_close(*mass(lived), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_gpu_selects_what_the_cpu_selects(name: str) -> None:
+    """Where a method draws random bits from the device's generator, the devices differ."""
+    on_gpu, on_cpu = (live(build(name, 0.05, "layer"), 3, device=device) for device in ("cuda", "cpu"))
+    if name in ("qsgd", "terngrad"):
+        pytest.skip("its stochastic rounding draws from the device's generator")
+    torch.testing.assert_close(on_gpu[0].updates[-1].cpu(), on_cpu[0].updates[-1], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_host_waits_for_the_gpu_exactly_as_often_as_is_said(name: str) -> None:
+    """CUDA itself warns at every synchronisation; what is counted may not be fewer."""
+    method, shape = build(name, 0.05, "layer"), (100, 200)
+
+    def body(comm: virtual.VirtualComm) -> int:
+        aggregator = Aggregator(method, [("p", Parameter(torch.zeros(shape, device="cuda")))], comm)
+        for step in range(5):
+            aggregator.gradients.flat.copy_(0.005 * gradient(comm.rank, step, shape).flatten())
+            if step == 4:
+                torch.cuda.set_sync_debug_mode("warn")
+            report = aggregator.aggregate()
+        torch.cuda.set_sync_debug_mode("default")
+        return report.host_syncs
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        counted = sum(virtual.run(2, body))
+    warned = sum("synchronizing" in str(one.message) for one in caught)
+    assert warned <= counted
 
 
 def test_randomk_draws_on_the_device_and_ranks_agree() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,10 @@ from experiments import config as configs
 from experiments.planning import Folders
 from experiments.shipping import BEGIN, END, verdicts_for_readme
 from sparsify.comm import virtual
+from tests import bodies
 from tests.conftest import ROOT
 from tests.laws import live
+from tests.test_backends import on_processes
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
@@ -62,25 +63,14 @@ def test_make_help_lists_every_target() -> None:
         assert f"make {target}" in done.stdout
 
 
-def test_the_training_snippet_trains(tmp_path: Path) -> None:
-    """As one process of its own, because it starts a process group."""
-    script = python_block("def train(") + (
-        "\ntorch.manual_seed(0)\n"
-        "model = nn.Linear(4, 3)\n"
-        "inputs, labels = torch.randn(60, 4), torch.arange(60) % 3\n"
-        "inputs[torch.arange(60), labels] += 3\n"
-        "train(model, [(inputs, labels)] * 200, 0, 1, f'file://{__import__(\"sys\").argv[1]}/meet')\n"
-        "print(nn.functional.cross_entropy(model(inputs), labels).item())\n"
-    ).replace("density=0.01", "density=0.2")
-    script = script.replace(
-        'build("topk", density=0.01)', 'build("topk", density=0.2)'
-    )  # 15 parameters: k = 3
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 0.3  # from about 1.5
+def test_the_diffs_put_topk_into_a_plain_loop_and_into_ddp(tmp_path: Path) -> None:
+    """Before and after, on two gloo processes: after, the workers train together, and well."""
+    for found in on_processes(bodies.readme_diffs, 2, tmp_path):
+        for name in ("train", "train_ddp"):
+            before, after = found[f"{name} before"], found[f"{name} after"]
+            assert after[0] < 0.5 * found["untrained"][0]  # this worker's loss
+            assert after[1] == 1  # same weights on both
+            assert before[1] == (name == "train_ddp")
 
 
 def test_the_method_snippet_obeys_the_laws() -> None:

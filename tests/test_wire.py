@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import sparsify
 from sparsify import host
 from sparsify.comm import virtual
 from sparsify.parts import Place, Sparse
 from sparsify.select import sample
 from sparsify.wire import BLOCK, INDICES, VALUES, Wire, joined, split
+from tests.laws import live
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -206,3 +208,10 @@ def test_counts_of_virtual_ranks_do_not_mix() -> None:
     outside = host.waits()
     assert virtual.run(3, body) == [(rank + 1 + 3 + 10, [rank, 7], [1, 2]) for rank in range(3)]
     assert host.waits() == outside
+
+
+def test_what_fp16_cannot_hold_is_cut_to_its_largest_and_the_rest_is_owed() -> None:
+    method = sparsify.build("topk", density=0.5, value="fp16")
+    lived = live(method, 2, steps=1, shapes=[(2,)], make=lambda *where: torch.tensor([1e6, 0.0]).double())
+    assert lived[0].updates[0].tolist() == [65504.0, 0.0]
+    assert lived[0].residual.tolist() == [1e6 - 65504.0, 0.0]

@@ -125,6 +125,8 @@ NAMES = {variant.words[0].removeprefix("method="): variant.label for variant in 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     table = chosen(frames)
+    if not len(table):
+        raise ValueError("nothing to draw: there is no run")
     rows = np.arange(len(table))
     dense = table.loc[table["label"] == "dense", "val_top1"]
     with plots.canvas(style.two_columns(0.9 + ROW_IN * len(table)), 1, 3, sharey=True) as (figure, axes):
@@ -182,6 +184,7 @@ def table(frames: Frames) -> str:
 
 
 def caption(frames: Frames, profile: str) -> str:
+    epochs, steps = (int(frames.epochs[name].max()) for name in ("epoch", "step"))
     virtual = (
         " The workers are virtual ranks of one process: the mathematics of that many workers, exactly."
         if captions.is_simulated(frames)
@@ -192,8 +195,8 @@ def caption(frames: Frames, profile: str) -> str:
         "share of elements that a worker sent and that the update had (middle), and the bytes that a worker "
         "sent per step, by count (right); densities and bytes are means over the last epoch on rank 0. "
         f"{captions.setting(frames)} Of the learning rates in the table the better by final top-1 counts; "
-        f"its selection and its score use the same test images. {captions.training(frames)}{virtual} Host "
-        "synchronisations are counted where a GPU would make the host wait."
+        f"its selection and its score use the same test images. {epochs} epochs = {steps} optimiser steps; "
+        f"one seed.{virtual} Host synchronisations are counted where a GPU would make the host wait."
     )
 
 

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsify import cost, host
+from sparsify.aggregate import Report, Step, scatter
+from sparsify.bucket import check_scope
+from sparsify.comm import Comm, gather_uneven
+from sparsify.feedback import ErrorFeedback
+from sparsify.parts import DENSE_AT_DENSITY_1, Delivery, Place, Sparse, work_dtype
+from sparsify.timer import PhaseTimer
+from sparsify.wire import joined, split
+
+MATRIX = 2  # dimensions: tensors of more are convolutions
+
+
+def adacomp(scope: str | float = "layer", conv_bin: int = 50, other_bin: int = 500) -> AdaComp:
+    """AdaComp: of each bin what would soon be its maximum, as one sign and a scale. Chen et al., AAAI 2018,
+    arXiv:1712.02679.
+
+    It has no density: the gradients decide. Of every bin about one element is sent at least, so that below
+    1 / bin it can't get. Two host synchronisations per step and bucket.
+
+    Args:
+        scope: see topk. Bins and scales are of each tensor, whatever a bucket spans.
+        conv_bin: elements of a bin (L_T) in tensors of more than two dimensions.
+        other_bin: elements of a bin in all others: fully connected and recurrent layers, vectors.
+    """
+    return AdaComp(scope, conv_bin, other_bin)
+
+
+class Code(NamedTuple):
+    """How one element is written: its place in the bin, its sign, and whether it is the bin's last."""
+
+    dtype: torch.dtype
+    offset_bits: int
+
+    @property
+    def nothing(self) -> int:
+        """The offset that says that a bin is empty; so no bin may be so long."""
+        return (1 << self.offset_bits) - 1
+
+
+CODES = Code(torch.uint8, 6), Code(torch.int16, 14)  # the paper's 8 and 16 bits
+
+
+class Block(NamedTuple):
+    """Bins of one length, one behind the other."""
+
+    start: int
+    bins: int
+    length: int
+
+    def rows(self, bucket: Tensor) -> Tensor:
+        """(n,) -> (bins, length), a view."""
+        return bucket[self.start : self.start + self.bins * self.length].view(self.bins, self.length)
+
+
+@dataclass
+class Bins:
+    """The residual, and how the bucket is divided."""
+
+    residual: Tensor  # (n,) e
+    work: Tensor = field(metadata={"saved": False})  # (n,)
+    blocks: list[Block] = field(metadata={"saved": False})  # in order, without gaps
+    starts: Tensor = field(metadata={"saved": False})  # (number of bins,)
+    tensors: Tensor = field(metadata={"saved": False})  # (number of bins,) which tensor each belongs to
+    counts: list[int] = field(metadata={"saved": False})  # bins of each tensor
+    code: Code = field(metadata={"saved": False})
+    wide: Tensor | None = field(metadata={"saved": False})  # (n,) half-precision gradients are summed in it
+
+
+@dataclass(frozen=True)
+class AdaComp:
+    """Send |H| >= max |G| of the bin, G = e + g, H = G + g; keep G - Q(G).
+
+    Where a bin's G is all zero, nothing of it is sent (the paper's rule, 0 >= 0, would send all of it).
+    """
+
+    scope: str | float = "layer"
+    conv_bin: int = 50
+    other_bin: int = 500
+    momentum_inside: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_scope(self.scope)
+        for name, length in (("conv_bin", self.conv_bin), ("other_bin", self.other_bin)):
+            if not 1 <= length <= CODES[-1].nothing:
+                limit = CODES[-1].nothing
+                raise ValueError(
+                    f"{name}={length} is out of range: offsets of 14 bits reach from 1 to {limit}"
+                )
+
+    def init(self, like: Tensor, place: Place) -> Bins:
+        shapes = [shape for shape in place.shapes or ((like.numel(),),) if torch.Size(shape).numel()]
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        lengths = [
+            min(size, self.conv_bin if len(shape) > MATRIX else self.other_bin)
+            for size, shape in zip(sizes, shapes, strict=True)
+        ]
+        blocks = list(divided(sizes, lengths))
+        counts = [-(-size // length) for size, length in zip(sizes, lengths, strict=True)]
+        starts = [block.start + at * block.length for block in blocks for at in range(block.bins)]
+        owners = [tensor for tensor, count in enumerate(counts) for _ in range(count)]
+        residual = torch.zeros_like(like, dtype=work_dtype(like.dtype))
+        return Bins(
+            residual,
+            torch.empty_like(residual),
+            blocks,
+            torch.tensor(starts, device=like.device),
+            torch.tensor(owners, device=like.device),
+            counts,
+            next(code for code in CODES if max(lengths) <= code.nothing),
+            None if residual.dtype == like.dtype else torch.empty_like(residual),
+        )
+
+    def density_at(self, epoch: int) -> float:
+        return 1.0
+
+    def prepare(self, grad: Tensor, comm: Comm) -> None:
+        return None
+
+    def aggregate(self, grad: Tensor, step: Step, state: Bins, comm: Comm, timer: PhaseTimer) -> Report:
+        waits, feedback = host.waits(), ErrorFeedback()
+        with timer.phase("select"):
+            acc = feedback.accumulate(grad, step.lr, state.residual)
+            scales = self.select(acc, grad, state)
+            message = write(scales, acc, state)
+        with timer.phase("exchange"):
+            messages = gather_uneven(comm, message)
+            total = [read(one, acc.dtype, state) for one in messages]
+        with timer.phase("select"):
+            feedback.retain(Delivery([*total], [read(message, acc.dtype, state)], 0), state.residual)
+        with timer.phase("scatter"):
+            scatter([*total], 1 / comm.size, grad, state.wide)
+        price = cost.gather_uneven(max(len(one) for one in messages), comm.size)
+        return Report(num_codes(message, state), price.sent_bytes, host.waits() - waits)
+
+    def select(self, acc: Tensor, grad: Tensor, state: Bins) -> Tensor:
+        """(n,) -> (number of tensors,) scales; leaves a mask in `work`: 1 to be sent, 2 an empty bin's mark.
+
+        A bin can be empty, too, because its largest G is about to shrink: |H| < |G| there.
+        """
+        work, maxima = state.work, acc.new_empty(sum(state.counts))
+        per_block = [block.bins for block in state.blocks]
+        torch.abs(acc, out=work)
+        for block, most in zip(state.blocks, maxima.split(per_block), strict=True):
+            torch.amax(block.rows(work), 1, out=most)
+        scales = torch.stack([most.mean() for most in maxima.split(state.counts)])
+        thresholds, found = maxima.masked_fill(maxima == 0, torch.inf), torch.empty_like(maxima)
+        torch.add(acc, grad, out=work).abs_()
+        for block, least, any_ in zip(
+            state.blocks, thresholds.split(per_block), found.split(per_block), strict=True
+        ):
+            torch.amax(block.rows(work).ge_(least[:, None]), 1, out=any_)
+        work.index_add_(0, state.starts, found, alpha=-2).index_add_(
+            0, state.starts, torch.full_like(found, 2)
+        )
+        return scales.float()  # as they travel, so that everybody subtracts and adds the same
+
+    def residual(self, state: Bins) -> Tensor:
+        return state.residual
+
+    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
+        """An empty bin's mark counts as an element: it takes as many bytes."""
+        return -(-n // max(self.conv_bin, self.other_bin)), n
+
+    def broken_laws(self) -> dict[str, str]:
+        return {DENSE_AT_DENSITY_1: "it has no density, and sends signs"}
+
+
+def divided(sizes: list[int], lengths: list[int]) -> Iterator[Block]:
+    """Bins of `length` elements of each tensor, and a shorter one for its rest."""
+    start = 0
+    for size, length in zip(sizes, lengths, strict=True):
+        yield Block(start, size // length, length)
+        if rest := size % length:
+            yield Block(start + size - rest, 1, rest)
+        start += size
+
+
+def write(scales: Tensor, acc: Tensor, state: Bins) -> Tensor:
+    """The elements that `work` marks -> (bytes,) uint8: a scale of each tensor, a code of each element."""
+    places, bits = host.nonzero(state.work), state.code.offset_bits
+    bins = torch.searchsorted(state.starts, places, right=True) - 1
+    offsets = (places - state.starts[bins]).masked_fill_(state.work[places] == 2, state.code.nothing)
+    is_last = torch.ones_like(bins, dtype=torch.bool)
+    torch.ne(bins[1:], bins[:-1], out=is_last[:-1])
+    codes = offsets | (acc[places] < 0).long() << bits | is_last.long() << bits + 1
+    return joined(scales, codes.to(state.code.dtype))
+
+
+def read(message: Tensor, dtype: torch.dtype, state: Bins) -> Sparse:
+    """The inverse of `write`. Empty bins become zeros, so that nothing depends on how many there are."""
+    scales, codes = split(
+        message, (torch.float32, len(state.counts)), (state.code.dtype, num_codes(message, state))
+    )
+    bits, codes = state.code.offset_bits, codes.long()
+    offsets, is_negative, is_last = codes & state.code.nothing, codes >> bits & 1, codes >> bits + 1 & 1
+    bins = is_last.cumsum(0) - is_last
+    is_empty = offsets == state.code.nothing
+    values = scales.to(dtype)[state.tensors[bins]] * (1 - 2 * is_negative)
+    return Sparse(
+        state.starts[bins] + offsets.masked_fill_(is_empty, 0), values.to(dtype).masked_fill_(is_empty, 0)
+    )
+
+
+def num_codes(message: Tensor, state: Bins) -> int:
+    return (len(message) - torch.float32.itemsize * len(state.counts)) // state.code.dtype.itemsize

@@ -1,0 +1,126 @@
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sparsify import cost, host
+from sparsify.aggregate import Sparsifier
+from sparsify.comm import Comm
+from sparsify.exchange import AllReduce
+from sparsify.feedback import ErrorFeedback
+from sparsify.partitions import gather_exclusive, split_evenly
+from sparsify.parts import Part, Place, Selection, work_dtype
+
+
+def deft(
+    density: float = 0.001, scope: str | float = "global", density_warmup: Sequence[float] = ()
+) -> Sparsifier:
+    """DEFT: fragments of the model shared out to the workers, top-k in each. Yoon and Oh, ICPP 2023,
+    arXiv:2307.03500.
+
+    No build-up (fragments do not overlap), and the cost of selecting falls with P. Two host synchronisations
+    per step and bucket: all norms together (on other workers than the leader: the plan), and the counts.
+
+    Every fragment gets one element at least, which raises the density of a model of many small tensors: up to
+    k + (number of fragments) - 1 elements are sent.
+
+    In the published code every worker computes the k of each fragment from its own norms, and the packing
+    alone is the leader's. Here the leader's norms decide both, so that together the workers send k.
+
+    Args:
+        scope: see topk; fragments are cut within a bucket, so this is for large ones.
+    """
+    return Sparsifier(density, Deft(), ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
+
+
+@dataclass
+class Turn:
+    """Whose turn it is to plan."""
+
+    work: Tensor = field(metadata={"saved": False})  # (n,)
+    sizes: list[int] = field(metadata={"saved": False})  # of the tensors in the bucket
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Deft(Part):
+    """The k largest in proportion to each fragment's norm."""
+
+    shared: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
+
+    def init(self, like: Tensor, place: Place) -> Turn:
+        return Turn(torch.empty_like(like, dtype=work_dtype(like.dtype)), place.sizes or [like.numel()])
+
+    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
+        return k, n
+
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Turn) -> Selection:
+        n, turn = acc.numel(), state.step % comm.size
+        state.step += 1
+        sizes = fragments(state.sizes, comm.size)
+        if comm.rank == turn:
+            # Together, and in float64 lest squares overflow.
+            norms = host.read(torch.stack(torch._foreach_norm(acc.split(sizes), dtype=torch.float64)))
+            ks = shares(norms, sizes, k)
+            bins = packed([top_k_cost(*one) for one in zip(sizes, ks, strict=True)], comm.size)
+            plan = torch.tensor([ks, bins], dtype=plan_dtype(n), device=acc.device)
+            comm.broadcast(plan, turn)
+        else:
+            plan = torch.empty(2, len(sizes), dtype=plan_dtype(n), device=acc.device)
+            ks, bins = host.read(comm.broadcast(plan, turn))
+        mine, chosen, start = (turn + comm.rank) % comm.size, [acc.new_empty(0, dtype=torch.int64)], 0
+        for size, k_, bin_ in zip(sizes, ks, bins, strict=True):
+            if bin_ == mine:
+                magnitudes = torch.abs(acc[start : start + size], out=state.work[start : start + size])
+                chosen.append(magnitudes.topk(k_, sorted=False).indices.add_(start))
+            start += size
+        everybody = gather_exclusive(comm, torch.cat(chosen), n)
+        planning = cost.broadcast(plan.nbytes, comm.size).sent_bytes
+        return Selection(everybody.indices, planning + everybody.sent_bytes)
+
+
+def plan_dtype(n: int) -> torch.dtype:
+    return torch.int32 if n < 2**31 else torch.int64
+
+
+def fragments(tensors: list[int], size: int) -> list[int]:
+    """Tensors of more than n/P elements in P pieces, others whole: their sizes. Empty ones are left out."""
+    n = sum(tensors)
+    pieces = [split_evenly(one, size) if one * size > n else [one] for one in tensors]
+    return [piece for one in pieces for piece in one if piece]
+
+
+def shares(norms: list[float], sizes: list[int], k: int) -> list[int]:
+    """The k of each fragment: in proportion to its norm, at least 1, at most all. Together at least k."""
+    order = sorted(range(len(sizes)), key=lambda at: -norms[at])
+    # Norms of this and all smaller ones, added up from the smallest: subtracting would leave rounding errors.
+    remaining = list(accumulate(norms[at] for at in reversed(order)))[::-1]
+    ks = [0] * len(sizes)
+    for at, norm in zip(order, remaining, strict=True):
+        share = norms[at] / norm if 0 < norm < math.inf else 0
+        ks[at] = min(sizes[at], max(1, int(k * share)))
+        k -= ks[at]
+    for at in order:  # what is left, since some fragments were too small for their share
+        more = min(max(k, 0), sizes[at] - ks[at])
+        ks[at] += more
+        k -= more
+    return ks
+
+
+def top_k_cost(size: int, k: int) -> float:
+    """elements x log2 k; for k = 1, where that is 0, one pass."""
+    return size * (math.log2(k) if k > 1 else 1)
+
+
+def packed(weights: list[float], size: int) -> list[int]:
+    """The bin of each fragment: the heaviest first, each into the bin that is lightest by then."""
+    bins, loads = [0] * len(weights), [0.0] * size
+    for at in sorted(range(len(weights)), key=lambda at: -weights[at]):
+        bins[at] = loads.index(min(loads))
+        loads[bins[at]] += weights[at]
+    return bins

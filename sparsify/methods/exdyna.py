@@ -1,0 +1,94 @@
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sparsify.aggregate import Sparsifier
+from sparsify.comm import Comm
+from sparsify.exchange import AllReduce
+from sparsify.feedback import ErrorFeedback
+from sparsify.partitions import ExclusiveThreshold, Threshold, split_evenly
+from sparsify.parts import Selection, check_positive
+
+ALIGNMENT = 32  # kljp/exdyna: block sizes are multiples of it
+# Loads in units of their mean, from which on one block moves.
+OVERLOADED, UNDERLOADED = 1.05, 0.95238
+LEAST = 4  # a partition keeps 1/4 of the blocks that it would have if all had equally many
+
+
+def exdyna(
+    density: float = 0.001,
+    scope: str | float = "global",
+    density_warmup: Sequence[float] = (),
+    rule: str = "intended",
+    threshold: float | None = None,
+    blocks: int = 1024,
+) -> Sparsifier:
+    """ExDyna: MiCRO with partitions that follow the load. Yoon and Oh, CCGrid 2024, arXiv:2402.13781.
+
+    Two host synchronisations per step and bucket. Slow start and threshold as in `micro`.
+
+    Args:
+        scope: see topk.
+        rule, threshold: see micro.
+        blocks: how many a bucket is cut into. Their size is a multiple of 32, and what is left over belongs
+            to the last partition. A bucket of fewer than 32 x blocks elements, where the published code
+            divides by zero, has blocks of 32, or of n / (4 P) where that is smaller, and fewer of them.
+    """
+    return Sparsifier(
+        density, ExDyna(rule, threshold, blocks), ErrorFeedback(), AllReduce(), scope, tuple(density_warmup)
+    )
+
+
+@dataclass(frozen=True)
+class ExDyna(ExclusiveThreshold):
+    """P runs of blocks, which the workers take in turns."""
+
+    blocks: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(blocks=self.blocks)
+
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Threshold) -> Selection:
+        n, size = acc.numel(), comm.size
+        block = block_size(n, self.blocks, size)
+        # Where the block size is the published one, more than `blocks` fit once the size is rounded down.
+        number = min(self.blocks, n // block)
+        state.blocks = state.blocks or split_evenly(number, size)
+        sizes = [block * held for held in state.blocks]
+        sizes[-1] += n - block * number
+        everybody = self.choose(acc, k, sizes, comm, state)
+        if k < n:
+            loads = [0] * size
+            for rank, count in enumerate(everybody.counts):
+                loads[(state.step + rank) % size] = count
+            rebalance(state.blocks, loads, block * sum(loads) / n)
+        self.follow(len(everybody.indices), k, size, state)
+        return Selection(everybody.indices, everybody.sent_bytes)
+
+
+def block_size(n: int, blocks: int, size: int) -> int:
+    """Elements of a block, at least 1."""
+    return n // blocks // ALIGNMENT * ALIGNMENT or max(1, min(ALIGNMENT, n // (LEAST * size)))
+
+
+def rebalance(blocks: list[int], loads: list[int], load_of_block: float) -> None:
+    """Between neighbours of which one selected too much and the other too little, one block moves. In place;
+    the load that is expected to move with it is accounted for before the next pair is looked at.
+    """
+    mean = sum(loads) / len(loads)  # published: cut to an integer, which is 0 where few are selected
+    least = sum(blocks) / (LEAST * len(blocks))
+    for left in range(len(blocks) - 1):
+        right = left + 1
+        for giver, taker in ((left, right), (right, left)):
+            if (
+                loads[giver] > OVERLOADED * mean
+                and loads[taker] < UNDERLOADED * mean
+                and blocks[giver] - 1 >= least
+            ):
+                blocks[giver] -= 1
+                blocks[taker] += 1
+                loads[giver] -= int(load_of_block)
+                loads[taker] += int(load_of_block)
+                break  # the pair is done; else what was moved might come back
