@@ -48,12 +48,18 @@ class Wire:
 
     def rounded(self, part: Sparse) -> Sparse:
         """What the receivers will read."""
-        dtype = self.value_dtype(part.values.dtype)
-        return (
-            part
-            if dtype == part.values.dtype
-            else Sparse(part.indices, part.values.to(dtype).to(part.values.dtype))
-        )
+        narrow = self.narrowed(part.values)
+        return part if narrow is part.values else Sparse(part.indices, narrow.to(part.values.dtype))
+
+    def narrowed(self, values: Tensor) -> Tensor:
+        """(k,) in the type that travels. Its largest number stands for what lies beyond: fp16 ends at 65,504,
+        and an infinity would stay in the residual for ever.
+        """
+        dtype = self.value_dtype(values.dtype)
+        if dtype.itemsize >= values.dtype.itemsize:
+            return values if dtype == values.dtype else values.to(dtype)
+        largest = torch.finfo(dtype).max
+        return values.clamp(-largest, largest).to(dtype)
 
     def write(self, part: Sparse, n: int) -> Tensor:
         """(k,) indices and values -> (bytes,) uint8.
@@ -63,7 +69,7 @@ class Wire:
         """
         if self.index == "int32" and n > 2**31:
             raise ValueError(f"a bucket of {n} elements needs index='int64': int32 ends at {2**31}")
-        values = part.values.to(self.value_dtype(part.values.dtype))
+        values = self.narrowed(part.values)
         if self.index == "delta16":
             order = part.indices.argsort()
             indices, values = part.indices[order].long(), values[order]
