@@ -33,8 +33,8 @@ figures: $(VENV)/.figures ## every figure and table again from stored records; n
 collect: $(VENV)/.figures ## all runs into results/records/*.parquet
 	@$(RUN) collect $(ARGS)
 
-bench: $(VENV)/.train ## a benchmark: BENCH=timer
-	@$(VENV)/bin/python -m experiments.bench.$(BENCH)
+bench: $(VENV)/.train ## a benchmark: BENCH=timer, methods or bytes (ARGS=)
+	@$(VENV)/bin/python -m experiments.bench.$(BENCH) $(ARGS)
 
 clean: ## remove .venv and caches; results stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,8 +1,8 @@
-"""Sparsified gradients in one's own training: the optimiser wrapper, DDP, checkpoints, and what they refuse.
-"""
+"""Sparsified gradients in one's own training: optimiser wrapper, DDP, checkpoints, and what they refuse."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,22 @@ import torch
 from torch import Tensor, nn
 
 import sparsify
+from experiments import config as configs
+from experiments import data as datasets
+from experiments.tasks import REGISTRY as TASKS
+from experiments.train import Setting, train
 from sparsify.aggregator import Aggregator, Disagreement, NonFinite
 from sparsify.comm import Comm, virtual
 from sparsify.optimiser import DistributedOptimiser
+from sparsify.timer import PhaseTimer
 from tests import bodies
 from tests.laws import METHODS, build
 from tests.test_backends import on_processes
+
+
+@cache
+def digits() -> datasets.Dataset:
+    return datasets.load("digits", None, torch.device("cpu"))
 
 
 def wrapped(
@@ -88,8 +98,7 @@ def test_gradients_accumulate_and_are_compressed_once() -> None:
 
 
 class Odd(nn.Module):
-    """An embedding with sparse gradients, a layer that rank 1 does not use, and a channels-last convolution.
-    """
+    """An embedding with sparse gradients, a layer that rank 1 does not use, a channels-last convolution."""
 
     def __init__(self, used: bool) -> None:
         super().__init__()
@@ -344,6 +353,28 @@ def test_ddp_with_the_hook_trains_to_the_weights_of_the_wrapper(tmp_path: Path) 
         torch.testing.assert_close(found["dense ddp"], found["dense wrapper"], rtol=1e-12, atol=1e-12)
         assert found["resumed"].item()
         assert found["refused"].tolist() == [True, True, True]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_the_smoke_task(name: str) -> None:
+    """As `python -m experiments run method=NAME profile=smoke` does, within this process."""
+    config = configs.resolve([f"method={name}", "profile=smoke", "task=cnn_digits"])
+    values = {key: value for key, value in config["method"].items() if key != "name"}
+    task = {key: value for key, value in config["task"].items() if key != "name"}
+    device = torch.device("cpu")
+    setting = Setting(0, config["train"]["steps"], False, device, torch.float32)
+    data = digits()
+
+    def body(comm: virtual.VirtualComm) -> Tensor:
+        timer = PhaseTimer("production", comm.now)
+        method = sparsify.build(name, **values)
+        return weights(
+            train(TASKS.build("cnn_digits", task), data, method, comm, timer, bodies.NoLog(), setting)
+        )
+
+    first, second = virtual.run(2, body)
+    assert torch.equal(first, second)
+    assert torch.isfinite(first).all()
 
 
 @pytest.mark.parametrize("name", METHODS)
