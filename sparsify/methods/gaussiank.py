@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sparsify import host
+from sparsify.aggregate import Sparsifier
+from sparsify.comm import Comm
+from sparsify.exchange import AllGather
+from sparsify.feedback import ErrorFeedback
+from sparsify.parts import DENSE_AT_DENSITY_1, Place, Selection, check_choice
+from sparsify.select import About, ExactlyK, largest
+from sparsify.thresholds import Scratch
+from sparsify.wire import Wire
+
+PUBLISHED_PASSES = 3  # hclhkbu/GaussianK-SGD, compression.py
+BOUNDED_PASSES = 20  # as many as Ok-Topk's re-implementation of Gaussian-k takes at most
+SLACK = 2.0  # ours: few passes, and an exact top-k of at most 2k candidates
+FEWEST, MOST = 2 / 3, 4 / 3  # of k: what the published rule is content with
+DOWN, UP = 0.5, 1.5  # by which it adjusts its threshold
+
+
+def gaussiank(
+    density: float = 0.001,
+    scope: str | float = "global",
+    density_warmup: Sequence[float] = (),
+    rule: str = "bounded",
+    passes: int | None = None,
+    slack: float | None = None,
+    index: str = "int32",
+    value: str = "as_is",
+) -> Sparsifier:
+    """Gaussian-k: a threshold from mean and standard deviation. Shi et al. 2019, arXiv:1911.08772.
+
+    Gradients plus residuals are seldom normal. Where they are not, the published rule sends far more or far
+    less than k (nothing of a uniform distribution, 555 k of a normal one that was clipped at one sigma), for
+    its few adjustments cannot travel far. `bounded` starts from the same guess and ends at exactly k.
+
+    Host synchronisations per step and bucket: `bounded` 2 and one per pass (1 pass where acc is normal, 2 to
+    5 with residuals; ties, or fewer than k nonzero elements, end in an exact top-k over everything);
+    `published` 1 per pass and 1 for the lengths.
+
+    Args:
+        rule: `bounded`: the Gaussian guess, bisected until between k and `slack` x k magnitudes lie above it,
+            of which the k largest are sent: the same as topk. `published`: what hclhkbu/GaussianK-SGD does,
+            see `GaussianThreshold`.
+        passes: how many thresholds are tried at most. None: 3 (published) or 20 (bounded).
+        slack: candidates per element sent, for `bounded` only. None: 2.
+        index, value: see topk.
+    """
+    check_choice("rule", rule, ("bounded", "published"))
+    if rule == "published" and slack is not None:
+        raise ValueError(
+            f"{slack=} has no effect with rule='published'; leave it out, or take rule='bounded'"
+        )
+    wire, published = Wire(index, value), rule == "published"
+    select = (
+        GaussianThreshold(PUBLISHED_PASSES if passes is None else passes)
+        if published
+        else GaussianGuess(BOUNDED_PASSES if passes is None else passes, SLACK if slack is None else slack)
+    )
+    exchange = AllGather(wire, uneven=published)
+    return Sparsifier(density, select, ErrorFeedback(), exchange, scope, tuple(density_warmup))
+
+
+def gaussian_threshold(acc: Tensor, ratio: float) -> Tensor:
+    """(n,) -> 0-d: mu + |ppf(ratio / 2)| sigma. Of a normal acc with mean 0 this share lies beyond it."""
+    # torch.std in the published code: divided by n - 1, which a single element does not allow.
+    sigma, mu = torch.std_mean(acc, correction=1 if acc.numel() > 1 else 0)
+    return mu + abs(NormalDist().inv_cdf(ratio / 2)) * sigma
+
+
+@dataclass(frozen=True)
+class GaussianThreshold(About):
+    """The published rule: a threshold, halved or raised by half while it selects less than 2k/3 or more than
+    4k/3, at most three times.
+
+    What is sent after the third try is what the third threshold selected: its last adjustment is computed,
+    but nothing is selected with it.
+    """
+
+    passes: int = PUBLISHED_PASSES
+    exceptions: ClassVar[dict[str, str]] = {
+        DENSE_AT_DENSITY_1: "an estimated threshold is content with 2/3 of k, and need not even reach that"
+    }
+
+    def __post_init__(self) -> None:
+        check_passes(self.passes)
+
+    def init(self, like: Tensor, place: Place) -> Scratch:
+        return Scratch.like(like)
+
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Scratch) -> Selection:
+        state.take(acc)
+        threshold = gaussian_threshold(acc, k / acc.numel())
+        for _ in range(self.passes):
+            chosen = host.nonzero(state.above(threshold))
+            if len(chosen) < FEWEST * k:
+                threshold = threshold * DOWN
+            elif len(chosen) > MOST * k:
+                threshold = threshold * UP
+            else:
+                break
+        return Selection(chosen)
+
+
+@dataclass(frozen=True)
+class GaussianGuess(ExactlyK):
+    """The k largest, found among few candidates: those above a threshold that is guessed as if acc were
+    normal, then bisected.
+    """
+
+    passes: int = BOUNDED_PASSES
+    slack: float = SLACK
+
+    def __post_init__(self) -> None:
+        check_passes(self.passes)
+        if not self.slack >= 1:
+            raise ValueError(
+                f"slack={self.slack} is out of range: k elements need k candidates; take 1 or more"
+            )
+
+    def init(self, like: Tensor, place: Place) -> Scratch:
+        return Scratch.like(like)
+
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Scratch) -> Selection:
+        candidates = self.candidates(acc, k, state) if k < acc.numel() else None
+        if candidates is None:
+            return Selection(largest(acc, k, state.magnitudes))
+        best = state.magnitudes[candidates].topk(k, sorted=False).indices
+        return Selection(candidates[best])
+
+    def candidates(self, acc: Tensor, k: int, state: Scratch) -> Tensor | None:
+        """Between k and slack x k indices, the k largest among them; None if no threshold was found."""
+        top, nonzeros = state.take(acc).amax(), torch.count_nonzero(acc)
+        guess = gaussian_threshold(acc, k / acc.numel())
+        threshold, high, nonzeros = host.read(torch.stack([guess.double(), top.double(), nonzeros.double()]))
+        if nonzeros < k:
+            return None  # no threshold has k elements above it
+        low = 0.0
+        for _ in range(self.passes):
+            if not low < threshold < high:
+                # Geometric, for magnitudes span decades; but 0 has no logarithm, so halve until low is known.
+                threshold = math.sqrt(low * high) if low else high / 2
+            mask = state.above(threshold)
+            count = host.read(torch.count_nonzero(mask))
+            if count < k:
+                high = threshold
+            elif count > self.slack * k:
+                low = threshold
+            else:
+                return host.nonzero(mask)
+        return None
+
+
+def check_passes(passes: int) -> None:
+    if passes < 1:
+        raise ValueError(f"{passes=} is out of range: without a pass nothing is selected; take 1 or more")

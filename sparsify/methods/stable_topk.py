@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sparsify import cost, host
+from sparsify.aggregate import Sparsifier
+from sparsify.comm import Comm
+from sparsify.exchange import AllReduce
+from sparsify.feedback import ErrorFeedback
+from sparsify.parts import Part, Place, Selection, check_choice, work_dtype
+from sparsify.select import largest
+
+SCORES = ("l1", "l2", "max", "count")
+
+
+def stable_topk(
+    density: float = 0.001,
+    scope: str | float = "global",
+    density_warmup: Sequence[float] = (),
+    block: int = 10_000,
+    every: int = 100,
+    score: str = "l1",
+) -> Sparsifier:
+    """Stable Top-K: regions of large gradients persist, so they are chosen rarely. Zhang, TACC (slides; no
+    paper or code is known).
+
+    The slides publish no constants: a figure shows buckets of 10000, nothing says how often indices are
+    chosen anew. They leave open, and are answered here: how a bucket is scored (`score`, summed over the
+    workers); whose choice it is (everybody's: scores are allreduced, so all workers choose alike and values
+    travel without indices); in what k is counted (elements: k // block buckets); what becomes of residuals
+    when the choice changes (nothing: they stay, and those of a newly chosen bucket, up to `every` steps of
+    gradients, are all delivered at once). A bucket that is never chosen starves: its residual grows, until
+    its score wins at the next choice. At a learning rate tuned for dense training both may ask for a smaller
+    one, or a smaller `every`.
+
+    Host synchronisations: none; where buckets do not divide n, one in each step that chooses.
+
+    Args:
+        block: B, elements of a bucket; the last may be shorter. Never more than k, so that at most k elements
+            are sent: choose it well below k, else the choice is coarse (one bucket, at k < 2 block).
+        every: N, steps that use the same choice. Another k (in a density warm-up) asks for another choice.
+        score: `l1`, sums of magnitudes; `l2`, of squares; `max`, the largest magnitudes, summed over workers;
+            or `count`, how many of a worker's k largest lie in the bucket, which takes a top-k over
+            everything.
+    """
+    return Sparsifier(
+        density, StableBlocks(block, every, score), ErrorFeedback(), AllReduce(), scope, tuple(density_warmup)
+    )
+
+
+@dataclass
+class Choice:
+    """What was chosen, and for how long."""
+
+    work: Tensor = field(metadata={"saved": False})  # (n,)
+    indices: Tensor  # (k',)
+    k: int = 0  # for which; 0: nothing chosen yet
+    left: int = 0  # steps until a new choice
+
+
+@dataclass(frozen=True)
+class StableBlocks(Part):
+    """The k // block buckets of highest score over all workers, chosen once in `every` steps."""
+
+    block: int = 10_000
+    every: int = 100
+    score: str = "l1"
+    shared: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_choice("score", self.score, SCORES)
+        for name, value in (("block", self.block), ("every", self.every)):
+            if value < 1:
+                raise ValueError(f"{name}={value} is out of range: it must be at least 1")
+
+    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
+        if k == n:
+            return n, n
+        block = min(self.block, k)
+        return k // block * block - missing(n, block), k // block * block
+
+    def init(self, like: Tensor, place: Place) -> Choice:
+        work = torch.empty_like(like, dtype=work_dtype(like.dtype))
+        return Choice(work, torch.empty(0, dtype=torch.int64, device=like.device))
+
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Choice) -> Selection:
+        sent_bytes = 0
+        if not state.left or state.k != k:
+            state.indices, sent_bytes = self.choose(acc, k, comm, state.work)
+            state.k, state.left = k, self.every
+        state.left -= 1
+        return Selection(state.indices, sent_bytes)
+
+    def choose(self, acc: Tensor, k: int, comm: Comm, work: Tensor) -> tuple[Tensor, int]:
+        """(k',) indices of the chosen buckets, ascending; the bytes spent."""
+        n, block = acc.numel(), min(self.block, k)
+        scores = comm.all_reduce(self.scores(acc, k, block, work))
+        num_chosen = k // block if k < n else len(scores)
+        # Stable: of equal scores the first wins, on every worker.
+        best = scores.sort(descending=True, stable=True).indices[:num_chosen].sort().values
+        indices = (best[:, None] * block + torch.arange(block, device=acc.device)).flatten()
+        if missing(n, block) and host.read(best[-1]) == len(scores) - 1:
+            indices = indices[: len(indices) - missing(n, block)]
+        return indices, cost.all_reduce(scores.nbytes, comm.size).sent_bytes
+
+    def scores(self, acc: Tensor, k: int, block: int, work: Tensor) -> Tensor:
+        """(n,) -> (number of buckets,): this worker's."""
+        n = acc.numel()
+        whole, scores = n // block, acc.new_zeros(-(-n // block))
+        if self.score == "count":
+            mine = largest(acc, k, work)
+            return scores.index_add_(0, mine // block, scores.new_ones(1).expand(k))
+        torch.abs(acc, out=work)
+        if self.score == "l2":
+            work.square_()
+        combine = torch.amax if self.score == "max" else torch.sum
+        combine(work[: whole * block].view(whole, block), dim=1, out=scores[:whole])
+        if whole < len(scores):
+            combine(work[whole * block :], dim=0, out=scores[whole])
+        return scores
+
+
+def missing(n: int, block: int) -> int:
+    """By how much the last bucket is shorter."""
+    return -n % block
