@@ -8,6 +8,7 @@ eqs. 1 to 3) and the table of Zhang's Stable Top-K slides use, here in bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 LENGTH = 8  # bytes of the int64 that announces a length
@@ -73,3 +74,41 @@ def gather_uneven(longest_nbytes: int, size: int) -> Cost:
 def exchange_pieces(nbytes: int, size: int) -> Cost:
     """Lengths first, one int64 to each other worker; then m bytes to all others together."""
     return all_to_all(LENGTH * (size - 1), size) + all_to_all(nbytes, size)
+
+
+class Published(NamedTuple):
+    """What the literature says a scheme costs each worker."""
+
+    least: Fraction  # words: numbers or indices of one width
+    most: Fraction
+    messages: int  # latency terms
+
+
+def published(scheme: str, n: int, k: int, size: int) -> Published:
+    """Bandwidth and latency of dense and sparse allreduces of k of n elements over P workers.
+
+    The first six are Table 1 of Zhang's Stable Top-K slides, which takes it from Li and Hoefler 2022; the
+    others are what Eghlidi and Jaggi 2020 and Chen et al. 2020 describe, in the same terms. log P is taken as
+    the rounds that there are, ceil(log2 P). What a scheme spends on announcing lengths is not in it.
+
+    Raises:
+        ValueError: an unknown scheme; the message lists those there are.
+    """
+    others, log = Fraction(size - 1), rounds(size)
+    share = others / size
+    forms = {
+        "dense": (2 * n * share, 2 * n * share, 2 * log),
+        "topka": (2 * k * others, 2 * k * others, log),
+        "topkdsa": (4 * k * share, (2 * k + n) * share, size + 2 * log),
+        "gtopk": (Fraction(4 * k * log), Fraction(4 * k * log), 2 * log),
+        "gaussiank": (2 * k * others, 2 * k * others, 2 * log),
+        "oktopk": (2 * k * share, 6 * k * share, 2 * size + 2 * log),
+        "randomk allgather": (2 * k * others, 2 * k * others, log),
+        "randomk allreduce": (2 * k * share, 2 * k * share, 2 * log),
+        "blockrandomk allgather": ((k + 1) * others, (k + 1) * others, log),
+        "blockrandomk allreduce": (2 * k * share, 2 * k * share, 2 * log),
+        "scalecom": (k * log + 2 * k * share, k * log + 2 * k * share, 3 * log),
+    }
+    if scheme not in forms:
+        raise ValueError(f"no scheme {scheme!r}; there are: {', '.join(forms)}")
+    return Published(*forms[scheme])
