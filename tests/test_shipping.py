@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.frames import read_parquet
+from analysis.frames import from_attempts, read_parquet
 from experiments.planning import Folders
-from experiments.shipping import consolidate
+from experiments.shipping import consolidate, thinned
 from tests import synthetic
 
 
@@ -21,3 +21,12 @@ def test_a_run_whose_bytes_changed_is_left_out_and_named(tmp_path: Path) -> None
     lines = list(consolidate(folders))
     assert lines[0].startswith(f"left out {changed.run_id}")
     assert list(read_parquet(folders.records).runs["method.name"]) == ["dense"]
+
+
+def test_steps_are_shipped_of_timed_runs_only(tmp_path: Path) -> None:
+    frames, _ = from_attempts(synthetic.item_store(tmp_path).all_valid())
+    kept = thinned(frames)
+    timed = frames.runs["key"][frames.runs["train.validate"] == "never"]
+    assert set(kept.steps["key"]) == set(timed)
+    assert len(kept.steps) == frames.steps["key"].isin(timed).sum() > 0
+    assert kept.epochs.equals(frames.epochs)
