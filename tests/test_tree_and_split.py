@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -161,7 +162,11 @@ def test_oktopk_is_algorithms_1_and_2_of_li_and_hoefler(size: int, balance: bool
             reached[0] = np.abs(reduced[kept]).min()
         else:
             kept = np.flatnonzero(np.abs(reduced) >= reached[0])
-        reached[0] *= 1.008 if len(kept) > 5 * k / 4 else 1 / 1.008 if len(kept) < 2 * k / 3 else 1.0
+            if len(kept) > 4 * k / 3:
+                kept = top(reduced, k)
+                reached[0] = np.abs(reduced[kept]).min()
+            else:
+                reached[0] *= 1.008 if len(kept) > 5 * k / 4 else 1 / 1.008 if len(kept) < 2 * k / 3 else 1.0
         total, residuals = np.zeros(N), [acc.copy() for acc in accs]
         total[kept] = reduced[kept]
         for residual, picked in zip(residuals, chosen, strict=True):
@@ -292,20 +297,14 @@ def test_oktopk_reaches_the_published_lower_end() -> None:
     assert found - 2 * ANNOUNCED == words("oktopk", n, k, 2)[0]
 
 
-@pytest.mark.parametrize("size", [2, 4, 8, 16])
-def test_oktopks_volume_is_bounded_on_random_gradients(size: int) -> None:
-    """By 2 (P-1)/P words for what a worker selects and 4 (P-1)/P for what is kept, a quarter more for regions
-    that are balanced on average only. A re-used threshold selects about k.
-    """
-    n, k = 3200, 160
-    lived = live(
-        sparsify.build("oktopk", density=k / n, threshold_every=100), size, 2, gradient, [(n,)],
-        dtype=torch.float32,
-    )  # fmt: skip
-    selected, kept = max(one.selected[1] for one in lived), int(lived[0].updates[1].count_nonzero())
-    bound = 4 * (2 * selected + 4 * kept) * (size - 1) / size
-    for one in lived:
-        assert one.counted_bytes[1] - 2 * ANNOUNCED * (size - 1) <= 1.25 * bound
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_oktopks_volume_settles_within_the_published_words(size: int) -> None:
+    """On random gradients, whose residuals grow at first: then a threshold is too low after a step already."""
+    n, k, steps = 1600, 80, 30
+    lived = live(sparsify.build("oktopk", density=k / n), size, steps, gradient, [(n,)], dtype=torch.float32)
+    announced = 2 * ANNOUNCED * (size - 1)
+    settled = [max(one.counted_bytes[step] for one in lived) - announced for step in range(15, steps)]
+    assert statistics.median(settled) <= words("oktopk", n, k, size)[1]
 
 
 def test_unknown_schemes_list_what_there_is() -> None:

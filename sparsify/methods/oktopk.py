@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsify import cost, host
 from sparsify.aggregate import Sparsifier
-from sparsify.comm import Comm, gather_uneven
+from sparsify.comm import Comm
 from sparsify.feedback import ErrorFeedback
 from sparsify.parts import Delivery, Part, Place, Run, Selection, Sparse, check_choice, members
 from sparsify.select import About, largest
@@ -37,10 +37,12 @@ def oktopk(
     """Ok-Topk: thresholds that are re-used, regions that are balanced, split and reduce. Li and Hoefler 2022
     (PPoPP), arXiv:2201.07598, algorithms 1 and 2.
 
-    At most 6 k (P-1)/P words a worker where regions are balanced and exactly k is selected. What a worker
-    selected and the global threshold rejected stays in its residual. Host synchronisations per step and
-    bucket: 6, one of them not in the steps that take the local threshold anew; those that take the global one
-    anew, and regions anew, have one more each.
+    At most 6 k (P-1)/P words a worker where regions are balanced and about k is selected. What a worker
+    selected and the global threshold rejected stays in its residual. So that nothing else can happen, a
+    re-used threshold that selects more than 4k/3 is taken anew, from what it selects; a global one costs k to
+    P k more words then, as it does every `threshold_every` steps. Host synchronisations per step and bucket:
+    6; where a local threshold is taken anew one less, where a global one is one more, or two, and one more
+    where regions are.
 
     Constants are those of the public code for VGG. It runs the first 512 iterations dense there (128 for the
     LSTM, 0 for BERT), which the paper does not say: density_warmup=[1.0] does an epoch of it.
@@ -157,73 +159,89 @@ class SplitReduceBalance(Part):
             state.borders, sent_bytes = balanced_borders(part.indices, n, comm)
         state.step += 1
         reduced, split_bytes = split_and_reduce(part, state.borders, n, comm, self.wire)
-        kept, threshold_bytes = self.keep(reduced, k, comm, state.threshold)
-        total, gather_bytes = self.share_and_gather(kept, n, k, comm, state.threshold)
+        kept, counts, threshold_bytes = self.keep(reduced, k, comm, state.threshold)
+        rounded, share_bytes = self.wire.rounded(kept), 0
+        delivered: list[Sparse | Run] = [rounding_errors(kept, rounded)]
+        if self.balance:
+            kept, counts, share_bytes = self.share_out(kept, counts, n, comm)
+        total, gather_bytes = self.gather(kept, counts, n, comm)
         survivors = torch.cat([one.indices for one in total]).long()
         mine = self.wire.rounded(part)
         # Locally selected and globally kept: only that was delivered.
         sent = mine.values.where(members(mine.indices.long(), survivors), 0)
-        delivered: list[Sparse | Run] = [Sparse(mine.indices, sent)]
-        delivered.append(rounding_errors(kept, self.wire.rounded(kept)))
-        sent_bytes += split_bytes + threshold_bytes + gather_bytes
+        delivered.append(Sparse(mine.indices, sent))
+        sent_bytes += split_bytes + threshold_bytes + share_bytes + gather_bytes
         return Delivery([*total], delivered, sent_bytes)
 
-    def keep(self, reduced: Sparse, k: int, comm: Comm, state: Reused) -> tuple[Sparse, int]:
-        """Of this worker's region what reaches the global threshold: exactly k on all workers together where
-        that is taken anew, from everybody's sums.
+    def keep(self, reduced: Sparse, k: int, comm: Comm, state: Reused) -> tuple[Sparse, list[int], int]:
+        """Of this worker's region what reaches the global threshold; how much that is on each worker; the
+        bytes. Exactly the k largest where the threshold is taken anew, from everybody's sums.
         """
-        if state.is_due(k):
-            everybodys = gather_uneven(comm, reduced.values)
-            lengths = [len(one) for one in everybodys]
-            longest = max(lengths) * reduced.values.element_size()
-            magnitudes = torch.cat(everybodys).abs()
-            best = magnitudes.topk(min(k, len(magnitudes)), sorted=False).indices
-            mask = torch.zeros_like(magnitudes, dtype=torch.bool).index_fill_(0, best, True)
-            threshold = least(magnitudes[best]) if len(best) else magnitudes.new_zeros(())
-            state.renew(threshold, k, self.threshold_every)
-            reached = mask.split(lengths)[comm.rank]
-            sent_bytes = cost.gather_uneven(longest, comm.size).sent_bytes
+        due, candidates = state.is_due(k), reduced
+        if not due:
+            at = host.nonzero(reduced.values.abs() >= state.threshold)
+            candidates = Sparse(reduced.indices[at], reduced.values[at])
+        number = torch.tensor([len(candidates.indices)], device=reduced.indices.device)
+        counts = [int(count) for count in host.read(torch.cat(comm.all_gather(number)))]
+        sent_bytes = cost.all_gather(cost.LENGTH, comm.size).sent_bytes
+        if not sum(counts):
+            state.k = 0  # nothing to take a threshold from: try again
+        elif due or sum(counts) > TOO_MANY * k:
+            every = self.threshold_every if due else state.left
+            mask, threshold = largest_of_all(candidates.values, counts, k, comm)
+            sent_bytes += cost.all_gather(max(counts) * reduced.values.element_size(), comm.size).sent_bytes
+            state.renew(threshold, k, every)
+            at = host.nonzero(mask[comm.rank])
+            candidates = Sparse(candidates.indices[at], candidates.values[at])
+            counts = [int(count) for count in host.read(torch.stack([one.sum() for one in mask]))]
         else:
-            reached, sent_bytes = reduced.values.abs() >= state.threshold, 0
+            state.drift(sum(counts), k, self.drift)
         state.left -= 1
-        at = host.nonzero(reached)
-        return Sparse(reduced.indices[at], reduced.values[at]), sent_bytes
+        return candidates, counts, sent_bytes
 
-    def share_and_gather(
-        self, kept: Sparse, n: int, k: int, comm: Comm, state: Reused
-    ) -> tuple[list[Sparse], int]:
-        """Everybody's to everybody, ascending over the workers, and the bytes."""
-        size, rank, dtype = comm.size, comm.rank, kept.values.dtype
-        mine = torch.tensor([len(kept.indices)], device=kept.indices.device)
-        counts = [int(count) for count in host.read(torch.cat(comm.all_gather(mine)))]
-        sent_bytes = cost.all_gather(cost.LENGTH, size).sent_bytes
-        state.drift(sum(counts), k, self.drift)
-        if self.balance:
-            starts = [sum(counts[:one]) for one in range(size + 1)]
-            shares = even_borders(sum(counts), size)
-            lengths = overlaps(starts[rank], starts[rank + 1], shares)
-            comes = overlaps(shares[rank], shares[rank + 1], starts)
-            pieces = zip(kept.indices.split(lengths), kept.values.split(lengths), strict=True)
-            messages = [self.wire.write(Sparse(*piece), n) for piece in pieces]
-            received = comm.all_to_all(
-                torch.cat(messages),
-                [len(message) for message in messages],
-                [self.wire.nbytes(count, n, dtype) for count in comes],
-            )
-            away = sum(len(message) for message in messages) - len(messages[rank])
-            sent_bytes += cost.all_to_all(away, size).sent_bytes
-            parts = [self.wire.read(one, count, n, dtype) for one, count in zip(received, comes, strict=True)]
-            kept = Sparse(torch.cat([p.indices for p in parts]), torch.cat([p.values for p in parts]))
-            counts = differences(shares)
+    def share_out(self, kept: Sparse, counts: list[int], n: int, comm: Comm) -> tuple[Sparse, list[int], int]:
+        """The same elements in the same order over all workers, as many on each; and the bytes."""
+        rank, dtype = comm.rank, kept.values.dtype
+        starts = [sum(counts[:one]) for one in range(comm.size + 1)]
+        shares = even_borders(sum(counts), comm.size)
+        lengths = overlaps(starts[rank], starts[rank + 1], shares)
+        comes = overlaps(shares[rank], shares[rank + 1], starts)
+        pieces = zip(kept.indices.split(lengths), kept.values.split(lengths), strict=True)
+        messages = [self.wire.write(Sparse(*piece), n) for piece in pieces]
+        received = comm.all_to_all(
+            torch.cat(messages),
+            [len(message) for message in messages],
+            [self.wire.nbytes(count, n, dtype) for count in comes],
+        )
+        away = sum(len(message) for message in messages) - len(messages[rank])
+        parts = [self.wire.read(one, count, n, dtype) for one, count in zip(received, comes, strict=True)]
+        share = Sparse(torch.cat([one.indices for one in parts]), torch.cat([one.values for one in parts]))
+        return share, differences(shares), cost.all_to_all(away, comm.size).sent_bytes
+
+    def gather(self, kept: Sparse, counts: list[int], n: int, comm: Comm) -> tuple[list[Sparse], int]:
+        """Everybody's to everybody, padded to the longest; and the bytes."""
+        dtype = kept.values.dtype
         if not (longest := self.wire.nbytes(max(counts), n, dtype)):
-            return [kept], sent_bytes
+            return [kept], 0
         message = self.wire.write(kept, n)
         everybodys = comm.all_gather(torch.cat([message, message.new_zeros(longest - len(message))]))
-        sent_bytes += cost.all_gather(longest, size).sent_bytes
-        return [
+        total = [
             self.wire.read(one[: self.wire.nbytes(count, n, dtype)], count, n, dtype)
             for one, count in zip(everybodys, counts, strict=True)
-        ], sent_bytes
+        ]
+        return total, cost.all_gather(longest, comm.size).sent_bytes
+
+
+def largest_of_all(values: Tensor, counts: list[int], k: int, comm: Comm) -> tuple[list[Tensor], Tensor]:
+    """Which of everybody's values are among the k largest magnitudes, (count,) bool of each worker; and the
+    smallest of these.
+    """
+    padded = torch.cat([values, values.new_zeros(max(counts) - len(values))])
+    everybodys = [one[:count] for one, count in zip(comm.all_gather(padded), counts, strict=True)]
+    magnitudes = torch.cat(everybodys).abs()
+    best = magnitudes.topk(min(k, len(magnitudes)), sorted=False).indices
+    mask = torch.zeros_like(magnitudes, dtype=torch.bool).index_fill_(0, best, True)
+    return list(mask.split(counts)), least(magnitudes[best])
 
 
 def balanced_borders(indices: Tensor, n: int, comm: Comm) -> tuple[list[int], int]:
