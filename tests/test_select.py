@@ -9,6 +9,7 @@ from torch.nn import Parameter
 import sparsify
 from sparsify import feedback as feedbacks
 from sparsify.aggregate import Sparsifier, num_selected
+from sparsify.aggregator import check_unchanged
 from sparsify.bucket import Gradients
 from sparsify.exchange import AllGather, AllReduce
 from sparsify.feedback import ErrorFeedback, Forget, LowPass, MomentumCorrection
@@ -210,6 +211,16 @@ def test_an_empty_bucket_selects_nothing() -> None:
 def test_density_out_of_range_is_refused(density: float) -> None:
     with pytest.raises(ValueError, match="must lie in"):
         sparsify.build("topk", density=density)
+    with pytest.raises(ValueError, match="must lie in"):
+        sparsify.build("dgc", density_warmup=[0.25, density])
+
+
+def test_a_bucket_that_is_not_the_one_whose_state_is_kept_is_refused() -> None:
+    like = torch.zeros(4)
+    check_unchanged(torch.ones(4), like, "conv.weight")
+    for other in (torch.zeros(5), torch.zeros(4, dtype=torch.float64), torch.zeros(4, device="meta")):
+        with pytest.raises(ValueError, match=r"bucket conv.weight was \(4,\) .* build the state anew"):
+            check_unchanged(other, like, "conv.weight")
 
 
 def test_parts_that_do_not_fit_are_refused_at_construction() -> None:

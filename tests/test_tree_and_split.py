@@ -299,7 +299,7 @@ def test_oktopk_reaches_the_published_lower_end() -> None:
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_oktopks_volume_settles_within_the_published_words(size: int) -> None:
-    """On random gradients, whose residuals grow at first: then a threshold is too low after a step already."""
+    """On random gradients, whose residuals grow at first: a threshold is too low after a step already."""
     n, k, steps = 1600, 80, 30
     lived = live(sparsify.build("oktopk", density=k / n), size, steps, gradient, [(n,)], dtype=torch.float32)
     announced = 2 * ANNOUNCED * (size - 1)
