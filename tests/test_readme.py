@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import sparsify
 from experiments import commands, figures
 from experiments import config as configs
 from experiments.planning import Folders
@@ -18,7 +19,7 @@ from experiments.shipping import BEGIN, END, verdicts_for_readme
 from sparsify.comm import virtual
 from tests import bodies
 from tests.conftest import ROOT
-from tests.laws import live
+from tests.laws import live, mass
 from tests.test_backends import on_processes
 
 README = (ROOT / "README.md").read_text()
@@ -75,21 +76,32 @@ def test_the_diffs_put_topk_into_a_plain_loop_and_into_ddp(tmp_path: Path) -> No
 
 def test_the_method_snippet_obeys_the_laws() -> None:
     names: dict = {}
-    exec(python_block("def headk"), names)
-    lived = live(names["headk"](density=0.1), 3, steps=6)
-    seen = sum(torch.stack(one.gradients).sum(dim=0) for one in lived)
-    applied = 3 * torch.stack(lived[0].updates).sum(dim=0)
-    assert torch.allclose(applied + sum(one.residual for one in lived), seen)
+    exec(python_block("def comb"), names)
+    for size in (1, 3, 4):
+        lived = live(names["comb"](density=0.1), size, steps=6)
+        torch.testing.assert_close(*mass(lived))
+        for one in lived:
+            assert one.wire_bytes == one.counted_bytes
+            assert one.selected == [22] * 6
+            assert all(torch.equal(a, b) for a, b in zip(one.updates, lived[0].updates, strict=True))
+    whole = live(names["comb"](density=1.0), 3, steps=1)
+    mean = torch.stack([one.gradients[0] for one in whole]).mean(dim=0)
+    torch.testing.assert_close(whole[0].updates[0], mean)
 
 
 def test_a_method_added_as_a_file_can_be_named_at_once(tmp_path: Path) -> None:
     from sparsify.registry import Registry
 
-    (tmp_path / "headk.py").write_text(python_block("def headk"))
+    (tmp_path / "comb.py").write_text(python_block("def comb"))
     registry = Registry("method", "none", tmp_path)
-    assert registry.names() == ["headk"]
-    assert registry.defaults("headk") == {"density": 0.001, "scope": "global"}
-    assert registry.summary("headk") == "The first k elements, with error feedback."
+    assert registry.names() == ["comb"]
+    assert registry.defaults("comb") == {"density": 0.001, "scope": "global"}
+    assert registry.summary("comb").startswith("Comb-k: every (n/k)-th element")
+
+
+def test_the_table_of_methods_has_them_all() -> None:
+    listed = re.findall(r"^\| `([a-z_]+)` \|", README, flags=re.MULTILINE)
+    assert sorted(listed) == sparsify.names()
 
 
 def test_the_verdict_table_is_the_one_that_the_shipped_records_give() -> None:
