@@ -14,6 +14,7 @@ from experiments.task import Task
 from sparsify.aggregate import Method
 from sparsify.aggregator import Aggregator, NonFinite
 from sparsify.comm import Comm, Metered
+from sparsify.optimiser import check_momentum
 from sparsify.parts import Place
 from sparsify.timer import PhaseTimer
 
@@ -55,6 +56,7 @@ def train(
     for tensor in model.state_dict().values():
         comm.broadcast(tensor)
     optimiser = task.optimiser(model)
+    check_momentum(optimiser, method)
     aggregator = Aggregator(method, model.named_parameters(), Metered(comm, timer), timer, seed)
     gradients = aggregator.gradients
     augmentation = Place(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number

@@ -58,6 +58,8 @@ class Aggregator:
         self.gradients = Gradients(parameters, method.scope)
         self.num_elements = self.gradients.flat.numel()
         self.step = 0
+        if not self.num_elements:
+            raise ValueError("there is nothing to aggregate: all parameters are empty")
         density = method.density_at(10**9)
         if int(density * self.num_elements) < 1:
             raise ValueError(

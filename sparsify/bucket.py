@@ -37,6 +37,8 @@ class Gradients:
     def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
         check_scope(scope)
         self.parameters = [(name, p) for name, p in parameters if p.requires_grad][::-1]
+        if not self.parameters:
+            raise ValueError("there is nothing to aggregate: no parameter requires a gradient")
         kinds = {(p.dtype, p.device) for _, p in self.parameters}
         if len(kinds) != 1:
             raise ValueError(

@@ -1,5 +1,4 @@
-"""States of methods as plain trees of tensors and numbers, which `torch.load(weights_only=True)` reads back.
-"""
+"""States of methods as plain trees of tensors and numbers, which `torch.load(weights_only=True)` reads back."""
 
 from __future__ import annotations
 

@@ -75,6 +75,7 @@ class DistributedOptimiser(torch.optim.Optimizer):
         """Clear the gradients in place: backpropagation goes on writing into the method's own buffer."""
         self.aggregator.gradients.collect()
         self.aggregator.gradients.zero_()
+        self._aggregated = False  # a step that was skipped leaves it set
 
     def aggregate(self, scale: float | None = None) -> Report | None:
         """Average the gradients now; the next `step` then doesn't. None where a step must be skipped.

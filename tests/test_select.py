@@ -9,7 +9,7 @@ from torch.nn import Parameter
 import sparsify
 from sparsify import feedback as feedbacks
 from sparsify.aggregate import Sparsifier, num_selected
-from sparsify.aggregator import check_unchanged
+from sparsify.aggregator import Aggregator, check_unchanged
 from sparsify.bucket import Gradients
 from sparsify.exchange import AllGather, AllReduce
 from sparsify.feedback import ErrorFeedback, Forget, LowPass, MomentumCorrection
@@ -334,6 +334,16 @@ def test_a_gradient_that_changed_its_kind_is_refused() -> None:
     gradients.parameters[0][1].grad = torch.zeros(3)
     with pytest.raises(ValueError, match=r"gradient of p0 was \(2,\) .* is now \(3,\)"):
         gradients.collect()
+
+
+def test_a_model_without_gradients_is_refused() -> None:
+    frozen = Parameter(torch.zeros(3), requires_grad=False)
+    for parameters, sentence in (
+        ([("p", frozen)], "no parameter requires"),
+        ([("p", Parameter(torch.zeros(0)))], "empty"),
+    ):
+        with pytest.raises(ValueError, match=f"nothing to aggregate: .*{sentence}"):
+            Aggregator(sparsify.build("dense"), parameters, Alone())
 
 
 def test_mixed_kinds_of_parameters_are_refused() -> None:

@@ -63,9 +63,7 @@ def gather_uneven(comm: Comm, tensor: Tensor) -> list[Tensor]:
     lengths = [int(length) for length in host.read(cat(comm.all_gather(mine)))]
     if not (longest := max(lengths)):
         return [tensor] * comm.size
-    padded = (
-        tensor if len(tensor) == longest else cat([tensor, tensor.new_zeros(longest - len(tensor))])
-    )
+    padded = tensor if len(tensor) == longest else cat([tensor, tensor.new_zeros(longest - len(tensor))])
     return [one[:length] for one, length in zip(comm.all_gather(padded), lengths, strict=True)]
 
 
