@@ -1,4 +1,4 @@
-"""States of methods as plain trees of tensors and numbers, which `torch.load(weights_only=True)` reads back."""
+"""States of methods as plain trees of tensors and numbers, for `torch.load(weights_only=True)`."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class AllGatherBlocks(Part):
 
 @dataclass(frozen=True)
 class AllReduce(Part):
-    """Values only, summed on their way: no indices are sent, so all workers must have chosen the same ones."""
+    """Values only, summed on their way: no indices are sent, so all workers must have chosen alike."""
 
     needs_shared: ClassVar[bool] = True
     needs_exact: ClassVar[bool] = False

@@ -86,7 +86,7 @@ class Place(NamedTuple):
         return mixed >> 1
 
     def generator(self, device: torch.device) -> Generator:
-        """A generator of one's own; the global one stays untouched, it belongs to the user's model and data."""
+        """A generator of one's own; the global one belongs to the user's model and data."""
         own = Generator(device=device)
         own.manual_seed(self.key())
         return own

@@ -2,11 +2,12 @@
 
 make bench BENCH=bytes [ARGS="--n 100000 --methods topk,gtopk"]
 
-Every method sends one bucket of normal gradients, for several numbers of workers P and densities k/n. *promised* is
-what the closed forms of sparsify/cost.py say, *counted* what went through the communicator in the same step, on
-rank 0; they must be equal. *published* is the bandwidth term of the literature for a nominal k, in bytes of 4 per
-word (`sparsify.cost.published`: Table 1 of Zhang's Stable Top-K slides, after Li and Hoefler 2022, and a few rows
-more); announcements of lengths come on top of it, and thresholds select about k, not k.
+Every method sends one bucket of normal gradients, for several numbers of workers P and densities k/n.
+*promised* is what the closed forms of sparsify/cost.py say, *counted* what went through the communicator in
+the same step, on rank 0; they must be equal. *published* is the bandwidth term of the literature for a
+nominal k, in bytes of 4 per word (`sparsify.cost.published`: Table 1 of Zhang's Stable Top-K slides, after Li
+and Hoefler 2022, and a few rows more); announcements of lengths come on top of it, and thresholds select
+about k.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _words(variant: Variant) -> tuple[str, ...]:
 
 
 def chosen(frames: Frames) -> pd.DataFrame:
-    """One row per method: the run with the better learning rate, its last epoch, and how often it was near."""
+    """One row per method: the last epoch of the run with the best learning rate, and the others'."""
     rows = []
     for variant in VARIANTS:
         candidates = []
