@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # Each virtual rank has a context of its own, so the ranks' counts do not mix.
@@ -28,6 +29,15 @@ def read(tensor: Tensor) -> Any:
     """A tensor's elements as Python numbers, nested like its shape; one synchronisation."""
     waited()
     return tensor.tolist()
+
+
+def put(numbers: Any, like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Python numbers, nested or not, as a tensor where `like` lies. From pinned memory to a GPU: the usual copy
+    would make the host wait until the device has come to it.
+    """
+    if not like.is_cuda:
+        return torch.tensor(numbers, dtype=dtype, device=like.device)
+    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(like.device, non_blocking=True)
 
 
 def nonzero(mask: Tensor) -> Tensor:

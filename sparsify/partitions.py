@@ -101,7 +101,7 @@ class ExclusiveThreshold(Part):
             mask = torch.abs(acc[start : start + length], out=state.work[start : start + length])
             chosen = host.nonzero(mask.ge_(threshold)).add_(start)
             if length and not len(chosen):  # as published: then one element, another one in each step
-                chosen = torch.tensor([start + state.step % length], device=acc.device)
+                chosen = host.put([start + state.step % length], acc)
         return gather_exclusive(comm, chosen, n)
 
     def follow(self, count: int, k: int, size: int, state: Threshold) -> None:

@@ -33,7 +33,7 @@ def split_and_reduce(part: Sparse, borders: Sequence[int], n: int, comm: Comm, w
     """
     indices, order = part.indices.long().sort()
     values = part.values[order]
-    cuts = torch.searchsorted(indices, torch.tensor(list(borders), device=indices.device))
+    cuts = torch.searchsorted(indices, host.put(list(borders), indices))
     lengths = differences(host.read(cuts))
     messages = [
         wire.write(Sparse(*piece), n)

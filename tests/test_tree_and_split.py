@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,11 @@ import torch
 
 import sparsify
 from sparsify import cost
-from sparsify.methods.oktopk import overlaps
+from sparsify.comm import virtual
+from sparsify.methods.gtopk import merge
+from sparsify.methods.oktopk import SplitReduceBalance, balanced_borders, overlaps
+from sparsify.methods.sparcml import SplitAllGather
+from sparsify.parts import Place, Sparse
 from sparsify.split import even_borders
 from tests.laws import Lived, gradient, live, mass
 
@@ -92,6 +97,14 @@ def test_gtopk_as_published_loses_what_a_merge_dropped_of_a_survivor() -> None:
     assert torch.equal(seen, accounted)
 
 
+def test_an_infinity_leaves_the_elements_beside_it_alone() -> None:
+    one = Sparse(torch.tensor([0, 1]), torch.tensor([1.0, 2.0]))
+    other = Sparse(torch.tensor([2, 3]), torch.tensor([math.inf, 0.0]))
+    best, lost = merge(one, other, 2)
+    assert dict(zip(best.indices.tolist(), best.values.tolist(), strict=True)) == {1: 2.0, 2: math.inf}
+    assert lost.values.sum() == 1.0
+
+
 def test_gtopk_loses_a_known_share_on_random_gradients() -> None:
     """P = 8, k = 50: some of the final 50 are incomplete as published."""
     lived = run("gtopk", 8, 1, density=0.005, leak="published", n=10_000)
@@ -100,16 +113,15 @@ def test_gtopk_loses_a_known_share_on_random_gradients() -> None:
     assert 1 <= incomplete <= 25
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 300])
+@pytest.mark.parametrize(("size", "n"), [(1, N), (2, N), (3, N), (4, N), (7, N), (7, 5)])
 @pytest.mark.parametrize("dense_at", [None, 0.01, 1.0])
-def test_sparcml_gives_the_update_of_topk(size: int, dense_at: float | None) -> None:
+def test_sparcml_gives_the_update_of_topk(size: int, n: int, dense_at: float | None) -> None:
     """Whether what comes of it travels as pairs or dense; with more workers than elements, too."""
-    steps, density = (5, 0.05) if size < 100 else (1, 0.01)
-    lived = run("sparcml", size, steps, density=density, dense_at=dense_at)
-    k = int(density * N)
+    k = max(1, n // 20)
+    lived = run("sparcml", size, 5, n=n, density=k / n, dense_at=dense_at)
 
     def step_of(accs: list[Array], t: int) -> tuple[Array, list[Array]]:
-        total, residuals = np.zeros(N), [acc.copy() for acc in accs]
+        total, residuals = np.zeros(n), [acc.copy() for acc in accs]
         for acc, residual in zip(accs, residuals, strict=True):
             chosen = top(acc, k)
             total[chosen] += acc[chosen]
@@ -180,6 +192,31 @@ def test_oktopks_constants_are_those_of_its_code_for_vgg() -> None:
     known = sparsify.defaults("oktopk")
     assert (known["threshold_every"], known["regions_every"]) == (32, 64)
     assert (known["local_drift"], known["global_drift"]) == (1.012, 1.008)
+
+
+def test_means_of_borders_do_not_overflow() -> None:
+    """In the public code for VGG and the LSTM, n x P beyond 2^31 does."""
+    n, chosen = 2**40, torch.arange(2**40 - 80, 2**40, 10)
+    found = virtual.run(4, lambda comm: balanced_borders(chosen - comm.rank, n, comm))
+    assert found[0] == ([0, n - 62, n - 42, n - 22, n], 3 * 3 * ANNOUNCED)
+    assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("exchange", [SplitReduceBalance(), SplitAllGather()], ids=["oktopk", "sparcml"])
+def test_workers_that_selected_nothing_take_part(exchange: Any) -> None:
+    """First nobody selects anything, then worker 1 only."""
+
+    def body(comm: virtual.VirtualComm) -> list[list[float]]:
+        state, totals = exchange.init(torch.zeros(50), Place(0, comm.rank, 0)), []
+        for chosen in (0, 5 * (comm.rank == 1)):
+            part = Sparse(torch.arange(chosen) * 10, torch.ones(chosen))
+            total = torch.zeros(50)
+            for one in exchange.exchange(part, 50, 5, comm, state).total:
+                one.add_to(total)
+            totals.append(total.nonzero().flatten().tolist())
+        return totals
+
+    assert virtual.run(4, body) == [[[], [0, 10, 20, 30, 40]]] * 4
 
 
 def test_a_threshold_that_selects_too_many_is_taken_anew() -> None:
@@ -267,6 +304,40 @@ def test_sparcml_reaches_both_ends_of_its_published_words(size: int) -> None:
     own = [torch.arange(n).remainder(2).eq(rank % 2).float() for rank in range(size)]
     apart = counted("sparcml", size, lambda r, s, shape: own[r], n, density=0.5)
     assert apart - announced == words("topkdsa", n, k, size)[1]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_sparcml_is_dense_where_padded_pairs_would_be_longer(size: int) -> None:
+    """All select the whole of one region: few in all, but everybody's message is as long as its owner's."""
+    n = 3200
+    k = n // size
+    first = torch.arange(n).lt(k).float()
+    found = counted("sparcml", size, lambda r, s, shape: first, n, density=k / n)
+    away = 2 * k  # words of pairs; a worker that owns nothing of what it selected sends all of it
+    assert found - 2 * ANNOUNCED * (size - 1) == 4 * (away + n * (size - 1) // size)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 16])
+def test_oktopks_exact_step_stays_within_the_published_words(size: int) -> None:
+    """On random gradients. Beside the words: three announcements (proposed borders; lengths of pieces; how
+    many are left), and the sums that the global threshold is taken from.
+    """
+    n, k = 3200, 160
+
+    def body(comm: virtual.VirtualComm) -> tuple[int, list[int], torch.Tensor]:
+        own = torch.Generator().manual_seed(comm.rank)
+        acc, exchange = torch.randn(n, generator=own), SplitReduceBalance()
+        chosen = acc.abs().topk(k).indices
+        state = exchange.init(acc, Place(0, comm.rank, 0))
+        delivery = exchange.exchange(Sparse(chosen, acc[chosen]), n, k, comm, state)
+        everybodys = torch.cat(comm.all_gather(chosen)).unique()
+        return delivery.sent_bytes, state.borders, everybodys
+
+    for sent_bytes, borders, everybodys in virtual.run(size, body):
+        owned = torch.diff(torch.searchsorted(everybodys, torch.tensor(borders)))
+        sums = 4 * int(owned.max()) * (size - 1)
+        announced = ANNOUNCED * (size - 1) * (size - 1) + 2 * ANNOUNCED * (size - 1)
+        assert sent_bytes - sums - announced <= words("oktopk", n, k, size)[1]
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 # By name: importing sparsify.comm.torch makes that module what `torch` means in this package.
-from torch import Tensor, cat, int64
+from torch import Tensor, cat
 
 from sparsify import cost, host
 from sparsify.timer import PhaseTimer
@@ -59,7 +59,7 @@ def gather_uneven(comm: Comm, tensor: Tensor) -> list[Tensor]:
     longest sets the pace anyway. One host synchronisation, for the lengths. Nobody has anything: nothing
     sent.
     """
-    mine = tensor.new_tensor([tensor.numel()], dtype=int64)
+    mine = host.put([tensor.numel()], tensor)
     lengths = [int(length) for length in host.read(cat(comm.all_gather(mine)))]
     if not (longest := max(lengths)):
         return [tensor] * comm.size
@@ -70,7 +70,7 @@ def gather_uneven(comm: Comm, tensor: Tensor) -> list[Tensor]:
 def exchange_pieces(comm: Comm, tensor: Tensor, send: Sequence[int]) -> list[Tensor]:
     """`all_to_all` for receivers that do not know how much comes: lengths first. One host synchronisation."""
     ones = [1] * comm.size
-    lengths = comm.all_to_all(tensor.new_tensor(list(send), dtype=int64), ones, ones)
+    lengths = comm.all_to_all(host.put(list(send), tensor), ones, ones)
     return comm.all_to_all(tensor, send, [int(length) for length in host.read(cat(lengths))])
 
 

@@ -68,7 +68,7 @@ class Deft(Part):
             norms = host.read(torch.stack(torch._foreach_norm(acc.split(sizes), dtype=torch.float64)))
             ks = shares(norms, sizes, k)
             bins = packed([top_k_cost(*one) for one in zip(sizes, ks, strict=True)], comm.size)
-            plan = torch.tensor([ks, bins], dtype=plan_dtype(n), device=acc.device)
+            plan = host.put([ks, bins], acc, plan_dtype(n))
             comm.broadcast(plan, turn)
         else:
             plan = torch.empty(2, len(sizes), dtype=plan_dtype(n), device=acc.device)

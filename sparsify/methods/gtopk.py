@@ -93,7 +93,7 @@ def merge(one: Sparse, other: Sparse, k: int) -> tuple[Sparse, Sparse]:
     values = torch.cat([one.values, other.values])[order]
     is_double = torch.zeros_like(indices, dtype=torch.bool)  # the second of an index that both have
     torch.eq(indices[1:], indices[:-1], out=is_double[1:])
-    values[:-1] += values[1:] * is_double[1:]
+    values[:-1] += values[1:].where(is_double[1:], 0)  # not a product: an infinity times 0 is no number
     values.masked_fill_(is_double, 0)
     kept = values.abs().masked_fill_(is_double, -1).topk(k).indices
     return Sparse(indices[kept], values[kept]), Sparse(indices, values.index_fill(0, kept, 0))

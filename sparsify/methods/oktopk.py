@@ -181,7 +181,7 @@ class SplitReduceBalance(Part):
         if not due:
             at = host.nonzero(reduced.values.abs() >= state.threshold)
             candidates = Sparse(reduced.indices[at], reduced.values[at])
-        number = torch.tensor([len(candidates.indices)], device=reduced.indices.device)
+        number = host.put([len(candidates.indices)], reduced.indices)
         counts = [int(count) for count in host.read(torch.cat(comm.all_gather(number)))]
         sent_bytes = cost.all_gather(cost.LENGTH, comm.size).sent_bytes
         if not sum(counts):
@@ -250,10 +250,10 @@ def balanced_borders(indices: Tensor, n: int, comm: Comm) -> tuple[list[int], in
     """
     size, count = comm.size, indices.numel()
     if count:
-        at = torch.tensor(even_borders(count, size)[1:-1], dtype=torch.int64, device=indices.device)
+        at = host.put(even_borders(count, size)[1:-1], indices)
         proposed = indices.long().sort().values[at]
     else:
-        proposed = torch.tensor(even_borders(n, size)[1:-1], dtype=torch.int64, device=indices.device)
+        proposed = host.put(even_borders(n, size)[1:-1], indices)
     if size == 1:
         return [0, n], 0
     # Summed on the host: there is no integer that n x P could overflow (in the public code there is).

@@ -36,8 +36,9 @@ def sparcml(
         bucket: select k n / bucket of every `bucket` elements instead of k of n; 512 in the paper. None: of
             n.
         dense_at: the share of elements from which the result travels dense. None: value bytes / (index bytes
-            + value bytes), the paper's delta, from which on pairs are longer: 1/2 for 4 + 4 bytes. Ok-Topk's
-            copy takes 1/3.
+            + value bytes), the paper's delta, from which on pairs are longer: 1/2 for 4 + 4 bytes; or less,
+            where one owner's pairs, which all are padded to, are longer than a region. Ok-Topk's copy takes
+            1/3.
         index, value: how pairs are written, see `sparsify.wire.Wire`; delta16 has a header for every message,
             too long for pieces.
     """
@@ -103,13 +104,19 @@ class SplitAllGather(Part):
         index = self.wire.nbytes(1, n, dtype) - value
         return n * (value / (index + value) if self.dense_at is None else self.dense_at)
 
+    def is_dense(self, counts: list[int], n: int, dtype: torch.dtype) -> bool:
+        """From the owners' counts alone, so that all workers decide alike."""
+        longest_region = -(-n // len(counts)) * self.wire.value_dtype(dtype).itemsize
+        longer = self.dense_at is None and self.wire.nbytes(max(counts), n, dtype) > longest_region
+        return longer or sum(counts) >= self.fill_in(n, dtype)
+
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
         borders, dtype = even_borders(n, comm.size), part.values.dtype
         reduced, sent_bytes = split_and_reduce(part, borders, n, comm, self.wire)
-        mine = reduced.indices.new_tensor([reduced.indices.numel()])
+        mine = host.put([reduced.indices.numel()], reduced.indices)
         counts = [int(count) for count in host.read(torch.cat(comm.all_gather(mine)))]
         sent_bytes += cost.all_gather(cost.LENGTH, comm.size).sent_bytes
-        if sum(counts) >= self.fill_in(n, dtype):
+        if self.is_dense(counts, n, dtype):
             total, rounded, price = self.gather_dense(reduced, borders, comm)
         else:
             total, rounded, price = self.gather_pairs(reduced, counts, n, comm)
