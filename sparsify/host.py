@@ -32,7 +32,7 @@ def read(tensor: Tensor) -> Any:
 
 
 def put(numbers: Any, like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Python numbers, nested or not, as a tensor where `like` lies. From pinned memory to a GPU: the usual copy
+    """Python numbers, nested or not, as a tensor where `like` lies. From pinned memory to a GPU: a usual copy
     would make the host wait until the device has come to it.
     """
     if not like.is_cuda:
