@@ -36,14 +36,17 @@ class Variant(NamedTuple):
 
 
 D = "method.density=0.01"
+STALE = "a random choice delivers 100 steps of residual at once, which momentum then repeats"
+FEW = "k elements in the update of all workers together, not up to P k"
+NO_SCALE = "no residual and no scale: every weight moves by the learning rate"
 VARIANTS = (
     Variant("dense", ("method=dense",)),
     Variant("Top-k", ("method=topk", D)),
     Variant("Top-k layer-wise", ("method=topk_layerwise", D)),
     Variant("Random-k, no feedback", ("method=randomk", D), why="99 % of each gradient is thrown away"),
-    Variant("Random-k", ("method=randomk_feedback", D), LOW),
-    Variant("Block-random-k", ("method=blockrandomk", D), LOW),
-    Variant("Block-random-k allreduce", ("method=blockrandomk", D, "method.exchange=allreduce"), LOW),
+    Variant("Random-k with feedback", ("method=randomk_feedback", D), LOW, STALE),
+    Variant("Block-random-k", ("method=blockrandomk", D), LOW, STALE),
+    Variant("Block-random-k allreduce", ("method=blockrandomk", D, "method.exchange=allreduce"), LOW, STALE),
     Variant("Gaussian-k", ("method=gaussiank", D)),
     Variant("Gaussian-k as published", ("method=gaussiank", D, "method.rule=published")),
     Variant("DGC", ("method=dgc", D)),
@@ -54,13 +57,13 @@ VARIANTS = (
     Variant("hard threshold", ("method=hardthreshold", D)),
     Variant("SIDCo", ("method=sidco", D)),
     Variant("AdaComp", ("method=adacomp",)),
-    Variant("ScaleCom", ("method=scalecom", D)),
-    Variant("DEFT", ("method=deft", D)),
-    Variant("MiCRO", ("method=micro", D)),
-    Variant("ExDyna", ("method=exdyna", D)),
+    Variant("ScaleCom", ("method=scalecom", D), why=FEW),
+    Variant("DEFT", ("method=deft", D), why=FEW),
+    Variant("MiCRO", ("method=micro", D), why=FEW),
+    Variant("ExDyna", ("method=exdyna", D), why=FEW),
     Variant("QSGD", ("method=qsgd",)),
     Variant("TernGrad", ("method=terngrad",)),
-    Variant("signSGD", ("method=signsgd",), ("0.01", "0.001")),
+    Variant("signSGD", ("method=signsgd",), ("0.01", "0.001"), NO_SCALE),
     Variant("EF-signSGD", ("method=efsignsgd",)),
     Variant("PowerSGD", ("method=powersgd",)),
 )  # fmt: skip
@@ -111,7 +114,7 @@ def label(run: Mapping[str, object]) -> str:
     layerwise, feedback = method.get("scope") == "layer", method.get("feedback")
     special = {
         ("topk", layerwise): "Top-k layer-wise",
-        ("randomk", feedback in ("gradient", True)): "Random-k",
+        ("randomk", feedback in ("gradient", True)): "Random-k with feedback",
         ("blockrandomk", exchange == "allreduce"): "Block-random-k allreduce",
         ("gaussiank", method.get("rule") == "published"): "Gaussian-k as published",
     }
@@ -193,7 +196,8 @@ def caption(frames: Frames, profile: str) -> str:
     return (
         f"Final validation top-1 of every method (left; grey band: within {NEAR:g} points of dense), the "
         "share of elements that a worker sent and that the update had (middle), and the bytes that a worker "
-        "sent per step, by count (right); densities and bytes are means over the last epoch on rank 0. "
+        "sent per step, by count (right); densities (of elements that are not zero) "
+        "and bytes are means over the last epoch on rank 0. "
         f"{captions.setting(frames)} Of the learning rates in the table the better by final top-1 counts; "
         f"its selection and its score use the same test images. {epochs} epochs = {steps} optimiser steps; "
         f"one seed.{virtual} Host synchronisations are counted where a GPU would make the host wait."
