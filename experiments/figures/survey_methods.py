@@ -53,7 +53,7 @@ VARIANTS = (
     Variant("SparCML", ("method=sparcml", D)),
     Variant("gTop-k", ("method=gtopk", D)),
     Variant("Ok-Topk", ("method=oktopk", D)),
-    Variant("Stable Top-K", ("method=stable_topk", D, "method.block=10", "method.every=20")),
+    Variant("Stable Top-K", ("method=stable_topk", D, "method.block=10", "method.every=5")),
     Variant("hard threshold", ("method=hardthreshold", D)),
     Variant("SIDCo", ("method=sidco", D)),
     Variant("AdaComp", ("method=adacomp",)),
