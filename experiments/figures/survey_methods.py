@@ -36,7 +36,7 @@ class Variant(NamedTuple):
 
 
 D = "method.density=0.01"
-STALE = "a random choice delivers 100 steps of residual at once, which momentum then repeats"
+STALE = "what was not chosen for long is delivered at once, and momentum repeats it"
 FEW = "k elements in the update of all workers together, not up to P k"
 NO_SCALE = "no residual and no scale: every weight moves by the learning rate"
 VARIANTS = (
@@ -53,7 +53,7 @@ VARIANTS = (
     Variant("SparCML", ("method=sparcml", D)),
     Variant("gTop-k", ("method=gtopk", D)),
     Variant("Ok-Topk", ("method=oktopk", D)),
-    Variant("Stable Top-K", ("method=stable_topk", D, "method.block=10", "method.every=5")),
+    Variant("Stable Top-K", ("method=stable_topk", D, "method.block=10", "method.every=5"), LOW, STALE),
     Variant("hard threshold", ("method=hardthreshold", D)),
     Variant("SIDCo", ("method=sidco", D)),
     Variant("AdaComp", ("method=adacomp",)),
