@@ -241,7 +241,7 @@ def claims() -> list[Claim]:
 
 
 def _gap(frames: Frames, above: str, below: str) -> Value | None:
-    """Final top-1 of one method less that of another, each at its better learning rate."""
+    """Final top-1 of one method less that of another, each at its best learning rate."""
     found = chosen(frames)
     if not len(found):
         return None
