@@ -43,7 +43,7 @@ class AllGather(Part):
         uneven: the workers bring different numbers of elements: lengths are gathered first.
     """
 
-    wire: Wire = Wire()  # noqa: RUF009 (it is frozen)
+    wire: Wire = Wire()
     uneven: bool = False
     packed: bool = True
     needs_shared: ClassVar[bool] = False

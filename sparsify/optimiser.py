@@ -59,6 +59,8 @@ class DistributedOptimiser(torch.optim.Optimizer):
         broadcast(model.state_dict().values(), self.comm)
         self.aggregator = Aggregator(method, model.named_parameters(), self.comm, seed=seed, debug=debug)
 
+    # Properties where Optimizer has attributes: `load_state_dict` gives the inner optimiser new ones, and
+    # these must follow. Nobody may set them, hence the type checker's objection.
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         return self.optimiser.param_groups
@@ -101,6 +103,7 @@ class DistributedOptimiser(torch.optim.Optimizer):
             gradients.flat.mul_(scale)
         return report
 
+    # Optimizer's returns the closure's loss; this one takes no closure.
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Average, unless `aggregate` has done so since the last step; then the optimiser's own step."""
         if closure is not None:

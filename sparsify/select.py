@@ -36,9 +36,8 @@ class Selector(Protocol):
 
 
 class ExactlyK(Part):
-    """What selectors share that always choose k, each worker its own."""
+    """What selectors share that always choose k."""
 
-    shared: ClassVar[bool] = False
     exact: ClassVar[bool] = True
 
     def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
@@ -60,6 +59,8 @@ class TopK(ExactlyK):
     """The k largest by absolute value, exactly. Published operator: torch.topk; the reference for faster
     ones.
     """
+
+    shared: ClassVar[bool] = False
 
     def init(self, like: Tensor, place: Place) -> Work:
         return Work.like(like)
@@ -107,7 +108,7 @@ class RandomK(ExactlyK):
             published operator: the head of torch.randperm(n), a sort of n random keys in O(n).
     """
 
-    shared: bool = False  # type: ignore[misc]
+    shared: bool = False
     sampling: str = "hash"
 
     def __post_init__(self) -> None:
@@ -167,11 +168,8 @@ class BlockRandomK(ExactlyK):
             The paper leaves it open.
     """
 
-    shared: bool = False  # type: ignore[misc]
+    shared: bool = False
     aligned: bool = False
-
-    def broken_laws(self) -> dict[str, str]:
-        return {}
 
     def init(self, like: Tensor, place: Place) -> Draws:
         return Draws(place.shared if self.shared else place)

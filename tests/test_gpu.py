@@ -63,12 +63,10 @@ def test_the_laws_hold_on_the_gpu(name: str) -> None:
         torch.testing.assert_close(*mass(lived), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("qsgd", "terngrad")])
 def test_the_gpu_selects_what_the_cpu_selects(name: str) -> None:
-    """Where a method draws random bits from the device's generator, the devices differ."""
+    """But for those that round at random with the device's own generator."""
     on_gpu, on_cpu = (live(build(name, 0.05, "layer"), 3, device=device) for device in ("cuda", "cpu"))
-    if name in ("qsgd", "terngrad"):
-        pytest.skip("its stochastic rounding draws from the device's generator")
     torch.testing.assert_close(on_gpu[0].updates[-1].cpu(), on_cpu[0].updates[-1], rtol=1e-8, atol=1e-10)
 
 

@@ -118,6 +118,7 @@ class GaussianGuess(ExactlyK):
 
     passes: int = BOUNDED_PASSES
     slack: float = SLACK
+    shared: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_passes(self.passes)

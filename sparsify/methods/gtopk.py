@@ -44,7 +44,7 @@ class Tree(Part):
     partner in a round keeps what it has.
     """
 
-    wire: Wire = Wire()  # noqa: RUF009 (it is frozen)
+    wire: Wire = Wire()
     leak: str = "returned"
     needs_shared: ClassVar[bool] = False
     needs_exact: ClassVar[bool] = True

@@ -142,7 +142,7 @@ class Regions:
 class SplitReduceBalance(Part):
     """Split and reduce; keep what reaches the global threshold; share it out; gather it."""
 
-    wire: Wire = Wire()  # noqa: RUF009 (it is frozen)
+    wire: Wire = Wire()
     threshold_every: int = 32
     regions_every: int = 64
     drift: float = 1.008

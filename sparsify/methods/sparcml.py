@@ -53,6 +53,7 @@ class TopKOfEach(ExactlyK):
     """The largest of every `bucket` consecutive elements, at least one of each; the last may be shorter."""
 
     bucket: int = 512
+    shared: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.bucket < 1:
@@ -86,7 +87,7 @@ class TopKOfEach(ExactlyK):
 class SplitAllGather(Part):
     """Split and reduce, then allgather, of pairs or of dense regions."""
 
-    wire: Wire = Wire()  # noqa: RUF009 (it is frozen)
+    wire: Wire = Wire()
     dense_at: float | None = None
     needs_shared: ClassVar[bool] = False
     needs_exact: ClassVar[bool] = False
