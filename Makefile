@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 BENCH ?= timer
+IMAGE ?= thin
+ACCOUNTING ?= yes
 RUN := $(VENV)/bin/python -m experiments
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint figures collect bench clean FORCE
+.PHONY: help test lint figures collect bench horovod sif slurm-up slurm-down clean FORCE
 # A prerequisite that is never up to date: pattern rules can't be phony.
 FORCE: ;
 
@@ -33,8 +35,21 @@ figures: $(VENV)/.figures ## every figure and table again from stored records; n
 collect: $(VENV)/.figures ## all runs into results/records/*.parquet
 	@$(RUN) collect $(ARGS)
 
-bench: $(VENV)/.train ## a benchmark: BENCH=timer, methods or bytes (ARGS=)
+bench: $(VENV)/.train ## a benchmark: BENCH=timer, methods, bytes or operators (ARGS=)
 	@$(VENV)/bin/python -m experiments.bench.$(BENCH) $(ARGS)
+
+horovod: $(VENV)/.train ## Horovod 0.28.1 for comm=horovod: built against this torch once, then found in a cache
+	@wheel=$$($(VENV)/bin/python singularity/horovod/build) \
+	 && $(PIP) --no-deps --force-reinstall "$$wheel" && $(PIP) cloudpickle packaging psutil pyyaml
+
+sif: $(VENV)/.train ## a container image: IMAGE=thin (for this .venv), cpu or gpu (everything inside)
+	@$(VENV)/bin/python singularity/build $(IMAGE)
+
+slurm-up: ## a real SLURM on this machine, as root: four nodes, fake GPUs (ACCOUNTING=no: without sacct)
+	@slurm/devcluster/up $(ACCOUNTING)
+
+slurm-down: ## stop that SLURM and its jobs; accounting and logs stay
+	@slurm/devcluster/down
 
 clean: ## remove .venv and caches; results stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -96,7 +96,9 @@ def _samples(runs: list[stats.Warm]) -> str:
     dropped = sorted({run.dropped for run in runs})
     first = str(dropped[0]) if len(dropped) == 1 else f"{dropped[0]} to {dropped[-1]}"
     several = f" in {len(runs)} runs" if len(runs) > 1 else ""
-    return f"n = {sum(run.n for run in runs)}{several} (first {first} dropped as warm-up)"
+    again = sum(run.again for run in runs)
+    more = f", and {again} after interruptions" if again else ""
+    return f"n = {sum(run.n for run in runs)}{several} (first {first} dropped as warm-up{more})"
 
 
 def training(frames: Frames) -> str:

@@ -173,10 +173,20 @@ def _run_row(attempt: Attempt) -> dict[str, Any]:
         **flatten(config),
         **{name: manifest.get(name) for name in facts},
         "steps_total": manifest.get("steps"),
+        "resumed": json.dumps(resumptions(manifest)) if "resumed" in manifest else None,
         **flatten(provenance, "provenance."),
         "config_json": json.dumps(config, sort_keys=True),
         "provenance_json": json.dumps(provenance, sort_keys=True),
     }
+
+
+def resumptions(manifest: Mapping[str, Any]) -> list[int]:
+    """The steps at which a record goes on after an interruption. A run that went back to an older checkpoint
+    has measured the steps after that one again."""
+    steps: list[int] = []
+    for again in manifest.get("resumed", []):
+        steps = [*(step for step in steps if step < again["step"]), again["step"]]
+    return steps
 
 
 def _rank_rows(key: str, rank: int, lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

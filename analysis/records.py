@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ SCHEMA = 1
 STATES = ("planned", "submitted", "running", "ok", "failed", "preempted")
 # Where and how a run is started; they change neither the mathematics nor what a record means.
 LAUNCH_FIELDS = ("data", "launch", "profile", "recipe")
+# Of a cluster's description only this is measured; partitions, accounts and limits are how one gets there.
+CLUSTER_FIELDS = ("name", "where", "gpu", "link", "workers_per_node")
+# Fields that came later: without them, records mean these, and keep their keys.
+IMPLIED = {"comm": "torch", "container": "none"}
 
 
 def now() -> str:
@@ -33,7 +38,11 @@ def now() -> str:
 
 def measured_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a resolved config that decides what is measured."""
-    return {name: value for name, value in config.items() if name not in LAUNCH_FIELDS}
+    kept = {name: value for name, value in config.items() if name not in LAUNCH_FIELDS}
+    kept["cluster"] = {name: kept["cluster"][name] for name in CLUSTER_FIELDS if name in kept["cluster"]}
+    if isinstance(kept.get("container"), Mapping):
+        kept["container"] = kept["container"]["name"]  # which image file it was is provenance
+    return {name: value for name, value in kept.items() if IMPLIED.get(name) != value}
 
 
 def run_key(config: Mapping[str, Any]) -> str:
@@ -100,6 +109,22 @@ class RankLog:
             if durable:
                 os.fsync(file.fileno())
 
+    def size(self) -> int:
+        """Bytes in the file; what waits is not counted."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def sync(self) -> int:
+        """`flush` to the disk; returns the size of the file."""
+        self.flush(durable=True)
+        return self.size()
+
+    def truncate(self, size: int) -> None:
+        """Forget what was written after the first `size` bytes: it will be measured again."""
+        if self.size() > size:
+            with self.path.open("r+b") as file:
+                file.truncate(size)
+                os.fsync(file.fileno())
+
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The whole lines of a rank's log, and how many broken ones were dropped (a killed writer leaves one)."""
@@ -144,6 +169,42 @@ class Attempt:
         assert manifest["state"] in STATES, manifest["state"]
         write_json(self.path / "run.json", manifest)
 
+    def note_job(self, job: str | None) -> None:
+        """Remember SLURM's name of the job; in a file of its own, for the job may be writing the manifest."""
+        write_json(self.path / "job.json", {"id": job})
+
+    @property
+    def job(self) -> str | None:
+        return (read_json(self.path / "job.json") or {}).get("id")
+
+    def has_checkpoint(self) -> bool:
+        """Is there one that was whole when it was written?"""
+        return any(self.path.glob("checkpoints/*/whole.json"))
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of what an interrupted run goes on from; gone when the run is finished."""
+        return self.path / "checkpoints"
+
+    def start(self, step: int, host: str, **facts: Any) -> None:
+        """Under way. Where it was before, it goes on from `step`: noted apart, and the facts of the first
+        start stay.
+        """
+        manifest = self.manifest
+        if "started" not in manifest:
+            self.update(state="running", started=now(), **facts)
+            return
+        again = {"step": step, "at": now(), "host": host}
+        self.update(state="running", resumed=[*manifest.get("resumed", []), again])
+
+    def preempt(self, step: int) -> None:
+        """Stopped as told; `step` are done and kept."""
+        self.update(state="preempted", step=step)
+
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint; 0 without any."""
+        return max((int(path.parent.name) for path in self.checkpoints.glob("*/whole.json")), default=0)
+
     def rank_path(self, rank: int) -> Path:
         return self.path / f"rank{rank}.jsonl"
 
@@ -157,6 +218,7 @@ class Attempt:
             for path in self.rank_paths()
         }
         self.update(state="ok", ended=now(), files=files, **summary)
+        shutil.rmtree(self.checkpoints, ignore_errors=True)  # a leftover costs space and does no harm
 
     def fail(self, why: str, kind: str = "failed") -> None:
         """Say why the attempt ended early; `kind` is a word of the failure taxonomy, for programs."""
@@ -192,6 +254,11 @@ class Store:
     def valid(self, config: Mapping[str, Any]) -> Attempt | None:
         """The newest valid attempt at this config, or None."""
         return self.newest_valid(run_id(config))
+
+    def last(self, config: Mapping[str, Any]) -> Attempt | None:
+        """The newest attempt at this config, whatever became of it."""
+        attempts = self.attempts(run_id(config))
+        return attempts[-1] if attempts else None
 
     def newest_valid(self, run: str) -> Attempt | None:
         return next((a for a in reversed(self.attempts(run)) if a.is_valid()), None)

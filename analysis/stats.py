@@ -7,6 +7,8 @@ report means. A step lasts as long as its slowest rank. Every interval is a 95 %
 from __future__ import annotations
 
 import inspect
+import itertools
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -50,7 +52,8 @@ class Warm(NamedTuple):
     """A run's steps after its warm-up, and how many steps that left out."""
 
     steps: pd.DataFrame
-    dropped: int
+    dropped: int  # of the first
+    again: int = 0  # after interruptions
 
     @property
     def n(self) -> int:
@@ -69,12 +72,29 @@ def warm_up(step_s: Sequence[float] | np.ndarray, at_least: int) -> int:
 
 
 def warm(frames: Frames, key: str) -> Warm:
-    """The steps of a run after its warm-up, which every rank leaves at the same step."""
+    """The steps of a run after its warm-up, which every rank leaves at the same step.
+
+    After an interruption the machine has to warm up again, for as long; a part of the run that is shorter
+    than that is left out whole, unless nothing else is there.
+    """
     steps = frames.steps[frames.steps["key"] == key]
+    run = frames.runs[frames.runs["key"] == key].iloc[0]
     slowest = steps.groupby("step")["step_s"].max().sort_index()
-    at_least = frames.runs.loc[frames.runs["key"] == key, "timing.warmup_steps"].iloc[0]
-    dropped = warm_up(slowest.to_numpy(), int(at_least))
-    return Warm(steps[steps["step"].isin(slowest.index[dropped:])], dropped)
+    at_least = int(run["timing.warmup_steps"])
+    bounds = [0, *np.searchsorted(slowest.index, _resumed(run)), len(slowest)]
+    parts = [slowest.iloc[first:end] for first, end in itertools.pairwise(bounds)]
+    cold = [warm_up(part.to_numpy(), at_least) for part in parts]
+    if len(parts) > 1:
+        longer = [max(few, min(at_least, len(part))) for part, few in zip(parts, cold, strict=True)]
+        cold = longer if sum(longer) < len(slowest) else cold
+    kept = pd.concat([part.iloc[few:] for part, few in zip(parts, cold, strict=True)])
+    return Warm(steps[steps["step"].isin(kept.index)], cold[0], sum(cold[1:]))
+
+
+def _resumed(run: pd.Series) -> list[int]:
+    """The steps at which a run went on after interruptions; older frames do not have the column."""
+    steps = run.get("resumed")
+    return json.loads(steps) if isinstance(steps, str) else []
 
 
 def step_seconds(frames: Frames, key: str) -> np.ndarray:

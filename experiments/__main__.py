@@ -13,12 +13,19 @@ USAGE = """\
 python -m experiments COMMAND [WORD ...]
 
   run WORD ...              one run:  run method=topk method.density=0.001 task=cnn_cifar10 workers=8
-  cluster=local reproduce ITEM ... WORD   figures:  reproduce fig4 profile=laptop        (make reproduce-fig4)
+  reproduce ITEM ... WORD   figures:  reproduce fig4 profile=laptop        (make reproduce-fig4)
   figures [ITEM ...]        draw again from stored records; needs no torch (make figures)
   collect [--ship]          all runs into results/records/*.parquet        (--ship: the complete figures' runs
-  into
-                            results/shipped, which the repository carries, and redraw those)
-  why RUN                   what a run did, and why it failed
+                            into results/shipped, which the repository carries, and redraw those)
+
+on a cluster (cluster=NAME, a file of conf/cluster), `run` and `reproduce` queue jobs and wait for them, or:
+
+  plan ITEM|WORD ...        runs, arrays, node-hours; --sbatch: what sbatch is given
+  submit ITEM|WORD ...      queue what is missing, return at once:  submit method=topk,dgc cluster=NAME
+  status [SWEEP|RUN]        where they stand
+  logs RUN                  the end of its logs
+  cancel SWEEP|RUN          end jobs; what is finished or saved is kept
+  why RUN [--against RUN]   what a run did and why it failed; or what differed between where two were measured
 
   COMMAND --help            what stands behind a command
   --force, or FORCE=1       measure again what is already measured (earlier attempts are kept)
@@ -26,6 +33,7 @@ python -m experiments COMMAND [WORD ...]
 """
 
 OK, FAILED, BAD_INPUT = 0, 1, 2
+OPTIONS = ("--against", "--force", "--help", "--sbatch", "--ship", "--traceback")
 
 
 def main(words: Sequence[str]) -> int:
@@ -63,9 +71,9 @@ def _dispatch(words: Sequence[str], options: set[str]) -> int:
     from experiments import commands  # after the options are known: a bare --help imports nothing
 
     command, rest = (words[0], words[1:]) if words else ("", [])
-    unknown = options - {"--help", "-h", "--force", "--traceback", "--ship"}
+    unknown = options - {*OPTIONS, "-h"}
     if unknown:
-        raise ValueError(f"no option {min(unknown)!r}; there are: --force, --help, --ship, --traceback")
+        raise ValueError(f"no option {min(unknown)!r}; there are: {', '.join(OPTIONS)}")
     if not command:
         print(USAGE, end="")
         return OK if options & {"--help", "-h"} else BAD_INPUT

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from analysis import compare
 from analysis.records import Attempt, read_json, read_lines
 from experiments import config as configs
-from experiments import figures
-from experiments.launch import RunFailed, make
+from experiments import figures, sweeping
+from experiments.launch import RunFailed
+from experiments.making import make_all
 from experiments.planning import Folders, profile_of, provide
 from experiments.tasks import REGISTRY as TASKS
 from slurm import environment
@@ -27,12 +29,19 @@ def run(words: list[str], options: set[str]) -> int:
     folders = Folders()
     profile = profile_of(words)
     words = [word for word in words if not word.startswith("profile=")] + [f"profile={profile}"]
+    if (group := environment.joined()) is not None:
+        from experiments.joined import carry_out_here  # torch comes with it
+
+        attempt = carry_out_here(configs.resolve(words), group, folders, say, _forced(options))
+        if group.place.rank == 0:
+            print(_summary(attempt))
+        return 0
     planned = provide([configs.resolve(words)], say)
     attempt = folders.store.valid(planned[0].config)
     if attempt is not None and not _forced(options):
         say("already measured; --force measures again")
     else:
-        _make(lambda: make(planned, folders.store, folders.scratch, _forced(options)))
+        _make(lambda: make_all(planned, folders, "run", words, say, _forced(options)))
         attempt = folders.store.valid(planned[0].config)
     if attempt is None:
         return 1
@@ -90,18 +99,20 @@ def collect(words: list[str], options: set[str]) -> int:
 
 
 def why(words: list[str], options: set[str]) -> int:
-    """What a run did; for a failed one the reason and the end of its workers' logs."""
+    """What a run did; for a failed one the reason and the end of its workers' logs. `--against RUN` compares
+    where two runs were measured."""
     folders = Folders()
-    names = folders.store.runs()
-    if len(words) != 1:
-        raise ValueError(f"why takes one run; there are: {', '.join(names) or 'none yet'}")
-    matching = [name for name in names if words[0] in name]
-    if len(matching) != 1:
-        listing = ", ".join(matching or names) or "none yet"
-        raise ValueError(f"{len(matching)} runs match {words[0]!r}; there are: {listing}")
-    for attempt in folders.store.attempts(matching[0]):
+    if "--against" in options:
+        if len(words) != 2:
+            raise ValueError("why RUN --against RUN takes two runs")
+        both = [sweeping.the_run([word], folders) for word in words]
+        found = compare.compare(*({**one.manifest, "config": one.config} for one in both))
+        print(compare.text(found, *(one.run_id for one in both)))
+        return 0
+    newest = sweeping.the_run(words, folders)
+    for attempt in folders.store.attempts(newest.run_id):
         print(_summary(attempt))
-        for log in sorted((folders.scratch / f"{attempt.run_id}-{attempt.number:03d}").glob("*_log.*")):
+        for log in sweeping.log_files(attempt, folders):
             lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
             if lines:
                 print(f"  {log.name}:", *lines, sep="\n    ")
@@ -111,21 +122,27 @@ def why(words: list[str], options: set[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str], set[str]], int]] = {
     "run": run,
     "reproduce": reproduce_,
-    "figures": figures_,
-    "collect": collect,
+    "plan": sweeping.plan,
+    "submit": sweeping.submit,
+    "sweep": sweeping.sweep,
+    "status": sweeping.status,
+    "logs": sweeping.logs,
     "why": why,
+    "cancel": sweeping.cancel,
+    "collect": collect,
+    "figures": figures_,
 }
 
 
 def explain(command: str) -> str:
     """The help of one command: what it does and every word it takes."""
     text = f"{command}: {COMMANDS[command].__doc__}\n"
-    if command in ("reproduce", "figures"):
+    if command in ("reproduce", "figures", "plan", "submit"):
         text += f"\nitems: {', '.join(figures.items())}\n"
-    if command in ("run", "reproduce"):
+    if command in ("run", "reproduce", "plan", "submit", "sweep"):
         text += "\nchoices (group=option):\n"
         for group in configs.GROUPS:
-            text += f"  {group:8} {', '.join(configs.options(group))}\n"
+            text += f"  {group:9} {', '.join(configs.options(group))}\n"
         text += "\nleaves (key=value), with the defaults of a bare `run`:\n"
         config = configs.resolve([])
         known = {name: configs.leaf(config, name) for name in configs.leaves(config)}
@@ -155,7 +172,7 @@ def _make(work: Callable[[], object]) -> object:
     try:
         return work()
     except RunFailed as failure:
-        if failure.kind == "bad_input":
+        if failure.kind in ("bad_input", "machine"):
             raise ValueError(str(failure)) from failure
         say(f"experiments: {failure.attempt.run_id} failed: {failure}")
         say(f"experiments: `python -m experiments why {failure.attempt.run_id}` shows the logs")

@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from analysis.records import Attempt, Store, read_json, run_id, write_json
+from analysis.records import Attempt, Store, read_json, run_id
+from experiments import snapshot
+from experiments.diagnosis import diagnose
+from experiments.orders import Planned, attempt_for, task_of, write_orders
 from experiments.progress import Progress
-from experiments.worker import DISK_FULL, KINDS
 
 if TYPE_CHECKING:  # submitit comes with it, which redrawing figures must not need
     from slurm.submit import Ended, LocalJob
 
-ROOT = Path(__file__).parent.parent
 POLL_S = 0.1
-DISK_FULL_BYTES = 64 * 1024  # with less than that free, a worker can't even leave a note of how it ended
-WORKER = (sys.executable, "-u", "-m", "experiments.worker")
 
 
 class RunFailed(RuntimeError):
@@ -38,29 +36,6 @@ class RunFailed(RuntimeError):
     def __init__(self, why: str, kind: str, attempt: Attempt) -> None:
         super().__init__(why)
         self.kind, self.attempt = kind, attempt
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A run to be made: its resolved config, and the folder of its data."""
-
-    config: dict[str, Any]
-    data_root: Path | None
-
-    @property
-    def is_timing(self) -> bool:
-        """Is it there for its step times? Then nothing else may run beside it. A run that validates every
-        epoch is there for its curve."""
-        return self.config["train"]["validate"] == "never" or self.config["timing"]["mode"] == "as_published"
-
-    @property
-    def tasks(self) -> int:
-        """Processes."""
-        return 1 if self.config["cluster"]["where"] == "virtual" else int(self.config["workers"])
-
-    @property
-    def cores(self) -> int:
-        return self.tasks * int(self.config["threads"])
 
 
 @dataclass
@@ -166,19 +141,14 @@ def _begin(
             progress.finished(name)
             lock.release()
             return None
-        attempt = store.begin(config)
+        attempt = attempt_for(config, store, anew=newer_than is not None)
         folder = scratch / f"{name}-{attempt.number:03d}"
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        orders = {
-            "config": config,
-            "attempt": str(attempt.path),
-            "data_root": str(planned.data_root) if planned.data_root else None,
-        }
-        write_json(folder / "launch.json", orders)
+        entry = write_orders(planned, attempt, folder, same_host=True)
+        task = task_of(folder / "spec.json", [entry], planned, store, snapshot.ROOT, same_host=True)
+        attempt.update(state="submitted", alone=planned.is_timing, why=None, failure=None)
         gpus = planned.tasks if config["device"] == "cuda" else 0
-        job = start_local((*WORKER, str(folder)), ROOT, folder, planned.tasks, config["threads"], gpus)
-        attempt.update(state="submitted", alone=planned.is_timing)
+        job = start_local(task, folder, planned.tasks, gpus)
         return Running(planned, attempt, job, lock)
     except BaseException:
         lock.release()
@@ -193,7 +163,10 @@ def _finish(one: Running, ended: Ended) -> None:
                 one.folder, ignore_errors=True
             )  # submitit's pickles and empty logs serve nobody now
             return
-        kind, why = diagnose(one.folder, ended)
+        if one.attempt.state == "preempted":
+            why = f"told to stop, saved at step {one.attempt.manifest.get('step', 0)}: run again to go on"
+            raise RunFailed(why, "preempted", one.attempt)
+        kind, why = diagnose(one.folder, ended.codes, ended.size)
         with contextlib.suppress(
             OSError
         ):  # a full disk may refuse even this; the sentence still reaches the user
@@ -201,35 +174,6 @@ def _finish(one: Running, ended: Ended) -> None:
         raise RunFailed(why, kind, one.attempt)
     finally:
         one.lock.release()
-
-
-def diagnose(folder: Path, ended: Ended) -> tuple[str, str]:
-    """The failure's class and a sentence: the first cause, not its consequences on the other workers."""
-    notes = [note for path in folder.glob("failure*.json") if (note := read_json(path))]
-    causes = [note for note in notes if note["kind"] not in ("lost", "interrupted")]
-    if causes:
-        first = min(causes, key=lambda note: (KINDS.index(note["kind"]), note["rank"]))
-        return str(first["kind"]), str(first["why"])
-    if ended.killed:
-        rank, number = min(ended.killed.items())
-        others = "; the other workers were stopped" if ended.size > 1 else ""
-        hint = (
-            " (if nobody did that, the machine may have run out of memory)"
-            if number == signal.SIGKILL
-            else ""
-        )
-        return "killed", f"worker {rank} was killed by {signal.Signals(number).name}{hint}{others}"
-    if notes:
-        return str(notes[0]["kind"]), str(notes[0]["why"])
-    silent = sorted(set(range(ended.size)) - set(ended.codes))
-    if silent and shutil.disk_usage(folder).free < DISK_FULL_BYTES:
-        return "disk", DISK_FULL
-    if silent:
-        return "killed", f"the process of worker {silent[0]} ended without a word"
-    return (
-        "error",
-        f"a worker ended with exit code {next(c for c in ended.codes.values() if c)} and no explanation",
-    )
 
 
 @contextlib.contextmanager

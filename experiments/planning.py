@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.records import Store
+from analysis.records import Attempt, Store
 from experiments import config as configs
-from experiments import sources
-from experiments.launch import Planned
+from experiments import figures, sources
+from experiments.orders import Planned
 from slurm import environment
 
 ROOT = Path(__file__).parent.parent
@@ -36,6 +36,20 @@ class Folders:
     def scratch(self) -> Path:
         return self.results / "launch"
 
+    def launch(self, attempt: Attempt) -> Path:
+        """An attempt's orders, and its starts with their notes."""
+        return self.scratch / f"{attempt.run_id}-{attempt.number:03d}"
+
+    @property
+    def sweeps(self) -> Path:
+        """What was submitted to SLURM."""
+        return self.results / "sweeps"
+
+    @property
+    def code(self) -> Path:
+        """Copies of the code, one for each version that was submitted."""
+        return self.scratch / "code"
+
     @property
     def records(self) -> Path:
         return self.results / "records"
@@ -54,8 +68,12 @@ class Folders:
         return ROOT / "results" / "shipped"
 
 
-def default_profile() -> str:
-    """paper where there is a GPU, else laptop."""
+def default_profile(overrides: Sequence[str]) -> str:
+    """paper where there is a GPU, here or on the cluster that the words choose, else laptop."""
+    if cluster := [word for word in overrides if word.startswith("cluster=")]:
+        chosen = configs.resolve(cluster[-1:])["cluster"]
+        if chosen["where"] == "slurm":
+            return "laptop" if chosen["gpu"] == "none" else "paper"
     return "paper" if has_gpu() else "laptop"
 
 
@@ -70,10 +88,16 @@ def has_gpu() -> bool:
     return done.returncode == 0 and "GPU" in done.stdout
 
 
+def plan(item: str, profile: str, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The resolved configs of a figure's runs."""
+    extra = [word for word in overrides if not word.startswith("profile=")]
+    return [configs.resolve([*run, *extra]) for run in figures.load(item).runs(profile)]
+
+
 def profile_of(overrides: Sequence[str]) -> str:
     """The profile that the words ask for, else this machine's default."""
     given = [word.partition("=")[2] for word in overrides if word.startswith("profile=")]
-    profile = given[-1] if given else default_profile()
+    profile = given[-1] if given else default_profile(overrides)
     if profile not in configs.options("profile"):
         raise ValueError(f"no profile {profile!r}; there are: {', '.join(configs.options('profile'))}")
     return profile
@@ -85,7 +109,8 @@ def provide(wanted: Sequence[dict[str, Any]], say: Callable[[str], None]) -> lis
     Raises:
         ValueError: no data, or no GPU.
     """
-    if any(config["device"] == "cuda" for config in wanted) and not has_gpu():
+    here = [config for config in wanted if config["cluster"]["where"] != "slurm"]
+    if any(config["device"] == "cuda" for config in here) and not has_gpu():
         raise ValueError(
             "profile=paper (device=cuda) needs an NVIDIA GPU, and there is none; take profile=laptop"
         )

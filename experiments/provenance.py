@@ -4,7 +4,6 @@ shared.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import subprocess
@@ -14,11 +13,9 @@ from typing import Any
 
 import torch
 
+from experiments import snapshot
 from slurm import environment
 
-ROOT = Path(__file__).parent.parent
-# What decides a result; a changed README or a new figure does not make a measurement doubtful.
-CODE = ("conf", "experiments", "sparsify", "slurm", "analysis", "constraints.txt", "pyproject.toml")
 PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "submitit", "greenlet", "triton", "horovod")
 
 
@@ -35,8 +32,7 @@ def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[s
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else None,
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": {"python": platform.python_version(), **versions()},
-        "commit": _git("rev-parse", "HEAD"),
-        "dirty": dirty_digest(),
+        **snapshot.origin(),
         "data": {"name": data_name, "digest": data_digest},
         "slurm": environment.slurm_facts(),
         "image": None,  # no container
@@ -77,19 +73,6 @@ def gpu_state() -> dict[str, str] | None:
     fields = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active"
     answer = _output(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "--id=0"])
     return dict(zip(fields.split(","), answer.split(", "), strict=False)) if answer else None
-
-
-def dirty_digest() -> str | None:
-    """12 digits of a hash over what differs from the commit in the code; None where nothing does."""
-    changed = _git("status", "--porcelain", "--", *CODE)
-    if not changed:
-        return None
-    difference = _git("diff", "HEAD", "--", *CODE) or ""
-    return hashlib.sha256((changed + difference).encode()).hexdigest()[:12]
-
-
-def _git(*words: str) -> str | None:
-    return _output(["git", "-C", str(ROOT), *words])
 
 
 def _output(command: list[str]) -> str | None:

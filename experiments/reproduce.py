@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from analysis import claims
 from analysis import frames as tables
 from analysis.frames import Frames
 from analysis.records import read_json, run_id, write_atomic, write_json
 from analysis.style import save
-from experiments import config as configs
 from experiments import figures
-from experiments.launch import make
-from experiments.planning import Folders, profile_of, provide
+from experiments.making import make_all
+from experiments.planning import Folders, plan, profile_of, provide
 
 PROFILES = ("smoke", "laptop", "paper")
 
@@ -31,12 +29,6 @@ class Drawn:
     source: str  # whose records
 
 
-def plan(item: str, profile: str, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The resolved configs of a figure's runs."""
-    extra = [word for word in overrides if not word.startswith("profile=")]
-    return [configs.resolve([*run, *extra]) for run in figures.load(item).runs(profile)]
-
-
 def reproduce(
     item: str, overrides: Sequence[str], folders: Folders, say: Callable[[str], None], force: bool = False
 ) -> Drawn:
@@ -45,7 +37,7 @@ def reproduce(
     planned = provide(plan(item, profile, overrides), say)
     missing = [one for one in planned if force or folders.store.valid(one.config) is None]
     say(f"{item} ({profile}): {len(planned)} runs, {len(missing)} missing")
-    make(missing, folders.store, folders.scratch, force)
+    make_all(missing, folders, f"{item}-{profile}", [item, *overrides], say, force)
     return draw_local(item, profile, [run_id(one.config) for one in planned], folders)
 
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from analysis.records import Attempt, RankLog, now, write_atomic
+from analysis.records import Attempt, RankLog, write_atomic
 from experiments import data as datasets
+from experiments import groups, machine
+from experiments.checkpoints import Keeper
 from experiments.provenance import provenance, state
+from experiments.signals import Preempted, Stop
 from experiments.tasks import REGISTRY as TASKS
 from experiments.train import Setting, train
 from slurm.environment import Place
-from sparsify.comm import Comm, virtual
-from sparsify.comm.torch import TorchComm
+from sparsify.comm import Comm, WorkerLost, virtual
 from sparsify.cost import Link
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.timer import PhaseTimer
@@ -40,18 +42,30 @@ class Outcome(NamedTuple):
 
 
 def execute(
-    config: dict[str, Any], attempt: Attempt, place: Place, launch: Path, data_root: Path | None
+    orders: Mapping[str, Any],
+    attempt: Attempt,
+    place: Place,
+    start_folder: Path,
+    stop: Stop,
+    comm: Comm | None = None,
 ) -> None:
     """Carry out the run that `attempt` is for, as the worker at `place`, and finish the attempt on rank 0.
 
+    Where an earlier start left a checkpoint, go on from it.
+
     Args:
-        launch: a folder for what concerns this start only: the meeting point of the workers, notes of
-        progress.
+        start_folder: for what concerns this start only: the meeting point of the workers, notes of progress.
+        comm: the group, where this process has joined it already; it is closed at the end.
+
+    Raises:
+        Preempted: on all workers, after `stop` told one of them.
     """
+    config = orders["config"]
     device = prepare_device(config, place)
+    machine.prepare(config, device)
     task = TASKS.build(*_split(config["task"]))
     method = METHODS.build(*_split(config["method"]))
-    data = datasets.load(task.dataset, data_root, device)
+    data = datasets.load(task.dataset, Path(root) if (root := orders["data_root"]) else None, device)
     steps_per_epoch = task.steps_per_epoch(data, config["workers"])
     num_steps = config["train"]["steps"] or config["train"]["epochs"] * steps_per_epoch
     setting = Setting(
@@ -59,35 +73,65 @@ def execute(
     )
     synchronise: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
     link, is_virtual = config["cluster"]["link"], config["cluster"]["where"] == "virtual"
-    facts = provenance(data.name, data.digest, device)
-    progress = Progress(launch / "progress.json", num_steps)
+    facts = {**provenance(data.name, data.digest, device), "image": orders.get("image")}
+    progress = Progress(start_folder / "progress.json", num_steps)
 
     def live(comm: Comm, clock: Callable[[], float]) -> Outcome:
+        facts["machine"] = machine.check(config, device, comm)
+        log = RankLog(attempt.rank_path(comm.rank))
+        keeper = Keeper(attempt, comm, log, stop, config.get("launch", {}).get("checkpoint_min"), device)
+        done = keeper.find()
+        if comm.rank == 0:
+            attempt.start(done, facts["host"], steps=num_steps, provenance=facts)
         mode, first = config["timing"]["mode"], config["timing"]["warmup_steps"]
-        kept = range(first, first + config["timing"]["span_steps"])
+        # After an interruption the machine has to warm up again.
+        kept = {start + first + at for start in (0, done) for at in range(config["timing"]["span_steps"])}
         timer = PhaseTimer(
             mode, clock, synchronise, device.type == "cuda" and not is_virtual, kept.__contains__
         )
-        log = RankLog(attempt.rank_path(comm.rank))
-        if comm.rank == 0:
-            attempt.update(state="running", started=now(), steps=num_steps, provenance=facts)
         try:
             told = progress if comm.rank == 0 else (lambda step: None)
-            model = train(task, data, method, comm, timer, log, setting, told)
+            model = train(task, data, method, comm, timer, log, setting, told, keeper)
         finally:
             log.flush(durable=True)
         return outcome(model, comm, num_steps, steps_per_epoch)
 
-    if is_virtual:
-        net = Link(link["alpha_s"], link["beta_s_per_byte"])
-        result = virtual.run(config["workers"], lambda comm: live(comm, comm.now), net, synchronise)[0]
-    else:
-        comm = TorchComm.start(f"file://{launch / 'rendezvous'}", place.rank, place.size, device)
-        result = live(comm, time.perf_counter)
-        comm.barrier()  # every rank's log is on the disk before rank 0 declares them whole
-        comm.close()
+    try:
+        if is_virtual:
+            net = Link(link["alpha_s"], link["beta_s_per_byte"])
+            result = virtual.run(config["workers"], lambda comm: live(comm, comm.now), net, synchronise)[0]
+        else:
+            if comm is None:
+                comm = meet(config, attempt, place, start_folder, orders, device, stop)
+            result = live(comm, time.perf_counter)
+            comm.barrier()  # every rank's log is on the disk before rank 0 declares them whole
+            comm.close()
+    except Preempted as preempted:
+        if place.rank == 0:
+            attempt.preempt(preempted.step)
+        if comm is not None:
+            comm.close()
+        raise
     if place.rank == 0:
         attempt.finish(simulated=is_virtual, after=state(device), **result._asdict())
+
+
+def meet(
+    config: Mapping[str, Any],
+    attempt: Attempt,
+    place: Place,
+    start_folder: Path,
+    orders: Mapping[str, Any],
+    device: torch.device,
+    stop: Stop,
+) -> groups.Group:
+    """`groups.start`, for a worker that may be told to stop while it waits for the others."""
+    try:
+        return groups.start(config, place, start_folder, orders, device, stop.is_overdue)
+    except WorkerLost as lost:
+        if stop.told:
+            raise Preempted(attempt.saved_step()) from lost
+        raise
 
 
 def _split(choice: dict[str, Any]) -> tuple[str, dict[str, Any]]:

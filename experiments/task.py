@@ -89,23 +89,33 @@ class Task:
         return float(self.lr * 0.1**passed)
 
     def batches(
-        self, data: Dataset, rank: int, size: int, seed: int, generator: Generator, dtype: torch.dtype
+        self,
+        data: Dataset,
+        rank: int,
+        size: int,
+        seed: int,
+        generator: Generator,
+        dtype: torch.dtype,
+        first: int = 0,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """This worker's batches, for ever: (B, C, H, W) inputs and (B,) labels, augmented on the data's
         device.
 
-        The order is DistributedSampler's; a last batch that is not full is skipped, as published.
+        The order is DistributedSampler's; a last batch that is not full is skipped, as published. The first
+        batch to come is number `first`; those before it cost nothing, and draw nothing from the generator.
         """
         sampler = DistributedSampler(TensorDataset(data.train.labels), size, rank, seed=seed)
-        data_pass = 0
+        per_pass = len(sampler) // self.batch_size
+        data_pass, skipped = divmod(first, per_pass)
         while True:
             sampler.set_epoch(data_pass)
             order = torch.tensor(list(sampler), device=data.train.labels.device)
-            for start in range(0, len(order) - self.batch_size + 1, self.batch_size):
+            for at in range(skipped, per_pass):
+                start = at * self.batch_size
                 chosen = order[start : start + self.batch_size]
                 inputs = data.augmented(chosen, generator).to(dtype)
                 yield self.laid_out(data.normalised(inputs)), data.train.labels[chosen]
-            data_pass += 1
+            data_pass, skipped = data_pass + 1, 0
 
     def laid_out(self, inputs: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, C, H, W), in the memory layout of the model."""

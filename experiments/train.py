@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from experiments.checkpoints import Keeper, Parts
 from experiments.data import Dataset
 from experiments.task import Task
 from sparsify.aggregate import Method
@@ -49,8 +50,13 @@ def train(
     log: Log,
     setting: Setting,
     progress: Callable[[int], None] = lambda step: None,
+    keeper: Keeper | None = None,
 ) -> nn.Module:
-    """Train one worker's model together with the others; returns the model."""
+    """Train one worker's model together with the others; returns the model.
+
+    Args:
+        keeper: saves now and then, and knows where to go on from.
+    """
     seed, device, dtype = setting.seed, setting.device, setting.dtype
     model = task.model(data, seed, device, dtype)
     for tensor in model.state_dict().values():
@@ -60,11 +66,13 @@ def train(
     aggregator = Aggregator(method, model.named_parameters(), Metered(comm, timer), timer, seed)
     gradients = aggregator.gradients
     augmentation = Place(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
-    batches = task.batches(data, comm.rank, comm.size, seed, augmentation, dtype)
     steps_per_epoch = task.steps_per_epoch(data, comm.size)
     window = Window(timer, comm, log, device)
+    parts = Parts(model, optimiser, aggregator, augmentation, window)
+    timer.num_steps = done = keeper.restore(parts) if keeper else 0
+    batches = task.batches(data, comm.rank, comm.size, seed, augmentation, dtype, first=done)
 
-    for step in range(setting.num_steps):
+    for step in range(done, setting.num_steps):
         epoch = step // steps_per_epoch
         ends_epoch = (step + 1) % steps_per_epoch == 0 or step + 1 == setting.num_steps
         if timer.mode == "serialised":
@@ -123,6 +131,8 @@ def train(
         elif (step + 1) % WINDOW == 0 or ends_epoch:
             window.close()
         progress(step + 1)
+        if keeper and step + 1 < setting.num_steps:
+            keeper.end_step(step + 1, parts)
     log.flush()
     return model
 
@@ -164,6 +174,13 @@ class Window:
         means = {name: math.fsum(one[name] for one in self.epoch) / len(self.epoch) for name in self.epoch[0]}
         self.epoch.clear()
         return {"train_loss": means.pop("loss"), **means}
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint; the window must be closed."""
+        return {"epoch": self.epoch, "timed_s": self.timed_s}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self.epoch, self.timed_s = [*saved["epoch"]], saved["timed_s"]
 
     def _gather(self, mine: list[float]) -> list[list[float]]:
         everybody = self.comm.all_gather(torch.tensor(mine, dtype=torch.float64, device=self.device))

@@ -1,22 +1,27 @@
-"""A command and a number of workers -> running processes, through submitit."""
+"""Tasks -> running processes, through submitit: at once on this machine, or as arrays of SLURM jobs."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import submitit
+from submitit.core.utils import FailedJobError
+from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 
-from slurm.task import RunTask
+from slurm import environment, queue
+from slurm.task import RunTask, exit_codes
 
 A_YEAR_MIN = 365 * 24 * 60  # the local executor wants a limit; ours ends when its work does
 GRACE_S = 10.0  # that the other workers get to end by themselves once one has failed
@@ -51,8 +56,8 @@ class LocalJob:
     def poll(self) -> Ended | None:
         """None while workers run. Once one has failed the others get a moment, then they are stopped."""
         if self.job.done():
-            return Ended(self._codes(), self.size)
-        codes = self._codes()
+            return Ended(exit_codes(self.folder), self.size)
+        codes = exit_codes(self.folder)
         if any(codes.values()):
             self.failed_at = self.failed_at or time.monotonic()
             if time.monotonic() - self.failed_at > GRACE_S:
@@ -72,15 +77,8 @@ class LocalJob:
 
     def _alive(self) -> list[int]:
         """The workers' processes that have not ended."""
-        pids = [int(text) for path in self.folder.glob("worker*.pid") if (text := path.read_text())]
+        pids = [json.loads(path.read_text())["pid"] for path in self.folder.glob("worker*.json")]
         return [pid for pid in pids if psutil.pid_exists(pid) and not is_zombie(pid)]
-
-    def _codes(self) -> dict[int, int]:
-        codes = {}
-        for path in self.folder.glob("exit*.json"):
-            note = json.loads(path.read_text())
-            codes[note["rank"]] = note["code"]
-        return codes
 
 
 def is_zombie(pid: int) -> bool:
@@ -91,16 +89,51 @@ def is_zombie(pid: int) -> bool:
         return True
 
 
-def start_local(
-    command: Sequence[str], cwd: Path, folder: Path, tasks: int, threads: int, gpus: int = 0
-) -> LocalJob:
-    """Start `tasks` processes of `command` with submitit's local executor; returns at once."""
-    folder.mkdir(parents=True, exist_ok=True)
+def start_local(task: RunTask, folder: Path, tasks: int, gpus: int = 0) -> LocalJob:
+    """Start a task's workers as processes of this machine; returns at once.
+
+    Args:
+        folder: the only run's folder, for logs and notes.
+    """
     with errors_into(folder / "controller_log.err"):
         executor = submitit.LocalExecutor(folder)
         executor.update_parameters(tasks_per_node=tasks, gpus_per_node=gpus, timeout_min=A_YEAR_MIN, nodes=1)
-        job = executor.submit(RunTask(tuple(command), str(cwd), str(folder), threads, same_host=True))
+        job = executor.submit(task)
     return LocalJob(job, folder, tasks)
+
+
+def submit_array(
+    tasks: Sequence[RunTask], folder: Path, options: Mapping[str, Any], python: str, slurm_conf: str | None
+) -> list[str]:
+    """One array of SLURM jobs, a job for each task; returns their ids at once.
+
+    Args:
+        folder: for submitit's files and the logs; on a file system that the nodes share.
+        options: from `cluster.parameters`.
+        python: on the nodes.
+
+    Raises:
+        ValueError: SLURM refused; its words are in the message, and the field to change.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    queue.command("sbatch", "--version")  # says in a sentence when there is no SLURM
+    executor = SlurmExecutor(folder, python=shlex.quote(python))
+    executor.update_parameters(**options)
+    said = io.StringIO()
+    try:
+        with submitit.helpers.clean_env(), contextlib.redirect_stderr(said):
+            environment.use_slurm(slurm_conf)  # it is one of the variables that were hidden
+            with executor.batch():
+                jobs = [executor.submit(task) for task in tasks]
+    except FailedJobError as error:
+        raise ValueError(queue.refusal(str(error) or said.getvalue())) from error
+    return [job.job_id for job in jobs]
+
+
+def sbatch_text(folder: Path, options: Mapping[str, Any], python: str, tasks: int) -> str:
+    """The very text that `submit_array` hands to sbatch; needs no SLURM."""
+    command = " ".join([shlex.quote(python), "-u -m submitit.core._submit", shlex.quote(str(folder))])
+    return _make_sbatch_string(command, folder, map_count=tasks if tasks > 1 else None, **options)
 
 
 @contextlib.contextmanager

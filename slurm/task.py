@@ -1,22 +1,215 @@
-"""What submitit pickles: a small callable that holds a command, and runs it as one worker's process."""
+"""What submitit pickles: a small callable that holds the path of a spec, and runs one worker of its runs.
+
+It runs on the host, needs no torch, starts the container as its child and forwards the stop signal. What it
+leaves in a run's start folder are notes, worker<rank>.json when it starts and exit<rank>.json when it ends:
+whoever started it reads these; submitit's own result is not used. A spec is a JSON file, see `write_spec`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import json
+import os
+import platform
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from submitit import JobEnvironment
 
-from slurm import environment
+from slurm import container, environment
 from slurm.environment import Place
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+POLL_S = 0.1
+GRACE_S = 30.0  # that a worker gets to end by itself once another one has ended badly
+STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+STOPPED = 75  # EX_TEMPFAIL: saved and stopped as told
+BAD_INPUT = 2
+
+
+def write_spec(
+    path: Path,
+    runs: Sequence[Mapping[str, str]],
+    command: Sequence[str],
+    cwd: Path,
+    threads: int,
+    same_host: bool,
+    image: Mapping[str, Any],
+    binds: Sequence[Path],
+    gpu: bool,
+    **more: Any,
+) -> RunTask:
+    """The task for these runs, one after the other, each with a process per worker.
+
+    Args:
+        path: the spec, written here.
+        runs: of each the files "orders" (given to the worker) and "folder" (in which starts get their own).
+        command: what a worker's process is; orders and start folder follow it.
+        same_host: all workers are on this machine, and the run's folder is its only start's.
+        image: a choice of conf/container.
+        binds: folders that the container needs.
+        more: what the starting side wants to find in the spec again.
+    """
+    content = {
+        **more,
+        "runs": [dict(run) for run in runs],
+        "command": [*command],
+        "cwd": str(cwd),
+        "threads": threads,
+        "same_host": same_host,
+        "container": dict(image),
+        "binds": [str(bind) for bind in binds],
+        "gpu": gpu,
+    }
+    raw = json.dumps(content, indent=1, sort_keys=True).encode()
+    path.write_bytes(raw)
+    return RunTask(str(path), hashlib.sha256(raw).hexdigest())
+
+
+def start_folder(run: Mapping[str, str], same_host: bool) -> Path:
+    """The same on all workers: a job that is requeued starts in a folder of its own."""
+    return Path(run["folder"]) if same_host else Path(run["folder"]) / f"start-{environment.start_name()}"
+
+
+@dataclass(frozen=True)
+class RunTask:
+    """Be the worker that submitit's task number says, in each run of a spec.
+
+    A failed run does not keep the next one from being tried; a stop signal does. A spec that changed since
+    it was submitted is refused.
+    """
+
+    spec: str
+    sha256: str
+
+    def __call__(self) -> int:
+        job = JobEnvironment()
+        where = Place(job.global_rank, job.num_tasks, job.local_rank)
+        stop = StopSignal()
+        raw = Path(self.spec).read_bytes()
+        spec = json.loads(raw)
+        if hashlib.sha256(raw).hexdigest() != self.sha256:
+            why = f"{self.spec} was changed after it was submitted; submit again instead of editing it"
+            for run in spec["runs"]:
+                folder = start_folder(run, spec["same_host"])
+                folder.mkdir(parents=True, exist_ok=True)
+                note(folder / f"failure{where.rank}.json", rank=where.rank, kind="bad_input", why=why)
+                note(folder / f"exit{where.rank}.json", rank=where.rank, code=BAD_INPUT)
+            return BAD_INPUT
+        code = 0
+        for run in spec["runs"]:
+            folder = start_folder(run, spec["same_host"])
+            folder.mkdir(parents=True, exist_ok=True)
+            one = STOPPED if stop.told else carry_out(run, spec, folder, where, stop)
+            note(folder / f"exit{where.rank}.json", rank=where.rank, code=one)
+            code = code or one
+        return code
+
+
+def carry_out(
+    run: Mapping[str, str], spec: dict[str, Any], folder: Path, where: Place, stop: StopSignal
+) -> int:
+    """One worker's process from start to end; returns its exit code."""
+    surroundings = environment.of_worker(where, spec["threads"], spec["same_host"])
+    command = container.wrap(
+        spec["container"],
+        [*spec["command"], run["orders"], str(folder)],
+        [Path(bind) for bind in spec["binds"]],
+        Path(spec["cwd"]),
+        surroundings,
+        spec["gpu"],
+    )
+    # sys.stdout is submitit's log of this task; the child writes there, and shares our end.
+    child = subprocess.Popen(
+        command,
+        cwd=spec["cwd"],
+        env=surroundings,
+        stdout=sys.stdout.fileno(),
+        stderr=sys.stderr.fileno(),
+        preexec_fn=die_with_parent if sys.platform == "linux" else None,
+    )
+    stop.forward_to(child)
+    note(folder / f"worker{where.rank}.json", rank=where.rank, pid=child.pid, node=environment.node())
+    try:
+        code = _wait(child, folder, where)
+        # A container says 128 + signal of a process that was killed in it, as shells do.
+        code = 128 - code if code > 128 else code
+        # The signal came before the worker could take it: it had done nothing yet, and has stopped as told.
+        return STOPPED if stop.told and -code in STOP_SIGNALS else code
+    except KeyboardInterrupt:  # the terminal has told the child as well; give it a moment to write its log
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller is about to tell us once more
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=0.7)
+        child.kill()
+        return child.wait()
+    finally:
+        stop.forward_to(None)
+
+
+def _wait(child: subprocess.Popen[bytes], folder: Path, where: Place) -> int:
+    """Until it ends; once another worker has ended badly, not for long: it may be waiting for that one."""
+    alone_since: float | None = None
+    while (code := child.poll()) is None:
+        time.sleep(POLL_S)
+        if alone_since is None and another_failed(folder, where.rank):
+            alone_since = time.monotonic()
+        if alone_since is not None and time.monotonic() - alone_since > GRACE_S:
+            child.kill()
+            return child.wait()
+    return code
+
+
+def another_failed(folder: Path, rank: int) -> bool:
+    codes = exit_codes(folder)
+    return any(code for other, code in codes.items() if other != rank)
+
+
+def exit_codes(folder: Path) -> dict[int, int]:
+    """Exit code by rank, negative for a signal; only of those that ended by themselves."""
+    notes = [json.loads(path.read_text()) for path in folder.glob("exit*.json")]
+    return {one["rank"]: one["code"] for one in notes}
+
+
+def note(path: Path, **content: Any) -> None:
+    """Leave a note that is either whole or not there."""
+    part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
+    part.write_text(json.dumps(content))
+    part.replace(path)
+
+
+@dataclass
+class StopSignal:
+    """SIGUSR2 (SLURM's announcement) and SIGTERM, kept from ending this process and passed to its child.
+
+    It replaces submitit's own handlers, which would requeue the job from here, and count whatever happens
+    in a short job as a time-out. SLURM signals the child as well; workers take a second signal calmly.
+    """
+
+    told: bool = False
+    child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._tell)
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
+
+    def forward_to(self, child: subprocess.Popen[bytes] | None) -> None:
+        self.child = child
+        if child is not None and self.told:
+            child.send_signal(signal.SIGUSR2)
+
+    def _tell(self, number: int, frame: object) -> None:
+        self.told = True
+        if self.child is not None and self.child.poll() is None:
+            self.child.send_signal(signal.SIGUSR2)
 
 
 def die_with_parent() -> None:
@@ -25,45 +218,10 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-@dataclass(frozen=True)
-class RunTask:
-    """Run `command` in `cwd` as the worker that submitit's task number says, and leave a note of how it
-    ended.
+def main(spec: str) -> int:
+    """Without submitit: `srun python -m slurm.task SPEC` in an allocation that is there already."""
+    return RunTask(spec, hashlib.sha256(Path(spec).read_bytes()).hexdigest())()
 
-    The note, <folder>/exit<rank>.json, is what the starting side reads; submitit's own result is not used.
-    """
 
-    command: tuple[str, ...]
-    cwd: str
-    folder: str
-    threads: int
-    same_host: bool
-
-    def __call__(self) -> int:
-        job = JobEnvironment()
-        where = Place(job.global_rank, job.num_tasks, job.local_rank)
-        # sys.stdout is submitit's log of this task; the child writes there, and shares our end.
-        child = subprocess.Popen(
-            self.command,
-            cwd=self.cwd,
-            env=environment.of_worker(where, self.threads, self.same_host),
-            stdout=sys.stdout.fileno(),
-            stderr=sys.stderr.fileno(),
-            preexec_fn=die_with_parent if sys.platform == "linux" else None,
-        )
-        (Path(self.folder) / f"worker{where.rank}.pid").write_text(str(child.pid))
-        try:
-            code = child.wait()
-        except (
-            KeyboardInterrupt
-        ):  # the terminal has told the child as well; give it a moment to write its log
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller is about to tell us once more
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=0.7)
-            child.kill()
-            code = child.wait()
-        note = Path(self.folder) / f"exit{where.rank}.json"
-        part = note.with_suffix(".part")
-        part.write_text(json.dumps({"rank": where.rank, "code": code}))
-        part.replace(note)
-        return code
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

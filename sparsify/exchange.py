@@ -37,7 +37,7 @@ class AllGather(Part):
     """Everybody's values and indices to everybody, in one packed message (`wire` says how it is written).
 
     The sum is taken worker by worker in rank order, so that all workers get the same bits. Yoon and Oh 2022
-    sent values and indices in two collectives; `packed=False` does.
+    sent values and indices in two collectives, in flight together; `packed=False` does.
 
     Args:
         uneven: the workers bring different numbers of elements: lengths are gathered first.
@@ -65,7 +65,7 @@ class AllGather(Part):
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
         dtype, size = part.values.dtype, comm.size
         if not self.packed:
-            values, indices = comm.all_gather(part.values), comm.all_gather(part.indices.int())
+            values, indices = comm.begin_all_gathers([part.values, part.indices.int()])()
             both = (cost.all_gather(one[0].nbytes, size) for one in (values, indices))
             total = [Sparse(*pair) for pair in zip(indices, values, strict=True)]
             return Delivery([*total], [part], sum(one.sent_bytes for one in both))

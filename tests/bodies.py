@@ -1,28 +1,33 @@
 """What worker processes and virtual ranks of the tests do: module-level functions over a communicator.
 
-As a program, `python -m tests.bodies FUNCTION RANK SIZE FOLDER`, it is one gloo process of a group.
+As a program, `python -m tests.bodies FUNCTION RANK SIZE FOLDER [horovod]`, it is one process of a group, over
+gloo or Horovod.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import re
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
 from experiments import data as datasets
 from experiments.tasks import REGISTRY as TASKS
 from experiments.train import Setting, train
+from slurm import environment
 from sparsify import build, names
 from sparsify.aggregator import Aggregator
-from sparsify.comm import Comm, Metered
+from sparsify.comm import Comm, Metered, WorkerLost
 from sparsify.comm.torch import TorchComm
 from sparsify.ddp import register
 from sparsify.optimiser import DistributedOptimiser
@@ -38,6 +43,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "randomk feedback": {"density": 0.01, "feedback": "gradient"},
 }
 LATE_S, STEPS = 0.2, 3
+TYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bfloat16, torch.float16,
+    torch.float32, torch.float64,
+)  # fmt: skip
 
 
 class NoLog:
@@ -109,6 +118,55 @@ def one_late_rank(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tenso
         phases = [[sample.phases["wait"], sample.phases["transfer"]] for sample in samples]
         found[mode] = torch.tensor(phases).median(dim=0).values
     return found
+
+
+def every_collective(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """What each collective returns, by type of element; three workers."""
+    found = {}
+    everybody = range(comm.size)
+    for dtype in TYPES:
+        name = str(dtype)
+        mine = torch.tensor([[0, 1], [comm.rank, 2]]).to(dtype)
+        found[f"{name} sum"] = comm.all_reduce(mine.clone()).double()
+        found[f"{name} begun sum"] = comm.begin_all_reduce(mine.t().clone().t())().double()  # not contiguous
+        found[f"{name} gathered"] = torch.stack(comm.all_gather(mine)).double()
+        both = comm.begin_all_gathers([mine, torch.tensor(comm.rank)])()
+        found[f"{name} gathered beside another"] = torch.stack(both[0]).double()
+        assert [int(one) for one in both[1]] == [*everybody]
+        found[f"{name} broadcast"] = comm.broadcast(mine.clone(), 2).double()
+        pieces = torch.arange(6).to(dtype)  # to each other worker as many as its rank says
+        sent = [1, 2, 3]
+        came = comm.all_to_all(pieces, sent, [comm.rank + 1] * comm.size)
+        found[f"{name} pieces"] = torch.cat(came).double()
+        moved = comm.permute(mine, [(0, 1), (1, 2)])
+        found[f"{name} permuted"] = torch.zeros(0) if moved is None else moved.double()
+    found["nothing to all"] = torch.cat(comm.all_to_all(torch.zeros(0), [0, 0, 0], [0, 0, 0]))
+    found["no elements"] = torch.stack(comm.all_gather(torch.zeros(0, 2)))
+    found["one number"] = torch.stack(comm.all_gather(torch.tensor(comm.rank)))
+    return found
+
+
+def words_of_votes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """What each vote returns, with other collectives between them."""
+    heard = []
+    for step in range(5):
+        heard.append(comm.vote(2 if step == comm.rank + 1 else 0))
+        comm.all_reduce(torch.ones(3))
+    return {"heard": torch.tensor(heard)}
+
+
+def loss_of_a_worker(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Rank 1 dies; on the others, was the error the right one?"""
+    comm.barrier()
+    if comm.rank == 1:
+        os._exit(0)
+    try:
+        for _ in range(100):
+            comm.all_gather(torch.zeros(3))
+    except WorkerLost as error:
+        right = str(error) == f"worker {comm.rank} of {comm.size} lost the others during all_gather"
+        torch.save({"right": torch.tensor(right)}, Path(sys.argv[4]) / f"{comm.rank}.pt")
+    os._exit(0)  # a group without rank 1 can't be closed
 
 
 def ddp_and_wrapper(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
@@ -222,8 +280,17 @@ def _loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float
     return nn.functional.cross_entropy(model(inputs), labels).item()
 
 
-def main(function: str, rank: int, size: int, folder: Path) -> None:
-    comm = TorchComm.start(f"file://{folder / 'rendezvous'}", rank, size, torch.device("cpu"))
+def main(function: str, rank: int, size: int, folder: Path, kind: str = "torch") -> None:
+    comm: Any
+    if kind == "horovod":
+        from sparsify.comm.horovod import HorovodComm
+
+        store = FileStore(str(folder / "rendezvous"), size)
+        tell, patience = environment.set_for_horovod, timedelta(minutes=1)
+        cpu = torch.device("cpu")
+        comm = HorovodComm.meet(store, "127.0.0.1", rank, size, "here", "lo", tell, cpu, patience)
+    else:
+        comm = TorchComm.start(f"file://{folder / 'rendezvous'}", rank, size, torch.device("cpu"))
     found = globals()[function](comm, time.perf_counter)
     torch.save(found, folder / f"{rank}.pt")
     comm.barrier()
@@ -231,4 +298,4 @@ def main(function: str, rank: int, size: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), *sys.argv[5:])

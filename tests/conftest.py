@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clusters import devcluster as devcluster
+
 ROOT = Path(__file__).parent.parent
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -81,7 +81,7 @@ def test_links_belong_to_clusters() -> None:
     [
         ("method=topq", ["no method 'topq'", "did you mean 'topk'", "dense, "]),
         ("task=imagenet", ["no task 'imagenet'", "vgg16_cifar10"]),
-        ("cluster=mars", ["no cluster 'mars'", "local, virtual"]),
+        ("cluster=mars", ["no cluster 'mars'", "local, neuron_a100"]),
         ("profile=huge", ["no profile 'huge'", "laptop, paper, smoke"]),
         ("recipe=shi", ["no recipe 'shi'", "yoon2022"]),
         ("link=wifi", ["no link 'wifi'", "ethernet"]),

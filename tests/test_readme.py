@@ -16,6 +16,7 @@ from experiments import commands, figures
 from experiments import config as configs
 from experiments.planning import Folders
 from experiments.shipping import BEGIN, END, verdicts_for_readme
+from experiments.sweep import expand
 from sparsify.comm import virtual
 from tests import bodies
 from tests.conftest import ROOT
@@ -40,12 +41,13 @@ def test_links_lead_somewhere(target: str) -> None:
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("python -m experiments")])
 def test_commands_are_understood(line: str) -> None:
     """Their words are, that is; the commands themselves are run by other tests."""
-    command, *words = shlex.split(line)[3:]
+    command, *words = shlex.split(line, comments=True)[3:]
     assert command in commands.COMMANDS
     for word in words:
         if word in figures.items() or word.startswith("--"):
             continue
-        configs.resolve([w for w in words if "=" in w])
+        for point in expand([w for w in words if "=" in w]):
+            configs.resolve(point)
 
 
 def test_make_targets_exist() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 # By name: importing sparsify.comm.torch makes that module what `torch` means in this package.
@@ -30,6 +31,12 @@ class Comm(Protocol):
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Everybody's tensor, by rank; all have the same shape. Not to be written to."""
 
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """`all_reduce`, begun; what this returns waits for the sum. Without asynchrony all is done there."""
+
+    def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
+        """One `all_gather` each, in flight together; what this returns waits for all of them."""
+
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         """Pieces of a 1-D tensor, `send[r]` elements of it to each worker r; returns the pieces for this
         worker, by rank of their senders, `receive[r]` elements from each.
@@ -45,6 +52,11 @@ class Comm(Protocol):
 
     def barrier(self) -> None:
         """Returns on each worker after the last one has come."""
+
+    def vote(self, word: int) -> int:
+        """Hands in this worker's word, 0 or more, and returns the largest that anybody handed in at the call
+        before this one; 0 at the first. Words travel while the workers do something else.
+        """
 
 
 class WorkerLost(ConnectionError):
@@ -79,8 +91,8 @@ class Metered:
 
     serialised: a barrier first, so that *wait* (this worker is ready, the last one is not) ends where
     *transfer* begins. production: nothing extra; whole durations, which `PhaseTimer.resolve` splits
-    afterwards. as_published:
-    one host clock around call and completion, as the published code timed Horovod's synchronize().
+    afterwards. as_published: the host's time in the final wait, as the published code timed Horovod's
+    synchronize().
     """
 
     def __init__(self, comm: Comm, timer: PhaseTimer) -> None:
@@ -90,38 +102,49 @@ class Metered:
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         self.sent_bytes += cost.all_reduce(tensor.nbytes, self.size).sent_bytes
-        return self._timed(lambda: self.comm.all_reduce(tensor))
+        return self._timed(lambda: self.comm.begin_all_reduce(tensor))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         self.sent_bytes += cost.all_gather(tensor.nbytes, self.size).sent_bytes
-        return self._timed(lambda: self.comm.all_gather(tensor))
+        return self._timed(lambda: partial(self.comm.all_gather, tensor))
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        return partial(self.all_reduce, tensor)  # begun when it is waited for: what is timed stays whole
+
+    def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
+        self.sent_bytes += sum(cost.all_gather(one.nbytes, self.size).sent_bytes for one in tensors)
+        return partial(self._timed, lambda: self.comm.begin_all_gathers(tensors))
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         kept = send[self.rank] * tensor.element_size()
         self.sent_bytes += cost.all_to_all(tensor.nbytes - kept, self.size).sent_bytes
-        return self._timed(lambda: self.comm.all_to_all(tensor, send, receive))
+        return self._timed(lambda: partial(self.comm.all_to_all, tensor, send, receive))
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
         self.sent_bytes += cost.permute(tensor.nbytes, len(route)).sent_bytes
-        return self._timed(lambda: self.comm.permute(tensor, route))
+        return self._timed(lambda: partial(self.comm.permute, tensor, route))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         self.sent_bytes += cost.broadcast(tensor.nbytes, self.size).sent_bytes
-        return self._timed(lambda: self.comm.broadcast(tensor, root))
+        return self._timed(lambda: partial(self.comm.broadcast, tensor, root))
 
     def barrier(self) -> None:
         with self.timer.phase("wait"):
             self.comm.barrier()
 
-    def _timed(self, collective: Callable[[], T]) -> T:
+    def vote(self, word: int) -> int:
+        return self.comm.vote(word)  # no part of a step: neither timed nor counted
+
+    def _timed(self, begin: Callable[[], Callable[[], T]]) -> T:
         if self.timer.mode == "serialised":
             self.barrier()
             with self.timer.phase("transfer"):
-                return collective()
+                return begin()()
         if self.timer.mode == "production":
             with self.timer.collective():
-                return collective()
+                return begin()()
+        finish = begin()
         with self.timer.phase("synchronize"):
-            result = collective()
+            result = finish()
             self.timer.synchronise()  # Horovod's synchronize() returns when the data are there
             return result

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from sparsify.comm import WorkerLost
 
+T = TypeVar("T")
 # A worker that hangs rather than dies is noticed after this long. Others wait while rank 0 validates, so it
 # must exceed the longest validation.
 TIMEOUT = timedelta(minutes=30)
+POLL_S = 0.02
 
 
 class TorchComm:
-    """The default process group. Start it with `TorchComm.start`, end it with `close`."""
+    """The default process group. Start it with `TorchComm.start` or `meet`, end it with `close`."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._voters: dist.ProcessGroup | None = None  # made by the first vote
+        self._vote: tuple[dist.Work, Tensor] | None = None  # that is under way
 
     @classmethod
     def start(cls, init_method: str, rank: int, size: int, device: torch.device) -> TorchComm:
@@ -31,6 +38,29 @@ class TorchComm:
         """
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=TIMEOUT)
+        return cls()
+
+    @classmethod
+    def meet(
+        cls,
+        store: Store,
+        rank: int,
+        size: int,
+        device: torch.device,
+        patience: timedelta,
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> TorchComm:
+        """Join the group of those who come to `store`.
+
+        Args:
+            give_up: asked while waiting; True ends it as if nobody would come any more.
+
+        Raises:
+            WorkerLost: somebody did not come.
+        """
+        come(store, rank, size, patience, give_up)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         return cls()
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -47,6 +77,22 @@ class TorchComm:
         except RuntimeError as error:
             raise self._lost("all_gather") from error
         return gathered
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        try:
+            work = dist.all_reduce(tensor, async_op=True)
+        except RuntimeError as error:
+            raise self._lost("all_reduce") from error
+        return lambda: self._waited("all_reduce", [work], tensor)
+
+    def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
+        gathered = [[torch.empty_like(one) for _ in range(self.size)] for one in tensors]
+        pairs = zip(gathered, tensors, strict=True)
+        try:
+            works = [dist.all_gather(theirs, mine, async_op=True) for theirs, mine in pairs]
+        except RuntimeError as error:
+            raise self._lost("all_gather") from error
+        return lambda: self._waited("all_gather", works, gathered)
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         received = tensor.new_empty(sum(receive))
@@ -84,8 +130,56 @@ class TorchComm:
         except RuntimeError as error:
             raise self._lost("barrier") from error
 
+    def vote(self, word: int) -> int:
+        """On a gloo group of its own, also beside nccl: words are the host's, and no stream waits for them."""
+        if self._voters is None:
+            group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+            assert isinstance(group, dist.ProcessGroup)  # every worker is in it
+            self._voters = group
+        before = self._counted()
+        mine = torch.tensor([word])
+        try:
+            work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._voters, async_op=True)
+        except RuntimeError as error:
+            raise self._lost("a vote") from error
+        self._vote = work, mine
+        return before
+
     def close(self) -> None:
+        self._counted()
         dist.destroy_process_group()
+
+    def _counted(self) -> int:
+        """The outcome of the vote under way, 0 if there is none."""
+        if self._vote is None:
+            return 0
+        (work, word), self._vote = self._vote, None
+        return int(self._waited("a vote", [work], word))
+
+    def _waited(self, collective: str, works: Sequence[dist.Work], result: T) -> T:
+        try:
+            for work in works:
+                work.wait()
+        except RuntimeError as error:
+            raise self._lost(collective) from error
+        return result
 
     def _lost(self, collective: str) -> WorkerLost:
         return WorkerLost(f"worker {self.rank} of {self.size} lost the others during {collective}")
+
+
+def come(store: Store, rank: int, size: int, patience: timedelta, give_up: Callable[[], bool]) -> None:
+    """Returns when all workers have come to `store`.
+
+    Raises:
+        WorkerLost: somebody did not.
+    """
+    store.set(f"here/{rank}", "")
+    deadline, missing = time.monotonic() + patience.total_seconds(), set(range(size))
+    while missing := {one for one in missing if not store.check([f"here/{one}"])}:
+        if time.monotonic() > deadline or give_up():
+            raise WorkerLost(
+                f"worker {rank} of {size} waits in vain: of the others, these did not come: "
+                f"{', '.join(map(str, sorted(missing)))}; their logs may say why"
+            )
+        time.sleep(POLL_S)

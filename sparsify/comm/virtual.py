@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -30,7 +31,7 @@ class Call(NamedTuple):
     alike: Any  # what must be the same on all ranks
     brought: Any  # what this rank contributes
     combine: Callable[[Sequence[Any]], Any]
-    cost: Cost
+    cost: Cost | None  # None: the clocks take no notice
 
 
 class Cluster:
@@ -84,8 +85,9 @@ class Cluster:
             raise RuntimeError(f"the ranks do not stand at the same collective: {names}, shapes {alike}")
         self.result = first.combine([self.calls[rank].brought for rank in range(self.size)])
         self.synchronise()  # the combining is nobody's computing
-        slowest = max(self.link.seconds(call.cost) for call in self.calls.values())
-        self.clock = [max(self.clock) + slowest] * self.size
+        costs = [call.cost for call in self.calls.values() if call.cost is not None]
+        if costs:
+            self.clock = [max(self.clock) + max(map(self.link.seconds, costs))] * self.size
         self.calls.clear()
 
     def meet(self, rank: int, call: Call) -> Any:
@@ -108,6 +110,7 @@ class VirtualComm:
 
     def __init__(self, cluster: Cluster, rank: int) -> None:
         self.cluster, self.rank, self.size = cluster, rank, cluster.size
+        self.voted = 0  # the outcome of the last vote
 
     def now(self) -> float:
         """Seconds that this rank has lived on its virtual clock."""
@@ -123,6 +126,12 @@ class VirtualComm:
             "all_gather", snapshot, list, cost.all_gather(tensor.nbytes, self.size)
         )
         return gathered
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        return partial(self.all_reduce, tensor)
+
+    def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
+        return lambda: [self.all_gather(one) for one in tensors]  # one link: in flight together saves nothing
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         pieces = tensor.detach().clone().split(list(send))
@@ -148,12 +157,16 @@ class VirtualComm:
     def barrier(self) -> None:
         self._meet("barrier", None, lambda _: None, Cost(0, 0))
 
+    def vote(self, word: int) -> int:
+        before, self.voted = self.voted, self._meet("vote", word, max, None)
+        return before
+
     def _meet(
         self,
         name: str,
         brought: Any,
         combine: Callable[[Sequence[Any]], Any],
-        price: Cost,
+        price: Cost | None,
         alike: Any = None,
     ) -> Any:
         if isinstance(brought, Tensor) and alike is None:

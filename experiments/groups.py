@@ -1,0 +1,93 @@
+"""How the workers of a run find each other: comm=torch or comm=horovod, on one machine or on several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from experiments.rendezvous import open_store
+from slurm import environment
+from slurm.environment import Joined, Place
+from sparsify.comm.torch import TorchComm
+
+if TYPE_CHECKING:  # importing it without Horovod is an error
+    from sparsify.comm.horovod import HorovodComm
+
+    Group = TorchComm | HorovodComm
+
+PATIENCE = timedelta(minutes=10)  # for the last worker to start; its container may have to be loaded first
+# Who starts processes that can meet without our help: the rest needs a folder that all of them see.
+MEETS = {"horovodrun": "horovod", "mpirun": "horovod", "torchrun": "torch"}
+
+
+def start(
+    config: Mapping[str, Any],
+    place: Place,
+    folder: Path,
+    orders: Mapping[str, Any],
+    device: torch.device,
+    give_up: Callable[[], bool] = lambda: False,
+) -> Group:
+    """The communicator of a worker that our launcher, or srun, started.
+
+    Args:
+        folder: shared by the workers, and fresh.
+        orders: "meet" is "file" where all workers are on this machine, "tcp" elsewhere; "interface" names the
+            network to use, None the one of the host's name.
+        give_up: asked while waiting; True ends it as if nobody would come any more.
+
+    Raises:
+        WorkerLost: somebody did not come.
+    """
+    here, (rank, size, _) = orders["meet"] == "file", place
+    if interface := orders.get("interface"):
+        environment.use_interface(interface)
+    store, address = open_store(folder, place, here, interface, PATIENCE, give_up)
+    if config.get("comm", "torch") == "torch":
+        return TorchComm.meet(store, rank, size, device, PATIENCE, give_up)
+    from sparsify.comm.horovod import HorovodComm
+
+    interface, tell = "lo" if here else interface, environment.set_for_horovod
+    node = environment.node()
+    return HorovodComm.meet(store, address, rank, size, node, interface, tell, device, PATIENCE, give_up)
+
+
+def join(config: Mapping[str, Any], group: Joined, folder: Path, device: torch.device) -> Group:
+    """The communicator of one of several processes that mpirun, horovodrun, torchrun or srun started.
+
+    Args:
+        folder: for the processes of srun, which meet there.
+
+    Raises:
+        ValueError: the processes can't be this run's workers.
+    """
+    kind, place = config.get("comm", "torch"), group.place
+    if config["cluster"]["where"] == "virtual":
+        raise ValueError(
+            f"{group.starter} started {place.size} processes, and cluster=virtual runs all workers in one; "
+            f"add cluster=local, or leave {group.starter} out"
+        )
+    if place.size != config["workers"]:
+        raise ValueError(
+            f"{group.starter} started {place.size} processes for workers={config['workers']}; start as many "
+            f"as there are workers, or leave {group.starter} out, and the workers are started for you"
+        )
+    if MEETS.get(group.starter, kind) != kind:
+        others = " or ".join(starter for starter, meets in MEETS.items() if meets == kind)
+        raise ValueError(
+            f"processes that {group.starter} starts can't meet with comm={kind}; take "
+            f"comm={MEETS[group.starter]}, or {others}, or start one process, which starts the workers"
+        )
+    if group.starter == "srun":
+        folder.mkdir(parents=True, exist_ok=True)
+        orders = {"meet": "tcp", "interface": config["cluster"].get("interface")}
+        return start(config, place, folder, orders, device)
+    if kind == "torch":
+        return TorchComm.start("env://", place.rank, place.size, device)
+    from sparsify.comm.horovod import HorovodComm
+
+    return HorovodComm.join(device)

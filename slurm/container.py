@@ -1,0 +1,200 @@
+"""A command and a choice of conf/container -> the command line that runs it in the image.
+
+The one place where it is decided what an image sees of the machine: folders, GPUs, environment variables.
+The same for apptainer and singularity, and for `container=none`, which is the command itself. Standard
+library only.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm import images
+
+NONE = "none"
+START_TIMEOUT_S = 120.0  # for a container that does nothing; a cold file system may take its time
+RUNTIMES = ("auto", *images.RUNTIMES)
+
+# Variables that tell a worker its place, its job, its threads, its links. Everything else stays outside: a
+# host's PYTHONPATH or LD_LIBRARY_PATH means nothing in the image, or harm.
+PASSED = re.compile(
+    r"(SPARSIFY|SLURM|SLURMD|OMPI|PRTE|PMI|PMIX|UCX|FI|HOROVOD|NCCL|GLOO|TORCH|PYTORCH|TORCHELASTIC)_\w+"
+    r"|(OMP|GOMP|KMP|MKL|OPENBLAS|CUBLAS|CUDNN)_\w+"
+    r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING)|NVIDIA_TF32_OVERRIDE"
+    r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
+    r"|DATA_ROOT|PYTHON(UNBUFFERED|HASHSEED|FAULTHANDLER|WARNINGS)|TZ"
+)
+SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|JWT|_KEY$")  # all users of a node can read command lines
+
+# The image's own system, over which the host's can't be laid, and what runtimes share by themselves.
+SYSTEM = {Path("/"), Path("/usr/local")} | {
+    Path("/", name)
+    for name in ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "sbin", "sys", "tmp", "usr", "var")
+}
+
+
+def wrap(
+    container: Mapping[str, Any],
+    command: Sequence[str],
+    binds: Sequence[Path],
+    cwd: Path,
+    environment: Mapping[str, str],
+    gpu: bool,
+) -> list[str]:
+    """The command line that runs `command` in the image, or `command` itself without one.
+
+    Args:
+        command: a Python and its words. Where the image brings a Python of its own (`container.python`), that
+            one runs instead.
+        binds: folders that the process needs, under the paths that they have outside.
+        environment: of these the process gets what PASSED names, to the letter: they become words of the
+            command line, since runtimes split `--env` at commas and show APPTAINERENV_ variables to a shell.
+
+    Raises:
+        ValueError: no program to run images with, or no image.
+    """
+    if container["name"] == NONE:
+        return [*command]
+    program, image = _program(container), _image(container)
+    words = [program, "--quiet", "exec", "--cleanenv", "--no-home", "--pwd", str(cwd)]
+    # No --contain: ranks of one node talk through /dev/shm, and it would give each its own.
+    if os.geteuid() == 0:
+        words.append("--userns")  # root of a virtual machine may lack a capability that the runtime asks for
+    if gpu:
+        words.append("--nv")
+    for bind in mounted([*binds, cwd]):
+        words += ["--mount", mount(bind)]
+    for bind in container["binds"]:
+        words += ["--bind", bind]
+    assignments = [f"{name}={value}" for name, value in sorted(environment.items()) if passed(name)]
+    python = container["python"] or command[0]
+    return [*words, *container["options"], str(image), "env", *assignments, python, *command[1:]]
+
+
+def passed(name: str) -> bool:
+    """May this variable enter a container?"""
+    return PASSED.fullmatch(name) is not None and SECRET.search(name) is None
+
+
+def mounted(folders: Sequence[Path]) -> list[Path]:
+    """The folders to hand over: each once, without those inside another; of links also what they lead to."""
+    paths = {path for folder in folders for path in (Path(os.path.abspath(folder)), folder.resolve())}
+    wanted = paths - SYSTEM
+    return sorted(path for path in wanted if not set(path.parents) & wanted)
+
+
+def mount(folder: Path) -> str:
+    """A --mount of a folder to the same path: a line of CSV, so that it may hold commas, colons, quotes."""
+    line = io.StringIO()
+    fields = ["type=bind", f"source={folder}", f"destination={folder}"]
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
+
+
+def resolved(container: Mapping[str, Any]) -> dict[str, Any]:
+    """The choice with its image's full path: jobs run in a copy of the code, which has no images."""
+    if container["name"] == NONE:
+        return dict(container)
+    return {**container, "image": str(images.locate(container["image"]))}
+
+
+def facts(container: Mapping[str, Any]) -> dict[str, Any] | None:
+    """For the record; None without a container."""
+    if container["name"] == NONE:
+        return None
+    program, image = _program(container), _image(container)
+    found = images.inspect(image, program)
+    return {
+        "name": container["name"],
+        "file": image.name,
+        "sha256": found["sha256"],
+        "arch": images.architecture(image),
+        "runtime": Path(program).name,
+        "runtime_version": images.runtime_version(program),
+        "definition": found["labels"].get(images.DEFINITION_LABEL),
+    }
+
+
+def check(container: Mapping[str, Any]) -> None:
+    """Can processes be started in it, here? One is, to see.
+
+    Raises:
+        ValueError: no, and why not, and what to do.
+    """
+    if container["name"] == NONE:
+        return
+    for key in ("binds", "options"):
+        if not isinstance(container[key], list) or not all(isinstance(word, str) for word in container[key]):
+            raise ValueError(
+                f"container.{key}={container[key]!r} must be a list of words, such as ['/scratch']"
+            )
+    program, image = _program(container), _image(container)
+    built_for = images.architecture(image)
+    if built_for is None:
+        raise ValueError(f"container.image={image} is no SIF image; build one with `{_make(container)}`")
+    if built_for != images.here():
+        raise ValueError(
+            f"container.image={image} is for {built_for} machines, but this one is {images.here()}; build it "
+            f"here with `{_make(container)}`"
+        )
+    labels = images.inspect(image, program)["labels"]
+    name, definition = labels.get(images.IMAGE_LABEL), labels.get(images.DEFINITION_LABEL)
+    # An image that is not ours says nothing of a definition; whoever names it knows what is in it.
+    if name is not None and definition != (now := images.definition(name)):
+        raise ValueError(
+            f"container.image={image} was built from another definition ({definition}) than the checkout's "
+            f"({now}): other packages or another recipe; build it again with `make sif IMAGE={name}`"
+        )
+    _try(container)
+
+
+def _try(container: Mapping[str, Any]) -> None:
+    here = [Path(sys.prefix), Path(sys.base_prefix)]
+    command = wrap(container, [sys.executable, "-c", ""], here, images.ROOT, {}, gpu=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise ValueError(
+            f"container={container['name']}: {command[0]} did not start within {START_TIMEOUT_S:.0f} s; is "
+            f"the file system that holds {container['image']} well?"
+        ) from None
+    if done.returncode:
+        raise ValueError(
+            f"container={container['name']}: {container['python'] or sys.executable} does not start in "
+            f"{container['image']}: {images.last_line(done.stderr)}"
+        )
+
+
+def _program(container: Mapping[str, Any]) -> str:
+    wanted = container["runtime"]
+    if wanted not in RUNTIMES:
+        raise ValueError(f"container.runtime={wanted!r} must be one of {', '.join(RUNTIMES)}")
+    if (program := images.runtime(wanted)) is None:
+        sought = "neither apptainer nor singularity is" if wanted == "auto" else f"{wanted} is not"
+        raise ValueError(
+            f"container={container['name']} was asked for, but {sought} here; load the cluster's module (and "
+            "name it in cluster.setup, for the jobs), or say container=none"
+        )
+    return program
+
+
+def _image(container: Mapping[str, Any]) -> Path:
+    path = images.locate(container["image"])
+    if not path.is_file():
+        raise ValueError(
+            f"container={container['name']}: there is no image {path}; build it with `{_make(container)}`, "
+            "or name another with container.image=FILE"
+        )
+    return path
+
+
+def _make(container: Mapping[str, Any]) -> str:
+    return f"make sif IMAGE={container['name']}"

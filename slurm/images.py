@@ -1,0 +1,173 @@
+"""Image files: which program runs them, where they are, for which machine and from which definition they were
+built.
+
+singularity/build makes them; slurm/container.py starts processes in them. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from slurm import environment
+
+ROOT = Path(__file__).parent.parent
+FOLDER = "singularity/images"  # git-ignored; $SPARSIFY_IMAGES is another
+RUNTIMES = ("apptainer", "singularity")
+
+# The header of a SIF: a line for the shell, then magic word, version and architecture (SIF specification v1).
+LAUNCH_BYTES, MAGIC, VERSION_BYTES, ARCH_BYTES = 32, b"SIF_MAGIC\0", 3, 3
+ARCHITECTURES = {b"02": "amd64", b"04": "arm64", b"06": "ppc64le"}  # others are no machines of clusters
+MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # where images have another word
+
+PYTHON = "/opt/sparsify/bin/python"  # in images that hold an environment
+IMAGE_LABEL, DEFINITION_LABEL = "org.sparsify.image", "org.sparsify.definition"
+TEMPLATE = ("singularity/sparsify.def", "singularity/two_ranks.py")
+PACKAGES = (
+    "constraints.txt",
+    "pyproject.toml",
+    "singularity/requirements.py",
+)  # go into images that hold the project's environment
+HOROVOD = ("singularity/horovod/build",)
+
+
+def unpacked() -> Path:
+    """Where slurm/devcluster/install-apptainer puts one."""
+    return environment.cache_root() / "sparsify" / "apptainer"
+
+
+def runtime(wanted: str = "auto") -> str | None:
+    """The program's path; the unpacked one comes last."""
+    place = str(unpacked() / "usr" / "bin")
+    for name in RUNTIMES if wanted == "auto" else (wanted,):
+        if found := shutil.which(name) or shutil.which(name, path=place):
+            return found
+    return None
+
+
+@cache
+def runtime_version(program: str) -> str:
+    """As `apptainer version 1.4.5` or `singularity-ce version 4.1.0`, the word "version" left out."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return said.strip().replace(" version", "")
+
+
+def folder() -> Path:
+    return environment.images_root() or ROOT / FOLDER
+
+
+def locate(image: str) -> Path:
+    """A bare name is looked for in the folder of images, another relative path in the checkout."""
+    path = Path(image).expanduser()
+    return folder() / path if path.name == image else ROOT / path
+
+
+def architecture(path: Path) -> str | None:
+    """For which machines the image is; None where the file is no SIF."""
+    with path.open("rb") as file:
+        file.seek(LAUNCH_BYTES)
+        header = file.read(len(MAGIC) + VERSION_BYTES + ARCH_BYTES)
+    if not header.startswith(MAGIC):
+        return None
+    return ARCHITECTURES.get(header[len(MAGIC) + VERSION_BYTES :].rstrip(b"\0"), "other")
+
+
+def here() -> str:
+    """This machine's architecture by the name that images use."""
+    return MACHINES.get(platform.machine(), platform.machine())
+
+
+def arguments(name: str) -> dict[str, str]:
+    """What sets this image apart from its siblings, from singularity/NAME.args.
+
+    Raises:
+        ValueError: there is no such image.
+    """
+    path = ROOT / "singularity" / f"{name}.args"
+    if not path.is_file():
+        there = sorted(one.stem for one in path.parent.glob("*.args"))
+        raise ValueError(f"no image {name!r}; there are: {', '.join(there)}")
+    lines = (line for line in path.read_text().splitlines() if line and not line.startswith("#"))
+    return {key: value for key, _, value in (line.partition("=") for line in lines)}
+
+
+def sources(name: str) -> list[str]:
+    """The files of the checkout that go into an image."""
+    words = arguments(name)
+    return [
+        *TEMPLATE,
+        f"singularity/{name}.args",
+        *(PACKAGES if words["environment"] == "project" else ()),
+        *(HOROVOD if words["horovod"] == "yes" else ()),
+    ]
+
+
+def definition(name: str) -> str:
+    """12 digits of a hash over all that an image is built from: if these differ, so may the image."""
+    sha = hashlib.sha256()
+    for file in sources(name):
+        content = (ROOT / file).read_bytes()
+        sha.update(f"{file}\0{len(content)}\0".encode() + content)
+    return sha.hexdigest()[:12]
+
+
+def choice(name: str) -> dict[str, Any]:
+    """What conf/container says of one of our images, for those who have no configuration."""
+    python = None if arguments(name)["environment"] == "none" else PYTHON
+    return {
+        "name": name,
+        "image": f"{name}.sif",
+        "runtime": "auto",
+        "python": python,
+        "binds": [],
+        "options": [],
+    }
+
+
+def inspect(path: Path, program: str) -> dict[str, Any]:
+    """{"sha256", "labels"} of an image.
+
+    Reading gigabytes takes seconds, so both are kept in a file beside the image, good for as long as its size
+    and time of change stay. Where that folder can't be written to, they are found out each time.
+    """
+    stat, note = path.stat(), path.with_name(f".{path.name}.json")
+    seen = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    try:
+        kept = json.loads(note.read_text())
+        if {key: kept[key] for key in seen} == seen:
+            return {"sha256": kept["sha256"], "labels": kept["labels"]}
+    except (OSError, ValueError, KeyError):
+        pass  # none yet, or none that can be read: made anew below
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            sha.update(block)
+    found = {"sha256": sha.hexdigest(), "labels": labels(path, program)}
+    part = note.with_name(f"{note.name}.{platform.node()}.{os.getpid()}.part")
+    try:
+        part.write_text(json.dumps({**seen, **found}))
+        part.replace(note)
+    except OSError:
+        part.unlink(missing_ok=True)
+    return found
+
+
+def labels(path: Path, program: str) -> dict[str, str]:
+    """What the image says of itself."""
+    command = [program, "inspect", "--json", "--labels", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"{path} can't be read by {program}: {last_line(done.stderr)}")
+    found: dict[str, str] = json.loads(done.stdout)["data"]["attributes"]["labels"]
+    return found
+
+
+def last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no word of why"])[-1]

@@ -1,0 +1,238 @@
+"""Workers as processes, over Horovod, which the main paper ran. `make horovod` builds and installs it.
+
+Horovod negotiates every collective by its name before it carries it out, at most every millisecond
+(HOROVOD_CYCLE_TIME), and remembers what it negotiated under that name: names here are alike on all workers,
+and come back with the same sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from sparsify.comm import WorkerLost
+from sparsify.comm.torch import come
+
+try:
+    import horovod.torch as hvd
+    from horovod.runner.http.http_server import RendezvousServer
+except ModuleNotFoundError as error:
+    raise ValueError(
+        f"comm=horovod needs Horovod, which is not installed here (no module {error.name}); `make horovod` "
+        "builds and installs it, or leave comm=torch"
+    ) from error
+except ImportError as error:
+    raise ValueError(
+        "the installed Horovod does not fit the installed torch; `make horovod` builds it again"
+    ) from error
+
+SUMMED = (torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
+# What Horovod can't sum is summed in a wider type, exactly where sums fit; on the wire that costs its width.
+WIDER = {torch.bfloat16: torch.float32}
+MOVED = (*SUMMED, torch.uint8, torch.int8, torch.int16)
+SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes -> what may carry them
+# A worker that hangs rather than dies is noticed after this long, by Horovod's Gloo. The threads that notice
+# run beside validation and whatever else a worker does.
+TIMEOUT = timedelta(minutes=30)
+
+
+class HorovodComm:
+    """The processes that Horovod knows. Start it with `join` or `meet`, end it with `close`."""
+
+    def __init__(self, server: RendezvousServer | None = None) -> None:
+        self.rank, self.size = hvd.rank(), hvd.size()
+        self._server = server
+        self._voting: int | None = None  # the handle of the vote in flight
+
+    @classmethod
+    def join(cls, device: torch.device, server: RendezvousServer | None = None) -> HorovodComm:
+        """Become one of the processes that mpirun or horovodrun started, or that `meet` told Horovod of.
+
+        Raises:
+            ValueError: this Horovod can't work on that device.
+            WorkerLost: the others did not come.
+        """
+        if device.type == "cuda" and not hvd.nccl_built():
+            raise ValueError(
+                "comm=horovod with device=cuda needs a Horovod with NCCL, and the installed one has none; "
+                "`make horovod` where nvcc and nccl.h are builds one that has"
+            )
+        try:
+            hvd.init()
+        except ValueError as error:  # in so many words: "Please check log messages above"
+            raise WorkerLost(
+                "Horovod could not bring the workers together; its own words are above"
+            ) from error
+        return cls(server)
+
+    @classmethod
+    def meet(
+        cls,
+        store: Store,
+        address: str,
+        rank: int,
+        size: int,
+        node: str,
+        interface: str | None,
+        tell: Callable[[Mapping[str, str]], None],
+        device: torch.device,
+        patience: timedelta,
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> HorovodComm:
+        """Join a group that nobody started for us, of those who come to `store`. Needs no MPI.
+
+        Args:
+            address: of rank 0's machine, where Horovod's own meeting point is opened.
+            node: names the machine, alike in all processes on it.
+            interface: of the network to use; by default that of the host's name.
+            tell: sets environment variables, as which Horovod takes its settings.
+            give_up: asked while waiting; True ends it as if nobody would come any more.
+
+        Raises:
+            WorkerLost: somebody did not come.
+        """
+        server = None
+        if rank == 0:
+            server = RendezvousServer()
+            store.set("horovod", str(server.start()))
+        store.set(f"node/{rank}", node)
+        come(store, rank, size, patience, give_up)
+        nodes = [store.get(f"node/{other}").decode() for other in range(size)]
+        names = list(dict.fromkeys(nodes))
+        neighbours = [other for other in range(size) if nodes[other] == node]
+        local_rank = neighbours.index(rank)
+        # Of every node, the process with this local rank: the "cross" group of hierarchical operations.
+        counterparts = [name for name in names if nodes.count(name) > local_rank]
+        settings = {
+            "HOROVOD_RANK": rank,
+            "HOROVOD_SIZE": size,
+            "HOROVOD_LOCAL_RANK": local_rank,
+            "HOROVOD_LOCAL_SIZE": len(neighbours),
+            "HOROVOD_CROSS_RANK": counterparts.index(node),
+            "HOROVOD_CROSS_SIZE": len(counterparts),
+            "HOROVOD_HOSTNAME": node,
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": store.get("horovod").decode(),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": int(TIMEOUT.total_seconds()),
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+        }
+        if interface is not None:
+            settings["HOROVOD_GLOO_IFACE"] = interface
+        tell({name: str(value) for name, value in settings.items()})
+        return cls.join(device, server)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return self.begin_all_reduce(tensor)()
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        if not tensor.numel():
+            return lambda: tensor
+        addend = tensor if tensor.dtype in SUMMED else tensor.to(WIDER.get(tensor.dtype, torch.int32))
+        addend = addend.contiguous()
+        wait = self._begin("all_reduce", partial(hvd.allreduce_async_, op=hvd.Sum), addend)
+        return lambda: tensor if (total := wait()) is tensor else tensor.copy_(total)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return self.begin_all_gathers([tensor])()[0]
+
+    def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
+        waits = [
+            self._begin(f"all_gather.{place}", hvd.allgather_async, _movable(one))
+            for place, one in enumerate(tensors)
+        ]
+        pairs = list(zip(waits, tensors, strict=True))
+        return lambda: [[*wait().view(one.dtype).view(self.size, *one.shape)] for wait, one in pairs]
+
+    def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
+        splits = torch.tensor(list(send), dtype=torch.int32)
+        # What is sent differs in length from worker to worker, so the name must not tell it.
+        exchange = partial(hvd.alltoall_async, splits=splits)
+        received, _ = self._begin("all_to_all", exchange, _movable(tensor), sized=False)()
+        return [*received.view(tensor.dtype).split(list(receive))]
+
+    def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
+        n = tensor.numel()
+        send, receive = [0] * self.size, [0] * self.size
+        for source, destination in route:
+            if source == self.rank:
+                send[destination] = n
+            if destination == self.rank:
+                receive[source] = n
+        copies = tensor.reshape(-1).repeat(sum(send) // n) if n else tensor.reshape(-1)
+        pieces = self.all_to_all(copies, send, receive)
+        came = [piece for piece, length in zip(pieces, receive, strict=True) if length]
+        return came[0].view_as(tensor) if came else None
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        if not tensor.numel():
+            return tensor
+        flat = _movable(tensor)
+        self._begin(f"broadcast.{root}", partial(hvd.broadcast_async_, root_rank=root), flat)()
+        shared = flat.data_ptr() == tensor.data_ptr()
+        return tensor if shared else tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+
+    def barrier(self) -> None:
+        try:
+            hvd.barrier()
+        except hvd.HorovodInternalError as error:
+            raise self._lost("barrier", error) from error
+
+    def vote(self, word: int) -> int:
+        before = self._vote_in_flight()
+        mine = torch.tensor(
+            [word], dtype=torch.int32
+        )  # on the host: beside NCCL, and of a type nobody else sums
+        try:
+            self._voting = hvd.allreduce_async_(mine, name="vote", op=hvd.Max)
+        except hvd.HorovodInternalError as error:
+            raise self._lost("vote", error) from error
+        return before
+
+    def close(self) -> None:
+        self._vote_in_flight()
+        hvd.shutdown()
+        if self._server is not None:
+            self._server.stop()
+
+    def _vote_in_flight(self) -> int:
+        """The outcome of the vote before, which is over now; 0 where there was none."""
+        if self._voting is None:
+            return 0
+        handle, self._voting = self._voting, None
+        return int(self._finish("vote", handle))
+
+    def _begin(
+        self, name: str, collective: Callable[..., int], tensor: Tensor, sized: bool = True
+    ) -> Callable[[], Any]:
+        """Hand a collective to Horovod; what this returns waits for its result."""
+        size = f".{tensor.numel()}" if sized else ""
+        try:
+            handle = collective(tensor, name=f"{name}.{tensor.dtype}{size}")
+        except hvd.HorovodInternalError as error:
+            raise self._lost(name, error) from error
+        return partial(self._finish, name, handle)
+
+    def _finish(self, name: str, handle: int) -> Any:
+        try:
+            return hvd.synchronize(handle)
+        except hvd.HorovodInternalError as error:
+            raise self._lost(name, error) from error
+
+    def _lost(self, name: str, error: Exception) -> Exception:
+        if "Mismatched" in str(error):  # the workers are all there, and do not do the same
+            return RuntimeError(str(error))
+        collective = name.partition(".")[0]
+        return WorkerLost(f"worker {self.rank} of {self.size} lost the others during {collective}")
+
+
+def _movable(tensor: Tensor) -> Tensor:
+    """The same bits as a flat tensor of a type that Horovod moves; not a copy where memory is in order."""
+    flat = tensor.contiguous().view(-1)
+    return flat if tensor.dtype in MOVED else flat.view(SAME_WIDTH[tensor.element_size()])

@@ -1,0 +1,231 @@
+"""A real SLURM, from submission to figure, and what goes wrong on the way. `make slurm-up` brings it up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from analysis.records import Attempt, read_json
+from slurm import environment, queue
+from tests import faults
+from tests.clusters import SCRIPTS, say
+from tests.conftest import ROOT, refused
+from tests.faults import STEPS, Bench
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+SMOKE = ("profile=smoke", "task=cnn_digits", "cluster=devcluster", "container=none")
+
+
+@pytest.fixture
+def bench(devcluster: dict[str, str], tmp_path: Path) -> Bench:
+    environment.use_slurm(devcluster["SLURM_CONF"])
+    return Bench(tmp_path / "results", devcluster)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """By seed: what a run that nothing happened to ends with."""
+    known: dict[int, str] = {}
+    bench = Bench(tmp_path_factory.mktemp("undisturbed"), {"SLURM_CONF": ""})
+
+    def of(seed: int) -> str:
+        if seed not in known:
+            known[seed] = bench.weights(seed)
+        return known[seed]
+
+    return of
+
+
+def sif() -> bool:
+    """Is there an image, and something to run it?"""
+    from experiments import config
+    from slurm import container
+
+    try:
+        container.check(config.resolve(["container=thin"])["container"])
+    except ValueError:
+        return False
+    return True
+
+
+def test_a_figure_comes_out_of_real_arrays_and_is_then_only_redrawn(bench: Bench) -> None:
+    words = ("reproduce", "fig4", "profile=smoke", "cluster=devcluster", "container=none", conf(bench))
+    done = bench.command(*words)
+    assert done.returncode == 0, done.stderr
+    assert "| fig4 |" in done.stdout
+    assert (bench.results / "figures" / "fig4-smoke.png").is_file()
+    runs = bench.folders.store.all_valid()
+    assert len(runs) == 3
+    for attempt in runs:
+        manifest = attempt.manifest
+        assert manifest["provenance"]["slurm"]["SLURM_JOB_NUM_NODES"] == "2"
+        assert manifest["agreed"]
+    again = bench.command(*words)
+    assert "0 missing" in again.stderr
+    assert "submitted" not in again.stderr
+    assert "3 runs: 3 done" in bench.command("status").stdout
+
+
+@pytest.mark.skipif(not sif(), reason="there is no image: `make sif`")
+def test_workers_run_inside_the_image(bench: Bench) -> None:
+    words = [word for word in SMOKE if not word.startswith("container")]
+    done = bench.command("run", "method=topk", *words, "container=thin", conf(bench))
+    assert done.returncode == 0, done.stderr
+    (attempt,) = bench.folders.store.all_valid()
+    assert len(attempt.manifest["provenance"]["image"]["sha256"]) == 64
+    assert attempt.manifest["provenance"]["commit"]
+
+
+@pytest.mark.horovod
+def test_horovod_over_slurm_ends_with_the_weights_of_torch(bench: Bench) -> None:
+    pytest.importorskip("horovod", reason="there is no Horovod: `make horovod`")
+    found = {}
+    for comm in ("torch", "horovod"):
+        done = bench.command("run", "method=topk", *SMOKE, f"comm={comm}", conf(bench))
+        assert done.returncode == 0, done.stderr
+        found[comm] = newest(bench, done.stdout.split()[0]).manifest["weights"]
+    assert found["torch"] == found["horovod"]
+
+
+def test_plain_sbatch_makes_a_grid_in_one_allocation(bench: Bench, tmp_path: Path) -> None:
+    if not (ROOT / ".venv").exists():
+        pytest.skip("sweep.sbatch runs .venv of the checkout, and these tests run in another environment")
+    words, log = ["method=dense,topk", "method.density=0.01,0.05", *SMOKE], tmp_path / "log"
+    job = subprocess.run(
+        ["sbatch", "--wait", "--nodes=2", "--ntasks=2", f"--output={log}", "slurm/sweep.sbatch", *words],
+        cwd=ROOT,
+        env=bench.environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert job.returncode == 0, (job.stderr, log.read_text())
+    assert len(bench.folders.store.all_valid()) == 3
+    assert "3 runs: 3 done" in bench.command("status").stdout
+
+
+def test_a_block_is_one_job(bench: Bench) -> None:
+    done = bench.command("submit", "method=dense,topk", "seed=0,1", *SMOKE, conf(bench), "launch.block=true")
+    assert done.returncode == 0, done.stderr
+    sweep = read_json(bench.folders.sweeps / done.stdout.strip() / "sweep.json")
+    assert sweep is not None
+    (array,) = sweep["arrays"]
+    (job,) = array["jobs"]
+    assert len(job["runs"]) == 4
+    attempts = [newest(bench, run) for run in job["runs"]]
+    bench.await_end(attempts)
+    begun = [attempt.manifest["started"] for attempt in attempts]
+    assert [one.state for one in attempts] == ["ok"] * 4
+    assert begun == sorted(begun)
+
+
+@pytest.mark.parametrize("name", [*faults.TROUBLES])
+def test_nothing_is_lost_and_nothing_done_twice(name: str, bench: Bench, weights: object) -> None:
+    found = faults.trouble(bench, name, range(2), weights)  # type: ignore[arg-type]  # a fixture's type is object
+    assert found == [[], []]
+
+
+def test_a_node_that_dies_costs_a_requeue(bench: Bench, weights: object) -> None:
+    (attempt,) = bench.submit("seed=0", f"train.steps={STEPS}")
+    bench.await_step(attempt, STEPS // 3)
+    name = queue.queue()[str(attempt.job)].nodes
+    victim = queue.expand(name)[-1]
+    say(bench.surroundings, SCRIPTS / "node", victim, "kill")
+    try:
+        bench.await_end([attempt])
+    finally:
+        say(bench.surroundings, SCRIPTS / "node", victim, "start")
+    assert bench.faults_in(attempt, weights(0)) == []  # type: ignore[operator]  # a fixture's type is object
+    (line,) = (bench.folders.scratch / "node-failures.jsonl").read_text().splitlines()
+    assert json.loads(line)["node"] == victim
+
+
+def test_a_node_that_failed_twice_is_avoided(bench: Bench) -> None:
+    bench.folders.scratch.mkdir(parents=True)
+    from experiments.job import note_failure
+
+    for job in ("1", "2"):
+        note_failure(bench.folders.scratch / "node-failures.jsonl", "n2", job)
+    done = bench.command("submit", "method=topk", *SMOKE, conf(bench), "cluster.sbatch=['--hold']")
+    assert done.returncode == 0, done.stderr
+    text = next((bench.folders.sweeps / done.stdout.strip() / "a0").glob("*_submission.sh")).read_text()
+    assert "#SBATCH --exclude=n2\n" in text
+    assert bench.command("cancel", done.stdout.strip()).returncode == 0
+
+
+def test_the_time_limit_only_interrupts(bench: Bench, weights: object) -> None:
+    """Told to stop a minute before the end, that is after some seconds; SLURM counts limits in minutes."""
+    (attempt,) = bench.submit("seed=0", "cluster.time_min=1", "cluster.signal_delay_s=50")
+    bench.await_end([attempt])
+    assert bench.faults_in(attempt, weights(0)) == []  # type: ignore[operator]  # a fixture's type is object
+
+
+def test_a_run_that_needs_more_memory_than_there_is_fails_once_and_says_so(bench: Bench) -> None:
+    done = bench.command(
+        "run", "method=topk", *SMOKE, conf(bench), "cluster.setup=['ulimit -v 3000000']", "train.steps=500",
+        "task.batch_size=700",
+    )  # fmt: skip
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert "memory" in bench.command("status").stdout
+
+
+def test_two_that_submit_the_same_make_each_run_once(bench: Bench) -> None:
+    words = ("submit", "method=topk", "seed=0,1", *SMOKE, conf(bench))
+    with ThreadPoolExecutor(2) as pool:
+        both = [*pool.map(lambda _: bench.command(*words), range(2))]
+    assert [one.returncode for one in both] == [0, 0], [one.stderr for one in both]
+    assert sum(bool(one.stdout.strip()) for one in both) == 1
+    attempts = [newest(bench, run) for run in bench.folders.store.runs()]
+    bench.await_end(attempts)
+    assert [(one.number, one.state) for one in attempts] == [(1, "ok"), (1, "ok")]
+    refused(bench.command("cancel", "nothing-like-it"), "no sweep or run")
+    assert "nothing to cancel" in bench.command("cancel", attempts[0].run_id).stderr
+
+
+def test_a_spec_that_was_edited_is_refused(bench: Bench) -> None:
+    done = bench.command("submit", "method=topk", *SMOKE, conf(bench), "cluster.sbatch=['--begin=now+4']")
+    assert done.returncode == 0, done.stderr
+    spec = bench.folders.sweeps / done.stdout.strip() / "a0" / "task0.json"
+    spec.write_text(spec.read_text().replace('"threads": 1', '"threads": 2'))
+    (run,) = bench.folders.store.runs()
+    bench.await_end([newest(bench, run)])
+    assert newest(bench, run).manifest["failure"] == "bad_input"
+    assert "changed after it was submitted" in bench.command("status").stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "field"),
+    [
+        ("cluster.partition=nowhere", "cluster.partition"),
+        ("cluster.account=nobody", "cluster.account"),
+        ("cluster.constraint=v100", "cluster.constraint"),
+    ],
+)
+def test_what_slurm_rejects_is_said_in_its_words(word: str, field: str, bench: Bench) -> None:
+    done = bench.command("submit", "method=topk", *SMOKE, conf(bench), word)
+    if word.startswith("cluster.account") and done.returncode == 0:
+        pytest.skip("this cluster keeps no accounts")
+    refused(done, "SLURM refused the job: ", field)
+    assert not [*bench.folders.sweeps.iterdir()]
+
+
+@pytest.mark.parametrize("word", ["cluster.comment='a b; $(touch X) `touch X` \"q\"'"])
+def test_odd_values_are_never_executed(word: str, bench: Bench, tmp_path: Path) -> None:
+    mark = tmp_path / "touched"
+    done = bench.command("run", "method=topk", *SMOKE, conf(bench), word.replace("X", str(mark)))
+    assert done.returncode == 0, done.stderr
+    assert not mark.exists()
+
+
+def conf(bench: Bench) -> str:
+    return f"cluster.slurm_conf={bench.slurm_conf}"
+
+
+def newest(bench: Bench, run: str) -> Attempt:
+    return bench.folders.store.attempts(run)[-1]
