@@ -76,6 +76,11 @@ def join(config: Mapping[str, Any], group: Joined, folder: Path, device: torch.d
             f"{group.starter} started {place.size} processes for workers={config['workers']}; start as many "
             f"as there are workers, or leave {group.starter} out, and the workers are started for you"
         )
+    if config["container"]["name"] != "none":
+        raise ValueError(
+            f"processes that {group.starter} started can't enter container={config['container']['name']} any "
+            f"more; add container=none and let {group.starter} start them inside the image, or leave it out"
+        )
     if MEETS.get(group.starter, kind) != kind:
         others = " or ".join(starter for starter, meets in MEETS.items() if meets == kind)
         raise ValueError(

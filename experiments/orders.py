@@ -100,6 +100,7 @@ def task_of(
     spec: Path, runs: Sequence[Mapping[str, str]], planned: Planned, store: Store, cwd: Path, same_host: bool
 ) -> RunTask:
     """The task that carries out these runs, all of the shape of `planned`."""
+    from slurm import container
     from slurm.task import write_spec
 
     # What a container must see: the code, the results, this Python and its packages, the data.
@@ -111,7 +112,7 @@ def task_of(
         cwd=cwd,
         threads=planned.config["threads"],
         same_host=same_host,
-        image=planned.config["container"],
+        image=container.resolved(planned.config["container"]),
         binds=[*binds, planned.data_root] if planned.data_root else binds,
         gpu=planned.config["device"] == "cuda",
         tasks=planned.tasks,

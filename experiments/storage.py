@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 
 BLOCK = 2**20
 
@@ -41,6 +42,29 @@ class Digested:
 
     def flush(self) -> None:
         """Torch asks for it; `write_state` does it, where errors can be raised."""
+
+
+def digest(state: Any) -> str:
+    """The same for states of the same bits, whatever their layout in memory."""
+    sha256 = hashlib.sha256()
+
+    def take(part: Any) -> None:
+        if isinstance(part, Tensor):
+            sha256.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            raw = part.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            sha256.update(memoryview(raw.numpy()))
+        elif isinstance(part, Mapping):
+            for name, value in part.items():
+                take(name)
+                take(value)
+        elif isinstance(part, list | tuple):
+            for value in part:
+                take(value)
+        else:
+            sha256.update(f"{part!r};".encode())
+
+    take(state)
+    return sha256.hexdigest()
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:

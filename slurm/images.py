@@ -30,11 +30,8 @@ MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # where images have another 
 PYTHON = "/opt/sparsify/bin/python"  # in images that hold an environment
 IMAGE_LABEL, DEFINITION_LABEL = "org.sparsify.image", "org.sparsify.definition"
 TEMPLATE = ("singularity/sparsify.def", "singularity/two_ranks.py")
-PACKAGES = (
-    "constraints.txt",
-    "pyproject.toml",
-    "singularity/requirements.py",
-)  # go into images that hold the project's environment
+# These go into images that hold the project's environment, and that into those with Horovod.
+PACKAGES = ("constraints.txt", "pyproject.toml", "singularity/requirements.py")
 HOROVOD = ("singularity/horovod/build",)
 
 
@@ -45,11 +42,10 @@ def unpacked() -> Path:
 
 def runtime(wanted: str = "auto") -> str | None:
     """The program's path; the unpacked one comes last."""
-    place = str(unpacked() / "usr" / "bin")
-    for name in RUNTIMES if wanted == "auto" else (wanted,):
-        if found := shutil.which(name) or shutil.which(name, path=place):
-            return found
-    return None
+    names = RUNTIMES if wanted == "auto" else (wanted,)
+    places = (None, str(unpacked() / "usr" / "bin"))  # None: PATH
+    found = (shutil.which(name, path=place) for place in places for name in names)
+    return next(filter(None, found), None)
 
 
 @cache

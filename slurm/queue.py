@@ -138,7 +138,10 @@ REFUSALS = (
     ("memory", "cluster.mem_gb"),
     ("array", "cluster.max_array"),
     ("node name", "cluster.exclude"),
-    ("more processors", "cluster.cpus_per_worker, workers_per_node or workers: no such job fits the partition"),
+    (
+        "more processors",
+        "cluster.cpus_per_worker, workers_per_node or workers: no such job fits the partition",
+    ),
     ("node count", "cluster.workers_per_node, which decides how many nodes the workers need"),
     (
         "node configuration is not available",

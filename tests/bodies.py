@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import os
+import random
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +23,11 @@ from torch import nn
 from torch.distributed import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
+from analysis.records import Attempt, RankLog, read_lines
+from experiments import checkpoints
 from experiments import data as datasets
+from experiments.checkpoints import Keeper
+from experiments.signals import Preempted, Stop
 from experiments.tasks import REGISTRY as TASKS
 from experiments.train import Setting, train
 from slurm import environment
@@ -167,6 +173,71 @@ def loss_of_a_worker(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Te
         right = str(error) == f"worker {comm.rank} of {comm.size} lost the others during all_gather"
         torch.save({"right": torch.tensor(right)}, Path(sys.argv[4]) / f"{comm.rank}.pt")
     os._exit(0)  # a group without rank 1 can't be closed
+
+
+KEPT: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "topk": {"density": 0.01},
+    "dgc": {"density": 0.01, "momentum": 0.9},
+    "oktopk": {"density": 0.01},
+    "powersgd": {},
+    "randomk": {"density": 0.01},
+}
+KEPT_STEPS = 60
+
+
+def told_to_stop(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Of each training, a random rank is told to stop at a random step; what is left are checkpoints."""
+    found = {}
+    for name in KEPT:
+        chance = random.Random(name)
+        victim, when = chance.randrange(comm.size), chance.randrange(KEPT_STEPS // 2)
+        stop = Stop().listen()
+
+        def tell(step: int, comm: Comm = comm, victim: int = victim, when: int = when) -> None:
+            if (comm.rank, step) == (victim, when):
+                os.kill(os.getpid(), signal.SIGUSR2)
+
+        try:
+            _kept(comm, now, name, stop, tell)
+        except Preempted as preempted:
+            found[name] = torch.tensor(preempted.step)
+    return found
+
+
+def going_on(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Do these trainings end with the weights of others that nobody told to stop?"""
+    found = {}
+    for name in KEPT:
+        found[name] = _kept(comm, now, name, Stop()) == _kept(comm, now, name, Stop(), of="straight")
+    return found
+
+
+def _kept(
+    comm: Comm,
+    now: Callable[[], float],
+    name: str,
+    stop: Stop,
+    progress: Callable[[int], None] = lambda step: None,
+    of: str = "told",
+) -> torch.Tensor:
+    """Final weights of a training that saves when told, and goes on from what was saved."""
+    checkpoints.VOTES_S = 0.0  # a vote after every step, however short
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    momentum = {"momentum": 0.0} if name == "dgc" else {}
+    data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", momentum)
+    setting = Setting(seed=0, num_steps=KEPT_STEPS, validate=False, device=device, dtype=torch.float32)
+    # In a folder shared by the groups of processes that the test starts.
+    attempt = Attempt(Path(sys.argv[4]).parent / f"{name} {of}")
+    timer = PhaseTimer("serialised", now)
+    attempt.path.mkdir(parents=True, exist_ok=True)
+    log = RankLog(attempt.rank_path(comm.rank))
+    keeper = Keeper(attempt, comm, log, stop, None, device)
+    keeper.find()
+    model = train(task, data, build(name, **KEPT[name]), comm, timer, log, setting, progress, keeper)
+    assert [line["step"] for line in read_lines(log.path)[0]] == list(range(KEPT_STEPS))
+    return _weights(model)
 
 
 def ddp_and_wrapper(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:

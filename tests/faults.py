@@ -1,14 +1,14 @@
 """What goes wrong on clusters, done to real jobs of the development cluster, many times over:
 
-    python -m tests.faults kill=20 signal=10 cancel=3 node=1 time=1
+    python -m tests.faults kill=20 signal=10 cancel=5 node=2 time=2
 
 prints a table: of so many runs, how many ended whole, with every step recorded once and the very weights of a
-run that nothing happened to. tests/test_slurm.py does a few of each.
+run that nothing happened to. tests/test_slurm.py does one of each.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import random
 import signal
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from analysis.records import Attempt, Store, read_json, read_lines
 from experiments.planning import Folders
 from experiments.standing import View
 from slurm import environment, queue
-from tests.clusters import STATE, speaking_to
+from tests.clusters import SCRIPTS, STATE, say, speaking_to
 from tests.conftest import ROOT, environment_for
 
 STEPS = 400
@@ -35,6 +35,7 @@ WORDS = (
     "launch.checkpoint_min=0.02",
 )  # fmt: skip
 DEADLINE_S = 240
+AT_A_TIME = "cluster.array_parallelism=2"
 Trouble = Callable[["Bench", Attempt], None]
 
 
@@ -78,10 +79,13 @@ class Bench:
         runs = [run for array in sweep["arrays"] for job in array["jobs"] for run in job["runs"]]
         return [self.folders.store.attempts(run)[-1] for run in runs]
 
-    def weights(self, seed: int) -> str:
-        """Of a run on this machine that nothing happened to."""
+    def weights(self, attempt: Attempt) -> str:
+        """Of the same run where nothing happens to it: on this machine."""
         words = [word for word in WORDS if not word.startswith("container")]
-        done = self.command("run", *words, "cluster=local", f"seed={seed}")
+        size = (read_json(attempt.path / "config.json") or {})["task"]["batch_size"]
+        done = self.command(
+            "run", *words, "cluster=local", f"seed={seed_of(attempt)}", f"task.batch_size={size}"
+        )
         assert done.returncode == 0, done.stderr
         name = done.stdout.split()[0]
         return str(Store(self.results / "runs").attempts(name)[-1].manifest["weights"])
@@ -90,15 +94,11 @@ class Bench:
         starts = sorted(self.folders.launch(attempt).glob("start-*"), key=lambda path: path.stat().st_mtime)
         return starts[-1] if starts else None
 
-    def await_step(self, attempt: Attempt, step: int) -> None:
-        """Until it runs and has done so many steps."""
-
-        def reached() -> bool:
-            start = self.newest_start(attempt)
-            note = read_json(start / "progress.json") if start else None
-            return attempt.state == "ok" or bool(note and note["step"] >= step)
-
-        await_(reached, f"step {step} of {attempt.run_id}")
+    def step(self, attempt: Attempt) -> int:
+        """Steps done, as its newest start has told."""
+        start = self.newest_start(attempt)
+        note = read_json(start / "progress.json") if start else None
+        return int(note["step"]) if note else 0
 
     def await_end(self, attempts: Sequence[Attempt]) -> None:
         """Until none is under way."""
@@ -110,12 +110,12 @@ class Bench:
 
         await_(ended, f"the end of {len(attempts)} runs", pause=1.0)
 
-    def faults_in(self, attempt: Attempt, weights: str) -> list[str]:
+    def faults_in(self, attempt: Attempt) -> list[str]:
         """What is wrong with a record that should be whole; nothing, if nothing was lost or done twice."""
         found = []
         if not attempt.is_valid(verify=True):
             return [f"it is {attempt.state}: {attempt.manifest.get('why')}"]
-        if attempt.manifest["weights"] != weights:
+        if attempt.manifest["weights"] != self.weights(attempt):
             found.append("other weights")
         if not attempt.manifest["agreed"]:
             found.append("the workers disagree")
@@ -140,71 +140,112 @@ def await_(condition: Callable[[], bool], what: str, pause: float = 0.1) -> None
 
 
 def kill_a_worker(bench: Bench, attempt: Attempt) -> None:
-    """kill -9 of a random rank's process."""
+    """kill -9 of a random rank's process"""
     start = bench.newest_start(attempt)
     assert start is not None
     notes = [note for path in start.glob("worker*.json") if (note := read_json(path))]
     victim = random.Random(attempt.run_id).choice(sorted(notes, key=lambda note: int(note["rank"])))
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it was quicker
         os.kill(victim["pid"], signal.SIGKILL)
-    except ProcessLookupError:
-        return  # it had just ended
 
 
 def tell_to_stop(bench: Bench, attempt: Attempt) -> None:
-    """What SLURM does before a time limit or a preemption."""
+    """the stop signal, as before a preemption"""
     queue.command("scancel", "--signal=USR2", str(attempt.job))
 
 
 def cancel_and_submit_again(bench: Bench, attempt: Attempt) -> None:
+    """cancel, and submit again"""
     done = bench.command("cancel", attempt.run_id)
     assert done.returncode == 0, done.stderr
     if "nothing to cancel" in done.stderr:  # it was quicker
         return
     await_(lambda: str(attempt.job) not in queue.queue(), "the end of a cancelled job", pause=0.5)
-    seed = (read_json(attempt.path / "config.json") or {})["seed"]
-    bench.submit(f"seed={seed}")
+    bench.submit(f"seed={seed_of(attempt)}")
 
 
-TROUBLES: dict[str, Trouble] = {
-    "kill": kill_a_worker,
-    "signal": tell_to_stop,
-    "cancel": cancel_and_submit_again,
+def kill_its_node(bench: Bench, attempt: Attempt) -> None:
+    """its node dies, with all on it"""
+    say(bench.surroundings, SCRIPTS / "node", DYING, "kill")
+    job = str(attempt.job)
+    try:
+        await_(lambda: queue.queue().get(job, GONE).state != "RUNNING", "SLURM missing the node", pause=0.5)
+    finally:
+        say(bench.surroundings, SCRIPTS / "node", DYING, "start")
+
+
+def let_it_run(bench: Bench, attempt: Attempt) -> None:
+    """the time limit draws near"""
+
+
+def seed_of(attempt: Attempt) -> int:
+    return int((read_json(attempt.path / "config.json") or {})["seed"])
+
+
+DYING = "n4"  # the others' jobs stay away from it
+GONE = queue.Queued("", "", "", "")
+ELSEWHERE = (f"cluster.exclude={DYING}",)
+THERE = ("cluster.workers_per_node=2", f"cluster.sbatch=['--nodelist={DYING}']")
+# SLURM counts limits in minutes; told to stop 50 s before the end is told to stop after some seconds.
+ONE_MINUTE = (*ELSEWHERE, "cluster.time_min=1", "cluster.signal_delay_s=50", "task.batch_size=64")
+TROUBLES: dict[str, tuple[Trouble, tuple[str, ...]]] = {
+    "kill": (kill_a_worker, ELSEWHERE),
+    "signal": (tell_to_stop, ELSEWHERE),
+    "cancel": (cancel_and_submit_again, ELSEWHERE),
+    "node": (kill_its_node, THERE),
+    "time": (let_it_run, ONE_MINUTE),
 }
 
 
-def trouble(bench: Bench, name: str, seeds: Iterable[int], weights: Callable[[int], str]) -> list[list[str]]:
-    """Submit a run per seed, trouble each at a random step, wait; of each what is wrong with its record."""
-    seeds = [*seeds]
-    attempts = bench.submit(f"seed={','.join(map(str, seeds))}")
-    chance = random.Random(f"{name}{seeds}")
-    for attempt in attempts:
-        bench.await_step(attempt, chance.randrange(1, STEPS // 2))
-        if attempt.state != "ok":
-            TROUBLES[name](bench, attempt)
-    bench.await_end(attempts)
-    newest = [bench.folders.store.attempts(attempt.run_id)[-1] for attempt in attempts]
-    return [bench.faults_in(one, weights(seed)) for one, seed in zip(newest, seeds, strict=True)]
+def make_trouble(bench: Bench, wanted: Mapping[str, Sequence[int]]) -> dict[str, list[Attempt]]:
+    """Submit a run per seed and kind of trouble, trouble each at a random step, and wait for the end of all.
+
+    Returns:
+        By kind of trouble, the newest attempts, whatever became of them.
+    """
+    attempts: dict[str, list[Attempt]] = {}
+    due: dict[Attempt, tuple[Trouble, int]] = {}
+    chance = random.Random(str(wanted))
+    for name, seeds in wanted.items():
+        act, words = TROUBLES[name]
+        attempts[name] = bench.submit(f"seed={','.join(map(str, seeds))}", *words, AT_A_TIME)
+        due |= {one: (act, chance.randrange(1, STEPS // 2)) for one in attempts[name]}
+    deadline = time.monotonic() + DEADLINE_S * (1 + len(due) / 10)
+    while due:
+        for one, (act, step) in list(due.items()):
+            if one.state == "ok" or bench.step(one) >= step:
+                del due[one]
+                act(bench, one)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{[one.run_id for one in due]} never came to the step of their trouble")
+        time.sleep(0.05)
+    bench.await_end([one for some in attempts.values() for one in some])
+    return {
+        name: [bench.folders.store.attempts(one.run_id)[-1] for one in some]
+        for name, some in attempts.items()
+    }
 
 
 def main(words: Sequence[str]) -> int:
+    wanted = {name: range(int(times)) for name, _, times in (word.partition("=") for word in words)}
     bad = 0
-    print("| trouble | runs | ended whole, nothing twice, same weights | otherwise |\n|---|---|---|---|")
-    for word in words:
-        name, _, times = word.partition("=")
-        with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(Path(folder), speaking_to(STATE))
-            environment.use_slurm(bench.slurm_conf)
-            found = trouble(bench, name, range(int(times)), bench.weights)
-            faults = Counter("; ".join(one) for one in found if one)
-            bad += sum(faults.values())
-            print(
-                f"| {TROUBLES[name].__doc__ or name} | {len(found)} | {sum(not one for one in found)} | "
-                f"{json.dumps(faults) if faults else ''} |",
-                flush=True,
+    print("| trouble | runs | interrupted | whole, each step once, same weights | otherwise |")
+    print("|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), speaking_to(STATE))
+        environment.use_slurm(bench.slurm_conf)
+        for name, seeds in wanted.items():
+            (found,) = make_trouble(bench, {name: seeds}).values()
+            faults = [bench.faults_in(one) for one in found]
+            interrupted = sum(len([*bench.folders.launch(one).glob("start-*")]) > 1 for one in found)
+            others = "; ".join(
+                f"{times} x {what}" for what, times in Counter(map(", ".join, faults)).items() if what
             )
+            bad += sum(bool(one) for one in faults)
+            does = TROUBLES[name][0].__doc__
+            print(f"| {does} | {len(found)} | {interrupted} | {faults.count([])} | {others} |", flush=True)
     return bool(bad)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or ["kill=20", "signal=10", "cancel=5"]))
+    sys.exit(main(sys.argv[1:] or ["kill=20", "signal=10", "cancel=5", "node=2", "time=2"]))

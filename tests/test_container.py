@@ -48,7 +48,7 @@ def a_sif(path: Path, architecture: bytes = b"02", magic: bytes = b"SIF_MAGIC\0"
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program by apptainer's name that answers as it does, of an image without labels, and starts nothing."""
+    """A program by apptainer's name that answers as it does and starts nothing. Its images have no labels."""
     program = tmp_path / "bin" / "apptainer"
     program.parent.mkdir()
     program.write_text(
@@ -89,9 +89,9 @@ def test_without_a_container_the_command_is_itself() -> None:
         ("PMIX_RANK", True), ("HOROVOD_SIZE", True), ("NCCL_P2P_DISABLE", True), ("GLOO_SOCKET_IFNAME", True),
         ("OMP_NUM_THREADS", True), ("MKL_NUM_THREADS", True), ("CUDA_VISIBLE_DEVICES", True),
         ("DATA_ROOT", True), ("PYTHONUNBUFFERED", True), ("CUBLAS_WORKSPACE_CONFIG", True),
-        ("PYTHONPATH", False), ("LD_LIBRARY_PATH", False), ("LD_PRELOAD", False), ("PATH", False), ("HOME", False),
-        ("SLURM_JWT", False), ("HOROVOD_SECRET_KEY", False), ("AWS_TOKEN", False), ("MY_RANK", False),
-        ("SPARSIFY_X%%", False),
+        ("PYTHONPATH", False), ("LD_LIBRARY_PATH", False), ("LD_PRELOAD", False), ("PATH", False),
+        ("HOME", False), ("SLURM_JWT", False), ("HOROVOD_SECRET_KEY", False), ("AWS_TOKEN", False),
+        ("MY_RANK", False), ("SPARSIFY_X%%", False),
     ],
 )  # fmt: skip
 def test_what_enters_of_the_environment(name: str, enters: bool) -> None:
@@ -140,6 +140,17 @@ def test_no_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     says(choice("x.sif"), "container=thin", "neither apptainer nor singularity", "container=none")
     says(choice("x.sif", runtime="singularity"), "singularity is not here")
     says(choice("x.sif", runtime="docker"), "container.runtime='docker'", "auto, apptainer, singularity")
+
+
+def test_singularity_does_as_well(runtime: Path, tmp_path: Path) -> None:
+    other = runtime.rename(runtime.with_name("singularity"))
+    one = choice(a_sif(tmp_path / "x.sif"))
+    assert container.wrap(one, ["python"], [], ROOT, {}, gpu=False)[0] == str(other)
+    facts = container.facts(one)
+    assert facts is not None
+    assert facts["runtime"] == "singularity"
+    if images.runtime("apptainer") is None:
+        says({**one, "runtime": "apptainer"}, "apptainer is not here")
 
 
 def test_images_that_cannot_be_used(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +224,7 @@ def test_the_definition_s_digest_follows_what_goes_in(
         images.definition("fat")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def thin() -> dict[str, Any]:
     one = images.choice("thin")
     if images.runtime() is None:
@@ -246,14 +257,14 @@ def test_words_and_variables_arrive_to_the_letter(thin: dict[str, Any], tmp_path
 def test_odd_folders_are_there_and_home_is_not(thin: dict[str, Any], tmp_path: Path) -> None:
     odd = tmp_path / "a,b:c \"d\" '$(id)'"
     odd.mkdir()
-    body = "import pathlib, sys; pathlib.Path(sys.argv[1], 'written').write_text(str(pathlib.Path(sys.argv[2]).exists()))"
-    with outside_of_the_checkout() as private:
+    body = "import os, sys; open(sys.argv[1] + '/written', 'w').write(str(os.path.exists(sys.argv[2])))"
+    with a_file_at_home() as private:
         subprocess.run(wrapped(thin, "-c", body, str(odd), str(private), binds=(odd,)), check=True)
     assert (odd / "written").read_text() == "False"
 
 
 @contextlib.contextmanager
-def outside_of_the_checkout() -> Iterator[Path]:
+def a_file_at_home() -> Iterator[Path]:
     """A file in the user's home, which a container has no business with."""
     path = Path.home() / f".sparsify-test-{os.getpid()}"
     path.touch()

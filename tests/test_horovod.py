@@ -176,6 +176,7 @@ def test_a_run_is_the_same_over_horovod_and_over_torch(
             "processes that mpirun starts can't meet with comm=torch; take comm=horovod",
         ),
         ("torchrun", ("comm=horovod",), "take comm=torch, or horovodrun or mpirun, or start one process"),
+        ("srun", ("cluster=devcluster", "container=cpu"), "started can't enter container=cpu any more"),
         (
             "torchrun",
             ("cluster=virtual",),

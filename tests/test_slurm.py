@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from analysis.records import Attempt, read_json
-from slurm import environment, queue
+from slurm import environment
 from tests import faults
-from tests.clusters import SCRIPTS, say
 from tests.conftest import ROOT, refused
-from tests.faults import STEPS, Bench
+from tests.faults import Bench
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 SMOKE = ("profile=smoke", "task=cnn_digits", "cluster=devcluster", "container=none")
@@ -28,17 +26,14 @@ def bench(devcluster: dict[str, str], tmp_path: Path) -> Bench:
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """By seed: what a run that nothing happened to ends with."""
-    known: dict[int, str] = {}
-    bench = Bench(tmp_path_factory.mktemp("undisturbed"), {"SLURM_CONF": ""})
-
-    def of(seed: int) -> str:
-        if seed not in known:
-            known[seed] = bench.weights(seed)
-        return known[seed]
-
-    return of
+def troubled(devcluster: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What is wrong with runs that all kinds of trouble happened to, all at the same time."""
+    environment.use_slurm(devcluster["SLURM_CONF"])
+    bench = Bench(tmp_path_factory.mktemp("trouble"), devcluster)
+    found = faults.make_trouble(bench, {name: [seed] for seed, name in enumerate(faults.TROUBLES)})
+    failures = bench.folders.scratch / "node-failures.jsonl"
+    blamed = [json.loads(line)["node"] for line in failures.read_text().splitlines()]
+    return {**{name: bench.faults_in(one) for name, (one,) in found.items()}, "blamed": blamed}
 
 
 def sif() -> bool:
@@ -126,24 +121,12 @@ def test_a_block_is_one_job(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("name", [*faults.TROUBLES])
-def test_nothing_is_lost_and_nothing_done_twice(name: str, bench: Bench, weights: object) -> None:
-    found = faults.trouble(bench, name, range(2), weights)  # type: ignore[arg-type]  # a fixture's type is object
-    assert found == [[], []]
+def test_nothing_is_lost_and_nothing_done_twice(name: str, troubled: dict[str, list[str]]) -> None:
+    assert troubled[name] == []
 
 
-def test_a_node_that_dies_costs_a_requeue(bench: Bench, weights: object) -> None:
-    (attempt,) = bench.submit("seed=0", f"train.steps={STEPS}")
-    bench.await_step(attempt, STEPS // 3)
-    name = queue.queue()[str(attempt.job)].nodes
-    victim = queue.expand(name)[-1]
-    say(bench.surroundings, SCRIPTS / "node", victim, "kill")
-    try:
-        bench.await_end([attempt])
-    finally:
-        say(bench.surroundings, SCRIPTS / "node", victim, "start")
-    assert bench.faults_in(attempt, weights(0)) == []  # type: ignore[operator]  # a fixture's type is object
-    (line,) = (bench.folders.scratch / "node-failures.jsonl").read_text().splitlines()
-    assert json.loads(line)["node"] == victim
+def test_a_node_that_died_is_remembered_and_no_other(troubled: dict[str, list[str]]) -> None:
+    assert troubled["blamed"] == [faults.DYING]
 
 
 def test_a_node_that_failed_twice_is_avoided(bench: Bench) -> None:
@@ -157,13 +140,6 @@ def test_a_node_that_failed_twice_is_avoided(bench: Bench) -> None:
     text = next((bench.folders.sweeps / done.stdout.strip() / "a0").glob("*_submission.sh")).read_text()
     assert "#SBATCH --exclude=n2\n" in text
     assert bench.command("cancel", done.stdout.strip()).returncode == 0
-
-
-def test_the_time_limit_only_interrupts(bench: Bench, weights: object) -> None:
-    """Told to stop a minute before the end, that is after some seconds; SLURM counts limits in minutes."""
-    (attempt,) = bench.submit("seed=0", "cluster.time_min=1", "cluster.signal_delay_s=50")
-    bench.await_end([attempt])
-    assert bench.faults_in(attempt, weights(0)) == []  # type: ignore[operator]  # a fixture's type is object
 
 
 def test_a_run_that_needs_more_memory_than_there_is_fails_once_and_says_so(bench: Bench) -> None:
