@@ -224,11 +224,11 @@ class Keeper:
         except OSError as error:
             failed, note = error, {"errno": error.errno, "why": error.strerror}
         notes = exchange(self.comm, note, self.device)
-        if refused := [(rank, one) for rank, one in enumerate(notes) if "errno" in one]:
+        if refused := [other for other, one in enumerate(notes) if "errno" in one]:
             if rank == 0:
-                shutil.rmtree(folder, ignore_errors=True)
-            first, one = refused[0]
-            raise failed or OSError(one["errno"], f"rank {first} could not save step {done}: {one['why']}")
+                shutil.rmtree(folder, ignore_errors=True)  # the error to tell is the first one
+            one = notes[refused[0]]
+            raise failed or OSError(one["errno"], f"rank {refused[0]} could not save: {one['why']}")
         if rank == 0:
             self._declare(folder, done, notes)
         self.comm.barrier()  # nobody ends before it counts
@@ -237,7 +237,7 @@ class Keeper:
         try:
             write_json(folder / "whole.json", {"format": FORMAT, "step": done, "ranks": notes})
         except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)  # the error to tell is the first one
             raise
         sync_folder(folder)
         sync_folder(folder.parent)

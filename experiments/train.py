@@ -112,24 +112,26 @@ def train(
             update_density=torch.count_nonzero(gradients.flat) / aggregator.num_elements,
             residual_norm=aggregator.residual_norm(),
         )
-        if ends_epoch and setting.validate:
-            if timer.mode != "as_published":
-                metrics = task.evaluate(model, data, dtype) if comm.rank == 0 else None
+        validates = ends_epoch and setting.validate
+        if validates and timer.mode != "as_published":
+            metrics = task.evaluate(model, data, dtype) if comm.rank == 0 else None
+        if ends_epoch or (step + 1) % WINDOW == 0:
             window.close()
+        if ends_epoch:
+            means = window.means()
+        if validates:
             if metrics:
                 log.add(
                     "epoch",
                     epoch=epoch + 1,
                     step=step + 1,
-                    **window.means(),
+                    **means,
                     val_loss=metrics.loss,
                     val_top1=metrics.top1,
                     val_top5=metrics.top5,
                     wall_s=window.timed_s,
                 )
             comm.barrier()  # the others did not validate; that is not part of their next step's wait
-        elif (step + 1) % WINDOW == 0 or ends_epoch:
-            window.close()
         progress(step + 1)
         if keeper and step + 1 < setting.num_steps:
             keeper.end_step(step + 1, parts)

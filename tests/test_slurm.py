@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from analysis.records import Attempt, read_json
-from slurm import environment
+from slurm import environment, queue
 from tests import faults
+from tests.clusters import SCRIPTS, say
 from tests.conftest import ROOT, refused
 from tests.faults import Bench
 
@@ -197,6 +198,27 @@ def test_odd_values_are_never_executed(word: str, bench: Bench, tmp_path: Path) 
     done = bench.command("run", "method=topk", *SMOKE, conf(bench), word.replace("X", str(mark)))
     assert done.returncode == 0, done.stderr
     assert not mark.exists()
+
+
+def test_a_cluster_without_accounts_will_do(bench: Bench) -> None:
+    """There `sacct` fails, and a job that is cancelled behind our back leaves no word."""
+    kept = "AccountingStorageType=accounting_storage/slurmdbd" in Path(bench.slurm_conf).read_text()
+    say(bench.surroundings, SCRIPTS / "up", "no")
+    try:
+        assert queue.accounts(["1"]) == {}
+        done = bench.command("run", "method=topk", *SMOKE, conf(bench))
+        assert done.returncode == 0, done.stderr
+        done = bench.command(
+            "submit", "method=topk", "seed=1", *SMOKE, conf(bench), "cluster.sbatch=['--hold']"
+        )
+        name = done.stdout.strip()
+        (run,) = (run for run in bench.folders.store.runs() if newest(bench, run).state == "submitted")
+        queue.command("scancel", str(newest(bench, run).job))
+        bench.await_end([newest(bench, run)])
+        told = bench.command("status", name).stdout
+        assert "failed (killed): the job ended without a word" in told
+    finally:
+        say(bench.surroundings, SCRIPTS / "up", "yes" if kept else "no")
 
 
 def conf(bench: Bench) -> str:
