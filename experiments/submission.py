@@ -1,7 +1,7 @@
 """Planned runs -> arrays of SLURM jobs. Returns at once; what was submitted stands in a file.
 
-    results/sweeps/<name>/sweep.json     the arrays, their jobs' ids, and the runs of each job
-                          a<n>/          of one array: its specs, submitit's files, the jobs' logs
+results/sweeps/<name>/sweep.json     the arrays, their jobs' ids, and the runs of each job
+                      a<n>/          of one array: its specs, submitit's files, the jobs' logs
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +108,7 @@ class Bench:
             view = View.of(self.folders, queue.queue())
             return not any(view.of_attempt(one).under_way for one in attempts)
 
-        await_(ended, f"the end of {len(attempts)} runs", pause=1.0)
+        await_(ended, f"the end of {len(attempts)} runs", patience(attempts), pause=1.0)
 
     def faults_in(self, attempt: Attempt) -> list[str]:
         """What is wrong with a record that should be whole; nothing, if nothing was lost or done twice."""
@@ -131,11 +131,17 @@ class Bench:
         return found
 
 
-def await_(condition: Callable[[], bool], what: str, pause: float = 0.1) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+def patience(attempts: Sized) -> float:
+    return DEADLINE_S * (1 + len(attempts) / 4)
+
+
+def await_(
+    condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S, pause: float = 0.1
+) -> None:
+    deadline = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not come within {DEADLINE_S} s")
+            raise TimeoutError(f"{what} did not come within {deadline_s:.0f} s")
         time.sleep(pause)
 
 
@@ -210,7 +216,7 @@ def make_trouble(bench: Bench, wanted: Mapping[str, Sequence[int]]) -> dict[str,
         act, words = TROUBLES[name]
         attempts[name] = bench.submit(f"seed={','.join(map(str, seeds))}", *words, AT_A_TIME)
         due |= {one: (act, chance.randrange(1, STEPS // 2)) for one in attempts[name]}
-    deadline = time.monotonic() + DEADLINE_S * (1 + len(due) / 10)
+    deadline = time.monotonic() + patience(due)
     while due:
         for one, (act, step) in list(due.items()):
             if one.state == "ok" or bench.step(one) >= step:

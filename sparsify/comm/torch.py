@@ -131,7 +131,7 @@ class TorchComm:
             raise self._lost("barrier") from error
 
     def vote(self, word: int) -> int:
-        """On a gloo group of its own, also beside nccl: words are the host's, and no stream waits for them."""
+        """On a gloo group of its own, also beside nccl: words are the host's, no stream waits for them."""
         if self._voters is None:
             group = dist.new_group(backend="gloo", timeout=TIMEOUT)
             assert isinstance(group, dist.ProcessGroup)  # every worker is in it
