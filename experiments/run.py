@@ -21,7 +21,7 @@ from experiments.signals import Preempted, Stop
 from experiments.tasks import REGISTRY as TASKS
 from experiments.train import Setting, train
 from slurm.environment import Place
-from sparsify.comm import Comm, WorkerLost, virtual
+from sparsify.comm import Comm, GivenUp, WorkerLost, virtual
 from sparsify.cost import Link
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.timer import PhaseTimer
@@ -125,11 +125,11 @@ def meet(
     device: torch.device,
     stop: Stop,
 ) -> groups.Group:
-    """`groups.start`, for a worker that may be told to stop while it waits for the others."""
+    """`groups.start`, for workers that may be told to stop while they wait for each other."""
     try:
         return groups.start(config, place, start_folder, orders, device, stop.is_overdue)
     except WorkerLost as lost:
-        if stop.told:
+        if stop.told or isinstance(lost, GivenUp):
             raise Preempted(attempt.saved_step()) from lost
         raise
 

@@ -233,7 +233,9 @@ def make_trouble(bench: Bench, wanted: Mapping[str, Sequence[int]]) -> dict[str,
 
 
 def main(words: Sequence[str]) -> int:
-    wanted = {name: range(int(times)) for name, _, times in (word.partition("=") for word in words)}
+    pairs = [(name, int(times)) for name, _, times in (word.partition("=") for word in words)]
+    # Seeds of their own: what one kind of trouble has left whole, another would not make again.
+    wanted = {name: range(100 * at, 100 * at + times) for at, (name, times) in enumerate(pairs)}
     bad = 0
     print("| trouble | runs | interrupted | whole, each step once, same weights | otherwise |")
     print("|---|---|---|---|---|")

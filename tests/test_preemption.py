@@ -18,9 +18,11 @@ import time
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from analysis.frames import from_attempts, read_parquet, resumptions, write_parquet
 from analysis.records import Attempt, RankLog, Store, read_json, read_lines, write_json
@@ -32,7 +34,7 @@ from experiments.checkpoints import GO_ON, SAVE, STOP, Agreement
 from experiments.signals import Preempted, Stop
 from slurm.environment import Place
 from sparsify.comm import WorkerLost, virtual
-from sparsify.comm.torch import TorchComm
+from sparsify.comm.torch import TorchComm, come
 from tests import bodies, synthetic
 from tests.conftest import ROOT
 from tests.laws import METHODS
@@ -58,36 +60,46 @@ def orders(store: Store, *words: str) -> tuple[dict, Attempt]:
     return told, attempt
 
 
-def start(told: dict, folder: Path, size: int) -> list[subprocess.Popen[bytes]]:
+class Workers(NamedTuple):
+    """A started run's processes, by rank."""
+
+    processes: list[subprocess.Popen[bytes]]
+    folder: Path
+
+    def end(self) -> list[int]:
+        """Their exit codes; where one does not end, what they all said."""
+        try:
+            return [process.wait(timeout=150) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            codes = [process.poll() for process in self.processes]
+            pytest.fail(f"{codes}: {[path.read_text() for path in sorted(self.folder.glob('*.err'))]}")
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+
+
+def start(told: dict, folder: Path, size: int) -> Workers:
     """The run's workers, as a launcher starts them."""
     folder.mkdir()
     write_json(folder / "launch.json", told)
     command = [sys.executable, "-m", "experiments.worker", str(folder / "launch.json"), str(folder)]
     common = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "SPARSIFY_SIZE": str(size)}
-    return [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=common | {"SPARSIFY_RANK": str(rank), "SPARSIFY_LOCAL_RANK": str(rank)},
-            stderr=subprocess.DEVNULL,
-            preexec_fn=hold_signals_back,
-        )
-        for rank in range(size)
-    ]
+    processes = []
+    for rank in range(size):
+        place = {"SPARSIFY_RANK": str(rank), "SPARSIFY_LOCAL_RANK": str(rank)}
+        with (folder / f"{rank}.err").open("wb") as errors:
+            processes.append(
+                subprocess.Popen(
+                    command, cwd=ROOT, env=common | place, stderr=errors, preexec_fn=hold_signals_back
+                )
+            )
+    return Workers(processes, folder)
 
 
 def hold_signals_back() -> None:
     """Until the worker takes them: before that, they would end it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOP_SIGNALS)
-
-
-def ends(processes: list[subprocess.Popen[bytes]]) -> list[int]:
-    try:
-        return [process.wait(timeout=150) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def recorded(attempt: Attempt, rank: int, kind: str = "step") -> list[dict]:
@@ -108,24 +120,24 @@ def test_workers_told_at_any_moment_end_together_and_go_on_to_the_same_weights(t
     chance = random.Random(4)
     words = ("method=dgc", "method.density=0.01", "cluster=local", "workers=2", "train.steps=400")
     told, attempt = orders(Store(tmp_path / "runs"), *words)
-    processes = start(told, tmp_path / "first", 2)
+    workers = start(told, tmp_path / "first", 2)
     wait_for(attempt.rank_path(0))
     time.sleep(chance.uniform(0, 0.3))
-    processes[chance.randrange(2)].send_signal(signal.SIGUSR2)
-    assert ends(processes) == [75, 75]
+    workers.processes[chance.randrange(2)].send_signal(signal.SIGUSR2)
+    assert workers.end() == [75, 75]
     done = attempt.manifest["step"]
     assert attempt.state == "preempted"
     assert 0 < done < 400
     assert [line["step"] for line in recorded(attempt, 1)] == list(range(done))
 
-    processes = start(told, tmp_path / "second", 2)
-    for process in processes:
+    workers = start(told, tmp_path / "second", 2)
+    for process in workers.processes:
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGUSR2)
-    assert ends(processes) == [75, 75]
+    assert workers.end() == [75, 75]
     assert (attempt.state, attempt.manifest["step"]) == ("preempted", done)
 
-    assert ends(start(told, tmp_path / "third", 2)) == [0, 0]
+    assert start(told, tmp_path / "third", 2).end() == [0, 0]
     assert attempt.is_valid()
     assert not attempt.checkpoints.exists()
     assert [again["step"] for again in attempt.manifest["resumed"]] == [done]
@@ -137,7 +149,7 @@ def test_workers_told_at_any_moment_end_together_and_go_on_to_the_same_weights(t
     assert epochs[-1]["wall_s"] == pytest.approx(steps_s)
 
     told, straight = orders(Store(tmp_path / "runs"), *words)
-    assert ends(start(told, tmp_path / "straight", 2)) == [0, 0]
+    assert start(told, tmp_path / "straight", 2).end() == [0, 0]
     assert straight.manifest["weights"] == attempt.manifest["weights"]
     assert [measured(line) for line in recorded(straight, 0)] == [
         measured(line) for line in recorded(attempt, 0)
@@ -521,6 +533,16 @@ def test_whoever_is_told_while_waiting_alone_ends_as_told(
     with pytest.raises(Preempted):
         run.execute(told, attempt, Place(0, 2, 0), tmp_path, Stop(told_at=0.0))
     assert (attempt.state, attempt.manifest["step"]) == ("preempted", 0)
+    # Who comes later finds that out, told or not.
+    with pytest.raises(Preempted):
+        run.execute(told, attempt, Place(1, 2, 0), tmp_path, Stop())
+
+
+def test_a_store_that_ends_while_workers_wait_is_a_lost_worker() -> None:
+    served = [TCPStore("localhost", 0, is_master=True, wait_for_workers=False)]
+    store = TCPStore("localhost", served[0].port, is_master=False, timeout=timedelta(seconds=5))
+    with pytest.raises(WorkerLost, match="worker 1 of 2 lost rank 0"):
+        come(store, 1, 2, timedelta(seconds=60), lambda: bool(served.clear()))
 
 
 # --- what the rest makes of it

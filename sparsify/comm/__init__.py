@@ -63,6 +63,10 @@ class WorkerLost(ConnectionError):
     """Another worker ended or does not answer: the group can't go on."""
 
 
+class GivenUp(WorkerLost):
+    """A worker would not wait any longer for the others to come: there will be no group."""
+
+
 def gather_uneven(comm: Comm, tensor: Tensor) -> list[Tensor]:
     """Everybody's 1-D tensor, by rank, of whatever length. `cost.gather_uneven` has its bytes.
 

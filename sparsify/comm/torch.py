@@ -12,13 +12,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from sparsify.comm import WorkerLost
+from sparsify.comm import GivenUp, WorkerLost
 
 T = TypeVar("T")
 # A worker that hangs rather than dies is noticed after this long. Others wait while rank 0 validates, so it
 # must exceed the longest validation.
 TIMEOUT = timedelta(minutes=30)
 POLL_S = 0.02
+VERDICT, GO, GIVE_UP, LATE = "verdict", "go", "give up", "late"  # in the store where workers meet
 
 
 class TorchComm:
@@ -56,6 +57,7 @@ class TorchComm:
             give_up: asked while waiting; True ends it as if nobody would come any more.
 
         Raises:
+            GivenUp: somebody's `give_up` said so.
             WorkerLost: somebody did not come.
         """
         come(store, rank, size, patience, give_up)
@@ -169,17 +171,35 @@ class TorchComm:
 
 
 def come(store: Store, rank: int, size: int, patience: timedelta, give_up: Callable[[], bool]) -> None:
-    """Returns when all workers have come to `store`.
+    """Returns when all workers have come to `store`, or raises on all of them: the first to know decides.
 
     Raises:
-        WorkerLost: somebody did not.
+        GivenUp: somebody's `give_up` said so.
+        WorkerLost: somebody did not come.
     """
-    store.set(f"here/{rank}", "")
-    deadline, missing = time.monotonic() + patience.total_seconds(), set(range(size))
-    while missing := {one for one in missing if not store.check([f"here/{one}"])}:
-        if time.monotonic() > deadline or give_up():
-            raise WorkerLost(
-                f"worker {rank} of {size} waits in vain: of the others, these did not come: "
-                f"{', '.join(map(str, sorted(missing)))}; their logs may say why"
-            )
-        time.sleep(POLL_S)
+    who = f"worker {rank} of {size}"
+    deadline = time.monotonic() + patience.total_seconds()
+    try:
+        store.set(f"here/{rank}", "")
+        while True:
+            missing = [other for other in range(size) if not store.check([f"here/{other}"])]
+            mine = None
+            if not missing or store.check([VERDICT]):
+                mine = GO
+            elif give_up():
+                mine = GIVE_UP
+            elif time.monotonic() > deadline:
+                mine = LATE
+            if mine:
+                verdict = store.compare_set(VERDICT, "", mine).decode()  # the first one's
+                break
+            time.sleep(POLL_S)
+    except RuntimeError as error:  # rank 0 serves the store
+        raise WorkerLost(f"{who} lost rank 0 while it waited for the others; its log may say why") from error
+    if verdict == GIVE_UP:
+        raise GivenUp(f"{who} goes: there was no more waiting for the others to come")
+    if verdict == LATE:
+        others = ", ".join(map(str, missing)) or "some"
+        raise WorkerLost(
+            f"{who} waits in vain: of the others, these did not come: {others}; their logs may say why"
+        )
