@@ -157,7 +157,9 @@ def kill_a_worker(bench: Bench, attempt: Attempt) -> None:
 
 def tell_to_stop(bench: Bench, attempt: Attempt) -> None:
     """the stop signal, as before a preemption"""
-    queue.command("scancel", "--signal=USR2", str(attempt.job))
+    # By the number that it has besides 12_3: scancel waits for an array's pending tasks to take a signal.
+    number = queue.command("squeue", "--noheader", f"--jobs={attempt.job}", "--format=%A").strip()
+    queue.command("scancel", "--signal=USR2", number)
 
 
 def cancel_and_submit_again(bench: Bench, attempt: Attempt) -> None:
