@@ -157,9 +157,9 @@ def kill_a_worker(bench: Bench, attempt: Attempt) -> None:
 
 def tell_to_stop(bench: Bench, attempt: Attempt) -> None:
     """the stop signal, as before a preemption"""
-    # By the number that it has besides 12_3: scancel waits for an array's pending tasks to take a signal.
-    number = queue.command("squeue", "--noheader", f"--jobs={attempt.job}", "--format=%A").strip()
-    queue.command("scancel", "--signal=USR2", number)
+    # scancel does not return while the job that it told is requeued; the signal is there by then.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(["scancel", "--signal=USR2", str(attempt.job)], timeout=5, check=True)
 
 
 def cancel_and_submit_again(bench: Bench, attempt: Attempt) -> None:
