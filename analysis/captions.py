@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 import numpy as np
@@ -67,12 +68,18 @@ def workers(frames: Frames) -> str:
 
 
 def setting(frames: Frames) -> str:
-    """One sentence: task, data, workers, machine, torch, precision."""
+    """One sentence: task, data, workers, machine, torch, precision; a second one where the machine is another."""
     torch = listed(values(frames, "provenance.versions.torch"))
     return (
         f"{listed(values(frames, 'task.name'))} on {data(frames)}, {workers(frames)}, on {machine(frames)}, "
-        f"torch {torch}, {listed(values(frames, 'precision'))}."
+        f"torch {torch}, {listed(values(frames, 'precision'))}.{label(frames)}"
     )
+
+
+def label(frames: Frames) -> str:
+    """What launch.on_mismatch=label has let pass, for the reader to know."""
+    found = [why for text in values(frames, "provenance.machine.mismatch") for why in json.loads(text)]
+    return f" *Not the machine that was named*: {'; '.join(dict.fromkeys(found))}." if found else ""
 
 
 def timing(frames: Frames) -> str:

@@ -82,7 +82,7 @@ def _dispatch(words: Sequence[str], options: set[str]) -> int:
     if options & {"--help", "-h"}:
         print(commands.explain(command), end="")
         return OK
-    return commands.COMMANDS[command](list(rest), options)
+    return commands.carry_out(command, list(rest), options)
 
 
 if __name__ == "__main__":

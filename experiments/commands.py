@@ -134,6 +134,24 @@ COMMANDS: dict[str, Callable[[list[str], set[str]], int]] = {
 }
 
 
+# These start workers; to begin a run together is what `run` does.
+ALONE = ("reproduce", "submit", "sweep")
+
+
+def carry_out(command: str, words: list[str], options: set[str]) -> int:
+    """The exit code of a command.
+
+    Raises:
+        ValueError: several processes were given a command that is for one.
+    """
+    if command in ALONE and (group := environment.joined()) is not None:
+        raise ValueError(
+            f"{group.starter} started {group.place.size} processes, and {command} starts its workers itself: "
+            f"call it without {group.starter}, or make a single run with `run`"
+        )
+    return COMMANDS[command](words, options)
+
+
 def explain(command: str) -> str:
     """The help of one command: what it does and every word it takes."""
     text = f"{command}: {COMMANDS[command].__doc__}\n"

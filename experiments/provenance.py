@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from experiments import snapshot
+from experiments.machine import bus
 from slurm import environment
 
 PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "submitit", "greenlet", "triton", "horovod")
@@ -35,6 +36,7 @@ def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[s
         **snapshot.origin(),
         "data": {"name": data_name, "digest": data_digest},
         "slurm": environment.slurm_facts(),
+        "horovod": environment.horovod_settings(),
         "image": None,  # no container
     }
 
@@ -43,7 +45,7 @@ def state(device: torch.device) -> dict[str, Any]:
     """What may drift while a run goes on; taken before and after."""
     return {
         "load": round(os.getloadavg()[0], 2),
-        "gpu": gpu_state() if device.type == "cuda" else None,
+        "gpu": gpu_state(device) if device.type == "cuda" else None,
     }
 
 
@@ -66,12 +68,13 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def gpu_state() -> dict[str, str] | None:
+def gpu_state(device: torch.device) -> dict[str, str] | None:
     """Driver, clocks, power and temperature at this moment; users of clusters can't lock clocks, so we note
     them.
     """
     fields = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active"
-    answer = _output(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "--id=0"])
+    query = [f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={bus(device.index)}"]
+    answer = _output(["nvidia-smi", *query])
     return dict(zip(fields.split(","), answer.split(", "), strict=False)) if answer else None
 
 

@@ -201,6 +201,26 @@ def nccl_settings() -> dict[str, str]:
     return {name: "a file" if os.sep in value else value for name, value in told.items()}
 
 
+HOROVOD_SETTINGS = (
+    "HOROVOD_AUTOTUNE",
+    "HOROVOD_BATCH_D2D_MEMCOPIES",
+    "HOROVOD_CACHE_CAPACITY",
+    "HOROVOD_CONTROLLER",
+    "HOROVOD_CPU_OPERATIONS",
+    "HOROVOD_CYCLE_TIME",
+    "HOROVOD_FUSION_THRESHOLD",
+    "HOROVOD_GPU_OPERATIONS",
+    "HOROVOD_HIERARCHICAL_ALLGATHER",
+    "HOROVOD_HIERARCHICAL_ALLREDUCE",
+    "HOROVOD_NUM_NCCL_STREAMS",
+)
+
+
+def horovod_settings() -> dict[str, str]:
+    """What the environment tells Horovod that changes its speed; the rest names hosts and ranks."""
+    return {name: os.environ[name] for name in HOROVOD_SETTINGS if name in os.environ}
+
+
 def flag(name: str) -> bool:
     """Is the variable set to something that means yes?"""
     return os.environ.get(name, "").lower() in ("1", "yes", "true", "on")

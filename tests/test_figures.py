@@ -141,6 +141,19 @@ def test_simulated_times_are_labelled_in_picture_caption_and_tables(item: str, t
     assert "(simulated times)" in page(item, frames, "paper")
 
 
+def test_a_machine_that_is_not_as_it_was_named_is_told(tmp_path: Path) -> None:
+    """launch.on_mismatch=label lets a run go on; whoever reads its figure must hear of it, once."""
+    store, why = Store(tmp_path), "link=nvlink was asked for, but workers 0 and 1 are joined by SYS"
+    for method in ("dense", "topk", "randomk"):
+        config = synthetic.config(method, timing={"mode": MODE["fig4"], "warmup_steps": 4, "span_steps": 2})
+        synthetic.timed(store, config, machine={"mismatch": [why]})
+    frames, _ = from_attempts(store.all_valid())
+    assert (
+        figures.load("fig4").caption(frames, "paper").count(f"*Not the machine that was named*: {why}.") == 1
+    )
+    assert page("fig4", frames, "paper").count(why) == 1
+
+
 def test_ranks_with_different_clocks_meet_at_the_end_of_the_wait(everything: Frames) -> None:
     frames = of_item(everything, "fig1")
     topk = frames.runs["key"][frames.runs["method.name"] == "topk"].iloc[0]

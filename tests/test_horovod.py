@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import sparsify
+from experiments import commands, groups
 from experiments import config as configs
-from experiments import groups
 from slurm import environment
 from sparsify import names
 from sparsify.comm import virtual
@@ -163,6 +163,20 @@ def test_a_run_is_the_same_over_horovod_and_over_torch(
         again = run(tmp_path / "horovod", *words, "comm=horovod", how=how)
         assert again.returncode == 0, again.stderr
         assert again.stderr.count("already measured") == 1
+
+
+@pytest.mark.parametrize("command", commands.ALONE)
+def test_what_starts_its_own_workers_is_not_started_many_times(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments", command, "fig4"],
+        cwd=ROOT,
+        env={**os.environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2",
+             "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    refused(done, f"mpirun started 2 processes, and {command} starts its workers itself", "make a single run")
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,13 @@ from experiments import checkpoints, rendezvous, run, signals, worker
 from experiments import config as configs
 from experiments import data as datasets
 from experiments.checkpoints import GO_ON, SAVE, STOP, Agreement
+from experiments.planning import Folders
 from experiments.signals import Preempted, Stop
 from slurm.environment import Place
 from sparsify.comm import WorkerLost, virtual
 from sparsify.comm.torch import TorchComm, come
 from tests import bodies, synthetic
-from tests.conftest import ROOT
+from tests.conftest import ROOT, environment_for
 from tests.laws import METHODS
 from tests.test_backends import on_processes
 
@@ -102,16 +103,23 @@ def hold_signals_back() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOP_SIGNALS)
 
 
+def workers_of(pid: int) -> list[int]:
+    """The processes of ours that this one started."""
+    started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in started if b"experiments" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
 def recorded(attempt: Attempt, rank: int, kind: str = "step") -> list[dict]:
     lines, broken = read_lines(attempt.rank_path(rank))
     assert not broken
     return [line for line in lines if line["kind"] == kind]
 
 
-def wait_for(path: Path) -> None:
+def wait_for(folder: Path, name: str) -> None:
+    """Until there is such a file."""
     deadline = time.monotonic() + 120
-    while not path.exists() or not path.stat().st_size:
-        assert time.monotonic() < deadline, f"no {path}"
+    while not any(folder.glob(name)):
+        assert time.monotonic() < deadline, f"no {name}"
         time.sleep(0.01)
 
 
@@ -121,7 +129,7 @@ def test_workers_told_at_any_moment_end_together_and_go_on_to_the_same_weights(t
     words = ("method=dgc", "method.density=0.01", "cluster=local", "workers=2", "train.steps=400")
     told, attempt = orders(Store(tmp_path / "runs"), *words)
     workers = start(told, tmp_path / "first", 2)
-    wait_for(attempt.rank_path(0))
+    wait_for(tmp_path / "first", "progress.json")
     time.sleep(chance.uniform(0, 0.3))
     workers.processes[chance.randrange(2)].send_signal(signal.SIGUSR2)
     assert workers.end() == [75, 75]
@@ -155,6 +163,33 @@ def test_workers_told_at_any_moment_end_together_and_go_on_to_the_same_weights(t
         measured(line) for line in recorded(attempt, 0)
     ]
     assert [measured(line) for line in recorded(straight, 0, "epoch")] == [measured(e) for e in epochs]
+
+
+def test_a_run_under_torchrun_stops_as_told_and_goes_on(tmp_path: Path) -> None:
+    """Its processes are another program's, which ends them all when one ends without success."""
+    words = ("task=cnn_digits", "profile=smoke", "cluster=local", "workers=2", "train.steps=300")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+        "-m", "experiments", "run", "method=topk", "method.density=0.01", *words,
+    ]  # fmt: skip
+    around = environment_for(tmp_path, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    with (tmp_path / "said").open("wb") as said:
+        first = subprocess.Popen(command, cwd=ROOT, env=around, stderr=said)
+    wait_for(Folders(tmp_path).scratch, "*/progress.json")
+    os.kill(workers_of(first.pid)[0], signal.SIGUSR2)
+    assert first.wait(timeout=100) == 1, (tmp_path / "said").read_text()
+    store = Store(tmp_path / "runs")
+    (attempt,) = store.attempts(*store.runs())
+    done = attempt.manifest["step"]
+    assert attempt.state == "preempted"
+    assert 0 < done < 300
+    assert f"told to stop; it can go on from step {done}: run again" in (tmp_path / "said").read_text()
+
+    again = subprocess.run(command, cwd=ROOT, env=around, timeout=100, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert [told["step"] for told in attempt.manifest["resumed"]] == [done]
+    for rank in range(2):
+        assert [line["step"] for line in recorded(attempt, rank)] == list(range(300))
 
 
 def measured(line: dict) -> dict:
