@@ -68,7 +68,7 @@ def workers(frames: Frames) -> str:
 
 
 def setting(frames: Frames) -> str:
-    """One sentence: task, data, workers, machine, torch, precision; a second one where the machine is another."""
+    """One sentence: task, data, workers, machine, torch, precision; where forced, a second."""
     torch = listed(values(frames, "provenance.versions.torch"))
     return (
         f"{listed(values(frames, 'task.name'))} on {data(frames)}, {workers(frames)}, on {machine(frames)}, "

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections import Counter
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +21,38 @@ from slurm import environment, queue
 
 CLOSED = "closed.json"  # in a start's folder: its end was seen
 FAILS = 2  # of a node, before jobs are kept away from it
+TOGETHER = timedelta(minutes=1)  # jobs whose ends lie closer went down with the same failure of their node
 GO_ON, LEAVE = 0, 1
 STOPPED = 75  # EX_TEMPFAIL, of a worker that saved and stopped as told
 
 
 def begin(spec: dict[str, Any]) -> int:
     """Before the workers start: a node that failed under an earlier start of this job is remembered, and a
-    job that landed on one that failed twice is sent elsewhere."""
+    job that landed on one that failed twice is sent elsewhere; without an answer of SLURM's it stays.
+    """
     folder = Path(spec["runs"][0]["folder"])
     ledger = folder.parent / "node-failures.jsonl"
     job = environment.job_id()
-    for start in _earlier_starts(folder):
-        if not (start / CLOSED).exists():
-            for node in failed_nodes(job, start):
-                note_failure(ledger, node, job)
-            write_json(start / CLOSED, {"at": now(), "end": "unseen"})
-    mine = set(queue.expand(environment.node_list()))
-    if avoided := mine & set(unreliable(ledger)):
-        print(
-            f"{', '.join(sorted(avoided))} failed {FAILS} times or more: asking for other nodes", flush=True
-        )
-        queue.keep_away(job, unreliable(ledger))
+    try:
+        for start in _earlier_starts(folder):
+            if not (start / CLOSED).exists():
+                for node, at in failed_nodes(job, start).items():
+                    note_failure(ledger, node, job, at)
+                write_json(start / CLOSED, {"at": now(), "end": "unseen"})
+        bad = unreliable(ledger)
+        avoided = set(queue.expand(environment.node_list())) & set(bad)
+        if not avoided or environment.restarts() >= spec["requeues"]:
+            return GO_ON
+        # SLURM changes the nodes of waiting jobs only, which this one is from its requeueing on. This process
+        # is told to end then, and is forced to after KillWait, 30 seconds.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         queue.requeue(job)
-        return LEAVE
-    return GO_ON
+    except queue.SlurmError as error:
+        print(f"it is not known whether these nodes are reliable ({error})", file=sys.stderr, flush=True)
+        return GO_ON
+    print(f"{', '.join(sorted(avoided))} failed {FAILS} times or more: asking for other nodes", flush=True)
+    queue.keep_away(job, bad)
+    return LEAVE
 
 
 def end(spec: dict[str, Any]) -> int:
@@ -88,21 +98,23 @@ def _close(run: dict[str, str], size: int) -> int | None:
     return None
 
 
-def failed_nodes(job: str, start: Path) -> list[str]:
-    """Which nodes SLURM holds responsible for an end that nobody saw: a preemption without a warning ends the
-    same way, and is no node's fault."""
+def failed_nodes(job: str, start: Path) -> dict[str, str]:
+    """Which nodes SLURM holds responsible for an end that nobody saw, and when they failed as far as is
+    known: a preemption without a warning ends the same way, and is no node's fault."""
     notes = [note for path in start.glob("worker*.json") if (note := read_json(path))]
     nodes = sorted({note["node"] for note in notes})
     ends = queue.past_ends(job)
     if ends is not None:
-        blamed = {node for end in ends if end.state == "NODE_FAIL" for node in queue.expand(end.nodes)}
-        return [node for node in nodes if node in blamed]
-    return sorted(queue.down(nodes)) if nodes else []
+        blamed = {
+            node: end.at for end in ends if end.state == "NODE_FAIL" for node in queue.expand(end.nodes)
+        }
+        return {node: blamed[node] for node in nodes if node in blamed}
+    return dict.fromkeys(sorted(queue.down(nodes)), now()) if nodes else {}
 
 
-def note_failure(ledger: Path, node: str, job: str) -> None:
+def note_failure(ledger: Path, node: str, job: str, at: str) -> None:
     """One line, in one write: jobs on other nodes may be writing theirs."""
-    line = json.dumps({"node": node, "job": job, "at": now()}) + "\n"
+    line = json.dumps({"node": node, "job": job, "at": at}) + "\n"
     descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(descriptor, line.encode())
@@ -111,10 +123,15 @@ def note_failure(ledger: Path, node: str, job: str) -> None:
 
 
 def unreliable(ledger: Path) -> list[str]:
-    """Nodes that failed under our jobs as often as we bear."""
+    """Nodes that failed under our jobs as often as we bear; jobs that went down together count once."""
     if not ledger.exists():
         return []
-    counts = Counter(json.loads(line)["node"] for line in ledger.read_text().splitlines())
+    told = [json.loads(line) for line in ledger.read_text().splitlines()]
+    counts, last = Counter[str](), dict[str, datetime]()
+    for at, node in sorted((datetime.fromisoformat(one["at"].rstrip("Z")), one["node"]) for one in told):
+        if node not in last or at - last[node] > TOGETHER:
+            counts[node] += 1
+        last[node] = at
     return sorted(node for node, times in counts.items() if times >= FAILS)
 
 

@@ -27,6 +27,7 @@ class Ended(NamedTuple):
 
     state: str  # COMPLETED, CANCELLED, NODE_FAIL, OUT_OF_MEMORY, TIMEOUT, ...
     nodes: str
+    at: str  # local time
 
 
 class SlurmError(ValueError):
@@ -51,26 +52,26 @@ def accounts(jobs: Iterable[str]) -> dict[str, Ended]:
         return {}
     try:
         lines = "".join(
-            command("sacct", "-X", "-n", "-P", "--format=JobID,State,NodeList", "-j", ",".join(part))
+            command("sacct", "-X", "-n", "-P", "--format=JobID,State,End,NodeList", "-j", ",".join(part))
             for part in _parts(arrays)
         )
     except SlurmError:
         return {}
-    fields = (line.split("|", 2) for line in lines.splitlines() if line.count("|") >= 2)
+    fields = (line.split("|", 3) for line in lines.splitlines() if line.count("|") >= 3)
     # "CANCELLED by 1000" is CANCELLED.
-    return {job: Ended(state.partition(" ")[0], nodes) for job, state, nodes in fields}
+    return {job: Ended(state.partition(" ")[0], nodes, at) for job, state, at, nodes in fields}
 
 
 def past_ends(job: str) -> list[Ended] | None:
     """How each start of a job that was requeued has ended; None where the cluster keeps no accounts."""
     try:
         lines = command(
-            "sacct", "--duplicates", "-X", "-n", "-P", "--format=JobID,State,NodeList", "-j", job
+            "sacct", "--duplicates", "-X", "-n", "-P", "--format=State,End,NodeList", "-j", job
         ).splitlines()
     except SlurmError:
         return None
     fields = (line.split("|", 2) for line in lines if line.count("|") >= 2)
-    return [Ended(state.partition(" ")[0], nodes) for _, state, nodes in fields]
+    return [Ended(state.partition(" ")[0], nodes, at) for state, at, nodes in fields]
 
 
 def cancel(jobs: Sequence[str]) -> None:
@@ -84,8 +85,10 @@ def requeue(job: str) -> None:
 
 
 def keep_away(job: str, nodes: Iterable[str]) -> None:
-    """From its next start on."""
-    command("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}")
+    """As well as from the nodes that it avoids already; it must be waiting."""
+    before = command("squeue", "--noheader", f"--jobs={job}", "--format=%x").strip()
+    avoided = {*nodes, *(expand(before) if before != "(null)" else [])}
+    command("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(sorted(avoided))}")
 
 
 def down(nodes: Iterable[str]) -> set[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from analysis.records import Attempt, read_json
+from experiments.job import note_failure
 from slurm import environment, queue
 from tests import faults
 from tests.clusters import SCRIPTS, say
@@ -130,17 +131,38 @@ def test_a_node_that_died_is_remembered_and_no_other(troubled: dict[str, list[st
     assert troubled["blamed"] == [faults.DYING]
 
 
-def test_a_node_that_failed_twice_is_avoided(bench: Bench) -> None:
-    bench.folders.scratch.mkdir(parents=True)
-    from experiments.job import note_failure
+def blame(bench: Bench, node: str) -> None:
+    """It failed at two times, the second time under two jobs."""
+    bench.folders.scratch.mkdir(parents=True, exist_ok=True)
+    for job, at in (("1", "2026-01-01T00:00:00"), ("2", "2026-01-02T00:00:00"), ("3", "2026-01-02T00:00:01")):
+        note_failure(bench.folders.scratch / "node-failures.jsonl", node, job, at)
 
-    for job in ("1", "2"):
-        note_failure(bench.folders.scratch / "node-failures.jsonl", "n2", job)
+
+def test_a_node_that_failed_twice_is_avoided(bench: Bench) -> None:
+    blame(bench, "n2")
     done = bench.command("submit", "method=topk", *SMOKE, conf(bench), "cluster.sbatch=['--hold']")
     assert done.returncode == 0, done.stderr
     text = next((bench.folders.sweeps / done.stdout.strip() / "a0").glob("*_submission.sh")).read_text()
     assert "#SBATCH --exclude=n2\n" in text
     assert bench.command("cancel", done.stdout.strip()).returncode == 0
+
+
+def test_a_job_that_lands_on_a_node_that_failed_twice_goes_to_another(bench: Bench) -> None:
+    """And stays away from those that it was told to avoid."""
+    done = bench.command(
+        "submit", "method=topk", *SMOKE, conf(bench), "cluster.workers_per_node=2",
+        "cluster.exclude='n[1-2]'", "cluster.sbatch=['--hold']",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    blame(bench, "n3")
+    (run,) = bench.folders.store.runs()
+    queue.command("scontrol", "release", str(newest(bench, run).job))
+    bench.await_end([newest(bench, run)])
+    assert newest(bench, run).is_valid(verify=True)
+    notes = [*bench.folders.launch(newest(bench, run)).glob("start-*/worker*.json")]
+    assert {(read_json(note) or {})["node"] for note in notes} == {"n4"}
+    (log,) = bench.folders.sweeps.glob("*/a0/*_0_log.out")
+    assert "n3 failed 2 times or more: asking for other nodes" in log.read_text()
 
 
 def test_a_run_that_needs_more_memory_than_there_is_fails_once_and_says_so(bench: Bench) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.records import run_id
 from experiments import config as configs
-from experiments import snapshot, submission
+from experiments import job, snapshot, submission
 from experiments.orders import Planned
 from experiments.planning import Folders
 from experiments.sweep import expand, name_and_configs
@@ -164,6 +164,26 @@ def test_odd_values_stay_values() -> None:
     (call,) = (line for line in text.splitlines() if line.startswith("srun"))
     assert "'/py thon' -u" in call
     assert "'/a folder'" in call
+
+
+FAILURES = [
+    ([], []),
+    ([("n1", "2026-01-01T10:00:00")], []),
+    ([("n1", "2026-01-01T10:00:00"), ("n1", "2026-01-01T12:00:00")], ["n1"]),
+    ([("n1", "2026-01-01T10:00:00"), ("n2", "2026-01-01T12:00:00Z")], []),
+    ([("n1", f"2026-01-01T10:00:{second:02}") for second in (1, 0, 59)], []),  # one failure, three jobs
+]
+
+
+@pytest.mark.parametrize(("failures", "expected"), FAILURES)
+def test_a_node_that_takes_many_jobs_along_failed_once(
+    failures: list[tuple[str, str]], expected: list[str], tmp_path: Path
+) -> None:
+    assert job.unreliable(tmp_path / "ledger") == []
+    (tmp_path / "ledger").touch()
+    for number, (node, at) in enumerate(failures):
+        job.note_failure(tmp_path / "ledger", node, str(number), at)
+    assert job.unreliable(tmp_path / "ledger") == expected
 
 
 @pytest.mark.parametrize(
