@@ -161,7 +161,7 @@ def tell_to_stop(bench: Bench, attempt: Attempt) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
             ["scancel", "--signal=USR2", str(attempt.job)],
-            timeout=5,
+            timeout=1,
             capture_output=True,
             text=True,
             check=False,
