@@ -11,6 +11,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -39,6 +40,7 @@ from sparsify.ddp import register
 from sparsify.optimiser import DistributedOptimiser
 from sparsify.timer import PhaseTimer
 from tests import laws
+from tests.conftest import ROOT
 from tests.laws import SHAPES
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -349,6 +351,33 @@ def readme_diffs(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor
 
 def _loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:
     return nn.functional.cross_entropy(model(inputs), labels).item()
+
+
+def on_processes(
+    body: Callable[..., object], size: int, folder: Path, comm: str = "torch"
+) -> list[dict[str, torch.Tensor]]:
+    """Run a function of this file as `size` processes, over gloo or Horovod.
+
+    Returns:
+        What each returned; nothing of one that was lost.
+    """
+    command = [sys.executable, "-m", "tests.bodies", body.__name__]
+    # Shorter cycles than the millisecond of each negotiation of Horovod's: these tests make thousands.
+    calm = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HOROVOD_CYCLE_TIME": "0.1"}
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(size), str(folder), comm], cwd=ROOT, env={**os.environ, **calm}
+        )
+        for rank in range(size)
+    ]
+    try:
+        assert [process.wait(timeout=200) for process in processes] == [0] * size
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    paths = [folder / f"{rank}.pt" for rank in range(size)]
+    return [torch.load(path, weights_only=True) if path.exists() else {} for path in paths]
 
 
 def main(function: str, rank: int, size: int, folder: Path, kind: str = "torch") -> None:

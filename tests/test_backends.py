@@ -4,40 +4,15 @@ time.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from sparsify import names
 from sparsify.comm import virtual
 from tests import bodies
-from tests.conftest import ROOT
-
-
-def on_processes(body: Callable[..., object], size: int, folder: Path) -> list[dict[str, Tensor]]:
-    """Run a function of tests/bodies.py as `size` gloo processes; returns what each returned."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.bodies", body.__name__, str(rank), str(size), str(folder)],
-            cwd=ROOT,
-            env=environment,
-        )
-        for rank in range(size)
-    ]
-    try:
-        assert [process.wait(timeout=200) for process in processes] == [0] * size
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
+from tests.bodies import on_processes
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

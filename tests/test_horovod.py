@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from slurm import environment
 from sparsify import names
 from sparsify.comm import virtual
 from tests import bodies
+from tests.bodies import on_processes
 from tests.conftest import ROOT, environment_for, refused
 from tests.laws import live
 
@@ -38,30 +38,11 @@ HOW = {
 }  # fmt: skip
 
 
-def on_processes(body: Callable[..., object], size: int, folder: Path) -> list[dict[str, Tensor]]:
-    """Run a function of tests/bodies.py as `size` Horovod processes; returns what each returned."""
-    command = [sys.executable, "-m", "tests.bodies", body.__name__]
-    # Shorter cycles than the millisecond of each collective's negotiation: these tests make thousands.
-    around = {**os.environ, "OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "0.1"}
-    processes = [
-        subprocess.Popen([*command, str(rank), str(size), str(folder), "horovod"], cwd=ROOT, env=around)
-        for rank in range(size)
-    ]
-    try:
-        assert [process.wait(timeout=100) for process in processes] == [0] * size
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    paths = [folder / f"{rank}.pt" for rank in range(size)]
-    return [torch.load(path, weights_only=True) if path.exists() else {} for path in paths]
-
-
 @needs_horovod
 @pytest.mark.horovod
 @pytest.mark.parametrize("size", [3])
 def test_every_method_does_the_same_on_virtual_ranks_and_over_horovod(size: int, tmp_path: Path) -> None:
-    real = on_processes(bodies.updates_of_every_method, size, tmp_path)
+    real = on_processes(bodies.updates_of_every_method, size, tmp_path, "horovod")
     simulated = virtual.run(size, lambda comm: bodies.updates_of_every_method(comm, comm.now))
     for name in names():
         for rank in range(size):
@@ -75,7 +56,7 @@ def test_every_method_does_the_same_on_virtual_ranks_and_over_horovod(size: int,
 @needs_horovod
 @pytest.mark.horovod
 def test_every_collective_returns_what_virtual_ranks_get_for_every_type(tmp_path: Path) -> None:
-    real = on_processes(bodies.every_collective, 3, tmp_path)
+    real = on_processes(bodies.every_collective, 3, tmp_path, "horovod")
     simulated = virtual.run(3, lambda comm: bodies.every_collective(comm, comm.now))
     for ours, theirs in zip(simulated, real, strict=True):
         assert ours.keys() == theirs.keys()
@@ -86,14 +67,14 @@ def test_every_collective_returns_what_virtual_ranks_get_for_every_type(tmp_path
 @needs_horovod
 @pytest.mark.horovod
 def test_a_vote_tells_the_largest_word_of_the_vote_before(tmp_path: Path) -> None:
-    for found in on_processes(bodies.words_of_votes, 2, tmp_path):
+    for found in on_processes(bodies.words_of_votes, 2, tmp_path, "horovod"):
         assert found["heard"].tolist() == [0, 0, 2, 2, 0]
 
 
 @needs_horovod
 @pytest.mark.horovod
 def test_who_loses_a_worker_says_so_in_a_sentence(tmp_path: Path) -> None:
-    found = on_processes(bodies.loss_of_a_worker, 3, tmp_path)
+    found = on_processes(bodies.loss_of_a_worker, 3, tmp_path, "horovod")
     assert found[0]["right"]
     assert found[2]["right"]
 

@@ -37,9 +37,9 @@ from slurm.environment import Place
 from sparsify.comm import WorkerLost, virtual
 from sparsify.comm.torch import TorchComm, come
 from tests import bodies, synthetic
+from tests.bodies import on_processes
 from tests.conftest import ROOT, environment_for
 from tests.laws import METHODS
-from tests.test_backends import on_processes
 
 CPU = torch.device("cpu")
 STEPS = 12

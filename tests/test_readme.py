@@ -19,9 +19,9 @@ from experiments.shipping import BEGIN, END, verdicts_for_readme
 from experiments.sweep import expand
 from sparsify.comm import virtual
 from tests import bodies
+from tests.bodies import on_processes
 from tests.conftest import ROOT
 from tests.laws import live, mass
-from tests.test_backends import on_processes
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)

@@ -20,8 +20,8 @@ from sparsify.comm import Comm, virtual
 from sparsify.optimiser import DistributedOptimiser
 from sparsify.timer import PhaseTimer
 from tests import bodies
+from tests.bodies import on_processes
 from tests.laws import METHODS, build
-from tests.test_backends import on_processes
 
 
 @cache
