@@ -66,7 +66,9 @@ def diagnose(folder: Path, codes: Mapping[int, int], size: int) -> tuple[str, st
     if causes:
         first = min(causes, key=lambda note: (KINDS.index(note["kind"]), note["rank"]))
         return str(first["kind"]), str(first["why"])
-    if killed := {rank: -code for rank, code in codes.items() if code < 0}:
+    # Who left a note was not killed, even if its end was untidy: what is left of a lost group may abort it.
+    told = {note["rank"] for note in notes}
+    if killed := {rank: -code for rank, code in codes.items() if code < 0 and rank not in told}:
         rank, number = min(killed.items())
         others = "; the other workers were stopped" if size > 1 else ""
         hint = (

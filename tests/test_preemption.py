@@ -31,6 +31,7 @@ from experiments import checkpoints, rendezvous, run, signals, worker
 from experiments import config as configs
 from experiments import data as datasets
 from experiments.checkpoints import GO_ON, SAVE, STOP, Agreement
+from experiments.diagnosis import diagnose
 from experiments.planning import Folders
 from experiments.signals import Preempted, Stop
 from slurm.environment import Place
@@ -638,6 +639,31 @@ def test_what_a_worker_says_of_its_end() -> None:
         torch.empty(2**60)
     assert worker.explain(refused.value)[0] == "memory"
     assert worker.explain(RuntimeError("shapes differ"))[0] == "error"
+
+
+LOST = "worker 0 of 2 lost the others during all_gather"
+
+
+@pytest.mark.parametrize(
+    ("notes", "codes", "expected"),
+    [
+        ({0: ("lost", LOST)}, {0: 1, 1: -9}, ("killed", "worker 1 was killed by SIGKILL")),
+        # The end of the one that was left aborted as well: that is no cause.
+        ({0: ("lost", LOST)}, {0: -6, 1: -9}, ("killed", "worker 1 was killed by SIGKILL")),
+        ({0: ("lost", LOST), 1: ("memory", "out of memory")}, {0: 1, 1: -6}, ("memory", "out of memory")),
+        ({0: ("lost", LOST)}, {0: 1}, ("killed", "the process of worker 1 ended without a word")),
+        ({0: ("lost", LOST)}, {0: 1, 1: 1}, ("lost", LOST)),
+        ({}, {0: 0, 1: 3}, ("error", "a worker ended with exit code 3 and no explanation")),
+    ],
+)
+def test_the_first_cause_is_told_and_not_its_consequences(
+    notes: dict[int, tuple[str, str]], codes: dict[int, int], expected: tuple[str, str], tmp_path: Path
+) -> None:
+    for rank, (kind, why) in notes.items():
+        write_json(tmp_path / f"failure{rank}.json", {"rank": rank, "kind": kind, "why": why})
+    kind, why = diagnose(tmp_path, codes, 2)
+    assert kind == expected[0]
+    assert why.startswith(expected[1])
 
 
 def test_a_log_forgets_what_came_later(tmp_path: Path) -> None:
