@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from analysis.records import Attempt, now, read_json, write_json
+from analysis.records import Attempt, now, read_json, read_lines, write_json
 from experiments.diagnosis import AS_OFTEN_AS_ALLOWED, CANCEL, POLICIES, diagnose
 from slurm import environment, queue
 
@@ -51,7 +51,10 @@ def begin(spec: dict[str, Any]) -> int:
         print(f"it is not known whether these nodes are reliable ({error})", file=sys.stderr, flush=True)
         return GO_ON
     print(f"{', '.join(sorted(avoided))} failed {FAILS} times or more: asking for other nodes", flush=True)
-    queue.keep_away(job, bad)
+    try:
+        queue.keep_away(job, bad)
+    except queue.SlurmError as error:
+        print(f"it may land here again: {error}", file=sys.stderr, flush=True)
     return LEAVE
 
 
@@ -106,7 +109,10 @@ def failed_nodes(job: str, start: Path) -> dict[str, str]:
     ends = queue.past_ends(job)
     if ends is not None:
         blamed = {
-            node: end.at for end in ends if end.state == "NODE_FAIL" for node in queue.expand(end.nodes)
+            node: end.at if end.at[:1].isdigit() else now()  # or it says Unknown
+            for end in ends
+            if end.state == "NODE_FAIL"
+            for node in queue.expand(end.nodes)
         }
         return {node: blamed[node] for node in nodes if node in blamed}
     return dict.fromkeys(sorted(queue.down(nodes)), now()) if nodes else {}
@@ -126,7 +132,7 @@ def unreliable(ledger: Path) -> list[str]:
     """Nodes that failed under our jobs as often as we bear; jobs that went down together count once."""
     if not ledger.exists():
         return []
-    told = [json.loads(line) for line in ledger.read_text().splitlines()]
+    told, _ = read_lines(ledger)
     counts, last = Counter[str](), dict[str, datetime]()
     for at, node in sorted((datetime.fromisoformat(one["at"].rstrip("Z")), one["node"]) for one in told):
         if node not in last or at - last[node] > TOGETHER:

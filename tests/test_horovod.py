@@ -253,6 +253,14 @@ def test_a_process_knows_whether_it_is_one_of_several(
     assert found is None or (found.place.rank, found.place.size) in ((1, 2), (1, 4))
 
 
+def test_of_horovods_settings_those_are_recorded_that_are_not_about_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = {"HOROVOD_CYCLE_TIME": "0.1", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_RANK": "1"}
+    monkeypatch.setattr(os, "environ", told)
+    assert environment.horovod_settings() == {"HOROVOD_CYCLE_TIME": "0.1"}
+
+
 def build(**surroundings: str) -> subprocess.CompletedProcess[str]:
     around = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", **surroundings}
     return subprocess.run(

@@ -184,6 +184,9 @@ def test_a_node_that_takes_many_jobs_along_failed_once(
     for number, (node, at) in enumerate(failures):
         job.note_failure(tmp_path / "ledger", node, str(number), at)
     assert job.unreliable(tmp_path / "ledger") == expected
+    with (tmp_path / "ledger").open("a") as ledger:
+        ledger.write('{"node": "n3", "jo')  # its writer was killed
+    assert job.unreliable(tmp_path / "ledger") == expected
 
 
 @pytest.mark.parametrize(
