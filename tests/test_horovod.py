@@ -147,16 +147,16 @@ def test_a_run_is_the_same_over_horovod_and_over_torch(
 
 
 @pytest.mark.parametrize("command", commands.ALONE)
-def test_what_starts_its_own_workers_is_not_started_many_times(command: str) -> None:
+def test_what_starts_its_own_workers_is_not_started_many_times(command: str, tmp_path: Path) -> None:
+    told = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     done = subprocess.run(
         [sys.executable, "-m", "experiments", command, "fig4"],
         cwd=ROOT,
-        env={**os.environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2",
-             "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+        env=environment_for(tmp_path, **told),
         capture_output=True,
         text=True,
         check=False,
-    )  # fmt: skip
+    )
     refused(done, f"mpirun started 2 processes, and {command} starts its workers itself", "make a single run")
 
 
