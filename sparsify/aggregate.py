@@ -12,18 +12,19 @@ from sparsify import cost, host
 from sparsify.bucket import check_scope
 from sparsify.comm import Comm
 from sparsify.exchange import Exchange
-from sparsify.feedback import Feedback
+from sparsify.feedback import Feedback, Sum
 from sparsify.parts import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
     Delivery,
     Place,
     Run,
+    Selection,
     Sparse,
     Work,
     work_dtype,
 )
-from sparsify.select import Selector
+from sparsify.select import AddAndSelect, Selector
 from sparsify.timer import PhaseTimer
 
 
@@ -161,9 +162,8 @@ class Sparsifier:
         n, k = grad.numel(), num_selected(grad.numel(), step.density)
         waits = host.waits()
         with timer.phase("select"):
-            acc = self.feedback.accumulate(grad, step.lr, state.feedback)
-            indices, select_bytes = self.select.select(acc, k, comm, state.select)
-            part = Sparse(indices, acc[indices])
+            acc, chosen = self.accumulate_and_select(grad, k, step.lr, state, comm)
+            part = Sparse(chosen.indices, acc[chosen.indices] if chosen.values is None else chosen.values)
         with timer.phase("exchange"):
             delivery = self.exchange.exchange(part, n, k, comm, state.exchange)
         with timer.phase("select"):
@@ -171,7 +171,18 @@ class Sparsifier:
         with timer.phase("scatter"):
             scale = (n / k if self.unbiased else 1) / (comm.size if self.average else 1)
             scatter(delivery.total, scale, grad, state.total.buffer if state.total else None)
-        return Report(indices.numel(), select_bytes + delivery.sent_bytes, host.waits() - waits)
+        sent_bytes = chosen.sent_bytes + delivery.sent_bytes
+        return Report(chosen.indices.numel(), sent_bytes, host.waits() - waits)
+
+    def accumulate_and_select(
+        self, grad: Tensor, k: int, lr: float, state: State, comm: Comm
+    ) -> tuple[Tensor, Selection]:
+        """In one pass where feedback and selector allow it: then the one leaves the addition to the other."""
+        if isinstance(self.feedback, Sum) and isinstance(self.select, AddAndSelect):
+            acc, rest = self.feedback.addends(grad, lr, state.feedback)
+            return acc, self.select.add_and_select(acc, rest, k, comm, state.select)
+        acc = self.feedback.accumulate(grad, lr, state.feedback)
+        return acc, self.select.select(acc, k, comm, state.select)
 
     def residual(self, state: State) -> Tensor | None:
         return self.feedback.residual(state.feedback)

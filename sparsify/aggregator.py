@@ -15,6 +15,7 @@ from sparsify import checkpoint
 from sparsify.aggregate import Method, Report, Step, num_selected
 from sparsify.bucket import Bucket, Gradients, describe
 from sparsify.comm import Comm
+from sparsify.kernels import Tally, kernels_in
 from sparsify.parts import Place
 from sparsify.timer import PhaseTimer
 
@@ -39,9 +40,12 @@ class Aggregator:
     Args:
         debug: before each step compare method, step and k over the workers, by one small allgather; without
             it, workers that disagree hang, or exchange nonsense.
+        select: who searches the buckets: `torch`, plain operators; `fused`, one pass over memory; `auto`. See
+            `sparsify.kernels.kernel`. It decides how fast a step is; of equal magnitudes at the border each
+            may take others.
 
     Raises:
-        ValueError: the density selects nothing of this model.
+        ValueError: the density selects nothing of this model, or `select` can't be had here.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Aggregator:
         timer: PhaseTimer | None = None,
         seed: int = 0,
         debug: bool = False,
+        select: str = "auto",
     ) -> None:
         self.method, self.comm, self.debug = method, comm, debug
         self.timer = timer or PhaseTimer("production")
@@ -67,7 +72,7 @@ class Aggregator:
                 f"density that selects one is {1 / self.num_elements:.3g}"
             )
         self.states = [
-            method.init(bucket.flat, Place(seed, comm.rank, i, bucket.shapes))
+            method.init(bucket.flat, Place(seed, comm.rank, i, bucket.shapes, select))
             for i, bucket in enumerate(self.gradients.buckets)
         ]
 
@@ -106,6 +111,13 @@ class Aggregator:
         residuals = [r for state in self.states if (r := self.method.residual(state)) is not None]
         norms = [torch.linalg.vector_norm(r, dtype=torch.float64).item() for r in residuals]
         return math.hypot(*norms)
+
+    def searching(self) -> dict[str, Tally]:
+        """Who searched the buckets, by name, and what came of it. On a GPU one host synchronisation each."""
+        found: dict[str, Tally] = {}
+        for one in kernels_in(self.states):
+            found[one.name] = found.get(one.name, Tally()) + one.tally()
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's state, of tensors and numbers only: save it per rank, beside model and optimiser."""

@@ -35,7 +35,7 @@ class DDPHook:
 
     def __init__(
         self, model: DistributedDataParallel, method: Method, optimiser: torch.optim.Optimizer | None,
-        comm: Comm, seed: int, check: bool,
+        comm: Comm, seed: int, check: bool, select: str,
     ) -> None:  # fmt: skip
         self.method, self.optimiser, self.comm, self.check = method, optimiser, comm, check
         self.epoch = 0  # counted from 0, for methods that raise the density in the first epochs
@@ -48,7 +48,7 @@ class DDPHook:
             name: Bucket(torch.empty_like(p).flatten(), (name,), (tuple(p.shape),)) for name, p in named
         }
         self.states = {
-            name: method.init(bucket.flat, Place(seed, comm.rank, i, bucket.shapes))
+            name: method.init(bucket.flat, Place(seed, comm.rank, i, bucket.shapes, select))
             for i, (name, bucket) in enumerate(self.buckets.items())
         }
 
@@ -108,12 +108,14 @@ def register(
     comm: Comm | None = None,
     seed: int = 0,
     check: bool = True,
+    select: str = "auto",
 ) -> DDPHook:
     """Let `method` average the gradients of `model`, instead of DDP's allreduce.
 
     Args:
         optimiser: whose learning rate feedback in the learning-rate domain follows.
         check: look for NaN and Inf, see `DDPHook`; one host synchronisation per bucket.
+        select: see `sparsify.aggregator.Aggregator`.
 
     Raises:
         ValueError: a method that needs to see more than one tensor at a time, or whose momentum would be
@@ -131,7 +133,7 @@ def register(
         )
     if optimiser is not None:
         check_momentum(optimiser, method)
-    hook = DDPHook(model, method, optimiser, comm or default_comm(), seed, check)
+    hook = DDPHook(model, method, optimiser, comm or default_comm(), seed, check, select)
     # DDP inspects annotations, which are text here; a lambda has none.
     model.register_comm_hook(hook, lambda state, bucket: state(bucket))
     return hook

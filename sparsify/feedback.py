@@ -29,8 +29,20 @@ class Feedback(Protocol):
     def broken_laws(self) -> dict[str, str]: ...
 
 
+class Sum(Part):
+    """Feedbacks whose acc is the sum of two tensors. Left undone, it can be taken while acc is searched."""
+
+    def addends(self, grad: Tensor, lr: float, state: Any) -> tuple[Tensor, Tensor | None]:
+        """(n,) and (n,): acc is their sum, in place of the first; None: nothing is left to be added."""
+        raise NotImplementedError
+
+    def accumulate(self, grad: Tensor, lr: float, state: Any) -> Tensor:
+        acc, rest = self.addends(grad, lr, state)
+        return acc if rest is None else acc.add_(rest)
+
+
 @dataclass(frozen=True)
-class Forget(Part):
+class Forget(Sum):
     """Nothing is kept: what was not sent is lost."""
 
     exceptions: ClassVar[dict[str, str]] = {NOTHING_IS_LOST: "there is no residual: what is not sent is lost"}
@@ -39,8 +51,8 @@ class Forget(Part):
         dtype = work_dtype(like.dtype)
         return None if dtype == like.dtype else torch.empty_like(like, dtype=dtype)
 
-    def accumulate(self, grad: Tensor, lr: float, state: Tensor | None) -> Tensor:
-        return grad if state is None else state.copy_(grad)
+    def addends(self, grad: Tensor, lr: float, state: Tensor | None) -> tuple[Tensor, None]:
+        return (grad if state is None else state.copy_(grad)), None
 
     def retain(self, delivery: Delivery, state: Tensor | None) -> None:
         return None
@@ -50,7 +62,7 @@ class Forget(Part):
 
 
 @dataclass(frozen=True)
-class ErrorFeedback(Part):
+class ErrorFeedback(Sum):
     """The residual in the gradient domain, as Shi et al. 2019 run it: acc = e + g; e <- acc, 0 where
     delivered.
 
@@ -60,8 +72,8 @@ class ErrorFeedback(Part):
     def init(self, like: Tensor) -> Tensor:
         return torch.zeros_like(like, dtype=work_dtype(like.dtype))
 
-    def accumulate(self, grad: Tensor, lr: float, state: Tensor) -> Tensor:
-        return state.add_(grad)  # the residual's own buffer serves as acc: nothing of size n is allocated
+    def addends(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
+        return state, grad  # the residual's own buffer serves as acc: nothing of size n is allocated
 
     def retain(self, delivery: Delivery, state: Tensor) -> None:
         for part in delivery.delivered:
@@ -80,7 +92,7 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class LearningRateFeedback(Part):
+class LearningRateFeedback(Sum):
     """The residual in the learning-rate domain: p = lr g + e; e <- p, 0 where delivered; x <- x - mean of q.
     Stich et al. 2018; Eghlidi and Jaggi 2020, algorithm 1, as its text explains it.
 
@@ -88,19 +100,19 @@ class LearningRateFeedback(Part):
     was left at one rate is thereby replayed at that rate, however small the rate has become since.
 
     Raises:
-        ValueError: in `accumulate`, lr is not above 0: the residual could not be expressed.
+        ValueError: in `addends`, lr is not above 0: the residual could not be expressed.
     """
 
     def init(self, like: Tensor) -> Scaled:
         return Scaled(torch.zeros_like(like, dtype=work_dtype(like.dtype)))
 
-    def accumulate(self, grad: Tensor, lr: float, state: Scaled) -> Tensor:
+    def addends(self, grad: Tensor, lr: float, state: Scaled) -> tuple[Tensor, Tensor]:
         if not lr > 0:
             raise ValueError(f"feedback in the learning-rate domain divides by {lr=}; keep the rate above 0")
         if state.lr and state.lr != lr:
             state.residual.mul_(state.lr / lr)
         state.lr = lr
-        return state.residual.add_(grad)
+        return state.residual, grad
 
     def retain(self, delivery: Delivery, state: Scaled) -> None:
         for part in delivery.delivered:
@@ -134,7 +146,7 @@ class Velocity:
 
 
 @dataclass(frozen=True)
-class MomentumCorrection(Part):
+class MomentumCorrection(Sum):
     """Momentum before accumulation, both masked where delivered. Lin et al. 2018, arXiv:1712.01887, alg. 4.
 
     u <- m u + g;  v <- v + u;  u, v <- 0 where delivered. With `nesterov`: u <- m (u + g);  v <- v + u + g.
@@ -160,13 +172,13 @@ class MomentumCorrection(Part):
         u, v = (torch.zeros_like(like, dtype=work_dtype(like.dtype)) for _ in range(2))
         return Velocity(u, v)
 
-    def accumulate(self, grad: Tensor, lr: float, state: Velocity) -> Tensor:
+    def addends(self, grad: Tensor, lr: float, state: Velocity) -> tuple[Tensor, Tensor]:
         u, v = state.momentum, state.residual
         if self.nesterov:
             u.add_(grad).mul_(self.momentum)
-            return v.add_(u).add_(grad)
+            return v.add_(u), grad
         u.mul_(self.momentum).add_(grad)
-        return v.add_(u)
+        return v, u
 
     def retain(self, delivery: Delivery, state: Velocity) -> None:
         for part in delivery.delivered:

@@ -34,7 +34,7 @@ class DistributedOptimiser(torch.optim.Optimizer):
         comm: default: torch.distributed's default group.
         check: look for NaN and Inf before every step, one host synchronisation; all workers then raise
             `NonFinite`, with residuals untouched. Without it they get into the residuals and stay there.
-        debug: see `Aggregator`.
+        debug, select: see `Aggregator`.
 
     Raises:
         ValueError: the optimiser has momentum, and the method has its own; or no process group is there.
@@ -49,6 +49,7 @@ class DistributedOptimiser(torch.optim.Optimizer):
         seed: int = 0,
         check: bool = True,
         debug: bool = False,
+        select: str = "auto",
     ) -> None:
         # Not Optimizer.__init__: parameters, state and defaults are the inner optimiser's.
         self.optimiser, self.check = optimiser, check
@@ -57,7 +58,9 @@ class DistributedOptimiser(torch.optim.Optimizer):
         self._aggregated = False
         check_momentum(optimiser, method)
         broadcast(model.state_dict().values(), self.comm)
-        self.aggregator = Aggregator(method, model.named_parameters(), self.comm, seed=seed, debug=debug)
+        self.aggregator = Aggregator(
+            method, model.named_parameters(), self.comm, seed=seed, debug=debug, select=select
+        )
 
     # Properties where Optimizer has attributes: `load_state_dict` gives the inner optimiser new ones, and
     # these must follow. Nobody may set them, hence the type checker's objection.

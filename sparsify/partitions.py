@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sparsify import cost, host
 from sparsify.comm import Comm, gather_uneven
-from sparsify.parts import Part, Place, check_choice, check_positive, work_dtype
+from sparsify.kernels import Search, kernel
+from sparsify.parts import Part, Place, check_choice, check_positive
 
 RULES = ("intended", "published")
 # kljp/micro and kljp/exdyna, gradient_reducers.py: the band of r = k'/k, and the factors of the threshold.
@@ -50,7 +51,7 @@ def gather_exclusive(comm: Comm, chosen: Tensor, n: int) -> Exclusive:
 class Threshold:
     """The threshold, alike on all workers since it is computed from gathered counts alone."""
 
-    work: Tensor = field(metadata={"saved": False})  # (n,)
+    search: Search
     value: float = 0.0  # 0: none yet
     step: int = 0
     blocks: list[int] = field(default_factory=list)  # of each partition; ExDyna's
@@ -83,7 +84,7 @@ class ExclusiveThreshold(Part):
             check_positive(threshold=self.threshold)
 
     def init(self, like: Tensor, place: Place) -> Threshold:
-        return Threshold(torch.empty_like(like, dtype=work_dtype(like.dtype)))
+        return Threshold(Search(kernel(like, place.select)))
 
     def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
         return (n if k == n else min(n, size)), n
@@ -98,8 +99,8 @@ class ExclusiveThreshold(Part):
         else:
             # Zeros reach no threshold, however low it has fallen.
             threshold = max(state.value, torch.finfo(acc.dtype).tiny)
-            mask = torch.abs(acc[start : start + length], out=state.work[start : start + length])
-            chosen = host.nonzero(mask.ge_(threshold)).add_(start)
+            own = acc[start : start + length]
+            chosen = state.search.kernel.beyond(own, None, threshold).indices.long().add_(start)
             if length and not len(chosen):  # as published: then one element, another one in each step
                 chosen = host.put([start + state.step % length], acc)
         return gather_exclusive(comm, chosen, n)

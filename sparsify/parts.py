@@ -50,6 +50,7 @@ class Selection(NamedTuple):
 
     indices: Tensor  # (k',) distinct
     sent_bytes: int = 0  # spent by this worker on agreeing upon them
+    values: Tensor | None = None  # (k',) of these elements, where they were at hand
 
 
 class Delivery(NamedTuple):
@@ -67,6 +68,7 @@ class Place(NamedTuple):
     rank: int
     bucket: int
     shapes: tuple[tuple[int, ...], ...] = ()  # of the tensors in the bucket, in order
+    select: str = "auto"  # by whom the bucket is searched, see `sparsify.kernels.kernel`
 
     @property
     def sizes(self) -> list[int]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
 
 from sparsify import cost, host
 from sparsify.comm import Comm, gather_uneven
+from sparsify.kernels import Search, kernel
 from sparsify.parts import Part, Place, Selection, Work, check_choice, check_k, scrambled
 
 
@@ -35,6 +36,14 @@ class Selector(Protocol):
     def broken_laws(self) -> dict[str, str]: ...
 
 
+@runtime_checkable
+class AddAndSelect(Protocol):
+    """Selectors that can add while they search."""
+
+    def add_and_select(self, acc: Tensor, rest: Tensor | None, k: int, comm: Comm, state: Any) -> Selection:
+        """acc (n,) += rest (n,); then as `select`."""
+
+
 class ExactlyK(Part):
     """What selectors share that always choose k."""
 
@@ -56,23 +65,21 @@ class About(Part):
 
 @dataclass(frozen=True)
 class TopK(ExactlyK):
-    """The k largest by absolute value, exactly. Published operator: torch.topk; the reference for faster
-    ones.
-    """
+    """The k largest by absolute value, exactly. Published operator: torch.topk."""
 
     shared: ClassVar[bool] = False
 
-    def init(self, like: Tensor, place: Place) -> Work:
-        return Work.like(like)
+    def init(self, like: Tensor, place: Place) -> Search:
+        return Search(kernel(like, place.select))
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Work) -> Selection:
-        return Selection(largest(acc, k, state.buffer))
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Search) -> Selection:
+        return self.add_and_select(acc, None, k, comm, state)
 
-
-def largest(acc: Tensor, k: int, work: Tensor) -> Tensor:
-    """(n,) -> (k,): indices of the k largest magnitudes."""
-    check_k(k, acc.numel())
-    return torch.abs(acc, out=work).topk(k, sorted=False).indices
+    def add_and_select(
+        self, acc: Tensor, rest: Tensor | None, k: int, comm: Comm, state: Search
+    ) -> Selection:
+        found = state.kernel.top(acc, rest, k)
+        return Selection(found.indices, values=found.values)
 
 
 @dataclass
@@ -219,7 +226,7 @@ class Union(Part):
         return self.own.init(like, place)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
-        chosen, sent_bytes = self.own.select(acc, k, comm, state)
+        chosen, sent_bytes, _ = self.own.select(acc, k, comm, state)
         gathered = gather_uneven(comm, chosen.to(torch.int32 if acc.numel() <= 2**31 else torch.int64))
         host.waited()  # for the size of the union
         union = torch.unique(torch.cat(gathered))

@@ -57,6 +57,7 @@ def live(
     dtype: torch.dtype = torch.float64,
     lr: float = 1.0,
     device: str = "cpu",
+    select: str = "fused",
 ) -> list[Lived]:
     """Run the method on `size` virtual ranks over a toy model whose gradients are given."""
 
@@ -67,7 +68,7 @@ def live(
             (f"p{i}", Parameter(torch.zeros(shape, dtype=dtype, device=device)))
             for i, shape in enumerate(shapes)
         ]
-        aggregator = Aggregator(method, parameters, metered, timer, seed=3)
+        aggregator = Aggregator(method, parameters, metered, timer, seed=3, select=select)
         reports, counted, before, after = [], [], [], []
         for step in range(steps):
             for _, p in parameters:

@@ -87,11 +87,11 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         yield watch
 
 
-def settle(method: Any, watch: Watch, steps: int) -> list[list[int]]:
+def settle(method: Any, watch: Watch, steps: int, select: str = "torch") -> list[list[int]]:
     """Run the method; watch the last `steps` steps. Each rank's own count of waits in them, by step."""
 
     def body(comm: virtual.VirtualComm) -> list[int]:
-        aggregator = Aggregator(method, [("p", Parameter(torch.zeros(SHAPE)))], comm)
+        aggregator = Aggregator(method, [("p", Parameter(torch.zeros(SHAPE)))], comm, select=select)
         counts = []
         for step in range(SETTLED + steps):
             aggregator.gradients.flat.copy_(SCALE * gradient(comm.rank, step, SHAPE).flatten())
@@ -116,13 +116,24 @@ def test_every_wait_for_the_device_is_counted(name: str, monkeypatch: pytest.Mon
     assert sum(map(sum, counts)) == len(watch.waits), watch.waits
 
 
+@pytest.mark.parametrize("select", ["torch", "fused"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_settled_step_allocates_nothing_of_the_size_of_the_model(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, select: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with watched(monkeypatch) as watch:
-        settle(build(name, 0.01), watch, 3)
+        settle(build(name, 0.01), watch, 3, select)
     assert watch.allocations == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_who_searches_does_not_change_how_often_the_host_waits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not seen by the watch, which knows torch's operators only."""
+    with watched(monkeypatch) as watch:
+        plain, fused = (settle(build(name, 0.01), watch, 3, select) for select in ("torch", "fused"))
+    assert plain == fused
 
 
 @pytest.mark.parametrize(

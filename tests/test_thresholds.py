@@ -15,6 +15,7 @@ from scipy import special
 import sparsify
 from sparsify import cost, host
 from sparsify.aggregate import Sparsifier
+from sparsify.kernels.vectorised import Vectorised
 from sparsify.methods import gaussiank, hardthreshold, scalecom, sidco, stable_topk
 from sparsify.methods.gaussiank import GaussianGuess, GaussianThreshold
 from sparsify.methods.sidco import Sidco, stage_ratios
@@ -485,11 +486,13 @@ def test_only_the_leader_runs_a_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
     """In kljp's CLT-k all workers do, and all but one throw it away."""
     calls: list[int] = []
 
-    def counted(acc: torch.Tensor, k: int, work: torch.Tensor) -> torch.Tensor:
-        calls.append(k)
-        return acc.abs().topk(k).indices
+    original = Vectorised.top
 
-    monkeypatch.setattr("sparsify.methods.scalecom.largest", counted)
+    def counted(kernel: Vectorised, acc: torch.Tensor, grad: None, k: int) -> Sparse:
+        calls.append(k)
+        return original(kernel, acc, grad, k)
+
+    monkeypatch.setattr(Vectorised, "top", counted)
     run("scalecom", 0.05)
     assert len(calls) == STEPS
 

@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sparsify import cost, host
+from sparsify import cost
 from sparsify.aggregate import Report, Sparsifier, State, Step
 from sparsify.comm import Comm
 from sparsify.exchange import AllGather
 from sparsify.feedback import MomentumCorrection
 from sparsify.parts import DENSE_AT_DENSITY_1, Place, Selection, work_dtype
 from sparsify.select import About, Draws
+from sparsify.thresholds import Scratch
 from sparsify.timer import PhaseTimer
 from sparsify.wire import Wire
 
@@ -71,11 +72,10 @@ TOP_OF_SAMPLE = 2  # so many elements of the sample lie above its threshold at l
 
 @dataclass
 class Sampling:
-    """What the sampling selector keeps: its draws, and two buffers."""
+    """What the sampling selector keeps."""
 
     draws: Draws
-    magnitudes: Tensor = field(metadata={"saved": False})  # (n,)
-    mask: Tensor = field(metadata={"saved": False})  # (n,) bool
+    scratch: Scratch
 
 
 @dataclass(frozen=True)
@@ -100,33 +100,34 @@ class DgcSample(About):
             raise ValueError(f"adaptations={self.adaptations} is out of range: it must be at least 0")
 
     def init(self, like: Tensor, place: Place) -> Sampling:
-        mask = torch.empty_like(like, dtype=torch.bool)
-        return Sampling(Draws(place), torch.empty_like(like, dtype=work_dtype(like.dtype)), mask)
+        return Sampling(Draws(place), Scratch.of(like, place))
 
     def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
         return 0, k
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Sampling) -> Selection:
-        n, magnitudes = acc.numel(), torch.abs(acc, out=state.magnitudes)
+        n, scratch = acc.numel(), state.scratch
         sampled = max(math.ceil(self.sample * n), math.ceil(TOP_OF_SAMPLE * n / k))
         if sampled >= n or k == n:
-            return Selection(magnitudes.topk(k, sorted=False).indices)
+            return Selection(scratch.kernel.top(acc, None, k).indices)
+        scratch.prepare(acc)
         # Odd, lest the sample walk along one row of a tensor whose sides are even (published: 32 i + 1).
         stride = (n // sampled - 1) | 1
-        strided = magnitudes[state.draws.key() % stride :: stride]
+        strided = acc[state.draws.key() % stride :: stride].abs()
         top = strided.topk(math.ceil(k / n * len(strided)), sorted=False).values
         # Zeros reach no threshold: in a sparse gradient they would all be candidates.
         least = torch.finfo(acc.dtype).tiny
         threshold = top.min().clamp_(min=least)
-        chosen = host.nonzero(torch.ge(magnitudes, threshold, out=state.mask))
+        found = scratch.reaching(acc, threshold)
         for _ in range(self.adaptations):
-            if not 0 < len(chosen) < LOWER * k:  # none: then all are zero
+            if not 0 < len(found.indices) < LOWER * k:  # none: then all are zero
                 break
             threshold.mul_(LOWER).clamp_(min=least)
-            chosen = host.nonzero(torch.ge(magnitudes, threshold, out=state.mask))
-        if len(chosen) > k:
-            chosen = chosen[magnitudes[chosen].topk(k, sorted=False).indices]
-        return Selection(chosen)
+            found = scratch.reaching(acc, threshold)
+        if len(found.indices) > k:
+            chosen = found.indices
+            return Selection(chosen[acc[chosen].abs().topk(k, sorted=False).indices])
+        return found
 
 
 @dataclass

@@ -15,7 +15,7 @@ from sparsify.comm import Comm
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
 from sparsify.parts import DENSE_AT_DENSITY_1, Place, Selection, check_choice
-from sparsify.select import About, ExactlyK, largest
+from sparsify.select import About, ExactlyK
 from sparsify.thresholds import Scratch
 from sparsify.wire import Wire
 
@@ -94,20 +94,20 @@ class GaussianThreshold(About):
         check_passes(self.passes)
 
     def init(self, like: Tensor, place: Place) -> Scratch:
-        return Scratch.like(like)
+        return Scratch.of(like, place)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Scratch) -> Selection:
-        state.take(acc)
+        state.prepare(acc)
         threshold = gaussian_threshold(acc, k / acc.numel())
         for _ in range(self.passes):
-            chosen = host.nonzero(state.above(threshold))
-            if len(chosen) < FEWEST * k:
+            chosen = state.reaching(acc, threshold, strict=True)
+            if len(chosen.indices) < FEWEST * k:
                 threshold = threshold * DOWN
-            elif len(chosen) > MOST * k:
+            elif len(chosen.indices) > MOST * k:
                 threshold = threshold * UP
             else:
                 break
-        return Selection(chosen)
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,12 @@ class GaussianGuess(ExactlyK):
             )
 
     def init(self, like: Tensor, place: Place) -> Scratch:
-        return Scratch.like(like)
+        return Scratch.of(like, place)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Scratch) -> Selection:
         candidates = self.candidates(acc, k, state) if k < acc.numel() else None
         if candidates is None:
-            return Selection(largest(acc, k, state.magnitudes))
+            return Selection(state.kernel.top(acc, None, k).indices)
         best = state.magnitudes[candidates].topk(k, sorted=False).indices
         return Selection(candidates[best])
 

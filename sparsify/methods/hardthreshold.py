@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sparsify import cost, host
+from sparsify import cost
 from sparsify.aggregate import Sparsifier
 from sparsify.comm import Comm, gather_uneven
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
+from sparsify.kernels import Search, kernel
 from sparsify.parts import DENSE_AT_DENSITY_1, Delivery, Part, Place, Selection, Sparse, check_choice
 from sparsify.select import About
-from sparsify.thresholds import Scratch
 from sparsify.wire import Wire
 
 SIGN = -(2**31)  # the highest bit of an int32
@@ -81,12 +81,17 @@ class HardThreshold(About):
         if self.threshold is not None and not self.threshold > 0:
             raise ValueError(f"threshold={self.threshold} is out of range: it must be above 0")
 
-    def init(self, like: Tensor, place: Place) -> Scratch:
-        return Scratch.like(like)
+    def init(self, like: Tensor, place: Place) -> Search:
+        return Search(kernel(like, place.select))
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Scratch) -> Selection:
-        state.take(acc)
-        return Selection(host.nonzero(state.at_least(threshold_for(self.threshold, k))))
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Search) -> Selection:
+        return self.add_and_select(acc, None, k, comm, state)
+
+    def add_and_select(
+        self, acc: Tensor, rest: Tensor | None, k: int, comm: Comm, state: Search
+    ) -> Selection:
+        found = state.kernel.beyond(acc, rest, threshold_for(self.threshold, k))
+        return Selection(found.indices, values=found.values)
 
 
 @dataclass(frozen=True)

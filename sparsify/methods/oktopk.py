@@ -11,10 +11,10 @@ from sparsify import cost, host
 from sparsify.aggregate import Sparsifier
 from sparsify.comm import Comm
 from sparsify.feedback import ErrorFeedback
-from sparsify.parts import Delivery, Part, Place, Run, Selection, Sparse, check_choice, members
-from sparsify.select import About, largest
+from sparsify.kernels import Search, kernel
+from sparsify.parts import Delivery, Part, Place, Run, Selection, Sparse, check_choice, members, work_dtype
+from sparsify.select import About
 from sparsify.split import differences, even_borders, rounding_errors, split_and_reduce
-from sparsify.thresholds import Scratch
 from sparsify.wire import Wire
 
 # Shigangli/Ok-Topk: a re-used threshold moves by a factor when it selects fewer or more than so many times k.
@@ -76,7 +76,7 @@ class Reused:
     threshold: Tensor  # 0-d
     k: int = 0  # for which; 0: none yet
     left: int = 0
-    scratch: Scratch | None = field(default=None, metadata={"saved": False})
+    search: Search | None = None
 
     def is_due(self, k: int) -> bool:
         """Is it to be taken anew? Also when k has changed."""
@@ -104,24 +104,33 @@ class ReusedThreshold(About):
         return 0, max(k, int(TOO_MANY * k))
 
     def init(self, like: Tensor, place: Place) -> Reused:
-        scratch = Scratch.like(like)
-        return Reused(scratch.magnitudes.new_zeros(()), scratch=scratch)
+        return Reused(no_threshold(like), search=Search(kernel(like, place.select)))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Reused) -> Selection:
-        assert state.scratch is not None
-        magnitudes = state.scratch.take(acc)
+        return self.add_and_select(acc, None, k, comm, state)
+
+    def add_and_select(
+        self, acc: Tensor, rest: Tensor | None, k: int, comm: Comm, state: Reused
+    ) -> Selection:
+        assert state.search is not None
         if state.is_due(k):
-            chosen = largest(acc, k, magnitudes)
-            state.renew(least(magnitudes[chosen]), k, self.every)
+            chosen, values = state.search.kernel.top(acc, rest, k)
+            state.renew(least(values.abs()), k, self.every)
         else:
-            chosen = host.nonzero(state.scratch.at_least(state.threshold))
+            chosen, values = state.search.kernel.beyond(acc, rest, state.threshold)
             count = len(chosen)
             state.drift(count, k, self.drift)
             if count > TOO_MANY * k:  # the k largest are among them
-                chosen = chosen[magnitudes[chosen].topk(k, sorted=False).indices]
-                state.renew(least(magnitudes[chosen]), k, state.left)
+                best = values.abs().topk(k, sorted=False).indices
+                chosen, values = chosen[best], values[best]
+                state.renew(least(values.abs()), k, state.left)
         state.left -= 1
-        return Selection(chosen)
+        return Selection(chosen, values=values)
+
+
+def no_threshold(like: Tensor) -> Tensor:
+    """0-d, where thresholds are kept of buckets like this one."""
+    return torch.zeros((), dtype=work_dtype(like.dtype), device=like.device)
 
 
 def least(magnitudes: Tensor) -> Tensor:
@@ -151,7 +160,7 @@ class SplitReduceBalance(Part):
     needs_exact: ClassVar[bool] = False
 
     def init(self, like: Tensor, place: Place) -> Regions:
-        return Regions(Reused(Scratch.like(like[:1]).magnitudes.new_zeros(())))
+        return Regions(Reused(no_threshold(like)))
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: Regions) -> Delivery:
         sent_bytes = 0

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,8 +12,9 @@ from sparsify.aggregate import Sparsifier
 from sparsify.comm import Comm
 from sparsify.exchange import AllReduce
 from sparsify.feedback import LowPass
-from sparsify.parts import Place, Selection, work_dtype
-from sparsify.select import ExactlyK, largest
+from sparsify.kernels import Search, kernel
+from sparsify.parts import Place, Selection
+from sparsify.select import ExactlyK
 
 
 def scalecom(
@@ -40,7 +41,7 @@ def scalecom(
 class Turn:
     """Whose turn it is."""
 
-    work: Tensor = field(metadata={"saved": False})  # (n,)
+    search: Search
     step: int = 0
 
 
@@ -51,14 +52,14 @@ class LeaderTopK(ExactlyK):
     shared: ClassVar[bool] = True
 
     def init(self, like: Tensor, place: Place) -> Turn:
-        return Turn(torch.empty_like(like, dtype=work_dtype(like.dtype)))
+        return Turn(Search(kernel(like, place.select)))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Turn) -> Selection:
         leader = state.step % comm.size
         state.step += 1
         kind = torch.int32 if acc.numel() <= 2**31 else torch.int64
         if comm.rank == leader:
-            indices = largest(acc, k, state.work).to(kind)
+            indices = state.search.kernel.top(acc, None, k).indices.to(kind)
         else:
             indices = torch.empty(k, dtype=kind, device=acc.device)
         comm.broadcast(indices, leader)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsify import host
 from sparsify.aggregate import Sparsifier
 from sparsify.comm import Comm
 from sparsify.exchange import AllGather
@@ -93,7 +92,7 @@ class Sidco(About):
             raise ValueError(f"adapt_every={self.adapt_every} is out of range: it must be at least 1 step")
 
     def init(self, like: Tensor, place: Place) -> Adaptation:
-        return Adaptation(Scratch.like(like))
+        return Adaptation(Scratch.of(like, place))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Adaptation) -> Selection:
         n = acc.numel()
@@ -101,10 +100,10 @@ class Sidco(About):
             return Selection(torch.arange(n, device=acc.device))
         ratio = k / n
         threshold = self.threshold(acc, stage_ratios(ratio, state.stages, self.first_ratio), state.scratch)
-        state.scratch.take(acc)
-        chosen = host.nonzero(state.scratch.at_least(threshold))
-        self.adapt_stages(len(chosen) / k, ratio, state)
-        return Selection(chosen)
+        state.scratch.prepare(acc)
+        chosen = state.scratch.reaching(acc, threshold)
+        self.adapt_stages(len(chosen.indices) / k, ratio, state)
+        return chosen
 
     def threshold(self, acc: Tensor, ratios: list[float], scratch: Scratch) -> Tensor:
         """(n,) -> 0-d. Never above the largest magnitude: what exceeds it is never empty and has a mean."""

@@ -12,7 +12,7 @@ from sparsify.aggregate import Sparsifier
 from sparsify.comm import Comm
 from sparsify.feedback import ErrorFeedback
 from sparsify.parts import Delivery, Part, Place, Run, Selection, Sparse, Work, check_choice
-from sparsify.select import ExactlyK, TopK, largest
+from sparsify.select import ExactlyK, TopK
 from sparsify.split import differences, even_borders, rounding_errors, split_and_reduce
 from sparsify.wire import Wire
 
@@ -79,7 +79,7 @@ class TopKOfEach(ExactlyK):
         best += torch.arange(0, whole, self.bucket, device=acc.device)[:, None]
         chosen = [best.flatten()]
         if last:
-            chosen.append(largest(acc[whole:], last, work[whole:]) + whole)
+            chosen.append(work[whole:].topk(last, sorted=False).indices + whole)
         return Selection(torch.cat(chosen))
 
 

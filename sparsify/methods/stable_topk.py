@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -12,10 +13,11 @@ from sparsify.aggregate import Sparsifier
 from sparsify.comm import Comm
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
-from sparsify.parts import Part, Place, Selection, check_choice, work_dtype
-from sparsify.select import largest
+from sparsify.kernels import Search, kernel
+from sparsify.parts import Part, Place, Selection, check_choice
 
 SCORES = ("l1", "l2", "max", "count")
+ORDERS = {"l1": 1, "l2": 2, "max": math.inf}  # the norm that each of these is
 
 
 def stable_topk(
@@ -57,7 +59,7 @@ def stable_topk(
 class Choice:
     """What was chosen, and for how long."""
 
-    work: Tensor = field(metadata={"saved": False})  # (n,)
+    search: Search
     indices: Tensor  # (k',)
     k: int = 0  # for which; 0: nothing chosen yet
     left: int = 0  # steps until a new choice
@@ -86,21 +88,21 @@ class StableBlocks(Part):
         return k // block * block - missing(n, block), k // block * block
 
     def init(self, like: Tensor, place: Place) -> Choice:
-        work = torch.empty_like(like, dtype=work_dtype(like.dtype))
-        return Choice(work, torch.empty(0, dtype=torch.int64, device=like.device))
+        nothing = torch.empty(0, dtype=torch.int64, device=like.device)
+        return Choice(Search(kernel(like, place.select)), nothing)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Choice) -> Selection:
         sent_bytes = 0
         if not state.left or state.k != k:
-            state.indices, sent_bytes = self.choose(acc, k, comm, state.work)
+            state.indices, sent_bytes = self.choose(acc, k, comm, state.search)
             state.k, state.left = k, self.every
         state.left -= 1
         return Selection(state.indices, sent_bytes)
 
-    def choose(self, acc: Tensor, k: int, comm: Comm, work: Tensor) -> tuple[Tensor, int]:
+    def choose(self, acc: Tensor, k: int, comm: Comm, search: Search) -> tuple[Tensor, int]:
         """(k',) indices of the chosen buckets, ascending; the bytes spent."""
         n, block = acc.numel(), min(self.block, k)
-        scores = comm.all_reduce(self.scores(acc, k, block, work))
+        scores = comm.all_reduce(self.scores(acc, k, block, search))
         num_chosen = k // block if k < n else len(scores)
         # Stable: of equal scores the first wins, on every worker.
         best = scores.sort(descending=True, stable=True).indices[:num_chosen].sort().values
@@ -109,21 +111,18 @@ class StableBlocks(Part):
             indices = indices[: len(indices) - missing(n, block)]
         return indices, cost.all_reduce(scores.nbytes, comm.size).sent_bytes
 
-    def scores(self, acc: Tensor, k: int, block: int, work: Tensor) -> Tensor:
+    def scores(self, acc: Tensor, k: int, block: int, search: Search) -> Tensor:
         """(n,) -> (number of buckets,): this worker's."""
         n = acc.numel()
         whole, scores = n // block, acc.new_zeros(-(-n // block))
         if self.score == "count":
-            mine = largest(acc, k, work)
+            mine = search.kernel.top(acc, None, k).indices
             return scores.index_add_(0, mine // block, scores.new_ones(1).expand(k))
-        torch.abs(acc, out=work)
-        if self.score == "l2":
-            work.square_()
-        combine = torch.amax if self.score == "max" else torch.sum
-        combine(work[: whole * block].view(whole, block), dim=1, out=scores[:whole])
+        order = ORDERS[self.score]  # one pass each, and nothing of size n is written
+        torch.linalg.vector_norm(acc[: whole * block].view(whole, block), order, dim=1, out=scores[:whole])
         if whole < len(scores):
-            combine(work[whole * block :], dim=0, out=scores[whole])
-        return scores
+            torch.linalg.vector_norm(acc[whole * block :], order, dim=0, out=scores[whole])
+        return scores.square_() if self.score == "l2" else scores
 
 
 def missing(n: int, block: int) -> int:
