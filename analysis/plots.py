@@ -156,6 +156,15 @@ def number(value: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def with_interval(value: Value | None) -> str:
+    """'1.23 [1.1, 1.4]'."""
+    if value is None:
+        return "-"
+    if value.low is None:
+        return number(value.value)
+    return f"{number(value.value)} [{number(value.low)}, {number(value.high)}]"
+
+
 def _fill(origin: str, colour: str) -> dict[str, Any]:
     fill = ORIGINS[origin]
     return fill | {"facecolor": fill["facecolor"] or colour}

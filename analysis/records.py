@@ -28,7 +28,7 @@ LAUNCH_FIELDS = ("data", "launch", "profile", "recipe")
 # Of a cluster's description only this is measured; partitions, accounts and limits are how one gets there.
 CLUSTER_FIELDS = ("name", "where", "gpu", "link", "workers_per_node")
 # Fields that came later: without them, records mean these, and keep their keys.
-IMPLIED = {"comm": "torch", "container": "none"}
+IMPLIED = {"comm": "torch", "container": "none", "select": "torch", "overlap": False}
 
 
 def now() -> str:

@@ -38,6 +38,11 @@ class Value(NamedTuple):
     n: int = 1
     of: str = "runs"
 
+    def more_in_percent(self) -> Value:
+        """Of a ratio: by how many percent it exceeds 1."""
+        low, high = (None if edge is None else 100 * (edge - 1) for edge in (self.low, self.high))
+        return Value(100 * (self.value - 1), low, high, self.n, self.of)
+
     def minus(self, other: Value) -> Value:
         """The difference of two independent values; the halves of their intervals add in quadrature."""
         value, fewest = self.value - other.value, min(self, other, key=lambda each: each.n)
@@ -154,6 +159,15 @@ def of_phases(
         return None
     by_phase = [_units([table[phase].to_numpy() for table in tables]) for phase in phases]
     return _estimate(by_phase, statistic, paired=True)
+
+
+def phase_ratio(frames: Frames, keys: Sequence[str], baseline: Sequence[str], phase: str) -> Value | None:
+    """How many times longer a phase takes in `keys` than in `baseline`. None where it was not recorded."""
+    tables = [[phase_seconds(frames, key) for key in some] for some in (keys, baseline)]
+    if not all(some and all(phase in table for table in some) for some in tables):
+        return None
+    units = [_units([table[phase].to_numpy() for table in some]) for some in tables]
+    return _estimate(units, lambda seconds, base: seconds / base)
 
 
 def over_seeds(values: Sequence[float]) -> Value:

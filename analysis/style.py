@@ -37,6 +37,9 @@ LOOKS = {
     "randomk": Look("Random-k", "#D55E00", "^", ".."),
     "randomk-feedback": Look("Random-k with feedback", "#CC79A7", "v", "xx"),
     "topk-layer": Look("Top-k layer-wise", "#56B4E9", "D", "\\\\"),
+    "topk-fused": Look("Top-k, fused", "#009E73", "h", "--"),
+    "topk-buckets-fused": Look("Top-k, fused, buckets", "#E69F00", "X", "||"),
+    "topk-buckets-fused-overlapped": Look("Top-k, fused, overlapped", "#882255", "*", "++"),
     "null": Look("null (first k)", "#999999", "P", "++"),
 }
 # For methods that have no look yet: Tol's muted palette, chosen by the name, so that it never depends on
@@ -113,14 +116,26 @@ def two_columns(height: float = 2.7) -> dict[str, Any]:
 
 
 def method_id(run: Mapping[str, Any]) -> str:
-    """What tells methods apart in a figure, from a row of `Frames.runs`: name, scope and feedback."""
+    """What tells methods apart in a figure, from a row of `Frames.runs`: name, scope, feedback, and who
+    searches.
+    """
     name = str(run["method.name"])
     if run.get("method.scope") not in (None, "global") and isinstance(run.get("method.scope"), str):
         name += f"-{run['method.scope']}"
     feedback = run.get("method.feedback")
     if name == "randomk" and (_is_true(feedback) or feedback == "gradient"):
         name += "-feedback"
-    return name
+    return name + _execution(run)
+
+
+def _execution(run: Mapping[str, Any]) -> str:
+    """How the same mathematics was carried out, where not as published."""
+    scope, text = str(run.get("method.scope")), ""
+    if scope.replace(".", "", 1).isdigit():
+        text += "-buckets"
+    if run.get("select") == "fused":
+        text += "-fused"
+    return text + ("-overlapped" if _is_true(run.get("overlap")) else "")
 
 
 def look(method: str) -> Look:

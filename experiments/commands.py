@@ -70,14 +70,20 @@ def reproduce_(words: list[str], options: set[str]) -> int:
 
 def figures_(words: list[str], options: set[str]) -> int:
     """Every figure again from stored records, this checkout's first, else those that the repository ships."""
+    from experiments.figures import select
     from experiments.reproduce import redraw_all
 
-    for item in words:
+    folders = Folders()
+    items = [word for word in words if word != "select"]  # drawn from a benchmark's records, not from runs
+    for item in items:
         figures.check(item)
-    drawn = redraw_all(Folders(), words or list(figures.items()))
+    drawn = redraw_all(folders, items or ([] if words else list(figures.items())))
     for one in drawn:
         print(f"{one.picture} (from {one.source})")
-    if not drawn:
+    benched = select.redraw(folders) if not words or "select" in words else []
+    for picture in benched:
+        print(picture)
+    if not drawn and not benched:
         say("no stored records suffice for any figure; make some with `make reproduce-fig4`")
         return 1
     return 0

@@ -31,6 +31,8 @@ CHOICES = {
     "device": ("cpu", "cuda"),
     "comm": ("torch", "horovod"),
     "precision": ("fp32", "fp64", "tf32"),
+    "select": ("auto", "torch", "fused"),
+    "overlap": (False, True),
     "train.validate": ("epoch", "never"),
     "timing.mode": ("serialised", "production", "as_published"),
     "data.fallback": ("digits", "refuse"),
@@ -178,8 +180,8 @@ def _check(config: dict[str, Any]) -> None:
     for dotted, choices in CHOICES.items():
         if leaf(config, dotted) not in choices:
             value = leaf(config, dotted)
-            hint = did_you_mean(str(value), list(choices))
-            raise ValueError(f"no {dotted} {value!r}{hint}; there are: {', '.join(choices)}")
+            hint = did_you_mean(str(value), [*map(str, choices)])
+            raise ValueError(f"no {dotted} {value!r}{hint}; there are: {', '.join(map(str, choices))}")
     for dotted, least in (
         ("workers", 1),
         ("threads", 1),
@@ -205,6 +207,12 @@ def _check(config: dict[str, Any]) -> None:
     if config["cluster"]["where"] == "virtual" and config["comm"] == "horovod":
         raise ValueError(
             "comm=horovod joins processes, and cluster=virtual runs all workers in one; take cluster=local"
+        )
+    in_turns = config["cluster"]["where"] == "virtual" or config["timing"]["mode"] != "production"
+    if config["overlap"] and in_turns:
+        raise ValueError(
+            "overlap=true needs processes (cluster=local or a SLURM cluster) and timing.mode=production: "
+            "virtual ranks work in turns, and the other modes take the phases apart that should overlap"
         )
     if config["cluster"]["where"] == "virtual" and config["cluster"]["link"]["alpha_s"] is None:
         raise ValueError(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from analysis.records import Attempt, RankLog, write_atomic
 from experiments import data as datasets
@@ -19,7 +18,7 @@ from experiments.checkpoints import Keeper
 from experiments.provenance import provenance, state
 from experiments.signals import Preempted, Stop
 from experiments.tasks import REGISTRY as TASKS
-from experiments.train import Setting, train
+from experiments.train import Setting, Trained, train
 from slurm.environment import Place
 from sparsify.comm import Comm, GivenUp, WorkerLost, virtual
 from sparsify.cost import Link
@@ -39,6 +38,7 @@ class Outcome(NamedTuple):
     tensors: int
     weights: str  # SHA-256 of rank 0's final parameters
     agreed: bool  # do all ranks hold these very weights?
+    searching: dict[str, Any]  # of rank 0, see `train.searched`
 
 
 def execute(
@@ -68,8 +68,9 @@ def execute(
     data = datasets.load(task.dataset, Path(root) if (root := orders["data_root"]) else None, device)
     steps_per_epoch = task.steps_per_epoch(data, config["workers"])
     num_steps = config["train"]["steps"] or config["train"]["epochs"] * steps_per_epoch
+    validates, dtype = config["train"]["validate"] == "epoch", DTYPES[config["precision"]]
     setting = Setting(
-        config["seed"], num_steps, config["train"]["validate"] == "epoch", device, DTYPES[config["precision"]]
+        config["seed"], num_steps, validates, device, dtype, config["select"], config["overlap"]
     )
     synchronise: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
     link, is_virtual = config["cluster"]["link"], config["cluster"]["where"] == "virtual"
@@ -91,10 +92,10 @@ def execute(
         )
         try:
             told = progress if comm.rank == 0 else (lambda step: None)
-            model = train(task, data, method, comm, timer, log, setting, told, keeper)
+            trained = train(task, data, method, comm, timer, log, setting, told, keeper)
         finally:
             log.flush(durable=True)
-        return outcome(model, comm, num_steps, steps_per_epoch)
+        return outcome(trained, comm, num_steps, steps_per_epoch)
 
     try:
         if is_virtual:
@@ -162,16 +163,17 @@ def prepare_device(config: dict[str, Any], place: Place) -> torch.device:
     return device
 
 
-def outcome(model: nn.Module, comm: Comm, steps: int, steps_per_epoch: int) -> Outcome:
+def outcome(trained: Trained, comm: Comm, steps: int, steps_per_epoch: int) -> Outcome:
     """Compare the final weights over the ranks, bit for bit. Collective."""
-    parameters = [p.detach() for p in model.parameters()]
+    parameters = [p.detach() for p in trained.model.parameters()]
     digest = hashlib.sha256()
     for p in parameters:
         digest.update(p.cpu().contiguous().numpy().tobytes())
     mine = torch.tensor(list(digest.digest()), dtype=torch.int32, device=parameters[0].device)
     agreed = all(torch.equal(mine, other) for other in comm.all_gather(mine))
     size = sum(p.numel() for p in parameters)
-    return Outcome(steps, steps_per_epoch, size, len(parameters), digest.hexdigest(), agreed)
+    weights, searching = digest.hexdigest(), trained.searching
+    return Outcome(steps, steps_per_epoch, size, len(parameters), weights, agreed, searching)
 
 
 class Progress:

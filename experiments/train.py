@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,7 +16,9 @@ from experiments.task import Task
 from sparsify.aggregate import Method
 from sparsify.aggregator import Aggregator, NonFinite
 from sparsify.comm import Comm, Metered
+from sparsify.kernels import Tally
 from sparsify.optimiser import check_momentum
+from sparsify.overlap import Overlap
 from sparsify.parts import Place
 from sparsify.timer import PhaseTimer
 
@@ -31,6 +34,11 @@ class Log(Protocol):
     def flush(self) -> None: ...
 
 
+class Trained(NamedTuple):
+    model: nn.Module
+    searching: dict[str, Any]  # see `searched`
+
+
 class Setting(NamedTuple):
     """What the loop needs besides task and method."""
 
@@ -39,6 +47,8 @@ class Setting(NamedTuple):
     validate: bool  # after every epoch and at the end
     device: torch.device
     dtype: torch.dtype
+    select: str = "auto"  # see sparsify.kernels
+    overlap: bool = False  # buckets are aggregated while backpropagation goes on
 
 
 def train(
@@ -51,8 +61,8 @@ def train(
     setting: Setting,
     progress: Callable[[int], None] = lambda step: None,
     keeper: Keeper | None = None,
-) -> nn.Module:
-    """Train one worker's model together with the others; returns the model.
+) -> Trained:
+    """Train one worker's model together with the others.
 
     Args:
         keeper: saves now and then, and knows where to go on from.
@@ -63,7 +73,9 @@ def train(
         comm.broadcast(tensor)
     optimiser = task.optimiser(model)
     check_momentum(optimiser, method)
-    aggregator = Aggregator(method, model.named_parameters(), Metered(comm, timer), timer, seed)
+    metered, named = Metered(comm, timer), model.named_parameters()
+    aggregator = Aggregator(method, named, metered, timer, seed, select=setting.select)
+    overlap = Overlap(aggregator) if setting.overlap else None
     gradients = aggregator.gradients
     augmentation = Place(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
     steps_per_epoch = task.steps_per_epoch(data, comm.size)
@@ -84,14 +96,20 @@ def train(
                 loss = task.loss(model(inputs), labels)
             with timer.phase("backward"):
                 gradients.zero_()
+                rate = task.learning_rate(step, steps_per_epoch)
+                if overlap:
+                    overlap.begin(epoch, rate)
                 loss.backward()
                 if timer.mode == "as_published":
                     loss.item()  # the published code reads the loss here, its first wait for the device
+            if overlap:
+                report = overlap.finish()
             with timer.phase("check"):
-                finite = gradients.finite()
+                finite = gradients.finite()  # of the average, where they overlap
                 if timer.mode != "production" and (layer := gradients.nonfinite(finite)):
                     raise NonFinite(comm.rank, step, layer)
-            report = aggregator.aggregate(epoch, rate := task.learning_rate(step, steps_per_epoch))
+            if not overlap:
+                report = aggregator.aggregate(epoch, rate)
             with timer.phase("update"):
                 set_learning_rate(optimiser, rate)
                 optimiser.step()
@@ -136,7 +154,16 @@ def train(
         if keeper and step + 1 < setting.num_steps:
             keeper.end_step(step + 1, parts)
     log.flush()
-    return model
+    if overlap:
+        overlap.close()
+    return Trained(model, searched(aggregator))
+
+
+def searched(aggregator: Aggregator) -> dict[str, Any]:
+    """Who searched this worker's buckets for what to send, and how often the guess of a bound was wrong."""
+    found = aggregator.searching()
+    total = sum(found.values(), Tally())
+    return {"kernel": " and ".join(found) or None, **asdict(total)}
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:

@@ -83,16 +83,23 @@ class Aggregator:
             epoch: counted from 0, for the density schedule.
             lr: the optimiser's, for feedback in the learning-rate domain.
         """
+        step = self.begin(epoch, lr)
+        self.method.prepare(self.gradients.flat, self.comm)
+        reports = [self.aggregate_bucket(at, step) for at in range(len(self.states))]
+        return Report(*(sum(numbers) for numbers in zip(*reports, strict=True)))
+
+    def begin(self, epoch: int, lr: float) -> Step:
+        """The next step, which all workers agree upon."""
         step = Step(self.method.density_at(epoch), lr)
         if self.debug:
             self._shake_hands(step)
         self.step += 1
-        self.method.prepare(self.gradients.flat, self.comm)
-        reports = [
-            self.method.aggregate(bucket.flat, step, state, self.comm, self.timer)
-            for bucket, state in zip(self.gradients.buckets, self.states, strict=True)
-        ]
-        return Report(*(sum(numbers) for numbers in zip(*reports, strict=True)))
+        return step
+
+    def aggregate_bucket(self, at: int, step: Step) -> Report:
+        """One bucket's share of a step; buckets in the same order on all workers."""
+        bucket = self.gradients.buckets[at]
+        return self.method.aggregate(bucket.flat, step, self.states[at], self.comm, self.timer)
 
     def check_finite(self) -> None:
         """Raise `NonFinite` on all workers if any worker's gradient has a NaN or Inf; residuals are

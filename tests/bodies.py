@@ -72,8 +72,25 @@ def weights_after_20_steps(comm: Comm, now: Callable[[], float]) -> dict[str, to
     found = {}
     for name, hyperparameters in METHODS.items():
         method = build(name.partition(" ")[0], **hyperparameters)
-        model = train(task, data, method, comm, PhaseTimer("serialised", now), NoLog(), setting)
+        model = train(task, data, method, comm, PhaseTimer("serialised", now), NoLog(), setting).model
         found[name] = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return found
+
+
+def overlapped_and_not(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Flat final weights by method, with and without overlap; how many buckets were begun with early."""
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {"lr": 0.05})
+    found = {}
+    for name in ("topk", "dense", "randomk", "gaussiank"):
+        for scope in ("layer", 0.05):
+            for overlap in (False, True):
+                setting = Setting(0, 10, False, device, torch.float64, overlap=overlap)
+                sparse = {} if name == "dense" else {"density": 0.01}
+                method, timer = build(name, scope=scope, **sparse), PhaseTimer("production", now)
+                model = train(task, data, method, comm, timer, NoLog(), setting).model
+                found[f"{name} {scope} {overlap}"] = _weights(model)
     return found
 
 
@@ -237,7 +254,7 @@ def _kept(
     log = RankLog(attempt.rank_path(comm.rank))
     keeper = Keeper(attempt, comm, log, stop, None, device)
     keeper.find()
-    model = train(task, data, build(name, **KEPT[name]), comm, timer, log, setting, progress, keeper)
+    model = train(task, data, build(name, **KEPT[name]), comm, timer, log, setting, progress, keeper).model
     assert [line["step"] for line in read_lines(log.path)[0]] == list(range(KEPT_STEPS))
     return _weights(model)
 

@@ -16,7 +16,10 @@ from tests import synthetic
 
 ITEMS = sorted(figures.items())
 PROFILES = ("smoke", "laptop", "paper")
-MODE = {"fig1": "serialised", "fig4": "serialised", "speed": "production"}
+MODE = {
+    "fig1": "serialised", "fig4": "serialised", "fig4-fast": "serialised", "speed": "production",
+    "speed-fast": "production",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +130,13 @@ def test_nothing_is_drawn_of_nothing_and_the_page_still_says_so(item: str) -> No
     assert "not run" in page(item, empty(), "laptop")
 
 
-@pytest.mark.parametrize("item", ["fig1", "fig4", "speed"])
+@pytest.mark.parametrize("item", sorted(MODE))
 def test_simulated_times_are_labelled_in_picture_caption_and_tables(item: str, tmp_path: Path) -> None:
     store = Store(tmp_path)
-    for method in ("dense", "topk", "randomk"):
+    for method, select in (("dense", "torch"), ("topk", "torch"), ("topk", "fused"), ("randomk", "torch")):
         config = synthetic.config(method, timing={"mode": MODE[item], "warmup_steps": 4, "span_steps": 2})
-        synthetic.timed(store, config | {"cluster": config["cluster"] | {"where": "virtual"}})
+        virtual = {"cluster": config["cluster"] | {"where": "virtual"}}
+        synthetic.timed(store, config | virtual | {"select": select})
     frames, _ = from_attempts(store.all_valid())
     figure = figures.load(item).draw(frames, "paper")
     labels = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]

@@ -34,7 +34,7 @@ def weights(device: torch.device, method: str, mode: str) -> list[torch.Tensor]:
     def body(comm: virtual.VirtualComm) -> torch.Tensor:
         timer = PhaseTimer(mode, comm.now, synchronise)
         density = {} if method == "dense" else {"density": 0.01}
-        model = train(task, data, sparsify.build(method, **density), comm, timer, NoLog(), setting)
+        model = train(task, data, sparsify.build(method, **density), comm, timer, NoLog(), setting).model
         return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
 
     return virtual.run(2, body, synchronise=synchronise)

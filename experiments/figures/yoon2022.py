@@ -42,6 +42,7 @@ CONVERGENCE = {
     ],
     "paper": ["cluster=virtual", "train.validate=epoch", "timing.mode=production"],
 }  # fmt: skip
+FAST_SEED = 10  # the first seed of `fast_runs`
 # 0.001 of 34,058 parameters would be 34 numbers a step, and the density warm-up a fifth of the training.
 SMALL_MODEL_DENSITY = ["method.density=0.01", "method.density_warmup=[]"]
 
@@ -54,6 +55,19 @@ def timing_runs(profile: str, mode: str, methods: Sequence[str] = METHODS) -> li
         [*shared, f"method={method}", *_steady(method), f"seed={seed}"]
         for seed in REPEATS[profile]
         for method in methods
+    ]
+
+
+def fast_runs(profile: str, mode: str, variants: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Dense, Top-k as published and `variants`, of the timed experiment; in repetitions of their own, so that
+    all of them are measured in turns, whatever fig4 and speed have measured before.
+    """
+    shared = [*_start(profile, TIMING), "train.validate=never", f"timing.mode={mode}"]
+    sparse = ["method=topk", "method.density_warmup=[]"]
+    return [
+        [*shared, *words, f"seed={FAST_SEED + seed}"]
+        for seed in REPEATS[profile]
+        for words in (["method=dense"], sparse, *([*sparse, *variant] for variant in variants))
     ]
 
 

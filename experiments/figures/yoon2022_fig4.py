@@ -101,7 +101,7 @@ def claims() -> list[Claim]:
             kind="ordering",
             tolerance=0.0,
             reason="Compression less the larger of FP + BP and communication; dominant means above 0.",
-            ours=_dominance,
+            ours=lambda frames: dominance(frames, "topk"),
             timed=True,
         ),
         Claim(
@@ -174,11 +174,11 @@ def _phases(frames: Frames, method: str, phases: tuple[str, ...], statistic: Cal
     return of_phases(frames, yoon2022.keys(frames, method, MODE), phases, statistic)
 
 
-def _dominance(frames: Frames) -> Value | None:
+def dominance(frames: Frames, method: str) -> Value | None:
+    """By how much of the iteration, in %, compression exceeds the larger of FP + BP and communication."""
     phases = ("select", "forward", "backward", "wait", "transfer", "step")
-
     return _phases(
-        frames, "topk", phases,
+        frames, method, phases,
         lambda select, fp, bp, wait, sent, step: 100 * (select - np.maximum(fp + bp, wait + sent)) / step,
     )  # fmt: skip
 

@@ -61,7 +61,7 @@ def table(frames: Frames) -> str:
             speed = throughput(frames, yoon2022.keys(frames, method, mode))
             ratio = Value(1.0) if method == "dense" else _slowdown(frames, method, mode)
             label, n = style.look(method).label, f"{speed.n} {speed.of}"
-            cells = (label, mode, _with_interval(speed), _with_interval(ratio), n)
+            cells = (label, mode, plots.with_interval(speed), plots.with_interval(ratio), n)
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -273,20 +273,9 @@ def _slowdown(frames: Frames, method: str, mode: str = "") -> Value | None:
 def _longer(frames: Frames, method: str, baseline: str = "dense") -> Value | None:
     """By how many percent an iteration of `method` is longer, nothing synchronising inside it."""
     ratio = slowdown(frames, yoon2022.keys(frames, method, MODE), yoon2022.keys(frames, baseline, MODE))
-    if ratio is None:
-        return None
-    low, high = (None if edge is None else 100 * (edge - 1) for edge in (ratio.low, ratio.high))
-    return Value(100 * (ratio.value - 1), low, high, ratio.n, ratio.of)
+    return None if ratio is None else ratio.more_in_percent()
 
 
 def _on(hardware: str, ours: Callable[[Frames], Value | None]) -> Callable[[Frames], Value | None]:
     """`ours`, where the records are from that hardware; else there is nothing to report."""
     return lambda frames: ours(frames) if captions.is_on(frames, hardware) else None
-
-
-def _with_interval(value: Value | None) -> str:
-    if value is None:
-        return "-"
-    if value.low is None:
-        return plots.number(value.value)
-    return f"{plots.number(value.value)} [{plots.number(value.low)}, {plots.number(value.high)}]"
