@@ -35,6 +35,12 @@ class Sparse(NamedTuple):
         buffer.index_add_(0, self.indices, self.values.to(buffer.dtype), alpha=alpha)
 
 
+def without_nan(part: Sparse) -> Sparse:
+    """The part but for its NaNs, which no comparison with a number holds for."""
+    numbers = part.values == part.values
+    return part if numbers.all() else Sparse(part.indices[numbers], part.values[numbers])
+
+
 class Run(NamedTuple):
     """Consecutive elements of a bucket."""
 

@@ -221,7 +221,7 @@ def test_all_beyond_a_threshold_are_found(
     make: Callable[..., Kernel], threshold: float | Tensor, strict: bool
 ) -> None:
     kernel = make(normal())
-    for shaped in ("few values", "mostly zero", "normal"):
+    for shaped in ("few values", "mostly zero", "normal", "not finite", "all NaN"):
         acc, grad = SHAPED[shaped](normal(seed=1)), torch.zeros(N)
         expected = (acc.abs() > threshold) if strict else (acc.abs() >= threshold)
         found = kernel.beyond(acc, grad, threshold, strict)

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @runtime_checkable
 class Kernel(Protocol):
-    """For one bucket: buffers are made for it once, so use it for tensors like the one it was made for."""
+    """For one bucket: buffers are made for it once, so use it for that bucket, or for parts of it."""
 
     @property
     def name(self) -> str: ...
@@ -42,8 +42,8 @@ class Kernel(Protocol):
     def beyond(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> Sparse:
-        """acc (n,) += grad (n,); all elements with |acc| >= threshold (> if strict), indices ascending. One
-        host synchronisation, for how many they are.
+        """acc (n,) += grad (n,); all elements with |acc| >= threshold (> if strict), indices ascending; NaN
+        is not beyond anything. One host synchronisation, for how many they are.
         """
 
     def tally(self) -> Tally:
@@ -107,4 +107,9 @@ def compiled() -> bool:
 
 def for_gpu(like: Tensor) -> Kernel | None:
     """Triton, where it is installed."""
-    return None
+    try:
+        from sparsify.kernels import gpu  # Triton takes its time to import
+    except ImportError as why:
+        log.warning("selecting with torch.topk, which is slower than Triton's kernels: %s", why)
+        return None
+    return gpu.Gpu(like) if gpu.supports(like) else None

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sparsify import host
 from sparsify.kernels.tally import Tally
-from sparsify.parts import Sparse, check_k
+from sparsify.parts import Sparse, check_k, without_nan
 
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
@@ -103,10 +103,8 @@ class Native:
             self._make_room(parts * (most + most // 4 + self.slack))
         starts = range(0, parts * (capacity + self.slack), capacity + self.slack)
         pieces = [slice(at, at + int(count)) for at, count in zip(starts, counts, strict=True)]
-        return Sparse(
-            torch.cat([self.indices[piece] for piece in pieces]),
-            torch.cat([self.values[piece] for piece in pieces]),
-        )
+        indices, values = (torch.cat([one[at] for at in pieces]) for one in (self.indices, self.values))
+        return without_nan(Sparse(indices, values))
 
     def tally(self) -> Tally:
         """See `Kernel.tally`."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsify import host
 from sparsify.kernels.tally import Tally
-from sparsify.parts import Sparse, check_k, work_dtype
+from sparsify.parts import Sparse, check_k, without_nan, work_dtype
 
 CHUNK = 2**16  # elements: 256 KB of float32, of which three have room in today's level-2 caches
 UNSAMPLED, SAMPLE, RUN = 2**14, 2**16, 8  # as in native.cpp
@@ -70,7 +70,7 @@ class Vectorised:
         host.waited()  # for how many there are
         found = self._reaching(acc, grad, self._least_key(threshold, acc.dtype, strict), acc.numel())
         assert found is not None
-        return self._part(acc.numel(), *found)
+        return without_nan(self._part(acc.numel(), *found))
 
     def tally(self) -> Tally:
         """See `Kernel.tally`."""

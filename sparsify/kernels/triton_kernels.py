@@ -1,0 +1,526 @@
+# mypy: ignore-errors
+# ruff: noqa: SIM108 (a branch on what is read at run time is a statement to Triton)
+"""What runs on the GPU, in Triton; gpu.py says in which order.
+
+A key is the bits of |x| as an integer: its order is that of magnitudes, NaN above Inf. `work` (WORK,) int32
+holds numbers that kernels leave to later ones, then five histograms. Within one launch programs meet in
+atomics only, and none waits for another.
+
+Offsets are int32 (gpu.py refuses longer vectors); a stride can make them longer, so addresses are int64.
+"""
+
+import triton
+import triton.language as tl
+
+# Numbers in `work`. All are 0 when a call begins.
+BOUND = tl.constexpr(0)  # least key of a candidate
+SHIFT = tl.constexpr(1)  # bits of a key below its bin in FIRST
+COUNT = tl.constexpr(2)  # elements that reached the bound
+ABOVE = tl.constexpr(3)  # elements above the bin that the k-th falls into
+EDGE = tl.constexpr(4)  # elements in that bin
+FAILED = tl.constexpr(5)  # 1: the bound was wrong, or the bin is too full
+EMITTED = tl.constexpr(6)  # slots given away in the result
+EDGED = tl.constexpr(7)  # slots given away among the edge's
+# Histograms in `work`: of candidates in two levels, of all elements in three.
+BINS = tl.constexpr(2048)
+FEW = tl.constexpr(1024)
+FIRST = tl.constexpr(16)
+SECOND = tl.constexpr(16 + 2048)
+HIGH = tl.constexpr(16 + 2 * 2048)
+MIDDLE = tl.constexpr(16 + 3 * 2048)
+LOW = tl.constexpr(16 + 3 * 2048 + 1024)
+HISTOGRAMS = tl.constexpr(3 * 2048 + 2 * 1024)
+WORK = tl.constexpr(16 + 3 * 2048 + 2 * 1024)
+# In `totals` (4,) int64, counted over all calls: see tally.Tally.
+STEPS = tl.constexpr(0)
+FALLBACKS = tl.constexpr(1)
+CANDIDATES = tl.constexpr(2)
+SELECTED = tl.constexpr(3)
+
+WORD = tl.constexpr(32)  # elements that a word of marks speaks of
+RUN = tl.constexpr(32)  # elements of a sample that lie side by side: a memory line
+
+
+@triton.jit
+def magnitude(values):
+    """float32 -> int32 keys."""
+    return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def read(vector, stride, offsets, inside, full):
+    """Elements of a vector, 0 where not inside. A full tile needs no mask, and its loads are wide."""
+    places = vector + offsets.to(tl.int64) * stride
+    if full:
+        values = tl.load(places)
+    else:
+        values = tl.load(places, mask=inside, other=0.0)
+    return values
+
+
+@triton.jit
+def accumulate(acc, grad, n, acc_stride, grad_stride, ADD: tl.constexpr, TILE: tl.constexpr):
+    """Of this program's tile: acc += grad, rounded once. -> sums (TILE / 32, 32), which of them exist."""
+    begin = tl.program_id(0) * TILE
+    offsets = begin + tl.arange(0, TILE // WORD)[:, None] * WORD + tl.arange(0, WORD)[None, :]
+    inside = offsets < n
+    places = acc + offsets.to(tl.int64) * acc_stride
+    added = grad + offsets.to(tl.int64) * grad_stride
+    if begin + TILE <= n:  # loads and stores without a mask are wide
+        sums = tl.load(places)
+        if ADD:
+            sums = sums + tl.load(added).to(tl.float32)
+            tl.store(places, sums)
+    else:
+        sums = tl.load(places, mask=inside, other=0.0)
+        if ADD:
+            sums = sums + tl.load(added, mask=inside, other=0.0).to(tl.float32)
+            tl.store(places, sums, mask=inside)
+    return sums, inside
+
+
+@triton.jit
+def mark(marks, keep, TILE: tl.constexpr):
+    """One bit for each element of this program's tile: 32 of them, first the lowest, are a word."""
+    bits = keep.to(tl.uint32) << tl.arange(0, WORD)[None, :].to(tl.uint32)
+    words = tl.program_id(0) * (TILE // WORD) + tl.arange(0, TILE // WORD)
+    tl.store(marks + words, tl.sum(bits, 1).to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def load_marks(marks, n, WORDS: tl.constexpr):
+    """This program's words, the first elements that they speak of, how many are marked in each."""
+    words = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    bits = tl.load(marks + words, mask=words * WORD < n, other=0).to(tl.uint32, bitcast=True)
+    return bits, words * WORD, popcount(bits)
+
+
+@triton.jit
+def popcount(x):
+    """uint32 -> how many bits are set, int32. Hacker's Delight, figure 5-2."""
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def exponent(x):
+    """uint32 powers of 2 -> which, int32; read off a float. Of 0: negative."""
+    return (x.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+
+
+@triton.jit
+def reserve(counter, mask):
+    """Slots (TILE,) for those in the mask, in their order, behind what other programs have; one atomic."""
+    ones = mask.to(tl.int32)
+    slots = tl.cumsum(ones, 0) - ones
+    return tl.atomic_add(counter, tl.sum(ones, 0), sem="relaxed") + slots
+
+
+@triton.jit
+def crossing(histogram, k, SIZE: tl.constexpr):
+    """The bin that the k-th largest falls into, how many are above it, how many in it; zeros if none."""
+    order = tl.arange(0, SIZE)
+    counts = tl.load(histogram + (SIZE - 1 - order))
+    above = tl.cumsum(counts, 0) - counts
+    here = (above < k) & (above + counts >= k)
+    bin = tl.sum(tl.where(here, SIZE - 1 - order, 0), 0)
+    return bin, tl.sum(tl.where(here, above, 0), 0), tl.sum(tl.where(here, counts, 0), 0)
+
+
+@triton.jit
+def first_bin(excess, shift):
+    """Keys less the bound -> bins; what is too large for them is in the last."""
+    return tl.minimum(excess >> shift, BINS - 1)
+
+
+@triton.jit
+def second_bin(excess, shift):
+    """Bins within a first bin: of 1/2048 of its width; within the last, which is wide, of 1/8 octave."""
+    last = ((excess >> shift) >= BINS - 1) & (shift < 20)
+    wide = (excess - ((BINS - 1) << shift)) >> 20
+    return tl.where(last, wide, excess >> (shift - 11)) & (BINS - 1)
+
+
+@triton.jit
+def scattered(number, turn):
+    """int32, int32 -> pseudo-random numbers of 31 bits."""
+    x = number.to(tl.uint32) * 0x2C1B3C6D + turn.to(tl.uint32) * 0x297A2D39
+    x = (x ^ (x >> 15)) * 0x2C1B3C6D
+    x = (x ^ (x >> 12)) * 0x297A2D39
+    return (x ^ (x >> 15)) >> 1
+
+
+@triton.jit(do_not_specialize=["n", "rank", "least", "forced"])
+def guess(
+    acc,
+    grad,
+    work,
+    totals,
+    n,  # elements
+    acc_stride,
+    grad_stride,
+    rank,  # so many of the sample are to reach the bound
+    least,  # no smaller bound
+    forced,  # for tests: the bound, if not negative
+    SAMPLED: tl.constexpr,
+    ADD: tl.constexpr,
+    SAMPLE: tl.constexpr,
+):
+    """One program: clear `work`; find the key that `rank` of a sample reach, from its upper 16 bits."""
+    number = tl.arange(0, 16)
+    tl.store(work + number, tl.zeros([16], tl.int32), mask=number > SHIFT)  # BOUND and SHIFT are stored below
+    tl.store(work + FIRST + tl.arange(0, HISTOGRAMS), tl.zeros([HISTOGRAMS], tl.int32))
+    low = tl.full((), 0, tl.int32)
+    shift = tl.full((), 20, tl.int32)
+    if SAMPLED:
+        # One run from each of equally long stretches, at another place each turn.
+        runs: tl.constexpr = SAMPLE // RUN
+        run = tl.arange(0, runs)
+        whole = tl.cast(n // RUN, tl.int64)
+        begin = run.to(tl.int64) * whole // runs
+        end = (run.to(tl.int64) + 1) * whole // runs
+        turn = tl.load(totals + STEPS).to(tl.int32)
+        start = (begin + scattered(run, turn).to(tl.int64) % (end - begin)) * RUN
+        places = start[:, None] + tl.arange(0, RUN)[None, :].to(tl.int64)
+        sums = tl.load(acc + places * acc_stride)
+        if ADD:
+            sums = sums + tl.load(grad + places * grad_stride).to(tl.float32)
+        keys = magnitude(sums)
+        bit = tl.full((), 1 << 30, tl.int32)
+        for _ in range(16):
+            trial = low | bit
+            reached = tl.sum(tl.sum((keys >= trial).to(tl.int32), 1), 0)
+            low = tl.where(reached >= rank, trial, low)
+            bit = bit >> 1
+        low = tl.maximum(low, least)
+        # Bins as narrow as they can be with the sample's largest still inside: they share out the atomics.
+        spread = tl.max(tl.max(keys, 1), 0) - low
+        shift = tl.full((), 14, tl.int32)
+        for _ in range(6):
+            shift += ((spread >> shift) >= BINS - 1).to(tl.int32)
+    low = tl.where(forced >= 0, forced, low)
+    tl.store(work + BOUND, low)
+    tl.store(work + SHIFT, shift)
+
+
+@triton.jit(do_not_specialize=["n"])
+def stream(
+    acc,
+    grad,
+    work,
+    marks,  # (n / 32, rounded up to whole tiles) int32
+    n,
+    acc_stride,
+    grad_stride,
+    ADD: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The pass over memory: acc += grad; what reaches the bound is marked."""
+    sums, inside = accumulate(acc, grad, n, acc_stride, grad_stride, ADD, TILE)
+    mark(marks, inside & (magnitude(sums) >= tl.load(work + BOUND)), TILE)
+
+
+@triton.jit(do_not_specialize=["n", "capacity"])
+def gather(
+    acc,
+    work,
+    marks,
+    indices,  # of candidates, (capacity,)
+    values,  # likewise
+    n,
+    acc_stride,
+    capacity,
+    WORDS: tl.constexpr,
+):
+    """What is marked is brought together, while there is room, and its keys are counted."""
+    bound = tl.load(work + BOUND)
+    shift = tl.load(work + SHIFT)
+    bits, first, counts = load_marks(marks, n, WORDS)
+    slots = tl.cumsum(counts, 0) - counts
+    slots += tl.atomic_add(work + COUNT, tl.sum(counts, 0), sem="relaxed")
+    for _ in range(tl.max(counts, 0)):
+        rest = bits & (bits - 1)  # without the lowest bit
+        index = first + exponent(bits ^ rest)
+        live = (bits != 0) & (slots < capacity)
+        value = tl.load(acc + index.to(tl.int64) * acc_stride, mask=live, other=0.0)
+        tl.store(indices + slots, index, mask=live)
+        tl.store(values + slots, value, mask=live)
+        bin = first_bin(magnitude(value) - bound, shift)
+        tl.atomic_add(work + FIRST + bin, 1, mask=live, sem="relaxed")
+        bits = rest
+        slots += 1
+
+
+@triton.jit(do_not_specialize=["k", "capacity"])
+def refine(work, values, k, capacity, TILE: tl.constexpr):
+    """Count the candidates of the k-th's bin in narrower ones."""
+    count = tl.load(work + COUNT)
+    if (count >= k) & (count <= capacity):
+        bound = tl.load(work + BOUND)
+        shift = tl.load(work + SHIFT)
+        edge, _above, _inside = crossing(work + FIRST, k, BINS)
+        for start in range(tl.program_id(0) * TILE, count, tl.num_programs(0) * TILE):
+            slots = start + tl.arange(0, TILE)
+            live = slots < count
+            excess = magnitude(tl.load(values + slots, mask=live, other=0.0)) - bound
+            live = live & (first_bin(excess, shift) == edge)
+            tl.atomic_add(work + SECOND + second_bin(excess, shift), 1, mask=live, sem="relaxed")
+
+
+@triton.jit
+def part_histogram(
+    acc,
+    n,
+    acc_stride,
+    prefix,
+    PREFIX: tl.constexpr,
+    SHIFT_: tl.constexpr,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """(SIZE,): of this program's share of acc, the keys whose bits from PREFIX on are `prefix`, counted by
+    their bits from SHIFT_ on.
+    """
+    counts = tl.zeros([SIZE], tl.int32)
+    tiles = (n + TILE - 1) // TILE
+    share = (tiles + tl.num_programs(0) - 1) // tl.num_programs(0)
+    begin = tl.program_id(0) * share
+    for tile in range(begin, tl.minimum(begin + share, tiles)):
+        offsets = tile * TILE + tl.arange(0, TILE)
+        inside = offsets < n
+        keys = magnitude(read(acc, acc_stride, offsets, inside, tile * TILE + TILE <= n))
+        if PREFIX < 31:
+            inside = inside & ((keys >> PREFIX) == prefix)
+        counts += tl.histogram((keys >> SHIFT_) & (SIZE - 1), SIZE, mask=inside)
+    return counts
+
+
+@triton.jit
+def add_counts(histogram, counts, SIZE: tl.constexpr):
+    tl.atomic_add(histogram + tl.arange(0, SIZE), counts, mask=counts > 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["n", "k", "capacity", "room"])
+def split(
+    acc,
+    work,
+    indices,
+    values,
+    edge_indices,  # (room,)
+    edge_values,  # (room,)
+    out_indices,  # (k,)
+    out_values,  # (k,)
+    n,
+    acc_stride,
+    k,
+    capacity,
+    room,
+    TILE: tl.constexpr,
+):
+    """Candidates above the k-th's narrow bin are selected; those in it are kept aside. If that can't be done:
+    the first of three counts of all keys.
+    """
+    count = tl.load(work + COUNT)
+    edge, above, _inside = crossing(work + FIRST, k, BINS)
+    narrow, more, tied = crossing(work + SECOND, k - above, BINS)
+    failed = (count < k) | (count > capacity) | (tied > room)
+    if tl.program_id(0) == 0:
+        tl.store(work + ABOVE, above + more)
+        tl.store(work + EDGE, tied)
+        tl.store(work + FAILED, failed.to(tl.int32))
+    if failed:
+        add_counts(work + HIGH, part_histogram(acc, n, acc_stride, 0, 31, 20, BINS, TILE), BINS)
+    else:
+        bound = tl.load(work + BOUND)
+        shift = tl.load(work + SHIFT)
+        for start in range(tl.program_id(0) * TILE, count, tl.num_programs(0) * TILE):
+            slots = start + tl.arange(0, TILE)
+            live = slots < count
+            index = tl.load(indices + slots, mask=live, other=0)
+            value = tl.load(values + slots, mask=live, other=0.0)
+            excess = magnitude(value) - bound
+            bin = first_bin(excess, shift)
+            sub = second_bin(excess, shift)
+            chosen = live & ((bin > edge) | ((bin == edge) & (sub > narrow)))
+            to = reserve(work + EMITTED, chosen)
+            tl.store(out_indices + to, index, mask=chosen)
+            tl.store(out_values + to, value, mask=chosen)
+            kin = live & (bin == edge) & (sub == narrow)
+            to = reserve(work + EDGED, kin)
+            tl.store(edge_indices + to, index, mask=kin)
+            tl.store(edge_values + to, value, mask=kin)
+
+
+@triton.jit(do_not_specialize=["n", "k"])
+def settle(
+    acc,
+    work,
+    edge_indices,
+    edge_values,
+    out_indices,
+    out_values,
+    n,
+    acc_stride,
+    k,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """What is kept aside is ranked by (key descending, index ascending): the rank is the slot, if it is left.
+    After a failure: the second count.
+    """
+    if tl.load(work + FAILED) != 0:
+        high, _above, _inside = crossing(work + HIGH, k, BINS)
+        add_counts(work + MIDDLE, part_histogram(acc, n, acc_stride, high, 20, 10, FEW, TILE), FEW)
+    else:
+        above = tl.load(work + ABOVE)
+        count = tl.load(work + EDGE)
+        for start in range(tl.program_id(0) * CHUNK, count, tl.num_programs(0) * CHUNK):
+            slots = start + tl.arange(0, CHUNK)
+            live = slots < count
+            index = tl.load(edge_indices + slots, mask=live, other=0)
+            value = tl.load(edge_values + slots, mask=live, other=0.0)
+            key = magnitude(value)
+            rank = tl.zeros([CHUNK], tl.int32)
+            for at in range(0, count, CHUNK):
+                others = at + tl.arange(0, CHUNK)
+                real = others < count
+                index_2 = tl.load(edge_indices + others, mask=real, other=0)
+                key_2 = magnitude(tl.load(edge_values + others, mask=real, other=0.0))
+                tie = (key_2[None, :] == key[:, None]) & (index_2[None, :] < index[:, None])
+                before = ((key_2[None, :] > key[:, None]) | tie) & real[None, :]
+                rank += tl.sum(before.to(tl.int32), 1)
+            chosen = live & (above + rank < k)
+            tl.store(out_indices + above + rank, index, mask=chosen)
+            tl.store(out_values + above + rank, value, mask=chosen)
+
+
+@triton.jit(do_not_specialize=["n", "k"])
+def count_last(acc, work, rows, n, acc_stride, k, TILE: tl.constexpr):
+    """After a failure: the third count; each program's own as well, (programs, FEW)."""
+    if tl.load(work + FAILED) != 0:
+        high, above, _inside = crossing(work + HIGH, k, BINS)
+        middle, _above, _inside = crossing(work + MIDDLE, k - above, FEW)
+        counts = part_histogram(acc, n, acc_stride, (high << 10) | middle, 10, 0, FEW, TILE)
+        add_counts(work + LOW, counts, FEW)
+        tl.store(rows + tl.program_id(0) * FEW + tl.arange(0, FEW), counts)
+
+
+@triton.jit(do_not_specialize=["n", "k"])
+def emit(
+    acc,
+    work,
+    rows,
+    totals,
+    out_indices,
+    out_values,
+    n,
+    acc_stride,
+    k,
+    SAMPLED: tl.constexpr,
+    TILE: tl.constexpr,
+    PROGRAMS: tl.constexpr,  # a power of 2, at least as many as there are
+):
+    """After a failure: all keys above the k-th, of those equal to it the first by index. Always: totals."""
+    program = tl.program_id(0)
+    failed = tl.load(work + FAILED) != 0
+    if program == 0:
+        tl.store(totals + STEPS, tl.load(totals + STEPS) + 1)
+        if failed:
+            tl.store(totals + FALLBACKS, tl.load(totals + FALLBACKS) + 1)
+        else:
+            tl.store(totals + SELECTED, tl.load(totals + SELECTED) + k)
+            if SAMPLED:
+                tl.store(totals + CANDIDATES, tl.load(totals + CANDIDATES) + tl.load(work + COUNT))
+    if failed:
+        high, above, _inside = crossing(work + HIGH, k, BINS)
+        middle, more, _inside = crossing(work + MIDDLE, k - above, FEW)
+        above = above + more
+        low, more, _inside = crossing(work + LOW, k - above, FEW)
+        above = above + more
+        kth = (high << 20) | (middle << 10) | low
+        # Programs take consecutive shares of acc, so equal keys of smaller indices are the earlier programs'.
+        earlier = tl.arange(0, PROGRAMS)
+        ties = tl.load(rows + earlier * FEW + low, mask=earlier < program, other=0)
+        taken = above + tl.sum(ties, 0)
+        tiles = (n + TILE - 1) // TILE
+        share = (tiles + tl.num_programs(0) - 1) // tl.num_programs(0)
+        begin = program * share
+        for tile in range(begin, tl.minimum(begin + share, tiles)):
+            offsets = tile * TILE + tl.arange(0, TILE)
+            inside = offsets < n
+            value = read(acc, acc_stride, offsets, inside, tile * TILE + TILE <= n)
+            keys = magnitude(value)
+            larger = inside & (keys > kth)
+            to = reserve(work + EMITTED, larger)
+            tl.store(out_indices + to, offsets, mask=larger)
+            tl.store(out_values + to, value, mask=larger)
+            equal = (inside & (keys == kth)).to(tl.int32)
+            to = taken + tl.cumsum(equal, 0) - equal
+            chosen = (equal > 0) & (to < k)
+            tl.store(out_indices + to, offsets, mask=chosen)
+            tl.store(out_values + to, value, mask=chosen)
+            taken += tl.sum(equal, 0)
+
+
+@triton.jit
+def reaches(values, threshold, STRICT: tl.constexpr):
+    if STRICT:
+        return tl.abs(values) > threshold
+    else:
+        return tl.abs(values) >= threshold
+
+
+@triton.jit(do_not_specialize=["n"])
+def stream_beyond(
+    acc,
+    grad,
+    threshold,  # (1,) float32
+    marks,
+    n,
+    acc_stride,
+    grad_stride,
+    ADD: tl.constexpr,
+    STRICT: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """acc += grad; what reaches the threshold is marked."""
+    sums, inside = accumulate(acc, grad, n, acc_stride, grad_stride, ADD, TILE)
+    if STRICT:
+        keep = tl.abs(sums) > tl.load(threshold)
+    else:
+        keep = tl.abs(sums) >= tl.load(threshold)
+    mark(marks, inside & keep, TILE)
+
+
+@triton.jit(do_not_specialize=["n"])
+def count_marks(marks, counted, n, WORDS: tl.constexpr):
+    """How many are marked in each program's words, (programs,) int32."""
+    _bits, _first, counts = load_marks(marks, n, WORDS)
+    tl.store(counted + tl.program_id(0), tl.sum(counts, 0))
+
+
+@triton.jit(do_not_specialize=["n"])
+def gather_in_order(
+    acc,
+    marks,
+    ends,  # (programs,) int64: where each program's share ends in the result
+    out_indices,
+    out_values,
+    n,
+    acc_stride,
+    WORDS: tl.constexpr,
+):
+    """What is marked, ascending."""
+    bits, first, counts = load_marks(marks, n, WORDS)
+    slots = tl.load(ends + tl.program_id(0)) - tl.sum(counts, 0) + tl.cumsum(counts, 0) - counts
+    for _ in range(tl.max(counts, 0)):
+        rest = bits & (bits - 1)
+        index = first + exponent(bits ^ rest)
+        live = bits != 0
+        value = tl.load(acc + index.to(tl.int64) * acc_stride, mask=live, other=0.0)
+        tl.store(out_indices + slots, index, mask=live)
+        tl.store(out_values + slots, value, mask=live)
+        bits = rest
+        slots += 1
