@@ -99,7 +99,7 @@ def bench(asked: argparse.Namespace) -> int:
     public = {name: value for name, value in provenance("", "", device).items() if name in PUBLIC}
     flush = flush_bytes(device) if asked.flush is None else asked.flush * 2**20
     print(f"{about['name']}, torch {about['torch']}; {repeats} repetitions, fewer of rows that take long; "
-          f"before each step {flush >> 20} MiB are written")  # fmt: skip
+          f"before each step {flush >> 20} MiB are read")  # fmt: skip
     start = {"kind": "invocation", "at": about["at"], "flush_bytes": flush, "provenance": public}
     append(store, [{"schema": picture.SCHEMA, **start}])
     found: dict[Case, dict[str, Timed]] = {}

@@ -218,7 +218,7 @@ def setting(rows: Sequence[Record], starts: Sequence[Record]) -> str:
     return (
         f"{first['name']}; torch {listed(versions)}; commit {listed(commits)}; {days}. Medians by {clock}, "
         f"spread {listed(spreads)}; in each repetition all rows take their turn on the same residual and "
-        f"gradient, after {listed(flushes)} were written to empty the caches; ratios are "
+        f"gradient, after {listed(flushes)} were read to empty the caches; ratios are "
         "taken within repetitions. Rows that take long have fewer of them. Bytes are counted, not measured."
     )
 

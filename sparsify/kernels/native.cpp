@@ -292,13 +292,13 @@ struct Guess {
   int64_t rank;    // of the sample, counted from its largest, that serves as the bound
 };
 
-// The sample's r S-th largest would be right on average. Further down by four standard deviations, and those are
-// doubled because neighbours resemble each other, which makes a sample of runs as good as one of fewer elements.
+// The sample's r S-th largest would be right on average. Further down by four standard deviations, of twice the
+// variance because neighbours resemble each other, which makes a sample of runs as good as one of fewer elements.
 Guess guess(int64_t n, int64_t k) {
   if (n < UNSAMPLED) return {0, 0};
   const int64_t sample = std::min(SAMPLE, n / 16) / RUN * RUN;
   const double expected = static_cast<double>(k) / static_cast<double>(n) * static_cast<double>(sample);
-  const int64_t rank = static_cast<int64_t>(expected + 8 * std::sqrt(expected) + 8);
+  const int64_t rank = static_cast<int64_t>(expected + 6 * std::sqrt(expected) + 8);
   return rank > sample / 2 ? Guess{0, 0} : Guess{sample, rank};
 }
 

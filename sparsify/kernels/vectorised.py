@@ -83,7 +83,7 @@ class Vectorised:
             return None
         runs = min(SAMPLE, n // 16) // RUN
         expected = k / n * runs * RUN
-        rank = int(expected + 8 * math.sqrt(expected) + 8)
+        rank = int(expected + 6 * math.sqrt(expected) + 8)
         if rank > runs * RUN // 2:
             return None
         stride = n // runs
