@@ -227,6 +227,10 @@ def _summary(attempt: Attempt) -> str:
             )
         if epochs:
             lines.append(f"  top-1 {epochs[-1]['val_top1']:.2f} % after {epochs[-1]['step']} steps")
+    searching = manifest.get("searching") or {}
+    if searching.get("kernel"):
+        wrong = f", the guessed bound wrong in {searching['fallbacks']} of {searching['steps']} searches"
+        lines.append(f"  searched by {searching['kernel']}" + wrong * (searching["kernel"] != "torch"))
     lines.append(f"  {_relative(attempt.path)}")
     return "\n".join(lines)
 

@@ -102,6 +102,19 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(command: Comman
     assert not list((tmp_path / "results").rglob("*.pkl"))  # nothing pickled is left behind
 
 
+def test_who_searched_is_recorded_and_overlap_needs_buckets(command: Command, tmp_path: Path) -> None:
+    words = ("run", "method=topk", "cluster=local", *SMALL, "timing.mode=production", "select=fused")
+    done = command(*words, "method.scope=layer", "overlap=true")
+    assert done.returncode == 0, done.stderr
+    (manifest,) = manifests(tmp_path / "results")
+    searching, tensors = manifest["searching"], manifest["tensors"]
+    assert searching["kernel"].startswith(("native", "numpy"))
+    assert searching["steps"] == 8 * tensors
+    assert searching["fallbacks"] == 0
+    assert f"searched by {searching['kernel']}, the guessed bound wrong in 0 of" in done.stdout
+    refused(command(*words, "overlap=true"), "scope='global'", "take scope=layer")
+
+
 def test_a_figure_is_reproduced_then_only_redrawn(command: Command, tmp_path: Path) -> None:
     first = command("reproduce", "fig1", "profile=smoke")
     assert first.returncode == 0, first.stderr

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from analysis.records import run_key
 from experiments import config as configs
 from experiments import figures
 from experiments.reproduce import plan
@@ -61,6 +62,19 @@ def test_the_recipe_sets_densities_where_there_are_any_and_the_user_wins() -> No
     assert given["method"]["density"] == 0.5
 
 
+def test_who_searches_is_part_of_what_is_measured_and_the_recipe_takes_the_published_operators() -> None:
+    plain, fused, published = (
+        configs.resolve(["method=topk", *words])
+        for words in ([], ["select=fused"], ["recipe=yoon2022", "task=cnn_cifar10", "select=torch"])
+    )
+    assert plain["select"] == "auto"
+    assert run_key(plain) != run_key(fused)
+    assert configs.resolve(["recipe=yoon2022"])["select"] == "torch"
+    # Records that are older than the choice were made with torch's operators, and keep their keys.
+    older = {name: value for name, value in published.items() if name not in ("select", "overlap")}
+    assert run_key(older) == run_key(published)
+
+
 def test_a_method_with_momentum_inside_takes_the_optimisers() -> None:
     assert configs.resolve(["method=topk"])["task"]["momentum"] == 0.9
     assert configs.resolve(["method=dgc"])["task"]["momentum"] == 0
@@ -105,6 +119,9 @@ def test_links_belong_to_clusters() -> None:
         ("train.steps=0", ["train.steps=0", "1 or more"]),
         ("task.batch_size=0", ["task.batch_size=0", "1 or more"]),
         ("task.lr=inf", ["task.lr=inf", "finite"]),
+        ("select=quick", ["no select 'quick'", "auto, torch, fused"]),
+        ("overlap=often", ["no overlap 'often'", "False, True"]),
+        ("overlap=true", ["overlap=true needs processes", "timing.mode=production"]),
         ("link=loopback", ["alpha and beta", "link=nvlink"]),
     ],
 )
