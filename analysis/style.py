@@ -120,8 +120,8 @@ def method_id(run: Mapping[str, Any]) -> str:
     searches.
     """
     name = str(run["method.name"])
-    if run.get("method.scope") not in (None, "global") and isinstance(run.get("method.scope"), str):
-        name += f"-{run['method.scope']}"
+    if run.get("method.scope") == "layer":
+        name += "-layer"
     feedback = run.get("method.feedback")
     if name == "randomk" and (_is_true(feedback) or feedback == "gradient"):
         name += "-feedback"
@@ -130,8 +130,8 @@ def method_id(run: Mapping[str, Any]) -> str:
 
 def _execution(run: Mapping[str, Any]) -> str:
     """How the same mathematics was carried out, where not as published."""
-    scope, text = str(run.get("method.scope")), ""
-    if scope.replace(".", "", 1).isdigit():
+    scope, text = run.get("method.scope"), ""
+    if scope not in (None, "global", "layer") and scope == scope:  # a size in MB; NaN: it has no scope
         text += "-buckets"
     if run.get("select") == "fused":
         text += "-fused"
