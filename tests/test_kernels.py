@@ -300,6 +300,29 @@ def test_the_choice_is_obeyed_and_a_wrong_one_is_told() -> None:
     assert isinstance(kernels.kernel(torch.empty(10, device="meta"), "auto"), Eager)
 
 
+@pytest.mark.skipif(not has_compiler(), reason="no compiler")
+def test_what_the_library_would_misread_is_refused() -> None:
+    kernel, acc = Native(normal()), normal()
+    pairs = [(acc, acc[1:]), (acc, acc.double()), (acc.double(), acc), (acc.bfloat16(), acc)]
+    for wrong, grad in [*pairs, (acc.view(2, -1), None)]:
+        with pytest.raises(ValueError, match="this kernel takes"):
+            kernel.top(wrong, grad, 40)
+        with pytest.raises(ValueError, match="this kernel takes"):
+            kernel.beyond(wrong, grad, 1.0)
+    assert torch.equal(acc, normal())
+
+
+def test_a_gpu_where_triton_fails_is_searched_by_torch_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    """As on a node without a compiler, or an old GPU. There is none here at all, which fails as well."""
+    kernels.works_on_gpu.cache_clear()
+    if torch.cuda.is_available():
+        assert kernels.works_on_gpu(torch.device("cuda", 0))
+    for _ in range(2):
+        assert not kernels.works_on_gpu(torch.device("meta"))
+    (line,) = caplog.messages
+    assert line.startswith("selecting with torch.topk, for Triton's kernels do not work on meta: ")
+
+
 WITHOUT_COMPILER = """
 import logging, torch
 logging.basicConfig(format="%(message)s", level=logging.INFO)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from sparsify.kernels import native, vectorised
@@ -24,6 +25,7 @@ from sparsify.kernels.vectorised import Vectorised
 from sparsify.parts import Sparse, check_choice
 
 CHOICES = ("auto", "torch", "fused")
+TRIED, GOLDEN = 100_000, 0.6180339887498949  # numbers that a GPU is tried with: multiples, no two alike
 log = logging.getLogger(__name__)
 
 
@@ -81,7 +83,8 @@ def kernel(like: Tensor, choice: str = "auto") -> Kernel:
     made = for_gpu(like) if like.is_cuda else for_cpu(like)
     if made is None and choice == "fused":
         raise ValueError(
-            f"select=fused has no kernel for {like.dtype} on {like.device.type}; take select=torch, or auto"
+            f"select=fused has no kernel for {like.dtype} on {like.device} that works here; take "
+            "select=torch, or auto"
         )
     return made or Eager(like)
 
@@ -106,10 +109,31 @@ def compiled() -> bool:
 
 
 def for_gpu(like: Tensor) -> Kernel | None:
-    """Triton, where it is installed."""
-    try:
-        from sparsify.kernels import gpu  # Triton takes its time to import
-    except ImportError as why:
-        log.warning("selecting with torch.topk, which is slower than Triton's kernels: %s", why)
+    """Triton, where it works."""
+    if not works_on_gpu(like.device):
         return None
+    from sparsify.kernels import gpu  # Triton takes its time to import
+
     return gpu.Gpu(like) if gpu.supports(like) else None
+
+
+@cache
+def works_on_gpu(device: torch.device) -> bool:
+    """Do Triton's kernels find here what torch.topk finds? Tried once, for they are compiled where they run,
+    by what is installed there. Where not, it is said.
+    """
+    try:
+        from sparsify.kernels import gpu
+
+        if not gpu.supports(torch.empty(1, device=device)):
+            raise Unavailable(f"they need compute capability {gpu.CAPABILITY} on an NVIDIA GPU")
+        numbers = torch.arange(TRIED, device=device, dtype=torch.float64)
+        acc = (numbers * GOLDEN % 1 - 0.5).float()
+        ours, theirs = (kind(acc).top(acc.clone(), acc, TRIED // 100) for kind in (gpu.Gpu, Eager))
+        if not torch.equal(ours.indices.long().sort().values, theirs.indices.sort().values):
+            raise Unavailable("they chose other elements than torch.topk; please report this")
+    # Triton has no common class of errors; whatever it was, it is told, and torch.topk does the work.
+    except Exception as why:
+        log.warning("selecting with torch.topk, for Triton's kernels do not work on %s: %s", device, why)
+        return False
+    return True

@@ -67,7 +67,7 @@ class Native:
         check_k(k, acc.numel())
         if not acc.is_contiguous():
             return self._through_a_copy(acc, grad, lambda copy: self.top(copy, None, k))
-        n, threads, parts = self._shape(acc)
+        n, threads, parts = self._shape(acc, grad)
         capacity = int(self.library.sparsify_capacity(n, k, threads))
         capacity = max(capacity, k) if self.forced >= 0 else capacity
         self._make_room(parts * (capacity + self.slack))
@@ -87,7 +87,7 @@ class Native:
         if not acc.is_contiguous():
             return self._through_a_copy(acc, grad, lambda copy: self.beyond(copy, None, threshold, strict))
         host.waited()  # for how many there are
-        n, threads, parts = self._shape(acc)
+        n, threads, parts = self._shape(acc, grad)
         bound, counts = bound_key(float(threshold), strict), np.zeros(parts, dtype=np.int64)
         grad, kind = added(grad)
         self._make_room(parts * self.slack)
@@ -110,8 +110,17 @@ class Native:
         """See `Kernel.tally`."""
         return self.done
 
-    def _shape(self, acc: Tensor) -> tuple[int, int, int]:
-        """Elements, threads, and how many parts these work in."""
+    def _shape(self, acc: Tensor, grad: Tensor | None) -> tuple[int, int, int]:
+        """Elements, threads, and how many parts these work in. What the library would misread is refused."""
+        fits = supports(acc) and acc.dtype == torch.float32 and acc.dim() == 1
+        if grad is not None:
+            fits &= supports(grad) and grad.shape == acc.shape
+        if not fits:
+            seen = [f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in (acc, grad) if x is not None]
+            raise ValueError(
+                "this kernel takes acc in float32 and as many gradients in float32, bfloat16 or float16, on "
+                f"the CPU; this is {' and '.join(seen)}"
+            )
         n, threads = acc.numel(), torch.get_num_threads()
         return n, threads, int(self.library.sparsify_parts(n, threads))
 
