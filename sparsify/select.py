@@ -11,8 +11,8 @@ from torch import Generator, Tensor
 
 from sparsify import cost, host
 from sparsify.comm import Comm, gather_uneven
-from sparsify.kernels import Search, kernel
-from sparsify.parts import Part, Place, Selection, Work, check_choice, check_k, scrambled
+from sparsify.kernels import Kernel, Search, kernel
+from sparsify.parts import Part, Place, Selection, Sparse, Work, check_choice, check_k, scrambled
 
 
 class Selector(Protocol):
@@ -63,14 +63,15 @@ class About(Part):
         return 0, n
 
 
-@dataclass(frozen=True)
-class TopK(ExactlyK):
-    """The k largest by absolute value, exactly. Published operator: torch.topk."""
-
-    shared: ClassVar[bool] = False
+class Searching(Part):
+    """What selectors share that are one search, and keep nothing but who searches."""
 
     def init(self, like: Tensor, place: Place) -> Search:
         return Search(kernel(like, place.select))
+
+    def search(self, acc: Tensor, rest: Tensor | None, k: int, by: Kernel) -> Sparse:
+        """acc (n,) += rest (n,); what is chosen of it."""
+        raise NotImplementedError
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Search) -> Selection:
         return self.add_and_select(acc, None, k, comm, state)
@@ -78,8 +79,18 @@ class TopK(ExactlyK):
     def add_and_select(
         self, acc: Tensor, rest: Tensor | None, k: int, comm: Comm, state: Search
     ) -> Selection:
-        found = state.kernel.top(acc, rest, k)
+        found = self.search(acc, rest, k, state.kernel)
         return Selection(found.indices, values=found.values)
+
+
+@dataclass(frozen=True)
+class TopK(Searching, ExactlyK):
+    """The k largest by absolute value, exactly. Published operator: torch.topk."""
+
+    shared: ClassVar[bool] = False
+
+    def search(self, acc: Tensor, rest: Tensor | None, k: int, by: Kernel) -> Sparse:
+        return by.top(acc, rest, k)
 
 
 @dataclass

@@ -12,9 +12,9 @@ from sparsify.aggregate import Sparsifier
 from sparsify.comm import Comm, gather_uneven
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
-from sparsify.kernels import Search, kernel
-from sparsify.parts import DENSE_AT_DENSITY_1, Delivery, Part, Place, Selection, Sparse, check_choice
-from sparsify.select import About
+from sparsify.kernels import Kernel
+from sparsify.parts import DENSE_AT_DENSITY_1, Delivery, Part, Place, Sparse, check_choice
+from sparsify.select import About, Searching
 from sparsify.wire import Wire
 
 SIGN = -(2**31)  # the highest bit of an int32
@@ -67,7 +67,7 @@ def threshold_for(threshold: float | None, k: int) -> float:
 
 
 @dataclass(frozen=True)
-class HardThreshold(About):
+class HardThreshold(Searching, About):
     """|acc| >= threshold, be it none. GRACE lowers the threshold to the largest *signed* element, so that
     something is selected: everything, when all are negative.
     """
@@ -81,17 +81,8 @@ class HardThreshold(About):
         if self.threshold is not None and not self.threshold > 0:
             raise ValueError(f"threshold={self.threshold} is out of range: it must be above 0")
 
-    def init(self, like: Tensor, place: Place) -> Search:
-        return Search(kernel(like, place.select))
-
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Search) -> Selection:
-        return self.add_and_select(acc, None, k, comm, state)
-
-    def add_and_select(
-        self, acc: Tensor, rest: Tensor | None, k: int, comm: Comm, state: Search
-    ) -> Selection:
-        found = state.kernel.beyond(acc, rest, threshold_for(self.threshold, k))
-        return Selection(found.indices, values=found.values)
+    def search(self, acc: Tensor, rest: Tensor | None, k: int, by: Kernel) -> Sparse:
+        return by.beyond(acc, rest, threshold_for(self.threshold, k))
 
 
 @dataclass(frozen=True)
