@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -29,12 +30,12 @@ class Feedback(Protocol):
     def broken_laws(self) -> dict[str, str]: ...
 
 
-class Sum(Part):
+class Sum(Part, ABC):
     """Feedbacks whose acc is the sum of two tensors. Left undone, it can be taken while acc is searched."""
 
+    @abstractmethod
     def addends(self, grad: Tensor, lr: float, state: Any) -> tuple[Tensor, Tensor | None]:
         """(n,) and (n,): acc is their sum, in place of the first; None: nothing is left to be added."""
-        raise NotImplementedError
 
     def accumulate(self, grad: Tensor, lr: float, state: Any) -> Tensor:
         acc, rest = self.addends(grad, lr, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -63,15 +64,15 @@ class About(Part):
         return 0, n
 
 
-class Searching(Part):
+class Searching(Part, ABC):
     """What selectors share that are one search, and keep nothing but who searches."""
 
     def init(self, like: Tensor, place: Place) -> Search:
         return Search(kernel(like, place.select))
 
+    @abstractmethod
     def search(self, acc: Tensor, rest: Tensor | None, k: int, by: Kernel) -> Sparse:
         """acc (n,) += rest (n,); what is chosen of it."""
-        raise NotImplementedError
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Search) -> Selection:
         return self.add_and_select(acc, None, k, comm, state)

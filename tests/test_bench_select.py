@@ -134,10 +134,10 @@ def test_shipped_are_the_newest_rows_and_figures_are_drawn_from_them(tmp_path: P
         shipped, results, figures = tmp_path / "shipped", tmp_path, tmp_path / "figures"
 
     store, elsewhere = stored(benched[0]), Elsewhere()
-    for path in select.ship(store, elsewhere):  # type: ignore[arg-type]
+    for path in select.ship(store, elsewhere):
         assert path.exists()
     assert picture.read(tmp_path / "shipped" / "bench" / store.name) == picture.read(store)
-    assert picture.redraw(elsewhere) == [tmp_path / "figures" / f"{store.stem}.png"]  # type: ignore[arg-type]
+    assert picture.redraw(elsewhere) == [tmp_path / "figures" / f"{store.stem}.png"]
     page = f"{store.stem}.md"
     assert (elsewhere.figures / page).read_text() == (benched[0] / "figures" / page).read_text()
 

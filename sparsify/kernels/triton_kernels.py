@@ -464,14 +464,6 @@ def emit(
             taken += tl.sum(equal, 0)
 
 
-@triton.jit
-def reaches(values, threshold, STRICT: tl.constexpr):
-    if STRICT:
-        return tl.abs(values) > threshold
-    else:
-        return tl.abs(values) >= threshold
-
-
 @triton.jit(do_not_specialize=["n"])
 def stream_beyond(
     acc,
