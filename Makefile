@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+CORES ?= logical
 BENCH ?= timer
 IMAGE ?= thin
 ACCOUNTING ?= yes
@@ -20,10 +21,10 @@ help: ## this list
 reproduce-%: $(VENV)/.train FORCE ## fig1, fig2, fig3, fig4 or speed: missing runs, picture, verdicts (ARGS=, FORCE=1)
 	@$(RUN) reproduce $* $(ARGS)
 
-test: $(VENV)/.dev ## the whole test suite that this machine can run
-	@$(VENV)/bin/python -m pytest $(ARGS)
+test: $(VENV)/.dev ## the whole test suite that this machine can run, a process a core (CORES=1: one after the other)
+	@$(VENV)/bin/python -m pytest -n $(CORES) --maxprocesses=8 $(ARGS)
 
-lint: $(VENV)/.dev ## ruff, mypy (strict on sparsify/), import contracts
+lint: $(VENV)/.dev ## ruff, mypy (strict), import contracts
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
@@ -54,18 +55,26 @@ slurm-down: ## stop that SLURM and its jobs; accounting and logs stay
 clean: ## remove .venv and caches; results stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
-# Three layers of one environment: what figures need, what runs need, what developers need.
-$(VENV)/bin/python:
+# Three layers of one environment: what figures need, what runs need, what developers need. A stamp says that a
+# layer is whole; pip is what an environment gets last, so without it the making was broken off.
+$(VENV)/bin/pip:
+	@$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.figures: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.figures: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "installing what figures need into $(VENV)"
-	@$(PIP) -e . && touch $@
+	@rm -f $@ && $(PIP) -e . && touch $@
 
 $(VENV)/.train: $(VENV)/.figures
 	@echo "installing torch and what else runs need into $(VENV) (some minutes, once)"
-	@$(PIP) -e '.[train]' && touch $@
+	@rm -f $@ && $(PIP) -e '.[train]' && touch $@
 
 $(VENV)/.dev: $(VENV)/.train
 	@echo "installing what tests and checks need into $(VENV)"
-	@$(PIP) -e '.[train,dev]' && touch $@
+	@rm -f $@ && $(PIP) -e '.[train,dev]' && touch $@
+
+# A program for any Python, on one line.
+CHECK_PYTHON := import re, sys; \
+  low, high = map(int, re.search("python = .>=3.([0-9]+),<3.([0-9]+)", open("pyproject.toml").read()).groups()); \
+  sys.exit(None if (3, low) <= sys.version_info[:2] < (3, high) else "this needs Python 3.%d to 3.%d, and \
+  $(PYTHON) is %d.%d: call make PYTHON=python3.%d" % ((low, high - 1) + sys.version_info[:2] + (high - 1,)))

@@ -1,3 +1,1 @@
-"""What do the numbers say? Records in, frames, statistics, verdicts and figures out. Knows nothing of
-torch.
-"""
+"""What do the numbers say? From records to frames, statistics, verdicts and figures; without torch."""

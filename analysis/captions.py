@@ -1,15 +1,17 @@
-"""What a caption says of the records behind a picture: where, on what data, how, how many, what simulated."""
+"""What a caption says about the records behind a figure: machine, data, protocol, samples, simulation."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis import stats
 from analysis.frames import Frames
+from analysis.stats import ENOUGH_RUNS
+from analysis.steps import Warm, warm
 from analysis.style import look, method_id
 
 SIMULATED = (
@@ -23,13 +25,15 @@ MODES = {
 }
 
 
-def values(frames: Frames, column: str) -> list:
-    """The distinct values of a column of the runs, in order; none where it was not recorded."""
+def values(frames: Frames, column: str) -> list[Any]:
+    """The distinct values of a column of `frames.runs`, sorted, numbers first; empty if it was not recorded.
+
+    Whole numbers are integers, although pandas keeps a column with gaps as floats.
+    """
     if column not in frames.runs:
         return []
     found = list(dict.fromkeys(frames.runs[column].dropna()))
-    whole = [int(v) if isinstance(v, float | np.floating) and float(v).is_integer() else v for v in found]
-    return sorted(whole, key=lambda value: (isinstance(value, str), value))
+    return sorted(map(_whole, found), key=lambda value: (isinstance(value, str), value))
 
 
 def listed(items: Iterable[object]) -> str:
@@ -43,12 +47,13 @@ def is_simulated(frames: Frames) -> bool:
 
 
 def is_on(frames: Frames, hardware: str) -> bool:
-    """Did every run use a GPU of this name?"""
+    """Did every run use a GPU whose name contains this word?"""
     gpus = values(frames, "provenance.gpu")
     return bool(gpus) and all(hardware in str(gpu) for gpu in gpus)
 
 
 def machine(frames: Frames) -> str:
+    """The GPUs, or without any the CPUs and their cores."""
     if gpus := values(frames, "provenance.gpu"):
         return listed(gpus)
     cores = listed(values(frames, "provenance.cores"))
@@ -56,6 +61,7 @@ def machine(frames: Frames) -> str:
 
 
 def data(frames: Frames) -> str:
+    """The data sets, and the first digits of their digests."""
     names, digests = values(frames, "provenance.data.name"), values(frames, "provenance.data.digest")
     return f"{listed(names)} (digest {listed([str(digest)[:8] for digest in digests])})"
 
@@ -68,7 +74,7 @@ def workers(frames: Frames) -> str:
 
 
 def setting(frames: Frames) -> str:
-    """One sentence: task, data, workers, machine, torch, precision; where forced, a second."""
+    """One sentence: task, data, workers, machine, torch, precision; then `label`, if there is one."""
     torch = listed(values(frames, "provenance.versions.torch"))
     return (
         f"{listed(values(frames, 'task.name'))} on {data(frames)}, {workers(frames)}, on {machine(frames)}, "
@@ -77,29 +83,29 @@ def setting(frames: Frames) -> str:
 
 
 def label(frames: Frames) -> str:
-    """What launch.on_mismatch=label has let pass, for the reader to know."""
+    """How the machine differed from the configured one, where `launch.on_mismatch=label` accepted that."""
     found = [why for text in values(frames, "provenance.machine.mismatch") for why in json.loads(text)]
     return f" *Not the machine that was named*: {'; '.join(dict.fromkeys(found))}." if found else ""
 
 
 def timing(frames: Frames) -> str:
-    """Mode, samples and warm-up of timed runs, and whether their times are simulated."""
+    """Mode, number of steps and warm-up of timed runs, and whether their times are simulated."""
     modes = listed([MODES.get(mode, mode) for mode in values(frames, "timing.mode")])
-    runs: dict[str, list[stats.Warm]] = {}  # by method
+    runs: dict[str, list[Warm]] = {}  # by method
     for key in frames.runs["key"]:
-        runs.setdefault(look(_method(frames, key)).label, []).append(stats.warm(frames, key))
-    counts: dict[str, list[str]] = {}  # what is said of some runs -> the methods it is true of
-    for label, warm in runs.items():
-        counts.setdefault(_samples(warm), []).append(label)
-    samples = "; ".join(f"{listed(labels)} {count}" for count, labels in counts.items())
+        runs.setdefault(look(_method(frames, key)).label, []).append(warm(frames, key))
+    counts: dict[str, list[str]] = {}  # sentence about the samples -> the methods for which it is true
+    for method, warm_runs in runs.items():
+        counts.setdefault(_samples(warm_runs), []).append(method)
+    samples = "; ".join(f"{listed(methods)} {count}" for count, methods in counts.items())
     sentences = f"Timing mode: {modes}. Steps per worker: {samples}."
     if is_simulated(frames):
         sentences += f" {SIMULATED}{listed(values(frames, 'cluster.link.name'))}."
     return sentences
 
 
-def _samples(runs: list[stats.Warm]) -> str:
-    """'n = 16 (first 4 dropped as warm-up)'; of several runs, all their steps."""
+def _samples(runs: list[Warm]) -> str:
+    """'n = 16 (first 4 dropped as warm-up)'; n is summed over several runs."""
     dropped = sorted({run.dropped for run in runs})
     first = str(dropped[0]) if len(dropped) == 1 else f"{dropped[0]} to {dropped[-1]}"
     several = f" in {len(runs)} runs" if len(runs) > 1 else ""
@@ -109,13 +115,17 @@ def _samples(runs: list[stats.Warm]) -> str:
 
 
 def training(frames: Frames) -> str:
-    """How long the runs of a learning curve trained, and over how many seeds."""
+    """How long the runs of a learning curve trained, and with how many seeds."""
     last = frames.epochs.groupby("key")[["epoch", "step"]].max()
     epochs, steps = (listed(sorted(set(last[name]))) for name in ("epoch", "step"))
     seeds = pd.Series([_method(frames, key) for key in frames.runs["key"]]).value_counts()
     count = f"{seeds.min()} seed{'s' if seeds.min() > 1 else ''} per method"
-    band = ", bands are 95 % intervals of the mean" if seeds.min() >= stats.ENOUGH_RUNS else ""
+    band = ", bands are 95 % intervals of the mean" if seeds.min() >= ENOUGH_RUNS else ""
     return f"{epochs} epochs = {steps} optimiser steps; {count}{band}."
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float | np.floating) and float(value).is_integer() else value
 
 
 def _method(frames: Frames, key: str) -> str:

@@ -1,12 +1,12 @@
-"""A published number or statement, what makes it hold, and what our records say of it.
+"""Claims: a published number or statement, the rule by which it holds, and the verdict of our records.
 
-    absolute   ours lies within `tolerance` (in the unit) of the paper's
-    ratio      ours lies within the fraction `tolerance` of the paper's
+    absolute   our value is within `tolerance` (in the claim's unit) of the paper's
+    ratio      our value is within the fraction `tolerance` of the paper's
     ordering   our difference is above `tolerance`, in the published direction
     shape      our deviation from the published shape is at most `tolerance`
 
-Where the interval of ours crosses the edge of what holds, the verdict is inconclusive. What was measured at a
-reduced scale is never called reproduced without saying so.
+Where the interval of our value crosses a limit of that band, the verdict is inconclusive. A verdict on
+measurements at a reduced scale always says so.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from analysis.stats import Value
 Kind = Literal["absolute", "ratio", "ordering", "shape"]
 Needs = Literal["any", "paper scale", "paper hardware"]
 Word = Literal["reproduced", "partly", "not reproduced", "inconclusive", "not comparable", "not run"]
-PARTLY = 2.0  # up to so many times the tolerance away, a claim holds partly
+PARTLY = 2.0  # a claim holds partly up to this multiple of its tolerance
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that a paper says, and how to look for it in our records."""
+    """One statement of a paper, and how to compute the same quantity from our records."""
 
     text: str
     paper: float | str | None
@@ -36,45 +36,51 @@ class Claim:
     source: str  # where in the paper, and how the value was read
     kind: Kind
     tolerance: float
-    reason: str  # of the tolerance, and what a reader should know before comparing
+    reason: str  # why this tolerance, and what a reader should know before comparing
     ours: Callable[[Frames], Value | None]
     needs: Needs = "any"
-    hardware: str = ""  # the GPU that "paper hardware" means, as its driver names it
-    timed: bool = False  # read from times, which virtual ranks simulate
+    hardware: str = ""  # the GPU that "paper hardware" means, a part of its driver's name for it
+    timed: bool = False  # computed from times, which virtual ranks simulate
 
     def __post_init__(self) -> None:
         if self.kind in ("absolute", "ratio"):
-            assert isinstance(self.paper, int | float), f"{self.kind} needs the paper's number: {self.text}"
+            self._paper_number()
         assert (self.needs == "paper hardware") == bool(self.hardware), self.text
 
     def band(self, widen: float = 1.0) -> tuple[float, float]:
-        """The values of ours for which the claim holds; `widen` times its tolerance for 'partly'."""
+        """The lowest and highest value of ours for which the claim holds, at `widen` times its tolerance."""
         slack = self.tolerance * widen
         if self.kind == "absolute":
-            return self.paper - slack, self.paper + slack
+            return self._paper_number() - slack, self._paper_number() + slack
         if self.kind == "ratio":
-            return self.paper * (1 - slack), self.paper * (1 + slack)
+            return self._paper_number() * (1 - slack), self._paper_number() * (1 + slack)
         if self.kind == "ordering":
             return (self.tolerance if widen == 1.0 else 0.0), math.inf
         return -math.inf, slack
 
+    def _paper_number(self) -> float:
+        assert isinstance(self.paper, int | float), f"{self.kind} needs the paper's number: {self.text}"
+        return self.paper
+
 
 @dataclass(frozen=True)
 class Verdict:
+    """A claim, our value for it, and what follows."""
+
     claim: Claim
     ours: Value | None
     word: Word
-    scale: str  # empty at the paper's scale; else what is smaller, or simulated
+    scale: str  # empty at the paper's scale; else what is reduced or simulated
 
     @property
     def text(self) -> str:
-        """The word, never bare where the scale is not the paper's."""
+        """The word, with the scale beside it where that is not the paper's."""
         judged = self.word not in ("not run", "not comparable")
         return f"{self.word} ({self.scale})" if judged and self.scale else self.word
 
 
 def reduced(frames: Frames, profile: str) -> str:
-    """What the runs are smaller in than the paper's, in words, from the records; empty for profile paper."""
+    """The scale of the runs in words, from the records; empty for profile=paper, which is at the paper's."""
     if profile == "paper":
         return ""
     if not len(frames.runs):
@@ -99,9 +105,9 @@ def table(rows: Iterable[tuple[str, Verdict]]) -> str:
 
 
 def notes(verdicts: Sequence[Verdict]) -> str:
-    """Where each number was read and why its tolerance is what it is, as a Markdown list."""
-    listed = [verdict.claim for verdict in verdicts]
-    return "".join(f"- {claim.text}: {claim.source}. {rule(claim)} {claim.reason}\n" for claim in listed)
+    """Where each number was read, when the claim holds and why, as a Markdown list."""
+    claims = [verdict.claim for verdict in verdicts]
+    return "".join(f"- {claim.text}: {claim.source}. {rule(claim)} {claim.reason}\n" for claim in claims)
 
 
 def paper_text(claim: Claim) -> str:
@@ -118,7 +124,7 @@ def ours_text(verdict: Verdict) -> str:
         return "-"
     if isinstance(value.value, bool):
         text = "yes" if value.value else "no"
-    elif value.low is None:
+    elif value.low is None or value.high is None:
         text = _with_unit(value.value, unit)
     else:
         text = f"{_with_unit(value.value, unit)} [{_digits(value.low)}, {_digits(value.high)}]"
@@ -171,7 +177,7 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """At most five digits that matter, and no exponent."""
+    """Four significant digits or the whole part, at most six decimals, no exponent."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     decimals = max(0, 3 - math.floor(math.log10(abs(value))))

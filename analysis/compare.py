@@ -1,7 +1,8 @@
-"""What differs between two runs, by what it may do to their times: for a number that does not come out again.
+"""Differences between two runs, ordered by how likely they explain a difference in time.
 
-Takes two manifests (run.json), each with its run's config under ``config``. Records of older schemas lack
-fields; what only one side recorded proves nothing, and is listed apart.
+For a result that could not be reproduced. Takes two manifests (run.json), each with its run's config under
+``config``. Records of older schemas lack fields; a field that only one side recorded proves nothing, and is
+listed separately.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 NOT_RECORDED = "not recorded"
-NOT_SET = "not set"  # of a config, where it means the default, or that this method has no such thing
+NOT_SET = "not set"  # in a config: the default, or the method has no such setting
 EXPLAINS, PERHAPS, UNKNOWN, WITHIN, NOTHING = WEIGHTS = (
     "can explain a difference in time",
     "may have a part in it",
@@ -19,7 +20,8 @@ EXPLAINS, PERHAPS, UNKNOWN, WITHIN, NOTHING = WEIGHTS = (
     "the same within tolerance",
     "explains nothing",
 )
-# The weightiest first. config is what was asked, machine what experiments/machine.py found before the run.
+# Most important first. config is what was asked for, machine what experiments/worker/hardware.py found before
+# the run.
 EXPLAINING = (
     ("config.*", "simulated", "machine.mismatch"),
     ("gpu", "machine.workers.gpu", "machine.topology", "machine.peer_access", "machine.workers.nvlinks"),
@@ -27,47 +29,54 @@ EXPLAINING = (
     ("image*", "versions.*", "commit", "dirty", "data.*"),
     ("cpu", "cores", "alone", "machine.hosts", "host", "*.load", "slurm.*PARTITION", "slurm.*NODES"),
 )
-# Names and dates, and what a run did rather than what it met.
+# Names and dates, and results of a run rather than its conditions.
 IDLE = (
     ("attempt", "created", "started", "ended", "run_id", "key", "schema", "state", "failure", "why"),
     ("files.*", "weights", "agreed", "steps*", "parameters", "tensors"),
     ("slurm.*JOB_ID", "machine.probe_s", "machine.workers.bus"),
 )
-# Relative. Clocks of a busy GPU wander; a probe of milliseconds is no benchmark.
+# Relative. The clock rates of a busy GPU vary; a bandwidth probe of milliseconds is not precise.
 TOLERANCES = {"*.clocks.sm": 0.03, "*.clocks.mem": 0.03, "machine.bus_bandwidth": 0.1}
-WIDTH = 34  # of a value in the table
+WIDTH = 34  # characters of a value in the table
 
 
 class Difference(NamedTuple):
-    field: str  # dotted; what belongs to the provenance without that word
+    """A field in which two runs differ."""
+
+    field: str  # dotted; without the prefix `provenance.`
     a: Any
     b: Any
-    weight: str  # of WEIGHTS
+    weight: str  # one of WEIGHTS
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """What differs, the weightiest first."""
-    found = [Difference(*one, _weight(*one)) for one in _walk("", a, b)]
-    return sorted(found, key=lambda one: (WEIGHTS.index(one.weight), _tier(one.field, EXPLAINING), one.field))
+    """What differs, most important first."""
+    found = [Difference(*pair, _weight(*pair)) for pair in _walk("", a, b)]
+    return sorted(found, key=_rank)
 
 
 def text(differences: Sequence[Difference], a: str, b: str) -> str:
-    """A table for people, under the names of the two runs; what explains nothing is only named."""
+    """The differences as a table, under the names of the two runs; what explains nothing is only named."""
     lines = [f"A: {a}", f"B: {b}", ""]
-    if not any(one.weight == EXPLAINS for one in differences):
+    if not any(difference.weight == EXPLAINS for difference in differences):
         lines += ["nothing that both runs recorded explains a difference in time", ""]
-    shown = [one for one in differences if one.weight != NOTHING]
-    column = max((len(one.field) for one in shown), default=0) + 2
+    listed = [difference for difference in differences if difference.weight != NOTHING]
+    column = max((len(difference.field) for difference in listed), default=0) + 2
     heading = f"  {'':{column}}{'A':{WIDTH}}  B"
     for weight in WEIGHTS[:-1]:
-        rows = [one for one in shown if one.weight == weight]
-        table = [f"  {one.field:{column}}{_shown(one.a):{WIDTH}}  {_shown(one.b)}" for one in rows]
+        rows = [difference for difference in listed if difference.weight == weight]
+        table = [f"  {row.field:{column}}{_shown(row.a):{WIDTH}}  {_shown(row.b)}" for row in rows]
         lines += [weight, heading, *table, ""] if rows else []
-    idle = dict.fromkeys(one.field.partition(".")[0] for one in differences if one.weight == NOTHING)
+    idle = dict.fromkeys(row.field.partition(".")[0] for row in differences if row.weight == NOTHING)
     return "\n".join([*lines, f"{NOTHING}: {', '.join(idle)}"] if idle else lines).rstrip()
 
 
+def _rank(difference: Difference) -> tuple[int, int, str]:
+    return WEIGHTS.index(difference.weight), _tier(difference.field, EXPLAINING), difference.field
+
+
 def _walk(field: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(field, value of a, value of b) wherever two JSON values differ, below `field`."""
     a, b = _columns(a), _columns(b)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         absent = NOT_SET if field.startswith("config") else NOT_RECORDED
@@ -79,14 +88,16 @@ def _walk(field: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _columns(value: Any) -> Any:
-    """Of a list with an object for each worker, each fact over all; `8 x NVIDIA H200` where they agree."""
-    if not isinstance(value, list) or not value or not all(isinstance(one, Mapping) for one in value):
+    """A list with an object per worker as an object of lists; `8 x NVIDIA H200` where the workers agree."""
+    if not isinstance(value, list) or not value or not all(isinstance(worker, Mapping) for worker in value):
         return value
-    facts = {key: [other.get(key) for other in value] for one in value for key in one}
-    return {
-        key: f"{len(each)} x {_plain(each[0])}" if all(one == each[0] for one in each) else each
-        for key, each in facts.items()
-    }
+    facts = {key: [other.get(key) for other in value] for worker in value for key in worker}
+    return {key: _agreed(of_workers) for key, of_workers in facts.items()}
+
+
+def _agreed(facts: list[Any]) -> str | list[Any]:
+    alike = all(fact == facts[0] for fact in facts)
+    return f"{len(facts)} x {_plain(facts[0])}" if alike else facts
 
 
 def _weight(field: str, a: Any, b: Any) -> str:
@@ -101,16 +112,17 @@ def _weight(field: str, a: Any, b: Any) -> str:
 
 
 def _tier(field: str, tiers: Sequence[Sequence[str]]) -> int:
+    """The first tier with a pattern that matches; their number where none does."""
     matching = (at for at, tier in enumerate(tiers) if any(fnmatchcase(field, pattern) for pattern in tier))
     return next(matching, len(tiers))
 
 
 def _near(a: Any, b: Any, share: float) -> bool:
     try:
-        one, other = float(a), float(b)
-    except (TypeError, ValueError):  # none, or [N/A] where the driver does not say
+        x, y = float(a), float(b)
+    except (TypeError, ValueError):  # None, or [N/A] where the driver does not know
         return False
-    return abs(one - other) <= share * max(abs(one), abs(other))
+    return abs(x - y) <= share * max(abs(x), abs(y))
 
 
 def _shown(value: Any) -> str:
@@ -120,7 +132,7 @@ def _shown(value: Any) -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_plain(one)}" for key, one in value.items())
+        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
     if isinstance(value, list):
         return " ".join(map(_plain, value))
     return "none" if value is None else " ".join(str(value).split())

@@ -1,23 +1,23 @@
-"""Records into tidy frames: one row per run; per run, rank and step; per epoch; per span of a drawn step.
+"""Records as tidy frames: one row per run; per run, rank and step; per epoch; per span of a drawn step.
 
-Frames are what statistics, claims and figures read. They travel as Parquet, so that a picture can be drawn
-again without the records, and without torch.
+Statistics, claims and figures read frames, never records. analysis/parquet.py stores them.
 """
 
 from __future__ import annotations
 
-import io
+import itertools
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from analysis.records import Attempt, read_lines, write_atomic
+from analysis import schemas
+from analysis.files import Damaged, whole_lines
+from analysis.records import Attempt, left_out, read_recorded
 
 # In the order of a step. `synchronize` and `validate` occur in mode as_published only.
 PHASES = (
@@ -43,12 +43,10 @@ COLUMNS: dict[str, dict[str, type]] = {
         "key": TEXT, "rank": WHOLE, "step": WHOLE, "phase": TEXT, "start_s": NUMBER, "duration_s": NUMBER
     },
 }  # fmt: skip
-# These need more than the seven digits of a float32: a clock that runs for hours, and exact byte counts.
-FULL_PRECISION = ("start_s", "wire_bytes")
 
 
 class Frames(NamedTuple):
-    """What some runs left. `key` names the run in every frame; times in seconds, accuracies in percent."""
+    """What runs measured. `key` names the run in every frame; times are seconds, accuracies percent."""
 
     runs: pd.DataFrame
     steps: pd.DataFrame
@@ -57,55 +55,48 @@ class Frames(NamedTuple):
 
 
 def empty() -> Frames:
-    return Frames(*(_typed(name, pd.DataFrame()) for name in Frames._fields))
+    """Frames of no runs, with all their columns."""
+    return Frames(*(typed(name, pd.DataFrame()) for name in Frames._fields))
 
 
-def from_attempts(attempts: Iterable[Attempt]) -> tuple[Frames, list[str]]:
-    """The frames of the valid attempts, and a sentence for whatever had to be left out."""
-    runs: list[dict[str, Any]] = []
-    tables: dict[str, list[pd.DataFrame]] = {"steps": [], "epochs": [], "spans": []}
-    notes: list[str] = []
-    for attempt in attempts:
-        if not attempt.is_valid():
-            notes.append(f"left out {attempt.run_id}/{attempt.path.name}: it is not a whole record")
-            continue
-        run = _run_row(attempt)
-        runs.append(run)
-        for path in attempt.rank_paths():
-            lines, broken = read_lines(path)
-            if broken:
-                notes.append(
-                    f"dropped {broken} broken line(s) in {attempt.run_id}/{attempt.path.name}/{path.name}"
-                )
-            for name, rows in _rank_rows(run["key"], int(path.stem[len("rank") :]), lines).items():
-                tables[name].append(_typed(name, pd.DataFrame(rows)))
+def of_attempt(attempt: Attempt) -> tuple[Frames, list[str]]:
+    """The frames of one valid attempt, and a note on each line that a killed writer left half.
+
+    Raises:
+        Damaged: a file is not as it was recorded.
+    """
+    manifest = attempt.check()
+    if manifest["state"] != "ok":
+        raise Damaged(attempt.path, "is not a whole record")
+    run, notes, files = _run_row(attempt, manifest), list[str](), manifest["files"]
+    tables: dict[str, list[dict[str, Any]]] = {"steps": [], "epochs": [], "spans": []}
+    for rank in itertools.takewhile(lambda rank: attempt.rank_path(rank).name in files, itertools.count()):
+        path = attempt.rank_path(rank)
+        lines: list[schemas.Line]
+        lines, broken = whole_lines(read_recorded(path, files[path.name]), schemas.Line, path)
+        if broken:
+            notes.append(f"dropped {broken} broken line(s) in {attempt.name}/{path.name}")
+        rows = _rank_rows(run["key"], rank, lines)
+        _check_steps(rows["steps"], run["steps_total"], path)
+        for name, of_rank in rows.items():
+            tables[name] += of_rank
     return Frames(
-        _runs_frame(runs), *(_stack(name, tables[name]) for name in ("steps", "epochs", "spans"))
+        _runs_frame([run]), *(typed(name, pd.DataFrame(rows)) for name, rows in tables.items())
     ), notes
 
 
-def of_attempt(attempt: Attempt, folder: Path) -> tuple[Frames, list[str]]:
-    """`from_attempts` of one attempt, kept as Parquet below `folder`, where it is read 20 times faster.
-
-    A valid attempt never changes, so what was kept stays true.
-    """
-    kept = folder / "attempts" / f"{attempt.run_id}-{attempt.number:03d}"
-    if attempt.is_valid() and (kept / "spans.parquet").is_file():  # the last to be written
-        return read_parquet(kept), []
-    frames, notes = from_attempts([attempt])
-    if len(frames.runs) and not notes:
-        write_parquet(frames, kept)
-        frames = read_parquet(kept)  # the same digits whether kept or not
-    return frames, notes
-
-
-def together(attempts: Iterable[Attempt], folder: Path) -> tuple[Frames, list[str]]:
-    """All these attempts, each through `of_attempt`."""
-    frames, notes = empty(), list[str]()
+def from_attempts(attempts: Iterable[Attempt]) -> tuple[Frames, list[str]]:
+    """The frames of the valid attempts, and a note on everything that had to be left out."""
+    parts, notes = list[Frames](), list[str]()
     for attempt in attempts:
-        one, remarks = of_attempt(attempt, folder)
-        frames, notes = combine(frames, one), [*notes, *remarks]
-    return frames, notes
+        try:
+            frames, own_notes = of_attempt(attempt)
+        except Damaged as damage:
+            notes.append(left_out(attempt, damage.brief))
+        else:
+            parts.append(frames)
+            notes += own_notes
+    return stack(parts), notes
 
 
 def restrict(frames: Frames, keys: Collection[str]) -> Frames:
@@ -115,40 +106,26 @@ def restrict(frames: Frames, keys: Collection[str]) -> Frames:
 
 
 def combine(old: Frames, new: Frames) -> Frames:
-    """Both together; a run that is in both is taken whole from `new`."""
-    kept = restrict(old, set(old.runs["key"]) - set(new.runs["key"]))
-    runs = _runs_frame([*kept.runs.to_dict("records"), *new.runs.to_dict("records")])
-    tables = {name: (getattr(kept, name), getattr(new, name)) for name in ("steps", "epochs", "spans")}
-    return Frames(runs, *(_stack(name, pair) for name, pair in tables.items()))
+    """The rows of both; a run that is in both is taken from `new` only."""
+    return stack([restrict(old, set(old.runs["key"]) - set(new.runs["key"])), new])
 
 
-def write_parquet(frames: Frames, folder: Path) -> list[Path]:
-    """One file per frame, each replaced whole. Steps and spans shrink to float32: seven digits are plenty."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, frame in frames._asdict().items():
-        floats = [column for column, kind in frame.dtypes.items() if kind == NUMBER]
-        if name in ("steps", "spans"):
-            frame = frame.astype({column: np.float32 for column in floats if column not in FULL_PRECISION})
-        # Without pandas' own metadata pandas 2 reads what pandas 3 wrote.
-        table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
-        buffer = io.BytesIO()
-        pq.write_table(
-            table,
-            buffer,
-            compression="zstd",
-            use_dictionary=[column for column in frame.columns if column not in floats],
-            use_byte_stream_split=floats,  # floats compress by a third better byte by byte
-        )
-        path = folder / f"{name}.parquet"
-        write_atomic(path, buffer.getvalue())
-        paths.append(path)
-    return paths
+def stack(parts: Sequence[Frames]) -> Frames:
+    """The rows of all, which have no run in common."""
+    runs = _runs_frame([row for part in parts for row in _records(part.runs)])
+    tables = {name: [getattr(part, name) for part in parts] for name in ("steps", "epochs", "spans")}
+    return Frames(runs, *(_stack(name, of_parts) for name, of_parts in tables.items()))
 
 
-def read_parquet(folder: Path) -> Frames:
-    """The frames in `folder`; a frame whose file is not there is empty."""
-    return Frames(*(_read_table(name, folder / f"{name}.parquet") for name in Frames._fields))
+def with_provenance(frames: Frames, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Frames:
+    """The frames with another provenance of each run."""
+    rows = []
+    for row in _records(frames.runs):
+        provenance = change(json.loads(row["provenance_json"]))
+        kept = {name: value for name, value in row.items() if not name.startswith("provenance")}
+        text = json.dumps(provenance, sort_keys=True)
+        rows.append({**kept, **flatten(provenance, "provenance."), "provenance_json": text})
+    return frames._replace(runs=_runs_frame(rows))
 
 
 def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -162,8 +139,8 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _run_row(attempt: Attempt) -> dict[str, Any]:
-    config, manifest = attempt.config, attempt.manifest
+def _run_row(attempt: Attempt, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    config = attempt.config
     provenance = manifest.get("provenance", {})
     facts = ("parameters", "tensors", "steps_per_epoch", "simulated", "started", "ended")
     return {
@@ -181,77 +158,98 @@ def _run_row(attempt: Attempt) -> dict[str, Any]:
 
 
 def resumptions(manifest: Mapping[str, Any]) -> list[int]:
-    """The steps at which a record goes on after an interruption. A run that went back to an older checkpoint
-    has measured the steps after that one again."""
+    """The steps at which a record continues after an interruption.
+
+    A run that went back to an older checkpoint has measured the steps after it again, so that earlier
+    resumptions among those no longer count.
+    """
     steps: list[int] = []
-    for again in manifest.get("resumed", []):
-        steps = [*(step for step in steps if step < again["step"]), again["step"]]
+    for resumption in manifest.get("resumed", []):
+        steps = [*(step for step in steps if step < resumption["step"]), resumption["step"]]
     return steps
 
 
-def _rank_rows(key: str, rank: int, lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    rows: dict[str, list[dict[str, Any]]] = {"steps": [], "epochs": [], "spans": []}
-    for line in lines:
-        kind = line.pop("kind")
-        if kind == "epoch":
-            rows["epochs"].append({"key": key, **line})
-        elif kind == "step":
-            phases, spans = line.pop("phases", {}), line.pop("spans", [])
-            seconds = {f"{phase}_s": value for phase, value in phases.items()}
-            rows["steps"].append({"key": key, "rank": rank, **line, **seconds})
-            rows["spans"] += [
-                {
-                    "key": key,
-                    "rank": rank,
-                    "step": line["step"],
-                    "phase": phase,
-                    "start_s": start,
-                    "duration_s": took,
-                }
-                for phase, start, took in spans
-            ]
-    return rows
+def _check_steps(steps: Sequence[Mapping[str, Any]], expected: int | None, path: Path) -> None:
+    """
+    Raises:
+        Damaged: a step is missing, or is there twice.
+    """
+    for number, row in enumerate(steps):
+        if row["step"] != number:
+            raise Damaged(path, f"has step {row['step']} where step {number} belongs")
+    if steps and expected is not None and len(steps) != expected:
+        raise Damaged(path, f"has {len(steps)} of {expected} steps")
 
 
-def _typed(name: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns of this frame first, in their order and type; what else was recorded stays behind them."""
+def _rank_rows(key: str, rank: int, lines: Sequence[schemas.Line]) -> dict[str, list[dict[str, Any]]]:
+    steps = [line for line in lines if isinstance(line, schemas.Step)]
+    epochs = [line for line in lines if isinstance(line, schemas.Epoch)]
+    return {
+        "steps": [
+            {"key": key, "rank": rank, **_fields(line), **{f"{name}_s": s for name, s in line.phases.items()}}
+            for line in steps
+        ],
+        "epochs": [{"key": key, **_fields(line)} for line in epochs],
+        "spans": [
+            {
+                "key": key,
+                "rank": rank,
+                "step": line.step,
+                "phase": phase,
+                "start_s": start,
+                "duration_s": took,
+            }
+            for line in steps
+            for phase, start, took in line.spans
+        ],
+    }
+
+
+def _fields(line: schemas.Line) -> dict[str, Any]:
+    """Those that have one value."""
+    return {
+        name: value for name, value in msgspec.structs.asdict(line).items() if name not in ("phases", "spans")
+    }
+
+
+def typed(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The `COLUMNS` of this frame first, in their order and type, then whatever else was recorded."""
     columns = COLUMNS[name]
     extra = [column for column in frame.columns if column not in columns]
-    frame = frame.reindex(columns=[*columns, *extra])
-    numbers = dict.fromkeys(extra, NUMBER) if name == "steps" else {}
-    return frame.astype({column: kind for column, kind in columns.items() if kind is not TEXT} | numbers)
+    kinds = {column: kind for column, kind in columns.items() if kind is not TEXT}
+    if name == "steps":
+        kinds |= dict.fromkeys(extra, NUMBER)
+    ordered: pd.DataFrame = frame.reindex(columns=[*columns, *extra]).astype(kinds)
+    return ordered
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as objects; columns are named by text, which pandas does not promise."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def _stack(name: str, tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
     filled = [table for table in tables if len(table)]
     if not filled:
-        return _typed(name, pd.DataFrame())
+        return typed(name, pd.DataFrame())
     columns = list(dict.fromkeys(column for table in filled for column in table.columns))
-    return pd.concat([_typed(name, table.reindex(columns=columns)) for table in filled], ignore_index=True)
+    return pd.concat([typed(name, table.reindex(columns=columns)) for table in filled], ignore_index=True)
 
 
 def _runs_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """One type per column: where configs disagree (a number here, a word there) the column becomes text."""
+    """One type per column: where configs disagree (a number here, a word there), the column becomes text."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {name: [None if _missing(row.get(name)) else row[name] for row in rows] for name in names}
     for name, values in columns.items():
         kinds = {type(value) for value in values if value is not None}
         if len(kinds) > 1 and not kinds <= {int, float}:
-            columns[name] = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
-    return _typed("runs", pd.DataFrame(columns))
+            columns[name] = [_as_text(value) for value in values]
+    return typed("runs", pd.DataFrame(columns))
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def _missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and np.isnan(value))
-
-
-def _read_table(name: str, path: Path) -> pd.DataFrame:
-    if not path.is_file():
-        return _typed(name, pd.DataFrame())
-    try:
-        frame = pq.read_table(path).to_pandas()
-    except pa.ArrowInvalid as error:
-        message = f"{path} is not a whole Parquet file; `python -m experiments collect` writes it again"
-        raise ValueError(message) from error
-    floats = {column: NUMBER for column, kind in frame.dtypes.items() if kind == np.float32}
-    return _typed(name, frame.astype(floats))

@@ -1,42 +1,52 @@
-"""The marks figures are made of: curves with bands, way points, stacked bars, bars with intervals, lanes."""
+"""What figures are drawn with: curves with bands, way points, stacked bars, bars with intervals, lanes.
+
+Exports Axes and Figure as well: figures name these types, and only this folder imports matplotlib.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes as Axes
+from matplotlib.figure import Figure as Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
 from analysis.stats import Value
 from analysis.style import PHASE_LABELS, PHASE_LOOKS, Look
 
-FAINT = 0.45  # opacity of what is the paper's, not ours
-ROOM_FOR_TEXT = 0.055  # of the axis: a span shorter than this carries no number
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
+
+FAINT = 0.45  # opacity of the paper's data, next to ours
+ROOM_FOR_TEXT = 0.055  # share of the axis: a shorter span has no room for its number
 
 
 @contextmanager
 def canvas(
-    settings: Mapping[str, Any], rows: int = 1, columns: int = 1, **how: Any
+    settings: Mapping[RcKeyType, Any], rows: int = 1, columns: int = 1, **how: Any
 ) -> Iterator[tuple[Figure, Any]]:
-    """A figure and its axes; what is drawn inside the block has these settings."""
+    """A figure and its axes, drawn inside the block with these matplotlib settings.
+
+    `how` goes to `Figure.subplots`; the axes are one object, or an array of them.
+    """
     with matplotlib.rc_context(dict(settings)):
         figure = Figure(layout="constrained")
         yield figure, figure.subplots(rows, columns, **how)
-        figure.get_layout_engine().execute(figure)
+        engine = figure.get_layout_engine()
+        assert engine is not None, "the layout is constrained"
+        engine.execute(figure)
         figure.set_layout_engine("none")  # laid out once, not again for every file format
 
 
 def curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:
-    """A mean with its band, where the runs are enough for one."""
+    """A mean over epochs, and its interval as a band where there are enough runs for one."""
     every = max(1, len(x) // 10)
     axes.plot(
         x, table["mean"], color=look.colour, marker=look.marker, markevery=every, label=look.label, zorder=3
@@ -48,14 +58,15 @@ def curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:
 
 
 def way_points(axes: Axes, x: Sequence[float], y: Sequence[float], look: Look) -> None:
-    """Single points of a published curve, lightly, under ours."""
-    faint = {"color": look.colour, "alpha": FAINT, "zorder": 1}
+    """Single points of a published curve, drawn faintly below ours."""
+    faint: dict[str, Any] = {"color": look.colour, "alpha": FAINT, "zorder": 1}
     axes.plot(
         x, y, linestyle=(0, (4, 3)), linewidth=0.7, marker=look.marker, markerfacecolor="white", **faint
     )
 
 
 def way_point_key(label: str) -> Line2D:
+    """The legend entry of `way_points`."""
     return Line2D(
         [], [], color="#777777", linestyle=(0, (4, 3)), linewidth=0.7, marker="o", mfc="white", label=label
     )
@@ -69,33 +80,36 @@ def stack(
     faint: bool = False,
     least: float = np.inf,
 ) -> float:
-    """A stacked bar of phases, from the bottom up; parts of `least` or more carry numbers. Its height."""
+    """A stacked bar of phases, from the bottom up; parts of at least `least` show their number.
+
+    Returns its height.
+    """
     bottom = 0.0
     for phase, height in parts.items():
         colour, hatch = PHASE_LOOKS[phase]
-        edge = {"edgecolor": "#7A7A7A", "linewidth": 0.4, "alpha": FAINT if faint else 1.0}
+        edge: dict[str, Any] = {"edgecolor": "#7A7A7A", "linewidth": 0.4, "alpha": FAINT if faint else 1.0}
         axes.bar(x, height, width, bottom=bottom, color=colour, hatch=hatch, **edge)
         if height >= least:
-            text = {"ha": "center", "va": "center", "fontsize": 6, "color": _ink(colour, faint)}
-            _on_hatch(axes.text(x, bottom + height / 2, number(height), **text), colour, hatch)
+            _number_inside(axes, x, bottom + height / 2, height, phase, faint)
         bottom += height
     return bottom
 
 
 def phase_keys(phases: Iterable[str]) -> list[Patch]:
+    """Legend entries of `stack` and `lane`."""
     return [
         Patch(
-            facecolor=PHASE_LOOKS[p][0],
-            hatch=PHASE_LOOKS[p][1],
+            facecolor=PHASE_LOOKS[phase][0],
+            hatch=PHASE_LOOKS[phase][1],
             edgecolor="#7A7A7A",
             lw=0.4,
-            label=PHASE_LABELS[p],
+            label=PHASE_LABELS[phase],
         )
-        for p in phases
+        for phase in phases
     ]
 
 
-# How the same quantity is told apart by where it comes from. `None` takes the method's colour.
+# How bars of one quantity differ by where the number comes from. `None` takes the method's colour.
 ORIGINS: dict[str, dict[str, Any]] = {
     "ours": {"facecolor": None},
     "ours, the published protocol": {"facecolor": "none", "hatch": "////"},
@@ -116,28 +130,29 @@ def bar(axes: Axes, x: float, value: Value, look: Look, width: float, origin: st
 
 
 def above(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:
+    """Small text just above a point; `how` overrides its placement and style."""
     place = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 6.5}
-    axes.annotate(text, (x, y), **(place | how))
+    placed: dict[str, Any] = place | how
+    axes.annotate(text, (x, y), **placed)
 
 
 def origin_keys(origins: Iterable[str]) -> list[Patch]:
-    """Legend entries of `bar`, in grey because every method has them."""
+    """Legend entries of `bar`, in grey because every method has these origins."""
     grey = "#555555"
     return [Patch(edgecolor=grey, linewidth=0.8, label=origin, **_fill(origin, grey)) for origin in origins]
 
 
 def lane(axes: Axes, y: float, spans: pd.DataFrame, axis_ms: float, height: float = 0.7) -> None:
-    """One rank's spans (start_ms, took_ms, phase) as a lane at `y`."""
-    for phase, group in spans.groupby("phase", sort=False):
-        colour, hatch = PHASE_LOOKS.get(phase, PHASE_LOOKS["unaccounted"])
-        bars = list(zip(group["start_ms"], group["took_ms"], strict=True))
+    """One rank's spans (columns start_ms, took_ms, phase) as a horizontal lane at `y`."""
+    for phase, of_phase in spans.groupby("phase", sort=False):
+        colour, hatch = _phase_look(str(phase))
+        bars = list(zip(of_phase["start_ms"], of_phase["took_ms"], strict=True))
         axes.broken_barh(
             bars, (y - height / 2, height), facecolor=colour, hatch=hatch, edgecolor="#7A7A7A", lw=0.3
         )
         for start, took in bars:
             if took >= ROOM_FOR_TEXT * axis_ms:
-                middle = {"ha": "center", "va": "center", "fontsize": 6, "color": _ink(colour)}
-                _on_hatch(axes.text(start + took / 2, y, number(took), **middle), colour, hatch)
+                _number_inside(axes, start + took / 2, y, took, str(phase))
 
 
 def log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
@@ -149,7 +164,7 @@ def log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
 
 
 def number(value: float) -> str:
-    """Three digits that matter: 0.0123, 1.23, 12.3, 123, 12,345."""
+    """Three significant digits: 0.0123, 1.23, 12.3, 123, 12,345."""
     if value == 0 or not np.isfinite(value):
         return f"{value:g}"
     decimals = max(0, 2 - int(np.floor(np.log10(abs(value)))))
@@ -157,26 +172,34 @@ def number(value: float) -> str:
 
 
 def with_interval(value: Value | None) -> str:
-    """'1.23 [1.1, 1.4]'."""
+    """'1.23 [1.10, 1.40]', or '-' for None."""
     if value is None:
         return "-"
-    if value.low is None:
+    if value.low is None or value.high is None:
         return number(value.value)
     return f"{number(value.value)} [{number(value.low)}, {number(value.high)}]"
 
 
 def _fill(origin: str, colour: str) -> dict[str, Any]:
+    """How a bar of this origin is filled, in the method's colour."""
     fill = ORIGINS[origin]
     return fill | {"facecolor": fill["facecolor"] or colour}
 
 
-def _on_hatch(text: Text, colour: str, hatch: str) -> None:
-    """Keep the lines of a hatch from crossing the number."""
+def _number_inside(axes: Axes, x: float, y: float, value: float, phase: str, faint: bool = False) -> None:
+    """A phase's number in the middle of its bar, on a plain patch where a hatch would cross it."""
+    colour, hatch = _phase_look(phase)
+    text = axes.text(x, y, number(value), ha="center", va="center", fontsize=6, color=_ink(colour, faint))
     if hatch:
         text.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 0.8})
 
 
+def _phase_look(phase: str) -> tuple[str, str]:
+    """Colour and hatch; phases that style.py does not know look unaccounted."""
+    return PHASE_LOOKS.get(phase, PHASE_LOOKS["unaccounted"])
+
+
 def _ink(colour: str, faint: bool = False) -> str:
-    """Black or white, whichever reads better on `colour`."""
+    """Black or white, whichever is easier to read on `colour`, by its luma (ITU-R BT.601)."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#111111" if faint or 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "white"

@@ -1,4 +1,4 @@
-"""How figures look: sizes, one colour per method and per phase in every figure, and files that never differ.
+"""How figures look: sizes, one colour per method and per phase in every figure, and reproducible files.
 
 Functions return matplotlib settings as plain dicts, to be merged with `|`; nothing here changes global state.
 """
@@ -10,19 +10,22 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from analysis.records import write_atomic
+from analysis.files import write_atomic
 
-ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16  # inches, IEEE
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
+
+TWO_COLUMNS = 7.16  # inches, IEEE
 DPI = 200  # of the PNG; the PDF is for print
 
 
 class Look(NamedTuple):
-    """How a method is drawn wherever it appears; the marker and hatch serve readers who see no colour."""
+    """How a method is drawn wherever it appears; marker and hatch are for readers who do not see colours."""
 
     label: str
     colour: str
@@ -30,7 +33,7 @@ class Look(NamedTuple):
     hatch: str
 
 
-# Okabe and Ito's palette, which the common colour deficiencies keep apart.
+# Okabe and Ito's palette, whose colours can be told apart with the common colour vision deficiencies.
 LOOKS = {
     "dense": Look("dense", "#000000", "o", ""),
     "topk": Look("Top-k", "#0072B2", "s", "//"),
@@ -42,8 +45,8 @@ LOOKS = {
     "topk-buckets-fused-overlapped": Look("Top-k, fused, overlapped", "#882255", "*", "++"),
     "null": Look("null (first k)", "#999999", "P", "++"),
 }
-# For methods that have no look yet: Tol's muted palette, chosen by the name, so that it never depends on
-# company.
+# For methods without a look of their own: Tol's muted palette, chosen by the method's name, so that the
+# colour does not depend on the other methods of a figure.
 OTHER_COLOURS = ("#117733", "#882255", "#999933", "#332288", "#44AA99", "#AA4499")
 OTHER_MARKERS = ("X", "p", "h", "<", ">", "*", "d")
 
@@ -79,9 +82,10 @@ PHASE_LOOKS = {  # colour, hatch
 }
 
 
-def base() -> dict[str, Any]:
+def base() -> dict[RcKeyType, Any]:
+    """Settings of every figure."""
     return {
-        "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
+        "font.family": "DejaVu Sans",  # part of matplotlib, so that every machine draws the same
         "font.size": 7.5,
         "axes.titlesize": 8,
         "axes.labelsize": 7.5,
@@ -102,22 +106,20 @@ def base() -> dict[str, Any]:
         "lines.linewidth": 1.3,
         "lines.markersize": 3.5,
         "hatch.linewidth": 0.4,
-        "pdf.fonttype": 42,  # text stays text
+        "pdf.fonttype": 42,  # TrueType: text in the PDF can be searched and edited
         "savefig.dpi": DPI,
     }
 
 
-def one_column(height: float = 2.5) -> dict[str, Any]:
-    return base() | {"figure.figsize": (ONE_COLUMN, height)}
-
-
-def two_columns(height: float = 2.7) -> dict[str, Any]:
+def two_columns(height: float = 2.7) -> dict[RcKeyType, Any]:
+    """Settings of a figure as wide as the page; `height` in inches."""
     return base() | {"figure.figsize": (TWO_COLUMNS, height)}
 
 
-def method_id(run: Mapping[str, Any]) -> str:
-    """What tells methods apart in a figure, from a row of `Frames.runs`: name, scope, feedback, and who
-    searches.
+def method_id(run: Mapping[Any, Any]) -> str:
+    """What distinguishes methods in a figure: name, scope, feedback, and how selection was executed.
+
+    `run` is a row of `Frames.runs`; pandas does not promise that columns are named by text.
     """
     name = str(run["method.name"])
     if run.get("method.scope") == "layer":
@@ -128,8 +130,8 @@ def method_id(run: Mapping[str, Any]) -> str:
     return name + _execution(run)
 
 
-def _execution(run: Mapping[str, Any]) -> str:
-    """How the same mathematics was carried out, where not as published."""
+def _execution(run: Mapping[Any, Any]) -> str:
+    """How the same mathematics was executed, where not as published."""
     scope, text = run.get("method.scope"), ""
     if scope not in (None, "global", "layer") and scope == scope:  # a size in MB; NaN: it has no scope
         text += "-buckets"
@@ -139,6 +141,7 @@ def _execution(run: Mapping[str, Any]) -> str:
 
 
 def look(method: str) -> Look:
+    """The look of a `method_id`; for an unknown one always the same, by its name."""
     if method in LOOKS:
         return LOOKS[method]
     digest = hashlib.sha256(method.encode()).digest()
@@ -147,7 +150,7 @@ def look(method: str) -> Look:
 
 
 def save(figure: Figure, folder: Path, name: str) -> Path:
-    """`name`.png (returned) and `name`.pdf, each replaced whole; a figure always gives the same bytes."""
+    """Write `name`.png (returned) and `name`.pdf; a figure always gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     undated = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
     png, pdf = (folder / f"{name}.{kind}" for kind in undated)
@@ -161,5 +164,5 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
 
 
 def _is_true(value: Any) -> bool:
-    """True also as the text that a mixed column turns it into."""
+    """True, also as the text that it becomes in a column of mixed types."""
     return value is True or value == json.dumps(True)

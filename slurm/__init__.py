@@ -1,1 +1,1 @@
-"""How does a function reach a GPU? Places, launches, clusters. Knows nothing of gradients."""
+"""How does a function reach a GPU? Clusters, containers, job arrays, worker processes; without gradients."""

@@ -1,6 +1,6 @@
-"""A cluster's description and a number of workers -> what sbatch is asked for.
+"""A cluster's description and a number of workers -> the options for sbatch.
 
-conf/cluster/generic_slurm.yaml explains every field.
+conf/cluster/generic_slurm.yaml explains every field of the description.
 """
 
 from __future__ import annotations
@@ -10,30 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-WHOLE = (
-    "workers_per_node",
-    "cpus_per_worker",
-    "time_min",
-    "signal_delay_s",
-    "max_array",
-    "array_parallelism",
-)
-LISTS = ("srun", "sbatch", "setup")
-WORDS = (
-    "partition", "account", "qos", "reservation", "constraint", "exclude", "comment", "gres", "python",
-    "slurm_conf", "interface",
-)  # fmt: skip
-PLAIN_SBATCH = (
-    "partition",
-    "account",
-    "qos",
-    "constraint",
-    "comment",
-)  # named alike here and in SLURM
+PLAIN_SBATCH = ("partition", "account", "qos", "constraint", "comment")  # the same names here and in SLURM
 
 
 class Shape(NamedTuple):
-    """What one job needs. Jobs of one shape can be tasks of one array."""
+    """The resources of one job. Jobs of the same shape can be in one array."""
 
     nodes: int
     tasks_per_node: int
@@ -46,27 +27,10 @@ class Shape(NamedTuple):
 
 
 def check(cluster: Mapping[str, Any]) -> None:
-    """Refuse a description that no job could be made of.
-
-    Raises:
-        ValueError: names the field.
     """
-    for name in WHOLE:
-        _whole(name, cluster[name], 1)
-    _whole("requeues", cluster["requeues"], 0)
-    for name in LISTS:
-        if not isinstance(cluster[name], list) or not all(isinstance(word, str) for word in cluster[name]):
-            raise ValueError(
-                f"cluster.{name}={cluster[name]!r} must be a list of words, such as ['--mpi=none']"
-            )
-    for word in cluster["sbatch"]:
-        if not word.startswith("--"):
-            raise ValueError(f"cluster.sbatch: {word!r} is no long option, such as '--mail-type=END'")
-    words = {name: cluster[name] for name in WORDS if cluster[name] is not None}
-    for name, value in {**words, "sbatch": " ".join(cluster["sbatch"])}.items():
-        # Directives are comments to the shell, which executes nothing in them; a second line would be code.
-        if "\n" in str(value) or "\r" in str(value):
-            raise ValueError(f"cluster.{name}={value!r} has a line break, which no option of sbatch can have")
+    Raises:
+        ValueError: two fields of the description exclude each other.
+    """
     if cluster["signal_delay_s"] >= 60 * cluster["time_min"]:
         raise ValueError(
             f"cluster.signal_delay_s={cluster['signal_delay_s']} is no less than the whole time limit, "
@@ -74,16 +38,11 @@ def check(cluster: Mapping[str, Any]) -> None:
         )
 
 
-def _whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"cluster.{name}={value} must be a whole number, {least} or more")
-
-
 def shape(cluster: Mapping[str, Any], workers: int, threads: int, gpus: bool) -> Shape:
-    """The workers spread evenly over as few nodes as hold them.
+    """The workers in equal numbers on as few nodes as possible.
 
     Raises:
-        ValueError: more threads than cores.
+        ValueError: there are more threads than cores.
     """
     if threads > cluster["cpus_per_worker"]:
         raise ValueError(
@@ -103,9 +62,9 @@ def parameters(
     """Keyword arguments for submitit's SlurmExecutor.
 
     Args:
-        cwd: where the job runs; Python finds the code there.
-        after: a shell line that the batch script ends with, whatever became of the workers.
-        exclude: nodes to stay away from, besides the cluster's own.
+        cwd: the job's working directory, with the code.
+        after: a shell command at the end of the batch script, which runs however the workers ended.
+        exclude: nodes to avoid, in addition to those of the description.
     """
     options: dict[str, Any] = {
         "job_name": name,
@@ -117,9 +76,9 @@ def parameters(
         "array_parallelism": cluster["array_parallelism"],
         "setup": cluster["setup"] or None,
         "teardown": [after],
-        # Since SLURM 22.05 srun no longer takes this from sbatch, and workers would share one core.
+        # Since SLURM 22.05 srun does not take this from sbatch, and all workers would share one core.
         "srun_args": [f"--cpus-per-task={shape.cpus_per_task}", *cluster["srun"]],
-        "wckey": None,  # submitit's own; clusters that check such keys would refuse it
+        "wckey": None,  # instead of submitit's default, which clusters that check these keys would refuse
         **{option: cluster[option] for option in PLAIN_SBATCH if cluster[option] is not None},
     }
     if cluster["mem_gb"] is not None:

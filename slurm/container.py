@@ -1,8 +1,8 @@
 """A command and a choice of conf/container -> the command line that runs it in the image.
 
-The one place where it is decided what an image sees of the machine: folders, GPUs, environment variables.
-The same for apptainer and singularity, and for `container=none`, which is the command itself. Standard
-library only.
+Only this module decides what a container sees of the machine: folders, GPUs, environment variables. It works
+the same with apptainer and with singularity; with `container=none` the result is the command itself.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import Any
 from slurm import images
 
 NONE = "none"
-START_TIMEOUT_S = 120.0  # for a container that does nothing; a cold file system may take its time
+START_TIMEOUT_S = 120.0  # for a container that does nothing; a file system may be slow at first
+
 RUNTIMES = ("auto", *images.RUNTIMES)
 
-# Variables that tell a worker its place, its job, its threads, its links. Everything else stays outside: a
-# host's PYTHONPATH or LD_LIBRARY_PATH means nothing in the image, or harm.
+# The variables that enter a container: a worker's rank, job, threads and links. All others stay outside: the
+# host's PYTHONPATH or LD_LIBRARY_PATH are useless in the image, or harmful.
 PASSED = re.compile(
     r"(SPARSIFY|SLURM|SLURMD|OMPI|PRTE|PMI|PMIX|UCX|FI|HOROVOD|NCCL|GLOO|TORCH|PYTORCH|TORCHELASTIC)_\w+"
     r"|(OMP|GOMP|KMP|MKL|OPENBLAS|CUBLAS|CUDNN)_\w+"
@@ -32,9 +33,9 @@ PASSED = re.compile(
     r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
     r"|DATA_ROOT|PYTHON(UNBUFFERED|HASHSEED|FAULTHANDLER|WARNINGS)|TZ"
 )
-SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|JWT|_KEY$")  # all users of a node can read command lines
+SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|JWT|_KEY$")  # never: all users of a node can read command lines
 
-# The image's own system, over which the host's can't be laid, and what runtimes share by themselves.
+# Folders that are never mounted: the image's own system, and what the runtime shares by itself.
 SYSTEM = {Path("/"), Path("/usr/local")} | {
     Path("/", name)
     for name in ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "sbin", "sys", "tmp", "usr", "var")
@@ -52,22 +53,45 @@ def wrap(
     """The command line that runs `command` in the image, or `command` itself without one.
 
     Args:
-        command: a Python and its words. Where the image brings a Python of its own (`container.python`), that
-            one runs instead.
-        binds: folders that the process needs, under the paths that they have outside.
-        environment: of these the process gets what PASSED names, to the letter: they become words of the
-            command line, since runtimes split `--env` at commas and show APPTAINERENV_ variables to a shell.
+        command: a Python and its arguments. Where the image has a Python of its own (`container.python`),
+            that one runs instead.
+        binds: folders that the process needs, mounted under the same paths as outside.
+        environment: the process gets those that PASSED names, unchanged. They become words of the command
+            line, because runtimes split `--env` at commas and pass APPTAINERENV_ variables through a shell.
 
     Raises:
-        ValueError: no program to run images with, or no image.
+        ValueError: there is no program that runs images, or no image.
     """
     if container["name"] == NONE:
         return [*command]
-    program, image = _program(container), _image(container)
+    return _wrapped(_program(container), _image(container), container, command, binds, cwd, environment, gpu)
+
+
+def planned(
+    container: Mapping[str, Any], command: Sequence[str], binds: Sequence[Path], cwd: Path, gpu: bool
+) -> list[str]:
+    """The command line of `wrap` for people, on a machine that may have neither the program nor the image."""
+    if container["name"] == NONE:
+        return [*command]
+    wanted = container["runtime"]
+    program = images.runtime(wanted) or ("apptainer" if wanted == "auto" else wanted)
+    return _wrapped(program, images.locate(container["image"]), container, command, binds, cwd, {}, gpu)
+
+
+def _wrapped(
+    program: str,
+    image: Path,
+    container: Mapping[str, Any],
+    command: Sequence[str],
+    binds: Sequence[Path],
+    cwd: Path,
+    environment: Mapping[str, str],
+    gpu: bool,
+) -> list[str]:
     words = [program, "--quiet", "exec", "--cleanenv", "--no-home", "--pwd", str(cwd)]
-    # No --contain: ranks of one node talk through /dev/shm, and it would give each its own.
+    # No --contain: ranks of one node communicate through /dev/shm, and each would get its own.
     if os.geteuid() == 0:
-        words.append("--userns")  # root of a virtual machine may lack a capability that the runtime asks for
+        words.append("--userns")  # root in a virtual machine may lack a capability that the runtime needs
     if gpu:
         words.append("--nv")
     for bind in mounted([*binds, cwd]):
@@ -85,14 +109,14 @@ def passed(name: str) -> bool:
 
 
 def mounted(folders: Sequence[Path]) -> list[Path]:
-    """The folders to hand over: each once, without those inside another; of links also what they lead to."""
+    """The folders to mount: each once, none inside another; for links their targets as well."""
     paths = {path for folder in folders for path in (Path(os.path.abspath(folder)), folder.resolve())}
     wanted = paths - SYSTEM
     return sorted(path for path in wanted if not set(path.parents) & wanted)
 
 
 def mount(folder: Path) -> str:
-    """A --mount of a folder to the same path: a line of CSV, so that it may hold commas, colons, quotes."""
+    """The value of --mount for a folder: CSV, so that its path may contain commas, colons and quotes."""
     line = io.StringIO()
     fields = ["type=bind", f"source={folder}", f"destination={folder}"]
     csv.writer(line, lineterminator="").writerow(fields)
@@ -100,14 +124,14 @@ def mount(folder: Path) -> str:
 
 
 def resolved(container: Mapping[str, Any]) -> dict[str, Any]:
-    """The choice with its image's full path: jobs run in a copy of the code, which has no images."""
+    """The choice with the full path of its image: jobs run in a copy of the code, which has no images."""
     if container["name"] == NONE:
         return dict(container)
     return {**container, "image": str(images.locate(container["image"]))}
 
 
 def facts(container: Mapping[str, Any]) -> dict[str, Any] | None:
-    """For the record; None without a container."""
+    """Provenance: which image and which runtime; None without a container."""
     if container["name"] == NONE:
         return None
     program, image = _program(container), _image(container)
@@ -124,18 +148,13 @@ def facts(container: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def check(container: Mapping[str, Any]) -> None:
-    """Can processes be started in it, here? One is, to see.
+    """Make sure that processes can be started in the container on this machine, by starting one.
 
     Raises:
-        ValueError: no, and why not, and what to do.
+        ValueError: why they cannot, and what to do.
     """
     if container["name"] == NONE:
         return
-    for key in ("binds", "options"):
-        if not isinstance(container[key], list) or not all(isinstance(word, str) for word in container[key]):
-            raise ValueError(
-                f"container.{key}={container[key]!r} must be a list of words, such as ['/scratch']"
-            )
     program, image = _program(container), _image(container)
     built_for = images.architecture(image)
     if built_for is None:
@@ -147,7 +166,7 @@ def check(container: Mapping[str, Any]) -> None:
         )
     labels = images.inspect(image, program)["labels"]
     name, definition = labels.get(images.IMAGE_LABEL), labels.get(images.DEFINITION_LABEL)
-    # An image that is not ours says nothing of a definition; whoever names it knows what is in it.
+    # An image that is not ours has no such label; whoever chose it knows what is in it.
     if name is not None and definition != (now := images.definition(name)):
         raise ValueError(
             f"container.image={image} was built from another definition ({definition}) than the checkout's "
@@ -157,6 +176,7 @@ def check(container: Mapping[str, Any]) -> None:
 
 
 def _try(container: Mapping[str, Any]) -> None:
+    """Start a Python that does nothing."""
     here = [Path(sys.prefix), Path(sys.base_prefix)]
     command = wrap(container, [sys.executable, "-c", ""], here, images.ROOT, {}, gpu=False)
     try:
@@ -174,6 +194,7 @@ def _try(container: Mapping[str, Any]) -> None:
 
 
 def _program(container: Mapping[str, Any]) -> str:
+    """The runtime's path."""
     wanted = container["runtime"]
     if wanted not in RUNTIMES:
         raise ValueError(f"container.runtime={wanted!r} must be one of {', '.join(RUNTIMES)}")
@@ -187,6 +208,7 @@ def _program(container: Mapping[str, Any]) -> str:
 
 
 def _image(container: Mapping[str, Any]) -> Path:
+    """The image's path."""
     path = images.locate(container["image"])
     if not path.is_file():
         raise ValueError(
@@ -197,4 +219,7 @@ def _image(container: Mapping[str, Any]) -> Path:
 
 
 def _make(container: Mapping[str, Any]) -> str:
-    return f"make sif IMAGE={container['name']}"
+    """The command that builds this image; a description of somebody's own has a name of its own."""
+    named = (container["name"], Path(container["image"]).stem)
+    known = [name for name in named if (images.ROOT / "singularity" / f"{name}.args").exists()]
+    return f"make sif IMAGE={(*known, *named)[0]}"

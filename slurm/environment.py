@@ -1,4 +1,4 @@
-"""What the surroundings say: the only reader of environment variables."""
+"""Environment variables: ranks, folders, SLURM's job, settings of libraries. Nothing else reads them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import contextlib
 import os
 import platform
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a process stands in its group."""
+    """The rank of a process in its group."""
 
     rank: int
     size: int
     local_rank: int  # among the processes of one node
 
 
-# The first complete set of these wins: our own launcher, torchrun, SLURM.
+# From our own launcher, torchrun, SLURM; the first complete set counts.
 PLACES = (
     ("SPARSIFY_RANK", "SPARSIFY_SIZE", "SPARSIFY_LOCAL_RANK"),
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -27,7 +28,7 @@ PLACES = (
 
 
 def place() -> Place:
-    """This process's place; alone, it is rank 0 of 1."""
+    """This process's place; without a group it is rank 0 of 1."""
     for names in PLACES:
         if all(name in os.environ for name in names):
             return Place(*(int(os.environ[name]) for name in names))
@@ -35,36 +36,59 @@ def place() -> Place:
 
 
 class Joined(NamedTuple):
-    """Several processes that somebody else started with our command line; this is one of them."""
+    """A group of processes that an external launcher started with our command line; this is one of them."""
 
-    starter: str
+    starter: str  # of STARTERS
     place: Place
 
 
+# External launcher -> the variables that it sets.
 STARTERS = {
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     "torchrun": PLACES[1],
-    # Of a job step: SLURM_NTASKS and SLURM_PROCID are there in every batch script and salloc shell as well.
+    # The size is a job step's: SLURM_NTASKS is set in every batch script and salloc shell as well.
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 }
 
 
 def joined() -> Joined | None:
-    """The group that this process was started in; None when it is alone."""
+    """The group in which an external launcher started this process; None without one.
+
+    Raises:
+        ValueError: torchrun's variables are set, and torchrun was not there.
+    """
     for starter, names in STARTERS.items():
         found = [os.environ.get(name, "") for name in names]
         if all(value.isdigit() for value in found) and int(found[1]) > 1:
-            # Steps of another kind, a batch script's for one, have no number.
+            # Only steps that srun started have a number; a batch script's has not.
             if starter == "srun" and not os.environ.get("SLURM_STEP_ID", "").isdigit():
                 continue
+            if starter == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ:
+                raise ValueError(
+                    f"{', '.join(names)} are set, as torchrun does, but not by torchrun (there is no "
+                    "TORCHELASTIC_RUN_ID): unset them, or start these processes with torchrun"
+                )
             return Joined(starter, Place(*(int(value) for value in found)))
     return None
 
 
-def step_name() -> str:
-    """Names this step of this start of this job, alike in all its tasks."""
-    return f"{start_name()}-{os.environ.get('SLURM_STEP_ID', '')}"
+def of_worker(where: Place, threads: int, same_host: bool) -> dict[str, str]:
+    """The environment of one worker process."""
+    environment = dict(os.environ)
+    for name, value in zip(PLACES[0], where, strict=True):
+        environment[name] = str(value)
+    # Idle threads must not spin: they would take cores from the other workers.
+    environment.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE")
+    environment["PYTHONUNBUFFERED"] = "1"
+    if same_host:
+        environment["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo looks up the host's name, which may fail
+    return environment
+
+
+def variables() -> dict[str, str]:
+    """All variables, for a program that replaces this process."""
+    return dict(os.environ)
 
 
 def data_root() -> str | None:
@@ -77,53 +101,31 @@ def results_root() -> str | None:
     return os.environ.get("SPARSIFY_RESULTS") or None
 
 
+def conf_folders() -> list[Path]:
+    """The folders of configurations that $SPARSIFY_CONF names, separated by colons."""
+    return [Path(name) for name in os.environ.get("SPARSIFY_CONF", "").split(os.pathsep) if name]
+
+
 def images_root() -> Path | None:
     """The folder of container images that $SPARSIFY_IMAGES names."""
     return Path(named) if (named := os.environ.get("SPARSIFY_IMAGES")) else None
 
 
-def variables() -> dict[str, str]:
-    """All of them, for a program that is started in this one's place."""
-    return dict(os.environ)
-
-
 def cache_root() -> Path:
-    """Where programs keep what they can make again."""
+    """The folder for files that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
 
 
-def slurm_facts() -> dict[str, str]:
-    """What SLURM says of this job."""
-    wanted = (
-        "SLURM_JOB_ID",
-        "SLURM_JOB_PARTITION",
-        "SLURM_JOB_NUM_NODES",
-        "SLURM_NTASKS",
-        "SLURM_GPUS_ON_NODE",
-    )
-    return {name: os.environ[name] for name in wanted if name in os.environ}
+def flag(name: str) -> bool:
+    """Is the variable set to 1, yes, true or on?"""
+    return os.environ.get(name, "").lower() in ("1", "yes", "true", "on")
 
 
-def of_worker(where: Place, threads: int, same_host: bool) -> dict[str, str]:
-    """The environment for one worker process."""
-    environment = dict(os.environ)
-    for name, value in zip(PLACES[0], where, strict=True):
-        environment[name] = str(value)
-    # Idle threads that spin would take the cores from the other workers.
-    environment.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE")
-    environment["PYTHONUNBUFFERED"] = "1"
-    if same_host:
-        environment["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo resolves the host's name, which may lead nowhere
-    return environment
-
-
-def node() -> str:
-    """This node by SLURM's name for it, else the host's."""
-    return os.environ.get("SLURMD_NODENAME") or platform.node()
+# SLURM's job that this process belongs to.
 
 
 def job_id() -> str:
-    """SLURM's name of this job, as squeue shows it: 12, or 12_3 for a task of an array."""
+    """SLURM's id of this job, as squeue shows it: 12, or 12_3 for a job of an array; empty outside of one."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
@@ -134,17 +136,27 @@ def restarts() -> int:
 
 
 def start_name() -> str:
-    """Names this start of this job, alike on all its nodes."""
+    """A name for this start of this job, the same on all its nodes."""
     return f"{job_id()}-{restarts()}"
 
 
+def step_name() -> str:
+    """A name for this start of this job step, the same in all its tasks."""
+    return f"{start_name()}-{os.environ.get('SLURM_STEP_ID', '')}"
+
+
+def node() -> str:
+    """SLURM's name of this node; outside of SLURM the host name."""
+    return os.environ.get("SLURMD_NODENAME") or platform.node()
+
+
 def node_list() -> str:
-    """This job's nodes, as SLURM writes lists."""
+    """This job's nodes, in SLURM's notation for lists."""
     return os.environ.get("SLURM_JOB_NODELIST", "")
 
 
 class Allocation(NamedTuple):
-    """What SLURM has given to the batch script that this process belongs to."""
+    """The resources of the SLURM job that this process belongs to."""
 
     nodes: int
     tasks: int
@@ -155,50 +167,83 @@ class Allocation(NamedTuple):
 
 
 def allocation() -> Allocation | None:
-    """None outside of one."""
+    """This job's resources; None outside of SLURM."""
     if "SLURM_JOB_ID" not in os.environ:
         return None
     nodes, tasks = int(os.environ["SLURM_JOB_NUM_NODES"]), int(os.environ.get("SLURM_NTASKS", 1))
     return Allocation(nodes, tasks, int(os.environ.get("SLURM_CPUS_PER_TASK", 1)))
 
 
+SLURM_FACTS = (
+    "SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_GPUS_ON_NODE",
+)  # fmt: skip
+
+
+def slurm_facts() -> dict[str, str]:
+    """SLURM's description of this job, for the record."""
+    return {name: os.environ[name] for name in SLURM_FACTS if name in os.environ}
+
+
+# Which cluster SLURM's commands speak to, and as whom; SLURM's other variables belong to one job.
+CLUSTER_NAMES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SBATCH_CLUSTERS")
+
+
+@contextlib.contextmanager
+def naming_the_cluster(hidden: AbstractContextManager[Any]) -> Iterator[None]:
+    """Within `hidden`, which hides the variables of this job, those that name the cluster are there again."""
+    kept = {name: os.environ[name] for name in CLUSTER_NAMES if name in os.environ}
+    with hidden:
+        os.environ.update(kept)
+        try:
+            yield
+        finally:
+            for name in CLUSTER_NAMES:
+                os.environ.pop(name, None)
+
+
+def use_slurm(conf: str | None) -> None:
+    """Let SLURM's commands read this configuration file; needed on a login node of several clusters."""
+    if conf:
+        os.environ["SLURM_CONF"] = os.path.expanduser(conf)
+
+
 @contextlib.contextmanager
 def as_submitit() -> Iterator[None]:
-    """Processes started meanwhile take SLURM's word for their place, as submitit's jobs do."""
+    """Processes started inside the block find their rank in SLURM's variables, as submitit's jobs do."""
+    before = os.environ.get("SUBMITIT_EXECUTOR")
     os.environ["SUBMITIT_EXECUTOR"] = "slurm"
     try:
         yield
     finally:
         del os.environ["SUBMITIT_EXECUTOR"]
+        if before is not None:
+            os.environ["SUBMITIT_EXECUTOR"] = before
 
 
-def use_slurm(conf: str | None) -> None:
-    """Let SLURM's commands read this configuration, as a login node of several clusters needs."""
-    if conf:
-        os.environ["SLURM_CONF"] = os.path.expanduser(conf)
-
-
-def set_for_horovod(settings: Mapping[str, str]) -> None:
-    """Tell Horovod, which reads its settings here when it starts, who is who."""
-    os.environ.update(settings)
-
-
-def set_for_nccl(settings: Mapping[str, str]) -> None:
-    """Give NCCL these settings, which it reads when the group starts; what the user exported stays."""
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
+# Settings of the libraries that workers communicate with.
 
 
 def use_interface(name: str) -> None:
-    """Let gloo and NCCL talk over this network interface, unless the user exported another."""
+    """Let gloo and NCCL use this network interface, unless the user has exported another."""
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, name)
 
 
+def set_for_nccl(settings: Mapping[str, str]) -> None:
+    """Set these for NCCL, which reads them when the group starts, unless the user has exported others."""
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
 def nccl_settings() -> dict[str, str]:
-    """What NCCL is told by the environment; files are not named, as records are meant to be shared."""
-    told = {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
-    return {name: "a file" if os.sep in value else value for name, value in told.items()}
+    """NCCL's settings in the environment. Paths are left out, because records are meant to be shared."""
+    found = {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
+    return {name: "a file" if os.sep in value else value for name, value in found.items()}
+
+
+def set_for_horovod(settings: Mapping[str, str]) -> None:
+    """Set Horovod's ranks and addresses, which it reads from the environment when it starts."""
+    os.environ.update(settings)
 
 
 HOROVOD_SETTINGS = (
@@ -217,10 +262,5 @@ HOROVOD_SETTINGS = (
 
 
 def horovod_settings() -> dict[str, str]:
-    """What the environment tells Horovod that changes its speed; the rest names hosts and ranks."""
+    """Horovod's settings in the environment that affect its speed; the others are hosts and ranks."""
     return {name: os.environ[name] for name in HOROVOD_SETTINGS if name in os.environ}
-
-
-def flag(name: str) -> bool:
-    """Is the variable set to something that means yes?"""
-    return os.environ.get(name, "").lower() in ("1", "yes", "true", "on")

@@ -1,4 +1,7 @@
-"""What `nvidia-smi` says of a node's GPUs. Texts go in, values come out; only `survey` runs the program."""
+"""A node's GPUs and the links between them, from `nvidia-smi`.
+
+Only `survey` runs the program; the other functions parse its output.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +12,37 @@ from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 QUERY = "index,pci.bus_id,name,memory.total,driver_version,pcie.link.gen.max,pcie.link.width.max"
-# GB/s of one lane, one way, after line coding, by generation: PCI-SIG base specifications 1.1 to 6.0.
+# Generation -> GB/s of one lane in one direction, after line coding: PCI-SIG base specifications 1.1 to 6.0.
 PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-TIMEOUT_S = 60  # without persistence mode the driver wakes eight GPUs one after the other
+TIMEOUT_S = 60  # without persistence mode the driver initialises eight GPUs one after the other
 UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")  # newer drivers underline the header of the matrix
 
 
 class Gpu(NamedTuple):
     """One GPU of this node.
 
-    The bus id names it: indices are renumbered by CUDA_VISIBLE_DEVICES, by SLURM and in containers.
+    Its bus id identifies it: indices change with CUDA_VISIBLE_DEVICES, under SLURM and in containers.
     """
 
     bus: str  # 00000000:07:00.0
     name: str
     memory_mib: int | None
     driver: str
-    pcie: float | None  # GB/s that its slot can carry, one way
-    nvlinks: list[float] | None  # GB/s of each active NVLink, one way; None: the driver does not say
-    idle_nvlinks: int  # by design on some PCIe cards, by a fault on others
-    links: dict[str, str]  # to the others, by their bus ids: NV12, PIX, PXB, PHB, NODE, SYS
+    pcie: float | None  # GB/s of its slot in one direction
+    nvlinks: list[float] | None  # GB/s of each active NVLink in one direction; None: unknown to the driver
+    idle_nvlinks: int  # normal on some PCIe cards, a fault on others
+    links: dict[str, str]  # bus id of another GPU -> the connection: NV12, PIX, PXB, PHB, NODE, SYS
 
 
-@cache  # nothing of it changes while a process lives
+@cache  # nothing of it changes during the life of a process
 def survey() -> dict[str, Gpu]:
-    """The GPUs that this process may see, by bus id; none where there is no nvidia-smi or no driver."""
+    """The GPUs that this process may use, by bus id; empty without nvidia-smi or without a driver."""
     listing = _ask(f"--query-gpu={QUERY}", "--format=csv,noheader,nounits")
     return parse(listing, _ask("topo", "-m"), _ask("nvlink", "--status")) if listing else {}
 
 
 def parse(listing: str, matrix: str, status: str) -> dict[str, Gpu]:
-    """The three answers put together, by bus id."""
+    """The GPUs, by bus id, from the outputs of --query-gpu, topo -m and nvlink --status."""
     rows = {int(row[0]): row for row in (line.split(", ") for line in listing.splitlines() if line.strip())}
     bus = {index: _bus_id(row[1]) for index, row in rows.items()}
     links, nvlinks = topology(matrix), nvlink_rates(status)
@@ -60,9 +63,9 @@ def parse(listing: str, matrix: str, status: str) -> dict[str, Gpu]:
 
 
 def topology(text: str) -> dict[int, dict[int, str]]:
-    """`nvidia-smi topo -m`: what lies between each two GPUs, by index. Network cards are left out.
+    """`nvidia-smi topo -m`: the connection between every two GPUs, by their indices, without network cards.
 
-    Tabs in a pipe, blanks in what people paste; only affinities, at the right, can be empty.
+    Columns are separated by tabs, or by blanks in pasted output; only affinities, on the right, may be empty.
     """
     lines = [line.split() for line in UNDERLINE.sub("", text).splitlines() if line.strip()]
     if not lines or lines[0][0] != "GPU0":
@@ -80,7 +83,7 @@ def topology(text: str) -> dict[int, dict[int, str]]:
 
 
 def nvlink_rates(text: str) -> dict[int, list[float]]:
-    """`nvidia-smi nvlink --status`: GB/s of every link of each GPU, 0 for an inactive one."""
+    """`nvidia-smi nvlink --status`: index -> GB/s of every link of the GPU, 0 for an inactive one."""
     rates: dict[int, list[float]] = {}
     current: list[float] = []
     for line in text.splitlines():
@@ -92,24 +95,25 @@ def nvlink_rates(text: str) -> dict[int, list[float]]:
 
 
 def pcie_rate(generation: int | None, width: int | None) -> float | None:
-    """GB/s, one way; None where the driver does not know the slot."""
+    """GB/s in one direction; None where the driver does not know the slot."""
     return None if width is None or generation not in PCIE_LANE else round(PCIE_LANE[generation] * width, 1)
 
 
 def bus_id(domain: int, bus: int, device: int) -> str:
-    """As nvidia-smi writes it, from CUDA's numbers."""
+    """A bus id in the format of nvidia-smi, from CUDA's numbers."""
     return f"{domain:08X}:{bus:02X}:{device:02X}.0"
 
 
 def lanes(entry: str | None) -> int:
-    """How many NVLinks a matrix entry stands for: 12 for NV12, 0 for PIX."""
+    """The number of NVLinks in an entry of the matrix: 12 for NV12, 0 for PIX."""
     return int(entry[2:]) if entry and re.fullmatch(r"NV\d+", entry) else 0
 
 
 def is_model(claim: str, name: str) -> bool:
-    """Does a config's word name this GPU? a100 and a100_80gb name 'NVIDIA A100 80GB PCIe', 3090 and rtx_3090
-    'NVIDIA GeForce RTX 3090'; h200 does not name 'NVIDIA GH200 480GB'. A slice (MIG) must be named as one:
-    a100_3g.20gb.
+    """Does a config's word name this GPU?
+
+    a100 and a100_80gb name 'NVIDIA A100 80GB PCIe'; 3090 and rtx_3090 name 'NVIDIA GeForce RTX 3090'; h200
+    does not name 'NVIDIA GH200 480GB'. A slice (MIG) needs its own name: a100_3g.20gb.
     """
     asked, words = re.split(r"[\s_-]+", claim.lower()), re.split(r"[\s-]+", name.lower())
     names = {*words, *(first + second for first, second in pairwise(words))}
@@ -118,6 +122,7 @@ def is_model(claim: str, name: str) -> bool:
 
 
 def _ask(*words: str) -> str:
+    """What nvidia-smi prints; empty where it fails."""
     try:
         done = subprocess.run(("nvidia-smi", *words), capture_output=True, text=True, timeout=TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,5 +1,4 @@
-"""Image files: which program runs them, where they are, for which machine and from which definition they were
-built.
+"""Image files: the program that runs them, where they are, their architecture and their definition.
 
 singularity/build makes them; slurm/container.py starts processes in them. Standard library only.
 """
@@ -19,29 +18,29 @@ from typing import Any
 from slurm import environment
 
 ROOT = Path(__file__).parent.parent
-FOLDER = "singularity/images"  # git-ignored; $SPARSIFY_IMAGES is another
+FOLDER = "singularity/images"  # git-ignored; $SPARSIFY_IMAGES replaces it
 RUNTIMES = ("apptainer", "singularity")
 
-# The header of a SIF: a line for the shell, then magic word, version and architecture (SIF specification v1).
+# A SIF file begins with a line for the shell, a magic word, version, architecture (SIF specification v1).
 LAUNCH_BYTES, MAGIC, VERSION_BYTES, ARCH_BYTES = 32, b"SIF_MAGIC\0", 3, 3
-ARCHITECTURES = {b"02": "amd64", b"04": "arm64", b"06": "ppc64le"}  # others are no machines of clusters
-MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # where images have another word
+ARCHITECTURES = {b"02": "amd64", b"04": "arm64", b"06": "ppc64le"}  # others do not occur in clusters
+MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # where images use another word than the kernel
 
-PYTHON = "/opt/sparsify/bin/python"  # in images that hold an environment
+PYTHON = "/opt/sparsify/bin/python"  # in images with a Python environment
 IMAGE_LABEL, DEFINITION_LABEL = "org.sparsify.image", "org.sparsify.definition"
 TEMPLATE = ("singularity/sparsify.def", "singularity/two_ranks.py")
-# These go into images that hold the project's environment, and that into those with Horovod.
+# Sources of images with the project's environment, and of those with Horovod.
 PACKAGES = ("constraints.txt", "pyproject.toml", "singularity/requirements.py")
 HOROVOD = ("singularity/horovod/build",)
 
 
 def unpacked() -> Path:
-    """Where slurm/devcluster/install-apptainer puts one."""
+    """The folder into which slurm/devcluster/install-apptainer unpacks a runtime."""
     return environment.cache_root() / "sparsify" / "apptainer"
 
 
 def runtime(wanted: str = "auto") -> str | None:
-    """The program's path; the unpacked one comes last."""
+    """The path of the program that runs images, from $PATH or else from `unpacked`; None if there is none."""
     names = RUNTIMES if wanted == "auto" else (wanted,)
     places = (None, str(unpacked() / "usr" / "bin"))  # None: PATH
     found = (shutil.which(name, path=place) for place in places for name in names)
@@ -50,23 +49,24 @@ def runtime(wanted: str = "auto") -> str | None:
 
 @cache
 def runtime_version(program: str) -> str:
-    """As `apptainer version 1.4.5` or `singularity-ce version 4.1.0`, the word "version" left out."""
+    """'apptainer 1.4.5' or 'singularity-ce 4.1.0'."""
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     return said.strip().replace(" version", "")
 
 
 def folder() -> Path:
+    """The folder of images."""
     return environment.images_root() or ROOT / FOLDER
 
 
 def locate(image: str) -> Path:
-    """A bare name is looked for in the folder of images, another relative path in the checkout."""
+    """The path of an image: a bare name is in `folder`, another relative path in the checkout."""
     path = Path(image).expanduser()
     return folder() / path if path.name == image else ROOT / path
 
 
 def architecture(path: Path) -> str | None:
-    """For which machines the image is; None where the file is no SIF."""
+    """The machines for which an image was built; None if the file is not a SIF file."""
     with path.open("rb") as file:
         file.seek(LAUNCH_BYTES)
         header = file.read(len(MAGIC) + VERSION_BYTES + ARCH_BYTES)
@@ -76,26 +76,26 @@ def architecture(path: Path) -> str | None:
 
 
 def here() -> str:
-    """This machine's architecture by the name that images use."""
+    """This machine's architecture, in the words of images."""
     return MACHINES.get(platform.machine(), platform.machine())
 
 
 def arguments(name: str) -> dict[str, str]:
-    """What sets this image apart from its siblings, from singularity/NAME.args.
+    """The arguments of an image's definition, from singularity/NAME.args.
 
     Raises:
         ValueError: there is no such image.
     """
     path = ROOT / "singularity" / f"{name}.args"
     if not path.is_file():
-        there = sorted(one.stem for one in path.parent.glob("*.args"))
+        there = sorted(file.stem for file in path.parent.glob("*.args"))
         raise ValueError(f"no image {name!r}; there are: {', '.join(there)}")
     lines = (line for line in path.read_text().splitlines() if line and not line.startswith("#"))
     return {key: value for key, _, value in (line.partition("=") for line in lines)}
 
 
 def sources(name: str) -> list[str]:
-    """The files of the checkout that go into an image."""
+    """The files of the checkout from which an image is built."""
     words = arguments(name)
     return [
         *TEMPLATE,
@@ -106,7 +106,7 @@ def sources(name: str) -> list[str]:
 
 
 def definition(name: str) -> str:
-    """12 digits of a hash over all that an image is built from: if these differ, so may the image."""
+    """12 hexadecimal digits of the SHA-256 of `sources`: when they change, the image is out of date."""
     sha = hashlib.sha256()
     for file in sources(name):
         content = (ROOT / file).read_bytes()
@@ -115,7 +115,7 @@ def definition(name: str) -> str:
 
 
 def choice(name: str) -> dict[str, Any]:
-    """What conf/container says of one of our images, for those who have no configuration."""
+    """What conf/container says about one of our images, for code without a configuration."""
     python = None if arguments(name)["environment"] == "none" else PYTHON
     return {
         "name": name,
@@ -130,8 +130,9 @@ def choice(name: str) -> dict[str, Any]:
 def inspect(path: Path, program: str) -> dict[str, Any]:
     """{"sha256", "labels"} of an image.
 
-    Reading gigabytes takes seconds, so both are kept in a file beside the image, good for as long as its size
-    and time of change stay. Where that folder can't be written to, they are found out each time.
+    Reading gigabytes takes seconds. Both are therefore stored in a file beside the image, which is valid as
+    long as the image's size and modification time do not change. In a read-only folder they are computed
+    every time.
     """
     stat, note = path.stat(), path.with_name(f".{path.name}.json")
     seen = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
@@ -140,7 +141,7 @@ def inspect(path: Path, program: str) -> dict[str, Any]:
         if {key: kept[key] for key in seen} == seen:
             return {"sha256": kept["sha256"], "labels": kept["labels"]}
     except (OSError, ValueError, KeyError):
-        pass  # none yet, or none that can be read: made anew below
+        pass  # missing or unreadable: written again below
     sha = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 22):
@@ -156,14 +157,15 @@ def inspect(path: Path, program: str) -> dict[str, Any]:
 
 
 def labels(path: Path, program: str) -> dict[str, str]:
-    """What the image says of itself."""
+    """The labels that the image was built with; an image may have none."""
     command = [program, "inspect", "--json", "--labels", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(f"{path} can't be read by {program}: {last_line(done.stderr)}")
-    found: dict[str, str] = json.loads(done.stdout)["data"]["attributes"]["labels"]
-    return found
+    found: dict[str, str] | None = json.loads(done.stdout)["data"]["attributes"].get("labels")
+    return found or {}
 
 
 def last_line(text: str) -> str:
+    """The last line of a program's error output, which says what went wrong."""
     return (text.strip().splitlines() or ["no word of why"])[-1]

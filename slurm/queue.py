@@ -1,4 +1,4 @@
-"""What SLURM says of jobs, and what it is told: one question for any number of them."""
+"""SLURM's commands: the state of jobs, and changes to them. One call serves any number of jobs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import getpass
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-TIMEOUT_S = 60  # of one command; a controller under load answers late
+TIMEOUT_S = 60  # of one command; a controller under load answers slowly
 PER_CALL = 500  # job ids on one command line
+PATIENCE_S = 15  # with accounting, which learns of an end later than those who wait for it
+NOT_ENDED = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"}
 
 
-class Queued(NamedTuple):
-    """A job that has not ended."""
+class QueuedJob(NamedTuple):
+    """A job that has not ended, from squeue."""
 
     state: str  # PENDING, RUNNING, COMPLETING, ...
     reason: str  # why it waits
@@ -22,31 +25,38 @@ class Queued(NamedTuple):
     name: str
 
 
-class Ended(NamedTuple):
-    """How a job ended, by the accounting."""
+class EndedJob(NamedTuple):
+    """How a job ended, from SLURM's accounting."""
 
     state: str  # COMPLETED, CANCELLED, NODE_FAIL, OUT_OF_MEMORY, TIMEOUT, ...
     nodes: str
     at: str  # local time
 
+    def seconds_ago(self) -> float | None:
+        """Since then; None where SLURM does not know a time."""
+        try:
+            return time.time() - time.mktime(time.strptime(self.at, "%Y-%m-%dT%H:%M:%S"))
+        except ValueError:  # "Unknown"
+            return None
+
 
 class SlurmError(ValueError):
-    """A command of SLURM's failed; its own words are in the message."""
+    """A command of SLURM failed; the message has what it printed."""
 
 
-def queue() -> dict[str, Queued]:
-    """All jobs of this user that have not ended, by id (12, or 12_3 for a task of an array).
+def queue() -> dict[str, QueuedJob]:
+    """This user's jobs that have not ended, by id (12, or 12_3 for a job of an array).
 
     Raises:
         SlurmError: there is no SLURM here, or its controller does not answer.
     """
     lines = command("squeue", "--user", getpass.getuser(), "--array", "--noheader", "--format=%i|%T|%r|%N|%j")
     fields = (line.split("|", 4) for line in lines.splitlines() if line.count("|") >= 4)
-    return {job: Queued(*rest) for job, *rest in fields}
+    return {job: QueuedJob(*rest) for job, *rest in fields}
 
 
-def accounts(jobs: Iterable[str]) -> dict[str, Ended]:
-    """How these jobs ended. Empty where the cluster keeps no accounts: many do not."""
+def accounts(jobs: Iterable[str]) -> dict[str, EndedJob]:
+    """How these jobs ended, by id. Empty on a cluster without accounting, of which there are many."""
     arrays = sorted({job.partition("_")[0] for job in jobs})
     if not arrays:
         return {}
@@ -59,55 +69,78 @@ def accounts(jobs: Iterable[str]) -> dict[str, Ended]:
         return {}
     fields = (line.split("|", 3) for line in lines.splitlines() if line.count("|") >= 3)
     # "CANCELLED by 1000" is CANCELLED.
-    return {job: Ended(state.partition(" ")[0], nodes, at) for job, state, at, nodes in fields}
+    return {job: EndedJob(state.partition(" ")[0], nodes, at) for job, state, at, nodes in fields}
 
 
-def past_ends(job: str) -> list[Ended] | None:
-    """How each start of a job that was requeued has ended; None where the cluster keeps no accounts."""
-    try:
-        lines = command(
-            "sacct", "--duplicates", "-X", "-n", "-P", "--format=State,End,NodeList", "-j", job
-        ).splitlines()
-    except SlurmError:
-        return None
-    fields = (line.split("|", 2) for line in lines if line.count("|") >= 2)
-    return [Ended(state.partition(" ")[0], nodes, at) for state, at, nodes in fields]
+def past_ends(job: str, starts: int) -> list[EndedJob] | None:
+    """How each start of a requeued job ended; None on a cluster without accounting.
+
+    Args:
+        starts: that have ended. SLURM notes ends some time after them; it is asked again until it knows so
+            many, for PATIENCE_S at most.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            lines = command(
+                "sacct", "--duplicates", "-X", "-n", "-P", "--format=State,End,NodeList", "-j", job
+            ).splitlines()
+        except SlurmError:
+            return None
+        fields = (line.split("|", 2) for line in lines if line.count("|") >= 2)
+        ends = [
+            EndedJob(word, nodes, at)
+            for state, at, nodes in fields
+            if (word := state.partition(" ")[0]) not in NOT_ENDED
+        ]
+        if len(ends) >= starts or time.monotonic() > deadline:
+            return ends
+        time.sleep(1)
 
 
 def cancel(jobs: Sequence[str]) -> None:
+    """Stop these jobs, waiting or running."""
     for part in _parts(jobs):
         command("scancel", *part)
 
 
 def requeue(job: str) -> None:
-    """Let the job run again from its beginning; ends the caller's own job if it is that."""
+    """Restart the job with the same id; if it is the caller's own, this also ends the caller."""
     command("scontrol", "requeue", job)
 
 
 def keep_away(job: str, nodes: Iterable[str]) -> None:
-    """As well as from the nodes that it avoids already; it must be waiting."""
+    """Let a waiting job avoid these nodes, in addition to those that it avoids already."""
     before = command("squeue", "--noheader", f"--jobs={job}", "--format=%x").strip()
     avoided = {*nodes, *(expand(before) if before != "(null)" else [])}
     command("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(sorted(avoided))}")
 
 
+def has_nodes_alone(job: str) -> bool:
+    """Does nobody else run on this job's nodes? Not where SLURM does not say so."""
+    try:
+        return "OverSubscribe=NO" in command("scontrol", "--oneliner", "show", "job", job).split()
+    except SlurmError:
+        return False
+
+
 def down(nodes: Iterable[str]) -> set[str]:
-    """Those of these nodes that SLURM can't use."""
+    """Which of these nodes SLURM cannot use."""
     lines = command("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T")
     states = (line.split("|", 1) for line in lines.splitlines() if "|" in line)
     return {node for node, state in states if re.search(r"down|drain|fail|\*", state.strip())}
 
 
 def expand(nodes: str) -> list[str]:
-    """n[1-3] -> n1, n2, n3"""
+    """A list of nodes in SLURM's notation: n[1-3] -> n1, n2, n3."""
     return command("scontrol", "show", "hostnames", nodes).split() if nodes else []
 
 
 def command(*words: str) -> str:
-    """What a command of SLURM's prints.
+    """What a command of SLURM prints.
 
     Raises:
-        SlurmError: it is not here, failed, or did not answer.
+        SlurmError: it is not installed, it failed, or it did not answer.
     """
     if shutil.which(words[0]) is None:
         raise SlurmError(
@@ -126,10 +159,11 @@ def command(*words: str) -> str:
 
 
 def _parts(jobs: Sequence[str]) -> list[Sequence[str]]:
+    """The ids in lists that fit on a command line."""
     return [jobs[start : start + PER_CALL] for start in range(0, len(jobs), PER_CALL)]
 
 
-# What SLURM says when it refuses a job, and the field that is at fault.
+# A part of what sbatch prints when it refuses a job -> the field to change.
 REFUSALS = (
     ("invalid partition", "cluster.partition"),
     ("invalid account", "cluster.account (or cluster.partition, which the account may not use)"),
@@ -157,9 +191,40 @@ REFUSALS = (
 )
 
 
-def refusal(said: str) -> str:
-    """A sentence for what sbatch answered: its words, and which field to change."""
-    reasons = [line for line in said.splitlines() if line.strip()]
+# Why a waiting job may wait for ever, as squeue says it -> the field to change.
+NEVER = (
+    (r"PartitionTimeLimit|.*(MaxWall|WallDuration).*", "cluster.time_min"),
+    (r"PartitionNodeLimit|.*MaxNodes?PerJob.*", "workers or cluster.workers_per_node, or cluster.partition"),
+    (r"PartitionConfig|PartitionDown|PartitionInactive", "cluster.partition"),
+    (r"BadConstraints", "cluster.constraint, exclude, gres or cpus_per_worker"),
+    (
+        r".*(MaxCpu|MaxGRES|MaxMem|MaxBilling)\w*PerJob.*|MaxMemPerLimit|QOSMin\w+",
+        "cluster.qos, or ask for less",
+    ),
+    (r"AccountNotAllowed|InvalidAccount", "cluster.account, or cluster.partition"),
+    (r"QOSNotAllowed|InvalidQOS", "cluster.qos"),
+    (r"ReservationDeleted|ReservationInvalid", "cluster.reservation"),
+    (r"DependencyNeverSatisfied", "cluster.sbatch"),
+)
+NOT_BY_ITSELF, UNTIL_RELEASED = "does not pass by itself", "until somebody releases it"
+HELD = r"JobHeld(User|Admin)|JobHoldMaxRequeue|launch_failed_requeued_held|.*requeued held.*"
+
+
+def why_waiting(reason: str) -> str:
+    """A waiting job's reason for a person: one that can't pass by itself is called so, with the remedy."""
+    if reason in ("None", ""):
+        return "its turn comes"
+    if re.fullmatch(HELD, reason):
+        return f"{reason}, {UNTIL_RELEASED}: `scontrol release` does, or `cancel` and submit again"
+    field = next((field for pattern, field in NEVER if re.fullmatch(pattern, reason)), None)
+    if field is None:
+        return reason
+    return f"{reason}, which {NOT_BY_ITSELF}: `cancel` it, change {field}, and submit again"
+
+
+def refusal(answer: str) -> str:
+    """A sentence for what sbatch printed, with the field to change."""
+    reasons = [line for line in answer.splitlines() if line.strip()]
     words = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in reasons)
     field = next((field for sign, field in REFUSALS if sign in words.lower()), None)
     return f"SLURM refused the job: {words}" + (f"; change {field}" if field else "")

@@ -7,12 +7,8 @@ whoever started it reads these; submitit's own result is not used. A spec is a J
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import hashlib
 import json
-import os
-import platform
 import signal
 import subprocess
 import sys
@@ -24,59 +20,33 @@ from typing import Any
 
 from submitit import JobEnvironment
 
-from slurm import container, environment
+from slurm import environment
 from slurm.environment import Place
+from slurm.worker_process import STOP_SIGNALS, STOPPED, WorkerCommand, exit_code, exit_codes, note, note_exit
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 POLL_S = 0.1
 GRACE_S = 30.0  # that a worker gets to end by itself once another one has ended badly
-STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
-STOPPED = 75  # EX_TEMPFAIL: saved and stopped as told
 BAD_INPUT = 2
 
 
-def write_spec(
-    path: Path,
-    runs: Sequence[Mapping[str, str]],
-    command: Sequence[str],
-    cwd: Path,
-    threads: int,
-    same_host: bool,
-    image: Mapping[str, Any],
-    binds: Sequence[Path],
-    gpu: bool,
-    **more: Any,
-) -> RunTask:
+def write_spec(path: Path, runs: Sequence[Mapping[str, str]], command: WorkerCommand, **more: Any) -> RunTask:
     """The task for these runs, one after the other, each with a process per worker.
 
     Args:
         path: the spec, written here.
         runs: of each the files "orders" (given to the worker) and "folder" (in which starts get their own).
-        command: what a worker's process is; orders and start folder follow it.
-        same_host: all workers are on this machine, and the run's folder is its only start's.
-        image: a choice of conf/container.
-        binds: folders that the container needs.
+        command: of every worker.
         more: what the starting side wants to find in the spec again.
     """
-    content = {
-        **more,
-        "runs": [dict(run) for run in runs],
-        "command": [*command],
-        "cwd": str(cwd),
-        "threads": threads,
-        "same_host": same_host,
-        "container": dict(image),
-        "binds": [str(bind) for bind in binds],
-        "gpu": gpu,
-    }
+    content = {**more, "runs": [dict(run) for run in runs], **command.as_json()}
     raw = json.dumps(content, indent=1, sort_keys=True).encode()
     path.write_bytes(raw)
     return RunTask(str(path), hashlib.sha256(raw).hexdigest())
 
 
-def start_folder(run: Mapping[str, str], same_host: bool) -> Path:
+def start_folder(run: Mapping[str, str]) -> Path:
     """The same on all workers: a job that is requeued starts in a folder of its own."""
-    return Path(run["folder"]) if same_host else Path(run["folder"]) / f"start-{environment.start_name()}"
+    return Path(run["folder"]) / f"start-{environment.start_name()}"
 
 
 @dataclass(frozen=True)
@@ -99,57 +69,30 @@ class RunTask:
         if hashlib.sha256(raw).hexdigest() != self.sha256:
             why = f"{self.spec} was changed after it was submitted; submit again instead of editing it"
             for run in spec["runs"]:
-                folder = start_folder(run, spec["same_host"])
+                folder = start_folder(run)
                 folder.mkdir(parents=True, exist_ok=True)
                 note(folder / f"failure{where.rank}.json", rank=where.rank, kind="bad_input", why=why)
-                note(folder / f"exit{where.rank}.json", rank=where.rank, code=BAD_INPUT)
+                note_exit(folder, where.rank, BAD_INPUT)
             return BAD_INPUT
-        code = 0
+        command, code = WorkerCommand.from_json(spec), 0
         for run in spec["runs"]:
-            folder = start_folder(run, spec["same_host"])
+            folder = start_folder(run)
             folder.mkdir(parents=True, exist_ok=True)
-            one = STOPPED if stop.told else carry_out(run, spec, folder, where, stop)
-            note(folder / f"exit{where.rank}.json", rank=where.rank, code=one)
-            code = code or one
+            ended = STOPPED if stop.told else run_worker(command, run["orders"], folder, where, stop)
+            note_exit(folder, where.rank, ended)
+            code = code or ended
         return code
 
 
-def carry_out(
-    run: Mapping[str, str], spec: dict[str, Any], folder: Path, where: Place, stop: StopSignal
-) -> int:
+def run_worker(command: WorkerCommand, orders: str, folder: Path, where: Place, stop: StopSignal) -> int:
     """One worker's process from start to end; returns its exit code."""
-    surroundings = environment.of_worker(where, spec["threads"], spec["same_host"])
-    command = container.wrap(
-        spec["container"],
-        [*spec["command"], run["orders"], str(folder)],
-        [Path(bind) for bind in spec["binds"]],
-        Path(spec["cwd"]),
-        surroundings,
-        spec["gpu"],
-    )
     # sys.stdout is submitit's log of this task; the child writes there, and shares our end.
-    child = subprocess.Popen(
-        command,
-        cwd=spec["cwd"],
-        env=surroundings,
-        stdout=sys.stdout.fileno(),
-        stderr=sys.stderr.fileno(),
-        preexec_fn=die_with_parent if sys.platform == "linux" else None,
-    )
+    child = command.start(orders, folder, where, sys.stdout.fileno(), sys.stderr.fileno())
     stop.forward_to(child)
-    note(folder / f"worker{where.rank}.json", rank=where.rank, pid=child.pid, node=environment.node())
     try:
-        code = _wait(child, folder, where)
-        # A container says 128 + signal of a process that was killed in it, as shells do.
-        code = 128 - code if code > 128 else code
+        code = exit_code(_wait(child, folder, where))
         # The signal came before the worker could take it: it had done nothing yet, and has stopped as told.
         return STOPPED if stop.told and -code in STOP_SIGNALS else code
-    except KeyboardInterrupt:  # the terminal has told the child as well; give it a moment to write its log
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller is about to tell us once more
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=0.7)
-        child.kill()
-        return child.wait()
     finally:
         stop.forward_to(None)
 
@@ -172,22 +115,9 @@ def another_failed(folder: Path, rank: int) -> bool:
     return any(code for other, code in codes.items() if other != rank)
 
 
-def exit_codes(folder: Path) -> dict[int, int]:
-    """Exit code by rank, negative for a signal; only of those that ended by themselves."""
-    notes = [json.loads(path.read_text()) for path in folder.glob("exit*.json")]
-    return {one["rank"]: one["code"] for one in notes}
-
-
-def note(path: Path, **content: Any) -> None:
-    """Leave a note that is either whole or not there."""
-    part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
-    part.write_text(json.dumps(content))
-    part.replace(path)
-
-
 @dataclass
 class StopSignal:
-    """SIGUSR2 (SLURM's announcement) and SIGTERM, kept from ending this process and passed to its child.
+    """SIGUSR2 (SLURM's announcement) and the like, kept from ending this process and passed to its child.
 
     It replaces submitit's own handlers, which would requeue the job from here, and count whatever happens
     in a short job as a time-out. SLURM signals the child as well; workers take a second signal calmly.
@@ -210,12 +140,6 @@ class StopSignal:
         self.told = True
         if self.child is not None and self.child.poll() is None:
             self.child.send_signal(signal.SIGUSR2)
-
-
-def die_with_parent() -> None:
-    """Between fork and exec: let the kernel kill this process when its parent is killed. Linux only."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(spec: str) -> int:

@@ -10,8 +10,10 @@ Importing this package does not import torch; building a method does.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from sparsify.checks import needs_torch
 from sparsify.methods import build, defaults, names
 
 if TYPE_CHECKING:
@@ -20,20 +22,25 @@ if TYPE_CHECKING:
     from sparsify.optimiser import DistributedOptimiser as distribute
 
 __all__ = ["build", "defaults", "distribute", "names", "redistribute", "register"]
+__version__ = "0.1.0"
+
+# What needs torch is imported when it is asked for.
+WITH_TORCH = {
+    "distribute": ("sparsify.optimiser", "DistributedOptimiser"),
+    "redistribute": ("sparsify.aggregator", "redistribute"),
+    "register": ("sparsify.ddp", "register"),
+}
 
 
-def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is asked for."""
-    if name == "distribute":
-        from sparsify.optimiser import DistributedOptimiser
+if not TYPE_CHECKING:  # type checkers know these from above, and that there are no others
 
-        return DistributedOptimiser
-    if name == "register":
-        from sparsify.ddp import register
+    def __getattr__(name: str) -> Any:
+        if name not in WITH_TORCH:
+            raise AttributeError(f"module 'sparsify' has no attribute {name!r}")
+        module, attribute = WITH_TORCH[name]
+        with needs_torch(f"sparsify.{name}"):
+            return getattr(importlib.import_module(module), attribute)
 
-        return register
-    if name == "redistribute":
-        from sparsify.aggregator import redistribute
 
-        return redistribute
-    raise AttributeError(f"module 'sparsify' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,23 +1,24 @@
-"""A method at work on one worker's model."""
+"""A method applied to one worker's model."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sparsify import checkpoint
-from sparsify.aggregate import Method, Report, Step, num_selected
+from sparsify import checkpoint, host_sync
 from sparsify.bucket import Bucket, Gradients, describe
-from sparsify.comm import Comm
-from sparsify.kernels import Tally, kernels_in
-from sparsify.parts import Place
+from sparsify.comm import Comm, CountingComm
+from sparsify.kernels import SearchStats, kernels_in
+from sparsify.method import Method, Step, num_selected
 from sparsify.timer import PhaseTimer
+from sparsify.types import BucketContext
 
 FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
 
@@ -31,18 +32,32 @@ class NonFinite(ArithmeticError):
 
 
 class Disagreement(RuntimeError):
-    """The workers do not do the same step."""
+    """The workers are not in the same step."""
+
+
+class Report(NamedTuple):
+    """What one worker did in one step."""
+
+    selected: int  # elements sent
+    wire_bytes: int  # bytes sent, as the communicator counted them
+    host_syncs: int  # how often the host waited for the device
+
+    @classmethod
+    def total(cls, reports: Sequence[Report]) -> Report:
+        """Of all buckets together."""
+        return cls(*(sum(numbers) for numbers in zip(*reports, strict=True)))
 
 
 class Aggregator:
-    """A method at work on one worker's model: its buckets, and the method's state for each.
+    """A method applied to one worker's model: its buckets, and the method's state for each.
 
     Args:
+        comm: is wrapped in a `CountingComm`, unless it counts already.
         debug: before each step compare method, step and k over the workers, by one small allgather; without
             it, workers that disagree hang, or exchange nonsense.
-        select: who searches the buckets: `torch`, plain operators; `fused`, one pass over memory; `auto`. See
-            `sparsify.kernels.kernel`. It decides how fast a step is; of equal magnitudes at the border each
-            may take others.
+        select: which kernel searches the buckets: `torch`, plain operators; `fused`, one pass over memory;
+            `auto`. See `sparsify.kernels.kernel_for`. It decides how fast a step is; of equal magnitudes at
+            the border each may take others.
 
     Raises:
         ValueError: the density selects nothing of this model, or `select` can't be had here.
@@ -58,7 +73,10 @@ class Aggregator:
         debug: bool = False,
         select: str = "auto",
     ) -> None:
-        self.method, self.comm, self.debug = method, comm, debug
+        if not isinstance(seed, SupportsIndex):
+            raise ValueError(f"{seed=} must be a whole number")
+        self.method, self.debug = method, debug
+        self.comm = comm if isinstance(comm, CountingComm) else CountingComm(comm)
         self.timer = timer or PhaseTimer("production")
         self.gradients = Gradients(parameters, method.scope)
         self.num_elements = self.gradients.flat.numel()
@@ -72,24 +90,26 @@ class Aggregator:
                 f"density that selects one is {1 / self.num_elements:.3g}"
             )
         self.states = [
-            method.init(bucket.flat, Place(seed, comm.rank, i, bucket.shapes, select))
+            method.init(bucket.flat, BucketContext(operator.index(seed), comm.rank, i, bucket.shapes, select))
             for i, bucket in enumerate(self.gradients.buckets)
         ]
 
-    def aggregate(self, epoch: int = 0, lr: float = 1.0) -> Report:
+    def aggregate(self, epoch: int = 0, lr: float | Sequence[float] = 1.0) -> Report:
         """Replace all gradients by their averages over the workers.
 
         Args:
             epoch: counted from 0, for the density schedule.
-            lr: the optimiser's, for feedback in the learning-rate domain.
+            lr: the optimiser's, for feedback in the learning-rate domain; or one for each bucket.
         """
-        step = self.begin(epoch, lr)
+        step = self.begin(epoch)
         self.method.prepare(self.gradients.flat, self.comm)
-        reports = [self.aggregate_bucket(at, step) for at in range(len(self.states))]
-        return Report(*(sum(numbers) for numbers in zip(*reports, strict=True)))
+        rates = lr if isinstance(lr, Sequence) else [lr] * len(self.states)
+        return Report.total(
+            [self.aggregate_bucket(at, step._replace(lr=rate)) for at, rate in enumerate(rates)]
+        )
 
-    def begin(self, epoch: int, lr: float) -> Step:
-        """The next step, which all workers agree upon."""
+    def begin(self, epoch: int, lr: float = 1.0) -> Step:
+        """The next step, the same on all workers."""
         step = Step(self.method.density_at(epoch), lr)
         if self.debug:
             self._shake_hands(step)
@@ -97,33 +117,44 @@ class Aggregator:
         return step
 
     def aggregate_bucket(self, at: int, step: Step) -> Report:
-        """One bucket's share of a step; buckets in the same order on all workers."""
-        bucket = self.gradients.buckets[at]
-        return self.method.aggregate(bucket.flat, step, self.states[at], self.comm, self.timer)
+        """One bucket in one step; to be called in the same order of buckets on all workers."""
+        grad, state = self.gradients.buckets[at].flat, self.states[at]
+        bytes_before, syncs_before = self.comm.sent_bytes, host_sync.num_syncs()
+        selected = self.method.aggregate(grad, step, state, self.comm, self.timer)
+        return Report(selected, self.comm.sent_bytes - bytes_before, host_sync.num_syncs() - syncs_before)
 
-    def check_finite(self) -> None:
+    def check_finite(self, facts: Sequence[bool] = ()) -> list[bool]:
         """Raise `NonFinite` on all workers if any worker's gradient has a NaN or Inf; residuals are
-        untouched. One host synchronisation, and an allgather of 8 bytes.
+        untouched. One host synchronisation, and a small allgather.
+
+        Args:
+            facts: of this worker; returned is, of each, whether it is so on any worker.
         """
         gradients = self.gradients
         name = gradients.nonfinite(gradients.finite())
         names = [n for n, _ in gradients.parameters]
-        accused = torch.tensor([names.index(name) if name else -1], device=gradients.flat.device)
-        for rank, one in enumerate(self.comm.all_gather(accused)):
-            if (at := int(one)) >= 0:
+        mine = [names.index(name) if name else -1, *facts]
+        gathered = torch.stack(
+            self.comm.all_gather(torch.tensor(mine, device=gradients.flat.device))
+        ).tolist()
+        for rank, (at, *_) in enumerate(gathered):
+            if at >= 0:
                 raise NonFinite(rank, self.step, names[at])
+        return [any(theirs) for theirs in zip(*(others for _, *others in gathered), strict=True)]
 
     def residual_norm(self) -> float:
-        """Euclidean norm of all that this worker still owes."""
+        """Euclidean norm of this worker's residuals."""
         residuals = [r for state in self.states if (r := self.method.residual(state)) is not None]
         norms = [torch.linalg.vector_norm(r, dtype=torch.float64).item() for r in residuals]
         return math.hypot(*norms)
 
-    def searching(self) -> dict[str, Tally]:
-        """Who searched the buckets, by name, and what came of it. On a GPU one host synchronisation each."""
-        found: dict[str, Tally] = {}
-        for one in kernels_in(self.states):
-            found[one.name] = found.get(one.name, Tally()) + one.tally()
+    def searching(self) -> dict[str, SearchStats]:
+        """The kernels that searched the buckets, by name, and their statistics. On a GPU one host
+        synchronisation each.
+        """
+        found: dict[str, SearchStats] = {}
+        for kernel in kernels_in(self.states):
+            found[kernel.name] = found.get(kernel.name, SearchStats()) + kernel.stats()
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,19 +175,19 @@ class Aggregator:
         check_saved(saved, self.method, self.comm, self.gradients.buckets)
         self.step = saved["step"]
         self.states = [
-            checkpoint.restore(state, one["state"])
-            for state, one in zip(self.states, saved["buckets"], strict=True)
+            checkpoint.restore(state, bucket["state"])
+            for state, bucket in zip(self.states, saved["buckets"], strict=True)
         ]
 
     def _shake_hands(self, step: Step) -> None:
-        """Do all workers mean the same step?"""
+        """Are all workers in the same step?"""
         ks = [num_selected(bucket.flat.numel(), step.density) for bucket in self.gradients.buckets]
         facts = {"method": repr(self.method), "step": self.step, "k": sum(ks), "buckets": len(ks)}
         mine = torch.tensor([digest(value) for value in facts.values()], device=self.gradients.flat.device)
-        everybody = [one.tolist() for one in self.comm.all_gather(mine)]
+        gathered = [theirs.tolist() for theirs in self.comm.all_gather(mine)]
         for at, (fact, value) in enumerate(facts.items()):
             groups: dict[int, list[int]] = {}
-            for rank, digests in enumerate(everybody):
+            for rank, digests in enumerate(gathered):
                 groups.setdefault(digests[at], []).append(rank)
             if len(groups) > 1:
                 raise Disagreement(
@@ -188,32 +219,36 @@ def check_saved(saved: Mapping[str, Any], method: Method, comm: Comm, buckets: l
             "or pass all workers' states through sparsify.redistribute first, which shares the residuals out"
         )
     if saved["rank"] != comm.rank:
-        raise ValueError(f"the saved state is of rank {saved['rank']}, and this is rank {comm.rank}")
+        raise ValueError(
+            f"the saved state is of rank {saved['rank']}, and this is rank {comm.rank}; every worker saves "
+            "and loads its own. Where there is only one, load the inner optimiser's alone "
+            "(`optimiser.optimiser`): training goes on without what the workers still owed"
+        )
     names = [list(bucket.names) for bucket in buckets]
-    if [one["names"] for one in saved["buckets"]] != names:
+    if [bucket["names"] for bucket in saved["buckets"]] != names:
         raise ValueError("the saved state is of a model with other parameters, or of other buckets")
 
 
 def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any]]:
     """All workers' saved states (`Aggregator.state_dict`, by rank) for another number of workers.
 
-    What the old workers owe on average, every new one owes: the average of the residuals is all that future
-    updates depend on. Defined for methods that remember residuals, momentum and how often they drew; not for
+    Every new worker gets the average of the old workers' residuals, for that is all that future updates
+    depend on. Defined for methods that remember residuals, momentum and how often they drew; not for
     thresholds, masks and regions, which belong to one worker or to a number of workers.
 
     Raises:
         ValueError: not all workers' states, or the method remembers more.
     """
     first = saved[0]
-    if [one["rank"] for one in saved] != list(range(first["size"])):
+    if [worker["rank"] for worker in saved] != list(range(first["size"])):
         raise ValueError(f"give the states of all {first['size']} workers, in the order of their ranks")
     buckets = []
-    for same in zip(*(one["buckets"] for one in saved), strict=True):
-        states = [one["state"] for one in same]
+    for same in zip(*(worker["buckets"] for worker in saved), strict=True):
+        states = [bucket["state"] for bucket in same]
         if not isinstance(states[0], Mapping) or "feedback" not in states[0]:
             raise ValueError(f"the state of {first['method']} can't be shared out anew; resume with as many")
         rest = [{name: part for name, part in state.items() if name != "feedback"} for state in states]
-        if has_tensors(rest[0]) or any(one != rest[0] for one in rest):
+        if has_tensors(rest[0]) or any(other != rest[0] for other in rest):
             raise ValueError(
                 f"{first['method']} remembers more than residuals, which can't be shared out anew; "
                 f"resume with {first['size']} workers"
@@ -225,12 +260,12 @@ def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str
 
 def has_tensors(tree: Any) -> bool:
     if isinstance(tree, Mapping):
-        return any(has_tensors(one) for one in tree.values())
-    return any(has_tensors(one) for one in tree) if isinstance(tree, list) else isinstance(tree, Tensor)
+        return any(has_tensors(branch) for branch in tree.values())
+    return any(has_tensors(branch) for branch in tree) if isinstance(tree, list) else isinstance(tree, Tensor)
 
 
 def mean_of(trees: Sequence[Any]) -> Any:
-    """Tensors are averaged; whatever else is alike on all workers."""
+    """Averages tensors; everything else is the same on all workers."""
     if isinstance(trees[0], Mapping):
         return {name: mean_of([tree[name] for tree in trees]) for name in trees[0]}
     if isinstance(trees[0], Tensor):

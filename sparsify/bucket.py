@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
 
 SCOPES = ("global", "layer")
 MEGABYTE = 2**20
+# id of a parameter -> the `Gradients` that own its `.grad`; as long as these live, so does the parameter.
+OWNERS: WeakValueDictionary[int, Gradients] = WeakValueDictionary()
 
 
 class Bucket(NamedTuple):
@@ -21,17 +25,35 @@ class Bucket(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
 
 
+class Kind(NamedTuple):
+    """What must not change of a gradient, since its residual can't follow."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Kind:
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
+
+    def __str__(self) -> str:
+        return f"{self.shape} {self.dtype} on {self.device}"
+
+
 class Gradients:
     """The gradients of a model as one flat tensor, and its buckets, which are views of it.
 
     Each parameter's `.grad` becomes a view too, so that backpropagation fills the buckets and the optimiser
     reads the average from them without a copy. The order is that in which backpropagation finishes: the
-    output layer first, as the code of Shi et al. merges them. Clear with `zero_`; where something else put
-    another tensor (or none) into `.grad`, `collect` brings it back.
+    output layer first, as the code of Shi et al. merges them; but complex ones before all others. Clear with
+    `zero_`; where something else put another tensor (or none) into `.grad`, or other memory into the tensor,
+    `collect` brings it back.
+
+    A complex number is two real ones here, as in PyTorch's optimisers.
 
     Args:
         scope: what one bucket spans: `global`, the whole model; `layer`, one tensor; or a number, a size in
-            MB (of 2^20 bytes): tensors in a row up to that size, a larger tensor alone.
+            MB (of 2^20 bytes): consecutive tensors up to that size, a larger tensor alone.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
@@ -39,24 +61,34 @@ class Gradients:
         self.parameters = [(name, p) for name, p in parameters if p.requires_grad][::-1]
         if not self.parameters:
             raise ValueError("there is nothing to aggregate: no parameter requires a gradient")
-        kinds = {(p.dtype, p.device) for _, p in self.parameters}
+        for name, p in self.parameters:
+            check_tensor(name, p)
+        self.parameters.sort(key=lambda named: not named[1].is_complex())  # they lie at even places only
+        kinds = {(p.dtype.to_real(), p.device) for _, p in self.parameters}
         if len(kinds) != 1:
             raise ValueError(
-                f"gradients of one model must share dtype and device, these have {sorted(map(str, kinds))}"
+                "gradients of one model must share dtype and device, these have "
+                f"{sorted(map(str, kinds))}; give each kind an optimiser of its own, and wrap each of them"
             )
         dtype, device = kinds.pop()
-        self.flat = torch.zeros(sum(p.numel() for _, p in self.parameters), dtype=dtype, device=device)
+        self.kinds = [Kind.of(p) for _, p in self.parameters]
+        self.flat = torch.zeros(sum(num_reals(p) for _, p in self.parameters), dtype=dtype, device=device)
         self.views: list[Tensor] = []  # (n,) of each parameter
         self.grads: list[Tensor] = []  # the same in the parameter's shape
         start = 0
         for _, p in self.parameters:
-            view = self.flat[start : start + p.numel()]
-            # As strided, a channels-last parameter keeps its own layout.
-            self.grads.append(view.as_strided(p.shape, p.stride()))
-            self.views.append(view)
+            self.views.append(self.flat[start : start + num_reals(p)])
+            self.grads.append(shaped(self.views[-1], p))
             p.grad = self.grads[-1]
-            start += p.numel()
+            start += num_reals(p)
+        self.places = [Place.of(grad) for grad in self.grads]
+        self.strides = [p.stride() for _, p in self.parameters]
         self.buckets = list(self._buckets(scope))
+        self.is_superseded = False  # do others own these gradients now?
+        for _, p in self.parameters:
+            if (earlier := OWNERS.get(id(p))) is not None:
+                earlier.is_superseded = True
+            OWNERS[id(p)] = self
 
     def _buckets(self, scope: str | float) -> Iterator[Bucket]:
         first = start = end = 0
@@ -69,7 +101,7 @@ class Gradients:
             if at + 1 == len(self.views) or not (scope == "global" or fits):
                 if end > start:  # nothing of an empty tensor can be exchanged
                     inside = self.parameters[first : at + 1]
-                    names, shapes = zip(*((name, tuple(p.shape)) for name, p in inside), strict=True)
+                    names, shapes = zip(*((name, shape_of(p)) for name, p in inside), strict=True)
                     yield Bucket(self.flat[start:end], names, shapes)
                 first, start = at + 1, end
 
@@ -77,23 +109,47 @@ class Gradients:
         self.flat.zero_()
 
     def collect(self) -> None:
-        """Make every `.grad` a view of the flat tensor again. A gradient that something else allocated is
-        copied (sparse ones become dense); where there is none, as for a parameter that was not used, it is
-        zero.
+        """Make every `.grad` a view of the flat tensor again. A gradient that lies elsewhere, because
+        something else allocated it or moved it (`model.to`), is copied, sparse ones become dense; where there
+        is none, as for a parameter that was not used, it is zero.
+
+        Raises:
+            ValueError: a gradient has another shape, dtype, device or memory format than at construction; or
+                others were made of these parameters since, and own their gradients now.
         """
-        for (name, p), grad in zip(self.parameters, self.grads, strict=True):
-            if p.grad is grad:
-                continue
-            if p.grad is None:
-                grad.zero_()
-            elif p.grad.dtype != grad.dtype or p.grad.device != grad.device or p.grad.shape != grad.shape:
-                raise ValueError(
-                    f"the gradient of {name} was {describe(grad)} and is now {describe(p.grad)}; build the "
-                    "method's state anew after changing the model"
-                )
-            else:
-                grad.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
-            p.grad = grad
+        if self.is_superseded:
+            raise ValueError("these parameters were wrapped anew since; go on with what that returned")
+        for at in range(len(self.parameters)):
+            self.restore(at)
+
+    def restore(self, at: int) -> None:
+        """`collect` for one parameter."""
+        grad, p = self.grads[at], self.parameters[at][1]
+        if p.grad is not grad or Place.of(grad) != self.places[at] or p.stride() != self.strides[at]:
+            self._bring_back(at)
+
+    @torch.no_grad()
+    def _bring_back(self, at: int) -> None:
+        (name, p), view, kind, place = self.parameters[at], self.views[at], self.kinds[at], self.places[at]
+        found = p if p.grad is None else p.grad
+        if Kind.of(found) != kind:
+            raise ValueError(
+                f"the gradient of {name} was {kind} and is now {Kind.of(found)}; convert the model first, "
+                "then wrap it, or build the method's state anew"
+            )
+        if order_of(p.shape, p.stride()) != order_of(p.shape, self.strides[at]):
+            # Fused optimisers take it that both lie in memory alike, without looking.
+            raise ValueError(
+                f"the strides of {name} were {self.strides[at]} and are now {p.stride()}; convert the model "
+                "to its memory format first, then wrap it, or build the method's state anew"
+            )
+        grad = as_pairs(view, p).as_strided(kind.shape, place.stride)
+        if p.grad is None:
+            view.zero_()
+        else:
+            grad.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
+        p.grad = self.grads[at] = grad
+        self.places[at], self.strides[at] = Place.of(grad), p.stride()
 
     def finite(self) -> Tensor:
         """(number of tensors,) bool on the device: is each tensor's gradient free of NaN and Inf? One pass
@@ -102,10 +158,10 @@ class Gradients:
         return torch.isfinite(torch.stack(torch._foreach_norm(self.views)))
 
     def nonfinite(self, finite: Tensor, intact: bool = True) -> str | None:
-        """The name of the first parameter that `finite` accuses; synchronises the host.
+        """The name of the first parameter whose gradient is not finite; synchronises the host.
 
         Args:
-            intact: do the buckets still hold what `finite` saw? Then the accused are looked at once more.
+            intact: do the buckets still hold what `finite` saw? Then the suspects are checked once more.
         """
         if finite.all():
             return None
@@ -122,5 +178,64 @@ def check_scope(scope: str | float) -> None:
         raise ValueError(f"{scope=} is out of range: a bucket size in MB must be above 0")
 
 
+class Place(NamedTuple):
+    """Where a tensor lies in memory, and how."""
+
+    address: int
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Place:
+        return cls(tensor.data_ptr(), tensor.stride(), tensor.dtype)
+
+
+def order_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[tuple[int, int]]:
+    """In which order elements lie in memory; of sides of 1 the stride says nothing."""
+    return [(size, step) for size, step in zip(shape, stride, strict=True) if size > 1]
+
+
+def num_reals(p: Tensor) -> int:
+    return p.numel() * (2 if p.is_complex() else 1)
+
+
+def shape_of(p: Tensor) -> tuple[int, ...]:
+    """As real numbers."""
+    return (*p.shape, 2) if p.is_complex() else tuple(p.shape)
+
+
+def as_pairs(view: Tensor, p: Tensor) -> Tensor:
+    """(n,) real numbers as (n / 2,) complex ones, where p's are."""
+    return torch.view_as_complex(view.view(view.numel() // 2, 2)) if p.is_complex() else view
+
+
+def shaped(view: Tensor, p: Tensor) -> Tensor:
+    """(n,) in the shape of p: laid out like it, so that a channels-last parameter keeps its own layout; but
+    row by row where p has gaps, or elements that share memory. Autograd makes its gradients alike.
+    """
+    is_dense = torch.empty_like(p, device="meta").stride() == p.stride()
+    pairs = as_pairs(view, p)
+    return pairs.as_strided(p.shape, p.stride()) if is_dense else pairs.view(p.shape)
+
+
+def check_tensor(name: str, tensor: Tensor) -> None:
+    """Refuse what has no elements of its own on this worker."""
+    if is_lazy(tensor):
+        raise ValueError(f"{name} has no shape yet; run one batch through the model first")
+    if tensor.is_meta:
+        raise ValueError(f"{name} is on the meta device, which stores nothing; load the weights first")
+    if hasattr(tensor, "device_mesh"):
+        raise ValueError(
+            f"{name} is a DTensor, as FSDP2 and tensor parallelism make them: its worker has a part of the "
+            "gradient only; sparsification needs the whole model on every worker"
+        )
+    if tensor.is_inference():
+        raise ValueError(
+            f"{name} was made in inference mode, so nothing may be written to it; make the model outside"
+        )
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name} is a sparse tensor; make it dense")
+
+
 def describe(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
+    return str(Kind.of(tensor))

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 
 def dump(state: Any) -> Any:
-    """A copy of a state: dataclasses and named tuples become dicts, generators what they are at. Fields whose
+    """A copy of a state: dataclasses and named tuples become dicts, generators their state. Fields whose
     metadata say `saved: False` (work buffers) are left out.
     """
     if isinstance(state, Tensor):
@@ -52,9 +52,9 @@ def restore(state: Any, saved: Any) -> Any:
     if isinstance(state, Mapping):
         return {name: restore(state.get(name), value) for name, value in saved.items()}
     if isinstance(state, list | tuple) and len(state) == len(saved):
-        return type(state)(restore(one, value) for one, value in zip(state, saved, strict=True))
+        return type(state)(restore(item, value) for item, value in zip(state, saved, strict=True))
     return copy.deepcopy(saved)
 
 
 def saved_fields(state: Any) -> list[str]:
-    return [one.name for one in fields(state) if one.metadata.get("saved", True)]
+    return [field.name for field in fields(state) if field.metadata.get("saved", True)]

@@ -66,7 +66,7 @@ def permute(nbytes: int, pairs: int) -> Cost:
 
 
 def gather_uneven(longest_nbytes: int, size: int) -> Cost:
-    """Lengths first, one int64 each; then everybody's tensor, padded to the longest."""
+    """Lengths first, one int64 each; then all tensors, padded to the longest."""
     lengths, padded = all_gather(LENGTH, size), all_gather(longest_nbytes, size)
     return lengths + padded if longest_nbytes else lengths
 
@@ -74,6 +74,11 @@ def gather_uneven(longest_nbytes: int, size: int) -> Cost:
 def exchange_pieces(nbytes: int, size: int) -> Cost:
     """Lengths first, one int64 to each other worker; then m bytes to all others together."""
     return all_to_all(LENGTH * (size - 1), size) + all_to_all(nbytes, size)
+
+
+def tree(nbytes: int, size: int) -> Cost:
+    """gTop-k: m bytes in each of ceil(log2 P) rounds of merging, then a broadcast."""
+    return Cost(rounds(size), nbytes * rounds(size)) + broadcast(nbytes, size)
 
 
 class Published(NamedTuple):

@@ -2,80 +2,232 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from weakref import WeakMethod, finalize
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
-from sparsify import checkpoint
-from sparsify.aggregate import Dense, Method, Step
-from sparsify.aggregator import FORMAT, NonFinite, check_saved, check_unchanged
-from sparsify.bucket import Bucket
-from sparsify.comm import Comm
-from sparsify.optimiser import check_momentum, default_comm
-from sparsify.parts import Place
+from sparsify import checkpoint, cost, host_sync
+from sparsify.aggregator import FORMAT, NonFinite, Report, check_saved, check_unchanged
+from sparsify.bucket import Bucket, check_tensor, num_reals, shape_of
+from sparsify.comm import Comm, CountingComm
+from sparsify.comm.torch import TorchComm
+from sparsify.method import Dense, Method, Step
+from sparsify.optimiser import DistributedOptimiser
 from sparsify.timer import PhaseTimer
+from sparsify.types import BucketContext
+from sparsify.wrapping import Clock, Used, check_momentum, parameters_of, rates
+
+
+class Full(NamedTuple):
+    """A bucket of DDP's whose gradients are all there."""
+
+    buffer: Tensor  # (n,)
+    parameters: list[Tensor]
+    names: list[str]
+    gradients: list[Tensor]  # (n,) each, views of the buffer
+    averaged: Future[Tensor]
+    filled: Any  # an event on the stream that filled it; None on the CPU
 
 
 class DDPHook:
     """A method in place of DDP's allreduce; make it with `register`.
 
-    DDP hands gradients over in buckets of its own, which it rebuilds after the first step, while the rest of
-    backpropagation goes on. Every tensor of a bucket is aggregated by itself, and states are kept by the
-    parameter's name: whatever the buckets are, no residual is lost. Dense averages bucket by bucket,
-    overlapped, as DDP itself does.
+    DDP hands gradients over in buckets of its own, which it rebuilds after the first step. When the last one
+    is full every tensor is aggregated by itself, and states are kept by the parameter's name: whatever the
+    buckets are, no residual is lost. Only dense averages bucket by bucket, overlapped with the rest of
+    backpropagation, as DDP itself does.
 
-    Under `no_sync` DDP calls no hook: gradients accumulate, and are compressed once. With a GradScaler use
-    `DistributedOptimiser`: here the first buckets are delivered before the last one can overflow.
+    Under `no_sync` DDP calls no hook: gradients accumulate, and are compressed once. With
+    `find_unused_parameters` DDP drops what is averaged for a parameter that no worker used since the last
+    step: such a parameter is left out, and its residual waits. Under `join` workers without inputs bring
+    gradients of 0 and deliver their residuals. A copy of the model, or one that was loaded whole from a file,
+    has no hook: register one anew.
+
+    Attributes:
+        report: what this worker did in the last step; None before it, and where a GradScaler skips it.
     """
 
     def __init__(
         self, model: DistributedDataParallel, method: Method, optimiser: torch.optim.Optimizer | None,
-        comm: Comm, seed: int, check: bool, select: str,
+        comm: Comm, seed: int, check: bool, select: str, steps_per_epoch: int | None,
+        scaler: GradScaler | None,
     ) -> None:  # fmt: skip
-        self.method, self.optimiser, self.comm, self.check = method, optimiser, comm, check
-        self.epoch = 0  # counted from 0, for methods that raise the density in the first epochs
+        self.method, self.optimiser, self.check = method, optimiser, check
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.comm = CountingComm(comm)
+        self.clock = Clock(method, steps_per_epoch)
         self.steps = 0
+        self.report: Report | None = None
         self.timer = PhaseTimer("production")
         # Numbered as `Gradients` does: what is drawn for a layer is the same with and without DDP.
         named = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad][::-1]
+        for name, p in named:
+            check_tensor(name, p)
         self.names = {id(p): name for name, p in named}
+        self.strides = {name: p.stride() for name, p in named}
         self.buckets = {
-            name: Bucket(torch.empty_like(p).flatten(), (name,), (tuple(p.shape),)) for name, p in named
+            name: Bucket(p.new_empty(num_reals(p), dtype=p.dtype.to_real()), (name,), (shape_of(p),))
+            for name, p in named
+            if p.numel()
         }
         self.states = {
-            name: method.init(bucket.flat, Place(seed, comm.rank, i, bucket.shapes, select))
+            name: method.init(bucket.flat, BucketContext(seed, comm.rank, i, bucket.shapes, select))
             for i, (name, bucket) in enumerate(self.buckets.items())
         }
+        self._full: list[Full] = []
+        self._parts: list[Report] = []  # of this step
+        self._places = {id(p): at for at, (_, p) in enumerate(named)}
+        self._used = Used([p for _, p in named]) if model.find_unused_parameters else None
+        self._is_scaler_checked = scaler is not None or isinstance(method, Dense)
+        if not self._is_scaler_checked:
+            finalize(self, watch(WeakMethod(self._check_scaler)).remove)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """What DDP copies and saves of its hooks is not used again, and process groups can't be copied."""
+        return type(None), ()
+
+    @property
+    def epoch(self) -> int:
+        """Counted from 0, for methods that raise the density in the first epochs."""
+        return self.clock.epoch(self.steps)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.clock.set(epoch)
 
     def __call__(self, bucket: Any) -> Future[Tensor]:
-        if isinstance(self.method, Dense):
-            averaged = dist.all_reduce(bucket.buffer().div_(self.comm.size), async_op=True)
-            assert averaged is not None
-            done: Future[Tensor] = averaged.get_future().then(lambda work: work.value()[0])
-            return done
-        lr = float(self.optimiser.param_groups[0]["lr"]) if self.optimiser else 1.0
-        step = Step(self.method.density_at(self.epoch), lr)
+        if bucket.index() == 0:  # also after a backward pass that ended in an error
+            self._full, self._parts = [], []
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+        names = [self._name(p) for p in parameters]
+        if isinstance(self.method, Dense) and isinstance(self.comm.comm, TorchComm):
+            averaged = self._begin_average(buffer, self.comm.comm.group)
+        else:
+            averaged = Future(devices=[buffer.device] if buffer.is_cuda else [])
+            filled = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
+            self._full.append(
+                Full(buffer, parameters, names, gradients_in(buffer, parameters), averaged, filled)
+            )
+            if bucket.is_last():
+                self._average()
+        if bucket.is_last() and self._parts:
+            self.steps += 1
+            self.report = Report.total(self._parts)
+        return averaged
+
+    def _begin_average(self, buffer: Tensor, group: dist.ProcessGroup | None) -> Future[Tensor]:
+        """DDP's own way: nothing waits for it here."""
+        size = self.comm.size
+        work = dist.all_reduce(buffer.div_(size), group=group, async_op=True)
+        assert work is not None
+        self._parts.append(Report(buffer.numel(), cost.all_reduce(buffer.nbytes, size).sent_bytes, 0))
+        future: Future[Tensor] = work.get_future()
+        return future.then(lambda done: done.value()[0])
+
+    def _average(self) -> None:
+        """All buckets are full."""
+        for full in self._full:
+            if full.filled is not None:
+                torch.cuda.current_stream(full.buffer.device).wait_event(full.filled)
+        scale = self.scaler.get_scale() if self.scaler else 1.0
+        if scale != 1:
+            for full in self._full:
+                full.buffer.div_(scale)
         tensors = [
-            (self.names[id(p)], flat(grad))
-            for p, grad in zip(bucket.parameters(), bucket.gradients(), strict=True)
+            (p, name, grad)
+            for full in self._full
+            for p, name, grad in zip(full.parameters, full.names, full.gradients, strict=True)
+            if grad.numel()
         ]
-        if self.check:
-            self._check_finite(tensors)
-        for name, grad in tensors:
-            if grad.numel():
-                check_unchanged(grad, self.buckets[name].flat, name)
-                self.method.aggregate(grad, step, self.states[name], self.comm, self.timer)
-        self.steps += bucket.is_last()
+        used = self._agree(tensors)
+        if used is None:
+            self.report = None
+            for full in self._full:
+                full.buffer.fill_(torch.inf)  # of which the scaler takes notice, on all workers
+        else:
+            lrs = rates(self.optimiser) if self.optimiser and self.method.needs_lr else {}
+            self.clock.check()
+            density = self.method.density_at(self.epoch)
+            for (p, name, grad), is_used in zip(tensors, used, strict=True):
+                if is_used:
+                    self._parts.append(self._aggregate(name, grad, Step(density, lrs.get(id(p), 1.0))))
+            if scale != 1:
+                for full in self._full:
+                    full.buffer.mul_(scale)
+        for full in self._full:
+            full.averaged.set_result(full.buffer)
+        self._full = []
         self.timer.samples.clear()
-        buffer = bucket.buffer()
-        future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else [])
-        future.set_result(buffer)
-        return future
+
+    def _aggregate(self, name: str, grad: Tensor, step: Step) -> Report:
+        check_unchanged(grad, self.buckets[name].flat, name)
+        bytes_before, syncs_before = self.comm.sent_bytes, host_sync.num_syncs()
+        selected = self.method.aggregate(grad, step, self.states[name], self.comm, self.timer)
+        return Report(selected, self.comm.sent_bytes - bytes_before, host_sync.num_syncs() - syncs_before)
+
+    def _agree(self, tensors: list[tuple[Tensor, str, Tensor]]) -> list[bool] | None:
+        """Of each tensor, has any worker used it since the last step? None: a gradient has overflowed, and
+        the scaler will skip the step. One host synchronisation and a small allgather, if there is anything
+        to agree on.
+
+        Raises:
+            NonFinite: on all workers if any has a NaN or Inf, and no scaler that expects it.
+        """
+        looks = self.check or self.scaler is not None
+        if not looks and self._used is None:
+            return [True] * len(tensors)
+        grads = [grad for _, _, grad in tensors]
+        fine = [
+            torch.isfinite(grad).all() if looks else grad.new_ones((), dtype=torch.bool) for grad in grads
+        ]
+        bad = ~torch.stack(fine)
+        mine = [self._used is None or self._used.flags[self._places[id(p)]] for p, _, _ in tensors]
+        if self._used is not None:
+            self._used.clear()
+        facts = torch.stack([bad.int(), host_sync.to_device(mine, bad).int()])
+        gathered = host_sync.to_host(torch.stack(self.comm.all_gather(facts)))
+        for rank, (bad_ones, _) in enumerate(gathered):
+            if any(bad_ones):
+                if self.scaler is not None:
+                    return None
+                raise NonFinite(rank, self.steps, tensors[bad_ones.index(1)][1])
+        return [any(flags) for flags in zip(*(used for _, used in gathered), strict=True)]
+
+    def _name(self, p: Tensor) -> str:
+        if id(p) not in self.names:
+            raise ValueError(
+                f"a parameter of shape {tuple(p.shape)} was frozen when `register` was called, and now DDP "
+                "averages it; call register while it requires a gradient"
+            )
+        name: str = self.names[id(p)]
+        if p.stride() != self.strides[name]:
+            # It reads what a hook returns by the strides of now, and filled the bucket by those of before.
+            raise ValueError(
+                f"{name} lies in memory otherwise than when `register` was called, and DDP would mix up its "
+                "gradient; convert the model first (such as to channels_last), then wrap it"
+            )
+        return name
+
+    def _check_scaler(self, optimiser: torch.optim.Optimizer, *_: Any) -> None:
+        """Before the first step of the model's optimiser: does a GradScaler make it that we don't know?"""
+        if self._is_scaler_checked or not any(id(p) in self.names for p in parameters_of(optimiser)):
+            return
+        self._is_scaler_checked = True
+        if stepped_by_scaler():
+            raise ValueError(
+                "a GradScaler steps the optimiser, so residuals would hold gradients of different scales; "
+                "hand it over, sparsify.register(..., scaler=scaler): gradients are divided by its scale then"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's state, of tensors and numbers only: save it per rank, beside model and optimiser."""
@@ -89,16 +241,9 @@ class DDPHook:
         """Continue where `state_dict` was taken; see `Aggregator.load_state_dict` for what is refused."""
         check_saved(saved, self.method, self.comm, list(self.buckets.values()))
         self.steps = saved["step"]
-        for one in saved["buckets"]:
-            (name,) = one["names"]
-            self.states[name] = checkpoint.restore(self.states[name], one["state"])
-
-    def _check_finite(self, tensors: list[tuple[str, Tensor]]) -> None:
-        """All workers raise if any has a NaN or Inf in these; one host synchronisation."""
-        mine = torch.stack([~torch.isfinite(grad).all() for _, grad in tensors])
-        for rank, bad in enumerate(torch.stack(self.comm.all_gather(mine.int())).tolist()):
-            if any(bad):
-                raise NonFinite(rank, self.steps, tensors[bad.index(1)][0])
+        for bucket in saved["buckets"]:
+            (name,) = bucket["names"]
+            self.states[name] = checkpoint.restore(self.states[name], bucket["state"])
 
 
 def register(
@@ -109,36 +254,147 @@ def register(
     seed: int = 0,
     check: bool = True,
     select: str = "auto",
+    *,
+    group: dist.ProcessGroup | None = None,
+    steps_per_epoch: int | None = None,
+    scaler: GradScaler | None = None,
 ) -> DDPHook:
     """Let `method` average the gradients of `model`, instead of DDP's allreduce.
 
     Args:
-        optimiser: whose learning rate feedback in the learning-rate domain follows.
-        check: look for NaN and Inf, see `DDPHook`; one host synchronisation per bucket.
+        optimiser: whose learning rates feedback in the learning-rate domain follows, each parameter's own
+            group's; and which must have no momentum where the method has its own.
+        comm, group: who averages: by default DDP's own process group.
+        check: look for NaN and Inf before every step, one host synchronisation; all workers then raise
+            `NonFinite`, with residuals untouched. Without it they get into the residuals and stay there.
         select: see `sparsify.aggregator.Aggregator`.
+        steps_per_epoch: for methods that raise the density in the first epochs; or set `epoch` of what this
+            returns, counted from 0, before the first step of each.
+        scaler: the GradScaler that scales the loss: residuals hold gradients without its scale, and where a
+            gradient overflows on one worker, the scalers of all workers skip the step.
 
     Raises:
-        ValueError: a method that needs to see more than one tensor at a time, or whose momentum would be
-            applied twice.
+        ValueError: a model that is no DistributedDataParallel, or that has a communication hook already; a
+            method that needs to see more than one tensor at a time, or the optimiser, where there is none; or
+            whose momentum would be applied twice.
     """
+    check_model(model)
+    check_method(method, optimiser, model)
+    if comm is None:
+        comm = group_of(model, group)
+    elif group is not None:
+        raise ValueError("comm and group both say who averages; give one of them")
+    hook = DDPHook(model, method, optimiser, comm, seed, check, select, steps_per_epoch, scaler)
+    try:
+        model.register_comm_hook(hook, call)
+    except RuntimeError as error:
+        if "only be called once" not in str(error):
+            raise
+        raise ValueError(
+            "this model has a communication hook already, and DDP takes no other; wrap `model.module` in a "
+            "DistributedDataParallel anew"
+        ) from error
+    return hook
+
+
+def call(hook: DDPHook, bucket: Any) -> Future[Tensor]:
+    return hook(bucket)
+
+
+call.__annotations__.clear()  # DDP inspects them, and would not know what is text here
+
+
+def check_model(model: object) -> None:
+    """Refuse what is no DistributedDataParallel that takes a hook."""
+    if isinstance(getattr(model, "_orig_mod", None), DistributedDataParallel):
+        raise ValueError(
+            "torch.compile wraps this DistributedDataParallel; register with the one inside, before compiling"
+        )
+    if not isinstance(model, DistributedDataParallel):
+        sharded = isinstance(model, nn.Module) and any(hasattr(p, "device_mesh") for p in model.parameters())
+        why = "shards its gradients, and sparsification needs whole ones" if sharded else "has no buckets"
+        raise ValueError(
+            f"register takes a DistributedDataParallel, and {type(model).__name__} {why}; wrap the model in "
+            "one, or take sparsify.distribute for a plain loop"
+        )
+    if getattr(model, "mixed_precision", None) is not None:
+        raise ValueError(
+            "DDP's mixed_precision averages with a hook of its own; leave it out, and use torch.autocast"
+        )
+
+
+def check_method(
+    method: Method, optimiser: torch.optim.Optimizer | None, model: DistributedDataParallel
+) -> None:
+    """Refuse a method that can't work tensor by tensor, or not without the optimiser."""
+    if not hasattr(method, "aggregate"):
+        raise ValueError(
+            f"{method!r} is not a method; build one, such as sparsify.build('topk', scope='layer')"
+        )
     if method.scope != "layer" and not isinstance(method, Dense):
         raise ValueError(
             f"DDP hands gradients over bucket by bucket, so scope={method.scope!r} can't be had; take "
             "scope='layer', or sparsify.distribute, which sees the whole model"
         )
-    if getattr(method, "clip_norm", None) is not None:
+    if method.needs_whole_gradient:
         raise ValueError(
-            "clip_norm needs the norm of the whole gradient before the first bucket is sent, which DDP can't "
-            "give; take clip_norm=None, or sparsify.distribute"
+            "clip_norm needs the gradient of the whole model in one piece, which DDP does not have; take "
+            "clip_norm=None, or sparsify.distribute"
+        )
+    if isinstance(optimiser, DistributedOptimiser):
+        raise ValueError(
+            "sparsify.distribute's optimiser averages by itself; give register the inner one, or leave it out"
+        )
+    if optimiser is None and (method.needs_lr or method.momentum_inside):
+        why = "follows the learning rate" if method.needs_lr else "applies momentum itself"
+        raise ValueError(
+            f"the method {why}, so it must know the optimiser: sparsify.register(model, method, optimiser)"
         )
     if optimiser is not None:
         check_momentum(optimiser, method)
-    hook = DDPHook(model, method, optimiser, comm or default_comm(), seed, check, select)
-    # DDP inspects annotations, which are text here; a lambda has none.
-    model.register_comm_hook(hook, lambda state, bucket: state(bucket))
-    return hook
+        known = set(map(id, parameters_of(optimiser)))
+        for name, p in model.module.named_parameters():
+            if method.needs_lr and p.requires_grad and id(p) not in known:
+                raise ValueError(
+                    f"the method follows each parameter's learning rate, and {name} is not the optimiser's"
+                )
 
 
-def flat(grad: Tensor) -> Tensor:
-    """(n,) view of a gradient as it lies in memory, whatever its strides."""
-    return grad.as_strided((grad.numel(),), (1,))
+def group_of(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
+    """DDP's own group, or another one of the same members."""
+    members = dist.get_process_group_ranks(model.process_group)
+    if group is not None and sorted(dist.get_process_group_ranks(group)) != sorted(members):
+        raise ValueError(
+            f"DDP keeps the model alike on the workers {members}, so they must average together; leave group "
+            "out, or give it to DistributedDataParallel(process_group=...)"
+        )
+    return TorchComm(group or model.process_group)
+
+
+def watch(before_step: WeakMethod[Callable[..., None]]) -> RemovableHandle:
+    """Has it called before any optimiser's step, as long as it lives."""
+
+    def hook(*args: Any) -> None:
+        if (call := before_step()) is not None:
+            call(*args)
+
+    return register_optimizer_step_pre_hook(hook)
+
+
+def stepped_by_scaler() -> bool:
+    """Does a GradScaler call this? Nothing else tells an optimiser's hooks."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+        if isinstance(caller, GradScaler) and caller.is_enabled():
+            return True
+        frame = frame.f_back
+    return False
+
+
+def gradients_in(buffer: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+    """(n,) of each parameter, as it lies in the buffer, whatever its strides. Complex numbers are two real
+    ones: DDP hands their buckets over so (and `bucket.gradients()` does not know it).
+    """
+    numbers = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
+    return list(numbers.split([num_reals(p) for p in parameters]))

@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from sparsify import cost
 from sparsify.comm import Comm, gather_uneven
-from sparsify.parts import Delivery, Part, Place, Run, Sparse
+from sparsify.types import BucketContext, Delivery, Part, Slice, Sparse, index_dtype
 from sparsify.wire import Wire, joined, split
 
 
@@ -23,7 +22,7 @@ class Exchange(Protocol):
     def needs_exact(self) -> bool:
         """Must every worker bring the same number of elements?"""
 
-    def init(self, like: Tensor, place: Place) -> Any:
+    def init(self, like: Tensor, context: BucketContext) -> Any:
         """The state for a bucket like this one."""
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: Any) -> Delivery:
@@ -34,7 +33,7 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True)
 class AllGather(Part):
-    """Everybody's values and indices to everybody, in one packed message (`wire` says how it is written).
+    """All-gather of values and indices, in one packed message (`wire` says how it is written).
 
     The sum is taken worker by worker in rank order, so that all workers get the same bits. Yoon and Oh 2022
     sent values and indices in two collectives, in flight together; `packed=False` does.
@@ -59,60 +58,51 @@ class AllGather(Part):
     def needs_exact(self) -> bool:
         return not self.uneven
 
-    def init(self, like: Tensor, place: Place) -> None:
+    def init(self, like: Tensor, context: BucketContext) -> None:
         return None
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        dtype, size = part.values.dtype, comm.size
         if not self.packed:
             values, indices = comm.begin_all_gathers([part.values, part.indices.int()])()
-            both = (cost.all_gather(one[0].nbytes, size) for one in (values, indices))
-            total = [Sparse(*pair) for pair in zip(indices, values, strict=True)]
-            return Delivery([*total], [part], sum(one.sent_bytes for one in both))
+            return Delivery([Sparse(*pair) for pair in zip(indices, values, strict=True)], [part])
         mine = self.wire.write(part, n)
-        if self.uneven:
-            messages = gather_uneven(comm, mine)
-            price = cost.gather_uneven(max(len(one) for one in messages), size)
-        else:
-            messages = comm.all_gather(mine)
-            price = cost.all_gather(len(mine), size)
-        total = [self.wire.read(one, self.wire.count(len(one), n, dtype), n, dtype) for one in messages]
-        return Delivery([*total], [self.wire.rounded(part)], price.sent_bytes)
+        messages = gather_uneven(comm, mine) if self.uneven else comm.all_gather(mine)
+        total = [self.wire.read_all(message, n, part.values.dtype) for message in messages]
+        return Delivery([*total], [self.wire.rounded(part)])
 
 
 @dataclass(frozen=True)
 class AllGatherBlocks(Part):
-    """For indices in a row: one start and k values from everybody. Eghlidi and Jaggi 2020."""
+    """All-gather of consecutive indices: one start and k values from each worker. Eghlidi and Jaggi 2020."""
 
     needs_shared: ClassVar[bool] = False
     needs_exact: ClassVar[bool] = True
 
-    def init(self, like: Tensor, place: Place) -> None:
+    def init(self, like: Tensor, context: BucketContext) -> None:
         return None
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        start = torch.int32 if n <= 2**31 else torch.int64
+        start = index_dtype(n)
         messages = comm.all_gather(joined(part.indices[:1].to(start), part.values))
-        row, total = torch.arange(k, device=part.values.device), list[Sparse | Run]()
+        row, total = torch.arange(k, device=part.values.device), list[Sparse | Slice]()
         for message in messages:
             first, values = split(message, (start, 1), (part.values.dtype, k))
             total.append(Sparse((first + row) % n, values))
-        return Delivery(total, [part], cost.all_gather(len(messages[0]), comm.size).sent_bytes)
+        return Delivery(total, [part])
 
 
 @dataclass(frozen=True)
 class AllReduce(Part):
-    """Values only, summed on their way: no indices are sent, so all workers must have chosen alike."""
+    """All-reduce of values: no indices are sent, so all workers must have chosen alike."""
 
     needs_shared: ClassVar[bool] = True
     needs_exact: ClassVar[bool] = False
 
-    def init(self, like: Tensor, place: Place) -> None:
+    def init(self, like: Tensor, context: BucketContext) -> None:
         return None
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
         if not part.values.numel():
-            return Delivery([], [], 0)  # alike everywhere, since the choice is
-        price = cost.all_reduce(part.values.nbytes, comm.size)
+            return Delivery([], [])  # alike everywhere, since the choice is
         total = Sparse(part.indices, comm.all_reduce(part.values.clone()))
-        return Delivery([total], [part], price.sent_bytes)
+        return Delivery([total], [part])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from sparsify.parts import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, Delivery, Part, Sparse, work_dtype
+from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, Delivery, Part, Sparse, work_dtype
 
 
 class Feedback(Protocol):
@@ -17,33 +17,33 @@ class Feedback(Protocol):
         """The state for a bucket like this one."""
 
     def accumulate(self, grad: Tensor, lr: float, state: Any) -> Tensor:
-        """(n,) -> (n,): the gradient with what is owed to it. The result may be the state's own buffer, or
-        `grad` itself.
+        """(n,) -> (n,): the gradient plus the residual. The result may be the state's own buffer, or `grad`
+        itself.
         """
 
     def retain(self, delivery: Delivery, state: Any) -> None:
         """Keep what `accumulate` returned, less what was delivered of it."""
 
     def residual(self, state: Any) -> Tensor | None:
-        """What is owed at this moment, (n,); None where nothing is kept."""
+        """The residual at this moment, (n,); None where nothing is kept."""
 
     def broken_laws(self) -> dict[str, str]: ...
 
 
-class Sum(Part, ABC):
-    """Feedbacks whose acc is the sum of two tensors. Left undone, it can be taken while acc is searched."""
+class FusableFeedback(Part, ABC):
+    """Feedbacks whose acc is the sum of two tensors. Its selector may add them while it searches."""
 
     @abstractmethod
-    def addends(self, grad: Tensor, lr: float, state: Any) -> tuple[Tensor, Tensor | None]:
+    def operands(self, grad: Tensor, lr: float, state: Any) -> tuple[Tensor, Tensor | None]:
         """(n,) and (n,): acc is their sum, in place of the first; None: nothing is left to be added."""
 
     def accumulate(self, grad: Tensor, lr: float, state: Any) -> Tensor:
-        acc, rest = self.addends(grad, lr, state)
-        return acc if rest is None else acc.add_(rest)
+        acc, addend = self.operands(grad, lr, state)
+        return acc if addend is None else acc.add_(addend)
 
 
 @dataclass(frozen=True)
-class Forget(Sum):
+class NoFeedback(FusableFeedback):
     """Nothing is kept: what was not sent is lost."""
 
     exceptions: ClassVar[dict[str, str]] = {NOTHING_IS_LOST: "there is no residual: what is not sent is lost"}
@@ -52,7 +52,7 @@ class Forget(Sum):
         dtype = work_dtype(like.dtype)
         return None if dtype == like.dtype else torch.empty_like(like, dtype=dtype)
 
-    def addends(self, grad: Tensor, lr: float, state: Tensor | None) -> tuple[Tensor, None]:
+    def operands(self, grad: Tensor, lr: float, state: Tensor | None) -> tuple[Tensor, None]:
         return (grad if state is None else state.copy_(grad)), None
 
     def retain(self, delivery: Delivery, state: Tensor | None) -> None:
@@ -63,7 +63,7 @@ class Forget(Sum):
 
 
 @dataclass(frozen=True)
-class ErrorFeedback(Sum):
+class ErrorFeedback(FusableFeedback):
     """The residual in the gradient domain, as Shi et al. 2019 run it: acc = e + g; e <- acc, 0 where
     delivered.
 
@@ -73,7 +73,7 @@ class ErrorFeedback(Sum):
     def init(self, like: Tensor) -> Tensor:
         return torch.zeros_like(like, dtype=work_dtype(like.dtype))
 
-    def addends(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
+    def operands(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
         return state, grad  # the residual's own buffer serves as acc: nothing of size n is allocated
 
     def retain(self, delivery: Delivery, state: Tensor) -> None:
@@ -93,23 +93,26 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class LearningRateFeedback(Sum):
+class LearningRateFeedback(FusableFeedback):
     """The residual in the learning-rate domain: p = lr g + e; e <- p, 0 where delivered; x <- x - mean of q.
     Stich et al. 2018; Eghlidi and Jaggi 2020, algorithm 1, as its text explains it.
 
-    Written in units of the gradient, so that any optimiser can follow: p / lr = g + e / lr. A residual that
-    was left at one rate is thereby replayed at that rate, however small the rate has become since.
+    Written in units of the gradient, so that any optimiser can follow: p / lr = g + e / lr. So a residual
+    that was left at one rate is replayed at that rate, however small the rate has become since. At rate 0, as
+    schedules begin, nothing can be applied: zeros are delivered, and the residual waits.
 
     Raises:
-        ValueError: in `addends`, lr is not above 0: the residual could not be expressed.
+        ValueError: in `operands`, lr is negative or NaN.
     """
 
     def init(self, like: Tensor) -> Scaled:
         return Scaled(torch.zeros_like(like, dtype=work_dtype(like.dtype)))
 
-    def addends(self, grad: Tensor, lr: float, state: Scaled) -> tuple[Tensor, Tensor]:
-        if not lr > 0:
-            raise ValueError(f"feedback in the learning-rate domain divides by {lr=}; keep the rate above 0")
+    def operands(self, grad: Tensor, lr: float, state: Scaled) -> tuple[Tensor, Tensor | None]:
+        if not lr >= 0:
+            raise ValueError(f"feedback in the learning-rate domain divides by {lr=}; keep it at or above 0")
+        if lr == 0:
+            return torch.zeros_like(state.residual), None
         if state.lr and state.lr != lr:
             state.residual.mul_(state.lr / lr)
         state.lr = lr
@@ -147,7 +150,7 @@ class Velocity:
 
 
 @dataclass(frozen=True)
-class MomentumCorrection(Sum):
+class MomentumCorrection(FusableFeedback):
     """Momentum before accumulation, both masked where delivered. Lin et al. 2018, arXiv:1712.01887, alg. 4.
 
     u <- m u + g;  v <- v + u;  u, v <- 0 where delivered. With `nesterov`: u <- m (u + g);  v <- v + u + g.
@@ -173,7 +176,7 @@ class MomentumCorrection(Sum):
         u, v = (torch.zeros_like(like, dtype=work_dtype(like.dtype)) for _ in range(2))
         return Velocity(u, v)
 
-    def addends(self, grad: Tensor, lr: float, state: Velocity) -> tuple[Tensor, Tensor]:
+    def operands(self, grad: Tensor, lr: float, state: Velocity) -> tuple[Tensor, Tensor]:
         u, v = state.momentum, state.residual
         if self.nesterov:
             u.add_(grad).mul_(self.momentum)
@@ -240,7 +243,7 @@ def named(name: str) -> Feedback:
         "gradient": ErrorFeedback(),
         "learning_rate": LearningRateFeedback(),
         "literal": LiteralFeedback(),
-        "none": Forget(),
+        "none": NoFeedback(),
     }
     if name not in parts:
         raise ValueError(f"no feedback {name!r}; there are: {', '.join(parts)}")

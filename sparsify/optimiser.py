@@ -2,43 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.utils.hooks import RemovableHandle
 
-from sparsify.aggregate import Method, Report
-from sparsify.aggregator import Aggregator
+from sparsify.aggregator import Aggregator, Report
 from sparsify.comm import Comm
-from sparsify.comm.torch import TorchComm
+from sparsify.method import Method
+from sparsify.wrapping import (
+    Clock,
+    OwnSteps,
+    Used,
+    broadcast,
+    check_momentum,
+    check_parts,
+    communicator,
+    infinities,
+    parameters_of,
+    rates,
+)
 
 
 class DistributedOptimiser(torch.optim.Optimizer):
     """`optimiser`, whose `step` first replaces the gradients by their average over the workers.
 
-    Gradients may accumulate over any number of backward passes: they are compressed once per `step`. The
-        model
-    of rank 0 is broadcast at the beginning. Schedulers take the inner optimiser or this one.
+    Averaged are the gradients of the optimiser's parameters; a model may have several such optimisers, each
+    with parameters of its own. Gradients may accumulate over any number of backward passes: they are
+    compressed once per `step`. What nobody used since the last step, and what is frozen, is left alone, as
+    PyTorch does (with `check=False` what nobody used has a gradient of zero). Schedulers take the inner
+    optimiser or this one. Hooks on `step` run after averaging, as they do under DistributedDataParallel.
+
+    Parameters and buffers of rank 0 are broadcast at the beginning; what modules keep beside them
+    (`get_extra_state`) is not. Afterwards buffers are each worker's own: those of batch normalisation follow
+    the worker's own batches.
 
     Mixed precision: residuals must not see scaled gradients, and a step that overflows on one worker must be
-    skipped by all. So tell it the scale before the scaler steps:
+    skipped by all. So hand over the scaler, here; then its usual recipe is right, with or without `unscale_`:
 
         scaler.scale(loss).backward()
-        optimiser.aggregate(scaler.get_scale())
         scaler.step(optimiser)
         scaler.update()
 
+    With a scaler of another kind, call `optimiser.aggregate(scale)` before it steps.
+
+    `clip_grad_norm_` before `step` clips this worker's own gradient; after `aggregate()`, the average.
+
     Args:
-        comm: default: torch.distributed's default group.
+        model: has all of the optimiser's parameters, and perhaps more.
+        comm, group: who averages: a communicator, or a process group; by default torch.distributed's own.
         check: look for NaN and Inf before every step, one host synchronisation; all workers then raise
             `NonFinite`, with residuals untouched. Without it they get into the residuals and stay there.
         debug, select: see `Aggregator`.
+        steps_per_epoch: for methods that raise the density in the first epochs; or set `epoch`, counted from
+            0, before the first step of each.
+        scaler: the GradScaler that will step this optimiser.
 
     Raises:
-        ValueError: the optimiser has momentum, and the method has its own; or no process group is there.
+        ValueError: the parts don't fit together: the optimiser has momentum, and the method has its own; a
+            parameter that is not the model's; a sharded model, or one that averages by itself; or there is no
+            process group.
     """
+
+    # A GradScaler then leaves it to `step` to divide by the scale, and to skip, as all workers do together.
+    _step_supports_amp_scaling: ClassVar[bool] = True
+    grad_scale: Tensor | None  # it sets these two while it steps; None: the gradients are unscaled
+    found_inf: Tensor
 
     def __init__(
         self,
@@ -50,20 +84,33 @@ class DistributedOptimiser(torch.optim.Optimizer):
         check: bool = True,
         debug: bool = False,
         select: str = "auto",
+        *,
+        group: dist.ProcessGroup | None = None,
+        steps_per_epoch: int | None = None,
+        scaler: GradScaler | None = None,
     ) -> None:
         # Not Optimizer.__init__: parameters, state and defaults are the inner optimiser's.
-        self.optimiser, self.check = optimiser, check
-        self.comm = comm or default_comm()
-        self.epoch = 0  # counted from 0, for methods that raise the density in the first epochs
-        self._aggregated = False
+        check_parts(optimiser, model, method, scaler)
         check_momentum(optimiser, method)
-        broadcast(model.state_dict().values(), self.comm)
-        self.aggregator = Aggregator(
-            method, model.named_parameters(), self.comm, seed=seed, debug=debug, select=select
-        )
+        self.optimiser, self.check, self.scaler = optimiser, check, scaler
+        self.clock = Clock(method, steps_per_epoch)
+        self.comm = communicator(comm, group)
+        self.report: Report | None = None  # of the last step; None if it was skipped
+        self._is_aggregated = self._is_skipped = False
+        self._scale: float | None = None  # that `aggregate` was told
+        for hooks in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
+            setattr(self, f"_optimizer_{hooks}_hooks", OrderedDict())
+        broadcast(model, self.comm)
+        self._known = parameters_of(optimiser)
+        mine = set(map(id, self._known))
+        named = [(name, p) for name, p in model.named_parameters() if id(p) in mine]
+        self._frozen = [(name, p) for name, p in named if not p.requires_grad]
+        self.aggregator = Aggregator(method, named, self.comm, seed=seed, debug=debug, select=select)
+        self._used = Used([p for _, p in self.aggregator.gradients.parameters])
+        self._steps = OwnSteps(optimiser)
 
     # Properties where Optimizer has attributes: `load_state_dict` gives the inner optimiser new ones, and
-    # these must follow. Nobody may set them, hence the type checker's objection.
+    # these must follow. They can't be set, hence the type checker's objection.
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         return self.optimiser.param_groups
@@ -76,35 +123,72 @@ class DistributedOptimiser(torch.optim.Optimizer):
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
         return self.optimiser.defaults
 
+    @property
+    def epoch(self) -> int:
+        """Counted from 0, for methods that raise the density in the first epochs."""
+        return self.clock.epoch(self.aggregator.step)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.clock.set(epoch)
+
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Clear the gradients in place: backpropagation goes on writing into the method's own buffer."""
         self.aggregator.gradients.collect()
         self.aggregator.gradients.zero_()
-        self._aggregated = False  # a step that was skipped leaves it set
+        self._used.clear()
+        self._is_aggregated = False  # a step that was skipped leaves it set
 
     def aggregate(self, scale: float | None = None) -> Report | None:
         """Average the gradients now; the next `step` then doesn't. None where a step must be skipped.
 
         Args:
-            scale: what the loss was multiplied with. The gradients are divided by it before the method sees
-                them and multiplied again afterwards, for the scaler. If any worker's have overflowed, all
-                workers' become infinite, so that every scaler skips the step; residuals are untouched.
+            scale: what the loss was multiplied with, where no `scaler` was handed over. The gradients are
+                divided by it before the method sees them and multiplied again afterwards, for whoever divides
+                them next. If any worker's have overflowed, all workers' become infinite, so that every scaler
+                skips the step; residuals are untouched.
         """
+        self._check_unchanged()
+        if scale is not None and self._is_scaled:
+            raise ValueError("the scaler was handed over, so its scale is known: call aggregate() without it")
+        if self._is_aggregated and not self._is_skipped and not any(self._used.flags):
+            raise ValueError("aggregate was called twice; call it once, after the last backward of a step")
         gradients = self.aggregator.gradients
         gradients.collect()
-        self._aggregated = True
+        self._is_aggregated, self._scale, self.report = True, scale, None
         if scale is not None:
             gradients.flat.div_(scale)
-            overflown = (~gradients.finite().all()).float()
-            if self.comm.all_reduce(overflown.reshape(1)).item():
-                gradients.flat.fill_(torch.inf)
-                return None
-        elif self.check:
-            self.aggregator.check_finite()
-        report = self.aggregator.aggregate(self.epoch, lr=float(self.param_groups[0]["lr"]))
+        used, self._is_skipped = self._look(scale)
+        self._used.clear()
+        if self._is_skipped:
+            gradients.flat.fill_(torch.inf)
+            return None
+        self.report = self.aggregator.aggregate(self.epoch, self._rates())
+        for (_, p), view, is_used in zip(gradients.parameters, gradients.views, used, strict=True):
+            if not p.requires_grad or not (is_used or view.any()):
+                p.grad = None  # else weight decay and momentum would move it
         if scale is not None:
             gradients.flat.mul_(scale)
-        return report
+        return self.report
+
+    def _look(self, scale: float | None) -> tuple[list[bool], bool]:
+        """Of each parameter, has any worker used it? And must the step be skipped?"""
+        if scale is None and not self._is_scaled:
+            if self.check:
+                return self.aggregator.check_finite(self._used.flags), False
+            return [True] * len(self._used.flags), False
+        gradients = self.aggregator.gradients
+        if self.scaler is not None and self._is_scaled:
+            found = infinities(self.scaler, self)
+            overflow = torch.stack([infinity.to(gradients.flat.device) for infinity in found]).sum()
+        else:
+            found, overflow = [], ~gradients.finite().all()
+        used_here = torch.tensor(self._used.flags, device=gradients.flat.device)
+        facts = torch.cat([overflow.float().reshape(1), used_here.float()])
+        overflows, *used = self.comm.all_reduce(facts).tolist()
+        for infinity in found:
+            infinity.fill_(min(overflows, 1.0))  # so every worker's scaler lowers its scale
+        return [bool(number) for number in used], overflows > 0
 
     # Optimizer's returns the closure's loss; this one takes no closure.
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -113,51 +197,114 @@ class DistributedOptimiser(torch.optim.Optimizer):
             raise ValueError(
                 "a closure would compute gradients anew within the step; call backward before it"
             )
-        if not self._aggregated:
+        is_stepped_by_scaler = hasattr(self, "found_inf") and not self._is_scaled
+        if is_stepped_by_scaler:
+            self._check_scale()
+        if not self._is_aggregated:
             self.aggregate()
-        self._aggregated = False
-        self.optimiser.step()
+        elif any(self._used.flags):
+            raise ValueError("backward ran after aggregate; call aggregate after the last backward of a step")
+        self._is_aggregated = False
+        if self._is_skipped:
+            return
+        if is_stepped_by_scaler:
+            assert self.grad_scale is not None  # `_check_scale` has looked
+            for p in self._known:
+                if p.grad is not None:
+                    p.grad.div_(self.grad_scale)
+        self._steps.step()
+
+    @property
+    def _is_scaled(self) -> bool:
+        """Is there a scaler that was handed over?"""
+        return self.scaler is not None and self.scaler.is_enabled()
+
+    def _check_scale(self) -> None:
+        """Refuse a scaler that was not handed over, unless `aggregate` was told its scale."""
+        if self._scale is None or not self._is_aggregated:
+            why = "a GradScaler steps this optimiser, and does not know of overflows on other workers"
+        elif self.grad_scale is None:
+            why = "unscale_ and aggregate(scale) both divide by the scale"
+        else:
+            return
+        raise ValueError(f"{why}; hand the scaler over: sparsify.distribute(..., scaler=scaler)")
+
+    def _check_unchanged(self) -> None:
+        """Has the optimiser the parameters that it had, and is frozen what was?"""
+        anew = "wrap it anew: sparsify.distribute(optimiser.optimiser, ...); residuals begin at zero then"
+        now = parameters_of(self.optimiser)
+        if len(now) != len(self._known) or any(p is not q for p, q in zip(now, self._known, strict=True)):
+            raise ValueError(f"the optimiser has other parameters than when it was wrapped; {anew}")
+        for name, p in self._frozen:
+            if p.requires_grad or p.grad is not None:
+                raise ValueError(
+                    f"{name} was frozen when its optimiser was wrapped, and is trained now; {anew}"
+                )
+        check_momentum(self.optimiser, self.aggregator.method)  # schedulers may bring it
+        self.clock.check()
+
+    def _rates(self) -> float | list[float]:
+        """The learning rate of each bucket, where the method follows it."""
+        if not self.aggregator.method.needs_lr:
+            return 1.0
+        gradients = self.aggregator.gradients
+        rate_of = rates(self.optimiser)
+        by_name = {name: rate_of[id(p)] for name, p in gradients.parameters}
+        found = []
+        for bucket in gradients.buckets:
+            inside = sorted({by_name[name] for name in bucket.names})
+            if len(inside) > 1:
+                raise ValueError(
+                    "feedback in the learning-rate domain needs one rate for all that is exchanged together, "
+                    f"and these have {inside}; build the method with scope='layer', or feedback='gradient'"
+                )
+            found += inside
+        return found
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        return self.optimiser.register_step_pre_hook(lambda _, args, kwargs: hook(self, args, kwargs))
+
+    def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        return self.optimiser.register_step_post_hook(lambda _, args, kwargs: hook(self, args, kwargs))
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimiser's and the method's state of this worker: save it per rank."""
-        return {
-            "optimiser": self.optimiser.state_dict(),
-            "method": self.aggregator.state_dict(),
-            "epoch": self.epoch,
-        }
+        """That of the inner optimiser, and under `method` and `epoch` the method's state of this worker: save
+        it per rank.
+        """
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        method, epoch = self.aggregator.state_dict(), self.clock.last_set
+        saved: dict[str, Any] = {**self.optimiser.state_dict(), "method": method, "epoch": epoch}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            saved = after(self, saved) or saved
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken; see `Aggregator.load_state_dict` for what is refused."""
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        if "method" not in state_dict:
+            raise ValueError(
+                "the saved state has no residuals: it is another optimiser's, or made by "
+                "get_optimizer_state_dict, which leaves them out. Save optimiser.state_dict() on every "
+                "worker; or load this into the inner optimiser (`optimiser.optimiser`) and go on without "
+                "what the workers still owed"
+            )
         self.aggregator.load_state_dict(state_dict["method"])
-        self.optimiser.load_state_dict(state_dict["optimiser"])
-        self.epoch = state_dict["epoch"]
+        # Older ones have the inner optimiser's under a name of its own.
+        self.optimiser.load_state_dict(state_dict.get("optimiser", state_dict))
+        self.clock.last_set = state_dict["epoch"]
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise ValueError("parameters can't join later: their residuals would be missing; wrap the model anew")
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a wrapped optimiser can't be copied or pickled: its process group and its gradients' memory "
+            "belong to this process; copy its state_dict(), or the inner optimiser (`optimiser.optimiser`)"
+        )
+
     def __repr__(self) -> str:
         return f"DistributedOptimiser({self.aggregator.method!r}, {self.optimiser!r})"
-
-
-def default_comm() -> Comm:
-    if not dist.is_initialized():
-        raise ValueError(
-            "there is no process group; call torch.distributed.init_process_group first, or pass comm="
-        )
-    return TorchComm()
-
-
-def broadcast(tensors: Iterable[Tensor], comm: Comm) -> None:
-    """Rank 0's, to all."""
-    for tensor in tensors:
-        comm.broadcast(tensor)
-
-
-def check_momentum(optimiser: torch.optim.Optimizer, method: Method) -> None:
-    """Momentum is applied once."""
-    theirs = [group.get("momentum") or group.get("betas") for group in optimiser.param_groups]
-    if method.momentum_inside and any(theirs):
-        raise ValueError(
-            f"the method applies momentum itself, and the optimiser has {theirs[0]} too; give the optimiser "
-            "momentum=0, or build the method with momentum=0"
-        )

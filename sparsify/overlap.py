@@ -1,4 +1,4 @@
-"""Aggregation while backpropagation goes on: bucket after bucket, in a thread and on a stream of its own."""
+"""Aggregation during backpropagation: bucket after bucket, in a thread and on a stream of its own."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsify.aggregate import Report, Step
-from sparsify.aggregator import Aggregator
+from sparsify.aggregator import Aggregator, Report
+from sparsify.method import Step
 
 
 class Overlap:
-    """Lets an aggregator begin with a bucket as soon as all of its gradients are there.
+    """Lets an aggregator start a bucket as soon as all of its gradients have been computed.
 
     Buckets are aggregated in their order, which is that in which backpropagation finishes, so that all
     workers do the same collectives in the same order. On a GPU their work goes to a stream of its own. One
@@ -29,13 +29,12 @@ class Overlap:
             ranks don't).
 
     Raises:
-        ValueError: the method looks at the whole model first, or there is one bucket, so nothing overlaps.
+        ValueError: the method needs the gradient of the whole model first, or there is only one bucket.
     """
 
     def __init__(self, aggregator: Aggregator) -> None:
         self.aggregator, buckets = aggregator, aggregator.gradients.buckets
-        inner = getattr(aggregator.method, "sparse", aggregator.method)  # DGC wraps its sparsifier
-        if getattr(inner, "clip_norm", None) is not None:
+        if aggregator.method.needs_whole_gradient:
             raise ValueError(
                 "overlap=true begins before the norm of the whole gradient is known, which clip_norm needs; "
                 "leave one of them out"
@@ -48,41 +47,48 @@ class Overlap:
         flat = aggregator.gradients.flat
         self.stream = torch.cuda.Stream(flat.device) if flat.is_cuda else None
         self.thread = ThreadPoolExecutor(1, "aggregation")
-        self.waiting: list[set[str]] = []  # of each bucket, the parameters whose gradients are still to come
-        self.futures: list[Future[Report]] = []  # of the buckets that were begun with
+        self.waiting: list[set[int]] = []  # of each bucket, parameters whose gradients are yet to come
+        self.futures: list[Future[Report]] = []  # of the buckets that were started
         self.step = Step(1.0)
-        place = {name: at for at, bucket in enumerate(buckets) for name in bucket.names}
+        self.place = {name: at for at, bucket in enumerate(buckets) for name in bucket.names}
         self.hooks = [
-            p.register_post_accumulate_grad_hook(partial(self._arrived, name, place[name]))
-            for name, p in aggregator.gradients.parameters
-            if name in place  # empty tensors lie in no bucket
+            p.register_post_accumulate_grad_hook(partial(self._arrived, index))
+            for index, (name, p) in enumerate(aggregator.gradients.parameters)
+            if name in self.place  # empty tensors lie in no bucket
         ]
 
     def begin(self, epoch: int = 0, lr: float = 1.0) -> None:
         """Before backward. Arguments as `Aggregator.aggregate`."""
         self.step = self.aggregator.begin(epoch, lr)
-        self.waiting = [set(bucket.names) for bucket in self.aggregator.gradients.buckets]
+        self.waiting = [set() for _ in self.aggregator.gradients.buckets]
+        for index, (name, _) in enumerate(self.aggregator.gradients.parameters):
+            if name in self.place:
+                self.waiting[self.place[name]].add(index)
         self.futures = []
 
     def finish(self) -> Report:
-        """After backward: all gradients are averages once what is queued on the device is done."""
+        """After backward: all gradients are averages as soon as the work queued on the device is done."""
         while len(self.futures) < len(self.waiting):  # parameters that were not used get no gradient
+            for index in self.waiting[len(self.futures)]:
+                self.aggregator.gradients.restore(index)
             self._start(len(self.futures))
-        reports = [future.result() for future in self.futures]
+        report = Report.total([future.result() for future in self.futures])
         self.waiting = []
         if self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-        return Report(*(sum(numbers) for numbers in zip(*reports, strict=True)))
+        return report
 
     def close(self) -> None:
         for hook in self.hooks:
             hook.remove()
         self.thread.shutdown()
 
-    def _arrived(self, name: str, at: int, parameter: Tensor) -> None:
+    def _arrived(self, index: int, parameter: Tensor) -> None:
         if not self.waiting:  # a backward pass that was not announced
             return
-        self.waiting[at].discard(name)
+        gradients = self.aggregator.gradients
+        gradients.restore(index)  # backpropagation may have put it elsewhere
+        self.waiting[self.place[gradients.parameters[index][0]]].discard(index)
         while len(self.futures) < len(self.waiting) and not self.waiting[len(self.futures)]:
             self._start(len(self.futures))
 

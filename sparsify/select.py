@@ -1,4 +1,4 @@
-"""Selectors: rules that choose k of n. They see the accumulated gradient and answer with indices."""
+"""Selectors: rules that choose k of n. They get the accumulated gradient and return indices."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
-from sparsify import cost, host
+from sparsify import host_sync
+from sparsify.checks import check_choice, check_k
 from sparsify.comm import Comm, gather_uneven
-from sparsify.kernels import Kernel, Search, kernel
-from sparsify.parts import Part, Place, Selection, Sparse, Work, check_choice, check_k, scrambled
+from sparsify.kernels import Kernel
+from sparsify.seeds import scrambled
+from sparsify.types import BucketContext, Part, Selection, Sparse, index_dtype
+from sparsify.workspace import Workspace
 
 
 class Selector(Protocol):
@@ -25,24 +28,23 @@ class Selector(Protocol):
     def exact(self) -> bool:
         """Does every worker choose the same number, known beforehand?"""
 
-    def init(self, like: Tensor, place: Place) -> Any:
+    def init(self, like: Tensor, context: BucketContext) -> Any:
         """The state for a bucket like this one."""
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
         """(n,) -> (k',) distinct indices in [0, n). `acc` is not to be written to."""
 
-    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
-        """The least and the largest k' that `select` may answer with on `size` workers."""
-
     def broken_laws(self) -> dict[str, str]: ...
 
 
 @runtime_checkable
-class AddAndSelect(Protocol):
-    """Selectors that can add while they search."""
+class FusableSelector(Protocol):
+    """Selectors that can add the gradient while they search: one pass over memory instead of two."""
 
-    def add_and_select(self, acc: Tensor, rest: Tensor | None, k: int, comm: Comm, state: Any) -> Selection:
-        """acc (n,) += rest (n,); then as `select`."""
+    def accumulate_and_select(
+        self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Any
+    ) -> Selection:
+        """acc (n,) += grad (n,), then as `select`; None: there is nothing to add."""
 
 
 class ExactlyK(Part):
@@ -50,61 +52,55 @@ class ExactlyK(Part):
 
     exact: ClassVar[bool] = True
 
-    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
-        return k, k
 
-
-class About(Part):
+class VariableK(Part):
     """What selectors share whose count depends on the data, each worker its own."""
 
     shared: ClassVar[bool] = False
     exact: ClassVar[bool] = False
 
-    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
-        return 0, n
 
+class KernelSelector(Part, ABC):
+    """What selectors share that are one search by a kernel, and save nothing."""
 
-class Searching(Part, ABC):
-    """What selectors share that are one search, and keep nothing but who searches."""
-
-    def init(self, like: Tensor, place: Place) -> Search:
-        return Search(kernel(like, place.select))
+    def init(self, like: Tensor, context: BucketContext) -> Workspace:
+        return Workspace.searching(like, context)
 
     @abstractmethod
-    def search(self, acc: Tensor, rest: Tensor | None, k: int, by: Kernel) -> Sparse:
-        """acc (n,) += rest (n,); what is chosen of it."""
+    def search(self, acc: Tensor, grad: Tensor | None, k: int, kernel: Kernel) -> Sparse:
+        """acc (n,) += grad (n,); what is chosen of it."""
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Search) -> Selection:
-        return self.add_and_select(acc, None, k, comm, state)
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
+        return self.accumulate_and_select(acc, None, k, comm, state)
 
-    def add_and_select(
-        self, acc: Tensor, rest: Tensor | None, k: int, comm: Comm, state: Search
+    def accumulate_and_select(
+        self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Workspace
     ) -> Selection:
-        found = self.search(acc, rest, k, state.kernel)
-        return Selection(found.indices, values=found.values)
+        found = self.search(acc, grad, k, state.kernel)
+        return Selection(*found)
 
 
 @dataclass(frozen=True)
-class TopK(Searching, ExactlyK):
+class TopK(KernelSelector, ExactlyK):
     """The k largest by absolute value, exactly. Published operator: torch.topk."""
 
     shared: ClassVar[bool] = False
 
-    def search(self, acc: Tensor, rest: Tensor | None, k: int, by: Kernel) -> Sparse:
-        return by.top(acc, rest, k)
+    def search(self, acc: Tensor, grad: Tensor | None, k: int, kernel: Kernel) -> Sparse:
+        return kernel.topk(acc, grad, k)
 
 
 @dataclass
 class Draws:
-    """How often was drawn; with the place it is all that the next draw depends on."""
+    """The number of draws so far; the next draw depends on it and on the context only."""
 
-    place: Place = field(metadata={"saved": False})
+    context: BucketContext = field(metadata={"saved": False})
     step: int = 0
 
     def key(self) -> int:
         """The next draw's own number."""
         self.step += 1
-        return self.place.key(self.step)
+        return self.context.key(self.step)
 
 
 @dataclass
@@ -133,9 +129,9 @@ class RandomK(ExactlyK):
     def __post_init__(self) -> None:
         check_choice("sampling", self.sampling, SAMPLINGS)
 
-    def init(self, like: Tensor, place: Place) -> Draws | Permutations:
-        place = place.shared if self.shared else place
-        return Draws(place) if self.sampling == "hash" else Permutations(place.generator(like.device))
+    def init(self, like: Tensor, context: BucketContext) -> Draws | Permutations:
+        context = context.shared if self.shared else context
+        return Draws(context) if self.sampling == "hash" else Permutations(context.generator(like.device))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Draws | Permutations) -> Selection:
         n = acc.numel()
@@ -149,7 +145,7 @@ ROUNDS = 6  # of the Feistel network; four make it pseudo-random (Luby and Racko
 
 
 def sample(n: int, k: int, key: int, device: torch.device) -> Tensor:
-    """(k,) distinct indices below n, pseudo-random; another draw for every key. No host synchronisation.
+    """(k,) distinct indices below n, pseudo-random; different for every key. No host synchronisation.
 
     A Feistel network permutes a grid of a x b >= n points, with a b - n < a = ceil(sqrt n). So among the
     images of the first k + (a b - n) points at least k lie below n; the first k of those are the sample.
@@ -190,15 +186,22 @@ class BlockRandomK(ExactlyK):
     shared: bool = False
     aligned: bool = False
 
-    def init(self, like: Tensor, place: Place) -> Draws:
-        return Draws(place.shared if self.shared else place)
+    def init(self, like: Tensor, context: BucketContext) -> Draws:
+        return Draws(context.shared if self.shared else context)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Draws) -> Selection:
         n = acc.numel()
         check_k(k, n)
         start = state.key() % (n // k) * k if self.aligned else state.key() % n
-        # The indices stay in a row (one after the other, modulo n): AllGatherBlocks relies on it.
+        # The indices stay consecutive (modulo n): AllGatherBlocks relies on it.
         return Selection(torch.arange(start, start + k, device=acc.device) % n)
+
+
+@dataclass
+class AllIndices:
+    """0 to n - 1, made once."""
+
+    indices: Tensor = field(metadata={"saved": False})  # (n,)
 
 
 @dataclass(frozen=True)
@@ -207,17 +210,17 @@ class FirstK(ExactlyK):
 
     shared: ClassVar[bool] = True
 
-    def init(self, like: Tensor, place: Place) -> Work:
-        return Work(torch.arange(like.numel(), device=like.device))
+    def init(self, like: Tensor, context: BucketContext) -> AllIndices:
+        return AllIndices(torch.arange(like.numel(), device=like.device))
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Work) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: AllIndices) -> Selection:
         check_k(k, acc.numel())
-        return Selection(state.buffer[:k])
+        return Selection(state.indices[:k])
 
 
 @dataclass(frozen=True)
 class Union(Part):
-    """Everybody's choices together: each worker selects its own, all of them are sent to all.
+    """The union of all workers' choices: each worker selects its own, and indices are all-gathered.
 
     The `index-union` of kljp's code (DEFT, MiCRO, ExDyna) and of Accordion. Indices travel as int32 where
     that suffices (theirs: int64), padded to the longest list as there.
@@ -230,17 +233,11 @@ class Union(Part):
     def broken_laws(self) -> dict[str, str]:
         return self.own.broken_laws()
 
-    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
-        low, high = self.own.bounds(n, k, size)
-        return low, min(n, size * high)
-
-    def init(self, like: Tensor, place: Place) -> Any:
-        return self.own.init(like, place)
+    def init(self, like: Tensor, context: BucketContext) -> Any:
+        return self.own.init(like, context)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
-        chosen, sent_bytes, _ = self.own.select(acc, k, comm, state)
-        gathered = gather_uneven(comm, chosen.to(torch.int32 if acc.numel() <= 2**31 else torch.int64))
-        host.waited()  # for the size of the union
-        union = torch.unique(torch.cat(gathered))
-        longest = max(len(one) for one in gathered) * gathered[0].element_size()
-        return Selection(union, sent_bytes + cost.gather_uneven(longest, comm.size).sent_bytes)
+        chosen = self.own.select(acc, k, comm, state).indices
+        gathered = gather_uneven(comm, chosen.to(index_dtype(acc.numel())))
+        host_sync.count_sync()  # for the size of the union
+        return Selection(torch.unique(torch.cat(gathered)))

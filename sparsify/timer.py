@@ -1,12 +1,10 @@
-"""Phases of a training step, timed in one of three modes that are never mixed in one figure unsaid.
+"""Phases of a training step, timed in one of three modes; no figure mixes modes without saying so.
 
-serialised    the device is synchronised at every phase boundary and a barrier stands before each collective:
-the
-              breakdown. The phases add up to the step; what is left is *unaccounted*.
+serialised    the device is synchronised at every phase boundary, and there is a barrier before each
+              collective: the breakdown. The phases add up to the step; the difference is *unaccounted*.
 production    nothing synchronises inside a step; the step's time, and each collective's whole duration.
 as_published  host clocks without synchronisation, communication = the final wait: the protocol that the
-numbers of
-              Yoon and Oh 2022 imply. It exists to show what that protocol does to numbers.
+              numbers of Yoon and Oh 2022 imply. It exists to show what that protocol does to numbers.
 
 Every sample is kept.
 """
@@ -68,7 +66,7 @@ class PhaseTimer:
         self.keep_spans = keep_spans
         self.samples: list[Sample] = []
         self.num_steps = 0
-        self._current = Sample(0.0)  # what is timed outside a step goes nowhere
+        self._current = Sample(0.0)  # times outside a step are not kept
         self._open: list[_Phase] = []  # the innermost last
         self._keep = False
 
@@ -100,9 +98,9 @@ class PhaseTimer:
         """End a window: turn marks into seconds, split collectives, and hand over the window's samples.
 
         Args:
-            gather: everybody's list, given mine; all ranks resolve the same steps together. The shortest
-            duration
-                of a collective over the ranks is that of the last to arrive: its transfer. The rest is wait.
+            gather: all workers' lists, given this worker's. All workers resolve the same steps together. The
+                shortest duration of a collective over the workers is that of the last one to arrive: this is
+                the transfer. The rest is wait.
         """
         if self.mode == "production":
             self.synchronise()

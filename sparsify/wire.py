@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsify.parts import Sparse, check_choice
+from sparsify.checks import check_choice
+from sparsify.types import Sparse, index_dtype
 
 INDICES = ("int32", "int64", "delta16")
 VALUES = ("as_is", "fp32", "bf16", "fp16")
@@ -17,14 +18,14 @@ BLOCK = 2**16  # delta16: what an offset of 16 bits reaches
 
 @dataclass(frozen=True)
 class Wire:
-    """A message of k elements of a bucket of n: values and indices, one behind the other.
+    """A message of k elements of a bucket of n: values and indices, one after the other.
 
     Args:
         index: `int32`; `int64`, for n above 2^31; or `delta16`, offsets of 16 bits from the beginning of
-            their block of 65,536, behind one int32 count per block: 2 bytes an index instead of 4, for a
-                sort of k.
-        value: `as_is`, the gradient's own type; or rounded to `fp32`, `bf16`, `fp16`. What rounding takes
-            away stays in the residual.
+            their block of 65,536, behind one int32 count per block: 2 bytes an index instead of 4, at the
+            cost of sorting k.
+        value: `as_is`, the gradient's own type; or rounded to `fp32`, `bf16`, `fp16`. The rounding
+            error stays in the residual.
     """
 
     index: str = "int32"
@@ -53,7 +54,7 @@ class Wire:
 
     def narrowed(self, values: Tensor) -> Tensor:
         """(k,) in the type that travels. Its largest number stands for what lies beyond: fp16 ends at 65,504,
-        and an infinity would stay in the residual for ever.
+        and an infinity would never leave the residual.
         """
         dtype = self.value_dtype(values.dtype)
         if dtype.itemsize >= values.dtype.itemsize:
@@ -67,7 +68,7 @@ class Wire:
         Raises:
             ValueError: n needs wider indices.
         """
-        if self.index == "int32" and n > 2**31:
+        if self.index == "int32" and index_dtype(n) != torch.int32:
             raise ValueError(f"a bucket of {n} elements needs index='int64': int32 ends at {2**31}")
         values = self.narrowed(part.values)
         if self.index == "delta16":
@@ -77,6 +78,10 @@ class Wire:
             counts.index_add_(0, indices // BLOCK, torch.ones_like(indices, dtype=torch.int32))
             return joined(counts, (indices % BLOCK).to(torch.int16), values)
         return joined(part.indices.to(torch.int64 if self.index == "int64" else torch.int32), values)
+
+    def read_all(self, message: Tensor, n: int, dtype: torch.dtype) -> Sparse:
+        """`read`, where only the message's length tells how many elements it holds."""
+        return self.read(message, self.count(len(message), n, dtype), n, dtype)
 
     def read(self, message: Tensor, k: int, n: int, dtype: torch.dtype) -> Sparse:
         """The inverse of `write`, for a bucket of type `dtype`."""

@@ -3,22 +3,66 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.clusters import devcluster as devcluster
+from experiments.__main__ import main
+from tests.devcluster import devcluster as devcluster
+
+# Torch reads these when it is imported. The tests' tensors are small, and each process of pytest-xdist has a
+# core of its own.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 ROOT = Path(__file__).parent.parent
+THE_USERS = ("DATA_ROOT", "FORCE", "SPARSIFY_CONF", "SPARSIFY_RESULTS")  # settings that no test is to see
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+# Files whose tests share something that takes long to make, or of which there is one: the same process of
+# pytest-xdist runs them all. (Its --dist=loadgroup loses its groups with pytest 9.2: its issue 1386.)
+TOGETHER = {
+    "tests/launch/test_slurm.py": "cluster",
+    "tests/slurm/test_devcluster.py": "cluster",
+    "tests/sparsify/comm/test_horovod.py": "Horovod",
+    "tests/sparsify/test_gpu.py": "GPU",
+    "tests/sparsify/kernels/test_gpu_kernels.py": "GPU",
+    "tests/bench/test_select.py": "benchmark",
+    "tests/bench/test_select_figure.py": "benchmark",
+}
+
+
+def pytest_configure() -> None:
+    take_signals()
+
+
+def take_signals() -> None:
+    """Signals do what they do in a terminal, also where a script or `nohup` has them ignored."""
+    for number, how in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, how)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Every other test goes to the process that is free first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class TogetherOrApart(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
+        def _split_scope(self, nodeid: str) -> str:
+            return TOGETHER.get(nodeid.partition("::")[0], nodeid)
+
+    return TogetherOrApart(config, log)
 
 
 def environment_for(results: Path, **extra: str) -> dict[str, str]:
     """The surroundings of a command under test: its results go to `results`, CIFAR-10 is out of reach."""
-    clean = {k: v for k, v in os.environ.items() if k not in ("DATA_ROOT", "FORCE", "SPARSIFY_RESULTS")}
+    clean = {name: value for name, value in os.environ.items() if name not in THE_USERS}
     return {**clean, "SPARSIFY_RESULTS": str(results), "PYTHONWARNINGS": "error::ResourceWarning", **extra}
 
 
@@ -41,11 +85,33 @@ def command(tmp_path: Path) -> Command:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The same within this process, which saves starting one. Workers are processes all the same."""
+    for name in THE_USERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path / "results"))
+
+    def run(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            for name, value in extra.items():
+                patch.setenv(name, value)
+            try:
+                code = main(words)
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(words, code, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
 def cifar10_root() -> Path:
     """The folder of a real CIFAR-10."""
     root = os.environ.get("DATA_ROOT")
     if not root or not (Path(root) / "cifar-10-batches-py").is_dir():
-        pytest.skip("CIFAR-10 is not at hand: set DATA_ROOT")
+        pytest.skip("CIFAR-10 was not found: set DATA_ROOT")
     return Path(root)
 
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 import sparsify
-from sparsify.aggregate import Method
-from sparsify.aggregator import Aggregator
-from sparsify.comm import Metered, virtual
+from experiments.bench._promises import Range, Seen, promised
+from sparsify.aggregator import Aggregator, Report
+from sparsify.comm import Comm, InstrumentedComm, virtual
+from sparsify.exchange import AllGather, AllGatherBlocks, AllReduce
+from sparsify.method import Method, Step, num_selected
 from sparsify.timer import PhaseTimer
+from tests.limits import limits
 
 METHODS = sparsify.names()
-SIZES = [1, 2, 3, 4, 7, 8, 16]
-SCOPES = ["global", "layer", 0.0005]  # the last: buckets of 65 float64 elements
+SIZES = [1, 2, 3]
+LARGER_SIZES = [4, 7, 8, 16]  # for exchanges that choose partners: powers of two, and others
+SCOPES: list[str | float] = ["global", "layer"]
+BUCKET_SIZE = 0.0005  # MB: 65 float64 elements. Methods do not cut buckets, so one case of each is enough
 SHAPES = [(40, 5), (5,), (7, 3), (1,)]  # of the toy model's tensors: 227 elements, not divisible by most P
 
 Make = Callable[[int, int, tuple[int, ...]], Tensor]
@@ -29,11 +35,51 @@ class Lived(NamedTuple):
     gradients: list[Tensor]  # (n,) before aggregation
     updates: list[Tensor]  # (n,) after
     residual: Tensor  # (n,)
-    wire_bytes: list[int]  # in each step, as the method says
-    counted_bytes: list[int]  # in each step, as the communicator counted
+    wire_bytes: list[int]  # in each step, as reported
+    counted_bytes: list[int]  # in each step, as the backend charges for its collectives
+    promised_bytes: list[Range | None]  # in each step, by the closed forms
     selected: list[int]
     host_syncs: list[int]
-    bounds: tuple[int, int]  # on `selected`, of one step
+    limits: tuple[int, int]  # on `selected`, of one step
+
+
+class ChargingComm(virtual.VirtualComm):
+    """A virtual rank that keeps account of what the cluster charges it, and of the lengths it announces."""
+
+    def __init__(self, comm: virtual.VirtualComm) -> None:
+        super().__init__(comm.cluster, comm.rank)
+        self.charged = 0  # bytes
+        self.announced: list[int] = []
+
+    def _meet(self, name: str, brought: Any, combine: Any, price: Any, alike: Any = None) -> Any:
+        self.charged += price.sent_bytes if price is not None else 0
+        if name == "all_gather" and brought.dtype == torch.int64 and brought.numel() == 1:
+            self.announced.append(int(brought))
+        return super()._meet(name, brought, combine, price, alike)
+
+
+class BucketStep(NamedTuple):
+    """One rank's share in one step of one bucket."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    density: float
+    selected: int
+    announced: list[int]
+
+
+class GroupOfOne:
+    """As much of a communicator as one worker without others needs."""
+
+    rank, size = 0, 1
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor]
+
+
+ALONE = cast(Comm, GroupOfOne())
 
 
 def gradient(rank: int, step: int, shape: tuple[int, ...]) -> Tensor:
@@ -45,7 +91,23 @@ def build(name: str, density: float = 0.05, scope: str | float = "layer", **othe
     """The method, given those of the values that it has."""
     known = sparsify.defaults(name)
     wanted = {"density": density, "scope": scope, **others}
-    return sparsify.build(name, **{key: value for key, value in wanted.items() if key in known})
+    method: Method = sparsify.build(name, **{key: value for key, value in wanted.items() if key in known})
+    return method
+
+
+def sizes_for(name: str) -> list[int]:
+    """Numbers of workers to test a method with: more where workers send to chosen partners, which depends on
+    their number, and not only by collectives of all.
+    """
+    exchange = getattr(build(name), "exchange", None)
+    is_plain = exchange is None or isinstance(exchange, AllGather | AllGatherBlocks | AllReduce)
+    return SIZES if is_plain else SIZES + LARGER_SIZES
+
+
+def cases(names: list[str] = METHODS) -> list[tuple[str, int, str | float]]:
+    """(method, number of workers, scope)."""
+    found = [(name, *case) for name in names for case in product(sizes_for(name), SCOPES)]
+    return found + [(name, 3, BUCKET_SIZE) for name in names]
 
 
 def live(
@@ -57,28 +119,29 @@ def live(
     dtype: torch.dtype = torch.float64,
     lr: float = 1.0,
     device: str = "cpu",
-    select: str = "fused",
+    select: str = "auto",
 ) -> list[Lived]:
     """Run the method on `size` virtual ranks over a toy model whose gradients are given."""
 
-    def body(comm: virtual.VirtualComm) -> Lived:
-        timer = PhaseTimer("serialised", comm.now)
-        metered = Metered(comm, timer)
+    def body(virtual_comm: virtual.VirtualComm) -> tuple[Lived, list[list[BucketStep]]]:
+        comm, timer = ChargingComm(virtual_comm), PhaseTimer("serialised", virtual_comm.now)
         parameters = [
             (f"p{i}", Parameter(torch.zeros(shape, dtype=dtype, device=device)))
             for i, shape in enumerate(shapes)
         ]
-        aggregator = Aggregator(method, parameters, metered, timer, seed=3, select=select)
+        instrumented = InstrumentedComm(comm, timer)
+        aggregator = Aggregator(method, parameters, instrumented, timer, seed=3, select=select)
+        seen = watched(aggregator, comm)
         reports, counted, before, after = [], [], [], []
         for step in range(steps):
             for _, p in parameters:
                 assert p.grad is not None
                 p.grad.copy_(make(comm.rank, step, tuple(p.shape)))
             before.append(aggregator.gradients.flat.clone())
-            counted.append(metered.sent_bytes)
+            charged = comm.charged
             with timer.step():
                 reports.append(aggregator.aggregate(epoch=step, lr=lr))
-            counted[-1] = metered.sent_bytes - counted[-1]
+            counted.append(comm.charged - charged)
             after.append(aggregator.gradients.flat.clone())
         selected, wire_bytes, host_syncs = map(list, zip(*reports, strict=True))
         residuals = [method.residual(state) for state in aggregator.states]
@@ -86,31 +149,58 @@ def live(
             torch.zeros_like(bucket.flat) if residual is None else residual
             for residual, bucket in zip(residuals, aggregator.gradients.buckets, strict=True)
         ]
-        return Lived(
-            before,
-            after,
-            torch.cat(held),
-            wire_bytes,
-            counted,
-            selected,
-            host_syncs,
-            bounds_of(method, aggregator, comm.size),
-        )
+        within = limits_of(method, aggregator, comm.size)
+        lived = Lived(before, after, torch.cat(held), wire_bytes, counted, [], selected, host_syncs, within)
+        num_buckets = len(held)
+        return lived, [seen[at : at + num_buckets] for at in range(0, len(seen), num_buckets)]
 
-    return virtual.run(size, body)
+    lives, seen = zip(*virtual.run(size, body), strict=True)
+    promises = [promised_in(method, step, dtype, ranks) for step, ranks in enumerate(zip(*seen, strict=True))]
+    return [lived._replace(promised_bytes=promises) for lived in lives]
 
 
-def bounds_of(method: Method, aggregator: Aggregator, size: int) -> tuple[int, int]:
-    from sparsify.aggregate import num_selected
+def watched(aggregator: Aggregator, comm: ChargingComm) -> list[BucketStep]:
+    """What the aggregator does from now on, bucket by bucket."""
+    seen, original = list[BucketStep](), aggregator.aggregate_bucket
 
+    def aggregate_bucket(at: int, step: Step) -> Report:
+        comm.announced = []
+        report = original(at, step)
+        shapes = aggregator.gradients.buckets[at].shapes
+        seen.append(BucketStep(shapes, step.density, report.selected, comm.announced))
+        return report
+
+    aggregator.aggregate_bucket = aggregate_bucket  # type: ignore[method-assign]  # it looks on, and calls the real one
+    return seen
+
+
+def promised_in(
+    method: Method, step: int, dtype: torch.dtype, ranks: tuple[list[BucketStep], ...]
+) -> Range | None:
+    """Of all buckets together, given what each rank did with each."""
+    total = Range(0, 0)
+    for shares in zip(*ranks, strict=True):  # of one bucket
+        first = shares[0]
+        k = num_selected(sum(torch.Size(shape).numel() for shape in first.shapes), first.density)
+        announced = [share.announced[0] for share in shares if share.announced]
+        selected = [share.selected for share in shares]
+        longest = max(announced, default=None)
+        bucket = promised(method, Seen(first.shapes, k, dtype, len(ranks), step, selected, longest))
+        if bucket is None:
+            return None
+        total = Range(total.least + bucket.least, total.most + bucket.most)
+    return total
+
+
+def limits_of(method: Method, aggregator: Aggregator, size: int) -> tuple[int, int]:
     density = method.density_at(10**9)
     ns = [bucket.flat.numel() for bucket in aggregator.gradients.buckets]
-    pairs = [method.bounds(n, num_selected(n, density), size) for n in ns]
-    return sum(low for low, _ in pairs), sum(high for _, high in pairs)
+    pairs = [limits(method, n, num_selected(n, density), size) for n in ns]
+    return sum(least for least, _ in pairs), sum(most for _, most in pairs)
 
 
 def mass(lived: list[Lived]) -> tuple[Tensor, Tensor]:
     """(n,) all gradients that were seen; (n,) all that were applied or are held still."""
-    seen = torch.stack([torch.stack(one.gradients).sum(dim=0) for one in lived]).sum(dim=0)
+    seen = torch.stack([torch.stack(rank.gradients).sum(dim=0) for rank in lived]).sum(dim=0)
     applied = len(lived) * torch.stack(lived[0].updates).sum(dim=0)
-    return seen, applied + torch.stack([one.residual for one in lived]).sum(dim=0)
+    return seen, applied + torch.stack([rank.residual for rank in lived]).sum(dim=0)

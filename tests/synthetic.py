@@ -1,7 +1,7 @@
-"""Invented records for tests. Nothing was measured: every number here is made up by a formula.
+"""Invented records for tests. Nothing was measured: every number here comes from a formula.
 
-They are written through analysis.records, as a run would, and their provenance says "synthetic", so that a
-picture drawn from them cannot pass for a result.
+They are written through analysis.records, as a run does it, and their provenance says "synthetic", so that a
+figure drawn from them cannot be taken for a result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.records import Attempt, RankLog, Store
+from analysis.files import RankLog
+from analysis.frames import Frames
+from analysis.records import Attempt, Store
 
 MS = 1e-3
 PHASES_MS = {  # method -> phase -> milliseconds
@@ -28,7 +30,7 @@ PHASES_MS = {  # method -> phase -> milliseconds
         "select": 190, "transfer": 5, "scatter": 3, "update": 14,
     },
 }  # fmt: skip
-WAIT_MS = {"dense": 6, "topk": 18, "randomk": 8}  # of every rank but the last, which the others wait for
+WAIT_MS = {"dense": 6, "topk": 18, "randomk": 8}  # of every rank except the last, for which the others wait
 UNACCOUNTED_MS = 1.5
 END_TOP1 = {"dense": 74.0, "topk": 62.0, "randomk": 50.0}
 END_LOSS = {"dense": 0.75, "topk": 1.05, "randomk": 1.40}
@@ -71,19 +73,21 @@ def learning_config(method: str = "dense", seed: int = 0, epochs: int = 10, **ch
 
 
 def timed(store: Store, config: dict[str, Any], slow: float = 1.0, **provenance: Any) -> Attempt:
-    """A finished run of `config`'s train.steps steps, phases `slow` times as long as in the table above."""
+    """A finished run of `config`'s train.steps steps; phases take `slow` times as long as in PHASES_MS."""
     attempt, method = store.begin(config), config["method"]["name"]
     for rank in range(config["workers"]):
-        log, clock = RankLog(attempt.rank_path(rank)), 100.0 * rank  # every rank has its own clock
-        for step in range(config["train"]["steps"]):
-            clock = _add_step(log, config, method, rank, step, clock, slow)
-        log.flush()
+        clock = 100.0 * rank  # every rank has its own clock
+        with RankLog(attempt.rank_path(rank)) as log:
+            for step in range(config["train"]["steps"]):
+                clock = _add_step(log, config, method, rank, step, clock, slow)
+            log.flush()
+    log.close()
     _finish(attempt, config, **provenance)
     return attempt
 
 
 def learned(store: Store, config: dict[str, Any], steps_per_epoch: int = 390, **provenance: Any) -> Attempt:
-    """A finished training whose validation curves rise and fall to the ends above; seeds differ a little."""
+    """A finished training whose validation curves end at END_TOP1 and END_LOSS; seeds differ a little."""
     attempt, method = store.begin(config), config["method"]["name"]
     log = RankLog(attempt.rank_path(0))
     noise = np.random.default_rng(config["seed"])
@@ -105,6 +109,7 @@ def learned(store: Store, config: dict[str, Any], steps_per_epoch: int = 390, **
             update_density=1.0 if method == "dense" else 0.0018,
         )
     log.flush()
+    log.close()
     _finish(attempt, config, **provenance)
     return attempt
 
@@ -112,11 +117,12 @@ def learned(store: Store, config: dict[str, Any], steps_per_epoch: int = 390, **
 def _add_step(
     log: RankLog, config: dict[str, Any], method: str, rank: int, step: int, clock: float, slow: float
 ) -> float:
-    """One step's line; returns the clock after it. The last rank is late, the others wait for it."""
+    """Log one step; returns the clock after it. The last rank is late, and the others wait for it."""
     last = config["workers"] - 1
     jitter = 1 + 0.03 * math.sin(1.7 * step) + (0.5 if step < 2 else 0.0)
-    phases, spans, now = {}, [], clock
-    late = WAIT_MS[method] * MS
+    phases: dict[str, float] = {}
+    spans: list[tuple[str, float, float]] = []
+    now, late = clock, WAIT_MS[method] * MS
     for phase, took_ms in PHASES_MS[method].items():
         took = took_ms * MS * slow * jitter
         if phase == "backward" and rank == last:
@@ -124,18 +130,17 @@ def _add_step(
         if phase == "transfer":
             wait = 0.1 * MS if rank == last else late + 0.1 * MS
             phases["wait"] = wait
-            spans.append(["wait", now, wait])
+            spans.append(("wait", now, wait))
             now += wait
         phases[phase] = took
-        spans.append([phase, now, took])
+        spans.append((phase, now, took))
         now += took
     now += UNACCOUNTED_MS * MS
     mode = config["timing"]["mode"]
     if mode == "production":
         phases = {phase: phases[phase] for phase in ("wait", "transfer")}
     if mode == "as_published":
-        split = phases.pop("wait") + phases.pop("transfer")
-        phases["synchronize"] = split
+        phases["synchronize"] = phases.pop("wait") + phases.pop("transfer")
     drawn = mode == "serialised" and config["train"]["steps"] - step <= config["timing"]["span_steps"]
     log.add(
         "step",
@@ -167,7 +172,9 @@ def _finish(attempt: Attempt, config: dict[str, Any], **provenance: Any) -> None
         "host": "nowhere",
         "clocks_mhz": [2000, 2000],
     }
-    attempt.finish(
+    attempt.update(
+        state="ok",
+        files=attempt.fingerprints(),
         steps=config["train"]["steps"] or 390 * config["train"]["epochs"],
         parameters=14_728_266,
         tensors=54,
@@ -178,7 +185,7 @@ def _finish(attempt: Attempt, config: dict[str, Any], **provenance: Any) -> None
 
 
 def item_store(root: Path, seeds: int = 1) -> Store:
-    """Runs for every item: timed in modes serialised and production, and trainings with `seeds` seeds."""
+    """Runs for every item: timed in the modes serialised and production, and trainings with `seeds` seeds."""
     store = Store(root)
     for method in PHASES_MS:
         for mode in ("serialised", "production"):
@@ -186,3 +193,12 @@ def item_store(root: Path, seeds: int = 1) -> Store:
         for seed in range(seeds):
             learned(store, learning_config(method, seed))
     return store
+
+
+def key(frames: Frames, method: str, mode: str = "serialised", workers: int = 2) -> str:
+    """The first run of this kind."""
+    runs = frames.runs
+    found = runs[
+        (runs["method.name"] == method) & (runs["timing.mode"] == mode) & (runs["workers"] == workers)
+    ]
+    return str(found["key"].iloc[0])

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,27 +14,28 @@ from torch import nn
 
 import sparsify
 from experiments import commands, figures
-from experiments import config as configs
-from experiments.planning import Folders
-from experiments.shipping import BEGIN, END, verdicts_for_readme
-from experiments.sweep import expand
+from experiments.commands._ship import BEGIN, END, verdicts_for_readme
+from experiments.config import compose
+from experiments.config.folders import Folders
+from experiments.config.grid import expand
 from sparsify.comm import virtual
-from tests import bodies
-from tests.bodies import on_processes
+from tests import worker_functions
 from tests.conftest import ROOT
 from tests.laws import live, mass
+from tests.worker_functions import on_processes
 
-README = (ROOT / "README.md").read_text()
+README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
 LINES = [line.strip() for kind, block in BLOCKS if not kind for line in block.splitlines()]
 
 
 def python_block(containing: str) -> str:
+    found: str
     (found,) = [block for kind, block in BLOCKS if kind == "python" and containing in block]
     return found
 
 
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README))
+@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README + CONTRIBUTING))
 def test_links_lead_somewhere(target: str) -> None:
     assert (ROOT / target).exists()
 
@@ -42,12 +44,12 @@ def test_links_lead_somewhere(target: str) -> None:
 def test_commands_are_understood(line: str) -> None:
     """Their words are, that is; the commands themselves are run by other tests."""
     command, *words = shlex.split(line, comments=True)[3:]
-    assert command in commands.COMMANDS
+    assert command in commands.names()
     for word in words:
         if word in figures.items() or word.startswith("--"):
             continue
         for point in expand([w for w in words if "=" in w]):
-            configs.resolve(point)
+            compose.resolve(point)
 
 
 def test_make_targets_exist() -> None:
@@ -68,7 +70,7 @@ def test_make_help_lists_every_target() -> None:
 
 def test_the_diffs_put_topk_into_a_plain_loop_and_into_ddp(tmp_path: Path) -> None:
     """Before and after, on two gloo processes: after, the workers train together, and well."""
-    for found in on_processes(bodies.readme_diffs, 2, tmp_path):
+    for found in on_processes(worker_functions.readme_diffs, 2, tmp_path):
         for name in ("train", "train_ddp"):
             before, after = found[f"{name} before"], found[f"{name} after"]
             assert after[0] < 0.5 * found["untrained"][0]  # this worker's loss
@@ -77,17 +79,17 @@ def test_the_diffs_put_topk_into_a_plain_loop_and_into_ddp(tmp_path: Path) -> No
 
 
 def test_the_method_snippet_obeys_the_laws() -> None:
-    names: dict = {}
+    names: dict[str, Any] = {}
     exec(python_block("def comb"), names)
     for size in (1, 3, 4):
         lived = live(names["comb"](density=0.1), size, steps=6)
         torch.testing.assert_close(*mass(lived))
-        for one in lived:
-            assert one.wire_bytes == one.counted_bytes
-            assert one.selected == [22] * 6
-            assert all(torch.equal(a, b) for a, b in zip(one.updates, lived[0].updates, strict=True))
+        for rank in lived:
+            assert rank.wire_bytes == rank.counted_bytes
+            assert rank.selected == [22] * 6
+            assert all(torch.equal(a, b) for a, b in zip(rank.updates, lived[0].updates, strict=True))
     whole = live(names["comb"](density=1.0), 3, steps=1)
-    mean = torch.stack([one.gradients[0] for one in whole]).mean(dim=0)
+    mean = torch.stack([rank.gradients[0] for rank in whole]).mean(dim=0)
     torch.testing.assert_close(whole[0].updates[0], mean)
 
 
@@ -125,4 +127,4 @@ def test_a_virtual_rank_can_run_a_plain_module() -> None:
             model.weight.fill_(comm.rank)
         return comm.all_reduce(model.weight.detach().clone())
 
-    assert all(torch.equal(one, torch.full((1, 2), 6.0)) for one in virtual.run(4, body))
+    assert all(torch.equal(weight, torch.full((1, 2), 6.0)) for weight in virtual.run(4, body))

@@ -10,6 +10,13 @@ counted.
 
 from __future__ import annotations
 
+import os.path
+import sys
+
+# Run by its path, Python would look into this folder first, whose `select` is not Python's.
+if not __package__:
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 import argparse
 import gc
 import json
@@ -22,10 +29,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import sparsify
-from experiments.planning import Folders
-from sparsify.aggregate import Report
-from sparsify.aggregator import Aggregator
-from sparsify.comm import Metered, virtual
+from experiments.config.folders import Folders
+from sparsify.aggregator import Aggregator, Report
+from sparsify.comm import InstrumentedComm, virtual
 from sparsify.timer import PhaseTimer
 
 SIZES = (270_000, 14_700_000, 25_600_000)  # ResNet-20, VGG-16, ResNet-50
@@ -80,7 +86,7 @@ def measure(name: str, n: int, repeats: int, device: torch.device) -> list[Timed
     def body(comm: virtual.VirtualComm) -> list[Timed]:
         timer = PhaseTimer("serialised", time.perf_counter, synchronise, keep_spans=lambda step: True)
         parameter = Parameter(torch.empty(n // WIDTH, WIDTH, device=device))
-        aggregator = Aggregator(method, [("p", parameter)], Metered(comm, timer), timer)
+        aggregator = Aggregator(method, [("p", parameter)], InstrumentedComm(comm, timer), timer)
         own = torch.Generator(device).manual_seed(comm.rank)
         gradient = torch.randn(n // WIDTH * WIDTH, generator=own, device=device).mul_(SCALE)
         work, found = torch.empty_like(gradient), list[Timed]()
@@ -92,7 +98,7 @@ def measure(name: str, n: int, repeats: int, device: torch.device) -> list[Timed
                 report = aggregator.aggregate()
             (sample,) = timer.resolve(lambda mine: [mine])
             found.append(Timed(parts_of(sample.spans), topk_s, report))
-            gradient = gradient.roll(1)  # not the same elements on top for ever
+            gradient = gradient.roll(1)  # so that other elements are the largest each time
         return found[SETTLING:]
 
     timed: list[Timed] = virtual.run(WORKERS, body)[0]
@@ -119,11 +125,11 @@ def parts_of(spans: list[tuple[str, float, float]]) -> dict[str, float]:
 
 
 def summary(timed: list[Timed], n: int) -> dict[str, Any]:
-    ratios = [sum(one.parts.values()) / one.topk_s for one in timed]
+    ratios = [sum(step.parts.values()) / step.topk_s for step in timed]
     last = timed[-1].report
     return {
-        **{part: statistics.median(one.parts[part] for one in timed) for part in PARTS},
-        "topk": statistics.median(one.topk_s for one in timed),
+        **{part: statistics.median(step.parts[part] for step in timed) for part in PARTS},
+        "topk": statistics.median(step.topk_s for step in timed),
         "ratio": [statistics.median(ratios), min(ratios), max(ratios)],
         "sent_per_k": last.selected / int(DENSITY * n),
         "wire_bytes": last.wire_bytes,

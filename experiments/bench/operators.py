@@ -7,12 +7,19 @@ published measurement can be timed on the same node as today's. Prints a JSON li
 
 from __future__ import annotations
 
+import os.path
+import sys
+
+# Run by its path, Python would look into this folder first, whose `select` is not Python's.
+if not __package__:
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 import argparse
 import json
 import platform
 import statistics
-import sys
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -22,7 +29,7 @@ REPEATS = {"cuda": 50, "cpu": 10}
 WARM_UP = 3  # the first calls allocate, and load kernels
 
 
-def operators(n: int, k: int, device: str) -> dict:
+def operators(n: int, k: int, device: str) -> dict[str, Callable[[], object]]:
     """Name -> a call; selections are by magnitude, as the published code's are, of normal numbers."""
     torch.manual_seed(0)
     magnitudes = torch.randn(n, device=device).abs()
@@ -36,7 +43,7 @@ def operators(n: int, k: int, device: str) -> dict:
     }
 
 
-def times(call, repeats: int, cuda: bool) -> list:
+def times(call: Callable[[], object], repeats: int, cuda: bool) -> list[float]:
     """Milliseconds of each call: CUDA events on a GPU, so that the host's part is left out; else a clock."""
     for _ in range(WARM_UP):
         call()
@@ -93,7 +100,7 @@ def main() -> int:
     for name in words.only or calls:
         took = times(calls[name], repeats, device == "cuda")
         median = statistics.median(took)
-        spread = statistics.median([abs(one - median) for one in took])
+        spread = statistics.median([abs(each - median) for each in took])
         line = {
             **facts,
             "operator": name,

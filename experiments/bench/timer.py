@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os.path
+import sys
+
+# Run by its path, Python would look into this folder first, whose `select` is not Python's.
+if not __package__:
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 import json
 import statistics
 import time
 
 import torch
 
-from experiments.provenance import cpu_model
+from experiments.worker.provenance import cpu_model
 from sparsify.timer import PhaseTimer
 
 PHASES_PER_STEP = 10

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from sparsify.registry import did_you_mean
+from sparsify.ranges import unknown
+from sparsify.registry import BrokenFile, imported
+
+FOLDER = Path(__file__).parent
+PARTS = ("TITLE", "runs", "draw", "claims", "caption")
 
 if TYPE_CHECKING:  # listing the items must not wait for pandas
     from analysis.claims import Verdict
@@ -15,22 +18,39 @@ if TYPE_CHECKING:  # listing the items must not wait for pandas
 
 
 def items() -> dict[str, str]:
-    """Item -> module, from the file names alone."""
-    files = sorted(path.stem for path in Path(__file__).parent.glob("*_*.py") if path.stem != "__init__")
-    return {stem.partition("_")[2].replace("_", "-"): f"{__name__}.{stem}" for stem in files}
+    """Item -> module, from the file names alone; a file that starts with _ is shared by items.
+
+    Raises:
+        ValueError: two files for one item.
+    """
+    found: dict[str, str] = {}
+    for stem in sorted(path.stem for path in FOLDER.glob("[!_]*_*.py")):
+        item = stem.partition("_")[2].replace("_", "-")
+        if item in found:
+            both = f"{FOLDER / found[item].rpartition('.')[2]}.py and {FOLDER / stem}.py"
+            raise ValueError(f"item {item!r} is in two files, {both}; rename one")
+        found[item] = f"{__name__}.{stem}"
+    return found
 
 
 def check(item: str) -> None:
     """Raises ValueError, listing what there is, where there is no such item."""
     known = list(items())
     if item not in known:
-        raise ValueError(f"no item {item!r}{did_you_mean(item, known)}; there are: {', '.join(known)}")
+        raise ValueError(unknown("item", item, known))
 
 
 def load(item: str) -> ModuleType:
-    """An item's module: TITLE, runs(profile), draw(frames, profile), claims(), caption(frames, profile)."""
+    """An item's module: TITLE, runs(profile), draw(frames, profile), claims(), caption(frames, profile).
+
+    Raises:
+        BrokenFile: its file can't be imported, or lacks one of these.
+    """
     check(item)
-    return importlib.import_module(items()[item])
+    module = imported(items()[item])
+    if missing := [name for name in PARTS if not hasattr(module, name)]:
+        raise BrokenFile(f"{module.__file__} has no {', '.join(missing)}, which every figure's file has")
+    return module
 
 
 def judge(item: str, frames: Frames, profile: str) -> list[Verdict]:

@@ -7,8 +7,7 @@ exchanges on ResNet-18.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,7 @@ from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
 from analysis.stats import Value
-from experiments.figures import yoon2022
+from experiments.figures import _yoon2022 as yoon2022
 
 TITLE = "All methods on CIFAR-10: accuracy, density, bytes on the wire"
 RATES = ("0.1", "0.01")  # the learning rates tried with every method; the best one counts
@@ -92,24 +91,25 @@ def _words(variant: Variant) -> tuple[str, ...]:
 
 def chosen(frames: Frames) -> pd.DataFrame:
     """One row per method: the last epoch of the run with the best learning rate, and the others'."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for variant in VARIANTS:
-        candidates = []
+        candidates: list[dict[str, Any]] = []
         for run in frames.runs.to_dict("records"):
             epochs = frames.epochs[frames.epochs["key"] == run["key"]].sort_values("epoch")
-            if label(run) == variant.label and len(epochs):
-                candidates.append(
-                    {"rate": run["task.lr"], "label": variant.label, **epochs.iloc[-1].to_dict()}
-                )
+            if label(str(run["config_json"])) == variant.label and len(epochs):
+                last = {str(name): value for name, value in epochs.iloc[-1].to_dict().items()}
+                candidates.append({"rate": run["task.lr"], "label": variant.label, **last})
         if candidates:
-            best = max(candidates, key=lambda one: one["val_top1"])
-            rows.append(best | {"others": [one for one in candidates if one is not best], "why": variant.why})
-    return pd.DataFrame(rows)
+            best = max(candidates, key=lambda candidate: candidate["val_top1"])
+            others = [candidate for candidate in candidates if candidate is not best]
+            rows.append({**best, "others": others, "why": variant.why})
+    table: pd.DataFrame = pd.DataFrame(rows)
+    return table
 
 
-def label(run: Mapping[str, object]) -> str:
-    """The variant that a run is of."""
-    method = json.loads(str(run["config_json"]))["method"]
+def label(config_json: str) -> str:
+    """The variant that a run with this config is of."""
+    method = json.loads(config_json)["method"]
     name, exchange = method["name"], method.get("exchange")
     layerwise, feedback = method.get("scope") == "layer", method.get("feedback")
     special = {
@@ -134,11 +134,11 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     dense = table.loc[table["label"] == "dense", "val_top1"]
     with plots.canvas(style.two_columns(0.9 + ROW_IN * len(table)), 1, 3, sharey=True) as (figure, axes):
         accuracy, density, wire = axes
-        for row, one in zip(rows, table.to_dict("records"), strict=True):
-            for other in one["others"]:
-                accuracy.plot(other["val_top1"], row, "o", mfc="white", mec="#999999", ms=3.2)
-            accuracy.plot(one["val_top1"], row, "o", color="#0072B2", ms=4)
-            density.plot([one["density"], one["update_density"]], [row, row], color="#BBBBBB", lw=1, zorder=1)
+        for y, row in zip(rows, table.to_dict("records"), strict=True):
+            for other in row["others"]:
+                accuracy.plot(other["val_top1"], y, "o", mfc="white", mec="#999999", ms=3.2)
+            accuracy.plot(row["val_top1"], y, "o", color="#0072B2", ms=4)
+            density.plot([row["density"], row["update_density"]], [y, y], color="#BBBBBB", lw=1, zorder=1)
         if len(dense):
             accuracy.axvline(dense.iloc[0], color="#444444", lw=0.7, zorder=0)
             accuracy.axvspan(dense.iloc[0] - NEAR, dense.iloc[0], color="#EEEEEE", zorder=-1)
@@ -149,14 +149,14 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         accuracy.set_yticks(rows, table["label"])
         density.set(xlabel="Share of elements", xscale="log")
         wire.set(xlabel="Bytes sent per worker and step", xscale="log")
-        for one in axes:
-            one.grid(True, axis="both")
-            one.tick_params(axis="y", length=0)
+        for each in axes:
+            each.grid(True, axis="both")
+            each.tick_params(axis="y", length=0)
         handles, labels = density.get_legend_handles_labels()
-        best = accuracy.plot([], [], "o", color="#0072B2", ms=4)[0]
-        other = accuracy.plot([], [], "o", mfc="white", mec="#999999", ms=3.2)[0]
+        best_key = accuracy.plot([], [], "o", color="#0072B2", ms=4)[0]
+        other_key = accuracy.plot([], [], "o", mfc="white", mec="#999999", ms=3.2)[0]
         figure.legend(
-            [best, other, *handles],
+            [best_key, other_key, *handles],
             ["best learning rate", "other learning rates", *labels],
             loc="outside upper center",
             ncols=4,
@@ -173,14 +173,14 @@ def table(frames: Frames) -> str:
         "union density", "bytes per step", "host syncs per step", f"within {NEAR:g} points of dense",
     )  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for one in found.to_dict("records"):
-        below = float(dense.iloc[0]) - one["val_top1"] if len(dense) else np.nan
-        others = ", ".join(f"{other['rate']:g}: {other['val_top1']:.2f}" for other in one["others"])
-        near = "yes" if below <= NEAR else f"no{': ' if one['why'] else ''}{one['why']}"
+    for row in found.to_dict("records"):
+        below = float(dense.iloc[0]) - row["val_top1"] if len(dense) else np.nan
+        others = ", ".join(f"{other['rate']:g}: {other['val_top1']:.2f}" for other in row["others"])
+        near = "yes" if below <= NEAR else f"no{': ' if row['why'] else ''}{row['why']}"
         cells = (
-            one["label"], f"{one['val_top1']:.2f}", f"{below:.2f}",
-            f"{one['rate']:g}" + (f" ({others})" if others else ""), f"{one['density']:.3g}",
-            f"{one['update_density']:.3g}", f"{one['wire_bytes']:,.0f}", f"{one['host_syncs']:.3g}", near,
+            row["label"], f"{row['val_top1']:.2f}", f"{below:.2f}",
+            f"{row['rate']:g}" + (f" ({others})" if others else ""), f"{row['density']:.3g}",
+            f"{row['update_density']:.3g}", f"{row['wire_bytes']:,.0f}", f"{row['host_syncs']:.3g}", near,
         )  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

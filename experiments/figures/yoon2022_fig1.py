@@ -11,8 +11,9 @@ import pandas as pd
 from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import PHASES, Frames
-from analysis.stats import Value, of_phases, warm
-from experiments.figures import yoon2022
+from analysis.stats import Value, of_phases
+from analysis.steps import warm
+from experiments.figures import _yoon2022 as yoon2022
 
 TITLE = "One measured iteration: gradient averaging beside Top-k sparsification"
 MODE = "serialised"
@@ -31,8 +32,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     height = 1.1 + len(drawn) * (0.45 + LANE_IN * ranks)
     with plots.canvas(style.two_columns(height), len(drawn), 1, sharex=True, squeeze=False) as (figure, grid):
         for axes, (method, spans) in zip(grid[:, 0], drawn.items(), strict=True):
-            for rank, group in spans.groupby("rank"):
-                plots.lane(axes, rank, group, end)
+            for rank in range(ranks):
+                plots.lane(axes, rank, spans[spans["rank"] == rank], end)
             axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
             axes.set_ylim(ranks - 0.5, -0.5)
             axes.tick_params(axis="y", length=0)
@@ -69,7 +70,8 @@ def iteration(frames: Frames, key: str) -> pd.DataFrame:
     chosen["start_ms"] = 1e3 * (chosen["start_s"] - chosen["rank"].map(meeting))
     chosen["start_ms"] -= chosen["start_ms"].min()
     chosen["took_ms"] = 1e3 * chosen["duration_s"]
-    return chosen[["rank", "phase", "start_ms", "took_ms"]]
+    columns: pd.DataFrame = chosen[["rank", "phase", "start_ms", "took_ms"]]
+    return columns
 
 
 def caption(frames: Frames, profile: str) -> str:
@@ -113,4 +115,5 @@ def _selects_more(frames: Frames) -> Value | None:
 
 
 def _percent(seconds: np.ndarray, step: np.ndarray) -> np.ndarray:
-    return 100 * seconds / step
+    share: np.ndarray = 100 * seconds / step
+    return share

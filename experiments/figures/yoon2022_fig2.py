@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from analysis import plots
 from analysis.claims import Claim
 from analysis.frames import Frames
-from analysis.plots import Figure
 from analysis.stats import Value, final, final_difference
 from analysis.style import look
-from experiments.figures import convergence, yoon2022
+from experiments.figures import _convergence as convergence
+from experiments.figures import _yoon2022 as yoon2022
 
 TITLE = "Validation loss of dense, Top-k and Random-k SGD"
 COLUMN = "val_loss"
@@ -18,7 +19,7 @@ def runs(profile: str) -> list[list[str]]:
     return yoon2022.convergence_runs(profile)
 
 
-def draw(frames: Frames, profile: str) -> Figure:
+def draw(frames: Frames, profile: str) -> plots.Figure:
     return convergence.draw(frames, COLUMN, "Validation loss", yoon2022.VAL_LOSS, LOG_TICKS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,9 @@ import pandas as pd
 from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
-from analysis.stats import Value, breakdown, of_phases, phase_summary
-from experiments.figures import yoon2022
+from analysis.stats import Value, of_phases
+from analysis.steps import breakdown, phase_summary
+from experiments.figures import _yoon2022 as yoon2022
 
 TITLE = "Breakdown of an iteration"
 MODE = "serialised"
@@ -170,7 +172,9 @@ def _compression(method: str, reason: str) -> Claim:
     )
 
 
-def _phases(frames: Frames, method: str, phases: tuple[str, ...], statistic: Callable) -> Value | None:
+def _phases(
+    frames: Frames, method: str, phases: tuple[str, ...], statistic: Callable[..., Any]
+) -> Value | None:
     return of_phases(frames, yoon2022.keys(frames, method, MODE), phases, statistic)
 
 
@@ -201,5 +205,5 @@ def _shares(parts: dict[str, float]) -> dict[str, float]:
 def _cell(summary: pd.DataFrame, phase: str) -> str:
     if phase not in summary.index:
         return "-"
-    mean, median = (1e3 * summary.loc[phase, name] for name in ("mean", "median"))
+    mean, median = (1e3 * float(summary[name][phase]) for name in ("mean", "median"))
     return f"{plots.number(mean)} ({plots.number(median)})"

@@ -6,7 +6,8 @@ from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
 from analysis.stats import Value, of_phases, phase_ratio
-from experiments.figures import yoon2022, yoon2022_fig4
+from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures import yoon2022_fig4
 
 TITLE = "Breakdown of an iteration, with a fast selection"
 MODE = yoon2022_fig4.MODE

@@ -6,7 +6,7 @@ from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
 from analysis.stats import Value, slowdown, throughput
-from experiments.figures import yoon2022
+from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures.yoon2022_fig4_fast import searched
 
 TITLE = "Training speed with a fast selection"
@@ -29,9 +29,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     simulated = ", simulated" if captions.is_simulated(frames) else ""
     with plots.canvas(style.two_columns(2.6), 1, 2) as (figure, (left, right)):
         for x, method in enumerate(methods):
-            plots.bar(
-                left, x, throughput(frames, yoon2022.keys(frames, method, MODE)), style.look(method), 0.7
-            )
+            if speed := throughput(frames, yoon2022.keys(frames, method, MODE)):
+                plots.bar(left, x, speed, style.look(method), 0.7)
         others = [method for method in methods if method != "dense"]
         for x, method in enumerate(others):
             if ratio := _slowdown(frames, method):
@@ -54,6 +53,7 @@ def table(frames: Frames) -> str:
     lines = ["| " + " | ".join(head) + " |", "|---|---|---|---|"]
     for method in yoon2022.present(frames, MODE):
         speed = throughput(frames, yoon2022.keys(frames, method, MODE))
+        assert speed is not None  # `present` lists methods that have runs
         ratio = Value(1.0) if method == "dense" else _slowdown(frames, method)
         numbers = (plots.with_interval(speed), plots.with_interval(ratio), f"{speed.n} {speed.of}")
         lines.append("| " + " | ".join((style.look(method).label, *numbers)) + " |")

@@ -1,4 +1,4 @@
-"""One file per task: model, data, loss, metric, and how it is trained."""
+"""One file per task, <network>_<data set>.py: model, data, loss, metric, and how it is trained."""
 
 from pathlib import Path
 

@@ -1,16 +1,17 @@
 from collections.abc import Sequence
 
-from experiments.networks import small_cnn
-from experiments.task import Task
+from experiments.training.networks import small_cnn
+from experiments.training.task import Task
+from sparsify.ranges import Count, MomentumFactor, NotNegative
 
 
 def cnn_digits(
-    batch_size: int = 16,
-    lr: float = 0.1,
-    momentum: float = 0.9,
-    weight_decay: float = 1e-4,
-    lr_warmup_epochs: float = 1,
-    lr_milestones: Sequence[float] = (6, 9),
+    batch_size: Count = 16,
+    lr: NotNegative = 0.1,
+    momentum: MomentumFactor = 0.9,
+    weight_decay: NotNegative = 1e-4,
+    lr_warmup_epochs: NotNegative = 1,
+    lr_milestones: Sequence[NotNegative] = (6, 9),
     channels_last: bool = True,
 ) -> Task:
     """The same CNN on scikit-learn's bundled digits (8 x 8): for machines without network or data."""

@@ -1,20 +1,22 @@
 from collections.abc import Sequence
 
-from experiments.networks import vgg16
-from experiments.task import Task
+from experiments.training.networks import vgg16
+from experiments.training.task import Task
+from sparsify.ranges import Count, MomentumFactor, NotNegative
 
 
 def vgg16_cifar10(
-    batch_size: int = 128,
-    lr: float = 0.1,
-    momentum: float = 0.9,
-    weight_decay: float = 1e-4,
-    lr_warmup_epochs: float = 5,
-    lr_milestones: Sequence[float] = (81, 122, 155),
+    batch_size: Count = 128,
+    lr: NotNegative = 0.1,
+    momentum: MomentumFactor = 0.9,
+    weight_decay: NotNegative = 1e-4,
+    lr_warmup_epochs: NotNegative = 5,
+    lr_milestones: Sequence[NotNegative] = (81, 122, 155),
     channels_last: bool = False,
 ) -> Task:
-    """VGG-16 with batch norm on CIFAR-10, trained as the code that Yoon and Oh 2022 ran
-    (hclhkbu/GaussianK-SGD).
+    """VGG-16 with batch norm on CIFAR-10, trained as by the code that Yoon and Oh 2022 ran.
+
+    That is hclhkbu/GaussianK-SGD.
     """
     return Task(
         "cifar10",

@@ -1,13 +1,13 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034 # its readers use what it sets
-# Sourced by up, down and node: where things are, and how a daemon is found, started, awaited and stopped.
+# shellcheck disable=SC2034 # the scripts that source this file use these variables
+# Sourced by up, down and node: paths, and functions that find, start, await and stop a daemon.
 set -euo pipefail
 umask 022
 
 HERE=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 STATE=$(realpath -m "${SPARSIFY_DEVCLUSTER:-$HOME/.cache/sparsify-devcluster}")
 NODES=(n1 n2 n3 n4)
-DEADLINE_SECONDS=60 # for each thing waited for; less than a second is usual
+DEADLINE_SECONDS=60 # for each condition that is awaited; most take less than a second
 export SLURM_CONF=$STATE/slurm.conf
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -28,7 +28,7 @@ lock() {
 }
 
 # The running programs $1 that carry the mark of $2, a daemon's name, in this cluster.
-# Not by pid files: after a reboot they name strangers.
+# Not by pid files: after a reboot they may name other processes.
 marked() {
     local pid
     for pid in $(pgrep -x "$1"); do
@@ -47,8 +47,8 @@ running() {
     [ -n "$(pids "$1")" ]
 }
 
-# start NAME COMMAND...: in an environment of its own, so that nothing of the caller's reaches jobs.
-# The mark comes last: slurmstepd, which inherits it, writes its title over what comes first.
+# start NAME COMMAND...: in an environment of its own, so that no variable of the caller's reaches jobs.
+# The mark comes last: slurmstepd, which inherits it, overwrites the first variables with its process title.
 start() {
     local name=$1
     shift
@@ -63,13 +63,13 @@ start_node() {
     start "$1" slurmd -N "$1" -f "$SLURM_CONF"
 }
 
-# await NAME WHAT COMMAND...: until the command succeeds, or a daemon has died, or the time is up.
+# await NAME WHAT COMMAND...: until the command succeeds, a daemon has died, or the time is over.
 await() {
     local name=$1 what=$2 deadline=$((SECONDS + DEADLINE_SECONDS)) looked=$((SECONDS + 1)) started
     shift 2
     until "$@" >/dev/null 2>&1; do
         ((SECONDS < deadline)) || failed "$name" "$what within $DEADLINE_SECONDS s"
-        if ((SECONDS > looked)); then # not at once: a daemon that is still forking looks dead, too
+        if ((SECONDS > looked)); then # not at once: a daemon that is still forking looks dead as well
             looked=$SECONDS
             for started in "${STARTED[@]}"; do running "$started" || failed "$started" "died"; done
         fi
@@ -77,7 +77,7 @@ await() {
     done
 }
 
-# Ends with the lines that matter from the logs of daemon $1.
+# failed NAME WHAT: ends the script, with the errors in the daemon's logs.
 failed() {
     local log
     echo "slurm/devcluster: $1 $2; its last complaints in $STATE/log:" >&2
@@ -87,7 +87,7 @@ failed() {
     exit 1
 }
 
-# stop NAME: and wait until it is gone.
+# stop NAME: stops the daemon and waits until it has ended.
 stop() {
     local found deadline=$((SECONDS + DEADLINE_SECONDS))
     found=$(pids "$1")
@@ -110,7 +110,7 @@ families() {
         }'
 }
 
-# The processes of jobs on node $1, by what SLURM sets in their environment: orphans have no family to be found by.
+# The processes of jobs on node $1, by the variables that SLURM sets for them: orphans have no parent to search by.
 tasks() {
     local file
     while read -r file; do
@@ -118,8 +118,8 @@ tasks() {
     done < <(grep -lszxF "SLURMD_NODENAME=$1" /proc/[0-9]*/environ)
 }
 
-# Like a power cut on node $1. All stand still before the first dies, so that nobody reports the end of a
-# step to slurmctld and nobody forks out of sight.
+# Like a power failure of node $1. All processes are stopped before the first is killed, so that none reports
+# the end of a step to slurmctld, and none forks meanwhile.
 kill_hard() {
     local victims
     victims=$(pids "$1"; marked slurmstepd "$1"; tasks "$1")
@@ -136,7 +136,7 @@ listens() {
     (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null
 }
 
-# Whether the nodes given (n1,n2...) can take jobs, or are at it. A node that is down or drained is called back.
+# Whether these nodes (n1,n2...) can take jobs, or run some. A node that is down or drained is resumed.
 ready() {
     local states name state bad=0
     states=$(sinfo -h -N -p devel -n "$1" -o '%N %T') || return 1

@@ -1,18 +1,22 @@
-"""Communicators: what a worker may ask of the others. Backends differ only in the collectives.
+"""Communicators: the collectives that a worker may call. Backends differ in nothing else.
 
-`Metered` wraps any of them, counts the bytes sent and splits the time into waiting and transferring.
+`CountingComm` wraps any of them and counts the bytes sent; `InstrumentedComm` also splits the time into
+waiting and transferring.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 # By name: importing sparsify.comm.torch makes that module what `torch` means in this package.
-from torch import Tensor, cat
+from torch import Tensor, cat, uint8
+from torch import device as Device
+from torch import tensor as to_tensor
 
-from sparsify import cost, host
+from sparsify import cost, host_sync
 from sparsify.timer import PhaseTimer
 
 T = TypeVar("T")
@@ -26,16 +30,20 @@ class Comm(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over all workers, in place; returns its argument."""
+        """The sum over all workers, in place; returns its argument. Here and elsewhere a tensor may have any
+        strides; one that is not contiguous travels as a copy.
+        """
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Everybody's tensor, by rank; all have the same shape. Not to be written to."""
+        """Every worker's tensor, by rank; all have the same shape. Not to be written to."""
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """`all_reduce`, begun; what this returns waits for the sum. Without asynchrony all is done there."""
+        """Begin an `all_reduce`; what this returns waits for the sum. A backend that can't work in the
+        background does everything there.
+        """
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
-        """One `all_gather` each, in flight together; what this returns waits for all of them."""
+        """Begin one `all_gather` each, in flight together; what this returns waits for all of them."""
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         """Pieces of a 1-D tensor, `send[r]` elements of it to each worker r; returns the pieces for this
@@ -43,55 +51,134 @@ class Comm(Protocol):
         """
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        """Point to point: along each (source, destination) of `route` a tensor travels; all workers call,
-        with tensors of the same shape and the same route. Returns what came here, if anything did.
+        """Point to point: a tensor travels along each (source, destination) of `route`. All workers call it,
+        with tensors of the same shape and the same route. Returns what this worker received, None if nothing.
         """
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """The root's tensor, in place; returns its argument."""
 
     def barrier(self) -> None:
-        """Returns on each worker after the last one has come."""
+        """Returns on each worker after the last one has called it."""
 
-    def vote(self, word: int) -> int:
-        """Hands in this worker's word, 0 or more, and returns the largest that anybody handed in at the call
-        before this one; 0 at the first. Words travel while the workers do something else.
+    def lagged_max(self, number: int) -> int:
+        """Hand in this worker's number, 0 or more; returns the largest that any worker handed in at the call
+        before this one, 0 at the first call. Numbers travel while the workers do something else.
         """
 
 
 class WorkerLost(ConnectionError):
-    """Another worker ended or does not answer: the group can't go on."""
+    """Another worker ended or does not answer: this group can't continue."""
 
 
 class GivenUp(WorkerLost):
-    """A worker would not wait any longer for the others to come: there will be no group."""
+    """A worker stopped waiting for the others to join: there will be no group."""
+
+
+def put(values: Tensor, tensor: Tensor) -> Tensor:
+    """What a collective brought -> the tensor that was handed in, whose memory may have gaps, or places that
+    several of its elements share (an expanded buffer). Returns `tensor`.
+
+    Raises:
+        ValueError: elements that share a place should become different.
+    """
+    if values is tensor:
+        return tensor
+    places = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    tensor.detach()[places].copy_(values[places])
+    if 0 in tensor.stride() and not tensor.detach().equal(values):
+        raise ValueError(
+            f"a tensor of shape {tuple(tensor.shape)} shares memory between elements that other workers have "
+            "different values for; give it memory of its own on all workers, with .clone()"
+        )
+    return tensor
 
 
 def gather_uneven(comm: Comm, tensor: Tensor) -> list[Tensor]:
-    """Everybody's 1-D tensor, by rank, of whatever length. `cost.gather_uneven` has its bytes.
+    """All-gather of 1-D tensors of different lengths. `cost.gather_uneven` has its bytes.
 
     Lengths are gathered first, then tensors padded to the longest: gloo refuses uneven ones, and in a ring
-        the
-    longest sets the pace anyway. One host synchronisation, for the lengths. Nobody has anything: nothing
-    sent.
+    the longest sets the pace anyway. One host synchronisation, for the lengths. If all are empty, only the
+    lengths are sent.
     """
-    mine = host.put([tensor.numel()], tensor)
-    lengths = [int(length) for length in host.read(cat(comm.all_gather(mine)))]
+    length = host_sync.to_device([tensor.numel()], tensor)
+    lengths = [int(length) for length in host_sync.to_host(cat(comm.all_gather(length)))]
     if not (longest := max(lengths)):
         return [tensor] * comm.size
     padded = tensor if len(tensor) == longest else cat([tensor, tensor.new_zeros(longest - len(tensor))])
-    return [one[:length] for one, length in zip(comm.all_gather(padded), lengths, strict=True)]
+    return [theirs[:length] for theirs, length in zip(comm.all_gather(padded), lengths, strict=True)]
 
 
 def exchange_pieces(comm: Comm, tensor: Tensor, send: Sequence[int]) -> list[Tensor]:
-    """`all_to_all` for receivers that do not know how much comes: lengths first. One host synchronisation."""
+    """`all_to_all` for receivers that do not know how much they will get: lengths first. One host
+    synchronisation.
+    """
     ones = [1] * comm.size
-    lengths = comm.all_to_all(host.put(list(send), tensor), ones, ones)
-    return comm.all_to_all(tensor, send, [int(length) for length in host.read(cat(lengths))])
+    lengths = comm.all_to_all(host_sync.to_device(list(send), tensor), ones, ones)
+    return comm.all_to_all(tensor, send, [int(length) for length in host_sync.to_host(cat(lengths))])
 
 
-class Metered:
-    """A communicator that counts and times another one, as the timer's mode asks.
+def gather_json(comm: Comm, value: Any, device: Device) -> list[Any]:
+    """All-gather of values that JSON can write, by way of tensors on `device`."""
+    text = to_tensor(list(json.dumps(value).encode()), dtype=uint8, device=device)
+    return [json.loads(bytes(theirs.tolist())) for theirs in gather_uneven(comm, text)]
+
+
+class CountingComm:
+    """Counts the bytes that this worker sends by way of another communicator: for each collective what
+    `sparsify.cost` says of it.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.sent_bytes = 0
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        self._count(cost.all_reduce(tensor.nbytes, self.size))
+        return self._run(lambda: partial(self.comm.all_reduce, tensor))
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        self._count(cost.all_gather(tensor.nbytes, self.size))
+        return self._run(lambda: partial(self.comm.all_gather, tensor))
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        self._count(cost.all_reduce(tensor.nbytes, self.size))
+        return self.comm.begin_all_reduce(tensor)
+
+    def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
+        for tensor in tensors:
+            self._count(cost.all_gather(tensor.nbytes, self.size))
+        return self.comm.begin_all_gathers(tensors)
+
+    def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
+        kept = send[self.rank] * tensor.element_size()
+        self._count(cost.all_to_all(tensor.nbytes - kept, self.size))
+        return self._run(lambda: partial(self.comm.all_to_all, tensor, send, receive))
+
+    def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
+        self._count(cost.permute(tensor.nbytes, len(route)))
+        return self._run(lambda: partial(self.comm.permute, tensor, route))
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        self._count(cost.broadcast(tensor.nbytes, self.size))
+        return self._run(lambda: partial(self.comm.broadcast, tensor, root))
+
+    def barrier(self) -> None:
+        self.comm.barrier()
+
+    def lagged_max(self, number: int) -> int:
+        return self.comm.lagged_max(number)  # no part of a step: neither counted nor timed
+
+    def _count(self, collective: cost.Cost) -> None:
+        self.sent_bytes += collective.sent_bytes
+
+    def _run(self, begin: Callable[[], Callable[[], T]]) -> T:
+        """Carry out a collective: `begin` begins it, and returns what waits for its result."""
+        return begin()()
+
+
+class InstrumentedComm(CountingComm):
+    """Counts bytes and times every collective, as the timer's mode asks.
 
     serialised: a barrier first, so that *wait* (this worker is ready, the last one is not) ends where
     *transfer* begins. production: nothing extra; whole durations, which `PhaseTimer.resolve` splits
@@ -100,46 +187,24 @@ class Metered:
     """
 
     def __init__(self, comm: Comm, timer: PhaseTimer) -> None:
-        self.comm, self.timer = comm, timer
-        self.rank, self.size = comm.rank, comm.size
-        self.sent_bytes = 0
+        super().__init__(comm)
+        self.timer = timer
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        self.sent_bytes += cost.all_reduce(tensor.nbytes, self.size).sent_bytes
-        return self._timed(lambda: self.comm.begin_all_reduce(tensor))
-
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        self.sent_bytes += cost.all_gather(tensor.nbytes, self.size).sent_bytes
-        return self._timed(lambda: partial(self.comm.all_gather, tensor))
+        self._count(cost.all_reduce(tensor.nbytes, self.size))
+        return self._run(lambda: self.comm.begin_all_reduce(tensor))
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
         return partial(self.all_reduce, tensor)  # begun when it is waited for: what is timed stays whole
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
-        self.sent_bytes += sum(cost.all_gather(one.nbytes, self.size).sent_bytes for one in tensors)
-        return partial(self._timed, lambda: self.comm.begin_all_gathers(tensors))
-
-    def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
-        kept = send[self.rank] * tensor.element_size()
-        self.sent_bytes += cost.all_to_all(tensor.nbytes - kept, self.size).sent_bytes
-        return self._timed(lambda: partial(self.comm.all_to_all, tensor, send, receive))
-
-    def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        self.sent_bytes += cost.permute(tensor.nbytes, len(route)).sent_bytes
-        return self._timed(lambda: partial(self.comm.permute, tensor, route))
-
-    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        self.sent_bytes += cost.broadcast(tensor.nbytes, self.size).sent_bytes
-        return self._timed(lambda: partial(self.comm.broadcast, tensor, root))
+        return partial(self._run, partial(super().begin_all_gathers, tensors))
 
     def barrier(self) -> None:
         with self.timer.phase("wait"):
             self.comm.barrier()
 
-    def vote(self, word: int) -> int:
-        return self.comm.vote(word)  # no part of a step: neither timed nor counted
-
-    def _timed(self, begin: Callable[[], Callable[[], T]]) -> T:
+    def _run(self, begin: Callable[[], Callable[[], T]]) -> T:
         if self.timer.mode == "serialised":
             self.barrier()
             with self.timer.phase("transfer"):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from sparsify.comm import WorkerLost
+from sparsify.comm import WorkerLost, put
 from sparsify.comm.torch import come
 
 try:
@@ -43,12 +43,24 @@ TIMEOUT = timedelta(minutes=30)
 
 
 class HorovodComm:
-    """The processes that Horovod knows. Start it with `join` or `meet`, end it with `close`."""
+    """The processes that Horovod knows, or those of a process set; ranks are those within it. Start it with
+    `join` or `meet`, end it with `close`.
 
-    def __init__(self, server: RendezvousServer | None = None) -> None:
-        self.rank, self.size = hvd.rank(), hvd.size()
-        self._server = server
-        self._voting: int | None = None  # the handle of the vote in flight
+    Raises:
+        ValueError: this worker does not belong to `process_set`.
+    """
+
+    def __init__(
+        self, server: RendezvousServer | None = None, process_set: hvd.ProcessSet = hvd.global_process_set
+    ) -> None:
+        if not process_set.included():
+            raise ValueError(
+                f"worker {hvd.rank()} is not in the process set of ranks {process_set.ranks}; call this in "
+                "the members of a set only"
+            )
+        self.rank, self.size = process_set.rank(), process_set.size()
+        self._server, self._set = server, process_set
+        self._pending: int | None = None  # the handle of the `lagged_max` under way
 
     @classmethod
     def join(cls, device: torch.device, server: RendezvousServer | None = None) -> HorovodComm:
@@ -85,17 +97,17 @@ class HorovodComm:
         patience: timedelta,
         give_up: Callable[[], bool] = lambda: False,
     ) -> HorovodComm:
-        """Join a group that nobody started for us, of those who come to `store`. Needs no MPI.
+        """Join the group of the workers that meet at `store`; neither mpirun nor horovodrun is needed.
 
         Args:
             address: of rank 0's machine, where Horovod's own meeting point is opened.
             node: names the machine, alike in all processes on it.
             interface: of the network to use; by default that of the host's name.
             tell: sets environment variables, as which Horovod takes its settings.
-            give_up: asked while waiting; True ends it as if nobody would come any more.
+            give_up: called while waiting; True ends the waiting on all workers.
 
         Raises:
-            WorkerLost: somebody did not come.
+            WorkerLost: a worker did not come.
         """
         server = None
         if rank == 0:
@@ -134,21 +146,26 @@ class HorovodComm:
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
         if not tensor.numel():
             return lambda: tensor
-        addend = tensor if tensor.dtype in SUMMED else tensor.to(WIDER.get(tensor.dtype, torch.int32))
-        addend = addend.contiguous()
-        wait = self._begin("all_reduce", partial(hvd.allreduce_async_, op=hvd.Sum), addend)
-        return lambda: tensor if (total := wait()) is tensor else tensor.copy_(total)
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        addend = real if real.dtype in SUMMED else real.to(WIDER.get(real.dtype, torch.int32))
+        wait = self._begin("all_reduce", partial(hvd.allreduce_async_, op=hvd.Sum), addend.contiguous())
+
+        def finish() -> Tensor:
+            put(wait(), real)
+            return tensor
+
+        return finish
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         return self.begin_all_gathers([tensor])()[0]
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
         waits = [
-            self._begin(f"all_gather.{place}", hvd.allgather_async, _movable(one))
-            for place, one in enumerate(tensors)
+            self._begin(f"all_gather.{at}", hvd.allgather_async, _movable(tensor))
+            for at, tensor in enumerate(tensors)
         ]
         pairs = list(zip(waits, tensors, strict=True))
-        return lambda: [[*wait().view(one.dtype).view(self.size, *one.shape)] for wait, one in pairs]
+        return lambda: [[*wait().view(mine.dtype).view(self.size, *mine.shape)] for wait, mine in pairs]
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         splits = torch.tensor(list(send), dtype=torch.int32)
@@ -174,38 +191,37 @@ class HorovodComm:
         if not tensor.numel():
             return tensor
         flat = _movable(tensor)
-        self._begin(f"broadcast.{root}", partial(hvd.broadcast_async_, root_rank=root), flat)()
-        shared = flat.data_ptr() == tensor.data_ptr()
-        return tensor if shared else tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+        of_all = root if self._set is hvd.global_process_set else self._set.ranks[root]
+        self._begin(f"broadcast.{root}", partial(hvd.broadcast_async_, root_rank=of_all), flat)()
+        shared = flat.data_ptr() == tensor.data_ptr() and tensor.is_contiguous()
+        return tensor if shared else put(flat.view(tensor.dtype).view(tensor.shape), tensor)
 
     def barrier(self) -> None:
         try:
-            hvd.barrier()
+            hvd.barrier(self._set)
         except hvd.HorovodInternalError as error:
             raise self._lost("barrier", error) from error
 
-    def vote(self, word: int) -> int:
-        before = self._vote_in_flight()
-        mine = torch.tensor(
-            [word], dtype=torch.int32
-        )  # on the host: beside NCCL, and of a type nobody else sums
+    def lagged_max(self, number: int) -> int:
+        before = self._finish_pending()
+        mine = torch.tensor([number], dtype=torch.int32)  # on the host, beside NCCL
         try:
-            self._voting = hvd.allreduce_async_(mine, name="vote", op=hvd.Max)
+            self._pending = hvd.allreduce_async_(mine, name="vote", op=hvd.Max, process_set=self._set)
         except hvd.HorovodInternalError as error:
             raise self._lost("vote", error) from error
         return before
 
     def close(self) -> None:
-        self._vote_in_flight()
+        self._finish_pending()
         hvd.shutdown()
         if self._server is not None:
             self._server.stop()
 
-    def _vote_in_flight(self) -> int:
-        """The outcome of the vote before, which is over now; 0 where there was none."""
-        if self._voting is None:
+    def _finish_pending(self) -> int:
+        """The result of the `lagged_max` under way, 0 if there is none."""
+        if self._pending is None:
             return 0
-        handle, self._voting = self._voting, None
+        handle, self._pending = self._pending, None
         return int(self._finish("vote", handle))
 
     def _begin(
@@ -214,7 +230,7 @@ class HorovodComm:
         """Hand a collective to Horovod; what this returns waits for its result."""
         size = f".{tensor.numel()}" if sized else ""
         try:
-            handle = collective(tensor, name=f"{name}.{tensor.dtype}{size}")
+            handle = collective(tensor, name=f"{name}.{tensor.dtype}{size}", process_set=self._set)
         except hvd.HorovodInternalError as error:
             raise self._lost(name, error) from error
         return partial(self._finish, name, handle)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
@@ -12,23 +13,38 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from sparsify.comm import GivenUp, WorkerLost
+from sparsify.comm import GivenUp, WorkerLost, put
 
 T = TypeVar("T")
 # A worker that hangs rather than dies is noticed after this long. Others wait while rank 0 validates, so it
 # must exceed the longest validation.
 TIMEOUT = timedelta(minutes=30)
 POLL_S = 0.02
+# Of gloo, where it closes a connection after a timeout, and of nccl.
+SIGNS_OF_LOSS = (
+    "pair closure", "ncclRemoteError", "ncclSystemError", "NCCL timeout", "timed out", "was aborted",
+)  # fmt: skip
 VERDICT, GO, GIVE_UP, LATE = "verdict", "go", "give up", "late"  # in the store where workers meet
 
 
 class TorchComm:
-    """The default process group. Start it with `TorchComm.start` or `meet`, end it with `close`."""
+    """A process group: torch.distributed's default one, or `group`. Ranks are those within it.
 
-    def __init__(self) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._voters: dist.ProcessGroup | None = None  # made by the first vote
-        self._vote: tuple[dist.Work, Tensor] | None = None  # that is under way
+    `start` and `meet` join the default group; `close` ends it.
+
+    Raises:
+        ValueError: this worker does not belong to `group`.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self._host_group: dist.ProcessGroup | None = None  # made by the first `lagged_max`
+        self._pending: tuple[dist.Work, Tensor] | None = None  # the `lagged_max` under way
+        if self.rank < 0:
+            raise ValueError(
+                f"worker {dist.get_rank()} is not in the process group that it was given; call this in the "
+                "members of a group only"
+            )
 
     @classmethod
     def start(cls, init_method: str, rank: int, size: int, device: torch.device) -> TorchComm:
@@ -51,14 +67,14 @@ class TorchComm:
         patience: timedelta,
         give_up: Callable[[], bool] = lambda: False,
     ) -> TorchComm:
-        """Join the group of those who come to `store`.
+        """Join the group of the workers that meet at `store`.
 
         Args:
-            give_up: asked while waiting; True ends it as if nobody would come any more.
+            give_up: called while waiting; True ends the waiting on all workers.
 
         Raises:
-            GivenUp: somebody's `give_up` said so.
-            WorkerLost: somebody did not come.
+            GivenUp: a worker's `give_up` returned True.
+            WorkerLost: a worker did not come.
         """
         come(store, rank, size, patience, give_up)
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -66,116 +82,125 @@ class TorchComm:
         return cls()
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        try:
-            dist.all_reduce(tensor)
-        except RuntimeError as error:
-            raise self._lost("all_reduce") from error
-        return tensor
+        total = tensor.contiguous()
+        with self._collective("all_reduce"):
+            dist.all_reduce(total, group=self.group)
+        return put(total, tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        gathered = [torch.empty_like(tensor) for _ in range(self.size)]
-        try:
-            dist.all_gather(gathered, tensor)
-        except RuntimeError as error:
-            raise self._lost("all_gather") from error
+        mine = tensor.contiguous()
+        gathered = [torch.empty_like(mine) for _ in range(self.size)]
+        with self._collective("all_gather"):
+            dist.all_gather(gathered, mine, self.group)
         return gathered
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        try:
-            work = dist.all_reduce(tensor, async_op=True)
-        except RuntimeError as error:
-            raise self._lost("all_reduce") from error
-        return lambda: self._waited("all_reduce", [work], tensor)
+        total = tensor.contiguous()
+        with self._collective("all_reduce"):
+            work = dist.all_reduce(total, group=self.group, async_op=True)
+        return lambda: put(self._waited("all_reduce", [work], total), tensor)
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
-        gathered = [[torch.empty_like(one) for _ in range(self.size)] for one in tensors]
-        pairs = zip(gathered, tensors, strict=True)
-        try:
-            works = [dist.all_gather(theirs, mine, async_op=True) for theirs, mine in pairs]
-        except RuntimeError as error:
-            raise self._lost("all_gather") from error
+        own = [tensor.contiguous() for tensor in tensors]
+        gathered = [[torch.empty_like(mine) for _ in range(self.size)] for mine in own]
+        pairs = zip(gathered, own, strict=True)
+        with self._collective("all_gather"):
+            works = [dist.all_gather(theirs, mine, self.group, async_op=True) for theirs, mine in pairs]
         return lambda: self._waited("all_gather", works, gathered)
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         received = tensor.new_empty(sum(receive))
-        try:
-            dist.all_to_all_single(received, tensor.contiguous(), list(receive), list(send))
-        except RuntimeError as error:
-            raise self._lost("all_to_all") from error
+        with self._collective("all_to_all"):
+            dist.all_to_all_single(received, tensor.contiguous(), list(receive), list(send), self.group)
         return list(received.split(list(receive)))
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        received, operations = None, []
+        mine, received, operations = tensor.contiguous(), None, []
         for source, destination in route:
             if source == self.rank:
-                operations.append(dist.P2POp(dist.isend, tensor, destination))
+                operations.append(dist.P2POp(dist.isend, mine, group=self.group, group_peer=destination))
             if destination == self.rank:
-                received = torch.empty_like(tensor)
-                operations.append(dist.P2POp(dist.irecv, received, source))
-        try:
+                received = torch.empty_like(mine)
+                operations.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=source))
+        with self._collective("permute"):
             for work in dist.batch_isend_irecv(operations) if operations else ():
                 work.wait()
-        except RuntimeError as error:
-            raise self._lost("permute") from error
         return received
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        try:
-            dist.broadcast(tensor, root)
-        except RuntimeError as error:
-            raise self._lost("broadcast") from error
-        return tensor
+        roots = tensor.contiguous()
+        with self._collective("broadcast"):
+            dist.broadcast(roots, group=self.group, group_src=root)
+        return put(roots, tensor)
 
     def barrier(self) -> None:
-        try:
-            dist.barrier()
-        except RuntimeError as error:
-            raise self._lost("barrier") from error
+        with self._collective("barrier"):
+            dist.barrier(self.group)
 
-    def vote(self, word: int) -> int:
-        """On a gloo group of its own, also beside nccl: words are the host's, no stream waits for them."""
-        if self._voters is None:
+    def lagged_max(self, number: int) -> int:
+        """On a gloo group of its own, also beside nccl: numbers are the host's, no stream waits for them."""
+        if self._host_group is None:
+            if self.group is not None:
+                # Made by these members alone, it would put torch's names of groups out of step on the others.
+                raise ValueError("lagged_max works in the default process group only")
             group = dist.new_group(backend="gloo", timeout=TIMEOUT)
             assert isinstance(group, dist.ProcessGroup)  # every worker is in it
-            self._voters = group
-        before = self._counted()
-        mine = torch.tensor([word])
-        try:
-            work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._voters, async_op=True)
-        except RuntimeError as error:
-            raise self._lost("a vote") from error
-        self._vote = work, mine
+            self._host_group = group
+        before = self._finish_pending()
+        mine = torch.tensor([number])
+        with self._collective("a vote"):
+            work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._host_group, async_op=True)
+        self._pending = work, mine
         return before
 
     def close(self) -> None:
-        self._counted()
-        dist.destroy_process_group()
+        """End the default group and all others; a group that was given is left to its owner."""
+        self._finish_pending()
+        if self.group is None:
+            dist.destroy_process_group()
 
-    def _counted(self) -> int:
-        """The outcome of the vote under way, 0 if there is none."""
-        if self._vote is None:
+    def _finish_pending(self) -> int:
+        """The result of the `lagged_max` under way, 0 if there is none."""
+        if self._pending is None:
             return 0
-        (work, word), self._vote = self._vote, None
-        return int(self._waited("a vote", [work], word))
+        (work, largest), self._pending = self._pending, None
+        return int(self._waited("a vote", [work], largest))
 
     def _waited(self, collective: str, works: Sequence[dist.Work], result: T) -> T:
-        try:
+        with self._collective(collective):
             for work in works:
                 work.wait()
-        except RuntimeError as error:
-            raise self._lost(collective) from error
         return result
 
-    def _lost(self, collective: str) -> WorkerLost:
-        return WorkerLost(f"worker {self.rank} of {self.size} lost the others during {collective}")
+    @contextmanager
+    def _collective(self, name: str) -> Iterator[None]:
+        """Tells a lost worker from all that can go wrong with a collective besides, which keeps its words."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_loss(error):
+                raise
+            raise WorkerLost(f"worker {self.rank} of {self.size} lost the others during {name}") from error
+
+
+def is_loss(error: RuntimeError) -> bool:
+    """Does a collective fail because another worker is gone, or does not answer? Gloo and nccl have no types
+    for that, only words.
+    """
+    words = str(error)
+    if isinstance(error, dist.DistNetworkError):
+        return True
+    if "gloo/transport/" in words:  # connections, as opposed to arguments
+        return "enforce fail" not in words
+    return any(sign in words for sign in SIGNS_OF_LOSS)
 
 
 def come(store: Store, rank: int, size: int, patience: timedelta, give_up: Callable[[], bool]) -> None:
     """Returns when all workers have come to `store`, or raises on all of them: the first to know decides.
 
     Raises:
-        GivenUp: somebody's `give_up` said so.
-        WorkerLost: somebody did not come.
+        GivenUp: a worker's `give_up` returned True.
+        WorkerLost: a worker did not come.
     """
     who = f"worker {rank} of {size}"
     deadline = time.monotonic() + patience.total_seconds()

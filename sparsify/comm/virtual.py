@@ -18,6 +18,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 
 from sparsify import cost
+from sparsify.comm import put
 from sparsify.cost import Cost, Link
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ NO_LINK = Link(0.0, 0.0)
 
 
 class Call(NamedTuple):
-    """A rank that stands at a collective."""
+    """A rank that waits in a collective."""
 
     name: str
     alike: Any  # what must be the same on all ranks
@@ -56,23 +57,21 @@ class Cluster:
         ranks = [greenlet(lambda rank=rank: live(rank)) for rank in range(self.size)]
         try:
             while len(results) < self.size:
-                for one in ranks:
-                    if not one.dead:
+                for rank in ranks:
+                    if not rank.dead:
                         torch.set_grad_enabled(grad_mode)  # for a rank that starts; others restore their own
-                        one.switch()
+                        rank.switch()
                 if self.calls:
                     self._complete()
         finally:
-            for one in ranks:
-                if not one.dead:
-                    one.throw(
-                        GreenletExit
-                    )  # one rank failed: the others' `finally` blocks run, then they end
+            for rank in ranks:
+                if not rank.dead:  # another rank failed: this one's `finally` blocks run, then it ends
+                    rank.throw(GreenletExit)
             torch.set_grad_enabled(grad_mode)
         return [results[rank] for rank in range(self.size)]
 
     def _complete(self) -> None:
-        """All ranks stand at a collective: carry it out, and move their clocks."""
+        """All ranks wait in a collective: carry it out, and move their clocks."""
         first = self.calls[min(self.calls)]
         if len(self.calls) < self.size:
             ended = [rank for rank in range(self.size) if rank not in self.calls]
@@ -84,14 +83,14 @@ class Cluster:
         if len(set(names.values())) > 1 or len(set(alike.values())) > 1:
             raise RuntimeError(f"the ranks do not stand at the same collective: {names}, shapes {alike}")
         self.result = first.combine([self.calls[rank].brought for rank in range(self.size)])
-        self.synchronise()  # the combining is nobody's computing
+        self.synchronise()  # combining is charged to no rank
         costs = [call.cost for call in self.calls.values() if call.cost is not None]
         if costs:
             self.clock = [max(self.clock) + max(map(self.link.seconds, costs))] * self.size
         self.calls.clear()
 
     def meet(self, rank: int, call: Call) -> Any:
-        """Rank `rank` comes to a collective; returns the combined result when all have come."""
+        """Rank `rank` calls a collective; returns the combined result when all ranks have called it."""
         self.clock[rank] = self.now(rank)
         self.calls[rank] = call
         grad_mode = torch.is_grad_enabled()  # thread-local in torch, and all ranks share one thread
@@ -106,11 +105,11 @@ class Cluster:
 
 
 class VirtualComm:
-    """One virtual rank's communicator."""
+    """One virtual rank's communicator. Its group is the cluster; workers of another group are another one."""
 
     def __init__(self, cluster: Cluster, rank: int) -> None:
         self.cluster, self.rank, self.size = cluster, rank, cluster.size
-        self.voted = 0  # the outcome of the last vote
+        self.largest = 0  # the result of the last `lagged_max`
 
     def now(self) -> float:
         """Seconds that this rank has lived on its virtual clock."""
@@ -118,7 +117,7 @@ class VirtualComm:
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         price = cost.all_reduce(tensor.nbytes, self.size)
-        return tensor.copy_(self._meet("all_reduce", tensor, total_in_rank_order, price))
+        return put(self._meet("all_reduce", tensor, total_in_rank_order, price), tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         snapshot = tensor.detach().clone()  # its owner may write to it before the last rank has read it
@@ -131,13 +130,14 @@ class VirtualComm:
         return partial(self.all_reduce, tensor)
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
-        return lambda: [self.all_gather(one) for one in tensors]  # one link: in flight together saves nothing
+        # One link: nothing is saved by having them in flight together.
+        return lambda: [self.all_gather(tensor) for tensor in tensors]
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         pieces = tensor.detach().clone().split(list(send))
         price = cost.all_to_all(tensor.nbytes - pieces[self.rank].nbytes, self.size)
-        everybody = self._meet("all_to_all", pieces, list, price, alike=str(tensor.dtype))
-        mine: list[Tensor] = [theirs[self.rank] for theirs in everybody]
+        everyones = self._meet("all_to_all", pieces, list, price, alike=str(tensor.dtype))
+        mine: list[Tensor] = [theirs[self.rank] for theirs in everyones]
         if [len(piece) for piece in mine] != list(receive):
             lengths = [len(piece) for piece in mine]
             raise RuntimeError(f"rank {self.rank} expects pieces of {list(receive)}, and gets {lengths}")
@@ -146,19 +146,19 @@ class VirtualComm:
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
         price = cost.permute(tensor.nbytes, len(route))
         alike = (tuple(tensor.shape), tuple(route))
-        everybody = self._meet("permute", tensor.detach().clone(), list, price, alike)
+        tensors = self._meet("permute", tensor.detach().clone(), list, price, alike)
         sources = [source for source, destination in route if destination == self.rank]
-        return everybody[sources[0]] if sources else None
+        return tensors[sources[0]] if sources else None
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         price = cost.broadcast(tensor.nbytes, self.size)
-        return tensor.copy_(self._meet("broadcast", tensor, lambda all_: all_[root].clone(), price))
+        return put(self._meet("broadcast", tensor, lambda all_: all_[root].clone(), price), tensor)
 
     def barrier(self) -> None:
         self._meet("barrier", None, lambda _: None, Cost(0, 0))
 
-    def vote(self, word: int) -> int:
-        before, self.voted = self.voted, self._meet("vote", word, max, None)
+    def lagged_max(self, number: int) -> int:
+        before, self.largest = self.largest, self._meet("lagged_max", number, max, None)
         return before
 
     def _meet(
@@ -184,7 +184,7 @@ def run(
 
     Args:
         synchronise: waits for the device, e.g. torch.cuda.synchronize, so that each rank is charged its own
-        kernels.
+            kernels.
     """
     if size < 1:
         raise ValueError(f"{size=}: there must be at least one rank")

@@ -1,4 +1,5 @@
-"""The part of a step whose cost grows with n: add what is owed, and find what is large. Always exactly.
+"""The part of a step whose cost grows with n: add the gradient to the residual, and find the largest
+elements, always exactly.
 
 `Eager` is plain torch: the published operator, and the oracle of the others. `Native` (C++) and `Vectorised`
 (numpy) serve CPUs, `Gpu` (Triton) serves CUDA. They differ in speed only: what is selected is the same to the
@@ -10,19 +11,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from sparsify.checks import check_choice
 from sparsify.kernels import native, vectorised
 from sparsify.kernels.eager import Eager as Eager
 from sparsify.kernels.native import Native, Unavailable
-from sparsify.kernels.tally import Tally as Tally
+from sparsify.kernels.search_stats import SearchStats as SearchStats
 from sparsify.kernels.vectorised import Vectorised
-from sparsify.parts import Sparse, check_choice
+from sparsify.types import Sparse
 
 CHOICES = ("auto", "torch", "fused")
 TRIED, GOLDEN = 100_000, 0.6180339887498949  # numbers that a GPU is tried with: multiples, no two alike
@@ -36,91 +38,103 @@ class Kernel(Protocol):
     @property
     def name(self) -> str: ...
 
-    def top(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
         """acc (n,) += grad (n,); the k elements of largest magnitude, (k,). NaN counts as larger than Inf. No
         host synchronisation. What is returned is the caller's; acc is otherwise as it was.
         """
 
-    def beyond(
+    def above(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> Sparse:
         """acc (n,) += grad (n,); all elements with |acc| >= threshold (> if strict), indices ascending; NaN
-        is not beyond anything. One host synchronisation, for how many they are.
+        is above nothing. One host synchronisation, for their number.
         """
 
-    def tally(self) -> Tally:
-        """What was done so far; on a GPU one host synchronisation."""
-
-
-@dataclass
-class Search:
-    """What a selector keeps that only searches: nothing of it is saved."""
-
-    kernel: Kernel = field(metadata={"saved": False})
+    def stats(self) -> SearchStats:
+        """Statistics of all calls of `topk`; on a GPU one host synchronisation."""
 
 
 def kernels_in(state: Any) -> Iterator[Kernel]:
     """All kernels that a state holds."""
     if isinstance(state, list | tuple) or is_dataclass(state):
         held = vars(state).values() if is_dataclass(state) else state
-        for one in held:
-            yield from [one] if isinstance(one, Kernel) else kernels_in(one)
+        for value in held:
+            yield from [value] if isinstance(value, Kernel) else kernels_in(value)
 
 
-def kernel(like: Tensor, choice: str = "auto") -> Kernel:
-    """The kernel for buckets like this one (n,).
+def kernel_for(like: Tensor, choice: str = "auto") -> Kernel:
+    """The kernel for buckets like this (n,).
 
     Args:
-        choice: `torch`, the plain operators; `fused`, one pass over memory; `auto`: fused where it can be had
-            for this device, else torch.
+        choice: `torch`, the plain operators; `fused`, one pass over memory; `auto`: fused where it works on
+            this device, else numpy or torch.
 
     Raises:
-        ValueError: an unknown choice, or `fused` where it can't be had.
+        ValueError: an unknown choice, or `fused` where it does not work.
     """
     check_choice("select", choice, CHOICES)
     if choice == "torch":
         return Eager(like)
-    made = for_gpu(like) if like.is_cuda else for_cpu(like)
-    if made is None and choice == "fused":
-        raise ValueError(
-            f"select=fused has no kernel for {like.dtype} on {like.device} that works here; take "
-            "select=torch, or auto"
-        )
-    return made or Eager(like)
-
-
-def for_cpu(like: Tensor) -> Kernel | None:
-    """C++ where it can be built, else numpy."""
-    if native.supports(like) and compiled():
-        return Native(like)
-    return Vectorised(like) if vectorised.supports(like) else None
+    try:
+        return fused(like)
+    except Unavailable as why:
+        if choice == "fused":
+            raise ValueError(
+                f"select=fused does not work here: {why}; take select=auto, which does without it, or "
+                "select=torch"
+            ) from why
+        other = Vectorised(like) if vectorised.supports(like) else Eager(like)
+        best = "Triton" if like.is_cuda else "C++"
+        tell(f"selecting with {other.name}, which is slower than {best}: {why}")
+        return other
 
 
 @cache
-def compiled() -> bool:
-    """Is there a native library? Says so once."""
+def tell(line: str) -> None:
+    """Warn, once."""
+    log.warning(line)
+
+
+def fused(like: Tensor) -> Kernel:
+    """Triton on a GPU; C++ on a CPU, numpy for what C++ is not written for.
+
+    Raises:
+        Unavailable: none is written for such buckets, or it does not work here.
+    """
+    if like.is_cuda:
+        raise_if(trouble_with_gpu(like.device))
+        from sparsify.kernels import gpu  # Triton takes its time to import
+
+        if gpu.supports(like):
+            return gpu.Gpu(like)
+    elif native.supports(like):
+        raise_if(trouble_with_native())
+        return Native(like)
+    elif vectorised.supports(like):
+        return Vectorised(like)
+    raise Unavailable(f"no kernel is written for {like.dtype} on {like.device}")
+
+
+def raise_if(trouble: str | None) -> None:
+    if trouble:
+        raise Unavailable(trouble)
+
+
+@cache
+def trouble_with_native() -> str | None:
+    """Why there is no native library; None where there is one, which is logged once."""
     try:
         native.library()
     except Unavailable as why:
-        log.warning("selecting with numpy, which is slower than C++: %s", why)
-        return False
+        return str(why)
     log.info("selecting with C++ (%s)", native.best_level())
-    return True
-
-
-def for_gpu(like: Tensor) -> Kernel | None:
-    """Triton, where it works."""
-    if not works_on_gpu(like.device):
-        return None
-    from sparsify.kernels import gpu  # Triton takes its time to import
-
-    return gpu.Gpu(like) if gpu.supports(like) else None
+    return None
 
 
 @cache
-def works_on_gpu(device: torch.device) -> bool:
-    """Do Triton's kernels find here what torch.topk finds? Tried once, for they are compiled where they run,
-    by what is installed there. Where not, it is said.
+def trouble_with_gpu(device: torch.device) -> str | None:
+    """Why Triton's kernels do not find what torch.topk finds; None where they do. Tried once on each device,
+    since they are compiled where they run, by the compiler that is installed there.
     """
     try:
         from sparsify.kernels import gpu
@@ -129,11 +143,10 @@ def works_on_gpu(device: torch.device) -> bool:
             raise Unavailable(f"they need compute capability {gpu.CAPABILITY} on an NVIDIA GPU")
         numbers = torch.arange(TRIED, device=device, dtype=torch.float64)
         acc = (numbers * GOLDEN % 1 - 0.5).float()
-        ours, theirs = (kind(acc).top(acc.clone(), acc, TRIED // 100) for kind in (gpu.Gpu, Eager))
+        ours, theirs = (kind(acc).topk(acc.clone(), acc, TRIED // 100) for kind in (gpu.Gpu, Eager))
         if not torch.equal(ours.indices.long().sort().values, theirs.indices.sort().values):
             raise Unavailable("they chose other elements than torch.topk; please report this")
-    # Triton has no common class of errors; whatever it was, it is told, and torch.topk does the work.
+    # Triton has no common class of errors; whatever it was, it is told.
     except Exception as why:
-        log.warning("selecting with torch.topk, for Triton's kernels do not work on %s: %s", device, why)
-        return False
-    return True
+        return f"Triton's kernels do not work on {device}: {str(why) or type(why).__name__}"
+    return None

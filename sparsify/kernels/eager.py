@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsify import host
-from sparsify.kernels.tally import Tally
-from sparsify.parts import Sparse, check_k, work_dtype
+from sparsify import host_sync
+from sparsify.checks import check_k
+from sparsify.kernels.search_stats import SearchStats
+from sparsify.types import Sparse, work_dtype
 
 
 class Eager:
@@ -18,10 +19,10 @@ class Eager:
     def __init__(self, like: Tensor) -> None:
         self.magnitudes = torch.empty_like(like, dtype=work_dtype(like.dtype))
         self.mask: Tensor | None = None  # (n,) bool, made when first needed
-        self.done = Tally()
+        self.done = SearchStats()
 
-    def top(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
-        """See `Kernel.top`; ties as torch.topk takes them."""
+    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+        """See `Kernel.topk`; ties as torch.topk takes them."""
         check_k(k, acc.numel())
         if grad is not None:
             acc.add_(grad)
@@ -29,20 +30,20 @@ class Eager:
         self.done.steps += 1
         return Sparse(indices, acc[indices])
 
-    def beyond(
+    def above(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> Sparse:
-        """See `Kernel.beyond`."""
+        """See `Kernel.above`."""
         if grad is not None:
             acc.add_(grad)
         if self.mask is None:
             self.mask = torch.empty_like(self.magnitudes, dtype=torch.bool)
         compare = torch.gt if strict else torch.ge
-        indices = host.nonzero(compare(self._take(acc), threshold, out=self.mask[: acc.numel()]))
+        indices = host_sync.nonzero(compare(self._take(acc), threshold, out=self.mask[: acc.numel()]))
         return Sparse(indices, acc[indices])
 
-    def tally(self) -> Tally:
-        """See `Kernel.tally`."""
+    def stats(self) -> SearchStats:
+        """See `Kernel.stats`."""
         return self.done
 
     def _take(self, acc: Tensor) -> Tensor:

@@ -18,10 +18,11 @@ import torch
 import triton
 from torch import Tensor
 
-from sparsify import host
+from sparsify import host_sync
+from sparsify.checks import check_k
 from sparsify.kernels import triton_kernels as on_device
-from sparsify.kernels.tally import Tally
-from sparsify.parts import Sparse, check_k, work_dtype
+from sparsify.kernels.search_stats import SearchStats
+from sparsify.types import Sparse, work_dtype
 
 TILE = 4096  # elements that a program adds
 SAMPLE = 2**15  # elements that the bound is guessed from: 32 registers of each of 1024 threads
@@ -46,9 +47,9 @@ def supports(like: Tensor) -> bool:
 
 
 class Gpu:
-    """`top` is eight launches: 12.25 bytes of memory traffic per element, 10.25 where gradients have 16 bits,
-    and about 60 per candidate; candidates are 1.4 k at a density of 1 %, 2.3 k at 0.1 %. `beyond` is five
-    launches and as many bytes.
+    """`topk` is eight launches: 12.25 bytes of memory traffic per element, 10.25 where gradients have 16
+    bits, and about 60 per candidate; candidates are 1.4 k at a density of 1 %, 2.3 k at 0.1 %. `above` is
+    five launches and as many bytes.
 
     Buffers: a bit per element; 8 bytes for each of 1.8 k candidates (1 %) or 4.2 k (0.1 %), and for 2^14
     more; 0.6 MB. Together below 0.08 n float32 at densities up to 1 %, for large n. They grow when k grows.
@@ -90,8 +91,8 @@ class Gpu:
         self.threshold = new(1, dtype=torch.float32)
         self.marks = new(triton.cdiv(self.n, tile) * tile // on_device.WORD.value, dtype=torch.int32)
 
-    def top(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
-        """See `Kernel.top`; in no order. Can be captured in a CUDA graph after a first call with this k."""
+    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+        """See `Kernel.topk`; in no order. Can be captured in a CUDA graph after a first call with this k."""
         n = self._check(acc, grad)
         check_k(k, n)
         out = Sparse(acc.new_empty(k, dtype=torch.int32), acc.new_empty(k))
@@ -140,11 +141,11 @@ class Gpu:
             )  # fmt: skip
         return out
 
-    def beyond(
+    def above(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> Sparse:
-        """See `Kernel.beyond`. Comparisons are those of float32: NaN is not beyond anything, and nothing is
-        beyond NaN.
+        """See `Kernel.above`. Comparisons are those of float32: NaN is above nothing, and nothing is above
+        NaN.
         """
         n = self._check(acc, grad)
         if n == 0:
@@ -160,13 +161,13 @@ class Gpu:
         tiles, words = self._grids(n)
         counted = self.work.new_empty(words)
         with torch.cuda.device_of(acc):
-            on_device.stream_beyond[tiles](
+            on_device.stream_above[tiles](
                 acc, source, self.threshold, self.marks, n, *strides,
                 ADD=grad is not None, STRICT=strict, TILE=self.tile, num_warps=8,
             )  # fmt: skip
             on_device.count_marks[words](self.marks, counted, n, WORDS=WORDS, num_warps=4)
             ends = counted.cumsum(0)
-            count = host.read(ends[-1])
+            count = host_sync.to_host(ends[-1])
             out = Sparse(acc.new_empty(count, dtype=torch.int32), acc.new_empty(count))
             if count:
                 on_device.gather_in_order[words](
@@ -174,9 +175,9 @@ class Gpu:
                 )
         return out
 
-    def tally(self) -> Tally:
-        """See `Kernel.tally`."""
-        return Tally(*host.read(self.totals))
+    def stats(self) -> SearchStats:
+        """See `Kernel.stats`."""
+        return SearchStats(*host_sync.to_host(self.totals))
 
     def _grids(self, n: int) -> tuple[tuple[int], tuple[int]]:
         """Of tiles of elements, and of words of marks."""
@@ -207,7 +208,7 @@ class Gpu:
 
 
 def surely(expected: float) -> int:
-    """More of a sample than may be where so many are expected, almost surely.
+    """A number that a sample's count almost surely does not exceed, given the expected count.
 
     It would be give or take sqrt(expected), if the sample's elements were independent. They are runs of
     neighbours, which are alike: twice the variance is allowed for, at four standard deviations.

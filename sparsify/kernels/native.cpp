@@ -327,7 +327,7 @@ int64_t sparsify_parts(int64_t n, int64_t threads) { return num_parts(n, threads
 
 int64_t sparsify_slack() { return SLACK; }
 
-// Candidates that each part has room for in `sparsify_top`.
+// Candidates that each part has room for in `sparsify_topk`.
 int64_t sparsify_capacity(int64_t n, int64_t k, int64_t threads) {
   const Guess made = guess(n, k);
   if (!made.sample) return 0;
@@ -338,7 +338,7 @@ int64_t sparsify_capacity(int64_t n, int64_t k, int64_t threads) {
 // acc (n) += grad (n); the k largest magnitudes into indices (k) and values (k), by ascending index. The candidate
 // buffers have room for parts x (capacity + slack). `forced`: take this key for the bound, if it is not negative.
 // Returns how many candidates there were, or -1 where the bound was wrong, or -2 where none was guessed.
-int64_t sparsify_top(
+int64_t sparsify_topk(
     float* acc, const void* grad, int32_t kind, int64_t n, int64_t k, int32_t level, int64_t threads,
     int32_t* candidate_indices, float* candidate_values, int64_t capacity, int64_t forced, int32_t* indices,
     float* values) {
@@ -365,7 +365,7 @@ int64_t sparsify_top(
 
 // acc (n) += grad (n); how many of each part have a key of at least `bound` into counts (parts), and these, as far as
 // there is room, into the buffers.
-void sparsify_beyond(
+void sparsify_above(
     float* acc, const void* grad, int32_t kind, int64_t n, uint32_t bound, int32_t level, int64_t threads,
     int32_t* candidate_indices, float* candidate_values, int64_t capacity, int64_t* counts) {
   const auto found =

@@ -1,41 +1,25 @@
-"""The C++ pass of native.cpp: built once by the machine's own compiler, and called through ctypes.
-
-Not through torch.utils.cpp_extension: without torch's headers it takes two seconds instead of half a minute,
-needs no ninja, and one library serves every version of torch.
-"""
+"""The C++ pass of native.cpp, called through ctypes."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsify import host
-from sparsify.kernels.tally import Tally
-from sparsify.parts import Sparse, check_k, without_nan
+from sparsify import host_sync
+from sparsify.checks import check_k
+from sparsify.kernels import native_library
+from sparsify.kernels.native_library import Unavailable as Unavailable
+from sparsify.kernels.search_stats import SearchStats
+from sparsify.types import Sparse, without_nan
 
-SOURCE = Path(__file__).with_name("native.cpp")
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
-COMPILERS = ("c++", "g++", "clang++")
-BUILD_S = 120.0
 LEVELS = ("scalar", "avx2", "avx512")
 KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # enum Kind
 NOTHING = 0xFFFFFFFF  # a bound that nothing reaches
-
-
-class Unavailable(RuntimeError):
-    """The library can't be built, or can't be loaded."""
 
 
 class Native:
@@ -60,40 +44,40 @@ class Native:
         # Candidates of all parts, one part behind the other. Grown when k or the number of threads grows.
         self.indices = torch.empty(0, dtype=torch.int32)
         self.values = torch.empty(0, dtype=torch.float32)
-        self.done = Tally()
+        self.done = SearchStats()
 
-    def top(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
-        """See `Kernel.top`; indices ascending."""
+    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+        """See `Kernel.topk`; indices ascending."""
         check_k(k, acc.numel())
         if not acc.is_contiguous():
-            return self._through_a_copy(acc, grad, lambda copy: self.top(copy, None, k))
+            return self._through_a_copy(acc, grad, lambda copy: self.topk(copy, None, k))
         n, threads, parts = self._shape(acc, grad)
         capacity = int(self.library.sparsify_capacity(n, k, threads))
         capacity = max(capacity, k) if self.forced >= 0 else capacity
         self._make_room(parts * (capacity + self.slack))
         indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=torch.float32)
         grad, kind = added(grad)
-        found = self.library.sparsify_top(
+        found = self.library.sparsify_topk(
             acc.data_ptr(), pointer(grad), kind, n, k, self.level, threads, self.indices.data_ptr(),
             self.values.data_ptr(), capacity, self.forced, indices.data_ptr(), values.data_ptr(),
         )  # fmt: skip
-        self.done += Tally(1, int(found == -1), max(0, found), k if found >= 0 else 0)
+        self.done += SearchStats(1, int(found == -1), max(0, found), k if found >= 0 else 0)
         return Sparse(indices, values)
 
-    def beyond(
+    def above(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> Sparse:
-        """See `Kernel.beyond`."""
+        """See `Kernel.above`."""
         if not acc.is_contiguous():
-            return self._through_a_copy(acc, grad, lambda copy: self.beyond(copy, None, threshold, strict))
-        host.waited()  # for how many there are
+            return self._through_a_copy(acc, grad, lambda copy: self.above(copy, None, threshold, strict))
+        host_sync.count_sync()  # for how many there are
         n, threads, parts = self._shape(acc, grad)
         bound, counts = bound_key(float(threshold), strict), np.zeros(parts, dtype=np.int64)
         grad, kind = added(grad)
         self._make_room(parts * self.slack)
         while True:
             capacity = self.indices.numel() // parts - self.slack
-            self.library.sparsify_beyond(
+            self.library.sparsify_above(
                 acc.data_ptr(), pointer(grad), kind, n, bound, self.level, threads,
                 self.indices.data_ptr(), self.values.data_ptr(), capacity, counts.ctypes.data,
             )  # fmt: skip
@@ -103,11 +87,11 @@ class Native:
             self._make_room(parts * (most + most // 4 + self.slack))
         starts = range(0, parts * (capacity + self.slack), capacity + self.slack)
         pieces = [slice(at, at + int(count)) for at, count in zip(starts, counts, strict=True)]
-        indices, values = (torch.cat([one[at] for at in pieces]) for one in (self.indices, self.values))
+        indices, values = (torch.cat([buffer[at] for at in pieces]) for buffer in (self.indices, self.values))
         return without_nan(Sparse(indices, values))
 
-    def tally(self) -> Tally:
-        """See `Kernel.tally`."""
+    def stats(self) -> SearchStats:
+        """See `Kernel.stats`."""
         return self.done
 
     def _shape(self, acc: Tensor, grad: Tensor | None) -> tuple[int, int, int]:
@@ -167,70 +151,5 @@ def best_level() -> str:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The library, from the cache or built now.
-
-    Raises:
-        Unavailable: see `Native`.
-    """
-    try:
-        loaded = ctypes.CDLL(str(built()))
-    except OSError as error:
-        raise Unavailable(f"what was compiled does not load here: {error}") from error
-    long, pointer = ctypes.c_int64, ctypes.c_void_p
-    loaded.sparsify_level.restype = ctypes.c_int32
-    for name, arguments in {
-        "sparsify_parts": [long, long],
-        "sparsify_slack": [],
-        "sparsify_capacity": [long, long, long],
-        "sparsify_top": [
-            pointer, pointer, ctypes.c_int32, long, long, ctypes.c_int32, long, pointer, pointer, long, long,
-            pointer, pointer,
-        ],
-    }.items():  # fmt: skip
-        function = getattr(loaded, name)
-        function.argtypes, function.restype = arguments, long
-    loaded.sparsify_beyond.argtypes = [
-        pointer, pointer, ctypes.c_int32, long, ctypes.c_uint32, ctypes.c_int32, long, pointer, pointer, long,
-        pointer,
-    ]  # fmt: skip
-    loaded.sparsify_beyond.restype = None
-    return loaded
-
-
-def built() -> Path:
-    """The shared library, in a cache of the user's; written there whole, so that several processes may build
-    it at once.
-    """
-    facts = repr((SOURCE.read_bytes(), FLAGS, platform.machine()))
-    digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
-    try:
-        path = Path.home() / ".cache" / "sparsify" / "kernels" / f"native-{digest}.so"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            compile_to(path)
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
-        raise Unavailable(str(error)) from error
-    return path
-
-
-def compile_to(path: Path) -> None:
-    """native.cpp as a shared library.
-
-    Raises:
-        Unavailable: there is no compiler, or it fails.
-    """
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        raise Unavailable(f"no compiler: none of {', '.join(COMPILERS)} is installed")
-    handle, half_made = tempfile.mkstemp(suffix=".so", dir=path.parent)
-    os.close(handle)
-    command = [compiler, *FLAGS, str(SOURCE), "-o", half_made]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False)
-        if done.returncode:
-            raise Unavailable(f"{compiler} {' '.join(FLAGS)} failed: {done.stderr.strip()[-500:]}")
-        os.replace(half_made, path)
-    except subprocess.TimeoutExpired as error:
-        raise Unavailable(f"{compiler} took longer than {BUILD_S:g} s") from error
-    finally:
-        Path(half_made).unlink(missing_ok=True)
+    """Raises Unavailable: see `Native`."""
+    return native_library.ready()

@@ -31,7 +31,7 @@ MIDDLE = tl.constexpr(16 + 3 * 2048)
 LOW = tl.constexpr(16 + 3 * 2048 + 1024)
 HISTOGRAMS = tl.constexpr(3 * 2048 + 2 * 1024)
 WORK = tl.constexpr(16 + 3 * 2048 + 2 * 1024)
-# In `totals` (4,) int64, counted over all calls: see tally.Tally.
+# In `totals` (4,) int64, counted over all calls: see search_stats.SearchStats.
 STEPS = tl.constexpr(0)
 FALLBACKS = tl.constexpr(1)
 CANDIDATES = tl.constexpr(2)
@@ -465,7 +465,7 @@ def emit(
 
 
 @triton.jit(do_not_specialize=["n"])
-def stream_beyond(
+def stream_above(
     acc,
     grad,
     threshold,  # (1,) float32

@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsify import host
-from sparsify.kernels.tally import Tally
-from sparsify.parts import Sparse, check_k, without_nan, work_dtype
+from sparsify import host_sync
+from sparsify.checks import check_k
+from sparsify.kernels.search_stats import SearchStats
+from sparsify.types import Sparse, index_dtype, without_nan, work_dtype
 
 CHUNK = 2**16  # elements: 256 KB of float32, of which three have room in today's level-2 caches
 UNSAMPLED, SAMPLE, RUN = 2**14, 2**16, 8  # as in native.cpp
@@ -38,7 +39,7 @@ class Vectorised:
     name = "numpy"
 
     def __init__(self, like: Tensor, bound: int | None = None) -> None:
-        self.forced, self.done = bound, Tally()
+        self.forced, self.done = bound, SearchStats()
         chunk = min(CHUNK, like.numel())
         self.integer = INTEGERS[work_dtype(like.dtype)]
         self.magnitude = self.integer(np.iinfo(self.integer).max)  # all bits but the sign
@@ -46,8 +47,8 @@ class Vectorised:
         self.keys = np.empty(chunk, self.integer)
         self.mask = np.empty(chunk, np.bool_)
 
-    def top(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
-        """See `Kernel.top`; indices ascending."""
+    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+        """See `Kernel.topk`; indices ascending."""
         n = acc.numel()
         check_k(k, n)
         bound = self._bound(acc, grad, k) if self.forced is None else self.forced
@@ -58,22 +59,22 @@ class Vectorised:
         if found is None or not right or not guessed:
             found = np.arange(n), acc.numpy()
         elif guessed:
-            self.done += Tally(0, 0, len(found[0]), k)
-        self.done += Tally(1, int(guessed and not right))
+            self.done += SearchStats(0, 0, len(found[0]), k)
+        self.done += SearchStats(1, int(guessed and not right))
         places, values = found
         return self._part(n, *self._largest(places, values, k))
 
-    def beyond(
+    def above(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> Sparse:
-        """See `Kernel.beyond`."""
-        host.waited()  # for how many there are
+        """See `Kernel.above`."""
+        host_sync.count_sync()  # for how many there are
         found = self._reaching(acc, grad, self._least_key(threshold, acc.dtype, strict), acc.numel())
         assert found is not None
         return without_nan(self._part(acc.numel(), *found))
 
-    def tally(self) -> Tally:
-        """See `Kernel.tally`."""
+    def stats(self) -> SearchStats:
+        """See `Kernel.stats`."""
         return self.done
 
     def _bound(self, acc: Tensor, grad: Tensor | None, k: int) -> int | None:
@@ -139,7 +140,7 @@ class Vectorised:
 
     def _part(self, n: int, places: Array, values: Array) -> Sparse:
         # Not from_numpy alone, which gives empty tensors a stride of 0.
-        indices = torch.empty(len(places), dtype=torch.int32 if n <= 2**31 else torch.int64)
+        indices = torch.empty(len(places), dtype=index_dtype(n))
         kept = torch.empty(len(values), dtype=torch.from_numpy(values).dtype)
         return Sparse(indices.copy_(torch.from_numpy(places)), kept.copy_(torch.from_numpy(values)))
 

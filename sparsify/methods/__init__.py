@@ -1,9 +1,15 @@
 """One file per published method: its citation, and how selector, feedback and exchange compose it."""
 
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsify.checks import needs_torch
 from sparsify.registry import Registry
+
+if TYPE_CHECKING:  # it imports torch
+    from sparsify.method import Method
 
 REGISTRY = Registry("method", __name__, Path(__file__).parent)
 
@@ -18,12 +24,14 @@ def defaults(name: str) -> dict[str, Any]:
     return REGISTRY.defaults(name)
 
 
-def build(name: str, **hyperparameters: Any) -> Any:
-    """The method `name`, a `sparsify.aggregate.Method`.
+def build(name: str, **hyperparameters: Any) -> Method:
+    """The method `name`.
 
     Raises:
-        ValueError: an unknown name or hyperparameter (lists what there is), a value out of range, or parts
-        that do
-            not fit together.
+        ValueError: an unknown name or hyperparameter (the message lists the known ones), a value out of
+            range, or parts that do not fit together.
+        ModuleNotFoundError: torch is not installed.
     """
-    return REGISTRY.build(name, hyperparameters)
+    with needs_torch("sparsify.build"):
+        method: Method = REGISTRY.build(name, hyperparameters)
+    return method

@@ -2,24 +2,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-from sparsify import cost, host
-from sparsify.aggregate import Report, Step, scatter
+from sparsify import host_sync
 from sparsify.bucket import check_scope
 from sparsify.comm import Comm, gather_uneven
 from sparsify.feedback import ErrorFeedback
-from sparsify.parts import DENSE_AT_DENSITY_1, Delivery, Place, Sparse, work_dtype
+from sparsify.method import MethodDefaults, Step, scatter
+from sparsify.ranges import Scope
 from sparsify.timer import PhaseTimer
+from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, Delivery, Sparse, work_dtype
 from sparsify.wire import joined, split
 
 MATRIX = 2  # dimensions: tensors of more are convolutions
+Bin = Annotated[int, Meta(ge=1, le=16383)]  # what an offset of 14 bits reaches
 
 
-def adacomp(scope: str | float = "layer", conv_bin: int = 50, other_bin: int = 500) -> AdaComp:
+def adacomp(scope: Scope = "layer", conv_bin: Bin = 50, other_bin: Bin = 500) -> AdaComp:
     """AdaComp: of each bin what would soon be its maximum, as one sign and a scale. Chen et al., AAAI 2018,
     arXiv:1712.02679.
 
@@ -50,7 +53,7 @@ CODES = Code(torch.uint8, 6), Code(torch.int16, 14)  # the paper's 8 and 16 bits
 
 
 class Block(NamedTuple):
-    """Bins of one length, one behind the other."""
+    """Consecutive bins of one length."""
 
     start: int
     bins: int
@@ -76,7 +79,7 @@ class Bins:
 
 
 @dataclass(frozen=True)
-class AdaComp:
+class AdaComp(MethodDefaults):
     """Send |H| >= max |G| of the bin, G = e + g, H = G + g; keep G - Q(G).
 
     Where a bin's G is all zero, nothing of it is sent (the paper's rule, 0 >= 0, would send all of it).
@@ -85,7 +88,6 @@ class AdaComp:
     scope: str | float = "layer"
     conv_bin: int = 50
     other_bin: int = 500
-    momentum_inside: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_scope(self.scope)
@@ -96,8 +98,8 @@ class AdaComp:
                     f"{name}={length} is out of range: offsets of 14 bits reach from 1 to {limit}"
                 )
 
-    def init(self, like: Tensor, place: Place) -> Bins:
-        shapes = [shape for shape in place.shapes or ((like.numel(),),) if torch.Size(shape).numel()]
+    def init(self, like: Tensor, context: BucketContext) -> Bins:
+        shapes = [shape for shape in context.shapes or ((like.numel(),),) if torch.Size(shape).numel()]
         sizes = [torch.Size(shape).numel() for shape in shapes]
         lengths = [
             min(size, self.conv_bin if len(shape) > MATRIX else self.other_bin)
@@ -119,27 +121,19 @@ class AdaComp:
             None if residual.dtype == like.dtype else torch.empty_like(residual),
         )
 
-    def density_at(self, epoch: int) -> float:
-        return 1.0
-
-    def prepare(self, grad: Tensor, comm: Comm) -> None:
-        return None
-
-    def aggregate(self, grad: Tensor, step: Step, state: Bins, comm: Comm, timer: PhaseTimer) -> Report:
-        waits, feedback = host.waits(), ErrorFeedback()
+    def aggregate(self, grad: Tensor, step: Step, state: Bins, comm: Comm, timer: PhaseTimer) -> int:
+        feedback = ErrorFeedback()
         with timer.phase("select"):
             acc = feedback.accumulate(grad, step.lr, state.residual)
             scales = self.select(acc, grad, state)
             message = write(scales, acc, state)
         with timer.phase("exchange"):
-            messages = gather_uneven(comm, message)
-            total = [read(one, acc.dtype, state) for one in messages]
+            total = [read(theirs, acc.dtype, state) for theirs in gather_uneven(comm, message)]
         with timer.phase("select"):
-            feedback.retain(Delivery([*total], [read(message, acc.dtype, state)], 0), state.residual)
+            feedback.retain(Delivery([*total], [read(message, acc.dtype, state)]), state.residual)
         with timer.phase("scatter"):
             scatter([*total], 1 / comm.size, grad, state.wide)
-        price = cost.gather_uneven(max(len(one) for one in messages), comm.size)
-        return Report(num_codes(message, state), price.sent_bytes, host.waits() - waits)
+        return num_codes(message, state)  # the marks of empty bins too: they take as many bytes
 
     def select(self, acc: Tensor, grad: Tensor, state: Bins) -> Tensor:
         """(n,) -> (number of tensors,) scales; leaves a mask in `work`: 1 to be sent, 2 an empty bin's mark.
@@ -161,14 +155,10 @@ class AdaComp:
         work.index_add_(0, state.starts, found, alpha=-2).index_add_(
             0, state.starts, torch.full_like(found, 2)
         )
-        return scales.float()  # as they travel, so that everybody subtracts and adds the same
+        return scales.float()  # as they are sent, so that all workers subtract and add the same
 
     def residual(self, state: Bins) -> Tensor:
         return state.residual
-
-    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
-        """An empty bin's mark counts as an element: it takes as many bytes."""
-        return -(-n // max(self.conv_bin, self.other_bin)), n
 
     def broken_laws(self) -> dict[str, str]:
         return {DENSE_AT_DENSITY_1: "it has no density, and sends signs"}
@@ -186,7 +176,7 @@ def divided(sizes: list[int], lengths: list[int]) -> Iterator[Block]:
 
 def write(scales: Tensor, acc: Tensor, state: Bins) -> Tensor:
     """The elements that `work` marks -> (bytes,) uint8: a scale of each tensor, a code of each element."""
-    places, bits = host.nonzero(state.work), state.code.offset_bits
+    places, bits = host_sync.nonzero(state.work), state.code.offset_bits
     bins = torch.searchsorted(state.starts, places, right=True) - 1
     offsets = (places - state.starts[bins]).masked_fill_(state.work[places] == 2, state.code.nothing)
     is_last = torch.ones_like(bins, dtype=torch.bool)

@@ -1,18 +1,20 @@
 from collections.abc import Sequence
+from typing import Literal
 
 from sparsify import feedback as feedbacks
-from sparsify.aggregate import Sparsifier
+from sparsify.checks import check_choice
 from sparsify.exchange import AllGatherBlocks, AllReduce
-from sparsify.parts import check_choice
+from sparsify.method import Sparsifier
+from sparsify.ranges import AnyFeedback, Density, Scope
 from sparsify.select import BlockRandomK
 
 
 def blockrandomk(
-    density: float = 0.001,
-    scope: str | float = "global",
-    density_warmup: Sequence[float] = (),
-    feedback: str = "gradient",
-    exchange: str = "allgather",
+    density: Density = 0.001,
+    scope: Scope = "global",
+    density_warmup: Sequence[Density] = (),
+    feedback: AnyFeedback = "gradient",
+    exchange: Literal["allgather", "allreduce"] = "allgather",
     aligned: bool = False,
 ) -> Sparsifier:
     """Block-random-k SGD: k consecutive elements from a random start. Eghlidi and Jaggi 2020.

@@ -1,15 +1,16 @@
 from collections.abc import Sequence
 
-from sparsify.aggregate import Sparsifier
 from sparsify.exchange import AllGather
-from sparsify.feedback import Forget
+from sparsify.feedback import NoFeedback
+from sparsify.method import Sparsifier
+from sparsify.ranges import Density, Scope
 from sparsify.select import FirstK
 
 
 def control(
-    density: float = 0.001, scope: str | float = "global", density_warmup: Sequence[float] = ()
+    density: Density = 0.001, scope: Scope = "global", density_warmup: Sequence[Density] = ()
 ) -> Sparsifier:
     """No method: sends the first k elements. A control: what it spends on selection is the harness's own
     overhead.
     """
-    return Sparsifier(density, FirstK(), Forget(), AllGather(), scope, tuple(density_warmup))
+    return Sparsifier(density, FirstK(), NoFeedback(), AllGather(), scope, tuple(density_warmup))

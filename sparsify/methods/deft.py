@@ -7,17 +7,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sparsify import cost, host
-from sparsify.aggregate import Sparsifier
+from sparsify import host_sync
 from sparsify.comm import Comm
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
-from sparsify.partitions import gather_exclusive, split_evenly
-from sparsify.parts import Part, Place, Selection, work_dtype
+from sparsify.method import Sparsifier
+from sparsify.methods._partitions import gather_exclusive, split_evenly
+from sparsify.ranges import Density, Scope
+from sparsify.types import BucketContext, Part, Selection, index_dtype, work_dtype
 
 
 def deft(
-    density: float = 0.001, scope: str | float = "global", density_warmup: Sequence[float] = ()
+    density: Density = 0.001, scope: Scope = "global", density_warmup: Sequence[Density] = ()
 ) -> Sparsifier:
     """DEFT: fragments of the model shared out to the workers, top-k in each. Yoon and Oh, ICPP 2023,
     arXiv:2307.03500.
@@ -29,7 +30,9 @@ def deft(
     k + (number of fragments) - 1 elements are sent.
 
     In the published code every worker computes the k of each fragment from its own norms, and the packing
-    alone is the leader's. Here the leader's norms decide both, so that together the workers send k.
+    alone is the leader's. Here the leader's norms decide both, so that together the workers send k. What is
+    left of k in the end, since fragments were smaller than their shares, goes to those of the largest norms;
+    the published code leaves it unsent.
 
     Args:
         scope: see topk; fragments are cut within a bucket, so this is for large ones.
@@ -38,7 +41,7 @@ def deft(
 
 
 @dataclass
-class Turn:
+class PlannerTurn:
     """Whose turn it is to plan."""
 
     work: Tensor = field(metadata={"saved": False})  # (n,)
@@ -53,46 +56,44 @@ class Deft(Part):
     shared: ClassVar[bool] = True
     exact: ClassVar[bool] = False
 
-    def init(self, like: Tensor, place: Place) -> Turn:
-        return Turn(torch.empty_like(like, dtype=work_dtype(like.dtype)), place.sizes or [like.numel()])
+    def init(self, like: Tensor, context: BucketContext) -> PlannerTurn:
+        return PlannerTurn(
+            torch.empty_like(like, dtype=work_dtype(like.dtype)), context.sizes or [like.numel()]
+        )
 
-    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
-        return k, n
-
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Turn) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: PlannerTurn) -> Selection:
         n, turn = acc.numel(), state.step % comm.size
         state.step += 1
         sizes = fragments(state.sizes, comm.size)
         if comm.rank == turn:
-            # Together, and in float64 lest squares overflow.
-            norms = host.read(torch.stack(torch._foreach_norm(acc.split(sizes), dtype=torch.float64)))
+            # All in one call, and in float64 so that squares can't overflow.
+            norms = host_sync.to_host(torch.stack(torch._foreach_norm(acc.split(sizes), dtype=torch.float64)))
             ks = shares(norms, sizes, k)
-            bins = packed([top_k_cost(*one) for one in zip(sizes, ks, strict=True)], comm.size)
-            plan = host.put([ks, bins], acc, plan_dtype(n))
+            bins = packed([top_k_cost(*fragment) for fragment in zip(sizes, ks, strict=True)], comm.size)
+            plan = host_sync.to_device([ks, bins], acc, plan_dtype(n))
             comm.broadcast(plan, turn)
         else:
             plan = torch.empty(2, len(sizes), dtype=plan_dtype(n), device=acc.device)
-            ks, bins = host.read(comm.broadcast(plan, turn))
+            ks, bins = host_sync.to_host(comm.broadcast(plan, turn))
         mine, chosen, start = (turn + comm.rank) % comm.size, [acc.new_empty(0, dtype=torch.int64)], 0
         for size, k_, bin_ in zip(sizes, ks, bins, strict=True):
             if bin_ == mine:
                 magnitudes = torch.abs(acc[start : start + size], out=state.work[start : start + size])
                 chosen.append(magnitudes.topk(k_, sorted=False).indices.add_(start))
             start += size
-        everybody = gather_exclusive(comm, torch.cat(chosen), n)
-        planning = cost.broadcast(plan.nbytes, comm.size).sent_bytes
-        return Selection(everybody.indices, planning + everybody.sent_bytes)
+        return Selection(gather_exclusive(comm, torch.cat(chosen), n).indices)
 
 
 def plan_dtype(n: int) -> torch.dtype:
-    return torch.int32 if n < 2**31 else torch.int64
+    """A plan holds counts, which reach n itself, where indices end at n - 1."""
+    return index_dtype(n + 1)
 
 
 def fragments(tensors: list[int], size: int) -> list[int]:
     """Tensors of more than n/P elements in P pieces, others whole: their sizes. Empty ones are left out."""
     n = sum(tensors)
-    pieces = [split_evenly(one, size) if one * size > n else [one] for one in tensors]
-    return [piece for one in pieces for piece in one if piece]
+    pieces = [split_evenly(length, size) if length * size > n else [length] for length in tensors]
+    return [piece for tensor in pieces for piece in tensor if piece]
 
 
 def shares(norms: list[float], sizes: list[int], k: int) -> list[int]:

@@ -1,7 +1,8 @@
-from sparsify.aggregate import Dense
+from sparsify.method import Dense
+from sparsify.ranges import Scope
 
 
-def dense(scope: str | float = "global") -> Dense:
+def dense(scope: Scope = "global") -> Dense:
     """Plain gradient averaging: by default one allreduce over the whole model, not overlapped with
     backpropagation.
 

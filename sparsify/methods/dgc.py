@@ -2,37 +2,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from sparsify import cost
-from sparsify.aggregate import Report, Sparsifier, State, Step
 from sparsify.comm import Comm
 from sparsify.exchange import AllGather
 from sparsify.feedback import MomentumCorrection
-from sparsify.parts import DENSE_AT_DENSITY_1, Place, Selection, work_dtype
-from sparsify.select import About, Draws
-from sparsify.thresholds import Scratch
+from sparsify.method import Method, Sparsifier, State, Step
+from sparsify.methods._thresholds import prepare, reaching
+from sparsify.ranges import Density, Index, MomentumFactor, Natural, Positive, Scope, Share, Value
+from sparsify.select import Draws, VariableK
 from sparsify.timer import PhaseTimer
+from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, Selection, work_dtype
 from sparsify.wire import Wire
+from sparsify.workspace import Workspace
 
 
 def dgc(
-    density: float = 0.001,
-    scope: str | float = "layer",
-    density_warmup: Sequence[float] = (),
-    momentum: float = 0.9,
+    density: Density = 0.001,
+    scope: Scope = "layer",
+    density_warmup: Sequence[Density] = (),
+    momentum: MomentumFactor = 0.9,
     nesterov: bool = False,
     masking: bool = True,
-    clip_norm: float | None = None,
-    sample: float = 0.01,
-    adaptations: int = 10,
+    clip_norm: Positive | None = None,
+    sample: Share = 0.01,
+    adaptations: Natural = 10,
     dense_vectors: bool = True,
-    index: str = "int32",
-    value: str = "as_is",
-) -> Sparsifier | WithDenseVectors:
+    index: Index = "int32",
+    value: Value = "as_is",
+) -> Method:
     """Deep Gradient Compression: sampled thresholds, momentum correction. Lin et al., ICLR 2018,
     arXiv:1712.01887.
 
@@ -46,7 +47,7 @@ def dgc(
             the public code says the same; run without a list, the code takes 0.316, 0.1, 0.0316, 0.01,
             0.0032.
         momentum, nesterov, masking: see `sparsify.feedback.MomentumCorrection`.
-        clip_norm: see `sparsify.aggregate.Sparsifier`; over the whole model.
+        clip_norm: see `sparsify.method.Sparsifier`; over the whole model.
         sample: share of the elements that the threshold is taken from; the paper's 0.001 to 0.01.
         adaptations: how often the threshold is lowered at most.
         dense_vectors: buckets of 1-D tensors only (biases, normalisations) are averaged whole, with ordinary
@@ -75,11 +76,11 @@ class Sampling:
     """What the sampling selector keeps."""
 
     draws: Draws
-    scratch: Scratch
+    workspace: Workspace = field(metadata={"saved": False})
 
 
 @dataclass(frozen=True)
-class DgcSample(About):
+class DgcSample(VariableK):
     """At most k, above a threshold that is estimated from a sample. Lin et al. 2018, section 5.
 
     Where more than k reach the threshold, the k largest of those are taken, exactly ("hierarchical"). The
@@ -99,18 +100,15 @@ class DgcSample(About):
         if self.adaptations < 0:
             raise ValueError(f"adaptations={self.adaptations} is out of range: it must be at least 0")
 
-    def init(self, like: Tensor, place: Place) -> Sampling:
-        return Sampling(Draws(place), Scratch.of(like, place))
-
-    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
-        return 0, k
+    def init(self, like: Tensor, context: BucketContext) -> Sampling:
+        return Sampling(Draws(context), Workspace.searching(like, context))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Sampling) -> Selection:
-        n, scratch = acc.numel(), state.scratch
+        n, workspace = acc.numel(), state.workspace
         sampled = max(math.ceil(self.sample * n), math.ceil(TOP_OF_SAMPLE * n / k))
         if sampled >= n or k == n:
-            return Selection(scratch.kernel.top(acc, None, k).indices)
-        scratch.prepare(acc)
+            return Selection(workspace.kernel.topk(acc, None, k).indices)
+        prepare(acc, workspace)
         # Odd, lest the sample walk along one row of a tensor whose sides are even (published: 32 i + 1).
         stride = (n // sampled - 1) | 1
         strided = acc[state.draws.key() % stride :: stride].abs()
@@ -118,12 +116,12 @@ class DgcSample(About):
         # Zeros reach no threshold: in a sparse gradient they would all be candidates.
         least = torch.finfo(acc.dtype).tiny
         threshold = top.min().clamp_(min=least)
-        found = scratch.reaching(acc, threshold)
+        found = reaching(acc, threshold, workspace)
         for _ in range(self.adaptations):
             if not 0 < len(found.indices) < LOWER * k:  # none: then all are zero
                 break
             threshold.mul_(LOWER).clamp_(min=least)
-            found = scratch.reaching(acc, threshold)
+            found = reaching(acc, threshold, workspace)
         if len(found.indices) > k:
             chosen = found.indices
             return Selection(chosen[acc[chosen].abs().topk(k, sorted=False).indices])
@@ -152,10 +150,22 @@ class WithDenseVectors:
     def momentum_inside(self) -> bool:
         return self.sparse.momentum_inside
 
-    def init(self, like: Tensor, place: Place) -> State | Momentum:
-        if place.shapes and all(len(shape) <= 1 for shape in place.shapes):
+    @property
+    def needs_lr(self) -> bool:
+        return self.sparse.needs_lr
+
+    @property
+    def needs_whole_gradient(self) -> bool:
+        return self.sparse.needs_whole_gradient
+
+    @property
+    def num_warmup_epochs(self) -> int:
+        return self.sparse.num_warmup_epochs
+
+    def init(self, like: Tensor, context: BucketContext) -> State | Momentum:
+        if context.shapes and all(len(shape) <= 1 for shape in context.shapes):
             return Momentum(torch.zeros_like(like, dtype=work_dtype(like.dtype)))
-        return self.sparse.init(like, place)
+        return self.sparse.init(like, context)
 
     def density_at(self, epoch: int) -> float:
         return self.sparse.density_at(epoch)
@@ -165,10 +175,9 @@ class WithDenseVectors:
 
     def aggregate(
         self, grad: Tensor, step: Step, state: State | Momentum, comm: Comm, timer: PhaseTimer
-    ) -> Report:
+    ) -> int:
         if not isinstance(state, Momentum):
             return self.sparse.aggregate(grad, step, state, comm, timer)
-        sent_bytes = cost.all_reduce(grad.nbytes, comm.size).sent_bytes
         comm.all_reduce(grad)
         with timer.phase("scatter"):
             u, m = state.momentum, self.correction.momentum
@@ -178,13 +187,10 @@ class WithDenseVectors:
                 grad.add_(u)
             else:
                 grad.copy_(u.mul_(m).add_(grad))
-        return Report(grad.numel(), sent_bytes)
+        return grad.numel()
 
     def residual(self, state: State | Momentum) -> Tensor | None:
         return None if isinstance(state, Momentum) else self.sparse.residual(state)
-
-    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
-        return self.sparse.bounds(n, k, size)[0], n
 
     def broken_laws(self) -> dict[str, str]:
         ahead = {DENSE_AT_DENSITY_1: "Nesterov's form looks ahead: the first step is (1 + momentum) g"}

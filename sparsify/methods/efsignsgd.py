@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.aggregate import Coarse
-from sparsify.parts import Part, Place, check_choice
-from sparsify.quantise import Message, read_signs, write_signs
+from sparsify.checks import check_choice
+from sparsify.methods._quantise import Message, read_signs, write_signs
+from sparsify.methods._quantised_all_gather import QuantisedAllGather
+from sparsify.ranges import Scope
+from sparsify.types import BucketContext, Part
 
 
-def efsignsgd(scope: str | float = "layer", feedback: str = "learning_rate") -> Coarse:
+def efsignsgd(
+    scope: Scope = "layer", feedback: Literal["learning_rate", "gradient"] = "learning_rate"
+) -> QuantisedAllGather:
     """EF-signSGD: signs times their mean magnitude, and error feedback. Karimireddy et al. 2019 (ICML),
     arXiv:1901.09847, algorithm 1.
 
@@ -26,14 +31,14 @@ def efsignsgd(scope: str | float = "layer", feedback: str = "learning_rate") -> 
             step that sends them: the two differ where the rate changes.
     """
     check_choice("feedback", feedback, ("learning_rate", "gradient"))
-    return Coarse(ScaledSign(), feedbacks.named(feedback), scope)
+    return QuantisedAllGather(ScaledSign(), feedbacks.named(feedback), scope)
 
 
 @dataclass(frozen=True)
 class ScaledSign(Part):
     """C(p) = |p|_1 / d sign(p)."""
 
-    def init(self, like: Tensor, place: Place) -> Message:
+    def init(self, like: Tensor, context: BucketContext) -> Message:
         return Message.like(like, block=like.numel(), bits=1)
 
     def encode(self, acc: Tensor, state: Message) -> Tensor:

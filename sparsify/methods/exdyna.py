@@ -1,14 +1,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
-from sparsify.aggregate import Sparsifier
+from sparsify.checks import check_positive
 from sparsify.comm import Comm
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
-from sparsify.partitions import ExclusiveThreshold, Threshold, split_evenly
-from sparsify.parts import Selection, check_positive
+from sparsify.method import Sparsifier
+from sparsify.methods._partitions import ExclusiveThreshold, Threshold, split_evenly
+from sparsify.ranges import Count, Density, Positive, Scope
+from sparsify.types import Selection
 
 ALIGNMENT = 32  # kljp/exdyna: block sizes are multiples of it
 # Loads in units of their mean, from which on one block moves.
@@ -17,16 +20,17 @@ LEAST = 4  # a partition keeps 1/4 of the blocks that it would have if all had e
 
 
 def exdyna(
-    density: float = 0.001,
-    scope: str | float = "global",
-    density_warmup: Sequence[float] = (),
-    rule: str = "intended",
-    threshold: float | None = None,
-    blocks: int = 1024,
+    density: Density = 0.001,
+    scope: Scope = "global",
+    density_warmup: Sequence[Density] = (),
+    rule: Literal["intended", "published"] = "intended",
+    threshold: Positive | None = None,
+    blocks: Count = 1024,
 ) -> Sparsifier:
     """ExDyna: MiCRO with partitions that follow the load. Yoon and Oh, CCGrid 2024, arXiv:2402.13781.
 
-    Two host synchronisations per step and bucket. Slow start and threshold as in `micro`.
+    Two host synchronisations per step and bucket. Slow start, and a threshold that rises until as much leaves
+    as comes in, as in `micro`.
 
     Args:
         scope: see topk.
@@ -58,14 +62,14 @@ class ExDyna(ExclusiveThreshold):
         state.blocks = state.blocks or split_evenly(number, size)
         sizes = [block * held for held in state.blocks]
         sizes[-1] += n - block * number
-        everybody = self.choose(acc, k, sizes, comm, state)
+        union = self.choose(acc, k, sizes, comm, state)
         if k < n:
             loads = [0] * size
-            for rank, count in enumerate(everybody.counts):
+            for rank, count in enumerate(union.counts):
                 loads[(state.step + rank) % size] = count
             rebalance(state.blocks, loads, block * sum(loads) / n)
-        self.follow(len(everybody.indices), k, size, state)
-        return Selection(everybody.indices, everybody.sent_bytes)
+        self.follow(len(union.indices), k, size, state)
+        return Selection(union.indices)
 
 
 def block_size(n: int, blocks: int, size: int) -> int:

@@ -4,20 +4,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from sparsify import host
-from sparsify.aggregate import Sparsifier
+from sparsify import host_sync
+from sparsify.checks import check_choice
 from sparsify.comm import Comm
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
-from sparsify.parts import DENSE_AT_DENSITY_1, Place, Selection, check_choice
-from sparsify.select import About, ExactlyK
-from sparsify.thresholds import Scratch
+from sparsify.method import Sparsifier
+from sparsify.methods._thresholds import mask_of, prepare, reaching, take_magnitudes
+from sparsify.ranges import AtLeast1, Count, Density, Index, Scope, Value
+from sparsify.select import ExactlyK, VariableK
+from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, Selection
 from sparsify.wire import Wire
+from sparsify.workspace import Workspace
 
 PUBLISHED_PASSES = 3  # hclhkbu/GaussianK-SGD, compression.py
 BOUNDED_PASSES = 20  # as many as Ok-Topk's re-implementation of Gaussian-k takes at most
@@ -27,14 +30,14 @@ DOWN, UP = 0.5, 1.5  # by which it adjusts its threshold
 
 
 def gaussiank(
-    density: float = 0.001,
-    scope: str | float = "global",
-    density_warmup: Sequence[float] = (),
-    rule: str = "bounded",
-    passes: int | None = None,
-    slack: float | None = None,
-    index: str = "int32",
-    value: str = "as_is",
+    density: Density = 0.001,
+    scope: Scope = "global",
+    density_warmup: Sequence[Density] = (),
+    rule: Literal["bounded", "published"] = "bounded",
+    passes: Count | None = None,
+    slack: AtLeast1 | None = None,
+    index: Index = "int32",
+    value: Value = "as_is",
 ) -> Sparsifier:
     """Gaussian-k: a threshold from mean and standard deviation. Shi et al. 2019, arXiv:1911.08772.
 
@@ -77,7 +80,7 @@ def gaussian_threshold(acc: Tensor, ratio: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class GaussianThreshold(About):
+class GaussianThreshold(VariableK):
     """The published rule: a threshold, halved or raised by half while it selects less than 2k/3 or more than
     4k/3, at most three times.
 
@@ -93,14 +96,14 @@ class GaussianThreshold(About):
     def __post_init__(self) -> None:
         check_passes(self.passes)
 
-    def init(self, like: Tensor, place: Place) -> Scratch:
-        return Scratch.of(like, place)
+    def init(self, like: Tensor, context: BucketContext) -> Workspace:
+        return Workspace.searching(like, context)
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Scratch) -> Selection:
-        state.prepare(acc)
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
+        prepare(acc, state)
         threshold = gaussian_threshold(acc, k / acc.numel())
         for _ in range(self.passes):
-            chosen = state.reaching(acc, threshold, strict=True)
+            chosen = reaching(acc, threshold, state, strict=True)
             if len(chosen.indices) < FEWEST * k:
                 threshold = threshold * DOWN
             elif len(chosen.indices) > MOST * k:
@@ -127,21 +130,24 @@ class GaussianGuess(ExactlyK):
                 f"slack={self.slack} is out of range: k elements need k candidates; take 1 or more"
             )
 
-    def init(self, like: Tensor, place: Place) -> Scratch:
-        return Scratch.of(like, place)
+    def init(self, like: Tensor, context: BucketContext) -> Workspace:
+        return Workspace.searching(like, context)
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Scratch) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
         candidates = self.candidates(acc, k, state) if k < acc.numel() else None
         if candidates is None:
-            return Selection(state.kernel.top(acc, None, k).indices)
-        best = state.magnitudes[candidates].topk(k, sorted=False).indices
+            return Selection(state.kernel.topk(acc, None, k).indices)
+        best = state.buffer("magnitudes")[candidates].topk(k, sorted=False).indices
         return Selection(candidates[best])
 
-    def candidates(self, acc: Tensor, k: int, state: Scratch) -> Tensor | None:
+    def candidates(self, acc: Tensor, k: int, state: Workspace) -> Tensor | None:
         """Between k and slack x k indices, the k largest among them; None if no threshold was found."""
-        top, nonzeros = state.take(acc).amax(), torch.count_nonzero(acc)
+        magnitudes = take_magnitudes(acc, state)
+        largest, nonzeros = magnitudes.amax(), torch.count_nonzero(acc)
         guess = gaussian_threshold(acc, k / acc.numel())
-        threshold, high, nonzeros = host.read(torch.stack([guess.double(), top.double(), nonzeros.double()]))
+        threshold, high, nonzeros = host_sync.to_host(
+            torch.stack([guess.double(), largest.double(), nonzeros.double()])
+        )
         if nonzeros < k:
             return None  # no threshold has k elements above it
         low = 0.0
@@ -149,14 +155,14 @@ class GaussianGuess(ExactlyK):
             if not low < threshold < high:
                 # Geometric, for magnitudes span decades; but 0 has no logarithm, so halve until low is known.
                 threshold = math.sqrt(low * high) if low else high / 2
-            mask = state.above(threshold)
-            count = host.read(torch.count_nonzero(mask))
+            mask = torch.gt(magnitudes, threshold, out=mask_of(state))
+            count = host_sync.to_host(torch.count_nonzero(mask))
             if count < k:
                 high = threshold
             elif count > self.slack * k:
                 low = threshold
             else:
-                return host.nonzero(mask)
+                return host_sync.nonzero(mask)
         return None
 
 

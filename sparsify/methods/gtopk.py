@@ -2,35 +2,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from sparsify import cost
-from sparsify.aggregate import Sparsifier
+from sparsify.checks import check_choice
 from sparsify.comm import Comm
 from sparsify.feedback import ErrorFeedback
-from sparsify.parts import NOTHING_IS_LOST, Delivery, Part, Place, Run, Sparse, check_choice, members
+from sparsify.method import Sparsifier
+from sparsify.ranges import Density, Index, Scope
 from sparsify.select import TopK
+from sparsify.types import NOTHING_IS_LOST, BucketContext, Delivery, Part, Slice, Sparse, members
 from sparsify.wire import Wire
 
 
 def gtopk(
-    density: float = 0.001,
-    scope: str | float = "global",
-    density_warmup: Sequence[float] = (),
-    leak: str = "returned",
-    index: str = "int32",
+    density: Density = 0.001,
+    scope: Scope = "global",
+    density_warmup: Sequence[Density] = (),
+    leak: Literal["returned", "published"] = "returned",
+    index: Index = "int32",
 ) -> Sparsifier:
-    """gTop-k: everybody's k largest are merged along a tree, k survive each merge. Shi et al. 2019, ICDCS,
+    """gTop-k: the workers' k largest are merged along a tree, k survive each merge. Shi et al. 2019, ICDCS,
     arXiv:1901.04359.
 
     4 k log P words on the critical path instead of Top-k's 2 k (P-1), and k elements in the update whatever
     P. The result is not the exact global top-k of the sum. Any number of workers; no host synchronisation.
 
     Args:
-        leak: an element may be dropped at a merge and yet be in the final result, by way of other workers.
+        leak: an element may be dropped at a merge and yet be in the final result, through other workers.
             `published`: those whose contribution was dropped take it as sent, and it is lost. `returned`: the
             worker that merged keeps the dropped sum in its own residual, so that nothing is lost.
         index: how indices are written, see `sparsify.wire.Wire`.
@@ -40,8 +41,8 @@ def gtopk(
 
 @dataclass(frozen=True)
 class Tree(Part):
-    """Merge two by two towards worker 0, which broadcasts what is left. ceil(log2 P) rounds: whoever has no
-    partner in a round keeps what it has.
+    """Merge two by two towards worker 0, which broadcasts what is left. ceil(log2 P) rounds: a worker
+    without a partner in a round keeps what it has.
     """
 
     wire: Wire = Wire()
@@ -56,30 +57,27 @@ class Tree(Part):
         lost = "what a merge drops is lost if its index reaches the root by way of other workers"
         return {NOTHING_IS_LOST: lost} if self.leak == "published" else {}
 
-    def init(self, like: Tensor, place: Place) -> None:
+    def init(self, like: Tensor, context: BucketContext) -> None:
         return None
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        best, dropped, sent_bytes, stride = part, list[Sparse](), 0, 1
+        best, dropped, stride = part, list[Sparse](), 1
         dtype = part.values.dtype
         while stride < comm.size:
             route = [(to + stride, to) for to in range(0, comm.size - stride, 2 * stride)]
-            message = self.wire.write(best, n)
-            received = comm.permute(message, route)
-            sent_bytes += cost.permute(len(message), len(route)).sent_bytes
+            received = comm.permute(self.wire.write(best, n), route)
             if received is not None:
                 best, lost = merge(best, self.wire.read(received, k, n, dtype), k)
                 dropped.append(lost)
             stride *= 2
         message = comm.broadcast(self.wire.write(best, n))
-        sent_bytes += cost.broadcast(len(message), comm.size).sent_bytes
         final = self.wire.read(message, k, n, dtype)
         survivors = final.indices.long().sort().values
         # Locally selected and globally rejected values return to the residual: they were not delivered.
-        delivered: list[Sparse | Run] = [only(part, survivors)]
+        delivered: list[Sparse | Slice] = [only(part, survivors)]
         if self.leak == "returned":  # and of what I dropped, what its owners take for delivered is mine now
             delivered += [only(Sparse(lost.indices, -lost.values), survivors) for lost in dropped]
-        return Delivery([final], delivered, sent_bytes)
+        return Delivery([final], delivered)
 
 
 def only(part: Sparse, survivors: Tensor) -> Sparse:
@@ -87,10 +85,10 @@ def only(part: Sparse, survivors: Tensor) -> Sparse:
     return Sparse(part.indices, part.values.where(members(part.indices.long(), survivors), 0))
 
 
-def merge(one: Sparse, other: Sparse, k: int) -> tuple[Sparse, Sparse]:
+def merge(left: Sparse, right: Sparse, k: int) -> tuple[Sparse, Sparse]:
     """The k largest of the sum of two, and the rest of it, (2k,) with 0 for what was kept."""
-    indices, order = torch.cat([one.indices.long(), other.indices.long()]).sort(stable=True)
-    values = torch.cat([one.values, other.values])[order]
+    indices, order = torch.cat([left.indices.long(), right.indices.long()]).sort(stable=True)
+    values = torch.cat([left.values, right.values])[order]
     is_double = torch.zeros_like(indices, dtype=torch.bool)  # the second of an index that both have
     torch.eq(indices[1:], indices[:-1], out=is_double[1:])
     values[:-1] += values[1:].where(is_double[1:], 0)  # not a product: an infinity times 0 is no number

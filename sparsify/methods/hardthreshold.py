@@ -2,19 +2,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from sparsify import cost
-from sparsify.aggregate import Sparsifier
+from sparsify.checks import check_choice
 from sparsify.comm import Comm, gather_uneven
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Kernel
-from sparsify.parts import DENSE_AT_DENSITY_1, Delivery, Part, Place, Sparse, check_choice
-from sparsify.select import About, Searching
+from sparsify.method import Sparsifier
+from sparsify.ranges import Density, Index, Positive, Scope, Value
+from sparsify.select import KernelSelector, VariableK
+from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, Delivery, Part, Sparse
 from sparsify.wire import Wire
 
 SIGN = -(2**31)  # the highest bit of an int32
@@ -22,13 +23,13 @@ INDEX = 2**31 - 1  # the other 31
 
 
 def hardthreshold(
-    density: float = 0.001,
-    scope: str | float = "global",
-    density_warmup: Sequence[float] = (),
-    threshold: float | None = None,
-    send: str = "values",
-    index: str = "int32",
-    value: str = "as_is",
+    density: Density = 0.001,
+    scope: Scope = "global",
+    density_warmup: Sequence[Density] = (),
+    threshold: Positive | None = None,
+    send: Literal["values", "strom"] = "values",
+    index: Index = "int32",
+    value: Value = "as_is",
 ) -> Sparsifier:
     """Hard threshold: what reaches a constant is sent. Strom 2015 (Interspeech); Sahu et al. 2021 (NeurIPS).
 
@@ -67,9 +68,9 @@ def threshold_for(threshold: float | None, k: int) -> float:
 
 
 @dataclass(frozen=True)
-class HardThreshold(Searching, About):
-    """|acc| >= threshold, be it none. GRACE lowers the threshold to the largest *signed* element, so that
-    something is selected: everything, when all are negative.
+class HardThreshold(KernelSelector, VariableK):
+    """|acc| >= threshold, possibly no element. GRACE lowers the threshold to the largest *signed* element, so
+    that something is selected: everything, when all are negative.
     """
 
     threshold: float | None = None
@@ -81,13 +82,13 @@ class HardThreshold(Searching, About):
         if self.threshold is not None and not self.threshold > 0:
             raise ValueError(f"threshold={self.threshold} is out of range: it must be above 0")
 
-    def search(self, acc: Tensor, rest: Tensor | None, k: int, by: Kernel) -> Sparse:
-        return by.beyond(acc, rest, threshold_for(self.threshold, k))
+    def search(self, acc: Tensor, grad: Tensor | None, k: int, kernel: Kernel) -> Sparse:
+        return kernel.above(acc, grad, threshold_for(self.threshold, k))
 
 
 @dataclass(frozen=True)
 class SignedWords(Part):
-    """Everybody's indices and signs to everybody, one word of 32 bits each; they stand for +-tau. Strom 2015.
+    """All-gather of indices and signs, one word of 32 bits each; they stand for +-tau. Strom 2015.
 
     What was delivered of an element is tau, so error feedback keeps the rest.
     """
@@ -96,16 +97,14 @@ class SignedWords(Part):
     needs_shared: ClassVar[bool] = False
     needs_exact: ClassVar[bool] = False
 
-    def init(self, like: Tensor, place: Place) -> None:
+    def init(self, like: Tensor, context: BucketContext) -> None:
         return None
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
         tau, dtype = threshold_for(self.threshold, k), part.values.dtype
         mine = words(part, n)
-        everybodys = gather_uneven(comm, mine)
-        price = cost.gather_uneven(max(one.nbytes for one in everybodys), comm.size)
-        total = [signed(one, tau, dtype) for one in everybodys]
-        return Delivery([*total], [signed(mine, tau, dtype)], price.sent_bytes)
+        total = [signed(theirs, tau, dtype) for theirs in gather_uneven(comm, mine)]
+        return Delivery([*total], [signed(mine, tau, dtype)])
 
 
 def words(part: Sparse, n: int) -> Tensor:

@@ -1,26 +1,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparsify import cost, host
 from sparsify import feedback as feedbacks
-from sparsify.aggregate import Report, Step
 from sparsify.bucket import check_scope
+from sparsify.checks import check_choice, check_positive
 from sparsify.comm import Comm
-from sparsify.feedback import Feedback
-from sparsify.parts import DENSE_AT_DENSITY_1, Delivery, Place, Run, check_choice, check_positive, work_dtype
+from sparsify.feedback import Feedback, LearningRateFeedback
+from sparsify.method import MethodDefaults, Step
+from sparsify.ranges import AtLeast1, Count, FeedbackName, Scope
 from sparsify.timer import PhaseTimer
+from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, Delivery, Slice, work_dtype
 
 
 def powersgd(
-    scope: str | float = "global",
-    rank: int = 2,
-    min_compression_rate: float = 2.0,
-    feedback: str = "gradient",
+    scope: Scope = "global",
+    rank: Count = 2,
+    min_compression_rate: AtLeast1 = 2.0,
+    feedback: FeedbackName = "gradient",
 ) -> PowerSGD:
     """PowerSGD: every matrix by one warm-started step of power iteration. Vogels et al. 2019 (NeurIPS),
     arXiv:1905.13727, algorithms 1 and 2.
@@ -84,14 +85,13 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class PowerSGD:
+class PowerSGD(MethodDefaults):
     """Low-rank approximations of all matrices of a bucket."""
 
     rank: int
     min_compression_rate: float
     feedback: Feedback
     scope: str | float = "global"
-    momentum_inside: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_scope(self.scope)
@@ -102,12 +102,12 @@ class PowerSGD:
                 "take 1 or more"
             )
 
-    def init(self, like: Tensor, place: Place) -> LowRank:
+    def init(self, like: Tensor, context: BucketContext) -> LowRank:
         dtype = work_dtype(like.dtype)
-        matrices = self.matrices(place.shapes)
+        matrices = self.matrices(context.shapes)
         first = sum(m.rows * (m.rank or m.columns) for m in matrices)
         # Drawn on the host, so that it is the same on all devices.
-        own = place.shared.generator(torch.device("cpu"))
+        own = context.shared.generator(torch.device("cpu"))
         second = torch.randn(sum(m.columns * m.rank for m in matrices), generator=own, dtype=dtype)
         return LowRank(
             second.to(like.device),
@@ -125,20 +125,13 @@ class PowerSGD:
             rows, columns = (shape[0], size // shape[0]) if len(shape) > 1 and size else (size, 1)
             rank = min(self.rank, rows, columns)
             pays = rank * (rows + columns) * self.min_compression_rate < size
-            one = Matrix(rows, columns, rank if len(shape) > 1 and pays else 0, start, p, q)
-            found.append(one)
-            start, p, q = start + size, p + rows * (one.rank or columns), q + columns * one.rank
+            matrix = Matrix(rows, columns, rank if len(shape) > 1 and pays else 0, start, p, q)
+            found.append(matrix)
+            start, p, q = start + size, p + rows * (matrix.rank or columns), q + columns * matrix.rank
         return found
 
-    def density_at(self, epoch: int) -> float:
-        return 1.0
-
-    def prepare(self, grad: Tensor, comm: Comm) -> None:
-        return None
-
-    def aggregate(self, grad: Tensor, step: Step, state: LowRank, comm: Comm, timer: PhaseTimer) -> Report:
+    def aggregate(self, grad: Tensor, step: Step, state: LowRank, comm: Comm, timer: PhaseTimer) -> int:
         """Algorithm 1, for all matrices at once."""
-        waits = host.waits()
         compressed = [m for m in state.matrices if m.rank]
         dense = [m for m in state.matrices if not m.rank]
         first, second, update = state.first, state.second, state.update
@@ -165,19 +158,19 @@ class PowerSGD:
                 torch.div(m.p_of(first), comm.size, out=m.of(update))
             # What is sent as it is, is delivered whole; of a matrix, the workers' average is.
             delivered = [
-                Run(m.start, (m.of(update) if m.rank else m.of(acc)).view(-1)) for m in state.matrices
+                Slice(m.start, (m.of(update) if m.rank else m.of(acc)).view(-1)) for m in state.matrices
             ]
-            self.feedback.retain(Delivery([], [*delivered], 0), state.feedback)
+            self.feedback.retain(Delivery([], [*delivered]), state.feedback)
         with timer.phase("scatter"):
             grad.copy_(update)
-        sent = sum(cost.all_reduce(one.nbytes, comm.size).sent_bytes for one in (first, second))
-        return Report(grad.numel(), sent, host.waits() - waits)
+        return grad.numel()
+
+    @property
+    def needs_lr(self) -> bool:
+        return isinstance(self.feedback, LearningRateFeedback)
 
     def residual(self, state: LowRank) -> Tensor | None:
         return self.feedback.residual(state.feedback)
-
-    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
-        return n, n
 
     def broken_laws(self) -> dict[str, str]:
         return {

@@ -1,26 +1,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.aggregate import Coarse
-from sparsify.parts import Part, Place, Work, check_choice, check_positive
-from sparsify.quantise import Message, Rounding, in_blocks, read_rounded, write_rounded
+from sparsify.checks import check_choice, check_positive
+from sparsify.methods._quantise import Message, Rounding, in_blocks, read_rounded, write_rounded
+from sparsify.methods._quantised_all_gather import QuantisedAllGather
+from sparsify.ranges import Count, FeedbackName, Scope
+from sparsify.types import BucketContext, Part
+from sparsify.workspace import Workspace
 
 BITS = (2, 4, 8)  # what a byte is divided into without a rest
 NORMS = {"l2": 2.0, "max": float("inf")}
 
 
 def qsgd(
-    scope: str | float = "global",
-    bits: int = 4,
-    block: int = 512,
-    norm: str = "l2",
-    feedback: str = "none",
-) -> Coarse:
+    scope: Scope = "global",
+    bits: Literal[2, 4, 8] = 4,
+    block: Count = 512,
+    norm: Literal["l2", "max"] = "l2",
+    feedback: FeedbackName = "none",
+) -> QuantisedAllGather:
     """QSGD: every element rounded at random to few levels of its block's norm. Alistarh et al. 2017
     (NeurIPS), arXiv:1610.02132.
 
@@ -39,7 +43,7 @@ def qsgd(
             4 bits, rounding errs by more than the gradient, and the residual grows without bound.
     """
     check_choice("feedback", feedback, ("none", "gradient", "learning_rate"))
-    return Coarse(QSGD(bits, block, norm), feedbacks.named(feedback), scope)
+    return QuantisedAllGather(QSGD(bits, block, norm), feedbacks.named(feedback), scope)
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,9 @@ class QSGD(Part):
     def levels(self) -> int:
         return (1 << self.bits - 1) - 1
 
-    def init(self, like: Tensor, place: Place) -> Rounding:
+    def init(self, like: Tensor, context: BucketContext) -> Rounding:
         message = Message.like(like, self.block, self.bits)
-        return Rounding(message, Work.like(like), place.generator(like.device))
+        return Rounding(message, Workspace(like), context.generator(like.device))
 
     def encode(self, acc: Tensor, state: Rounding) -> Tensor:
         norms = [torch.linalg.vector_norm(v, NORMS[self.norm], dim=1) for v in in_blocks(acc, self.block)]

@@ -1,24 +1,26 @@
 from collections.abc import Sequence
+from typing import Literal
 
 from sparsify import feedback as feedbacks
-from sparsify.aggregate import Sparsifier
+from sparsify.checks import check_choice
 from sparsify.exchange import AllGather, AllReduce
-from sparsify.parts import check_choice
+from sparsify.method import Sparsifier
+from sparsify.ranges import AnyFeedback, Density, Index, Scope, Value
 from sparsify.select import RandomK
 from sparsify.wire import Wire
 
 
 def randomk(
-    density: float = 0.001,
-    scope: str | float = "global",
-    density_warmup: Sequence[float] = (),
-    feedback: str = "none",
-    exchange: str = "allgather",
+    density: Density = 0.001,
+    scope: Scope = "global",
+    density_warmup: Sequence[Density] = (),
+    feedback: AnyFeedback = "none",
+    exchange: Literal["allgather", "allreduce"] = "allgather",
     shared: bool = False,
     unbiased: bool = False,
-    sampling: str = "hash",
-    index: str = "int32",
-    value: str = "as_is",
+    sampling: Literal["hash", "permutation"] = "hash",
+    index: Index = "int32",
+    value: Value = "as_is",
     packed: bool = True,
 ) -> Sparsifier:
     """Random-k SGD: k indices drawn uniformly. Yoon and Oh 2022; Eghlidi and Jaggi 2020.

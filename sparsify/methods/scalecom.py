@@ -1,29 +1,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sparsify import cost
-from sparsify.aggregate import Sparsifier
 from sparsify.comm import Comm
 from sparsify.exchange import AllReduce
 from sparsify.feedback import LowPass
-from sparsify.kernels import Search, kernel
-from sparsify.parts import Place, Selection
+from sparsify.method import Sparsifier
+from sparsify.ranges import Density, Scope, Share
 from sparsify.select import ExactlyK
+from sparsify.types import BucketContext, Selection, index_dtype
+from sparsify.workspace import Workspace
 
 
 def scalecom(
-    density: float = 0.001,
-    scope: str | float = "global",
-    density_warmup: Sequence[float] = (),
-    beta: float = 1.0,
+    density: Density = 0.001,
+    scope: Scope = "global",
+    density_warmup: Sequence[Density] = (),
+    beta: Share = 1.0,
 ) -> Sparsifier:
-    """ScaleCom: in turn one worker's top-k is everybody's (CLT-k). Chen et al. 2020 (NeurIPS).
+    """ScaleCom: one worker's top-k is used by all, and they take turns (CLT-k). Chen et al. 2020 (NeurIPS).
 
     Only the leader of a step runs a top-k; it broadcasts k indices, and values are allreduced without any,
     so that bytes do not grow with the workers. It relies on residuals that resemble each other. The top-k is
@@ -38,10 +38,10 @@ def scalecom(
 
 
 @dataclass
-class Turn:
-    """Whose turn it is."""
+class LeaderTurn:
+    """Whose turn it is to lead."""
 
-    search: Search
+    workspace: Workspace = field(metadata={"saved": False})
     step: int = 0
 
 
@@ -51,16 +51,16 @@ class LeaderTopK(ExactlyK):
 
     shared: ClassVar[bool] = True
 
-    def init(self, like: Tensor, place: Place) -> Turn:
-        return Turn(Search(kernel(like, place.select)))
+    def init(self, like: Tensor, context: BucketContext) -> LeaderTurn:
+        return LeaderTurn(Workspace.searching(like, context))
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Turn) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: LeaderTurn) -> Selection:
         leader = state.step % comm.size
         state.step += 1
-        kind = torch.int32 if acc.numel() <= 2**31 else torch.int64
+        dtype = index_dtype(acc.numel())
         if comm.rank == leader:
-            indices = state.search.kernel.top(acc, None, k).indices.to(kind)
+            indices = state.workspace.kernel.topk(acc, None, k).indices.to(dtype)
         else:
-            indices = torch.empty(k, dtype=kind, device=acc.device)
+            indices = torch.empty(k, dtype=dtype, device=acc.device)
         comm.broadcast(indices, leader)
-        return Selection(indices.long(), cost.broadcast(indices.nbytes, comm.size).sent_bytes)
+        return Selection(indices.long())

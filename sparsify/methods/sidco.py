@@ -2,19 +2,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-from sparsify.aggregate import Sparsifier
+from sparsify.checks import check_choice
 from sparsify.comm import Comm
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
-from sparsify.parts import Place, Selection, check_choice
-from sparsify.select import About
-from sparsify.thresholds import Scratch
+from sparsify.method import Sparsifier
+from sparsify.methods._thresholds import mask_of, prepare, reaching, take_magnitudes
+from sparsify.ranges import Count, Density, Index, Scope, Value
+from sparsify.select import VariableK
+from sparsify.types import BucketContext, Selection
 from sparsify.wire import Wire
+from sparsify.workspace import Workspace
 
 FITS = ("exponential", "gamma", "pareto")
 ADAPTATIONS = ("published", "reversing")
@@ -22,16 +27,16 @@ LEAST_SPREAD = 1e-6  # of a fit, squared and relative to the mean: else all-equa
 
 
 def sidco(
-    density: float = 0.001,
-    scope: str | float = "global",
-    density_warmup: Sequence[float] = (),
-    fit: str = "exponential",
-    first_ratio: float = 0.25,
-    adapt_every: int = 5,
-    tolerance: float = 0.2,
-    adapt: str = "published",
-    index: str = "int32",
-    value: str = "as_is",
+    density: Density = 0.001,
+    scope: Scope = "global",
+    density_warmup: Sequence[Density] = (),
+    fit: Literal["exponential", "gamma", "pareto"] = "exponential",
+    first_ratio: Annotated[float, Meta(gt=0, lt=1)] = 0.25,
+    adapt_every: Count = 5,
+    tolerance: Annotated[float, Meta(gt=0, lt=1)] = 0.2,
+    adapt: Literal["published", "reversing"] = "published",
+    index: Index = "int32",
+    value: Value = "as_is",
 ) -> Sparsifier:
     """SIDCo: a threshold from distributions fitted stage by stage. Abdelmoniem et al. 2021 (MLSys).
 
@@ -63,7 +68,7 @@ class Adaptation:
     judged by.
     """
 
-    scratch: Scratch
+    workspace: Workspace = field(metadata={"saved": False})
     stages: int = 1
     direction: int = 1  # what follows upon too few: +1 stage
     estimate: float = 0.0  # selected / k, mean over the previous period; 0: none yet
@@ -72,7 +77,7 @@ class Adaptation:
 
 
 @dataclass(frozen=True)
-class Sidco(About):
+class Sidco(VariableK):
     """|acc| >= a threshold of several fitted stages. The largest element is always selected, zeros never."""
 
     fit: str = "exponential"
@@ -91,34 +96,34 @@ class Sidco(About):
         if self.adapt_every < 1:
             raise ValueError(f"adapt_every={self.adapt_every} is out of range: it must be at least 1 step")
 
-    def init(self, like: Tensor, place: Place) -> Adaptation:
-        return Adaptation(Scratch.of(like, place))
+    def init(self, like: Tensor, context: BucketContext) -> Adaptation:
+        return Adaptation(Workspace.searching(like, context))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Adaptation) -> Selection:
         n = acc.numel()
         if k == n:
             return Selection(torch.arange(n, device=acc.device))
         ratio = k / n
-        threshold = self.threshold(acc, stage_ratios(ratio, state.stages, self.first_ratio), state.scratch)
-        state.scratch.prepare(acc)
-        chosen = state.scratch.reaching(acc, threshold)
+        threshold = self.threshold(acc, stage_ratios(ratio, state.stages, self.first_ratio), state.workspace)
+        prepare(acc, state.workspace)
+        chosen = reaching(acc, threshold, state.workspace)
         self.adapt_stages(len(chosen.indices) / k, ratio, state)
         return chosen
 
-    def threshold(self, acc: Tensor, ratios: list[float], scratch: Scratch) -> Tensor:
+    def threshold(self, acc: Tensor, ratios: list[float], workspace: Workspace) -> Tensor:
         """(n,) -> 0-d. Never above the largest magnitude: what exceeds it is never empty and has a mean."""
-        largest = scratch.take(acc).amax()
+        largest = take_magnitudes(acc, workspace).amax()
         least = torch.finfo(largest.dtype).tiny
         first = gamma if self.fit == "gamma" else self.tail
-        threshold = first(acc, ratios[0], None, scratch)
+        threshold = first(acc, ratios[0], None, workspace)
         for ratio in ratios[1:]:
             threshold = torch.minimum(threshold.to(largest.dtype), largest)
-            threshold = self.tail(acc, ratio, threshold, scratch)
+            threshold = self.tail(acc, ratio, threshold, workspace)
         return torch.minimum(threshold.to(largest.dtype), largest).clamp_(min=least)
 
-    def tail(self, acc: Tensor, ratio: float, above: Tensor | None, scratch: Scratch) -> Tensor:
+    def tail(self, acc: Tensor, ratio: float, above: Tensor | None, workspace: Workspace) -> Tensor:
         rule = exponential if self.fit == "exponential" else pareto
-        return rule(*exceedances(acc, above, scratch), ratio)
+        return rule(*exceedances(acc, above, workspace), ratio)
 
     def adapt_stages(self, achieved: float, ratio: float, state: Adaptation) -> None:
         """`adapt_stages` of the authors' code; its `stages=-1` is `published`."""
@@ -151,20 +156,20 @@ def stage_ratios(ratio: float, stages: int, first: float) -> list[float]:
     return [first] + [(ratio / first) ** (1 / (stages - 1))] * (stages - 1)
 
 
-def exceedances(acc: Tensor, above: Tensor | None, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor]:
+def exceedances(acc: Tensor, above: Tensor | None, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
     """The smallest magnitude at or above a threshold (0 without one), the mean distance from it, and the
     squares' mean over the mean's square, less 1: the variance in units of the mean.
 
     Sums over a buffer in which everything else is 0, so that nothing is copied out of it and no size has to
     be known.
     """
-    n, magnitudes = acc.numel(), scratch.take(acc)
+    n, magnitudes = acc.numel(), take_magnitudes(acc, workspace)
     low, count = magnitudes.new_zeros(()), torch.full_like(magnitudes[0], n)
     if above is not None:
-        below = torch.lt(magnitudes, above, out=scratch.mask)
+        below = torch.lt(magnitudes, above, out=mask_of(workspace))
         count = (n - torch.count_nonzero(below)).to(magnitudes.dtype)
         low = magnitudes.masked_fill_(below, math.inf).amin()
-        magnitudes = scratch.take(acc).sub_(low).clamp_(min=0)
+        magnitudes = take_magnitudes(acc, workspace).sub_(low).clamp_(min=0)
     mean = magnitudes.sum() / count
     scale = mean.clamp(min=torch.finfo(mean.dtype).tiny)
     spread = magnitudes.div_(scale).square_().sum() / count - 1
@@ -184,15 +189,15 @@ def pareto(low: Tensor, mean: Tensor, spread: Tensor, ratio: float) -> Tensor:
     return low - a * torch.expm1(c * math.log(ratio)) / c
 
 
-def gamma(acc: Tensor, ratio: float, above: None, scratch: Scratch) -> Tensor:
+def gamma(acc: Tensor, ratio: float, above: None, workspace: Workspace) -> Tensor:
     """s = ln mean - mean ln|u|, alpha = (3 - s + sqrt((s - 3)^2 + 24 s)) / 12 s, eta = mean / alpha
     P^-1(alpha, 1 - d).
 
     Zeros have no logarithm: they are left out, and the ratio is one of the others. (The authors' code adds
     an epsilon, whose logarithm weighs heavily on the mean where zeros are many.)
     """
-    n, magnitudes = acc.numel(), scratch.take(acc)
-    zero = torch.eq(magnitudes, 0, out=scratch.mask)
+    n, magnitudes = acc.numel(), take_magnitudes(acc, workspace)
+    zero = torch.eq(magnitudes, 0, out=mask_of(workspace))
     count = (n - torch.count_nonzero(zero)).clamp_(min=1).double()
     mean = magnitudes.sum().double() / count
     scale = mean.to(magnitudes.dtype).clamp(min=torch.finfo(magnitudes.dtype).tiny)

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sparsify.aggregate import Coarse
-from sparsify.feedback import Forget
-from sparsify.parts import Part, Place
-from sparsify.quantise import Message, read_signs, write_signs
+from sparsify.feedback import NoFeedback
+from sparsify.methods._quantise import Message, read_signs, write_signs
+from sparsify.methods._quantised_all_gather import QuantisedAllGather
+from sparsify.ranges import Scope
+from sparsify.types import BucketContext, Part
 
 
-def signsgd(scope: str | float = "global") -> Coarse:
+def signsgd(scope: Scope = "global") -> QuantisedAllGather:
     """signSGD with majority vote: a sign for each element, and the sign of their sum. Bernstein et al. 2018
     (ICML), arXiv:1802.04434; 2019 (ICLR), arXiv:1810.05291.
 
@@ -26,14 +27,14 @@ def signsgd(scope: str | float = "global") -> Coarse:
 
     No host synchronisation. Two (n,) buffers besides the bucket, and n bytes of unpacked bits.
     """
-    return Coarse(Sign(), Forget(), scope, majority=True)
+    return QuantisedAllGather(Sign(), NoFeedback(), scope, majority=True)
 
 
 @dataclass(frozen=True)
 class Sign(Part):
     """sign(g), one bit each."""
 
-    def init(self, like: Tensor, place: Place) -> Message:
+    def init(self, like: Tensor, context: BucketContext) -> Message:
         return Message.like(like, block=0, bits=1)
 
     def encode(self, acc: Tensor, state: Message) -> Tensor:

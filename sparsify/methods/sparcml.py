@@ -2,35 +2,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from sparsify import cost, host
-from sparsify.aggregate import Sparsifier
+from sparsify.checks import check_choice
 from sparsify.comm import Comm
 from sparsify.feedback import ErrorFeedback
-from sparsify.parts import Delivery, Part, Place, Run, Selection, Sparse, Work, check_choice
+from sparsify.method import Sparsifier
+from sparsify.methods._split import (
+    differences,
+    even_borders,
+    gather_counts,
+    gather_pairs,
+    rounding_errors,
+    split_and_reduce,
+)
+from sparsify.ranges import Count, Density, Scope, Share, Value
 from sparsify.select import ExactlyK, TopK
-from sparsify.split import differences, even_borders, rounding_errors, split_and_reduce
+from sparsify.types import BucketContext, Delivery, Part, Selection, Slice, Sparse
 from sparsify.wire import Wire
+from sparsify.workspace import Workspace
 
 
 def sparcml(
-    density: float = 0.001,
-    scope: str | float = "global",
-    density_warmup: Sequence[float] = (),
-    bucket: int | None = None,
-    dense_at: float | None = None,
-    index: str = "int32",
-    value: str = "as_is",
+    density: Density = 0.001,
+    scope: Scope = "global",
+    density_warmup: Sequence[Density] = (),
+    bucket: Count | None = None,
+    dense_at: Share | None = None,
+    index: Literal["int32", "int64"] = "int32",
+    value: Value = "as_is",
 ) -> Sparsifier:
     """SparCML (TopkDSA): pairs go to the owners of regions, which reduce them; what comes of it goes to all,
     dense where it has filled up. Renggli et al. 2019 (SC), arXiv:1802.08021: DSAR_Split_allgather.
 
     The update is Top-k's; between 4 k (P-1)/P words, where all workers choose alike, and (2k + n) (P-1)/P.
     Four host synchronisations per step and bucket: three in `split_and_reduce`, one for the owners' counts.
+    The paper's quantisation of values to 2, 4 or 8 bits is missing: `value` rounds to 16 bits at most.
 
     Args:
         bucket: select k n / bucket of every `bucket` elements instead of k of n; 512 in the paper. None: of
@@ -64,15 +74,11 @@ class TopKOfEach(ExactlyK):
         rest = n % self.bucket
         return max(1, self.bucket * k // n), min(rest, max(1, rest * k // n)) if rest else 0
 
-    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
-        each, last = self.counts(n, k)
-        return (n // self.bucket * each + last,) * 2
+    def init(self, like: Tensor, context: BucketContext) -> Workspace:
+        return Workspace(like)
 
-    def init(self, like: Tensor, place: Place) -> Work:
-        return Work.like(like)
-
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Work) -> Selection:
-        n, work = acc.numel(), state.buffer
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
+        n, work = acc.numel(), state.buffer("magnitudes")
         whole, (each, last) = n // self.bucket * self.bucket, self.counts(n, k)
         torch.abs(acc, out=work)
         best = work[:whole].view(-1, self.bucket).topk(each, sorted=False).indices
@@ -96,7 +102,7 @@ class SplitAllGather(Part):
         if self.dense_at is not None and not 0 < self.dense_at <= 1:
             raise ValueError(f"dense_at={self.dense_at} is out of range: a share of n lies in (0, 1]")
 
-    def init(self, like: Tensor, place: Place) -> None:
+    def init(self, like: Tensor, context: BucketContext) -> None:
         return None
 
     def fill_in(self, n: int, dtype: torch.dtype) -> float:
@@ -112,43 +118,24 @@ class SplitAllGather(Part):
         return longer or sum(counts) >= self.fill_in(n, dtype)
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        borders, dtype = even_borders(n, comm.size), part.values.dtype
-        reduced, sent_bytes = split_and_reduce(part, borders, n, comm, self.wire)
-        mine = host.put([reduced.indices.numel()], reduced.indices)
-        counts = [int(count) for count in host.read(torch.cat(comm.all_gather(mine)))]
-        sent_bytes += cost.all_gather(cost.LENGTH, comm.size).sent_bytes
-        if self.is_dense(counts, n, dtype):
-            total, rounded, price = self.gather_dense(reduced, borders, comm)
+        borders = even_borders(n, comm.size)
+        reduced = split_and_reduce(part, borders, n, comm, self.wire)
+        counts = gather_counts(comm, reduced)
+        total: list[Sparse | Slice]
+        if self.is_dense(counts, n, part.values.dtype):
+            total = [*self.gather_regions(reduced, borders, comm)]
         else:
-            total, rounded, price = self.gather_pairs(reduced, counts, n, comm)
-        delivered: list[Sparse | Run] = [self.wire.rounded(part), rounding_errors(reduced, rounded)]
-        return Delivery(total, delivered, sent_bytes + price)
+            total = [*gather_pairs(reduced, counts, n, comm, self.wire)]
+        lost = rounding_errors(reduced, self.wire.rounded(reduced))
+        return Delivery(total, [self.wire.rounded(part), lost])
 
-    def gather_pairs(
-        self, reduced: Sparse, counts: list[int], n: int, comm: Comm
-    ) -> tuple[list[Sparse | Run], Sparse, int]:
-        """Padded to the longest. What comes to all, this worker's sums as they arrive, and the bytes."""
-        dtype, longest = reduced.values.dtype, self.wire.nbytes(max(counts), n, reduced.values.dtype)
-        message = self.wire.write(reduced, n)
-        padded = torch.cat([message, message.new_zeros(longest - len(message))])
-        everybodys = comm.all_gather(padded)
-        total: list[Sparse | Run] = [
-            self.wire.read(one[: self.wire.nbytes(count, n, dtype)], count, n, dtype)
-            for one, count in zip(everybodys, counts, strict=True)
-        ]
-        return total, self.wire.rounded(reduced), cost.all_gather(longest, comm.size).sent_bytes
-
-    def gather_dense(
-        self, reduced: Sparse, borders: list[int], comm: Comm
-    ) -> tuple[list[Sparse | Run], Sparse, int]:
-        """Whole regions, padded to the longest."""
+    def gather_regions(self, reduced: Sparse, borders: list[int], comm: Comm) -> list[Slice]:
+        """All-gather of whole regions, padded to the longest."""
         lengths = differences(borders)
         narrow = self.wire.narrowed(reduced.values)
         region = narrow.new_zeros(max(lengths))
         region.index_copy_(0, reduced.indices - borders[comm.rank], narrow)
-        everybodys = comm.all_gather(region)
-        total: list[Sparse | Run] = [
-            Run(start, one[:length].to(reduced.values.dtype))
-            for start, one, length in zip(borders, everybodys, lengths, strict=False)
+        return [
+            Slice(start, theirs[:length].to(reduced.values.dtype))
+            for start, theirs, length in zip(borders, comm.all_gather(region), lengths, strict=False)
         ]
-        return total, self.wire.rounded(reduced), cost.all_gather(region.nbytes, comm.size).sent_bytes

@@ -2,38 +2,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from sparsify import cost, host
-from sparsify.aggregate import Sparsifier
+from sparsify import host_sync
+from sparsify.checks import check_choice
 from sparsify.comm import Comm
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
-from sparsify.kernels import Search, kernel
-from sparsify.parts import Part, Place, Selection, check_choice
+from sparsify.method import Sparsifier
+from sparsify.ranges import Count, Density, Scope
+from sparsify.types import BucketContext, Part, Selection
+from sparsify.workspace import Workspace
 
 SCORES = ("l1", "l2", "max", "count")
 ORDERS = {"l1": 1, "l2": 2, "max": math.inf}  # the norm that each of these is
 
 
 def stable_topk(
-    density: float = 0.001,
-    scope: str | float = "global",
-    density_warmup: Sequence[float] = (),
-    block: int = 10_000,
-    every: int = 100,
-    score: str = "l1",
+    density: Density = 0.001,
+    scope: Scope = "global",
+    density_warmup: Sequence[Density] = (),
+    block: Count = 10_000,
+    every: Count = 100,
+    score: Literal["l1", "l2", "max", "count"] = "l1",
 ) -> Sparsifier:
     """Stable Top-K: regions of large gradients persist, so they are chosen rarely. Zhang, TACC (slides; no
     paper or code is known).
 
     The slides publish no constants: a figure shows buckets of 10000, nothing says how often indices are
     chosen anew. They leave open, and are answered here: how a bucket is scored (`score`, summed over the
-    workers); whose choice it is (everybody's: scores are allreduced, so all workers choose alike and values
+    workers); who chooses (all together: scores are allreduced, so all workers choose alike and values
     travel without indices); in what k is counted (elements: k // block buckets); what becomes of residuals
     when the choice changes (nothing: they stay, and those of a newly chosen bucket, up to `every` steps of
     gradients, are all delivered at once). A bucket that is never chosen starves: its residual grows, until
@@ -59,7 +61,7 @@ def stable_topk(
 class Choice:
     """What was chosen, and for how long."""
 
-    search: Search
+    workspace: Workspace = field(metadata={"saved": False})
     indices: Tensor  # (k',)
     k: int = 0  # for which; 0: nothing chosen yet
     left: int = 0  # steps until a new choice
@@ -81,42 +83,35 @@ class StableBlocks(Part):
             if value < 1:
                 raise ValueError(f"{name}={value} is out of range: it must be at least 1")
 
-    def bounds(self, n: int, k: int, size: int) -> tuple[int, int]:
-        if k == n:
-            return n, n
-        block = min(self.block, k)
-        return k // block * block - missing(n, block), k // block * block
-
-    def init(self, like: Tensor, place: Place) -> Choice:
+    def init(self, like: Tensor, context: BucketContext) -> Choice:
         nothing = torch.empty(0, dtype=torch.int64, device=like.device)
-        return Choice(Search(kernel(like, place.select)), nothing)
+        return Choice(Workspace.searching(like, context), nothing)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Choice) -> Selection:
-        sent_bytes = 0
         if not state.left or state.k != k:
-            state.indices, sent_bytes = self.choose(acc, k, comm, state.search)
+            state.indices = self.choose(acc, k, comm, state.workspace)
             state.k, state.left = k, self.every
         state.left -= 1
-        return Selection(state.indices, sent_bytes)
+        return Selection(state.indices)
 
-    def choose(self, acc: Tensor, k: int, comm: Comm, search: Search) -> tuple[Tensor, int]:
-        """(k',) indices of the chosen buckets, ascending; the bytes spent."""
+    def choose(self, acc: Tensor, k: int, comm: Comm, workspace: Workspace) -> Tensor:
+        """(k',) indices of the chosen buckets, ascending."""
         n, block = acc.numel(), min(self.block, k)
-        scores = comm.all_reduce(self.scores(acc, k, block, search))
+        scores = comm.all_reduce(self.scores(acc, k, block, workspace))
         num_chosen = k // block if k < n else len(scores)
         # Stable: of equal scores the first wins, on every worker.
         best = scores.sort(descending=True, stable=True).indices[:num_chosen].sort().values
         indices = (best[:, None] * block + torch.arange(block, device=acc.device)).flatten()
-        if missing(n, block) and host.read(best[-1]) == len(scores) - 1:
+        if missing(n, block) and host_sync.to_host(best[-1]) == len(scores) - 1:
             indices = indices[: len(indices) - missing(n, block)]
-        return indices, cost.all_reduce(scores.nbytes, comm.size).sent_bytes
+        return indices
 
-    def scores(self, acc: Tensor, k: int, block: int, search: Search) -> Tensor:
+    def scores(self, acc: Tensor, k: int, block: int, workspace: Workspace) -> Tensor:
         """(n,) -> (number of buckets,): this worker's."""
         n = acc.numel()
         whole, scores = n // block, acc.new_zeros(-(-n // block))
         if self.score == "count":
-            mine = search.kernel.top(acc, None, k).indices
+            mine = workspace.kernel.topk(acc, None, k).indices
             return scores.index_add_(0, mine // block, scores.new_ones(1).expand(k))
         order = ORDERS[self.score]  # one pass each, and nothing of size n is written
         torch.linalg.vector_norm(acc[: whole * block].view(whole, block), order, dim=1, out=scores[:whole])

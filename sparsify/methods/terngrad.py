@@ -2,31 +2,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.aggregate import Coarse
-from sparsify.parts import Part, Place, Work, check_choice, check_positive
-from sparsify.quantise import Message, Rounding, read_rounded, write_rounded
+from sparsify.checks import check_choice, check_positive
+from sparsify.methods._quantise import Message, Rounding, read_rounded, write_rounded
+from sparsify.methods._quantised_all_gather import QuantisedAllGather
+from sparsify.ranges import FeedbackName, Scope
+from sparsify.types import BucketContext, Part
+from sparsify.workspace import Workspace
 
 SIGMAS = ("about_zero", "about_mean")
 BITS = 2  # for -1, 0 and 1
 
 
 def terngrad(
-    scope: str | float = "layer",
-    clip: float = 2.5,
-    sigma: str = "about_zero",
-    feedback: str = "none",
-) -> Coarse:
+    scope: Scope = "layer",
+    clip: Annotated[float, Meta(gt=0)] = 2.5,
+    sigma: Literal["about_zero", "about_mean"] = "about_zero",
+    feedback: FeedbackName = "none",
+) -> QuantisedAllGather:
     """TernGrad: every element becomes -1, 0 or 1 times the largest magnitude. Wen et al. 2017 (NeurIPS),
     arXiv:1705.07878.
 
     2 bits for each element, four to a byte, and one fp32 scale for each bucket: the paper ternarises layer by
     layer, hence the scope. The paper shares the largest scale of all workers, so that a server can add up
-    small integers; here everybody's message goes to everybody, so each keeps its own, which is never larger
+    small integers; here messages are all-gathered, so each worker keeps its own scale, which is never larger
     and errs less. Without clipping unbiased. No host synchronisation. Three (n,) buffers besides the bucket,
     and n bytes of unpacked codes.
 
@@ -40,7 +45,7 @@ def terngrad(
             three values mostly errs by more than it sends: the residual can grow without bound.
     """
     check_choice("feedback", feedback, ("none", "gradient", "learning_rate"))
-    return Coarse(TernGrad(clip, sigma), feedbacks.named(feedback), scope)
+    return QuantisedAllGather(TernGrad(clip, sigma), feedbacks.named(feedback), scope)
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,9 @@ class TernGrad(Part):
         check_positive(clip=self.clip)
         check_choice("sigma", self.sigma, SIGMAS)
 
-    def init(self, like: Tensor, place: Place) -> Rounding:
+    def init(self, like: Tensor, context: BucketContext) -> Rounding:
         message = Message.like(like, block=like.numel(), bits=BITS)
-        return Rounding(message, Work.like(like), place.generator(like.device))
+        return Rounding(message, Workspace(like), context.generator(like.device))
 
     def encode(self, acc: Tensor, state: Rounding) -> Tensor:
         scale = torch.linalg.vector_norm(acc, float("inf"))

@@ -1,19 +1,20 @@
 from collections.abc import Sequence
 
 from sparsify import feedback as feedbacks
-from sparsify.aggregate import Sparsifier
 from sparsify.exchange import AllGather
+from sparsify.method import Sparsifier
+from sparsify.ranges import AnyFeedback, Density, Index, Scope, Value
 from sparsify.select import TopK
 from sparsify.wire import Wire
 
 
 def topk(
-    density: float = 0.001,
-    scope: str | float = "global",
-    density_warmup: Sequence[float] = (),
-    feedback: str = "gradient",
-    index: str = "int32",
-    value: str = "as_is",
+    density: Density = 0.001,
+    scope: Scope = "global",
+    density_warmup: Sequence[Density] = (),
+    feedback: AnyFeedback = "gradient",
+    index: Index = "int32",
+    value: Value = "as_is",
     packed: bool = True,
 ) -> Sparsifier:
     """Top-k SGD: each worker sends its k largest, keeps the rest. Aji and Heafield 2017; Shi et al. 2019.

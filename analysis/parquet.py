@@ -1,0 +1,182 @@
+"""Frames as Parquet files, from which a figure can be redrawn without the records."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis import frames as frames_module
+from analysis import schemas
+from analysis.files import (
+    MOST_LOG_BYTES,
+    Damaged,
+    read_as,
+    read_bytes,
+    write_atomic,
+    write_json,
+)
+from analysis.frames import COLUMNS, NUMBER, Frames, of_attempt, stack, typed
+from analysis.records import Attempt, Store, fingerprint, left_out, read_recorded
+
+# These need more than the seven digits of a float32: a clock that runs for hours, and exact byte counts.
+FULL_PRECISION = ("start_s", "wire_bytes")
+COPY = "copy.json"  # in the folder of an attempt's own tables: what they were when they were written
+# Without these no figure can be drawn.
+OF_EVERY_RUN = (
+    "method.name", "task.name", "cluster.where", "workers", "seed", "timing.mode", "timing.warmup_steps",
+    "train.validate", "simulated", "config_json", "provenance_json",
+)  # fmt: skip
+
+
+def write_parquet(frames: Frames, folder: Path) -> list[Path]:
+    """One file per frame, each replaced as a whole; returns their paths.
+
+    Steps and spans are stored as float32, whose seven digits are enough for everything but `FULL_PRECISION`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, frame in zip(Frames._fields, frames, strict=True):
+        floats = [column for column, kind in frame.dtypes.items() if kind == NUMBER]
+        if name in ("steps", "spans"):
+            frame = frame.astype({column: np.float32 for column in floats if column not in FULL_PRECISION})
+        # Without pandas' own metadata, pandas 2 can read what pandas 3 wrote.
+        table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+        buffer = io.BytesIO()
+        pq.write_table(
+            table,
+            buffer,
+            compression="zstd",
+            use_dictionary=[column for column in frame.columns if column not in floats],
+            use_byte_stream_split=floats,  # makes the files a third smaller
+        )
+        path = folder / f"{name}.parquet"
+        write_atomic(path, buffer.getvalue())
+        paths.append(path)
+    return paths
+
+
+def read_parquet(folder: Path) -> Frames:
+    """The frames in `folder`; a frame without a file is empty.
+
+    Raises:
+        Damaged: a file is no table, or not one of these.
+    """
+    return Frames(*(_read_table(folder / f"{name}.parquet") for name in Frames._fields))
+
+
+def newest_frames(
+    store: Store, runs: Iterable[str], kept: Path, verify: bool = False
+) -> tuple[Frames, list[str]]:
+    """The frames of each run's newest attempt that is whole, and a line on each newer one that is damaged.
+
+    Args:
+        kept: the folder for a copy of each attempt's frames, which is read 20 times faster.
+        verify: compare the digests of logs even where there is such a copy.
+    """
+    parts, notes = list[Frames](), list[str]()
+    for run in runs:
+        attempts = store.attempts(run)
+        if not attempts:
+            notes.append(f"left out {run}: there is no attempt in it")
+        for attempt in reversed(attempts):
+            try:
+                if attempt.check(verify)["state"] != "ok":
+                    continue
+                frames, own_notes = cached(attempt, kept)
+            except Damaged as damage:
+                notes.append(left_out(attempt, damage.brief))
+            else:
+                parts.append(frames)
+                notes += own_notes
+                break
+    return stack(parts), notes
+
+
+def cached(attempt: Attempt, folder: Path) -> tuple[Frames, list[str]]:
+    """`frames.of_attempt`, with a copy as Parquet below `folder`.
+
+    The copy never expires: its name says what it was made from, and by which code.
+
+    Raises:
+        Damaged: a file is not as it was recorded.
+    """
+    if attempt.is_valid():
+        kept = folder / "attempts" / f"{attempt.run_id}-{attempt.number:03d}-{_origin(attempt)}"
+        with contextlib.suppress(Damaged):  # then it is made again
+            if (frames := _read_copy(kept)) is not None:
+                return frames, []
+    frames, notes = of_attempt(attempt)
+    if not notes:
+        frames = _write_copy(frames, kept)
+    return frames, notes
+
+
+def _read_copy(kept: Path) -> Frames | None:
+    """The frames that `_write_copy` has written there, if it has."""
+    note = read_as(kept / COPY, schemas.Copy)
+    if note is None:
+        return None
+    raws = {
+        name: read_recorded(kept / name, msgspec.structs.asdict(facts)) for name, facts in note.files.items()
+    }
+    paths = (kept / f"{name}.parquet" for name in Frames._fields)
+    return Frames(*(_as_table(path, raws.get(path.name)) for path in paths))
+
+
+def _write_copy(frames: Frames, kept: Path) -> Frames:
+    """Also while others write the same; returns what later calls will read, with the same digits."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=kept.parent, ignore_cleanup_errors=True) as folder:
+        own = Path(folder) / kept.name
+        files = {path.name: fingerprint(path) for path in write_parquet(frames, own)}
+        write_json(own / COPY, {"files": files})
+        written = read_parquet(own)
+        shutil.rmtree(kept, ignore_errors=True)  # a damaged one
+        with contextlib.suppress(OSError):  # another process was quicker
+            own.rename(kept)
+    return written
+
+
+def _origin(attempt: Attempt) -> str:
+    """8 digits of a hash over what an attempt's frames follow from: run.json has the digests of its logs."""
+    sha = hashlib.sha256(Path(frames_module.__file__).read_bytes())
+    for name in ("config.json", "run.json"):
+        sha.update(read_bytes(attempt.path / name))
+    return sha.hexdigest()[:8]
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    try:
+        return _as_table(path, read_bytes(path, MOST_LOG_BYTES))
+    except FileNotFoundError:
+        return _as_table(path, None)
+
+
+def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:
+    """What `path` holds, a file that is named after its frame; an empty frame where there is none."""
+    name = path.stem
+    if raw is None:
+        return typed(name, pd.DataFrame())
+    try:
+        frame = pq.read_table(io.BytesIO(raw)).to_pandas()
+    except (pa.ArrowException, OSError) as error:
+        raise Damaged(path, "is not a whole Parquet file") from error
+    needed = (*COLUMNS[name], *(OF_EVERY_RUN if name == "runs" and len(frame) else ()))
+    if missing := [column for column in needed if column not in frame.columns]:
+        raise Damaged(path, f"is not as it was written: it has no column {missing[0]}")
+    floats = {column: NUMBER for column, kind in frame.dtypes.items() if kind == np.float32}
+    try:
+        return typed(name, frame.astype(floats))
+    except (TypeError, ValueError) as error:
+        raise Damaged(path, f"is not as it was written: {error}") from error

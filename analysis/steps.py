@@ -1,0 +1,100 @@
+"""Step times of a run: which steps are warm, and what each warm step and phase took.
+
+Times are seconds. A step lasts as long as its slowest rank. Means rather than medians, because the parts of
+a stacked bar must add up to the whole, and because the papers report means.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.frames import PHASES, Frames
+
+WINDOW = 5  # steps in a rolling median
+SETTLED = 0.02  # warm: the rolling median moves by less than this fraction from one step to the next
+
+
+class Warm(NamedTuple):
+    """A run's steps after its warm-up, and how many steps were left out."""
+
+    steps: pd.DataFrame
+    dropped: int  # at the beginning
+    again: int = 0  # after interruptions
+
+    @property
+    def n(self) -> int:
+        return int(self.steps["step"].nunique())
+
+
+def warm_up(step_s: Sequence[float] | np.ndarray, at_least: int) -> int:
+    """How many first steps to leave out: `at_least`, then until the rolling median settles, at most half."""
+    times = np.asarray(step_s, dtype=float)
+    most = len(times) // 2
+    for first in range(min(at_least, most), most):
+        here, next_ = (np.median(times[start : start + WINDOW]) for start in (first, first + 1))
+        if abs(next_ - here) < SETTLED * here:
+            return first
+    return most
+
+
+def warm(frames: Frames, key: str) -> Warm:
+    """The steps of a run after its warm-up, which ends at the same step on every rank.
+
+    After an interruption the machine has to warm up again, for as long. A part of the run that is shorter
+    than its warm-up is left out as a whole, unless no other steps would remain.
+    """
+    steps = frames.steps[frames.steps["key"] == key]
+    run = frames.runs[frames.runs["key"] == key].iloc[0]
+    slowest = steps.groupby("step")["step_s"].max().sort_index()
+    at_least = int(run["timing.warmup_steps"])
+    bounds = [0, *np.searchsorted(slowest.index, _resumed(run)), len(slowest)]
+    parts = [slowest.iloc[first:end] for first, end in itertools.pairwise(bounds)]
+    cold = [warm_up(part.to_numpy(), at_least) for part in parts]
+    if len(parts) > 1:
+        longer = [max(few, min(at_least, len(part))) for part, few in zip(parts, cold, strict=True)]
+        cold = longer if sum(longer) < len(slowest) else cold
+    kept = pd.concat([part.iloc[few:] for part, few in zip(parts, cold, strict=True)])
+    return Warm(steps[steps["step"].isin(kept.index)], cold[0], sum(cold[1:]))
+
+
+def _resumed(run: pd.Series[Any]) -> list[int]:
+    """The steps at which a run continued after interruptions; older frames do not have the column."""
+    text = run.get("resumed")
+    steps: list[int] = json.loads(text) if isinstance(text, str) else []
+    return steps
+
+
+def step_seconds(frames: Frames, key: str) -> np.ndarray:
+    """Each warm step's time on its slowest rank, which is what training waits for, (steps,)."""
+    return warm(frames, key).steps.groupby("step")["step_s"].max().sort_index().to_numpy()
+
+
+def phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
+    """Means over ranks, a row per warm step: columns `step`, each recorded phase, and `unaccounted`."""
+    columns = ["step_s", *(f"{phase}_s" for phase in PHASES)]
+    steps = warm(frames, key).steps.set_index("step")[columns].dropna(axis="columns", how="all")
+    # A phase that only one rank has (validate) takes no time on the others.
+    table: pd.DataFrame = (
+        steps.fillna(0.0).groupby(level="step").mean().rename(columns=lambda name: name.removesuffix("_s"))
+    )
+    table["unaccounted"] = table["step"] - table.drop(columns="step").sum(axis="columns")
+    return table
+
+
+def breakdown(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
+    """Mean seconds of each phase, `unaccounted` and `step`: of a run's ranks and warm steps, then of runs."""
+    means: pd.Series[float] = pd.DataFrame([phase_seconds(frames, key).mean() for key in keys]).mean()
+    return means
+
+
+def phase_summary(frames: Frames, keys: Sequence[str]) -> pd.DataFrame:
+    """Mean and median seconds of each phase over the warm steps of all runs, with n."""
+    table = pd.concat([phase_seconds(frames, key) for key in keys])
+    summary: pd.DataFrame = pd.DataFrame({"mean": table.mean(), "median": table.median(), "n": len(table)})
+    return summary

@@ -1,0 +1,171 @@
+"""What selections are benchmarked on: a residual, and several gradients that take turns.
+
+Synthetic ones are named by their distribution. Real ones are kept from a few steps of training with Top-k,
+and cached, for they take a minute.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+import sparsify
+from analysis.files import write_atomic
+from experiments.config import data_root
+from experiments.training import datasets
+from experiments.training.loop import set_learning_rate
+from experiments.training.networks import vgg16
+from experiments.training.task import Task
+from sparsify.aggregator import Aggregator, NonFinite
+from sparsify.comm import virtual
+from sparsify.types import BucketContext
+
+SCALE = 1e-3  # of synthetic gradients, as in training
+KEPT = 4  # gradients of a training that are kept
+STEPS = {"cpu": 20, "cuda": 60}  # of that training
+BATCH, RATE, MOMENTUM, WEIGHT_DECAY, DENSITY = 16, 0.01, 0.9, 1e-4, 0.001
+SEGMENTS, SMALLEST, LARGEST = 64, 1e-4, 1.0  # of mixed scales
+NONZERO = 0.01  # share of the elements, where most are zero
+
+
+class Inputs(NamedTuple):
+    """What a benchmark's steps are fed with, one step after the other."""
+
+    residual: Tensor  # (n,) float32, before the first step
+    gradients: Tensor  # (turns, n) float32, in one piece of memory
+    source: str  # what it is, in words
+
+
+def normal(out: Tensor, generator: Generator) -> None:
+    out.normal_(generator=generator).mul_(SCALE)
+
+
+def laplace(out: Tensor, generator: Generator) -> None:
+    out.exponential_(generator=generator)
+    signs = (
+        torch.randint(2, out.shape, generator=generator, dtype=torch.int8, device=out.device).mul_(2).sub_(1)
+    )
+    out.mul_(signs).mul_(SCALE)
+
+
+def mixed(out: Tensor, generator: Generator) -> None:
+    """Layers of very different scale: segments of equal length, the same scales each time."""
+    out.normal_(generator=generator)
+    shares = torch.rand(SEGMENTS, generator=Generator().manual_seed(1)).tolist()
+    for segment, share in zip(out.tensor_split(SEGMENTS), shares, strict=True):
+        segment.mul_(SMALLEST * (LARGEST / SMALLEST) ** share)
+
+
+def ties(out: Tensor, generator: Generator) -> None:
+    """Whole multiples of one step: about nine values. Sums of them are whole multiples as well."""
+    out.normal_(generator=generator).round_().mul_(2.0**-10)
+
+
+def zeros(out: Tensor, generator: Generator) -> None:
+    """99 % are 0, different ones each time."""
+    normal(out, generator)
+    out.mul_(torch.rand(out.shape, generator=generator, device=out.device) < NONZERO)
+
+
+SYNTHETIC: dict[str, tuple[Callable[[Tensor, Generator], None], str]] = {
+    "normal": (normal, "normal numbers"),
+    "laplace": (laplace, "Laplace-distributed numbers"),
+    "mixed": (mixed, f"normal numbers, {SEGMENTS} segments scaled by {SMALLEST:g} to {LARGEST:g}"),
+    "ties": (ties, "normal numbers rounded to about nine values"),
+    "zeros": (zeros, f"normal numbers, of which {1 - NONZERO:.0%} are set to 0"),
+}
+
+
+def synthetic(name: str, n: int, turns: int, device: torch.device) -> Inputs:
+    """Numbers of a distribution, always the same; the residual is what a gradient before them left."""
+    generator = Generator(device).manual_seed(0)
+    fill, words = SYNTHETIC[name]
+    residual, gradients = torch.empty(n, device=device), torch.empty(turns, n, device=device)
+    for vector in (residual, *gradients):
+        fill(vector, generator)
+    return Inputs(residual, gradients, words)
+
+
+def resnet18(channels: int, pixels: int, classes: int) -> nn.Module:
+    """ResNet-18 for small images: 11,173,962 parameters. He et al. 2016, with the stem usual for CIFAR: one
+    convolution 3 x 3 instead of 7 x 7, and no pooling after it.
+    """
+    from torchvision import models
+
+    model: nn.Module = models.resnet18(num_classes=classes)
+    model.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    return model
+
+
+NETWORKS: dict[str, tuple[Callable[[int, int, int], nn.Module], int]] = {
+    "vgg16": (vgg16, 14_728_266),
+    "resnet18": (resnet18, 11_173_962),
+}
+
+
+def real(name: str, folder: Path, device: torch.device) -> Inputs:
+    """Residual and gradients of a network in training, from `folder`, or from a training now.
+
+    CIFAR-10 where $DATA_ROOT has it, else scikit-learn's digits, enlarged to 32 x 32; `source` says which.
+    """
+    root = data_root.root_of(None)
+    dataset = "cifar10" if data_root.has(root, "cifar10") else "digits32"
+    path = folder / f"{name}-{dataset}.pt"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        buffer = io.BytesIO()
+        torch.save(trained(name, dataset, root, device), buffer)
+        write_atomic(path, buffer.getvalue(), durable=False)
+    kept = torch.load(path, map_location=device, weights_only=True)
+    return Inputs(kept["residual"], kept["gradients"], kept["source"])
+
+
+def trained(name: str, dataset: str, root: Path, device: torch.device) -> dict[str, Any]:
+    """A few steps of one worker with Top-k; the gradients of the last ones, and the residual before them."""
+    network, size = NETWORKS[name]
+    data = datasets.load(dataset, root, device)
+    task = Task(dataset, network, BATCH, RATE, MOMENTUM, WEIGHT_DECAY, 0, (), channels_last=False)
+    steps = STEPS[device.type]
+
+    def body(comm: virtual.VirtualComm) -> dict[str, Any]:
+        model = task.model(data, 0, device, torch.float32)
+        optimiser = task.optimiser(model)
+        method = sparsify.build("topk", density=DENSITY)
+        aggregator = Aggregator(method, model.named_parameters(), comm)
+        flat = aggregator.gradients.flat
+        assert flat.numel() == size, (name, flat.numel())
+        batches = task.batches(data, 0, 1, 0, BucketContext(0, 0, -1).generator(device), torch.float32)
+        residual, gradients = torch.empty(0), torch.empty(KEPT, size, device=device)
+        losses = list[float]()
+        for step in range(steps):
+            inputs, labels = next(batches)
+            loss = task.loss(model(inputs), labels)
+            losses.append(loss.item())
+            aggregator.gradients.zero_()
+            loss.backward()
+            if not math.isfinite(losses[-1]) or not flat.isfinite().all():
+                raise NonFinite(0, step, name)
+            if (turn := step - (steps - KEPT)) >= 0:
+                if turn == 0:
+                    owed = method.residual(aggregator.states[0])
+                    assert owed is not None, method
+                    residual = owed.clone()
+                gradients[turn].copy_(flat)
+            aggregator.aggregate(0, RATE)
+            set_learning_rate(optimiser, RATE)
+            optimiser.step()
+        source = (
+            f"{name} on {data.name}, steps {steps - KEPT} to {steps} of a training by Top-k at density "
+            f"{DENSITY:g}, batch {BATCH}, loss {losses[0]:.2f} -> {losses[-1]:.2f}"
+        )
+        return {"residual": residual.cpu(), "gradients": gradients.cpu(), "source": source}
+
+    (kept,) = virtual.run(1, body)
+    return kept

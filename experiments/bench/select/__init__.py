@@ -1,0 +1,1 @@
+"""The benchmark of selection: `make bench BENCH=select`. Its cases, its records, its page and its picture."""

@@ -1,0 +1,114 @@
+"""Draws figures and their verdicts, from this checkout's records or the shipped ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from analysis import claims, parquet
+from analysis.files import Damaged, read_as, write_atomic, write_json
+from analysis.frames import Frames, empty, restrict
+from analysis.schemas import Index
+from analysis.style import save
+from experiments import figures
+from experiments.commands._make import say
+from experiments.config.folders import Folders
+from experiments.config.measured import remark
+
+PROFILES = ("smoke", "laptop", "paper")
+OWN = "this machine's runs"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure on disk and what became of the paper's claims."""
+
+    item: str
+    profile: str
+    picture: Path
+    table: str  # Markdown
+    source: str  # whose records
+
+
+def draw_local(item: str, profile: str, runs: Sequence[str], folders: Folders) -> Drawn:
+    """Draw from this checkout's own runs, and note which they are, so that `redraw` finds them."""
+    frames, notes = parquet.newest_frames(folders.store, runs, folders.records)
+    for note in notes:
+        say(note)
+    folders.index.mkdir(parents=True, exist_ok=True)
+    write_json(folders.index / f"{item}-{profile}.json", {"runs": list(runs)})
+    return draw(item, profile, frames, folders.figures, OWN, notes)
+
+
+def draw(
+    item: str, profile: str, frames: Frames, folder: Path, source: str, notes: Sequence[str] = ()
+) -> Drawn:
+    """Picture, claims and Markdown of one figure, from one set of frames."""
+    name = f"{item}-{profile}"
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = save(figures.load(item).draw(frames, profile), folder, name)
+    verdicts = figures.judge(item, frames, profile)
+    remarks = "".join(f"- {note}\n" for note in (f"Drawn from {source}.", *notes))
+    page = figures.page(item, frames, profile, name, verdicts)
+    write_atomic(folder / f"{name}.md", f"{page}\n{remarks}")
+    return Drawn(item, profile, picture, claims.table((item, verdict) for verdict in verdicts), source)
+
+
+def redraw_all(folders: Folders, items: Sequence[str]) -> tuple[list[Drawn], bool]:
+    """Every figure that was drawn before: from this checkout's runs where they are, else from the shipped
+    ones. False where one of them can't be written, which is said.
+    """
+    every, all_written = list[Drawn](), True
+    shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty()
+    for item in items:
+        for profile in PROFILES:
+            try:
+                drawn = redraw(item, profile, folders, shipped)
+            except OSError as error:
+                where = error.filename2 or error.filename
+                say(f"{item}-{profile} can't be written: {where}: {error.strerror}")
+                all_written = False
+            else:
+                every += [drawn] if drawn else []
+    return every, all_written
+
+
+def redraw(item: str, profile: str, folders: Folders, shipped: Frames) -> Drawn | None:
+    """One figure from stored records; None where no source has all of its runs."""
+    own = or_nothing(lambda: read_as(folders.index / f"{item}-{profile}.json", Index))
+    if own:
+        frames, notes = parquet.newest_frames(folders.store, own.runs, folders.records)
+        for note in notes:
+            say(note)
+        missing = set(own.runs) - set(frames.runs["run_id"])
+        if not missing:
+            valid = filter(None, map(folders.store.newest_valid, own.runs))
+            notes += [told] if (told := remark(valid)) else []
+            return draw(item, profile, frames, folders.figures, OWN, notes)
+        say(f"{item}-{profile} is not drawn from {OWN}: {len(missing)} of {len(own.runs)} are not here")
+    return redraw_shipped(item, profile, folders, shipped, folders.figures)
+
+
+def redraw_shipped(item: str, profile: str, folders: Folders, shipped: Frames, into: Path) -> Drawn | None:
+    """One figure from the records that the repository carries; None where they do not suffice."""
+    index = or_nothing(lambda: read_as(folders.shipped / "figures" / f"{item}-{profile}.json", Index))
+    if not index or not set(index.runs) <= set(shipped.runs["run_id"]):
+        return None
+    frames = runs_of(shipped, index.runs)
+    return draw(item, profile, frames, into, "the records shipped with the repository")
+
+
+def or_nothing(read: Callable[[], T]) -> T | None:
+    """What was read, or None where it is damaged, which is said."""
+    try:
+        return read()
+    except Damaged as damage:
+        say(f"left out: {damage}")
+        return None
+
+
+def runs_of(frames: Frames, run_ids: Collection[str]) -> Frames:
+    return restrict(frames, frames.runs["key"][frames.runs["run_id"].isin(run_ids)])

@@ -1,0 +1,104 @@
+"""What words of a person name: runs, sweeps, their attempts and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from analysis.files import MOST_LOG_BYTES, Damaged, read_bytes
+from analysis.records import DAMAGED, Attempt
+from analysis.schemas import Sweep
+from experiments.commands._make import say
+from experiments.config.folders import Folders
+from experiments.config.plan import PlannedRun
+from experiments.launch import arrays
+from experiments.launch.status import StatusView
+from slurm import environment, queue
+from sparsify.ranges import quoted
+
+LOG_LINES = 15  # of each log that a command shows
+
+
+def the_run(words: Sequence[str], folders: Folders) -> Attempt:
+    """The newest attempt of the one run that a word names.
+
+    Raises:
+        ValueError: none or several; the message lists what there is.
+    """
+    names = folders.store.runs()
+    if len(words) != 1:
+        raise ValueError(f"which run? There are: {', '.join(names) or 'none yet'}")
+    matching = [name for name in names if words[0] in name]
+    if len(matching) != 1:
+        listing = ", ".join(matching or names) or "none yet"
+        raise ValueError(f"{len(matching)} runs match {quoted(words[0])}; there are: {listing}")
+    attempts = folders.store.attempts(matching[0])
+    if not attempts:
+        raise ValueError(f"{matching[0]} has no attempts: its folder is empty, and `run` fills it")
+    return attempts[-1]
+
+
+def sweeps_named(words: Sequence[str], folders: Folders) -> list[Sweep]:
+    """The sweeps that a word names, or of which it names a run; all without words."""
+    return [
+        sweep
+        for sweep in arrays.sweeps(folders, say)
+        if not words or any(word in " ".join([sweep.name, *runs_of(sweep)]) for word in words)
+    ]
+
+
+def runs_of(sweep: Sweep) -> Iterator[str]:
+    """The names of its runs."""
+    return (run for array in sweep.arrays for job in array.jobs for run in job.runs)
+
+
+def attempts_of(sweeps: Iterable[Sweep], folders: Folders, words: Sequence[str] = ()) -> list[Attempt]:
+    """The newest attempt of each run of these sweeps that the words name; a sweep's name names all."""
+    found = []
+    for sweep in sweeps:
+        is_whole = not words or any(word in sweep.name for word in words)
+        for run in runs_of(sweep):
+            if (is_whole or any(word in run for word in words)) and (attempts := folders.store.attempts(run)):
+                found.append(attempts[-1])
+    return found
+
+
+def view_of(sweeps: Sequence[Sweep], folders: Folders) -> StatusView:
+    """SLURM asked once. Where it can't be asked, what lies on the disk is all there is, which is said."""
+    for sweep in sweeps:
+        environment.use_slurm(sweep.slurm_conf)
+    try:
+        view = StatusView.of(folders, queue.queue())
+    except queue.SlurmError as error:
+        say(f"from the disk alone, for SLURM can't be asked: {error}")
+        return StatusView(folders, None)
+    view.ask_accounts(attempts_of(sweeps, folders))
+    return view
+
+
+def log_files(attempt: Attempt, folders: Folders) -> list[Path]:
+    """What an attempt's processes printed, by rank."""
+    sweep = None if attempt.state == DAMAGED else attempt.manifest.get("sweep")
+    if not sweep:
+        return sorted(folders.launch(attempt).glob("*_log.*"))
+    return sorted(
+        path for path in (folders.sweeps / sweep).glob(f"a*/{attempt.job}_*_log.*") if path.stat().st_size
+    )
+
+
+def last_lines(log: Path) -> list[str]:
+    """The end of a log, or why there is none to show."""
+    try:
+        return read_bytes(log, MOST_LOG_BYTES).decode(errors="replace").splitlines()[-LOG_LINES:]
+    except Damaged as damage:
+        return [damage.brief]
+
+
+def check_on_slurm(planned: Sequence[PlannedRun]) -> Sequence[PlannedRun]:
+    """Refuse runs that are not for a SLURM cluster."""
+    if {run.config["cluster"]["where"] for run in planned} != {"slurm"}:
+        raise ValueError(
+            "these runs are not for a SLURM cluster: add cluster=NAME, a file of conf/cluster "
+            "(generic_slurm.yaml explains the fields); `run` and `reproduce` make runs on this machine"
+        )
+    return planned

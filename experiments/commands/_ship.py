@@ -1,0 +1,112 @@
+"""Raw runs into tables: for this checkout, and for everyone who clones the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from analysis import claims, parquet
+from analysis.files import read_as, write_atomic, write_json
+from analysis.frames import Frames, combine
+from analysis.public import public
+from analysis.records import run_id
+from analysis.schemas import Index
+from experiments import figures
+from experiments.commands._draw import redraw_shipped, runs_of
+from experiments.config.folders import ROOT, Folders
+from experiments.config.plan import configs_of
+
+SHIPPED_PROFILES = ("laptop", "paper")
+DECIDED = ("reproduced", "partly", "not reproduced", "inconclusive")
+README = ROOT / "README.md"
+BEGIN = "<!-- verdicts: written by `python -m experiments collect --ship` -->"
+END = "<!-- end of verdicts -->"
+
+
+def consolidate(folders: Folders) -> Iterator[str]:
+    """All valid runs of this checkout into results/records."""
+    runs = folders.store.runs()
+    frames, notes = parquet.newest_frames(folders.store, runs, folders.records, verify=True)
+    folders.records.mkdir(parents=True, exist_ok=True)
+    parquet.write_parquet(frames, folders.records)
+    yield from notes
+    counts = f"{len(frames.runs)} runs, {len(frames.steps)} steps, {len(frames.epochs)} epochs"
+    yield f"{counts} in {folders.records}"
+
+
+def ship(folders: Folders) -> Iterator[str]:
+    """The runs of every figure that is complete here into results/shipped, and what no figure needs out of
+    it.
+    """
+    indexes = folders.shipped / "figures"
+    indexes.mkdir(parents=True, exist_ok=True)
+    before = parquet.read_parquet(folders.shipped)
+    complete = dict(complete_figures(folders))
+    wanted = dict.fromkeys(run for runs in complete.values() for run in runs)
+    frames, notes = parquet.newest_frames(folders.store, wanted, folders.records, verify=True)
+    yield from notes
+    if not complete:
+        yield "nothing is added: no figure has all its runs here (`reproduce ITEM profile=laptop` makes them)"
+    for name, runs in complete.items():
+        if set(runs) <= set(frames.runs["run_id"]):
+            write_json(indexes / f"{name}.json", {"runs": runs})
+    merged = public(combine(before, thinned(frames)))
+    needed = {run for path in indexes.glob("*.json") for run in index_of(path)}
+    parquet.write_parquet(runs_of(merged, needed), folders.shipped)
+    shipped = parquet.read_parquet(folders.shipped)  # draw what a clone will draw from
+    for path in sorted(indexes.glob("*.json")):
+        item, _, profile = path.stem.rpartition("-")
+        drawn = redraw_shipped(item, profile, folders, shipped, indexes)
+        yield f"{path.stem}: {drawn.picture if drawn else 'its runs are missing'}"
+    write_readme(folders)
+
+
+def complete_figures(folders: Folders) -> Iterator[tuple[str, list[str]]]:
+    """By the names of their files, the runs of figures that have all of them here."""
+    for item in figures.items():
+        for profile in SHIPPED_PROFILES:
+            configs = configs_of(item, profile)
+            if configs and all(folders.store.valid(config) for config in configs):
+                yield f"{item}-{profile}", [run_id(config) for config in configs]
+
+
+def index_of(path: Path) -> list[str]:
+    """The runs of a figure that was shipped.
+
+    Raises:
+        Damaged: the file does not say.
+    """
+    index = read_as(path, Index)
+    return index.runs if index else []
+
+
+def thinned(frames: Frames) -> Frames:
+    """Without the steps of trainings that are there for their curve: epochs say what figures draw, and 60
+    trainings of 3,519 steps on 8 ranks would be 50 MB. They stay in the checkout that ran them.
+    """
+    runs = frames.runs
+    if not len(runs):
+        return frames
+    is_curve = runs["train.validate"].eq("epoch") & runs["timing.mode"].ne("as_published")
+    steps = frames.steps[~frames.steps["key"].isin(runs["key"][is_curve])].reset_index(drop=True)
+    spans = frames.spans[~frames.spans["key"].isin(runs["key"][is_curve])].reset_index(drop=True)
+    return frames._replace(steps=steps, spans=spans)
+
+
+def verdicts_for_readme(folders: Folders) -> str:
+    """The claims that the shipped records decide, as the README's table."""
+    shipped, rows = parquet.read_parquet(folders.shipped), []
+    for path in sorted((folders.shipped / "figures").glob("*.json")):
+        item, _, profile = path.stem.rpartition("-")
+        frames = runs_of(shipped, index_of(path))
+        verdicts = figures.judge(item, frames, profile)
+        rows += [(item, verdict) for verdict in verdicts if verdict.word in DECIDED]
+    return claims.table(rows)
+
+
+def write_readme(folders: Folders) -> None:
+    """Put the table between the README's two markers."""
+    text = README.read_text()
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    write_atomic(README, f"{head}{BEGIN}\n{verdicts_for_readme(folders).strip()}\n{END}{tail}")

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from experiments.commands._find import last_lines, log_files, the_run
+from experiments.commands._make import say
+from experiments.config.folders import Folders
+
+
+def logs(words: list[str], options: set[str]) -> int:
+    """The end of each log of a run's newest attempt."""
+    folders = Folders()
+    attempt = the_run(words, folders)
+    paths = log_files(attempt, folders)
+    if not paths:
+        say(f"{attempt.run_id} has no logs: it has not started, or ended well on this machine")
+        return 1
+    for path in paths:
+        if lines := last_lines(path):
+            print(f"{path}:", *lines, sep="\n  ")
+    return 0

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from analysis.records import DAMAGED, Attempt
+from analysis.schemas import Sweep
+from experiments.commands._find import attempts_of, log_files, sweeps_named, view_of
+from experiments.commands._make import say
+from experiments.config.folders import Folders
+from experiments.launch import arrays
+from experiments.launch.diagnosis import POLICIES
+from experiments.launch.status import RunStatus, StatusView
+from sparsify.ranges import quoted
+
+LISTED = 30  # runs that are described one by one
+ORDER = ("done", "running", "queued", "requeued", "stopped", "failed")
+
+
+def status(words: list[str], options: set[str]) -> int:
+    """Status of submitted runs: of all sweeps, or of those and the runs that the words name."""
+    folders = Folders()
+    chosen = sweeps_named(words, folders)
+    if not chosen:
+        names = ", ".join(sweep.name for sweep in arrays.sweeps(folders, lambda line: None))
+        if names:
+            raise ValueError(f"no sweep or run {quoted(words[0])}; there are: {names}")
+        say("nothing was submitted yet")
+        return 0
+    view = view_of(chosen, folders)
+    for sweep in chosen:
+        print(_table(sweep, view, folders, words))
+    return 0
+
+
+def _table(sweep: Sweep, view: StatusView, folders: Folders, words: Sequence[str]) -> str:
+    states = {attempt: view.of_attempt(attempt) for attempt in attempts_of([sweep], folders)}
+    counts = Counter(run.state for run in states.values())
+    summary = ", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state])
+    lines = [f"{sweep.name}: {len(states)} runs: {summary}{_time_left(states)}"]
+    lines[0] += f"; {_node_hours(sweep, states):.2f} node-hours spent"
+    shown = {
+        attempt: run
+        for attempt, run in states.items()
+        if run.state != "done" or run.why or any(word in attempt.run_id for word in words)
+    }
+    listed = list(shown.items())[:LISTED]
+    lines += [f"  {attempt.run_id}: {_sentence(attempt, run, folders)}" for attempt, run in listed]
+    if len(shown) > LISTED:
+        lines.append(f"  ... and {len(shown) - LISTED} more")
+    return "\n".join(lines)
+
+
+def _sentence(attempt: Attempt, run: RunStatus, folders: Folders) -> str:
+    if run.state == "running":
+        return f"running {run.why}, step {run.step}" + (f" of {run.steps}" if run.steps else "")
+    if run.state == "done":
+        return "; ".join(filter(None, ("done", run.why)))
+    if run.state not in ("failed", "stopped"):
+        return f"{run.state}" + (f" ({run.why})" if run.why else "")
+    advice = POLICIES[run.kind].advice if run.kind in POLICIES else ""
+    errors = [path for path in log_files(attempt, folders) if path.suffix == ".err"]
+    where = f" [{errors[0]}]" if errors and run.kind == "error" else ""
+    return f"{run.state} ({run.kind}): {run.why}" + (f"; {advice}" if advice else "") + where
+
+
+def _time_left(states: Mapping[Attempt, RunStatus]) -> str:
+    """From how long the finished ones took, and how many run at a time."""
+    took = [
+        seconds for attempt, run in states.items() if run.state == "done" and (seconds := _seconds(attempt))
+    ]
+    left = sum(run.under_way for run in states.values())
+    at_a_time = sum(run.state == "running" for run in states.values())
+    if not took or not left or not at_a_time:
+        return ""
+    return f"; about {statistics.median(took) * left / at_a_time / 60:.0f} min left"
+
+
+def _node_hours(sweep: Sweep, states: Mapping[Attempt, RunStatus]) -> float:
+    nodes = {run: array.nodes for array in sweep.arrays for job in array.jobs for run in job.runs}
+    return float(sum(nodes[attempt.run_id] * (_seconds(attempt) or 0) for attempt in states) / 3600)
+
+
+def _seconds(attempt: Attempt) -> float | None:
+    """From its first start to its end, by the clock of one node."""
+    if attempt.state == DAMAGED:
+        return None
+    manifest = attempt.manifest
+    if not manifest.get("started") or not manifest.get("ended"):
+        return None
+    times = [datetime.strptime(manifest[name], "%Y-%m-%dT%H:%M:%SZ") for name in ("started", "ended")]
+    return max(0.0, (times[1] - times[0]).total_seconds())

@@ -1,0 +1,1 @@
+"""Which runs a command means: words -> resolved configs -> planned runs. Needs no torch."""

@@ -1,0 +1,202 @@
+"""Override words in, one resolved plain dict out. Hydra composes; no other file sees a DictConfig."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException
+from omegaconf import OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from experiments.config import schema
+from experiments.config.folders import ROOT
+from experiments.tasks import REGISTRY as TASKS
+from slurm import environment
+from sparsify.methods import REGISTRY as METHODS
+from sparsify.ranges import check, quoted, shown, unknown
+from sparsify.registry import Registry
+
+CONF = ROOT / "conf"
+GROUPS = ("method", "task", "cluster", "link", "container", "profile", "recipe")
+REGISTRIES: dict[str, Registry] = {registry.noun: registry for registry in (METHODS, TASKS)}
+# Set by choosing a group's option, not by hand.
+FIXED = ("method.name", "task.name", "cluster.name", "cluster.where", "cluster.link.name", "container.name")
+LONGEST = 4000  # characters of a word, and of a path; Hydra's grammar takes half a second to read them
+
+
+def folders() -> list[Path]:
+    """The folders that configurations are found in: conf/, conf/local/ where it is, those of $SPARSIFY_CONF.
+
+    Raises:
+        ValueError: $SPARSIFY_CONF names a folder that is not there.
+    """
+    given = [folder.expanduser().absolute() for folder in environment.conf_folders()]
+    for folder in given:
+        if not folder.is_dir():
+            raise ValueError(f"SPARSIFY_CONF names {folder}, and there is no such folder")
+    return [CONF, *(folder for folder in [CONF / "local", *given] if folder.is_dir())]
+
+
+def files(group: str) -> dict[str, Path]:
+    """The files of a group by the name of their option.
+
+    Raises:
+        ValueError: two files for one option.
+    """
+    found: dict[str, Path] = {}
+    for path in (path for folder in folders() for path in sorted((folder / group).glob("*.yaml"))):
+        if path.stem in found:
+            raise ValueError(
+                f"{group}={path.stem} is in two files, {found[path.stem]} and {path}; rename one"
+            )
+        found[path.stem] = path
+    return found
+
+
+def options(group: str) -> list[str]:
+    """What can follow `group=`: the files of conf/<group>/, and every registered method or task."""
+    registered = REGISTRIES[group].names() if group in REGISTRIES else []
+    return sorted({*registered, *files(group)})
+
+
+def resolve(overrides: Sequence[str]) -> dict[str, Any]:
+    """The config of one run.
+
+    Raises:
+        ValueError: an unknown group, option, key or value; the message lists what there is.
+    """
+    pairs = [pair(word) for word in overrides]
+    for key, value in pairs:
+        check_choice(key, value)
+    choices = {key: value for key, value in pairs if key in GROUPS}  # of several the last counts
+    config = copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in choices.items()), *folders()))
+    defaults = config.pop("method_defaults", {})
+    for key, value in defaults.items():
+        if key in config["method"]:
+            config["method"][key] = value
+    given, known = {key: value for key, value in pairs if key not in GROUPS}, leaves(config)
+    for key, text in given.items():
+        if key not in known:
+            raise ValueError(unknown("key", key, schema.related(key, [*GROUPS, *known])))
+        check(key, value := _parsed(key, text), known[key])
+        *above, name = key.split(".")
+        (schema.leaf(config, ".".join(above)) if above else config)[name] = value
+    schema.check(config)
+    _give_momentum_to_the_method(config, "task.momentum" in given)
+    return config
+
+
+def pair(word: str) -> tuple[str, str]:
+    """key=value as its two parts."""
+    key, equals, value = word.partition("=")
+    if len(word) > LONGEST:
+        raise ValueError(f"{shown(word)} has {len(word)} characters, and {LONGEST} is the most")
+    if not equals or not key:
+        raise ValueError(f"{quoted(word)} is not of the form key=value; for example method=topk or workers=4")
+    return key, value
+
+
+def check_choice(key: str, value: str) -> None:
+    """Refuse an option that a group does not have, and a key that only a choice may set."""
+    if key in FIXED:
+        group = "link" if key.startswith("cluster.link") else key.partition(".")[0]
+        raise ValueError(f"{key!r} comes with the choice of {group}=, it can't be set")
+    if key in GROUPS and value not in options(key):
+        raise ValueError(unknown(key, value, options(key)))
+    if key in REGISTRIES and value in REGISTRIES[key].names() and (why := REGISTRIES[key].why_broken(value)):
+        raise ValueError(why)
+
+
+def _give_momentum_to_the_method(config: dict[str, Any], given: bool) -> None:
+    """Momentum is applied once: by the method, where it has some (DGC), else by the optimiser."""
+    if config["method"].get("momentum") and config["task"].get("momentum"):
+        if given:
+            raise ValueError(
+                f"method={config['method']['name']} applies momentum itself (method.momentum="
+                f"{config['method']['momentum']}); leave task.momentum out, or set method.momentum=0"
+            )
+        config["task"]["momentum"] = 0
+
+
+def _parsed(key: str, text: str) -> Any:
+    """The value that a word gives a leaf, in Hydra's grammar."""
+    override = parse(f"{key}={text}")
+    if override.is_sweep_override():
+        raise ValueError(
+            f"{key}={shown(text)} is several values; `plan` and `submit` take those, one run does not"
+        )
+    return override.value()
+
+
+def parse(word: str) -> Override:
+    """A word as Hydra reads it.
+
+    Raises:
+        ValueError: it is not of Hydra's grammar.
+    """
+    key, value = pair(word)
+    if "${" in value:
+        raise ValueError(
+            f"{key}={shown(value)} refers to something else, which only the files of conf/ may do"
+        )
+    try:
+        return OverridesParser.create().parse_override(word)
+    except Exception as error:  # its functions, such as int() and sort(), raise whatever Python does
+        raise ValueError(
+            f"{shown(key)}={shown(value)} can't be read ({shown(_first_line(error))}); text with other signs "
+            f"than letters, digits and -_./:+%@~ stands in quotes, as in '{shown(key)}=\"a b\"'"
+        ) from error
+
+
+@cache
+def _composed(choices: tuple[str, ...], *folders: Path) -> dict[str, Any]:
+    """What Hydra composes from these choices of groups, which takes it a sixth of a second."""
+    store = ConfigStore.instance()
+    for registry in REGISTRIES.values():
+        for name in registry.sound():
+            store.store(group=registry.noun, name=name, node={"name": name, **registry.defaults(name)})
+    GlobalHydra.instance().clear()
+    paths = ",".join(QuotedString(f"file://{folder}", Quote.single).with_quotes() for folder in folders[1:])
+    try:
+        with initialize_config_dir(str(folders[0]), version_base="1.3"):
+            words = [*choices, f"hydra.searchpath=[{paths}]"]
+            composed = compose("config", overrides=words, return_hydra_config=True)
+        chosen = composed.hydra.runtime.choices
+        names = {group: str(chosen[group]) for group in ("cluster", "link", "container", "profile", "recipe")}
+        with open_dict(composed):
+            del composed["hydra"]
+        plain = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{' '.join(choices)}: {_first_line(error)}") from error
+    assert isinstance(plain, dict)  # the root of a composed config is a mapping
+    return _named({str(key): value for key, value in plain.items()}, names)
+
+
+def _named(config: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """What is chosen has the name of its file, so that a copy of a file shares no keys of runs with it."""
+    config = {"cluster": {}, "container": {}, **config}
+    for dotted in ("cluster", "cluster.link", "container"):
+        part = schema.leaf(config, dotted)
+        if not isinstance(part, dict):
+            raise ValueError(f"{dotted} is {shown(part)}: the file of conf/ that sets it must give it fields")
+        part["name"] = names[dotted.rpartition(".")[2]]
+    return {**config, "profile": names["profile"], "recipe": names["recipe"]}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def leaves(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every key that an override can set, dotted, and its type; groups are chosen, not set."""
+    return {name: kind for name, kind in schema.types(config).items() if name not in (*FIXED, *GROUPS)}

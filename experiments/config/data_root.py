@@ -1,0 +1,170 @@
+"""Where data sets come from: found, downloaded, or replaced by one that needs no files. Without torch."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from experiments.config.folders import ROOT
+from experiments.tasks import REGISTRY as TASKS
+from slurm import environment
+from sparsify.ranges import unknown
+from sparsify.registry import BrokenFile, parsed
+
+DATASETS = ROOT / "experiments" / "training" / "datasets"
+DOWNLOAD_TIMEOUT_S = 20  # of silence on the line, not of the whole download
+
+# A data set's own function downloads it; run apart, it keeps torch out of this process.
+DOWNLOAD = """
+import socket, sys
+from importlib import import_module
+from pathlib import Path
+_, name, root, timeout_s = sys.argv
+socket.setdefaulttimeout(float(timeout_s))
+import_module(f"experiments.training.datasets.{name}").download(Path(root))
+"""
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a data set, as the literal FILES in its own file describes them."""
+
+    title: str  # the data set as a sentence names it
+    folder: str  # what the folder of all data sets must contain
+    host: str | None = None  # its function `download` needs this host; None: it has no such function
+    size: str = ""  # of the download
+
+
+@cache
+def files_of(dataset: str) -> Files | None:
+    """What files a data set needs; None where it needs none.
+
+    Read from the source, as signatures are: importing a data set would import torch.
+
+    Raises:
+        BrokenFile: its file can't be read.
+    """
+    source = DATASETS / f"{dataset}.py"
+    for node in parsed(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FILES":
+            try:
+                return Files(**ast.literal_eval(node.value))
+            except (TypeError, ValueError) as error:
+                fields = ", ".join(field.name for field in dataclasses.fields(Files))
+                raise BrokenFile(
+                    f"{source}, line {node.lineno}: FILES must be a literal with {fields} ({error})"
+                ) from error
+    return None
+
+
+def dataset_of(task: str) -> str:
+    """The data set that a task is named after: <network>_<data set>.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    dataset = task.rpartition("_")[2]
+    known = sorted(path.stem for path in DATASETS.glob("[!_]*.py"))
+    if dataset not in known:
+        raise ValueError(
+            f"{unknown('data set', dataset, known)}; task {task!r} is named <network>_<data set>"
+        )
+    return dataset
+
+
+def root_of(given: str | None) -> Path:
+    """The folder that should hold all data sets: `given` by data.root, else $DATA_ROOT, else data/ of the
+    checkout.
+    """
+    return Path(given or environment.data_root() or ROOT / "data").expanduser().resolve()
+
+
+def has(root: Path, dataset: str) -> bool:
+    """Are the files of this data set there? True where it needs none."""
+    files = files_of(dataset)
+    return files is None or (root / files.folder).is_dir()
+
+
+def find(config: dict[str, Any], say: Callable[[str], None]) -> tuple[dict[str, Any], Path | None]:
+    """A config whose data set is on this machine, and the folder of its files; None where it needs none.
+
+    Where the files are neither found nor downloadable, a config that allows it is changed to a data set that
+    needs none, which `say` tells in one line.
+
+    Raises:
+        ValueError: no data, and no substitute allowed.
+    """
+    dataset = dataset_of(config["task"]["name"])
+    files = files_of(dataset)
+    if files is None:
+        return config, None
+    root = root_of(config["data"]["root"])
+    if has(root, dataset):
+        return config, root
+    if config["data"]["root"] is not None:
+        raise ValueError(
+            f"data.root={root} has no {files.folder}; point it at the folder that holds {files.folder}"
+        )
+    if download(dataset, files, root, say):
+        return config, root
+    fallback = config["data"]["fallback"]
+    changed = None if fallback == "refuse" else substituted(config, fallback)
+    if changed is None:
+        raise ValueError(
+            f"{files.title} is not in {root} and could not be downloaded: put {files.folder} there, or say "
+            "where it is with data.root=FOLDER or $DATA_ROOT"
+        )
+    name = changed["task"]["name"]
+    say(f"{files.title} was not found (see DATA_ROOT): using scikit-learn's digits instead, task {name}")
+    return changed, None
+
+
+def substituted(config: dict[str, Any], dataset: str) -> dict[str, Any] | None:
+    """The same config on another data set; None where its network has no task on that."""
+    task = config["task"]
+    name = task["name"].removesuffix(dataset_of(task["name"])) + dataset
+    if name not in TASKS.names():
+        return None
+    changed = copy.deepcopy(config)
+    changed["task"] = {key: value for key, value in task.items() if key in TASKS.defaults(name)} | {
+        "name": name
+    }
+    return changed
+
+
+def download(dataset: str, files: Files, root: Path, say: Callable[[str], None]) -> bool:
+    """Let the data set download itself to `root`; False where that fails."""
+    if files.host is None or not reachable(files.host):
+        return False
+    say(f"downloading {files.title} ({files.size}) to {root}")
+    part = root / "download.part"
+    words = [dataset, str(part), str(DOWNLOAD_TIMEOUT_S)]
+    try:
+        part.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-c", DOWNLOAD, *words], cwd=ROOT, capture_output=True, check=False
+        )
+        if done.returncode == 0:
+            (part / files.folder).replace(root / files.folder)
+        return done.returncode == 0
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def reachable(host: str) -> bool:
+    """Does anybody answer there? Saves starting torch only to learn that there is no network."""
+    try:
+        socket.create_connection((host, 443), timeout=5).close()
+    except OSError:
+        return False
+    return True

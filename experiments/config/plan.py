@@ -1,0 +1,98 @@
+"""Which runs a command means, and what each needs before it can start. Without torch or pandas."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments import figures
+from experiments.config import compose, data_root
+from sparsify.ranges import unknown
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run to be made."""
+
+    config: dict[str, Any]  # resolved
+    data_root: Path | None  # the folder of its data set; None where that needs no files
+
+    @property
+    def is_timing(self) -> bool:
+        """Is it made for its step times? Then nothing else may run at the same time.
+
+        A run that validates every epoch is made for its learning curve.
+        """
+        is_curve = self.config["train"]["validate"] == "epoch"
+        return not is_curve or self.config["timing"]["mode"] == "as_published"
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes the run is; virtual ranks share one."""
+        return 1 if self.config["cluster"]["where"] == "virtual" else int(self.config["workers"])
+
+    @property
+    def cores(self) -> int:
+        return self.num_processes * int(self.config["threads"])
+
+
+def default_profile(overrides: Sequence[str]) -> str:
+    """paper where there is a GPU, here or on the cluster that the words choose, else laptop."""
+    if cluster := [word for word in overrides if word.startswith("cluster=")]:
+        chosen = compose.resolve(cluster[-1:])["cluster"]
+        if chosen["where"] == "slurm":
+            return "laptop" if chosen["gpu"] == "none" else "paper"
+    return "paper" if has_gpu() else "laptop"
+
+
+def has_gpu() -> bool:
+    """Does NVIDIA's driver list a GPU? Asked without torch, which takes seconds to import."""
+    if not shutil.which("nvidia-smi"):
+        return False
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0 and "GPU" in done.stdout
+
+
+def configs_of(item: str, profile: str, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The resolved configs of a figure's runs."""
+    extra = [word for word in overrides if not word.startswith("profile=")]
+    return [compose.resolve([*run, *extra]) for run in figures.load(item).runs(profile)]
+
+
+def profile_of(overrides: Sequence[str]) -> str:
+    """The profile that the words ask for, else this machine's default."""
+    given = [word.partition("=")[2] for word in overrides if word.startswith("profile=")]
+    profile = given[-1] if given else default_profile(overrides)
+    if profile not in compose.options("profile"):
+        raise ValueError(unknown("profile", profile, compose.options("profile")))
+    return profile
+
+
+def plan_runs(wanted: Sequence[dict[str, Any]], say: Callable[[str], None]) -> list[PlannedRun]:
+    """Runs whose data sets were found, and whose GPU is there where it is to be this machine's.
+
+    Raises:
+        ValueError: no data, or no GPU.
+    """
+    here = [config for config in wanted if config["cluster"]["where"] != "slurm"]
+    on_gpus = [config for config in here if config["device"] == "cuda"]
+    if on_gpus and not has_gpu():
+        what, instead = ("device=cuda", "device=cpu")
+        if on_gpus[0]["profile"] == "paper":
+            what, instead = ("profile=paper (device=cuda)", "profile=laptop")
+        raise ValueError(f"{what} needs an NVIDIA GPU, and there is none; take {instead}")
+    said = set[str]()
+
+    def say_once(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            say(line)
+
+    return [PlannedRun(*data_root.find(config, say_once)) for config in wanted]

@@ -1,0 +1,168 @@
+"""What the items of Yoon and Oh 2022 share: their runs, the paper's numbers, and finding a method's runs.
+
+Daegun Yoon and Sangyoon Oh, "Empirical Analysis on Top-k Gradient Sparsification for Distributed Deep
+Learning in a Supercomputing Environment", 2022. Numbers marked [log] are recomputed from the authors' public
+job logs (github.com/kljp/topk_results); one run per configuration, no seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.frames import Frames
+from analysis.style import method_id
+
+METHODS = ("dense", "topk", "randomk")
+PAPER = "Yoon and Oh 2022 (A100, VGG-16)"
+
+# How each profile scales the paper's experiment. The recipe (conf/recipe/yoon2022.yaml) is the paper's own.
+SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
+# Timed runs are repeated, all methods in turn each time, so that a drift of the machine shows as spread.
+REPEATS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
+TIMING = {
+    "smoke": [
+        "task=cnn_digits", "cluster=local", "workers=2", "task.batch_size=16", "train.steps=8",
+        "timing.warmup_steps=2",
+    ],
+    "laptop": [
+        "task=vgg16_cifar10", "cluster=local", "workers=2", "task.batch_size=32", "train.steps=7",
+        "timing.warmup_steps=2",
+    ],
+    "paper": ["cluster=virtual", "train.steps=110"],
+}  # fmt: skip
+CONVERGENCE = {
+    "smoke": ["task=cnn_digits", "cluster=virtual", "workers=2", "train.epochs=2", "timing.mode=serialised"],
+    # The number of optimiser steps decides who wins (480: Random-k; 3,900: Top-k), so many small batches.
+    "laptop": [
+        "task=cnn_cifar10", "cluster=virtual", "workers=8", "task.batch_size=16", "train.epochs=9",
+        "task.lr_warmup_epochs=1", "task.lr_milestones=[5,8]", "timing.mode=serialised",
+    ],
+    "paper": ["cluster=virtual", "train.validate=epoch", "timing.mode=production"],
+}  # fmt: skip
+FAST_SEED = 10  # the first seed of `fast_runs`
+# 0.001 of 34,058 parameters would be 34 numbers a step, and the density warm-up a fifth of the training.
+SMALL_MODEL_DENSITY = ["method.density=0.01", "method.density_warmup=[]"]
+
+
+def timing_runs(profile: str, mode: str, methods: Sequence[str] = METHODS) -> list[list[str]]:
+    """The overrides of a timed run per method; `as_published` validates inside its timed loop, as theirs."""
+    validate = "epoch" if mode == "as_published" else "never"
+    shared = [*_start(profile, TIMING), f"train.validate={validate}", f"timing.mode={mode}"]
+    return [
+        [*shared, f"method={method}", *_steady(method), f"seed={seed}"]
+        for seed in REPEATS[profile]
+        for method in methods
+    ]
+
+
+def fast_runs(profile: str, mode: str, variants: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Dense, Top-k as published and `variants`, of the timed experiment; in repetitions of their own, so that
+    all of them are measured in turns, whatever fig4 and speed have measured before.
+    """
+    shared = [*_start(profile, TIMING), "train.validate=never", f"timing.mode={mode}"]
+    sparse = ["method=topk", "method.density_warmup=[]"]
+    return [
+        [*shared, *words, f"seed={FAST_SEED + seed}"]
+        for seed in REPEATS[profile]
+        for words in (["method=dense"], sparse, *([*sparse, *variant] for variant in variants))
+    ]
+
+
+def convergence_runs(profile: str) -> list[list[str]]:
+    """The overrides of one whole training per method and seed."""
+    shared = _start(profile, CONVERGENCE)
+    return [
+        [*shared, f"method={method}", *_density(method, profile), f"seed={seed}"]
+        for method in METHODS
+        for seed in SEEDS[profile]
+    ]
+
+
+def keys(frames: Frames, method: str, mode: str = "") -> list[str]:
+    """The runs of a method (and timing mode), in the order of their seeds."""
+    if not len(frames.runs):
+        return []
+    runs = frames.runs.sort_values("seed") if "seed" in frames.runs else frames.runs
+    return [
+        str(run["key"])
+        for run in _rows(runs)
+        if method_id(run) == method and mode in ("", run["timing.mode"])
+    ]
+
+
+def present(frames: Frames, mode: str = "") -> list[str]:
+    """The methods that have runs, the paper's first.
+
+    Raises:
+        ValueError: none has.
+    """
+    found = dict.fromkeys(method_id(run) for run in _rows(frames.runs))
+    ordered = dict.fromkeys((*METHODS, *found))
+    methods = [method for method in ordered if keys(frames, method, mode)]
+    if not methods:
+        raise ValueError(f"nothing to draw: there is no run{f' in timing mode {mode}' if mode else ''}")
+    return methods
+
+
+def _rows(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in run.items()} for run in runs.to_dict("records")]
+
+
+# Rank 0's validation after these logged epochs of 138, 49 steps each [log, jobs 130673, 130672, 130675].
+EPOCHS, STEPS_PER_EPOCH = 138, 49
+WAY_POINTS = (1, 2, 5, 10, 20, 30, 40, 60, 80, 82, 100, 120, 138)
+TOP1 = {
+    "dense": (46.17, 48.48, 69.43, 85.34, 86.99, 86.42, 88.46, 90.02, 89.91, 92.45, 92.95, 92.95, 92.99),
+    "topk": (21.27, 39.71, 44.58, 56.91, 71.47, 81.26, 82.12, 86.87, 87.94, 90.95, 91.61, 91.34, 91.52),
+    "randomk": (27.21, 37.96, 43.54, 50.14, 55.78, 60.10, 62.73, 66.08, 68.36, 68.78, 69.80, 71.07, 70.98),
+}
+VAL_LOSS = {
+    "dense": (1.572, 2.332, 1.054, 0.449, 0.447, 0.502, 0.450, 0.423, 0.460, 0.349, 0.393, 0.417, 0.420),
+    "topk": (9.422, 2.098, 1.580, 1.263, 0.837, 0.560, 0.560, 0.428, 0.465, 0.336, 0.426, 0.488, 0.478),
+    "randomk": (1.993, 1.697, 1.543, 1.375, 1.228, 1.114, 1.050, 0.945, 0.893, 0.869, 0.839, 0.818, 0.816),
+}
+
+
+class Iteration(NamedTuple):
+    """One bar of their Fig. 4, in milliseconds; `total` is 128 samples over the mean logged speed."""
+
+    total: float
+    forward: float
+    backward: float
+    select: float
+    communication: float
+
+    def parts(self) -> dict[str, float]:
+        """Our phase names; their communication is the final wait in synchronize(), unsplit."""
+        known = dict(zip(("forward", "backward", "select", "synchronize"), self[1:], strict=True))
+        return known | {"unaccounted": self.total - sum(known.values())}
+
+
+# A100, 8 workers [log]; the paper's text gives communication only.
+ITERATIONS = {
+    "dense": Iteration(58.89, 4.55, 22.96, 0.0, 1.24),
+    "topk": Iteration(275.00, 4.54, 11.18, 211.78, 16.86),
+    "randomk": Iteration(65.44, 4.57, 27.87, 0.19, 1.00),
+}
+SPEED = {"dense": 17387.49, "topk": 3723.61, "randomk": 15648.40}  # samples/s, 8 A100, the paper's text
+V100_SPEED = {"dense": 12651.83, "topk": 3743.28}
+# The same logs with rank 0's 1.2 s of validation taken out of every 49 iterations [log].
+SPEED_WITHOUT_VALIDATION = {"dense": 29590.0, "topk": 4088.0, "randomk": 25294.0}
+
+
+def _start(profile: str, scales: dict[str, list[str]]) -> list[str]:
+    if profile not in scales:
+        raise ValueError(f"no profile {profile!r}; there are: {', '.join(scales)}")
+    return ["recipe=yoon2022", f"profile={profile}", *scales[profile]]
+
+
+def _steady(method: str) -> list[str]:
+    """The density of 136 of the 138 epochs throughout: a timed run is shorter than the warm-up."""
+    return ["method.density_warmup=[]"] if method != "dense" else []
+
+
+def _density(method: str, profile: str) -> list[str]:
+    return SMALL_MODEL_DENSITY if profile != "paper" and method != "dense" else []

@@ -1,0 +1,212 @@
+"""Runs on this machine: starts what is missing, watches it, and says in a sentence what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from filelock import FileLock, Timeout
+
+from analysis import schemas
+from analysis.files import Watched, read_note
+from analysis.records import Attempt, run_id
+from experiments.config.folders import ROOT, Folders
+from experiments.config.plan import PlannedRun
+from experiments.launch.attempt import begin_attempt, worker_command
+from experiments.launch.diagnosis import Interrupted, RunFailed, diagnose
+from experiments.launch.end_signals import EndSignals
+from experiments.launch.progress_bar import ProgressBar
+from slurm.local import Ended, LocalWorkers
+
+POLL_S = 0.1
+
+
+@dataclass
+class Running:
+    """A run whose workers were started."""
+
+    planned: PlannedRun
+    attempt: Attempt
+    workers: LocalWorkers
+    lock: FileLock
+    folder: Watched  # of the attempt
+
+    @property
+    def progress(self) -> tuple[int, int | None]:
+        """Steps done, and steps in all once the worker has said how many."""
+        note = read_note(self.workers.folder / "progress.json", schemas.Progress) or schemas.Progress()
+        return note.step, note.steps
+
+    def fail(self, why: str, kind: str) -> None:
+        """Mark the attempt as failed, if it is still ours; whatever becomes of that, the user is told."""
+        if self.folder.is_there():
+            with contextlib.suppress(OSError):  # a full disk may refuse even this
+                self.attempt.fail(why, kind)
+
+    def release(self) -> None:
+        """Let others have it."""
+        self.lock.release()
+        self.folder.close()
+
+
+def run_here(missing: Sequence[PlannedRun], folders: Folders, force: bool = False) -> None:
+    """Make all these runs, with a progress display.
+
+    Raises:
+        RunFailed: the first run that failed; the others were stopped.
+    """
+    progress = ProgressBar(len(missing))
+    try:
+        run_side_by_side(missing, folders, progress, force)
+    finally:
+        progress.close()
+
+
+def run_side_by_side(
+    planned: Sequence[PlannedRun], folders: Folders, progress: ProgressBar, force: bool = False
+) -> None:
+    """Make all these runs, those that share the machine side by side, one to a core.
+
+    A run that another process is making is waited for, and its record used. A signal to end lets the workers
+    save; a second one does not. Whatever else ends this early, the workers are stopped first and the
+    attempt's manifest says why.
+
+    Raises:
+        RunFailed: the first run that failed; the others were stopped.
+        Interrupted: by a signal.
+    """
+    began = time.time()
+    waiting, running, saved = list(planned), list[Running](), list[Attempt]()
+    with EndSignals() as signals:
+        try:
+            while running or (waiting and not signals.told):
+                while waiting and not signals.told and _has_room(waiting[0], running):
+                    if new := _begin(waiting[0], folders, progress, signals, began if force else None):
+                        running.append(new)
+                    elif signals.told:
+                        break
+                    waiting.pop(0)
+                if signals.pass_on():
+                    progress.say("ending: the workers save; a second signal ends them at once")
+                    for run in running:
+                        run.workers.tell_to_stop()
+                for run in list(running):
+                    if ended := run.workers.poll():
+                        running.remove(run)
+                        if _finish(run, ended, signals):
+                            progress.finished(run.attempt.run_id)
+                        else:
+                            saved.append(run.attempt)
+                progress.show([(run.attempt.run_id, *run.progress) for run in running], len(waiting))
+                time.sleep(POLL_S)
+        except BaseException as error:
+            signals.ignore()  # the clean-up is not left half done
+            why = "interrupted" if signals.told else "stopped because another run failed"
+            for run in running:
+                run.workers.cancel()
+                if run.attempt.state != "preempted":
+                    run.fail(why, "interrupted")
+                run.release()
+            if isinstance(error, Interrupted):
+                begun = [*saved, *(run.attempt for run in running)]
+                raise Interrupted(_what_is_kept(begun, len(waiting))) from None
+            raise
+        if signals.told:
+            raise Interrupted(_what_is_kept(saved, len(waiting)))
+
+
+def _what_is_kept(begun: Sequence[Attempt], waiting: int) -> str:
+    steps = ((attempt.run_id, attempt.saved_step()) for attempt in begun)
+    kept = [f"{run} saved at step {step:,}" if step else f"{run} had saved nothing" for run, step in steps]
+    kept += [f"{waiting} runs had not begun"] * bool(waiting)
+    return f"interrupted: {'; '.join([*kept, 'what was finished is kept'])}; run again to go on"
+
+
+def _has_room(planned: PlannedRun, running: list[Running]) -> bool:
+    if not running:
+        return True
+    if planned.is_timing or planned.config["device"] == "cuda" or any(r.planned.is_timing for r in running):
+        return False
+    return planned.cores + sum(run.planned.cores for run in running) <= cores()
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _begin(
+    planned: PlannedRun,
+    folders: Folders,
+    progress: ProgressBar,
+    signals: EndSignals,
+    newer_than: float | None,
+) -> Running | None:
+    """Start a run, or return None because another process has just made it, or a signal came first."""
+    name = run_id(planned.config)
+    lock = run_lock(folders, name)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        progress.say(f"{name}: another process is measuring this run; waiting for it")
+        while not _acquired(lock):
+            if signals.told:
+                return None
+        newer_than = None  # what it measured meanwhile is as fresh as anything we could measure
+    try:
+        if newer_than is None and folders.store.valid(planned.config) is not None:
+            progress.finished(name)
+            lock.release()
+            return None
+        begun = begin_attempt(planned, folders, anew=newer_than is not None, same_host=True)
+        command = worker_command(planned, folders, ROOT)
+        workers = LocalWorkers(command, begun.orders, begun.folder, planned.num_processes)
+        return Running(planned, begun.attempt, workers, lock, Watched(begun.attempt.path))
+    except BaseException:
+        lock.release()
+        raise
+
+
+def run_lock(folders: Folders, name: str) -> FileLock:
+    """The lock that a process holds while it makes the run of this name on this machine."""
+    path = folders.scratch / "locks" / f"{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path)
+
+
+def _acquired(lock: FileLock) -> bool:
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        return False
+    return True
+
+
+def _finish(run: Running, ended: Ended, signals: EndSignals) -> bool:
+    """Accept a run that ended well; False for one that was told to stop, and did.
+
+    Raises:
+        RunFailed: it ended in any other way.
+    """
+    attempt, folder = run.attempt, run.workers.folder
+    try:
+        if run.folder.is_there() and attempt.is_valid():
+            # Notes and logs of a run that ended well have no reader.
+            shutil.rmtree(folder, ignore_errors=True)
+            return True
+        if run.folder.is_there() and attempt.state == "preempted":
+            if signals.told:
+                return False
+            why = f"told to stop, saved at step {attempt.saved_step():,}: run again to go on"
+            raise RunFailed(why, "preempted", attempt)
+        kind, why = diagnose(folder, ended.codes, ended.size)
+        if not run.folder.is_there():
+            kind, why = "disturbed", f"{attempt.path} was removed while the run was under way"
+        elif kind != "held":  # else its manifest is another's
+            run.fail(why, kind)
+        raise RunFailed(why, kind, attempt)
+    finally:
+        run.release()

@@ -1,0 +1,27 @@
+"""One file per data set: a function of the file's name that reads it.
+
+A data set read from files describes them in a literal `FILES` (see experiments/config/data_root.py), and has
+a function `download` where they can be downloaded. The names of its tasks then end in _<data set>.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from experiments.training.datasets._dataset import Dataset as Dataset
+from experiments.training.datasets._dataset import Split as Split
+from sparsify.registry import Registry
+
+REGISTRY = Registry("data set", __name__, Path(__file__).parent)
+
+
+def load(name: str, root: Path | None, device: torch.device) -> Dataset:
+    """The data set `name` on `device`; `root` is the folder of its files, where it has any.
+
+    Raises:
+        ValueError: an unknown name (lists what there is), or files that are missing or corrupt.
+    """
+    dataset: Dataset = REGISTRY.build(name, {"root": root, "device": device})
+    return dataset

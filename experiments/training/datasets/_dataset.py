@@ -1,0 +1,93 @@
+"""What every data set is: images and labels as tensors on one device, augmented and normalised there."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional
+
+
+class Split(NamedTuple):
+    images: Tensor  # (N, H, W, C) uint8
+    labels: Tensor  # (N,) int64
+
+    def to(self, device: torch.device) -> Split:
+        return Split(self.images.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images and labels, with the augmentation and normalisation that belong to them."""
+
+    name: str  # as captions write it
+    digest: str  # SHA-256 of all images and labels
+    train: Split
+    test: Split
+    classes: int
+    padding: int  # random crops after padding with so many black pixels; 0: none
+    flip: bool  # mirror every other image
+    mean: tuple[float, ...]  # per channel, in units of the full pixel value
+    std: tuple[float, ...]
+
+    def to(self, device: torch.device) -> Dataset:
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
+
+    @property
+    def pixels(self) -> int:
+        return self.test.images.shape[1]
+
+    @property
+    def channels(self) -> int:
+        return self.test.images.shape[3]
+
+    def augmented(self, chosen: Tensor, generator: Generator) -> Tensor:
+        """(B,) indices -> (B, H, W, C) images, cropped and flipped in one gather.
+
+        For a whole batch at once, what torchvision's RandomCrop(32, padding=4) and then RandomHorizontalFlip
+        do to one image.
+        """
+        if not self.padding and not self.flip:
+            return self.train.images[chosen]
+        n, device, side = len(chosen), chosen.device, torch.arange(self.pixels, device=chosen.device)
+        shifts = torch.randint(2 * self.padding + 1, (2, n, 1), generator=generator, device=device)
+        mirrored = torch.rand(n, 1, generator=generator, device=device) < 0.5
+        rows = shifts[0] + side
+        columns = shifts[1] + torch.where(mirrored, side.flip(0), side)
+        width = self.padded.shape[1]
+        pixels = (chosen[:, None, None] * width + rows[:, :, None]) * width + columns[:, None, :]
+        # One flat gather; indexing by three tensors takes twice as long.
+        return (
+            self.padded.view(-1, self.channels)
+            .index_select(0, pixels.view(-1))
+            .view(n, *self.test.images.shape[1:])
+        )
+
+    @cached_property
+    def padded(self) -> Tensor:
+        """The training images with their black border, made once."""
+        p = self.padding
+        return functional.pad(self.train.images, (0, 0, p, p, p, p))
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """(B, H, W, C) pixel values 0 to 255 -> zero mean and unit deviation, in the type of `images`."""
+        scale, shift = (row.to(images.dtype) for row in self.scale_and_shift)
+        return torch.addcmul(shift, images.flatten(2), scale).view(images.shape)
+
+    @cached_property
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """(W C,) each: a whole row of pixels; broadcasting over three channels alone is ten times slower."""
+        mean, std = torch.tensor((self.mean, self.std), dtype=torch.float64, device=self.test.images.device)
+        return (1 / (255 * std)).repeat(self.pixels), (-mean / std).repeat(self.pixels)
+
+
+def digest_of(train: Split, test: Split) -> str:
+    """SHA-256 of all images and labels, which must be on the CPU."""
+    digest = hashlib.sha256()
+    for tensor in (*train, *test):
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()

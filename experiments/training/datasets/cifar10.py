@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import torch
+
+from experiments.training.datasets._dataset import Dataset, Split, digest_of
+
+FILES = {
+    "title": "CIFAR-10",
+    "folder": "cifar-10-batches-py",
+    "host": "www.cs.toronto.edu",
+    "size": "163 MiB",
+}
+
+
+def cifar10(root: Path | None, device: torch.device) -> Dataset:
+    """CIFAR-10 (Krizhevsky 2009) from torchvision's files, whose MD5 sums torchvision checks."""
+    from torchvision.datasets import CIFAR10
+
+    if root is None:
+        raise ValueError("CIFAR-10 has no folder: set data.root=FOLDER or $DATA_ROOT")
+
+    def split(train: bool) -> Split:
+        try:
+            files = CIFAR10(str(root), train=train, download=False)
+        except RuntimeError as error:
+            raise ValueError(
+                f"CIFAR-10 in {root} is missing or corrupt (a checksum differs): remove "
+                f"{root / CIFAR10.base_folder} and run again to download it, or set data.root to a sound copy"
+            ) from error
+        return Split(torch.from_numpy(files.data), torch.tensor(files.targets))
+
+    train, test = split(train=True), split(train=False)
+    return Dataset(
+        name=FILES["title"],
+        digest=digest_of(train, test),
+        train=train,
+        test=test,
+        classes=10,
+        padding=4,
+        flip=True,
+        mean=(0.491, 0.482, 0.447),  # as published, to three digits
+        std=(0.247, 0.243, 0.262),
+    ).to(device)
+
+
+def download(root: Path) -> None:
+    """torchvision knows address, checksum and layout."""
+    from torchvision.datasets import CIFAR10
+
+    CIFAR10(str(root), download=True)

@@ -1,0 +1,158 @@
+"""A task: a model, a data set, and how the one is trained on the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DistributedSampler, TensorDataset
+
+from experiments.training.datasets import REGISTRY, Dataset
+
+EVAL_BATCH = 500  # changes no result: evaluation uses running statistics, and the metrics are sums
+
+
+class Metrics(NamedTuple):
+    loss: float  # mean cross-entropy per image
+    top1: float  # percent
+    top5: float  # percent
+
+
+@dataclass(frozen=True)
+class Task:
+    """Image classification by SGD with momentum.
+
+    Two epoch clocks tick in the published code. Each worker's loader gives floor(images / workers / batch)
+    full batches a pass (48 for the paper), but learning rate, density schedule and validation count
+    ceil(images / (workers x batch)) steps an epoch (49). We take the second one, `steps_per_epoch`: it is the
+    one on the paper's horizontal axes. Passes over the data follow each other regardless of it, each shuffled
+    anew.
+
+    Raises:
+        ValueError: an unknown data set; the message lists what there is.
+    """
+
+    dataset: str
+    network: Callable[[int, int, int], nn.Module]
+    batch_size: int  # per worker
+    lr: float
+    momentum: float
+    weight_decay: float  # on tensors with more than one dimension; biases and batch norm have none
+    lr_warmup_epochs: float
+    lr_milestones: tuple[float, ...]
+    channels_last: bool
+
+    def __post_init__(self) -> None:
+        REGISTRY.check_name(self.dataset)
+
+    def model(self, data: Dataset, seed: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        """The same initial weights for the same seed, whatever else drew random numbers.
+
+        They are drawn by torch's default rules.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.network(data.channels, data.pixels, data.classes)
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        return model.to(device, dtype).to(memory_format=layout)
+
+    def optimiser(self, model: nn.Module) -> torch.optim.SGD:
+        """Momentum after aggregation, no Nesterov, as published."""
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        vectors = [p for p in model.parameters() if p.ndim <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": self.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, fused=True)
+
+    def steps_per_epoch(self, data: Dataset, workers: int) -> int:
+        """ceil(images / (workers x batch)).
+
+        Raises:
+            ValueError: more workers than full batches.
+        """
+        images = len(data.train.labels)
+        if images // workers < self.batch_size:
+            raise ValueError(
+                f"workers={workers} x task.batch_size={self.batch_size} is more than the {images} training "
+                f"images of {data.name}: each worker needs at least one full batch; take fewer workers or a "
+                "smaller batch"
+            )
+        return math.ceil(images / (workers * self.batch_size))
+
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
+        """Linear from lr / W over the first W warm-up steps, then a tenth at each milestone.
+
+        It is not scaled by the number of workers. With the paper's numbers: 0.0203 at the end of epoch 1, 0.1
+        from epoch 5.
+        """
+        warmup = self.lr_warmup_epochs * steps_per_epoch
+        if step + 1 < warmup:
+            return self.lr / warmup + (self.lr - self.lr / warmup) / warmup * (step + 1)
+        passed = sum(step >= milestone * steps_per_epoch for milestone in self.lr_milestones)
+        return float(self.lr * 0.1**passed)
+
+    def batches(
+        self,
+        data: Dataset,
+        rank: int,
+        size: int,
+        seed: int,
+        generator: Generator,
+        dtype: torch.dtype,
+        first: int = 0,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """This worker's batches, without end: (B, C, H, W) inputs and (B,) labels, on the device of the data.
+
+        The order is DistributedSampler's; a last batch that is not full is skipped, as published. The first
+        batch is number `first`; those before it cost nothing, and draw nothing from the generator.
+        """
+        sampler = DistributedSampler[tuple[Tensor, ...]](
+            TensorDataset(data.train.labels), size, rank, seed=seed
+        )
+        per_pass = len(sampler) // self.batch_size
+        data_pass, skipped = divmod(first, per_pass)
+        while True:
+            sampler.set_epoch(data_pass)
+            order = torch.tensor(list(sampler), device=data.train.labels.device)
+            for at in range(skipped, per_pass):
+                start = at * self.batch_size
+                chosen = order[start : start + self.batch_size]
+                inputs = data.augmented(chosen, generator).to(dtype)
+                yield self.laid_out(data.normalised(inputs)), data.train.labels[chosen]
+            data_pass, skipped = data_pass + 1, 0
+
+    def laid_out(self, inputs: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, C, H, W), in the memory layout of the model."""
+        inputs = inputs.permute(0, 3, 1, 2)  # as memory, this is channels-last already
+        return inputs if self.channels_last else inputs.contiguous()
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, labels)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, data: Dataset, dtype: torch.dtype) -> Metrics:
+        """Loss and accuracy over the whole test set, with this worker's batch-norm statistics.
+
+        The published code averages percentages batch by batch, the last batch of 16 as heavy as the others;
+        this is the exact mean over images.
+        """
+        model.eval()
+        total, top1, top5 = 0.0, 0, 0
+        for start in range(0, len(data.test.labels), EVAL_BATCH):
+            images = data.test.images[start : start + EVAL_BATCH].to(dtype)
+            labels = data.test.labels[start : start + EVAL_BATCH]
+            outputs = model(self.laid_out(data.normalised(images)))
+            total += functional.cross_entropy(outputs, labels, reduction="sum").item()
+            hits = outputs.topk(5, dim=1).indices == labels[:, None]
+            top1 += int(hits[:, 0].sum())
+            top5 += int(hits.sum())
+        model.train()
+        count = len(data.test.labels)
+        return Metrics(total / count, 100 * top1 / count, 100 * top5 / count)

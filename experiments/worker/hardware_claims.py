@@ -1,0 +1,156 @@
+"""What contradicts a config's claims on its GPUs (cluster.gpu) and on what joins them (cluster.link).
+
+Judged from facts that all workers have heard of each other and from nothing else, so that all judge alike.
+A fact that no worker could find out does not contradict a claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from typing import NamedTuple
+
+from slurm import gpus
+
+NO_CLAIM = ("none", "any")
+OTHERWISE = "or launch.on_mismatch=label to go on and have it recorded as a label"
+
+
+class Worker(NamedTuple):
+    """What one worker sees: its GPU, and what lies between that and the others that its process may see."""
+
+    host: str
+    gpu: str
+    memory_gib: float
+    bus: str
+    driver: str | None  # from here on None where nvidia-smi does not say
+    pcie: float | None  # GB/s that its slot can carry, one way
+    nvlinks: list[float] | None  # GB/s of each active one, one way
+    idle_nvlinks: int | None
+    links: dict[str, str]  # by bus id, as in the matrix of nvidia-smi: NV12, PIX, SYS ...
+    peers: dict[str, bool]  # by bus id: does CUDA allow peer access?
+    nccl: dict[str, str]  # what the environment tells NCCL
+
+
+class WorkerGroup(NamedTuple):
+    """All workers, by rank, and the bus bandwidth measured over all of them."""
+
+    workers: list[Worker]
+    measured: float | None  # GB/s
+
+    @property
+    def hosts(self) -> list[str]:
+        return list(dict.fromkeys(worker.host for worker in self.workers))
+
+    @property
+    def pairs(self) -> list[tuple[Worker, Worker]]:
+        """Those on the same node."""
+        return [(a, b) for a, b in combinations(self.workers, 2) if a.host == b.host]
+
+    @property
+    def slot(self) -> float | None:
+        """GB/s of the fastest PCIe slot; None where it bounds nothing: unknown, or the network takes part."""
+        known = [worker.pcie for worker in self.workers if worker.pcie is not None]
+        return max(known) if len(known) == len(self.workers) and len(self.hosts) == 1 else None
+
+
+def between(a: Worker, b: Worker) -> str | None:
+    """NV12, PIX, SYS ..., or `net` between nodes; None where a can't see b's GPU."""
+    return "net" if a.host != b.host else a.links.get(b.bus)
+
+
+def without_peers(worker: Worker) -> bool:
+    """Does the environment keep NCCL from peer-to-peer, and so from NVLink?"""
+    off = {("NCCL_P2P_DISABLE", "1"), ("NCCL_P2P_LEVEL", "LOC"), ("NCCL_P2P_LEVEL", "0")}
+    return bool(off & worker.nccl.items())
+
+
+def mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
+    """A sentence for each of the two claims that does not hold: what was asked, what there is, what to do."""
+    found = []
+    wrong = [worker for worker in group.workers if gpu not in NO_CLAIM and not gpus.is_model(gpu, worker.gpu)]
+    if wrong:
+        models, hosts = sorted({worker.gpu for worker in wrong}), WorkerGroup(wrong, None).hosts
+        there = f"{', '.join(hosts)} has {' and '.join(models)}"
+        advice = f"choose another partition or constraint, correct cluster.gpu, {OTHERWISE}"
+        found.append(f"gpu={gpu} was asked for, but {there}; {advice}")
+    if link in LINKS and len(group.workers) > 1:
+        for there, instead in LINKS[link](group):
+            advice = f"choose {instead}, another partition, {OTHERWISE}"
+            found.append(f"link={link} was asked for, but {there}; {advice}")
+            break  # the first says it best; what follows is mostly its consequence
+    return found
+
+
+# Bandwidth is judged by proof, not by experience: what is faster than a PCIe slot did not go through it, and
+# NVLinks that could carry twice as much as the slot, and carried no more than it can, were not used.
+
+
+def _nvlink(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+    if not group.pairs:
+        yield "every worker has a node of its own", "link=ethernet, more workers to a node"
+    for a, b in group.pairs:
+        if b not in _reached(a, group):
+            ranks = f"{group.workers.index(a)} and {group.workers.index(b)}"
+            entry = between(a, b) or "no NVLink"
+            refused = " without peer access" if gpus.lanes(entry) else ""
+            yield f"workers {ranks} on {a.host} are joined by {entry}{refused}", "link=pcie"
+    if any(map(without_peers, group.workers)):
+        yield "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids it", "link=pcie, to unset them"
+    slot, offered = group.slot, min(_nvlink_rate(worker, group) for worker in group.workers)
+    if slot and group.measured and offered >= 2 * slot >= 2 * group.measured:
+        rates = f"{group.measured} GB/s, where NVLink offers {offered:.0f} and PCIe {slot}"
+        yield f"an all-reduce ran at {rates}", "link=pcie, to let NCCL_DEBUG=INFO tell what NCCL takes"
+
+
+def _pcie(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+    if not group.pairs:
+        yield "every worker has a node of its own", "link=ethernet, more workers to a node"
+    free = [a.host for a, b in group.pairs if gpus.lanes(between(a, b)) and not without_peers(a)]
+    if free:
+        yield f"NVLink joins workers on {free[0]} and NCCL may use it", "link=nvlink, NCCL_P2P_DISABLE=1"
+    if group.slot and group.measured and group.measured > group.slot:
+        rates = f"{group.measured} GB/s, more than PCIe can carry there, {group.slot}"
+        yield f"an all-reduce ran at {rates}", "link=nvlink"
+
+
+def _ethernet(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+    if len(group.hosts) == 1:
+        yield f"all workers are on {group.hosts[0]}", "link=nvlink or link=pcie, fewer workers to a node"
+
+
+def _loopback(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+    if len(group.hosts) > 1:
+        yield f"the workers are on {len(group.hosts)} nodes", "link=ethernet or link=nvlink"
+
+
+LINKS: dict[str, Callable[[WorkerGroup], Iterator[tuple[str, str]]]] = {
+    "nvlink": _nvlink,
+    "pcie": _pcie,
+    "ethernet": _ethernet,
+    "loopback": _loopback,
+}
+
+
+def _reached(start: Worker, group: WorkerGroup) -> list[Worker]:
+    """Workers that NVLinks join to it, directly or over others: in a DGX-1 many pairs have no link."""
+    reached = [start]
+    for worker in reached:  # grows meanwhile
+        reached += [other for other in group.workers if other not in reached and _neighbours(worker, other)]
+    return reached
+
+
+def _neighbours(a: Worker, b: Worker) -> bool:
+    entry = between(a, b)
+    if entry is None:  # SLURM may show each task its own GPU only; then at least both have NVLinks
+        return a.nvlinks != [] and b.nvlinks != []
+    return gpus.lanes(entry) > 0 and a.peers.get(b.bus) is not False
+
+
+def _nvlink_rate(worker: Worker, group: WorkerGroup) -> float:
+    """GB/s of the NVLinks that lead from one GPU to those of the other workers; 0 where that is not known.
+
+    NV12 to each of seven others is twelve links in all, through switches.
+    """
+    used = sum(gpus.lanes(between(worker, other)) for other in group.workers)
+    return sum(sorted(worker.nvlinks or [])[:used])

@@ -1,0 +1,91 @@
+"""Where a record comes from: machine, software, code, data. No folder names: records are meant to be
+shared.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.config import code_version
+from experiments.worker.hardware import bus
+from slurm import environment
+
+PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "submitit", "greenlet", "triton", "horovod")
+
+
+def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[str, Any]:
+    """The facts that a reader needs in order to trust, compare or repeat a record."""
+    return {
+        "host": platform.node(),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(_memory_bytes() / 2**30, 1),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "before": state(device),
+        "topology": _output(["nvidia-smi", "topo", "-m"]) if device.type == "cuda" else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else None,
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "versions": {"python": platform.python_version(), **versions()},
+        **code_version.origin(),
+        "data": {"name": data_name, "digest": data_digest},
+        "slurm": environment.slurm_facts(),
+        "horovod": environment.horovod_settings(),
+        "image": None,  # no container
+    }
+
+
+def state(device: torch.device) -> dict[str, Any]:
+    """What may drift while a run goes on; taken before and after."""
+    return {
+        "load": round(os.getloadavg()[0], 2),
+        "gpu": gpu_state(device) if device.type == "cuda" else None,
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_model() -> str:
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def gpu_state(device: torch.device) -> dict[str, str] | None:
+    """Driver, clocks, power and temperature at this moment; users of clusters can't lock clocks, so we note
+    them.
+    """
+    fields = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active"
+    query = [f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={bus(device.index)}"]
+    answer = _output(["nvidia-smi", *query])
+    return dict(zip(fields.split(","), answer.split(", "), strict=False)) if answer else None
+
+
+def _output(command: list[str]) -> str | None:
+    """What a command prints, or None where it is absent or fails: a record without it is still a record."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

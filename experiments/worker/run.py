@@ -1,0 +1,252 @@
+"""One run: a resolved config in, one rank's records (or all virtual ranks' records) out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from analysis.files import PATIENCE_S, RankLog, write_atomic
+from analysis.records import Attempt
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from experiments.training.checkpoint import Checkpointer
+from experiments.training.datasets import Dataset
+from experiments.training.loop import Settings, Trained, train
+from experiments.training.stop import Preempted, Stop
+from experiments.training.task import Task
+from experiments.worker import hardware
+from experiments.worker.connect import connect
+from experiments.worker.provenance import provenance, state
+from slurm.environment import Place
+from sparsify.comm import Comm, virtual
+from sparsify.cost import Link
+from sparsify.method import Method
+from sparsify.methods import REGISTRY as METHODS
+from sparsify.timer import PhaseTimer
+
+if TYPE_CHECKING:  # it names Horovod's communicator, which may not be installed
+    from experiments.worker.connect import AnyComm
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}
+NAME_BYTES = 128  # of a name that ranks exchange
+PROGRESS_S = 0.5  # between two notes of how far the run is
+
+
+class Built(NamedTuple):
+    """What a config describes, on this worker's device."""
+
+    config: Mapping[str, Any]
+    task: Task
+    data: Dataset
+    method: Method
+    settings: Settings
+    steps_per_epoch: int
+
+    @property
+    def is_virtual(self) -> bool:
+        return bool(self.config["cluster"]["where"] == "virtual")
+
+    def synchronise(self) -> None:
+        """Wait until the device has done all that it was given."""
+        if self.settings.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+class Outcome(NamedTuple):
+    """What the manifest says of a run besides its provenance."""
+
+    steps: int
+    steps_per_epoch: int
+    parameters: int
+    tensors: int
+    weights: str  # SHA-256 of rank 0's final parameters
+    agreed: bool  # do all ranks hold these very weights?
+    searching: dict[str, Any]  # of rank 0, see `loop.searched`; kernel: of all ranks
+
+
+def execute(
+    orders: Mapping[str, Any],
+    attempt: Attempt,
+    place: Place,
+    start_folder: Path,
+    stop: Stop,
+    comm: AnyComm | None = None,
+) -> None:
+    """Carry out the run that `attempt` is for, as the worker at `place`, and finish the attempt on rank 0.
+
+    Where an earlier start left a checkpoint, go on from it.
+
+    Args:
+        start_folder: for what concerns this start only: the meeting point of the workers, notes of progress.
+        comm: the group, where this process has joined it already; it is closed at the end.
+
+    Raises:
+        Preempted: on all workers, after `stop` told one of them.
+    """
+    config = orders["config"]
+    device = prepare_device(config, place)
+    hardware.prepare(config, device)
+    run = build(config, orders["data_root"], device)
+    facts = {**provenance(run.data.name, run.data.digest, device), "image": orders.get("image")}
+    progress = ProgressNote(start_folder / "progress.json", run.settings.num_steps)
+
+    def body(comm: Comm, clock: Callable[[], float]) -> Outcome:
+        path = attempt.rank_path(comm.rank)
+        log = owned.enter_context(RankLog(path, PATIENCE_S, lambda: stop.told))
+        if comm.rank == 0:
+            attempt.check_open()
+        return record(run, comm, clock, attempt, log, facts, stop, progress)
+
+    with contextlib.ExitStack() as owned:  # the attempt is this process's until its manifest is written
+        try:
+            if run.is_virtual:
+                alpha_s, beta = (config["cluster"]["link"][name] for name in ("alpha_s", "beta_s_per_byte"))
+                ranks = virtual.run(
+                    config["workers"], lambda comm: body(comm, comm.now), Link(alpha_s, beta), run.synchronise
+                )
+                outcome = ranks[0]
+            else:
+                if comm is None:
+                    comm = connect(config, attempt, place, start_folder, orders, device, stop)
+                outcome = body(comm, time.perf_counter)
+                comm.barrier()  # every rank's log is on the disk before rank 0 declares them whole
+                comm.close()
+        except Preempted as preempted:
+            if place.rank == 0:
+                attempt.preempt(preempted.step)
+            if comm is not None:
+                comm.close()
+            raise
+        if place.rank == 0:
+            attempt.finish(
+                config["workers"], simulated=run.is_virtual, after=state(device), **outcome._asdict()
+            )
+
+
+def prepare_device(config: Mapping[str, Any], place: Place) -> torch.device:
+    """The device of this worker, set up as the config says.
+
+    Raises:
+        ValueError: a GPU is asked for and there is none.
+    """
+    torch.set_num_threads(config["threads"])
+    if config["device"] == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("device=cuda, but torch finds no GPU here; take profile=laptop, or device=cpu")
+    if place.local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"{place.size} workers need {place.size} GPUs and this machine has {torch.cuda.device_count()}; "
+            "take fewer workers, or cluster=virtual, which runs them all on one"
+        )
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False  # as published
+    reduced = config["precision"] == "tf32"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = reduced
+    return device
+
+
+def build(config: Mapping[str, Any], data_root: str | None, device: torch.device) -> Built:
+    """Task, data and method of a config.
+
+    Raises:
+        ValueError: hyperparameters or data that can't be used.
+    """
+    task: Task = TASKS.build(*_name_and_values(config["task"]))
+    method: Method = METHODS.build(*_name_and_values(config["method"]))
+    data = datasets.load(task.dataset, Path(data_root) if data_root else None, device)
+    steps_per_epoch = task.steps_per_epoch(data, config["workers"])
+    settings = Settings(
+        seed=config["seed"],
+        num_steps=config["train"]["steps"] or config["train"]["epochs"] * steps_per_epoch,
+        validate=config["train"]["validate"] == "epoch",
+        device=device,
+        dtype=DTYPES[config["precision"]],
+        select=config["select"],
+        overlap=config["overlap"],
+    )
+    return Built(config, task, data, method, settings, steps_per_epoch)
+
+
+def record(
+    run: Built,
+    comm: Comm,
+    clock: Callable[[], float],
+    attempt: Attempt,
+    log: RankLog,
+    facts: dict[str, Any],
+    stop: Stop,
+    progress: Callable[[int], None],
+) -> Outcome:
+    """Train as one rank of the group, and leave its log in the attempt.
+
+    Args:
+        log: of this rank, in the attempt.
+        facts: the provenance; what is found out about the machine is added.
+        progress: told by rank 0 how many steps are done.
+    """
+    config, settings, is_cuda = run.config, run.settings, run.settings.device.type == "cuda"
+    facts["machine"] = hardware.check(config, settings.device, comm)
+    every_min = config.get("launch", {}).get("checkpoint_min")
+    checkpointer = Checkpointer(attempt, comm, log, stop, every_min, settings.device)
+    done = checkpointer.find()
+    if comm.rank == 0:
+        attempt.start(done, facts["host"], steps=settings.num_steps, provenance=facts)
+    timing = config["timing"]
+    # After an interruption the machine has to warm up again.
+    first_steps = [start + timing["warmup_steps"] for start in (0, done)]
+    with_spans = {first + at for first in first_steps for at in range(timing["span_steps"])}
+    uses_events = is_cuda and not run.is_virtual
+    timer = PhaseTimer(timing["mode"], clock, run.synchronise, uses_events, with_spans.__contains__)
+    try:
+        told = progress if comm.rank == 0 else (lambda step: None)
+        trained = train(run.task, run.data, run.method, comm, timer, log, settings, told, checkpointer)
+    finally:
+        log.flush(durable=True)
+    return outcome_of(trained, comm, settings.num_steps, run.steps_per_epoch)
+
+
+def outcome_of(trained: Trained, comm: Comm, steps: int, steps_per_epoch: int) -> Outcome:
+    """Compare the final weights over the ranks, bit for bit. Collective."""
+    parameters = [p.detach() for p in trained.model.parameters()]
+    digest = hashlib.sha256()
+    for p in parameters:
+        digest.update(p.cpu().contiguous().numpy().tobytes())
+    mine = torch.tensor(list(digest.digest()), dtype=torch.int32, device=parameters[0].device)
+    agreed = all(torch.equal(mine, other) for other in comm.all_gather(mine))
+    size = sum(p.numel() for p in parameters)
+    kernels = names_of_all(trained.searching["kernel"] or "", comm, parameters[0].device)
+    weights, searching = digest.hexdigest(), {**trained.searching, "kernel": " and ".join(kernels) or None}
+    return Outcome(steps, steps_per_epoch, size, len(parameters), weights, agreed, searching)
+
+
+def names_of_all(name: str, comm: Comm, device: torch.device) -> list[str]:
+    """Every rank's name, each once: machines may differ in their processors and compilers. Collective."""
+    mine = torch.tensor(list(name.encode()[:NAME_BYTES].ljust(NAME_BYTES)), dtype=torch.int32, device=device)
+    names = (bytes(other.tolist()).decode(errors="replace").strip() for other in comm.all_gather(mine))
+    return [name for name in dict.fromkeys(names) if name]
+
+
+def _name_and_values(choice: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    return choice["name"], {key: value for key, value in choice.items() if key != "name"}
+
+
+class ProgressNote:
+    """Tells the starting side, now and then, how far the run is."""
+
+    def __init__(self, path: Path, num_steps: int) -> None:
+        self.path, self.num_steps, self.told = path, num_steps, 0.0
+
+    def __call__(self, step: int) -> None:
+        clock = time.monotonic()
+        if clock - self.told >= PROGRESS_S or step == self.num_steps:
+            self.told = clock
+            write_atomic(self.path, json.dumps({"step": step, "steps": self.num_steps}), durable=False)

@@ -1,0 +1,86 @@
+"""A run's workers as processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm.environment import Place
+from slurm.worker_process import WorkerCommand, exit_code, note_exit
+
+GRACE_S = 10.0  # that the other workers get to end by themselves once one has failed
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a group of workers ended."""
+
+    codes: dict[int, int]  # exit code by rank, negative for a signal; only those that ended by themselves
+    size: int
+
+    @property
+    def ok(self) -> bool:
+        return len(self.codes) == self.size and not any(self.codes.values())
+
+
+class LocalWorkers:
+    """The workers of one run, started at once.
+
+    Args:
+        orders: the run's file of orders.
+        folder: of this start, for notes and logs.
+        size: how many.
+    """
+
+    def __init__(self, command: WorkerCommand, orders: str, folder: Path, size: int) -> None:
+        self.folder, self.size = folder, size
+        self.codes: dict[int, int] = {}
+        self.failed_at: float | None = None
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        try:
+            for rank in range(size):
+                self.processes[rank] = self._start(command, orders, rank)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _start(self, command: WorkerCommand, orders: str, rank: int) -> subprocess.Popen[bytes]:
+        log = self.folder / f"worker{rank}_log"
+        with log.with_suffix(".out").open("ab") as out, log.with_suffix(".err").open("ab") as err:
+            place = Place(rank, self.size, rank)
+            return command.start(orders, self.folder, place, out.fileno(), err.fileno(), same_host=True)
+
+    def poll(self) -> Ended | None:
+        """None while workers run. Once one has failed the others get a moment, then they are stopped."""
+        for rank, process in self.processes.items():
+            if rank not in self.codes and (code := process.poll()) is not None:
+                self.codes[rank] = exit_code(code)
+                with contextlib.suppress(FileNotFoundError):  # the folder was removed: its owner will see
+                    note_exit(self.folder, rank, self.codes[rank])
+        if len(self.codes) == self.size:
+            return Ended(self.codes, self.size)
+        if any(self.codes.values()):
+            self.failed_at = self.failed_at or time.monotonic()
+            if time.monotonic() - self.failed_at > GRACE_S:
+                self.cancel()
+                return Ended(self.codes, self.size)  # those that were stopped did not fail
+        return None
+
+    def tell_to_stop(self) -> None:
+        """Let all workers save and end; `poll` tells when they have."""
+        for process in self._alive():
+            process.send_signal(signal.SIGUSR2)
+
+    def cancel(self) -> None:
+        """Kill all workers, and return when they are gone. What they have saved is whole."""
+        for process in self._alive():
+            process.kill()
+        for process in self.processes.values():
+            process.wait()
+
+    def _alive(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self.processes.values() if process.poll() is None]

@@ -1,0 +1,257 @@
+"""native.cpp as a shared library: compiled once by the machine's own compiler, tried in a process of its own,
+and kept in a cache that only its user can write.
+
+Not through torch.utils.cpp_extension: without torch's headers it takes two seconds instead of half a minute,
+needs no ninja, and one library serves every version of torch. This file needs the standard library alone, for
+it is also the program that tries what was compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).with_name("native.cpp")
+FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
+COMPILERS = ("c++", "g++", "clang++")
+LIMIT_S = 20.0  # for waiting until another process has built it, compiling and trying, together
+POLL_S = 0.05
+TRIED, CHOSEN = 20_000, 50  # elements that it is tried with, enough for a sampled bound, and how many of them
+KINDS = {1: 4, 2: 2, 3: 2}  # of gradients, and bytes of an element: enum Kind of native.cpp
+
+
+class Unavailable(RuntimeError):
+    """The library can't be built, or can't be loaded."""
+
+
+def ready() -> ctypes.CDLL:
+    """The library, from a cache or built now.
+
+    Raises:
+        Unavailable: there is no compiler, or what it makes does not run here.
+    """
+    try:
+        folders = [folder for folder in places() if is_private(folder)]
+        for folder in folders:
+            if found := kept(folder):
+                return found
+        writable = [folder for folder in folders if os.access(folder, os.W_OK)]
+        if not writable:
+            raise Unavailable(f"no folder that its user alone may write: {', '.join(map(str, places()))}")
+        folder, until = writable[0], time.monotonic() + LIMIT_S
+        with turn(folder, until):
+            return kept(folder) or load(built(folder, until))
+    except OSError as error:
+        raise Unavailable(f"what was compiled can't be kept or loaded here: {error}") from error
+
+
+def places() -> Iterator[Path]:
+    """Folders for the library, the preferred one first: in the home, which machines may share; on this
+    machine.
+    """
+    with contextlib.suppress(RuntimeError):  # there is no home
+        cache = os.environ.get("XDG_CACHE_HOME")
+        yield (Path(cache) if cache else Path.home() / ".cache") / "sparsify" / "kernels"
+    yield Path(tempfile.gettempdir()) / f"sparsify-kernels-{os.geteuid()}"
+
+
+def is_private(folder: Path) -> bool:
+    """Is it there now, ours, and can nobody else write into it?
+
+    Its libraries are loaded into the process: who can put one there commands the process.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if {folder.lstat().st_uid, folder.stat().st_uid} != {os.geteuid()}:  # of a link and of what it names
+            return False
+        if folder.stat().st_mode & 0o077:
+            with contextlib.suppress(OSError):  # on a read-only disk, where it may do as it is
+                folder.chmod(0o700)
+        return not folder.stat().st_mode & 0o022
+    except OSError:
+        return False
+
+
+def kept(folder: Path) -> ctypes.CDLL | None:
+    """The library of this folder that is undamaged and loads here."""
+    for path in sorted(folder.glob(f"native-{key()}-*.so")):
+        if is_as_built(path):
+            with contextlib.suppress(OSError):  # built on a system with other libraries, that shares our home
+                return load(path)
+    return None
+
+
+def key() -> str:
+    """Of what a library was built from and what it was tried on."""
+    facts = (SOURCE.read_bytes(), FLAGS, platform.machine(), platform.libc_ver(), cpu_features())
+    return digest(repr(facts).encode())
+
+
+def cpu_features() -> str:
+    """The instructions of this processor, as Linux lists them."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        for line in lines:
+            if line.startswith(("flags", "Features")):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def is_as_built(path: Path) -> bool:
+    """Is this file ours, and has it the content that its name promises?"""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            seen = os.fstat(file.fileno())
+            ours = seen.st_uid == os.geteuid() and not seen.st_mode & 0o022
+            return ours and stat.S_ISREG(seen.st_mode) and path.stem.endswith(f"-{digest(file.read())}")
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def turn(folder: Path, until: float) -> Iterator[None]:
+    """Workers that start together build one after the other: the first builds, the others find what it built.
+
+    Raises:
+        Unavailable: it never came.
+    """
+    with (folder / "lock").open("w") as lock:
+        while is_locked_by_another(lock.fileno()):
+            if time.monotonic() > until:
+                raise Unavailable(f"another process has been compiling it for {LIMIT_S:g} s")
+            time.sleep(POLL_S)
+        yield
+
+
+def is_locked_by_another(lock: int) -> bool:
+    """Try to lock it. A file system that has no locks lets everybody build, which costs time only."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def built(folder: Path, until: float) -> Path:
+    """native.cpp compiled, tried, and put into this folder, whole. Its name holds a digest of its content.
+
+    Raises:
+        Unavailable: there is no compiler, or it fails, or what it makes does.
+    """
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise Unavailable(f"no compiler: none of {', '.join(COMPILERS)} is installed")
+    with tempfile.TemporaryDirectory(prefix="building-", dir=folder, ignore_cleanup_errors=True) as place:
+        made = Path(place) / "native.so"
+        run([compiler, *FLAGS, str(SOURCE), "-o", str(made)], place, until, f"{compiler} {' '.join(FLAGS)}")
+        # It might crash, so not in this process. Isolated: no module of the user's is imported.
+        run([sys.executable, "-I", "-S", __file__, str(made)], place, until, f"what {compiler} made")
+        made.chmod(0o700)
+        path = folder / f"native-{key()}-{digest(made.read_bytes())}.so"
+        made.replace(path)
+    return path
+
+
+def run(command: Sequence[str], place: str, until: float, what: str) -> None:
+    """Raises Unavailable where it fails or takes too long; then it is killed, with all that it started."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, "TMPDIR": place},  # compilers that are killed leave files there
+        start_new_session=True,
+    ) as process:
+        try:
+            _, said = process.communicate(timeout=max(0.0, until - time.monotonic()))
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise Unavailable(f"{what} did not end within {LIMIT_S:g} s") from error
+            raise
+    if process.returncode < 0:
+        raise Unavailable(f"{what} was ended by {signal.Signals(-process.returncode).name}")
+    if process.returncode:
+        raise Unavailable(f"{what} failed: {said.strip()[-500:]}")
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library, with the types of its functions. Raises OSError."""
+    library = ctypes.CDLL(str(path))
+    int32, long, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+    for name, result, arguments in (
+        ("level", int32, []),
+        ("parts", long, [long, long]),
+        ("slack", long, []),
+        ("capacity", long, [long, long, long]),
+        ("topk", long, [
+            pointer, pointer, int32, long, long, int32, long, pointer, pointer, long, long, pointer, pointer,
+        ]),
+        ("above", None, [
+            pointer, pointer, int32, long, ctypes.c_uint32, int32, long, pointer, pointer, long, pointer,
+        ]),
+    ):  # fmt: skip
+        function = getattr(library, f"sparsify_{name}")
+        function.argtypes, function.restype = arguments, result
+    return library
+
+
+def try_out(library: ctypes.CDLL) -> None:
+    """Let it find the largest of some numbers, at each level of this processor and for each kind of gradient.
+
+    Raises:
+        AssertionError: it found others.
+    """
+    numbers = array("f", (i * 0.618034 % 1 - 0.5 for i in range(TRIED)))
+    largest = sorted(sorted(range(TRIED), key=lambda i: -abs(numbers[i]))[:CHOSEN])
+    border = min((numbers[i] for i in largest), key=abs)
+    bound = int.from_bytes(array("f", [abs(border)]).tobytes(), sys.byteorder)
+    capacity, slack = library.sparsify_capacity(TRIED, CHOSEN, 1), library.sparsify_slack()
+    for level in range(library.sparsify_level() + 1):
+        for kind, size in KINDS.items():
+            zeros, acc, counts = bytes(TRIED * size), array("f", numbers), array("q", [0])
+            candidates, found = empty(capacity + slack), empty(CHOSEN)
+            inputs = at(acc), zeros, kind, TRIED
+            library.sparsify_topk(
+                *inputs, CHOSEN, level, 1, *map(at, candidates), capacity, -1, *map(at, found)
+            )
+            assert list(found[0]) == largest, (level, kind)
+            assert list(found[1]) == [numbers[i] for i in largest], (level, kind)
+            library.sparsify_above(*inputs, bound, level, 1, *map(at, candidates), capacity, at(counts))
+            assert list(candidates[0][: counts[0]]) == largest, (level, kind)
+            assert acc == numbers, (level, kind)
+
+
+def empty(size: int) -> tuple[array[Any], array[Any]]:
+    """Room for indices and values."""
+    return array("i", bytes(4 * size)), array("f", bytes(4 * size))
+
+
+def at(numbers: array[Any]) -> int:
+    return numbers.buffer_info()[0]
+
+
+if __name__ == "__main__":
+    try_out(load(Path(sys.argv[1])))

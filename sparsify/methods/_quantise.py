@@ -1,0 +1,143 @@
+"""What quantisers share: codes of a few bits packed into bytes, and rounding at random."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from sparsify.wire import split
+from sparsify.workspace import Workspace
+
+SCALE = torch.float32  # what scales travel as
+
+
+@dataclass
+class Message:
+    """n codes of `bits` bits each behind one fp32 scale for every block of elements. Its buffers are
+    allocated once: packed codes, and a byte for each of n codes unpacked.
+    """
+
+    n: int = field(metadata={"saved": False})
+    block: int = field(metadata={"saved": False})  # elements that share a scale; 0: there are no scales
+    bits: int = field(metadata={"saved": False})  # 1, 2, 4 or 8
+    buffer: Tensor = field(metadata={"saved": False})  # (bytes,) uint8
+    lanes: Tensor = field(metadata={"saved": False})  # (8 / bits, bytes of codes) uint8: the codes unpacked
+
+    @classmethod
+    def like(cls, like: Tensor, block: int, bits: int) -> Message:
+        n, in_a_byte = like.numel(), 8 // bits
+        packed = -(-n // in_a_byte)
+        scales = SCALE.itemsize * num_blocks(n, block)
+        buffer = torch.zeros(scales + packed, dtype=torch.uint8, device=like.device)
+        lanes = torch.zeros(in_a_byte, packed, dtype=torch.uint8, device=like.device)
+        return cls(n, block, bits, buffer, lanes)
+
+    @property
+    def codes(self) -> Tensor:
+        """(n,) uint8: filled before `write`, and by `read`."""
+        return self.lanes.view(-1)[: self.n]
+
+    def write(self, scales: Tensor | None = None) -> Tensor:
+        """(blocks,) float32 and the codes -> (bytes,) uint8, in this object's own buffer."""
+        into, packed = self._fields(self.buffer)
+        if scales is not None:
+            into.copy_(scales)
+        pack(self.lanes, self.bits, packed)
+        return self.buffer
+
+    def read(self, message: Tensor) -> Tensor:
+        """The inverse of `write`: leaves the codes in `codes`, returns the scales."""
+        scales, packed = self._fields(message)
+        unpack(packed, self.bits, self.lanes)
+        return scales
+
+    def _fields(self, message: Tensor) -> list[Tensor]:
+        scales = SCALE, num_blocks(self.n, self.block)
+        return split(message, scales, (torch.uint8, self.lanes.shape[1]))
+
+
+def pack(lanes: Tensor, bits: int, out: Tensor) -> None:
+    """(8 / bits, m) uint8 codes -> (m,) uint8. A byte holds one code of each lane, so those of elements that
+    lie m apart: neighbours would mean strided access. Nothing is allocated.
+    """
+    out.copy_(lanes[0])
+    for at, lane in enumerate(lanes[1:], start=1):
+        out.add_(lane, alpha=1 << bits * at)  # no two codes share a bit: adding is or-ing
+
+
+def unpack(packed: Tensor, bits: int, out: Tensor) -> None:
+    """The inverse of `pack`."""
+    for at, lane in enumerate(out):
+        torch.bitwise_right_shift(packed, bits * at, out=lane)
+    out.bitwise_and_((1 << bits) - 1)
+
+
+def num_blocks(n: int, block: int) -> int:
+    return -(-n // block) if block else 0
+
+
+def in_blocks(tensor: Tensor, block: int) -> list[Tensor]:
+    """(n,) -> views of its blocks: all whole ones (rows, block), and what is left over (1, rest)."""
+    whole = tensor.numel() // block * block
+    views = tensor[:whole].view(-1, block), tensor[whole:].view(1, -1)
+    return [view for view in views if view.numel()]
+
+
+def scaled_blocks(scales: Tensor, block: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Each block's scale beside its elements: (rows, 1) and a view (rows, elements) of every tensor."""
+    start = 0
+    for views in zip(*(in_blocks(tensor, block) for tensor in tensors), strict=True):
+        end = start + len(views[0])
+        yield scales[start:end, None], *views
+        start = end
+
+
+class Rounding(NamedTuple):
+    """The state of a quantiser that rounds at random."""
+
+    message: Message
+    workspace: Workspace
+    generator: Generator
+
+
+def write_rounded(acc: Tensor, scales: Tensor, levels: int, state: Rounding) -> Tensor:
+    """(n,) -> (bytes,): acc / scale rounded to a multiple of 1 / levels, up or down at random, so that the
+    expectation is kept. What exceeds its scale is clipped to it; a block of scale 0 will be read as zeros.
+
+    Args:
+        scales: (blocks,) float32: as they travel, so that rounding them can't bias anything.
+    """
+    work, message = state.workspace.buffer("rounded"), state.message
+    work.uniform_(generator=state.generator)
+    divisors = torch.where(scales > 0, scales, 1).to(acc.dtype)  # 0 / 0 would be NaN
+    for divisor, x, rounded in scaled_blocks(divisors, message.block, acc, work):
+        # floor(x + u), u uniform below 1, is above x as often as x is above its floor; for x < 0 too.
+        rounded.addcdiv_(x, divisor, value=levels)
+    message.codes.copy_(work.floor_().clamp_(-levels, levels).add_(levels))
+    return message.write(scales)
+
+
+def read_rounded(message: Tensor, levels: int, out: Tensor, state: Rounding) -> Tensor:
+    """What `write_rounded` wrote, into `out` (n,)."""
+    scales = state.message.read(message)
+    out.copy_(state.message.codes).sub_(levels)
+    for step, values in scaled_blocks(scales.to(out.dtype) / levels, state.message.block, out):
+        values.mul_(step)
+    return out
+
+
+def write_signs(acc: Tensor, scales: Tensor | None, message: Message) -> Tensor:
+    """(n,) -> (bytes,): a bit for each element, 1 where it is 0 or above."""
+    torch.ge(acc, 0, out=message.codes)
+    return message.write(scales)
+
+
+def read_signs(written: Tensor, out: Tensor, message: Message) -> Tensor:
+    """What `write_signs` wrote, into `out` (n,): -1 and 1; returns the scales."""
+    scales = message.read(written)
+    out.copy_(message.codes).mul_(2).sub_(1)
+    return scales

@@ -1,0 +1,209 @@
+"""What it takes to wrap a user's model and optimiser: checks, the first broadcast, epochs and rates."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler, OptState
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from sparsify.bucket import check_tensor
+from sparsify.comm import Comm, put
+from sparsify.comm.torch import TorchComm
+from sparsify.method import Method
+
+# Optimiser -> what refuses steps that its wrapper did not make.
+GUARDS: WeakKeyDictionary[torch.optim.Optimizer, OwnSteps] = WeakKeyDictionary()
+
+
+def communicator(comm: Comm | None, group: dist.ProcessGroup | None) -> Comm:
+    """`comm`, or the process group: by default torch.distributed's own."""
+    if comm is not None and group is not None:
+        raise ValueError("comm and group both say who averages; give one of them")
+    if comm is not None:
+        return comm
+    if not dist.is_initialized():
+        raise ValueError(
+            "there is no process group; call torch.distributed.init_process_group first, or pass comm="
+        )
+    return TorchComm(group)
+
+
+def broadcast(model: nn.Module, comm: Comm) -> None:
+    """Give all workers the parameters and buffers of rank 0's model. All travel on the device of the
+    parameters, for nccl knows no other.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in named:
+        check_tensor(name, tensor)
+    for _, tensor in named:
+        put(comm.broadcast(tensor.detach().to(named[0][1].device)), tensor)
+
+
+def parameters_of(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimiser.param_groups for p in group["params"]]
+
+
+def rates(optimiser: torch.optim.Optimizer) -> dict[int, float]:
+    """Learning rates by the parameters' ids."""
+    if any("lr" not in group for group in optimiser.param_groups):
+        raise ValueError(
+            f"{type(optimiser).__name__} has no learning rate for feedback in the learning-rate domain to "
+            "follow; build the method with feedback='gradient'"
+        )
+    return {id(p): float(group["lr"]) for group in optimiser.param_groups for p in group["params"]}
+
+
+def check_parts(
+    optimiser: torch.optim.Optimizer, model: nn.Module, method: Method, scaler: GradScaler | None = None
+) -> None:
+    """Refuse what can't be wrapped."""
+    for part, kind, what in (
+        (optimiser, torch.optim.Optimizer, "an optimiser"), (model, nn.Module, "a model"),
+    ):  # fmt: skip
+        if not isinstance(part, kind):
+            raise ValueError(
+                f"{type(part).__name__} is not {what}; sparsify.distribute takes an optimiser, its model, "
+                "and a method, in this order"
+            )
+    if not (scaler is None or isinstance(scaler, GradScaler)):
+        raise ValueError(
+            f"{scaler=} is no torch.amp.GradScaler; with others call aggregate(scale) before each step"
+        )
+    if not hasattr(method, "aggregate"):
+        raise ValueError(
+            f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
+        )
+    if isinstance(getattr(optimiser, "optimiser", None), torch.optim.Optimizer):
+        raise ValueError("this optimiser is wrapped already; wrap the inner one (`optimiser.optimiser`)")
+    if isinstance(optimiser, torch.optim.LBFGS):
+        raise ValueError("LBFGS computes gradients within its step, where no other worker sees them")
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            raise ValueError(
+                "DistributedDataParallel averages by itself; hand over the model inside (`model.module`), or "
+                "take sparsify.register"
+            )
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise ValueError("FSDP shards the model; sparsification needs the whole model on every worker")
+    of_model = {id(p) for p in model.parameters()}
+    for p in parameters_of(optimiser):
+        if id(p) not in of_model:
+            raise ValueError(
+                f"the optimiser has a parameter of shape {tuple(p.shape)} that the model does not have; hand "
+                "over a module that has all of them, such as nn.ModuleList([model, loss])"
+            )
+
+
+def check_momentum(optimiser: torch.optim.Optimizer, method: Method) -> None:
+    """Momentum is applied once."""
+    theirs = [group.get("momentum") or group.get("betas") for group in optimiser.param_groups]
+    if method.momentum_inside and any(theirs):
+        raise ValueError(
+            f"the method applies momentum itself, and the optimiser has {theirs[0]} too; give the optimiser "
+            "momentum=0, or build the method with momentum=0"
+        )
+
+
+class OwnSteps:
+    """Refuses steps of an optimiser that its wrapper did not make: they would use one worker's gradients."""
+
+    def __init__(self, optimiser: torch.optim.Optimizer) -> None:
+        self.optimiser, self.is_stepping = ref(optimiser), False
+        if (earlier := GUARDS.get(optimiser)) is not None:
+            earlier.handle.remove()
+        self.handle: RemovableHandle = optimiser.register_step_pre_hook(self.check)
+        GUARDS[optimiser] = self
+
+    def check(self, *_: Any) -> None:
+        if not self.is_stepping:
+            raise ValueError(
+                "this optimiser was wrapped, and its own step would not average; call that of what "
+                "sparsify.distribute returned"
+            )
+
+    def step(self) -> None:
+        optimiser = self.optimiser()
+        assert optimiser is not None  # its wrapper holds it
+        self.is_stepping = True
+        try:
+            optimiser.step()
+        finally:
+            self.is_stepping = False
+
+
+class Used:
+    """Of each parameter, has backpropagation brought it a gradient since the last `clear`?"""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.flags: list[bool] = []
+        for at, p in enumerate(parameters):
+            self.flags.append(False)
+            p.register_post_accumulate_grad_hook(noting(ref(self), at))
+
+    def clear(self) -> None:
+        self.flags = [False] * len(self.flags)
+
+
+def noting(used: ref[Used], at: int) -> Any:
+    """A hook; parameters live longer than what is wrapped around them."""
+
+    def note(_: Tensor) -> None:
+        if (notes := used()) is not None:
+            notes.flags[at] = True
+
+    return note
+
+
+def infinities(scaler: GradScaler, optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    """Unscale the gradients, if nobody has; then what the scaler noted of infinities, one number a device."""
+    states = scaler._per_optimizer_states
+    if id(getattr(optimiser, "optimiser", None)) in states:
+        raise ValueError(
+            "the scaler was given the inner optimiser; give it what sparsify.distribute returned"
+        )
+    if states[id(optimiser)]["stage"] is OptState.READY:
+        scaler.unscale_(optimiser)
+    return list(scaler._found_inf_per_device(optimiser).values())
+
+
+class Clock:
+    """Which epoch it is, for methods that raise the density in the first ones.
+
+    Args:
+        steps_per_epoch: None: somebody sets the epoch.
+    """
+
+    def __init__(self, method: Method, steps_per_epoch: int | None) -> None:
+        is_number = isinstance(steps_per_epoch, int) and not isinstance(steps_per_epoch, bool)
+        if steps_per_epoch is not None and not (is_number and steps_per_epoch > 0):
+            raise ValueError(f"{steps_per_epoch=} must be a whole number above 0, such as len(batches)")
+        self.steps_per_epoch = steps_per_epoch
+        warmup = [method.density_at(epoch) for epoch in range(method.num_warmup_epochs + 1)]
+        self.is_needed = len(set(warmup)) > 1
+        self.last_set: int | None = None
+
+    def epoch(self, step: int) -> int:
+        return step // self.steps_per_epoch if self.steps_per_epoch else self.last_set or 0
+
+    def set(self, epoch: int) -> None:
+        if self.steps_per_epoch:
+            raise ValueError("the epoch follows from steps_per_epoch; leave one of them out")
+        if operator.index(epoch) < 0:
+            raise ValueError(f"{epoch=} is out of range: epochs are counted from 0")
+        self.last_set = operator.index(epoch)
+
+    def check(self) -> None:
+        """To be called in every step."""
+        if self.is_needed and self.steps_per_epoch is None and self.last_set is None:
+            raise ValueError(
+                "the method's density falls in the first epochs (density_warmup), and nobody says which "
+                "one this is; pass steps_per_epoch=, or set .epoch, counted from 0, before each begins"
+            )

@@ -1,0 +1,50 @@
+"""Captions: what they say comes from the records, and what was not recorded is unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis import captions
+from analysis.frames import Frames, empty, from_attempts
+from analysis.records import Store
+from tests import synthetic
+
+
+@pytest.fixture
+def frames(tmp_path: Path) -> Frames:
+    store = Store(tmp_path)
+    synthetic.timed(store, synthetic.config("dense"))
+    synthetic.timed(store, synthetic.config("topk") | {"workers": 4})
+    return from_attempts(store.all_valid())[0]
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [([], "unknown"), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", 3], "a, b and 3")],
+)
+def test_lists_are_read_as_sentences(items: list[object], text: str) -> None:
+    assert captions.listed(items) == text
+
+
+def test_values_are_distinct_sorted_and_whole_where_they_are(frames: Frames) -> None:
+    assert captions.values(frames, "workers") == [2, 4]
+    assert captions.values(frames, "seed") == [0]
+    assert captions.values(frames, "method.density") == [0.001]  # dense has none
+    assert captions.values(frames, "no such column") == []
+
+
+def test_a_setting_names_its_parts(frames: Frames) -> None:
+    assert captions.setting(frames) == (
+        "vgg16_cifar10 on synthetic (digest 01234567), 2 and 4 worker processes x batch 32, "
+        "on synthetic CPU (2 cores), torch 0.0.0, fp32."
+    )
+    assert captions.machine(empty()) == "unknown (unknown cores)"
+
+
+def test_samples_are_counted_per_method(frames: Frames) -> None:
+    assert captions.timing(frames) == (
+        "Timing mode: serialised (synchronised at phase boundaries). "
+        "Steps per worker: dense and Top-k n = 16 (first 4 dropped as warm-up)."
+    )

@@ -1,0 +1,89 @@
+"""Differences between two runs: what can explain a difference in time comes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from analysis.compare import EXPLAINS, NOT_RECORDED, NOTHING, PERHAPS, UNKNOWN, WITHIN, compare, text
+
+
+def manifest(**provenance: Any) -> dict[str, Any]:
+    machine_found = {
+        "hosts": ["gpu33"],
+        "workers": [{"gpu": "NVIDIA A100-SXM4-80GB", "bus": f"00000000:{bus:02X}:00.0"} for bus in range(8)],
+        "bus_bandwidth": 203.0,
+        "probe_s": [[1e-3] * 5] * 8,
+    }
+    before = {"load": 0.5, "gpu": {"clocks.sm": "1410", "driver_version": "535"}}
+    common = {"host": "gpu33", "image": None, "commit": "abc", "machine": machine_found, "before": before}
+    return {
+        "schema": 1,
+        "started": "2026-11-21T08:12:19Z",
+        "config": {"method": {"name": "topk"}, "workers": 8},
+        "provenance": {**common, **provenance},
+    }
+
+
+def weights(a: dict[str, Any], b: dict[str, Any]) -> dict[str, str]:
+    return {difference.field: difference.weight for difference in compare(a, b)}
+
+
+def test_a_run_does_not_differ_from_itself() -> None:
+    assert compare(manifest(), manifest()) == []
+    assert "nothing that both runs recorded explains" in text([], "a", "b")
+
+
+def test_what_can_explain_a_time_comes_first() -> None:
+    other = manifest(commit="def", host="gpu34", slurm={"SLURM_JOB_ID": "7"})
+    other["config"] = {"method": {"name": "dense"}, "workers": 8, "comm": "horovod"}
+    other["provenance"]["machine"]["workers"] = [
+        {"gpu": "Tesla V100-SXM2-32GB", "bus": "00000000:10:00.0"}
+    ] * 8
+    other["started"] = "2026-11-22T08:12:19Z"
+    found = compare(manifest(), other)
+    assert [(difference.field, difference.weight) for difference in found] == [
+        ("config.comm", EXPLAINS),
+        ("config.method.name", EXPLAINS),
+        ("machine.workers.gpu", EXPLAINS),
+        ("commit", EXPLAINS),
+        ("host", EXPLAINS),
+        ("slurm", UNKNOWN),
+        ("machine.workers.bus", NOTHING),
+        ("started", NOTHING),
+    ]
+    table = text(found, "RUN", "RUN2")
+    assert "8 x NVIDIA A100-SXM4-80GB" in table
+    assert "8 x Tesla V100-SXM2-32GB" in table
+    assert table.index("config.comm") < table.index("commit") < table.index("started")
+    assert "not set" in table
+    assert table.splitlines()[:2] == ["A: RUN", "B: RUN2"]
+    assert max(map(len, table.splitlines())) < 120
+
+
+def test_drift_within_tolerance_is_listed_as_the_same() -> None:
+    other = manifest(before={"load": 0.5, "gpu": {"clocks.sm": "1380", "driver_version": "535"}})
+    other["provenance"]["machine"]["bus_bandwidth"] = 190.0
+    assert weights(manifest(), other) == {"before.gpu.clocks.sm": WITHIN, "machine.bus_bandwidth": WITHIN}
+    other["provenance"]["before"]["gpu"]["clocks.sm"] = "1200"
+    other["provenance"]["machine"]["bus_bandwidth"] = 18.0
+    assert weights(manifest(), other) == {"before.gpu.clocks.sm": EXPLAINS, "machine.bus_bandwidth": EXPLAINS}
+    other["provenance"]["before"]["gpu"]["clocks.sm"] = "[N/A]"
+    assert weights(manifest(), other)["before.gpu.clocks.sm"] == EXPLAINS
+
+
+def test_older_records_did_not_record_everything() -> None:
+    old = manifest(platform="Linux")
+    del old["provenance"]["machine"]
+    found = compare(old, manifest(platform="Linux 6"))
+    assert [(difference.field, difference.a, difference.weight) for difference in found] == [
+        ("platform", "Linux", PERHAPS),
+        ("machine", NOT_RECORDED, UNKNOWN),
+    ]
+    assert text(found, "old", "new").startswith("A: old\nB: new\n\nnothing that both runs recorded explains")
+
+
+def test_an_image_is_compared_by_its_digest() -> None:
+    with_image = manifest(image={"name": "cpu", "sha256": "12"})
+    other = manifest(image={"name": "cpu", "sha256": "34"})
+    assert weights(manifest(), with_image) == {"image": EXPLAINS}
+    assert weights(with_image, other) == {"image.sha256": EXPLAINS}

@@ -1,0 +1,58 @@
+"""Step times: warm-up is dropped by rule, and parts add up to the step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis.frames import Frames, from_attempts
+from analysis.steps import WINDOW, breakdown, step_seconds, warm_up
+from tests import synthetic
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
+    return from_attempts(synthetic.item_store(tmp_path_factory.mktemp("runs")).all_valid())[0]
+
+
+def test_steady_steps_lose_only_the_declared_warm_up() -> None:
+    assert warm_up([1.0] * 20, at_least=4) == 4
+
+
+def test_warm_up_lasts_until_the_rolling_median_settles() -> None:
+    falling = [10 * 0.8**i for i in range(8)] + [1.0] * 32
+    dropped = warm_up(falling, at_least=0)
+    assert 3 <= dropped <= 8
+    assert np.median(falling[dropped : dropped + WINDOW]) == pytest.approx(1.0, rel=0.5)
+
+
+def test_warm_up_never_takes_more_than_half() -> None:
+    assert warm_up([2.0**-i for i in range(20)], at_least=0) == 10
+    assert warm_up([1.0] * 6, at_least=50) == 3
+    assert warm_up([], at_least=5) == 0
+
+
+def test_one_slow_step_is_no_warm_up() -> None:
+    times = np.ones(30)
+    times[9] = 50.0
+    assert warm_up(times, at_least=4) == 4
+
+
+def test_a_step_lasts_as_long_as_its_slowest_rank(frames: Frames) -> None:
+    key = synthetic.key(frames, "topk")
+    steps = frames.steps[frames.steps["key"] == key]
+    slowest = steps.pivot_table(index="step", columns="rank", values="step_s").max(axis="columns")
+    np.testing.assert_array_equal(step_seconds(frames, key), slowest.iloc[4:])
+
+
+def test_phases_and_the_unaccounted_add_up_to_the_step(frames: Frames) -> None:
+    parts = breakdown(frames, [synthetic.key(frames, "topk")])
+    assert parts.drop("step").sum() == pytest.approx(parts["step"], rel=1e-12)
+    assert parts["unaccounted"] == pytest.approx(synthetic.UNACCOUNTED_MS * 1e-3, rel=1e-6)
+
+
+def test_a_phase_of_one_rank_counts_as_zero_on_the_others(frames: Frames) -> None:
+    steps = frames.steps.assign(validate_s=np.where(frames.steps["rank"] == 0, 0.2, np.nan))
+    parts = breakdown(frames._replace(steps=steps), [synthetic.key(frames, "topk")])
+    assert parts["validate"] == pytest.approx(0.1)  # of two ranks
+    assert parts.drop("step").sum() == pytest.approx(parts["step"])

@@ -1,0 +1,78 @@
+"""Figures from stored records: no torch, no runs, the same picture."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.files import write_json
+from experiments import figures
+from experiments.config.folders import Folders
+from experiments.config.plan import configs_of
+from tests import synthetic
+from tests.conftest import ROOT, Command, environment_for
+
+WITHOUT_TORCH = """
+import sys
+class Absent:  # as where it is not installed
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision", "greenlet", "submitit", "sklearn", "psutil"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+from experiments.__main__ import main
+sys.exit(main(["figures"]))
+"""
+
+
+def test_all_figures_are_drawn_from_the_shipped_records_without_torch(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH],
+        cwd=ROOT,
+        env=environment_for(tmp_path / "results"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    drawn = {path.name for path in (tmp_path / "results" / "figures").iterdir()}
+    assert drawn >= {f"{item}-laptop.{kind}" for item in figures.items() for kind in ("png", "pdf", "md")}
+    for item in figures.items():
+        ours = tmp_path / "results" / "figures" / f"{item}-laptop.md"
+        shipped = ROOT / "results" / "shipped" / "figures" / f"{item}-laptop.md"
+        assert ours.read_text().split("Drawn from")[0] == shipped.read_text().split("Drawn from")[0]
+
+
+def test_a_bad_line_of_a_benchmark_is_left_out_and_a_bad_file_too(here: Command, tmp_path: Path) -> None:
+    bench = tmp_path / "results" / "bench"
+    bench.mkdir(parents=True)
+    (shipped,) = (ROOT / "results" / "shipped" / "bench").glob("select-*.jsonl")
+    row = shipped.read_text().splitlines()[1]
+    bad = ["5", "null", "{", '{"schema": 1}', '{"schema": 1, "kind": "row"}', row.replace('"n": ', '"n": -')]
+    (bench / shipped.name).write_text("\n".join([*bad, shipped.read_text()]))
+    os.mkfifo(bench / "select-fifo.jsonl")
+    done = here("figures", "select")
+    assert done.returncode == 0, done.stderr
+    assert f"left out {len(bad)} lines of {bench / shipped.name}" in done.stderr
+    assert "select-fifo.jsonl is a FIFO and no file" in done.stderr
+    assert done.stdout.split() == [str(tmp_path / "results" / "figures" / f"{shipped.stem}.png")]
+
+
+def test_damaged_shipped_records_are_named_and_stop_no_figure_of_ones_own(
+    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
+    (tmp_path / "shipped").mkdir()
+    (tmp_path / "shipped" / "runs.parquet").write_bytes(b"PAR1 and then nothing")
+    folders = Folders(tmp_path / "results")
+    runs = [synthetic.timed(folders.store, config).run_id for config in configs_of("fig1", "smoke")]
+    folders.index.mkdir(parents=True)
+    write_json(folders.index / "fig1-smoke.json", {"runs": runs})
+    done = here("figures", "fig1")
+    assert done.returncode == 0, done.stderr
+    assert "runs.parquet is not a whole Parquet file" in done.stderr
+    assert "fig1-smoke.png (from this machine's runs)" in done.stdout

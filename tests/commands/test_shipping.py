@@ -1,0 +1,72 @@
+"""Raw runs into tables: only what is sound is collected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.frames import from_attempts
+from analysis.parquet import read_parquet
+from experiments.commands import _ship
+from experiments.commands._ship import consolidate, thinned
+from experiments.config.folders import Folders
+from experiments.config.plan import configs_of
+from tests import synthetic
+from tests.conftest import Command
+
+
+def test_a_run_whose_bytes_changed_is_left_out_and_named(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    for method in ("dense", "topk"):
+        synthetic.timed(folders.store, synthetic.config(method))
+    assert list(consolidate(folders))[-1].startswith("2 runs")
+    (changed,) = (attempt for attempt in folders.store.all_valid() if attempt.run_id.startswith("topk"))
+    path = changed.rank_path(0)
+    path.write_text(path.read_text().replace('"step":1,', '"step":9,', 1))  # the same length
+    lines = list(consolidate(folders))
+    assert lines[0].startswith(f"left out {changed.run_id}")
+    assert list(read_parquet(folders.records).runs["method.name"]) == ["dense"]
+
+
+def test_steps_are_shipped_of_timed_runs_only(tmp_path: Path) -> None:
+    frames, _ = from_attempts(synthetic.item_store(tmp_path).all_valid())
+    kept = thinned(frames)
+    timed = frames.runs["key"][frames.runs["train.validate"] == "never"]
+    assert set(kept.steps["key"]) == set(timed)
+    assert len(kept.steps) == frames.steps["key"].isin(timed).sum() > 0
+    assert kept.epochs.equals(frames.epochs)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Records that are shipped and a README, neither of this repository."""
+    readme = tmp_path / "README.md"
+    readme.write_text(f"above\n{_ship.BEGIN}\n{_ship.END}\nbelow\n")
+    monkeypatch.setattr(_ship, "README", readme)
+    monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
+    return tmp_path / "shipped"
+
+
+def test_without_a_complete_figure_nothing_is_added_which_is_said(here: Command, elsewhere: Path) -> None:
+    done = here("collect", "--ship")
+    assert done.returncode == 0, done.stderr
+    assert "nothing is added: no figure has all its runs here" in done.stdout
+    assert not len(read_parquet(elsewhere).runs)
+
+
+def test_a_complete_figure_is_shipped_without_the_names_of_its_hosts(
+    here: Command, elsewhere: Path, tmp_path: Path
+) -> None:
+    store, hosts = Folders(tmp_path / "results").store, ["secret-n1", "secret-n2"]
+    machine = {"hosts": hosts, "mismatch": ["the workers are on secret-n1 and secret-n2"]}
+    for config in configs_of("fig1", "laptop"):
+        synthetic.timed(store, config, host="secret-n1", machine=machine)
+    done = here("collect", "--ship")
+    assert done.returncode == 0, done.stderr
+    assert "fig1-laptop: " in done.stdout
+    assert len(read_parquet(elsewhere).runs) == len(store.runs())
+    said = [path.read_text() for path in elsewhere.rglob("*") if path.suffix in (".md", ".json")]
+    said += [frame.to_csv() for frame in read_parquet(elsewhere)]
+    assert "host1 and host2" in "".join(said)
+    assert "secret" not in "".join(said) + (tmp_path / "README.md").read_text()

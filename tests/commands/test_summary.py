@@ -1,0 +1,21 @@
+"""What a run says of itself when it has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.records import Store
+from experiments.commands._summary import summary
+from tests import synthetic
+
+
+@pytest.mark.parametrize(("where", "word"), [("virtual", "*simulated*, "), ("local", "")])
+def test_the_median_step_leaves_out_the_warm_up_and_says_where_it_is_simulated(
+    tmp_path: Path, where: str, word: str
+) -> None:
+    config = synthetic.config("topk")
+    config["cluster"]["where"] = where
+    said = summary(synthetic.timed(Store(tmp_path), config))
+    assert f" ms on rank 0 ({word}serialised, n = 16, 4 steps of warm-up left out)" in said

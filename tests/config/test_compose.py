@@ -1,0 +1,283 @@
+"""Override words in, one plain dict out; whoever misspells is told what there is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.records import run_key
+from experiments.config import compose
+from sparsify.methods import REGISTRY as METHODS
+from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize("group", compose.GROUPS)
+def test_every_option_composes(group: str) -> None:
+    for option in compose.options(group):
+        where = ["cluster=local"] if option == "loopback" else []  # which virtual ranks can't have
+        config = compose.resolve([f"{group}={option}", *where])
+        json.dumps(config)  # a plain dict
+        if group in ("method", "task"):
+            assert config[group]["name"] in compose.options(group)
+
+
+def test_a_signature_is_a_schema() -> None:
+    for name in METHODS.names():
+        expected = {key: list(v) if isinstance(v, tuple) else v for key, v in METHODS.defaults(name).items()}
+        assert compose.resolve([f"method={name}"])["method"] == {"name": name, **expected}
+
+
+def test_presets_build_on_registered_methods() -> None:
+    assert compose.resolve(["method=randomk_feedback"])["method"]["feedback"] == "gradient"
+    assert compose.resolve(["method=randomk_feedback"])["method"]["name"] == "randomk"
+    assert compose.resolve(["method=topk_layerwise"])["method"]["scope"] == "layer"
+
+
+def test_the_recipe_sets_densities_where_there_are_any_and_the_user_wins() -> None:
+    assert compose.resolve(["recipe=yoon2022", "method=topk"])["method"]["density_warmup"] == [
+        0.015625,
+        0.004,
+    ]
+    assert compose.resolve(["recipe=yoon2022", "method=dense"])["method"] == {
+        "name": "dense",
+        "scope": "global",
+    }
+    given = compose.resolve(
+        ["recipe=yoon2022", "method=topk", "method.density_warmup=[]", "method.density=0.5"]
+    )
+    assert given["method"]["density_warmup"] == []
+    assert given["method"]["density"] == 0.5
+
+
+def test_who_searches_is_part_of_what_is_measured_and_the_recipe_takes_the_published_operators() -> None:
+    plain, fused, published = (
+        compose.resolve(["method=topk", *words])
+        for words in ([], ["select=fused"], ["recipe=yoon2022", "task=cnn_cifar10", "select=torch"])
+    )
+    assert plain["select"] == "auto"
+    assert run_key(plain) != run_key(fused)
+    assert compose.resolve(["recipe=yoon2022"])["select"] == "torch"
+    # Records that are older than the choice were made with torch's operators, and keep their keys.
+    older = {name: value for name, value in published.items() if name not in ("select", "overlap")}
+    assert run_key(older) == run_key(published)
+
+
+def test_a_method_with_momentum_inside_takes_the_optimisers() -> None:
+    assert compose.resolve(["method=topk"])["task"]["momentum"] == 0.9
+    assert compose.resolve(["method=dgc"])["task"]["momentum"] == 0
+    with pytest.raises(ValueError, match=r"method=dgc applies momentum itself"):
+        compose.resolve(["method=dgc", "task.momentum=0.9"])
+
+
+def test_links_belong_to_clusters() -> None:
+    assert compose.resolve(["cluster=local"])["cluster"]["link"]["name"] == "loopback"
+    link = compose.resolve(["cluster=virtual", "link=ethernet", "cluster.link.alpha_s=1e-3"])["cluster"][
+        "link"
+    ]
+    assert link == {"name": "ethernet", "alpha_s": 1e-3, "beta_s_per_byte": 8e-10}
+
+
+@pytest.mark.parametrize(
+    ("word", "answers"),
+    [
+        ("method=topq", ["no method 'topq'", "did you mean 'topk'", "dense, "]),
+        ("task=imagenet", ["no task 'imagenet'", "vgg16_cifar10"]),
+        ("cluster=mars", ["no cluster 'mars'", "local, neuron_a100"]),
+        ("profile=huge", ["no profile 'huge'", "laptop, paper, smoke"]),
+        ("recipe=shi", ["no recipe 'shi'", "yoon2022"]),
+        ("link=wifi", ["no link 'wifi'", "ethernet"]),
+        ("method.densty=0.1", ["no key 'method.densty'", "did you mean 'method.density'", "method.scope"]),
+        ("task.rate=1", ["no key 'task.rate'", "task.lr"]),
+        ("train.epoch=2", ["no key 'train.epoch'", "did you mean 'train.epochs'"]),
+        ("wrokers=2", ["no key 'wrokers'", "did you mean 'workers'"]),
+        ("method.name=dense", ["'method.name'", "choice of method="]),
+        ("workers", ["not of the form key=value"]),
+        ("method.density=[1", ["method.density=[1 can't be read", "in quotes"]),
+        ("timing.mode=fast", ["no timing.mode 'fast'", "as_published, production, serialised"]),
+        ("device=tpu", ["no device 'tpu'", "cpu, cuda"]),
+        ("method.density=0", ["density=0", "(0, 1]"]),
+        ("method.density=-0.1", ["density=-0.1", "(0, 1]"]),
+        ("method.density=1.01", ["density=1.01", "(0, 1]"]),
+        ("method.density=nan", ["density=nan", "(0, 1]"]),
+        ("method.density=much", ["method.density='much'", "(0, 1]"]),
+        ("method.density_warmup=[0.1,0]", ["method.density_warmup=[0.1,0]", "a list", "(0, 1]"]),
+        ("method.density_warmup=0.01", ["method.density_warmup=0.01", "a list"]),
+        ("method.index=int32,int64", ["method.index=int32,int64 is several values", "`plan`"]),
+        ("method.index=[int32]", ["no method.index '[int32]'", "delta16, int32, int64"]),
+        ("method.packed=5", ["method.packed=5", "true or false"]),
+        ("method.scope=glob(*)", ["method.scope=glob(*) is several values"]),
+        ("task.lr=interval(0,1)", ["task.lr=interval(0,1) is several values"]),
+        ("task.channels_last=maybe", ["task.channels_last='maybe'", "true or false"]),
+        ("task.lr_warmup_epochs=nan", ["task.lr_warmup_epochs=nan", "a finite number, 0 or more"]),
+        ("task.lr_warmup_epochs=-5", ["task.lr_warmup_epochs=-5", "0 or more"]),
+        ("task.lr_milestones=abc", ["task.lr_milestones='abc'", "a list"]),
+        ("task.lr_milestones=[1,x]", ["task.lr_milestones=[1,x]", "a list"]),
+        ("task.momentum=1", ["task.momentum=1", "[0, 1)"]),
+        ("task.batch_size=0", ["task.batch_size=0", "1 or more"]),
+        ("task.batch_size=true", ["task.batch_size=true", "a whole number"]),
+        ("task.lr=inf", ["task.lr=inf", "finite"]),
+        ("workers=0", ["workers=0", "from 1 to 100000"]),
+        ("workers=1.5", ["workers=1.5", "whole number"]),
+        ("workers=999999999999999", ["workers=999999999999999", "from 1 to 100000"]),
+        ("workers=null", ["workers=null", "whole number"]),
+        ("workers={a:1}", ["workers={'a': 1}", "whole number"]),
+        ("seed=" + "9" * 3000, ["seed=a number of 9966 bits", "whole number"]),
+        ("seed=" + "9" * 5000, ["seed=999", "5005 characters"]),
+        ("seed=-1", ["seed=-1", "from 0 to 4294967295"]),
+        ("train.steps=0", ["train.steps=0", "1 or more"]),
+        ("select=quick", ["no select 'quick'", "auto, fused, torch"]),
+        ("overlap=often", ["overlap='often'", "true or false"]),
+        ("overlap=1", ["overlap=1", "true or false"]),
+        ("overlap=true", ["overlap=true needs processes", "timing.mode=production"]),
+        ("launch.checkpoint_min=-1", ["launch.checkpoint_min=-1", "above 0", "or null"]),
+        ("link=loopback", ["alpha and beta", "link=nvlink"]),
+        ("cluster.link.alpha_s=-1", ["cluster.link.alpha_s=-1", "0 or more"]),
+        ("cluster.link.beta_s_per_byte=null", ["alpha and beta"]),
+        ("cluster.link.name=fast", ["'cluster.link.name'", "choice of link="]),
+        ("data.root=5", ["data.root=5", "text"]),
+        ("data.root='a\nb'", [r"data.root='a\nb'", "some text without control characters"]),
+        ("data.root=${seed}", ["data.root=${seed}", "only the files of conf/ may"]),
+        ("+nothing=1", ["no key '+nothing'"]),
+        ("++cluster.where=x/../../..", ["no key '++cluster.where'"]),
+        ("~seed=0", ["no key '~seed'"]),
+        ("hydra.run.dir=/tmp", ["no key 'hydra.run.dir'"]),
+        ("method@task=topk", ["no key 'method@task'"]),
+        ("method.density\x1b[31m=1", [r"no key 'method.density\x1b[31m'"]),
+        ("x" * 500 + "=1", ["no key 'xxx", "..."]),
+        ("seed=" + "[" * 900, ["seed=[[[", "can't be read"]),
+        ("seed=int(x)", ["seed=int(x)", "can't be read"]),
+    ],
+)
+def test_bad_words_are_answered_with_what_there_is(word: str, answers: list[str]) -> None:
+    with pytest.raises(ValueError, match=r".") as refusal:
+        compose.resolve(["method=topk", word])
+    for answer in answers:
+        assert answer in str(refusal.value)
+    assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("word", "answers"),
+    [
+        ("container.image=5", ["container.image=5", "text"]),
+        ("container.binds=/scratch", ["container.binds='/scratch'", "a list"]),
+        ("container.runtime=docker", ["no container.runtime 'docker'", "apptainer, auto, singularity"]),
+        ("cluster.exclude=[1]", ["cluster.exclude=[1]", "text", "or null"]),
+        ("cluster.mem_gb='4\n#SBATCH --uid=0'", ["cluster.mem_gb=", "a whole number, 1 or more, or null"]),
+        ("cluster.partition='a\nscancel 1'", ["cluster.partition=", "without control characters"]),
+        ("cluster.partition='a\x1b[31m'", ["cluster.partition=", "without control characters"]),
+        ("cluster.gpu=", ["cluster.gpu=''", "some text"]),
+        ("cluster.account='  '", ["cluster.account='  '", "some text"]),
+        ("cluster.sbatch=[hold]", ["cluster.sbatch=[hold]", "a long option"]),
+        ("cluster.sbatch=['--mail-user=x\nrm y']", ["cluster.sbatch=", "a long option"]),
+        ("cluster.setup='module load'", ["cluster.setup='module load'", "a list"]),
+        ("cluster.time_min=0", ["cluster.time_min=0", "from 1 to"]),
+        ("cluster.requeues=-1", ["cluster.requeues=-1", "0 or more"]),
+        ("cluster.where=local", ["'cluster.where'", "choice of cluster="]),
+    ],
+)
+def test_what_would_reach_sbatch_or_a_container_is_checked_before(word: str, answers: list[str]) -> None:
+    with pytest.raises(ValueError, match=r".") as refusal:
+        compose.resolve(["cluster=devcluster", "profile=smoke", word])
+    for answer in answers:
+        assert answer in str(refusal.value)
+    assert str(refusal.value).isprintable()
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of conf/ that a test may add to."""
+    monkeypatch.delenv("SPARSIFY_CONF", raising=False)
+    copy = shutil.copytree(compose.CONF, tmp_path / "a 'b', c" / "conf")
+    monkeypatch.setattr(compose, "CONF", copy)
+    return copy
+
+
+def put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("place", ["conf", "conf/local", "elsewhere"])
+def test_a_file_of_ones_own_is_found_and_has_its_own_name_and_keys(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    folder = conf.parent / place
+    put(folder / "cluster" / "mine.yaml", (conf / "cluster" / "generic_slurm.yaml").read_text())
+    put(folder / "link" / "fast.yaml", (conf / "link" / "nvlink.yaml").read_text())
+    put(folder / "method" / "few.yaml", "defaults: [topk]\ndensity: 1e-4\n")
+    if place == "elsewhere":
+        assert "mine" not in compose.options("cluster")
+        monkeypatch.setenv("SPARSIFY_CONF", str(folder))
+    mine = compose.resolve(["cluster=mine", "link=fast", "method=few", "profile=smoke"])
+    assert (mine["cluster"]["name"], mine["cluster"]["link"]["name"]) == ("mine", "fast")
+    assert mine["method"] == {**compose.resolve([])["method"], "density": 1e-4}
+    copied, original = (compose.resolve([f"cluster={name}"]) for name in ("mine", "generic_slurm"))
+    assert run_key(copied) != run_key(original)
+    copied["cluster"]["name"] = "generic_slurm"
+    assert copied == original
+    assert "mine" in compose.options("cluster")
+
+
+def test_folders_that_are_not_there_and_names_that_are_taken_are_refused(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(conf / "local" / "cluster" / "virtual.yaml", "where: virtual\n")
+    with pytest.raises(ValueError, match=r"is in two files, .*/conf/cluster/.* and .*/local/"):
+        compose.resolve(["cluster=virtual"])
+    monkeypatch.setenv("SPARSIFY_CONF", str(conf / "nowhere"))
+    with pytest.raises(ValueError, match=r"SPARSIFY_CONF names .*nowhere, and there is no such folder"):
+        compose.resolve([])
+
+
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        (
+            "defaults: [generic_slurm]\npartion: a\n",
+            ["no key 'cluster.partion'", "'cluster.partition'", "a file of conf/"],
+        ),
+        ("defaults: [generic_slurm]\nmem_gb: much\n", ["cluster.mem_gb='much'", "a whole number"]),
+        ("where: slurm\ngpu: any\n", ["cluster.workers_per_node is missing"]),
+        ("where: mars\ngpu: any\n", ["no cluster.where 'mars'"]),
+        ("defaults: [generic_slurm]\nlink: null\n", ["cluster.link is null"]),
+        ("defaults: [nothing]\n", ["cluster=mine"]),
+        ("a: [1\n", ["cluster=mine"]),
+        ("- 1\n", ["cluster=mine"]),
+        ("partition: ${nothing}\n", ["cluster=mine"]),
+        ("", ["cluster.where is missing"]),
+    ],
+)
+def test_a_file_of_ones_own_that_can_not_be_used_is_answered(
+    conf: Path, text: str, answers: list[str]
+) -> None:
+    put(conf / "local" / "cluster" / "mine.yaml", text)
+    with pytest.raises(ValueError, match=r".") as refusal:
+        compose.resolve(["cluster=mine"])
+    for answer in answers:
+        assert answer in str(refusal.value)
+
+
+def test_help_imports_neither_torch_nor_pandas() -> None:
+    """That is what keeps it under two seconds."""
+    script = (
+        "import sys; from experiments.__main__ import main; code = main(['run', '--help']);"
+        "assert 'torch' not in sys.modules and 'pandas' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for word in (
+        "method",
+        "topk_layerwise",
+        "method.density=0.001",
+        "timing.mode=serialised",
+        "feedback=none",
+    ):
+        assert word in done.stdout

@@ -1,0 +1,132 @@
+"""Data sets are found, downloaded or replaced, and what was done is said; without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.config import compose, data_root
+from experiments.config.data_root import Files
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from tests.conftest import ROOT
+
+FOLDER = "cifar-10-batches-py"
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_root, "reachable", lambda host: False)
+
+
+def config(*words: str) -> dict[str, Any]:
+    return compose.resolve(["task=cnn_cifar10", *words])
+
+
+def test_files_that_are_there_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / FOLDER).mkdir()
+    given, said = config(f"data.root={tmp_path}"), list[str]()
+    assert data_root.find(given, said.append) == (given, tmp_path)
+    monkeypatch.setenv("DATA_ROOT", str(tmp_path))
+    assert data_root.find(config(), said.append) == (config(), tmp_path)
+    assert said == []
+
+
+def test_a_data_set_without_files_needs_no_folder() -> None:
+    digits, said = compose.resolve(["task=cnn_digits"]), list[str]()
+    assert data_root.find(digits, said.append) == (digits, None)
+    assert said == []
+
+
+def test_the_digits_stand_in_where_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA_ROOT", str(tmp_path))
+    said = list[str]()
+    changed, root = data_root.find(config("task.lr=0.3"), said.append)
+    assert root is None
+    assert changed == compose.resolve(["task=cnn_digits", "task.lr=0.3"])
+    assert said == [
+        "CIFAR-10 was not found (see DATA_ROOT): using scikit-learn's digits instead, task cnn_digits"
+    ]
+    with pytest.raises(ValueError, match=r"CIFAR-10 is not in .* and could not be downloaded"):
+        data_root.find(config("data.fallback=refuse"), said.append)
+
+
+def test_a_folder_that_was_named_must_hold_the_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"data.root={tmp_path} has no {FOLDER}; point it at the folder"):
+        data_root.find(config(f"data.root={tmp_path}"), print)
+
+
+def test_a_network_without_a_task_on_the_digits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATA_ROOT", str(tmp_path))
+    odd = config()
+    odd["task"]["name"] = "resnet_cifar10"
+    with pytest.raises(ValueError, match="could not be downloaded"):
+        data_root.find(odd, print)
+
+
+DOWNLOADABLE = """
+FILES = {"title": "Nothing", "folder": "nothing", "host": "localhost", "size": "0 MiB"}
+
+
+def download(root):
+    (root / "nothing").mkdir()
+    (root / "nothing" / "file").write_text("nothing")
+"""
+
+
+def test_a_data_set_downloads_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file alone says how; what is half done is not left behind."""
+    package = tmp_path / "experiments" / "training" / "datasets"
+    package.mkdir(parents=True)
+    (package / "nothing.py").write_text(DOWNLOADABLE)
+    (package / "nowhere.py").write_text(DOWNLOADABLE.replace('"nothing").mkdir', '"nothing"/"x").mkdir'))
+    monkeypatch.setattr(data_root, "ROOT", tmp_path)
+    monkeypatch.setattr(data_root, "DATASETS", package)
+    monkeypatch.setattr(data_root, "reachable", lambda host: True)
+    data_root.files_of.cache_clear()
+    files, said, root = data_root.files_of("nothing"), list[str](), tmp_path / "data"
+    assert files == Files("Nothing", "nothing", "localhost", "0 MiB")
+    assert not data_root.download("nowhere", files, root, said.append)
+    assert list(root.iterdir()) == []
+    assert data_root.download("nothing", files, root, said.append)
+    assert [path.name for path in root.rglob("*")] == ["nothing", "file"]
+    assert said == [f"downloading Nothing (0 MiB) to {root}"] * 2
+    assert not data_root.download("nothing", Files("Nothing", "nothing"), root, said.append)
+
+
+def test_every_task_whose_data_set_has_files_is_named_after_it() -> None:
+    """So the data set is found without importing the task."""
+    for name in TASKS.names():
+        dataset = TASKS.build(name, {}).dataset
+        assert dataset in datasets.REGISTRY.names()
+        assert data_root.files_of(data_root.dataset_of(name)) == data_root.files_of(dataset), name
+
+
+def test_the_folder_is_the_one_that_torchvision_reads() -> None:
+    from torchvision.datasets import CIFAR10
+
+    files = data_root.files_of("cifar10")
+    assert files is not None
+    assert files.folder == CIFAR10.base_folder
+
+
+def test_finding_data_needs_no_torch() -> None:
+    code = (
+        "import sys; from experiments.config import data_root; data_root.files_of('cifar10');"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_task_is_named_after_a_data_set_that_there_is() -> None:
+    with pytest.raises(
+        ValueError, match=r"no data set 'mnist'.*task 'cnn_mnist' is named <network>_<data set>"
+    ):
+        data_root.dataset_of("cnn_mnist")

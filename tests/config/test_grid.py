@@ -1,0 +1,68 @@
+"""Words with commas -> the configurations of a grid; and the quick way to compose each."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.config import compose
+from experiments.config.grid import expand, name_and_configs
+
+
+def test_a_grid_is_every_combination_and_lists_stay_lists() -> None:
+    points = expand(
+        ["method=topk,randomk", "method.density=0.1,0.2", "seed=range(0,3)", "task.lr_milestones=[1,2]"]
+    )
+    assert len(points) == 2 * 2 * 3
+    assert all(point[3] == "task.lr_milestones=[1,2]" for point in points)
+    assert len({tuple(point) for point in points}) == len(points)
+
+
+def test_a_hyperparameter_is_left_out_where_a_method_lacks_it() -> None:
+    _, found = name_and_configs(["method=dense,topk", "method.density=0.01,0.1", "profile=smoke"])
+    methods = [config["method"]["name"] for config in found]
+    assert methods.count("dense") == 1
+    assert methods.count("topk") == 2
+    with pytest.raises(ValueError, match="no key"):
+        name_and_configs(["method=dense", "method.density=0.01"])
+
+
+def test_what_hydra_would_compose_is_what_the_quick_way_composes() -> None:
+    words = ["task=vgg16_digits", "method=topk", "method.density=0.01", "train.steps=null", "data.root='a b'"]
+    quick = compose.resolve(words)
+    assert {**quick, "method_defaults": {}} == compose._composed(tuple(words), *compose.folders())
+    assert quick["data"]["root"] == "a b"
+
+
+def test_nothing_in_conf_refers_to_what_a_word_can_change() -> None:
+    """Else the quick way would compose something else: it puts words in after references are resolved."""
+    for path in compose.CONF.rglob("*.yaml"):
+        assert "${" not in path.read_text(), path
+
+
+@pytest.mark.parametrize(
+    ("words", "answers"),
+    [
+        (["seed=range(0,1000000000000)"], ["more than 10000 runs", "seed=range(0,1000000000000)"]),
+        (["seed=shuffle(range(0,1000000000000))"], ["more than 10000 runs"]),
+        (["task.lr=range(0.1,1e300)"], ["more than 10000 runs"]),
+        (["seed=range(0,200)", "workers=range(1,100)"], ["more than 10000 runs", "seed=range(0,200)"]),
+        (["seed=range(5,0)"], ["seed=range(5,0) lists nothing"]),
+        (["seed=range(0,5,0)"], ["seed=range(0,5,0) lists no values", "range(0,5)"]),
+        (["seed=range(0,nan)"], ["seed=range(0,nan) lists"]),
+        (["task.lr=interval(0,1)"], ["task.lr=interval(0,1) lists no values"]),
+        (["method.density=glob(*)"], ["method.density=glob(*) lists no values"]),
+        (["method=glob(x*)"], ["method=glob(x*) lists nothing"]),
+        (["method=topk,topq"], ["no method 'topq'", "did you mean 'topk'"]),
+        (["method.index=int32,int16"], ["no method.index 'int16'"]),
+        (["seed"], ["not of the form key=value"]),
+    ],
+)
+def test_a_list_without_end_or_without_values_is_refused(words: list[str], answers: list[str]) -> None:
+    with pytest.raises(ValueError, match=r".") as refusal:
+        [compose.resolve(point) for point in expand(words)]
+    for answer in answers:
+        assert answer in str(refusal.value)
+
+
+def test_a_group_takes_a_pattern() -> None:
+    assert [point[0] for point in expand(["method=glob(topk*)"])] == ["method=topk", "method=topk_layerwise"]

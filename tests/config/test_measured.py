@@ -1,0 +1,121 @@
+"""Records are used again, and what was made with other code is said so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.records import Attempt
+from experiments.config import code_version, compose
+from experiments.config.folders import Folders
+from experiments.config.measured import missing, remark
+from experiments.config.plan import PlannedRun, configs_of
+from experiments.launch.attempt import attempt_for
+from tests import synthetic
+from tests.conftest import Command
+
+WORDS = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=local", "train.validate=never")
+FILES = (
+    "sparsify/select.py",
+    "sparsify/methods/topk.py",
+    "sparsify/methods/comb.py",
+    "sparsify/methods/_parts.py",
+    "experiments/tasks/cnn_digits.py",
+    "experiments/tasks/vgg16_cifar10.py",
+    "experiments/training/loop.py",
+    "experiments/training/datasets/cifar10.py",
+    "experiments/figures/paper_fig4.py",
+    "analysis/plots.py",
+)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small one, instead of this."""
+    for name in FILES:
+        path = tmp_path / "checkout" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1\n")
+    monkeypatch.setattr(code_version, "ROOT", tmp_path / "checkout")
+    monkeypatch.setattr(code_version, "sources", code_version.sources.__wrapped__)
+    return tmp_path / "checkout"
+
+
+@pytest.mark.parametrize(
+    ("edited", "matters"),
+    [
+        ("sparsify/select.py", True),
+        ("sparsify/methods/topk.py", True),
+        ("sparsify/methods/_parts.py", True),
+        ("experiments/tasks/cnn_digits.py", True),
+        ("experiments/training/loop.py", True),
+        ("sparsify/methods/comb.py", False),  # of another method
+        ("experiments/tasks/vgg16_cifar10.py", False),
+        ("experiments/training/datasets/cifar10.py", False),
+        ("experiments/figures/paper_fig4.py", False),
+        ("analysis/plots.py", False),
+    ],
+)
+def test_only_files_that_a_runs_numbers_rest_on_matter(checkout: Path, edited: str, matters: bool) -> None:
+    then, chosen = code_version.sources(), {"topk", "cnn_digits", "digits"}
+    assert code_version.changed(then, chosen) == []
+    (checkout / edited).write_text("2\n")
+    assert code_version.changed(then, chosen) == [edited] * matters
+    (checkout / edited).unlink()
+    assert code_version.changed(then, chosen) == [edited] * matters
+    (checkout / "sparsify" / "new.py").touch()  # what uses it has changed as well
+    assert "sparsify/new.py" not in code_version.changed(then, chosen)
+
+
+def of_other_code(results: Path, *words: str) -> Attempt:
+    """A record that says that one of its files was another."""
+    config, folders = compose.resolve([*WORDS, *words]), Folders(results)
+    attempt = synthetic.timed(folders.store, config)
+    attempt.update(sources={**code_version.sources(), "sparsify/methods/topk.py": "0" * 12})
+    return attempt
+
+
+def test_a_new_attempt_notes_its_code_and_an_older_one_says_nothing(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    new = attempt_for(compose.resolve([*WORDS]), folders.store)
+    assert new.manifest["sources"] == code_version.sources()
+    assert "sparsify/kernels/native.cpp" in new.manifest["sources"]
+    assert remark([new, synthetic.timed(folders.store, compose.resolve([*WORDS, "seed=1"]))]) == ""
+
+
+def test_a_record_of_other_code_is_used_and_told_of(here: Command, tmp_path: Path) -> None:
+    attempt = of_other_code(tmp_path / "results")
+    done = here("run", *WORDS)
+    assert done.returncode == 0, done.stderr
+    told = "measured with other code (sparsify/methods/topk.py); --force measures again"
+    assert told in done.stderr
+    assert "already measured" in done.stderr
+    assert told in here("why", attempt.run_id).stdout
+    others = [of_other_code(tmp_path / "results", f"seed={seed}") for seed in (1, 2)]
+    assert remark([attempt, *others]).startswith(
+        "3 runs: measured with other code (sparsify/methods/topk.py)"
+    )
+
+
+def test_a_figure_says_which_of_its_runs_are_of_other_code(here: Command, tmp_path: Path) -> None:
+    folders = Folders(tmp_path / "results")
+    for config in configs_of("fig1", "smoke"):
+        attempt = synthetic.timed(folders.store, config)
+    attempt.update(sources={"sparsify/select.py": "0" * 12})
+    done = here("reproduce", "fig1", "profile=smoke")
+    assert done.returncode == 0, done.stderr
+    told = f"{attempt.run_id}: measured with other code (sparsify/select.py)"
+    assert told in done.stderr
+    assert here("figures", "fig1").returncode == 0
+    assert told in (folders.figures / "fig1-smoke.md").read_text()
+
+
+def test_a_damaged_record_is_missing_and_named(tmp_path: Path) -> None:
+    folders, said = Folders(tmp_path), list[str]()
+    planned = [PlannedRun(compose.resolve([*WORDS, f"seed={seed}"]), None) for seed in range(3)]
+    attempts = [synthetic.timed(folders.store, run.config) for run in planned]
+    (attempts[1].path / "run.json").write_text("5")
+    assert missing(planned, folders, said.append) == [planned[1]]
+    assert len(said) == 1
+    assert said[0].startswith(f"left out {attempts[1].name}: run.json is not as it was written")

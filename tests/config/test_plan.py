@@ -1,0 +1,80 @@
+"""Which runs a command means, and what they need of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import figures
+from experiments.config import compose, data_root, plan
+from experiments.config.plan import PlannedRun, configs_of, plan_runs, profile_of
+
+
+def planned(*words: str) -> PlannedRun:
+    return PlannedRun(compose.resolve(words), None)
+
+
+@pytest.mark.parametrize("profile", compose.options("profile"))
+def test_every_figure_composes_its_runs(profile: str) -> None:
+    for item in figures.items():
+        assert configs_of(item, profile)
+
+
+def test_virtual_ranks_share_one_process() -> None:
+    virtual = planned("cluster=virtual", "workers=8", "threads=2")
+    local = planned("cluster=local", "workers=8", "threads=2")
+    assert (virtual.num_processes, virtual.cores) == (1, 2)
+    assert (local.num_processes, local.cores) == (8, 16)
+
+
+def test_a_run_is_for_its_times_unless_it_validates_every_epoch() -> None:
+    assert planned("train.validate=never").is_timing
+    assert not planned("train.validate=epoch").is_timing
+    assert planned("train.validate=epoch", "timing.mode=as_published").is_timing
+
+
+def test_the_profile_is_the_one_asked_for_or_what_the_machine_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert profile_of(["profile=smoke"]) == "smoke"
+    for there, expected in ((True, "paper"), (False, "laptop")):
+        monkeypatch.setattr(plan, "has_gpu", lambda there=there: there)
+        assert profile_of([]) == expected
+        assert profile_of(["cluster=neuron_a100"]) == "paper"
+    with pytest.raises(ValueError, match="no profile 'huge'; there are: laptop, paper, smoke"):
+        profile_of(["profile=huge"])
+
+
+def test_a_gpu_that_is_not_there_is_refused_on_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "has_gpu", lambda: False)
+    words = ("device=cuda", "task=cnn_digits")
+    with pytest.raises(ValueError, match=r"^device=cuda needs an NVIDIA GPU, .* take device=cpu"):
+        plan_runs([compose.resolve(words)], print)
+    with pytest.raises(ValueError, match=r"^profile=paper \(device=cuda\) needs .* take profile=laptop"):
+        plan_runs([compose.resolve(["profile=paper", "task=cnn_digits"])], print)
+    assert len(plan_runs([compose.resolve([*words, "cluster=neuron_a100"])], print)) == 1
+
+
+def test_what_all_runs_have_in_common_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA_ROOT", str(tmp_path))
+    monkeypatch.setattr(data_root, "reachable", lambda host: False)
+    said = list[str]()
+    runs = plan_runs(
+        [compose.resolve([f"seed={seed}", "task=cnn_cifar10"]) for seed in range(3)], said.append
+    )
+    assert [run.config["task"]["name"] for run in runs] == ["cnn_digits"] * 3
+    assert len(said) == 1
+
+
+def test_what_takes_long_is_said_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+
+    def find(config: dict[str, Any], say: Callable[[str], None]) -> tuple[dict[str, Any], None]:
+        say("downloading")
+        assert said == ["downloading"]
+        return config, None
+
+    monkeypatch.setattr(data_root, "find", find)
+    plan_runs([compose.resolve([f"seed={seed}"]) for seed in range(2)], said.append)
+    assert said == ["downloading"]

@@ -1,0 +1,116 @@
+"""Sweeps before SLURM sees them: arrays, blocks, the text of sbatch."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.records import run_id
+from experiments.config import code_version, compose
+from experiments.config.folders import Folders
+from experiments.config.grid import name_and_configs
+from experiments.config.plan import PlannedRun
+from experiments.launch import arrays
+from tests.conftest import Command
+
+TEXTS = Path(__file__).parent / "sbatch"
+SHIPPED = ("devcluster", "generic_slurm", "neuron_a100", "neuron_v100")
+ACCEPT = "python -m tests.launch.test_arrays"
+
+
+def planned(*words: str) -> list[PlannedRun]:
+    return [PlannedRun(config, None) for config in name_and_configs(words)[1]]
+
+
+def text_of(cluster: str) -> str:
+    """What sbatch is given for fig4, without what differs from machine to machine."""
+    found = arrays.arrays(planned("fig4", f"cluster={cluster}"), block=False)
+    folders = Folders(Path("/RESULTS"))
+    text = "\n".join(arrays.sbatch_texts(found, folders, "fig4-001"))
+    text = text.replace(sys.executable, "PYTHON").replace(code_version.digest(), "DIGEST")
+    text = re.sub(r"\S+ --quiet exec", "RUNTIME --quiet exec", text).replace(" --userns", "")
+    return re.sub(r"\S+/(\w+\.sif)", r"IMAGES/\1", re.sub(r"( --mount \S+)+", " --mount FOLDERS", text))
+
+
+@pytest.mark.parametrize("cluster", SHIPPED)
+def test_the_text_for_sbatch_is_the_recorded_one(cluster: str) -> None:
+    recorded = (TEXTS / f"{cluster}.sbatch").read_text()
+    assert text_of(cluster) == recorded, f"if the change is meant: {ACCEPT}"
+
+
+@pytest.mark.parametrize(
+    ("words", "container", "is_told_of_gpus"),
+    [
+        (["cluster=neuron_a100"], "gpu.sif", True),
+        (["cluster=neuron_v100"], "gpu.sif", True),
+        (["cluster=neuron_a100", "container=none"], None, False),
+        (["cluster=devcluster", "profile=laptop"], "thin.sif", False),
+    ],
+)
+def test_the_plan_shows_what_a_worker_is_started_by(
+    here: Command, words: list[str], container: str | None, is_told_of_gpus: bool
+) -> None:
+    done = here("plan", "fig1", "profile=paper", *words, "--sbatch")
+    assert done.returncode == 0, done.stderr
+    (line,) = {line for line in done.stdout.splitlines() if "experiments.worker" in line}
+    assert line.startswith("# ")
+    assert ("--nv" in line) == is_told_of_gpus
+    assert container is None or f"/{container} env " in line
+
+
+def test_every_slurm_cluster_has_a_recorded_text() -> None:
+    on_slurm = {
+        name
+        for name in compose.options("cluster")
+        if compose.resolve([f"cluster={name}"])["cluster"]["where"] == "slurm"
+    }
+    assert on_slurm >= set(SHIPPED)
+    assert {path.stem for path in TEXTS.glob("*.sbatch")} == set(SHIPPED)
+
+
+def test_an_array_has_one_shape_and_no_more_tasks_than_the_cluster_takes() -> None:
+    sweep = planned(
+        "method=topk",
+        "seed=range(0,25)",
+        "workers=2,4",
+        "cluster=generic_slurm",
+        "cluster.max_array=10",
+        "profile=smoke",
+    )
+    found = arrays.arrays(sweep, block=False)
+    assert [len(array.jobs) for array in found] == [10, 10, 5, 10, 10, 5]
+    assert len({array.shape for array in found}) == 2
+    everything = [run_id(run.config) for array in found for job in array.jobs for run in job]
+    assert sorted(everything) == sorted(run_id(run.config) for run in sweep)
+
+
+def test_a_block_holds_each_repetition_of_all_methods_in_an_order_of_its_own() -> None:
+    sweep = planned("method=dense,topk,randomk,dgc", "seed=range(0,6)", "cluster=devcluster", "profile=smoke")
+    (array,) = arrays.arrays(sweep, block=True)
+    (job,) = array.jobs
+    seeds = [run.config["seed"] for run in job]
+    assert seeds == sorted(seeds)
+    orders = {
+        tuple(run.config["method"]["name"] for run in job if run.config["seed"] == seed) for seed in range(6)
+    }
+    assert all(sorted(order) == ["dense", "dgc", "randomk", "topk"] for order in orders)
+    assert len(orders) > 1
+    assert arrays.arrays(list(reversed(sweep)), block=True)[0].jobs[0] == job
+
+
+def test_one_process_submits_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "LOCK_TIMEOUT_S", 0.1)
+    busy = pytest.raises(ValueError, match="another process has been submitting")
+    with arrays._alone(Folders(tmp_path)), busy, arrays._alone(Folders(tmp_path)):
+        pytest.fail("two at a time")
+    with arrays._alone(Folders(tmp_path)):  # the first has left
+        pass
+
+
+if __name__ == "__main__":
+    TEXTS.mkdir(exist_ok=True)
+    for name in SHIPPED:
+        (TEXTS / f"{name}.sbatch").write_text(text_of(name))

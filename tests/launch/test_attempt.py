@@ -1,0 +1,100 @@
+"""Where an attempt begins: what its manifest and its orders say, on this machine and for SLURM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.files import read_json
+from analysis.records import Attempt
+from experiments.config import compose
+from experiments.config.folders import Folders
+from experiments.config.plan import PlannedRun
+from experiments.launch.attempt import attempt_for, begin_attempt, worker_command
+from experiments.launch.diagnosis import CANCEL
+
+WORDS = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=local")
+
+
+def planned(*words: str) -> PlannedRun:
+    return PlannedRun(compose.resolve([*WORDS, *words]), None)
+
+
+def with_checkpoint(attempt: Attempt, **changes: Any) -> Attempt:
+    folder = attempt.checkpoints / "7"
+    folder.mkdir(parents=True)
+    (folder / "whole.json").write_text("{}")
+    attempt.update(**changes)
+    return attempt
+
+
+def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Path) -> None:
+    run, folders = planned("train.validate=never"), Folders(tmp_path)
+    begun = begin_attempt(run, folders, same_host=True)
+    manifest = begun.attempt.manifest
+    assert (manifest["state"], manifest["alone"], manifest["sweep"]) == ("submitted", True, None)
+    assert begun.folder == folders.launch(begun.attempt)
+    orders = read_json(Path(begun.orders))
+    assert orders is not None
+    assert orders["config"] == run.config
+    assert orders["attempt"] == str(begun.attempt.path)
+    assert orders["meet"] == "file"
+
+
+@pytest.mark.parametrize(
+    ("words", "exclusive", "alone"),
+    [
+        (("train.validate=never",), True, True),
+        (("train.validate=never",), False, False),  # other jobs may run on the same nodes
+        (("train.validate=epoch",), True, False),  # it is there for its curve, and shares the machine
+    ],
+)
+def test_alone_means_timed_and_without_company(
+    tmp_path: Path, words: tuple[str, ...], exclusive: bool, alone: bool
+) -> None:
+    begun = begin_attempt(planned(*words), Folders(tmp_path), exclusive=exclusive)
+    assert begun.attempt.manifest["alone"] is alone
+
+
+def test_an_attempt_that_goes_on_forgets_its_job_its_sweep_and_why_it_ended(tmp_path: Path) -> None:
+    run, folders = planned(), Folders(tmp_path)
+    first = begin_attempt(run, folders, starts=True, job="12_3", sweep="runs-001", array="runs-001-a0:3")
+    with_checkpoint(first.attempt, state="failed", failure="killed", why="worker 1 was killed by SIGKILL")
+    again = begin_attempt(run, folders)
+    assert again.attempt == first.attempt
+    manifest = again.attempt.manifest
+    assert (manifest["state"], manifest["why"], manifest["failure"]) == ("submitted", None, None)
+    assert (manifest["sweep"], manifest["array"], again.attempt.job) == (None, None, None)
+
+
+def test_what_can_not_go_on_begins_anew(tmp_path: Path) -> None:
+    run, folders = planned(), Folders(tmp_path)
+    first = begin_attempt(run, folders).attempt
+    assert attempt_for(run.config, folders.store).number == 2  # without a checkpoint
+    with_checkpoint(attempt_for(run.config, folders.store), state="failed", failure="bad_input")
+    assert begin_attempt(run, folders).attempt.number == 4
+    assert first.number == 1
+
+
+def test_starts_of_a_job_are_kept_but_a_cancellation_is_not(tmp_path: Path) -> None:
+    run, folders = planned(), Folders(tmp_path)
+    first = begin_attempt(run, folders, starts=True, job="12")
+    with_checkpoint(first.attempt, state="preempted")
+    (first.folder / "start-12-0").mkdir()
+    (first.folder / CANCEL).touch()
+    again = begin_attempt(run, folders, starts=True, job="13")
+    assert (again.folder / "start-12-0").is_dir()
+    assert not (again.folder / CANCEL).exists()
+    assert again.attempt.job == "13"
+    begin_attempt(run, folders)  # on this machine: one start, in a clean folder
+    assert not (again.folder / "start-12-0").exists()
+
+
+def test_a_container_sees_code_results_python_and_data(tmp_path: Path) -> None:
+    run = PlannedRun(compose.resolve([*WORDS]), tmp_path / "data")
+    command = worker_command(run, Folders(tmp_path), tmp_path / "code")
+    assert {str(tmp_path / "code"), str(tmp_path), str(tmp_path / "data")} <= set(command.binds)
+    assert command.cwd == str(tmp_path / "code")
+    assert command.command[-2:] == ["-m", "experiments.worker"]

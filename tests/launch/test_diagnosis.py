@@ -1,0 +1,34 @@
+"""Why a run failed, from what its workers left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.files import write_json
+from experiments.launch.diagnosis import diagnose
+
+LOST = "worker 0 of 2 lost the others during all_gather"
+
+
+@pytest.mark.parametrize(
+    ("notes", "codes", "expected"),
+    [
+        ({0: ("lost", LOST)}, {0: 1, 1: -9}, ("killed", "worker 1 was killed by SIGKILL")),
+        # The end of the one that was left aborted as well: that is no cause.
+        ({0: ("lost", LOST)}, {0: -6, 1: -9}, ("killed", "worker 1 was killed by SIGKILL")),
+        ({0: ("lost", LOST), 1: ("memory", "out of memory")}, {0: 1, 1: -6}, ("memory", "out of memory")),
+        ({0: ("lost", LOST)}, {0: 1}, ("killed", "the process of worker 1 ended without a word")),
+        ({0: ("lost", LOST)}, {0: 1, 1: 1}, ("lost", LOST)),
+        ({}, {0: 0, 1: 3}, ("error", "a worker ended with exit code 3 and no explanation")),
+    ],
+)
+def test_the_first_cause_is_told_and_not_its_consequences(
+    notes: dict[int, tuple[str, str]], codes: dict[int, int], expected: tuple[str, str], tmp_path: Path
+) -> None:
+    for rank, (kind, why) in notes.items():
+        write_json(tmp_path / f"failure{rank}.json", {"rank": rank, "kind": kind, "why": why})
+    kind, why = diagnose(tmp_path, codes, 2)
+    assert kind == expected[0]
+    assert why.startswith(expected[1])

@@ -1,0 +1,40 @@
+"""The end of a SLURM job, as its batch script judges it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.files import write_json
+from analysis.records import Store
+from experiments.launch import job_hooks
+from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED
+from tests import synthetic
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A run of job 7, whose worker found its log in another one's hands."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    attempt = Store(tmp_path / "runs").begin(synthetic.config("topk"))
+    attempt.start(0, "n1")
+    folder = tmp_path / "launch"
+    (folder / "start-7-0").mkdir(parents=True)
+    write_json(folder / "start-7-0" / "failure0.json", {"rank": 0, "kind": "held", "why": "by another"})
+    write_json(folder / "launch.json", {"attempt": str(attempt.path)})
+    return {"orders": str(folder / "launch.json"), "folder": str(folder)}
+
+
+def test_an_attempt_that_another_process_writes_is_left_to_it(run: dict[str, str], tmp_path: Path) -> None:
+    (manifest,) = tmp_path.glob("runs/*/*/run.json")
+    before = manifest.read_text()
+    assert job_hooks._close(run, 1) == AS_OFTEN_AS_ALLOWED
+    assert manifest.read_text() == before
+
+
+def test_orders_that_were_removed_are_missed_in_a_sentence(run: dict[str, str], tmp_path: Path) -> None:
+    Path(run["orders"]).unlink()
+    write_json(tmp_path / "task0.json", {"runs": [run], "tasks": 1, "requeues": 2})
+    with pytest.raises(SystemExit, match="was removed or damaged while its job was under way"):
+        job_hooks.main("end", str(tmp_path / "task0.json"))

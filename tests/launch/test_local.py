@@ -1,0 +1,85 @@
+"""Runs here whose starter is killed, told to end, or loses its folder. tests/faults.py does more of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from analysis.files import Held, RankLog
+from experiments.config import compose
+from experiments.config.folders import Folders
+from experiments.config.plan import PlannedRun
+from experiments.launch import attempt as attempts
+from experiments.launch.attempt import begin_attempt
+from experiments.launch.diagnosis import Interrupted
+from experiments.launch.end_signals import SIGNALS, EndSignals
+from tests import trouble_here
+from tests.conftest import Command, refused
+from tests.runs import wait_for
+from tests.troubled import Outcome
+
+RUN = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=virtual", "train.validate=never")
+
+
+def test_workers_end_with_their_starter_and_the_next_one_does_each_step_once(tmp_path: Path) -> None:
+    outcome = trouble_here.run("starter-kill", 0, tmp_path)
+    assert outcome == Outcome(interrupted=True, faults=[], said="", left=0)
+
+
+def test_results_that_are_removed_in_mid_run_are_missed_in_a_sentence(here: Command, tmp_path: Path) -> None:
+    def remove() -> None:
+        wait_for(tmp_path, "results/launch/*/progress.json")
+        while (tmp_path / "results" / "runs").exists():  # others write there meanwhile
+            shutil.rmtree(tmp_path / "results", ignore_errors=True)
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    done = here("run", *RUN, "train.steps=100000")
+    thread.join()
+    refused(done, "was removed while the run was under way", code=1)
+
+
+def test_an_attempt_that_somebody_writes_is_not_taken_up_or_measured_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where its starter is gone, and with it the lock of those who start."""
+    monkeypatch.setattr(attempts, "LEAVE_S", 0.2)
+    run, folders = PlannedRun(compose.resolve([*RUN]), None), Folders(tmp_path)
+    first = begin_attempt(run, folders).attempt
+    for anew in (False, True):
+        with (
+            RankLog(first.rank_path(1)),
+            pytest.raises(Held, match=f"process {os.getpid()} .* is still writing"),
+        ):
+            begin_attempt(run, folders, anew=anew)
+    assert begin_attempt(run, folders).attempt.number == 2
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_is_noted_and_the_second_one_ends(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with EndSignals() as signals:
+        assert not signals.pass_on()
+        os.kill(os.getpid(), number)
+        assert signals.told
+        assert [signals.pass_on(), signals.pass_on()] == [True, False]
+        with pytest.raises(Interrupted):
+            os.kill(os.getpid(), number)
+        signals.ignore()
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == before
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with EndSignals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not signals.told
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,261 @@
+"""A real SLURM, from submission to figure, and what goes wrong on the way. `make slurm-up` brings it up."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from analysis.files import read_json
+from analysis.records import Attempt
+from experiments.launch.bad_nodes import note_failure
+from slurm import environment, queue
+from tests import trouble_there
+from tests.conftest import ROOT, refused
+from tests.devcluster import SCRIPTS, say
+from tests.runs import carry_out, orders
+from tests.trouble_there import Bench
+from tests.troubled import await_, faults_in
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+SMOKE = ("profile=smoke", "task=cnn_digits", "cluster=devcluster", "container=none")
+
+
+@pytest.fixture
+def bench(devcluster: dict[str, str], tmp_path: Path) -> Bench:
+    environment.use_slurm(devcluster["SLURM_CONF"])
+    return Bench(tmp_path / "results", devcluster)
+
+
+@pytest.fixture(scope="module")
+def troubled(devcluster: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What is wrong with runs that all kinds of trouble happened to, all at the same time."""
+    environment.use_slurm(devcluster["SLURM_CONF"])
+    bench = Bench(tmp_path_factory.mktemp("trouble"), devcluster)
+    found: dict[str, Attempt] = {}
+    for first_seed in (0, 10, 20):  # a run that was quicker than its trouble shows nothing: another one
+        left = [name for name in trouble_there.TROUBLES if name not in found]
+        made = trouble_there.make_trouble(
+            bench, {name: [first_seed + at] for at, name in enumerate(left)} if left else {}
+        )
+        found |= {name: attempt for name, (attempt,) in made.items() if bench.was_interrupted(attempt)}
+    assert {*found} == {*trouble_there.TROUBLES}, "the others' runs were quicker than their trouble"
+    failures = bench.folders.scratch / "node-failures.jsonl"
+    blamed = [json.loads(line)["node"] for line in failures.read_text().splitlines()]
+    return {**{name: faults_in(attempt) for name, attempt in found.items()}, "blamed": blamed}
+
+
+def sif() -> bool:
+    """Is there an image, and something to run it?"""
+    from experiments.config import compose
+    from slurm import container
+
+    try:
+        container.check(compose.resolve(["container=thin"])["container"])
+    except ValueError:
+        return False
+    return True
+
+
+def test_a_figure_comes_out_of_real_arrays_and_is_then_only_redrawn(bench: Bench, tmp_path: Path) -> None:
+    """Its words stay words: nothing in them is executed."""
+    mark = tmp_path / "touched"
+    odd = f"cluster.comment='a b; $(touch {mark}) `touch {mark}` \"q\"'"
+    words = ("reproduce", "fig4", "profile=smoke", "cluster=devcluster", "container=none", conf(bench), odd)
+    done = bench.command(*words)
+    assert done.returncode == 0, done.stderr
+    assert not mark.exists()
+    assert "| fig4 |" in done.stdout
+    assert (bench.results / "figures" / "fig4-smoke.png").is_file()
+    runs = bench.folders.store.all_valid()
+    assert len(runs) == 3
+    for attempt in runs:
+        manifest = attempt.manifest
+        assert manifest["provenance"]["slurm"]["SLURM_JOB_NUM_NODES"] == "2"
+        assert manifest["agreed"]
+    again = bench.command(*words)
+    assert "0 missing" in again.stderr
+    assert "submitted" not in again.stderr
+    assert "3 runs: 3 done" in bench.command("status").stdout
+
+
+@pytest.mark.skipif(not sif(), reason="there is no image: `make sif`")
+def test_workers_run_inside_the_image(bench: Bench) -> None:
+    words = [word for word in SMOKE if not word.startswith("container")]
+    done = bench.command("run", "method=topk", *words, "container=thin", conf(bench))
+    assert done.returncode == 0, done.stderr
+    (attempt,) = bench.folders.store.all_valid()
+    assert len(attempt.manifest["provenance"]["image"]["sha256"]) == 64
+    assert attempt.manifest["provenance"]["commit"]
+
+
+@pytest.mark.horovod
+def test_horovod_over_slurm_ends_with_the_weights_of_torch(bench: Bench, tmp_path: Path) -> None:
+    pytest.importorskip("horovod", reason="there is no Horovod: `make horovod`")
+    done = bench.command("run", "method=topk", *SMOKE, "comm=horovod", conf(bench))
+    assert done.returncode == 0, done.stderr
+    (attempt,) = bench.folders.store.all_valid()
+    # Virtual ranks end with the weights of torch's processes, as tests/worker/test_resume.py has it.
+    told, over_torch = orders(bench.folders.store, "method=topk", "cluster=virtual")
+    carry_out(told, over_torch, tmp_path / "virtual")
+    assert attempt.manifest["weights"] == over_torch.manifest["weights"]
+
+
+def test_plain_sbatch_makes_a_grid_in_one_allocation(bench: Bench, tmp_path: Path) -> None:
+    if not (ROOT / ".venv").exists():
+        pytest.skip("sweep.sbatch runs .venv of the checkout, and these tests run in another environment")
+    words = ["method=dense,topk", "method.density=0.01,0.05", "train.validate=never", *SMOKE]
+    log = tmp_path / "log"
+    asked = ("--nodes=2", "--ntasks=2", "--exclusive", f"--output={log}", f"--chdir={ROOT}")
+    script = ROOT / "slurm" / "sweep.sbatch"
+    job = say(bench.environment, "sbatch", "--parsable", *asked, script, *words).strip()
+    # `sbatch --wait` looks ever more rarely.
+    await_(lambda: job not in queue.queue(), "the end of the sweep", pause=0.5)
+    assert "ExitCode=0:0" in say(bench.environment, "scontrol", "show", "job", job), log.read_text()
+    attempts = bench.folders.store.all_valid()
+    assert len(attempts) == 3
+    assert all(attempt.manifest["alone"] for attempt in attempts)  # SLURM says that the nodes were not shared
+    assert "3 runs: 3 done" in bench.command("status").stdout
+
+
+def test_a_block_is_one_job(bench: Bench) -> None:
+    done = bench.command("submit", "method=dense,topk", *SMOKE, conf(bench), "launch.block=true")
+    assert done.returncode == 0, done.stderr
+    sweep = read_json(bench.folders.sweeps / done.stdout.strip() / "sweep.json")
+    assert sweep is not None
+    (array,) = sweep["arrays"]
+    (job,) = array["jobs"]
+    assert len(job["runs"]) == 2
+    attempts = [newest(bench, run) for run in job["runs"]]
+    bench.await_end(attempts)
+    begun = [attempt.manifest["started"] for attempt in attempts]
+    assert [attempt.state for attempt in attempts] == ["ok"] * 2
+    assert begun == sorted(begun)
+
+
+@pytest.mark.parametrize("name", [*trouble_there.TROUBLES])
+def test_nothing_is_lost_and_nothing_done_twice(name: str, troubled: dict[str, list[str]]) -> None:
+    assert troubled[name] == []
+
+
+def test_a_node_that_died_is_remembered_and_no_other(troubled: dict[str, list[str]]) -> None:
+    assert troubled["blamed"] == [trouble_there.DYING]
+
+
+def blame(bench: Bench, node: str) -> None:
+    """It failed at two times, the second time under two jobs."""
+    bench.folders.scratch.mkdir(parents=True, exist_ok=True)
+    for job, at in (("1", "2026-01-01T00:00:00"), ("2", "2026-01-02T00:00:00"), ("3", "2026-01-02T00:00:01")):
+        note_failure(bench.folders.scratch / "node-failures.jsonl", node, job, at)
+
+
+def test_a_node_that_failed_twice_is_avoided(bench: Bench) -> None:
+    blame(bench, "n2")
+    done = bench.command("submit", "method=topk", *SMOKE, conf(bench), "cluster.sbatch=['--hold']")
+    assert done.returncode == 0, done.stderr
+    text = next((bench.folders.sweeps / done.stdout.strip() / "a0").glob("*_submission.sh")).read_text()
+    assert "#SBATCH --exclude=n2\n" in text
+    assert bench.command("cancel", done.stdout.strip()).returncode == 0
+
+
+def test_a_job_that_lands_on_a_node_that_failed_twice_goes_to_another(bench: Bench) -> None:
+    """And stays away from those that it was told to avoid."""
+    done = bench.command(
+        "submit", "method=topk", *SMOKE, conf(bench), "cluster.workers_per_node=2",
+        "cluster.exclude='n[1-2]'", "cluster.sbatch=['--hold']",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    blame(bench, "n3")
+    (run,) = bench.folders.store.runs()
+    queue.command("scontrol", "release", str(newest(bench, run).job))
+    bench.await_end([newest(bench, run)])
+    assert newest(bench, run).is_valid(verify=True)
+    notes = [*bench.folders.launch(newest(bench, run)).glob("start-*/worker*.json")]
+    assert {(read_json(note) or {})["node"] for note in notes} == {"n4"}
+    (log,) = bench.folders.sweeps.glob("*/a0/*_0_log.out")
+    assert "n3 failed 2 times or more: asking for other nodes" in log.read_text()
+
+
+def test_a_run_that_needs_more_memory_than_there_is_fails_once_and_says_so(bench: Bench) -> None:
+    done = bench.command(
+        "run", "method=topk", *SMOKE, conf(bench), "cluster.setup=['ulimit -v 3000000']", "train.steps=500",
+        "task.batch_size=700",
+    )  # fmt: skip
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert "memory" in bench.command("status").stdout
+
+
+def test_two_that_submit_the_same_queue_each_run_once(bench: Bench) -> None:
+    words = ("submit", "method=topk", "seed=0,1", *SMOKE, conf(bench), "cluster.sbatch=['--hold']")
+    with ThreadPoolExecutor(2) as pool:
+        both = [*pool.map(lambda _: bench.command(*words), range(2))]
+    assert [done.returncode for done in both] == [0, 0], [done.stderr for done in both]
+    (name,) = [done.stdout.strip() for done in both if done.stdout.strip()]
+    attempts = [newest(bench, run) for run in bench.folders.store.runs()]
+    assert [(attempt.number, attempt.state) for attempt in attempts] == [(1, "submitted")] * 2
+    assert {job for job in queue.queue() if queue.queue()[job].name.startswith(name)} == {
+        attempt.job for attempt in attempts
+    }
+
+    refused(bench.command("cancel", "nothing-like-it"), "no sweep or run")
+    assert "cancelled 2 jobs" in bench.command("cancel", name).stdout
+    bench.await_end(attempts)
+    assert "nothing to cancel" in bench.command("cancel", attempts[0].run_id).stderr
+
+
+def test_a_spec_that_was_edited_is_refused(bench: Bench) -> None:
+    done = bench.command("submit", "method=topk", *SMOKE, conf(bench), "cluster.sbatch=['--begin=now+4']")
+    assert done.returncode == 0, done.stderr
+    spec = bench.folders.sweeps / done.stdout.strip() / "a0" / "task0.json"
+    spec.write_text(spec.read_text().replace('"threads": 1', '"threads": 2'))
+    (run,) = bench.folders.store.runs()
+    bench.await_end([newest(bench, run)])
+    assert newest(bench, run).manifest["failure"] == "bad_input"
+    assert "changed after it was submitted" in bench.command("status").stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "field"),
+    [
+        ("cluster.partition=nowhere", "cluster.partition"),
+        ("cluster.account=nobody", "cluster.account"),
+        ("cluster.constraint=v100", "cluster.constraint"),
+    ],
+)
+def test_what_slurm_rejects_is_said_in_its_words(word: str, field: str, bench: Bench) -> None:
+    done = bench.command("submit", "method=topk", *SMOKE, conf(bench), word)
+    if word.startswith("cluster.account") and done.returncode == 0:
+        pytest.skip("this cluster keeps no accounts")
+    refused(done, "SLURM refused the job: ", field)
+    assert not [*bench.folders.sweeps.iterdir()]
+
+
+def test_a_cluster_without_accounts_will_do(bench: Bench) -> None:
+    """There `sacct` fails, and a job that is cancelled behind our back leaves no word."""
+    kept = "AccountingStorageType=accounting_storage/slurmdbd" in Path(bench.slurm_conf).read_text()
+    say(bench.surroundings, SCRIPTS / "up", "no")
+    try:
+        assert queue.accounts(["1"]) == {}
+        done = bench.command("run", "method=topk", *SMOKE, conf(bench))
+        assert done.returncode == 0, done.stderr
+        done = bench.command(
+            "submit", "method=topk", "seed=1", *SMOKE, conf(bench), "cluster.sbatch=['--hold']"
+        )
+        name = done.stdout.strip()
+        (run,) = (run for run in bench.folders.store.runs() if newest(bench, run).state == "submitted")
+        queue.command("scancel", str(newest(bench, run).job))
+        bench.await_end([newest(bench, run)])
+        told = bench.command("status", name).stdout
+        assert "failed (killed): the job ended without a word" in told
+    finally:
+        say(bench.surroundings, SCRIPTS / "up", "yes" if kept else "no")
+
+
+def conf(bench: Bench) -> str:
+    return f"cluster.slurm_conf={bench.slurm_conf}"
+
+
+def newest(bench: Bench, run: str) -> Attempt:
+    return bench.folders.store.attempts(run)[-1]

@@ -1,0 +1,369 @@
+"""A command in an image: what it sees of the machine, what reaches it, and what is said where it can't be.
+
+The tests that start containers need apptainer or singularity, and the thin image (`make sif`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm import container, images
+from tests.conftest import ROOT
+
+IMAGES = sorted(path.stem for path in (ROOT / "singularity").glob("*.args"))
+HERE = [Path(sys.prefix), Path(sys.base_prefix)]
+# What a shell, a list of variables or a list of mounts would trip over.
+ODD = [
+    "",
+    "a,b:c",
+    "two  words",
+    "$(touch pwned) `touch pwned` $HOME",
+    "'\"\\",
+    "line\nline",
+    "--help",
+    "ä; exit 3 #",
+]
+
+
+def a_sif(path: Path, architecture: bytes = b"02", magic: bytes = b"SIF_MAGIC\0") -> Path:
+    """A file that begins as an image does."""
+    path.write_bytes(
+        b"#!/usr/bin/env run-singularity\n\0" + magic + b"01\0" + architecture + b"\0" + bytes(64)
+    )
+    return path
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program by apptainer's name that answers as it does and starts nothing. Its images have no labels."""
+    program = tmp_path / "bin" / "apptainer"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\n"
+        'echo "$*" >> "$0.log"\n'
+        'case "$1" in\n'
+        "  --version) echo apptainer version 9.9.9 ;;\n"
+        '  inspect) cat "$0.labels" 2> /dev/null || echo \'{"data": {"attributes": {"labels": {}}}}\' ;;\n'
+        "esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    images.runtime_version.cache_clear()
+    return program
+
+
+def choice(image: Path | str, **more: Any) -> dict[str, Any]:
+    return {**images.choice("thin"), "image": str(image), **more}
+
+
+def wrapped(
+    image: dict[str, Any],
+    *words: str,
+    binds: tuple[Path, ...] = (),
+    variables: Mapping[str, str] | None = None,
+) -> list[str]:
+    """This Python, with these words, in the image."""
+    command = [sys.executable, *words]
+    return container.wrap(image, command, [*HERE, *binds], ROOT, variables or {}, gpu=False)
+
+
+def test_without_a_container_the_command_is_itself() -> None:
+    none = {"name": "none"}
+    assert container.wrap(none, ["a", "b c"], [ROOT], ROOT, {"SLURM_X": "1"}, gpu=True) == ["a", "b c"]
+    assert container.facts(none) is None
+    assert container.resolved(none) == none
+    container.check(none)
+
+
+@pytest.mark.parametrize(
+    ("name", "enters"),
+    [
+        ("SPARSIFY_RANK", True), ("SLURM_JOB_ID", True), ("SLURMD_NODENAME", True), ("RANK", True),
+        ("LOCAL_RANK", True), ("WORLD_SIZE", True), ("MASTER_ADDR", True), ("OMPI_COMM_WORLD_RANK", True),
+        ("PMIX_RANK", True), ("HOROVOD_SIZE", True), ("NCCL_P2P_DISABLE", True), ("GLOO_SOCKET_IFNAME", True),
+        ("OMP_NUM_THREADS", True), ("MKL_NUM_THREADS", True), ("CUDA_VISIBLE_DEVICES", True),
+        ("DATA_ROOT", True), ("PYTHONUNBUFFERED", True), ("CUBLAS_WORKSPACE_CONFIG", True),
+        ("PYTHONPATH", False), ("LD_LIBRARY_PATH", False), ("LD_PRELOAD", False), ("PATH", False),
+        ("HOME", False), ("SLURM_JWT", False), ("HOROVOD_SECRET_KEY", False), ("AWS_TOKEN", False),
+        ("MY_RANK", False), ("SPARSIFY_X%%", False),
+    ],
+)  # fmt: skip
+def test_what_enters_of_the_environment(name: str, enters: bool) -> None:
+    assert container.passed(name) == enters
+
+
+def test_folders_are_mounted_once_and_systems_never(tmp_path: Path) -> None:
+    inner, other, link = tmp_path / "a" / "inner", tmp_path / "b", tmp_path / "link"
+    for folder in (inner, other):
+        folder.mkdir(parents=True)
+    link.symlink_to(other)
+    found = container.mounted([inner, tmp_path / "a", link, Path("/usr"), Path("/"), Path("/usr/local")])
+    assert found == [tmp_path / "a", other, link]
+
+
+def test_the_gpu_is_asked_for_and_the_image_s_own_python_taken(runtime: Path, tmp_path: Path) -> None:
+    sif = a_sif(tmp_path / "x.sif")
+    mine = choice(sif, python="/opt/python", binds=["/scratch:/data:ro"], options=["--ipc"])
+    command = container.wrap(mine, ["/host/python", "-c", "x"], [], ROOT, {}, gpu=True)
+    assert command[0] == str(runtime)
+    assert "--nv" in command
+    assert command[command.index("--bind") + 1] == "/scratch:/data:ro"
+    assert command[-6:] == ["--ipc", str(sif), "env", "/opt/python", "-c", "x"]
+    assert "--nv" not in container.wrap(choice(sif), ["python"], [], ROOT, {}, gpu=False)
+
+
+def test_relative_names_of_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SPARSIFY_IMAGES", raising=False)
+    assert images.locate("x.sif") == ROOT / "singularity" / "images" / "x.sif"
+    assert images.locate("some/x.sif") == ROOT / "some" / "x.sif"
+    assert images.locate("/some/x.sif") == Path("/some/x.sif")
+    monkeypatch.setenv("SPARSIFY_IMAGES", str(tmp_path))
+    assert container.resolved(choice("x.sif"))["image"] == str(tmp_path / "x.sif")
+
+
+def says(image: dict[str, Any], *words: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the words are looked for below)
+        container.check(image)
+    for word in words:
+        assert word in str(caught.value), (word, str(caught.value))
+
+
+def test_no_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    says(choice("x.sif"), "container=thin", "neither apptainer nor singularity", "container=none")
+    says(choice("x.sif", runtime="singularity"), "singularity is not here")
+    says(choice("x.sif", runtime="docker"), "container.runtime='docker'", "auto, apptainer, singularity")
+
+
+def test_singularity_does_as_well(runtime: Path, tmp_path: Path) -> None:
+    other = runtime.rename(runtime.with_name("singularity"))
+    image = choice(a_sif(tmp_path / "x.sif"))
+    assert container.wrap(image, ["python"], [], ROOT, {}, gpu=False)[0] == str(other)
+    facts = container.facts(image)
+    assert facts is not None
+    assert facts["runtime"] == "singularity"
+    if images.runtime("apptainer") is None:
+        says({**image, "runtime": "apptainer"}, "apptainer is not here")
+
+
+def test_images_that_cannot_be_used(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says(choice(tmp_path / "no.sif"), "no image", "make sif IMAGE=thin", "container.image=")
+    says(choice(a_sif(tmp_path / "not.sif", magic=b"something\0")), "no SIF image")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    says(choice(a_sif(tmp_path / "arm.sif", b"04")), "arm64", "amd64")
+    container.check(choice(a_sif(tmp_path / "x.sif")))  # without labels: somebody's own
+
+
+def test_an_image_of_another_definition(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    sif, labels = a_sif(tmp_path / "x.sif"), {images.IMAGE_LABEL: "cpu", images.DEFINITION_LABEL: "0" * 12}
+    runtime.with_name("apptainer.labels").write_text(json.dumps({"data": {"attributes": {"labels": labels}}}))
+    says(choice(sif), "another definition (000000000000)", images.definition("cpu"), "make sif IMAGE=cpu")
+
+
+def test_an_image_is_read_once(runtime: Path, tmp_path: Path) -> None:
+    sif = a_sif(tmp_path / "x.sif")
+    first = container.facts(choice(sif))
+    assert first is not None
+    assert first["runtime_version"] == "apptainer 9.9.9"
+    assert (first["file"], first["arch"], first["definition"]) == ("x.sif", "amd64", None)
+    assert container.facts(choice(sif)) == first
+    assert runtime.with_name("apptainer.log").read_text().count("inspect") == 1
+    a_sif(sif, b"04")
+    os.utime(sif, ns=(1, 1))  # a clock of coarse ticks must not hide that it is another file now
+    second = container.facts(choice(sif))
+    assert second is not None
+    assert second["sha256"] != first["sha256"]
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_definitions_are_whole_and_their_sections_shell(name: str) -> None:
+    words = {**images.arguments(name), "definition": "0" * 12, "mirror": "none"}
+    text = (ROOT / "singularity" / "sparsify.def").read_text()
+    header, *sections = ("\n" + text).split("\n%")
+    declared = next(section for section in sections if section.startswith("arguments")).splitlines()[1:]
+    values = {**dict(line.strip().split("=", 1) for line in declared if line.strip()), **words}
+    for key, value in values.items():
+        text = text.replace(f"{{{{ {key} }}}}", value)
+        assert f"{{{{ {key} }}}}" in header + "".join(sections), f"{key} has no place in the template"
+    assert "{{" not in text
+    assert ("docker" in words["bootstrap"]) == (":" in words.get("base", "")), "a base is pinned by its tag"
+    assert words["environment"] in ("none", "base", "project") or "==" in words["environment"]
+    for section in text.split("\n%"):
+        kind, _, body = section.partition("\n")
+        if kind.split()[0] in ("post", "environment", "test"):
+            done = subprocess.run(["bash", "-n"], input=body, text=True, capture_output=True, check=False)
+            assert done.returncode == 0, (kind, done.stderr)
+
+
+def test_the_definition_s_digest_follows_what_goes_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "singularity", tmp_path / "singularity", ignore=shutil.ignore_patterns("images"))
+    for file in ("constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    monkeypatch.setattr(images, "ROOT", tmp_path)
+    thin, cpu = images.definition("thin"), images.definition("cpu")
+    (tmp_path / "constraints.txt").write_text("torch==1\n")
+    assert images.definition("thin") == thin  # holds no packages
+    assert images.definition("cpu") != cpu
+    with (tmp_path / "singularity" / "sparsify.def").open("a") as template:
+        template.write("\n")
+    assert images.definition("thin") != thin
+    with pytest.raises(ValueError, match="no image 'fat'; there are: cpu, gpu, thin"):
+        images.definition("fat")
+
+
+@pytest.fixture(scope="module")
+def thin() -> dict[str, Any]:
+    image = images.choice("thin")
+    if images.runtime() is None:
+        pytest.skip("neither apptainer nor singularity is here (slurm/devcluster/install-apptainer)")
+    if not images.locate(image["image"]).is_file():
+        pytest.skip("there is no thin image (make sif)")
+    container.check(image)
+    return image
+
+
+def test_words_and_variables_arrive_to_the_letter(thin: dict[str, Any], tmp_path: Path) -> None:
+    body = (
+        "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), sys.prefix]))"
+    )
+    variables = {"PYTHONPATH": "/host"} | {f"SPARSIFY_{number}": value for number, value in enumerate(ODD)}
+    command = wrapped(thin, "-c", body, *ODD, variables=variables)
+    outside = {**os.environ, "LD_LIBRARY_PATH": "/host", "SOMETHING": "else"}
+    done = subprocess.run(command, cwd=tmp_path, env=outside, capture_output=True, text=True, check=True)
+    words, inside, cwd, prefix = json.loads(done.stdout)
+    assert words == ODD
+    assert {name: inside.get(name) for name in variables} == variables | {"PYTHONPATH": None}
+    assert "SOMETHING" not in inside
+    assert inside.get("LD_LIBRARY_PATH") != "/host"
+    assert (cwd, prefix) == (str(ROOT), sys.prefix)
+    assert not list(tmp_path.iterdir()), "something was executed"
+    assert done.stderr == ""
+
+
+def test_odd_folders_are_there_and_home_is_not(thin: dict[str, Any], tmp_path: Path) -> None:
+    odd = tmp_path / "a,b:c \"d\" '$(id)'"
+    odd.mkdir()
+    body = "import os, sys; open(sys.argv[1] + '/written', 'w').write(str(os.path.exists(sys.argv[2])))"
+    with a_file_at_home() as private:
+        subprocess.run(wrapped(thin, "-c", body, str(odd), str(private), binds=(odd,)), check=True)
+    assert (odd / "written").read_text() == "False"
+
+
+@contextlib.contextmanager
+def a_file_at_home() -> Iterator[Path]:
+    """A file in the user's home, which a container has no business with."""
+    path = Path.home() / f".sparsify-test-{os.getpid()}"
+    path.touch()
+    try:
+        yield path
+    finally:
+        path.unlink()
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 75])
+def test_exit_codes_come_through(thin: dict[str, Any], code: int) -> None:
+    done = subprocess.run(wrapped(thin, "-c", f"import sys; sys.exit({code})"), check=False)
+    assert done.returncode == code
+
+
+WORKER = """
+import os, signal, sys, time
+told = []
+signal.signal(signal.SIGUSR2, lambda number, frame: told.append(number))
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+print(os.getpid(), flush=True)
+while not told:
+    time.sleep(0.05)
+os.listdir("/usr/share"), open("/usr/bin/env", "rb").read()  # the image's files are there still
+sys.exit(75)
+"""
+
+
+@contextlib.contextmanager
+def started(thin: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A worker in a container, and its own process id."""
+    with subprocess.Popen(wrapped(thin, "-u", "-c", WORKER), stdout=subprocess.PIPE, text=True) as outer:
+        try:
+            assert outer.stdout is not None
+            yield outer, int(outer.stdout.readline())
+        finally:
+            outer.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_the_stop_signal_reaches_the_worker(thin: dict[str, Any], number: signal.Signals) -> None:
+    with started(thin) as (outer, _):
+        outer.send_signal(number)
+        assert outer.wait(timeout=20) == 75
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_a_signal_to_every_process_of_a_step_leaves_the_image_in_place(
+    thin: dict[str, Any], number: signal.Signals
+) -> None:
+    if images.unpacked() not in Path(images.runtime() or "").parents:
+        pytest.skip("whether its file server bears signals is up to this machine's apptainer")
+    with started(thin) as (outer, inner):
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        others = [int(child) for child in children if int(child) != inner]
+        for process in others:  # squashfuse, where images are mounted by it
+            os.kill(process, number)
+        time.sleep(0.2)  # for a server that would end of it
+        outer.send_signal(number)
+        assert outer.wait(timeout=20) == 75
+
+
+def test_a_killed_container_leaves_no_worker(thin: dict[str, Any]) -> None:
+    with started(thin) as (outer, inner):
+        outer.kill()
+        outer.wait()
+        deadline = time.monotonic() + 20
+        while is_running(inner):
+            assert time.monotonic() < deadline, "the worker lives on"
+            time.sleep(0.05)
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_two_containers_take_a_step_together(thin: dict[str, Any], tmp_path: Path) -> None:
+    ranks = []
+    for rank in range(2):
+        place = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+        words = ["singularity/two_ranks.py", str(tmp_path / "meet")]
+        command = wrapped(thin, *words, binds=(tmp_path,), variables={"OMP_NUM_THREADS": "1", **place})
+        ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert all("two ranks agree on a sparse and a dense step" in words for words in said)
+
+
+def test_the_facts_of_a_real_image(thin: dict[str, Any]) -> None:
+    found = container.facts(thin)
+    assert found is not None
+    assert found["arch"] == images.here()
+    assert found["definition"] == images.definition("thin")
+    assert len(found["sha256"]) == 64

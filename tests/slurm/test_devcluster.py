@@ -1,0 +1,96 @@
+"""Laws of the development cluster: what the other tests on SLURM stand on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.devcluster import SCRIPTS, devcluster, lacking, say, speaking_to
+
+__all__ = ["devcluster"]  # a fixture is found by its name in this module
+pytestmark = pytest.mark.slurm
+Environment = dict[str, str]
+
+# A life of a cluster that is nobody else's: in a network of its own, the ports are free. SLURM resolves no
+# address on a machine that has only loopback ones, so it gets a documentation address (RFC 5737).
+LIFE = """
+set -e
+ip link set lo up && ip address add 192.0.2.1/32 dev lo
+"$0/up" no
+sbatch --parsable --nodes=4 --output=/dev/null --wrap 'srun sleep 600'
+until [ "$(squeue --noheader --steps --format=%i | grep -c '\\.0$')" = 1 ]; do sleep 0.1; done
+echo "slurmds: $(pgrep -xc slurmd --nslist net --ns $$)"
+"$0/node" n2 kill
+echo "slurmds: $(pgrep -xc slurmd --nslist net --ns $$)"
+"$0/up" no
+echo "slurmds: $(pgrep -xc slurmd --nslist net --ns $$)"
+"$0/up" no
+"$0/down"
+"""
+
+
+def test_every_node_takes_jobs(devcluster: Environment) -> None:
+    said = say(devcluster, "srun", "-N4", "bash", "-c", "echo $SLURMD_NODENAME")
+    assert sorted(said.split()) == ["n1", "n2", "n3", "n4"]
+
+
+@pytest.mark.parametrize(("gpus", "visible"), [(1, r"[01]"), (2, r"0,1")])
+def test_a_job_sees_its_own_gpus_only(devcluster: Environment, gpus: int, visible: str) -> None:
+    said = say(devcluster, "srun", f"--gres=gpu:a100:{gpus}", "bash", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    assert re.fullmatch(visible, said.strip())
+
+
+@pytest.mark.parametrize("wish", ["--partition=nowhere", "--constraint=h100", "--gres=gpu:3", "--nodes=5"])
+def test_what_is_not_there_is_refused(devcluster: Environment, wish: str) -> None:
+    said = say(devcluster, "sbatch", "--output=/dev/null", wish, "--wrap", "true", code=1)
+    assert "Batch job submission failed" in said
+
+
+def test_a_requeued_job_starts_again_and_knows_it(devcluster: Environment, tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    script = f"""echo "restarts: ${{SLURM_RESTART_COUNT:-0}}" >> {starts}
+        [ -n "$SLURM_RESTART_COUNT" ] || {{ scontrol requeue $SLURM_JOB_ID; sleep 60; }}"""
+    say(devcluster, "sbatch", "--wait", "--output=/dev/null", "--wrap", script)
+    assert starts.read_text() == "restarts: 0\nrestarts: 1\n"
+
+
+def test_down_leaves_no_process_not_even_of_a_running_job(tmp_path: Path) -> None:
+    if reason := lacking():
+        pytest.skip(reason)
+    if subprocess.run(["unshare", "--net", "ip", "link"], capture_output=True, check=False).returncode:
+        pytest.skip("a network of its own needs iproute2 and the right to have one")
+    said = say(speaking_to(tmp_path), "unshare", "--net", "bash", "-c", LIFE, SCRIPTS)
+    assert re.findall(r"slurmds: (\d)", said) == ["4", "3", "4"]
+    assert "started: n2." in said
+    assert "already up" in said
+    assert "SLURM is down" in said
+    assert processes_of(tmp_path) == []
+
+
+def processes_of(state: Path) -> list[str]:
+    """The command lines of those whose environment names the cluster: its daemons, its users, its jobs."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(state).encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it has ended meanwhile, or is the container's own
+    return found
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "sentence"),
+    [
+        ("up", ["maybe"], "ACCOUNTING is yes or no, not 'maybe'"),
+        ("down", ["now"], "down knows only --purge, not 'now'"),
+        ("node", ["n9", "kill"], "NAME one of n1 n2 n3 n4"),
+    ],
+)
+def test_wrong_words_are_refused_with_a_sentence(script: str, words: list[str], sentence: str) -> None:
+    done = subprocess.run([SCRIPTS / script, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert sentence in done.stderr

@@ -1,0 +1,110 @@
+"""Worker processes of this machine: their notes, logs and ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slurm import local
+from slurm.local import Ended, LocalWorkers
+from slurm.worker_process import WorkerCommand, exit_codes
+
+Start = Callable[..., LocalWorkers]
+ENDS_AS_TOLD = """
+import os, signal, sys, time
+orders, folder = sys.argv[1:]
+rank = int(os.environ["SPARSIFY_RANK"])
+print(f"rank {rank} of {os.environ['SPARSIFY_SIZE']}: {orders}", flush=True)
+print("to standard error", file=sys.stderr, flush=True)
+how = orders.split(",")[rank]
+if how == "takes it":
+    signal.sigwait([signal.SIGUSR2])
+    sys.exit(0)
+if how == "waits":
+    time.sleep(60)
+if how == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(int(how))
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[LocalWorkers] = []
+
+    def start(*ends: str, gpu: bool = False) -> LocalWorkers:
+        none = {"name": "none"}
+        command = WorkerCommand([sys.executable, "-c", ENDS_AS_TOLD], str(tmp_path), 1, none, [], gpu)
+        started.append(LocalWorkers(command, ",".join(ends), tmp_path, len(ends)))
+        return started[-1]
+
+    yield start
+    for workers in started:
+        workers.cancel()
+
+
+def end_of(workers: LocalWorkers, timeout_s: float = 30) -> Ended:
+    deadline = time.monotonic() + timeout_s
+    while (ended := workers.poll()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return ended
+
+
+def test_all_workers_end_well_and_leave_notes_and_logs(start: Start, tmp_path: Path) -> None:
+    ended = end_of(start("0", "0"))
+    assert ended.ok
+    assert exit_codes(tmp_path) == {0: 0, 1: 0}
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"worker{rank}.json").read_text())["rank"] == rank
+        assert (tmp_path / f"worker{rank}_log.out").read_text() == f"rank {rank} of 2: 0,0\n"
+        assert (tmp_path / f"worker{rank}_log.err").read_text() == "to standard error\n"
+
+
+def test_once_one_has_failed_the_others_are_stopped_and_have_no_exit_code(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = start("waits", "killed", "3")
+    while len(workers.codes) < 2:
+        assert workers.poll() is None
+    monkeypatch.setattr(local, "GRACE_S", 0.0)
+    ended = end_of(workers)
+    assert not ended.ok
+    assert ended.codes == exit_codes(tmp_path) == {1: -signal.SIGKILL, 2: 3}
+    assert all(process.returncode is not None for process in workers.processes.values())
+
+
+def test_cancelled_workers_are_gone_when_it_returns(start: Start) -> None:
+    workers = start("waits", "waits")
+    pids = [process.pid for process in workers.processes.values()]
+    workers.cancel()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_signal_that_comes_before_a_worker_can_take_it_is_not_lost(start: Start) -> None:
+    """It would end a Python that is only just starting."""
+    workers = start("takes it")
+    workers.tell_to_stop()
+    assert end_of(workers).ok
+
+
+def test_what_can_not_be_started_leaves_no_process(tmp_path: Path) -> None:
+    command = WorkerCommand(["/no/such/python"], str(tmp_path), 1, {"name": "none"}, [], False)
+    with pytest.raises(FileNotFoundError):
+        LocalWorkers(command, "0", tmp_path, 2)
+
+
+def test_a_run_without_a_gpu_shows_its_workers_none(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    for gpu, expected in ((False, ""), (True, "2,3")):
+        workers = start("waits", gpu=gpu)
+        seen = psutil.Process(workers.processes[0].pid).environ()
+        assert seen["CUDA_VISIBLE_DEVICES"] == expected
+        workers.cancel()

@@ -1,0 +1,129 @@
+"""Virtual ranks: lockstep, determinism, clocks, and what happens when code under them is wrong."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from sparsify import cost
+from sparsify.comm import virtual
+from sparsify.comm.virtual import VirtualComm
+from sparsify.cost import Link
+
+
+def test_collectives_give_every_rank_the_same() -> None:
+    def body(comm: VirtualComm) -> tuple[list[float], list[float], list[float]]:
+        mine = torch.tensor([float(comm.rank + 1)])
+        gathered = [theirs.item() for theirs in comm.all_gather(mine)]
+        total = comm.all_reduce(mine.clone())
+        first = comm.broadcast(mine.clone(), root=1)
+        comm.barrier()
+        return gathered, total.tolist(), first.tolist()
+
+    assert virtual.run(3, body) == [([1.0, 2.0, 3.0], [6.0], [2.0])] * 3
+
+
+def test_ranks_take_turns_in_order_and_switch_only_at_collectives() -> None:
+    order: list[tuple[str, int]] = []
+
+    def body(comm: VirtualComm) -> None:
+        order.append(("before", comm.rank))
+        comm.barrier()
+        order.append(("after", comm.rank))
+
+    virtual.run(3, body)
+    assert order == [("before", 0), ("before", 1), ("before", 2), ("after", 0), ("after", 1), ("after", 2)]
+
+
+def test_what_is_gathered_is_a_snapshot() -> None:
+    def body(comm: VirtualComm) -> list[float]:
+        mine = torch.tensor([float(comm.rank)])
+        gathered = comm.all_gather(mine)
+        mine.fill_(99)  # rank 0 gets here before rank 1 has read what it was sent
+        comm.barrier()
+        return [theirs.item() for theirs in gathered]
+
+    assert virtual.run(2, body) == [[0.0, 1.0]] * 2
+
+
+def test_grad_mode_belongs_to_the_rank() -> None:
+    def body(comm: VirtualComm) -> bool:
+        if comm.rank == 0:
+            with torch.no_grad():
+                comm.barrier()
+                return torch.is_grad_enabled()
+        comm.barrier()
+        return torch.is_grad_enabled()
+
+    assert virtual.run(2, body) == [False, True]
+    assert torch.is_grad_enabled()
+
+
+def test_clocks_meet_at_the_latest_rank_plus_the_link() -> None:
+    link, late_s = Link(alpha_s=1.0, beta_s_per_byte=0.5), 0.05
+    nbytes = 8
+
+    def body(comm: VirtualComm) -> tuple[float, float]:
+        if comm.rank == 1:
+            time.sleep(late_s)
+        before = comm.now()
+        comm.all_gather(torch.zeros(1, dtype=torch.float64))
+        return before, comm.now()
+
+    (early, end_0), (late, end_1) = virtual.run(2, body, link)
+    price = link.seconds(cost.all_gather(nbytes, 2))
+    assert price == 1.0 + 0.5 * 8
+    assert (
+        late - early >= late_s * 0.9
+    )  # rank 0 is not charged for rank 1's sleep, though both share a process
+    assert end_0 == pytest.approx(late + price, abs=0.01)
+    assert end_1 == pytest.approx(late + price, abs=0.01)
+
+
+def test_ranks_at_different_collectives_are_named() -> None:
+    def body(comm: VirtualComm) -> None:
+        comm.barrier() if comm.rank else comm.all_gather(torch.zeros(1))
+
+    with pytest.raises(RuntimeError, match=r"not stand at the same.*0: 'all_gather', 1: 'barrier'"):
+        virtual.run(2, body)
+
+
+def test_a_rank_that_ends_early_is_named() -> None:
+    def body(comm: VirtualComm) -> None:
+        if comm.rank == 0:
+            comm.barrier()
+
+    with pytest.raises(RuntimeError, match=r"rank 0 waits in barrier, but ended already: ranks \[1\]"):
+        virtual.run(2, body)
+
+
+def test_an_error_of_one_rank_ends_all_and_their_clean_up_runs() -> None:
+    closed = []
+
+    def body(comm: VirtualComm) -> None:
+        try:
+            comm.barrier()
+            if comm.rank == 1:
+                raise ArithmeticError("rank 1 is broken")
+            comm.barrier()
+        finally:
+            closed.append(comm.rank)
+
+    with pytest.raises(ArithmeticError, match="rank 1 is broken"):
+        virtual.run(3, body)
+    assert sorted(closed) == [0, 1, 2]
+
+
+def test_no_rank_at_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one rank"):
+        virtual.run(0, lambda comm: None)
+
+
+def test_pieces_of_other_lengths_than_were_expected_are_told() -> None:
+    def body(comm: VirtualComm) -> None:
+        comm.all_to_all(torch.zeros(4), [1, 3], [1, 3])
+
+    with pytest.raises(RuntimeError, match=r"rank 0 expects pieces of \[1, 3\], and gets \[1, 1\]"):
+        virtual.run(2, body)

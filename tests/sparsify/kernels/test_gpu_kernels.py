@@ -1,0 +1,443 @@
+"""The Triton kernels against a stable sort. Without a GPU they run in Triton's interpreter: in a process of
+their own, since Triton must know that before it is imported, and torch imports it at odd moments. By hand:
+TRITON_INTERPRET=1 pytest tests/sparsify/kernels/test_gpu_kernels.py
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sparsify import host_sync
+from sparsify.kernels.eager import Eager
+from sparsify.kernels.search_stats import SearchStats
+from sparsify.types import Sparse
+from tests.conftest import ROOT
+
+CUDA = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+SMALL = {"tile": 256, "sample": 512, "ties": 128}  # the interpreter is slow
+N, K = 1500, 30  # N is no multiple of a tile
+# The interpreter's numpy warns of NaN and overflow, and that Triton 3.6 takes arrays of one for numbers.
+QUIET = pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning", "ignore:Conversion of an array with ndim:DeprecationWarning"
+)
+
+if CUDA or INTERPRETED:  # else the import would settle how Triton works in this process
+    from sparsify.kernels import gpu
+
+
+def own(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
+def normal(n: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, generator=own(seed))
+
+
+def laplace(n: int) -> Tensor:
+    uniform = torch.rand(n, generator=own(1)) - 0.5
+    return -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.4999))
+
+
+def sparse(n: int, nonzeros: int) -> Tensor:
+    return torch.zeros(n).scatter_(0, torch.randperm(n, generator=own(2))[:nonzeros], normal(nonzeros))
+
+
+def special(n: int) -> Tensor:
+    made = normal(n)
+    made[5:9], made[100:103], made[700] = torch.inf, -torch.inf, torch.nan
+    return made
+
+
+CASES: dict[str, Callable[[int], Tensor]] = {
+    "normal": normal,
+    "laplace": laplace,
+    "few values": lambda n: torch.randint(-2, 3, (n,), generator=own(3)).float(),
+    "mostly zero": lambda n: sparse(n, n // 20),
+    "fewer nonzeros than k": lambda n: sparse(n, K // 2),
+    "all equal": lambda n: torch.full((n,), -0.3),
+    "all zero": torch.zeros,
+    "both zeros": lambda n: torch.zeros(n) * normal(n).sign(),
+    "one": lambda n: sparse(n, 1),
+    "infinite and not a number": special,
+    "denormal": lambda n: normal(n) * 2.0**-140,
+    "ascending": lambda n: normal(n).sort().values,
+    "large to small": lambda n: normal(n).abs().sort(descending=True).values,
+    "all scales": lambda n: (
+        normal(n).sign() * 10 ** torch.linspace(-38, 38, n)[torch.randperm(n, generator=own(4))]
+    ),
+    "dead end": lambda n: torch.cat([normal(n // 3), torch.zeros(n - n // 3)]),
+}
+# What goes wrong on purpose: the bound, the room for candidates, the room for ties.
+FORCED: dict[str, dict[str, int]] = {
+    "as it comes": {},
+    "no bound": {"bound": 0},
+    "bound too high": {"bound": 0x7F000000},
+    "bound too low and no room": {"bound": 1, "capacity": 2 * K},
+    "little room": {"capacity": K},
+    "few ties": {"ties": 2},
+}
+# Every case as it comes (most ties are too many), and every way to go wrong for some.
+COMBINED = [(case, "as it comes") for case in CASES] + [
+    (case, forced)
+    for case in ("normal", "few values", "infinite and not a number")
+    for forced in list(FORCED)[1:]
+]
+
+
+def expected(acc: Tensor, k: int) -> Tensor:
+    """(k,) ascending: the first k by (bits of |acc| descending, index ascending)."""
+    keys = acc.contiguous().view(torch.int32) & 0x7FFFFFFF
+    return keys.sort(descending=True, stable=True).indices[:k].sort().values
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Bit by bit, for NaN equals nothing."""
+    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
+
+
+def check(kernel: Any, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+    want = acc.clone() if grad is None else acc + grad
+    indices, values = kernel.topk(acc, grad, k)
+    assert same(acc, want)
+    assert indices.dtype == torch.int32
+    assert indices.shape == values.shape == (k,)
+    assert torch.equal(indices.long().sort().values, expected(want, k))
+    assert same(values, want[indices.long()])
+    return Sparse(indices, values)
+
+
+def small(like: Tensor, **options: int) -> Any:
+    return gpu.Gpu(like, **{**SMALL, **options})
+
+
+@QUIET
+class TestTop:
+    __test__ = CUDA or INTERPRETED
+
+    @pytest.mark.parametrize(("case", "forced"), COMBINED)
+    def test_the_k_largest_are_found_whatever_the_data_and_the_guess(self, case: str, forced: str) -> None:
+        acc = CASES[case](N).to(DEVICE)
+        check(small(acc, **FORCED[forced]), acc, None, K)
+
+    @pytest.mark.parametrize("k", [0, 1, 700, N])
+    def test_any_k(self, k: int) -> None:
+        acc, grad = normal(N).to(DEVICE), normal(N, 1).to(DEVICE)
+        kernel = small(acc)
+        check(kernel, acc, grad, k)
+        assert kernel.stats().steps == 1
+
+    @pytest.mark.parametrize("n", [1, 31, 257, 1024])
+    def test_any_length(self, n: int) -> None:
+        acc = normal(n).to(DEVICE)
+        for k in {1, n // 2, n}:
+            check(small(acc), acc, normal(n, k).to(DEVICE), k)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("case", ["normal", "all scales", "infinite and not a number", "denormal"])
+    def test_gradients_of_any_type_are_added_once_rounded(self, dtype: torch.dtype, case: str) -> None:
+        acc, grad = normal(N, 5).to(DEVICE), CASES[case](N).to(DEVICE, dtype)
+        check(small(grad), acc, grad, K)
+
+    @pytest.mark.parametrize(("start", "step"), [(1, 1), (3, 1), (0, 2), (1, 3)])
+    def test_views_may_begin_anywhere_and_leave_gaps(self, start: int, step: int) -> None:
+        whole, grads = normal(3 * N + 3).to(DEVICE), normal(3 * N + 3, 1).to(DEVICE)
+        kept = whole.clone()
+        acc, grad = whole[start:][::step][:N], grads[start:][::step][:N]
+        check(small(acc), acc, grad, K)
+        kept[start:][::step][:N] = acc
+        assert torch.equal(whole, kept)
+
+    def test_a_right_guess_needs_no_fallback_and_wrong_ones_do(self) -> None:
+        def fallbacks(data: Tensor, **options: int) -> int:
+            kernel = small(data, **options)
+            check(kernel, data, None, K)
+            fallbacks: int = kernel.stats().fallbacks
+            return fallbacks
+
+        for case in ("normal", "laplace", "all scales"):
+            assert fallbacks(CASES[case](N).to(DEVICE)) == 0
+        for forced in ("bound too high", "bound too low and no room", "little room"):
+            assert fallbacks(normal(N).to(DEVICE), **FORCED[forced]) == 1
+        for value in (0.0, 1.0):
+            assert fallbacks(torch.full((300,), value, device=DEVICE), ties=300) == 0
+            assert fallbacks(torch.full((300,), value, device=DEVICE), ties=299) == 1
+
+    def test_a_sample_is_enough_and_differs_from_step_to_step(self) -> None:
+        """With less room than elements, so that it is the guess that is used."""
+        acc = torch.zeros(20 * N, device=DEVICE)
+        kernel, seen = small(acc, tile=2048), list[Any]()
+        for _ in range(3):
+            acc.copy_(normal(20 * N))
+            check(kernel, acc, None, 20 * K)
+            seen.append(kernel.stats().candidates - sum(seen))
+        assert kernel.candidates.indices.numel() < acc.numel()
+        assert kernel.stats() == SearchStats(3, 0, sum(seen), 60 * K)
+        assert all(20 * K < count < 100 * K for count in seen)
+        assert len(set(seen)) > 1
+
+    def test_what_no_sample_has_seen_is_found_without_a_fallback(self) -> None:
+        """The k-th is many octaves above the sample's largest, in the last bin, with others of all scales."""
+        acc = normal(20 * N)
+        acc[torch.randperm(20 * N, generator=own(6))[:20]] = 10 ** torch.linspace(3, 30, 20)
+        acc = acc.to(DEVICE)
+        kernel = small(acc, tile=2048)
+        for k in (1, 10, 19):
+            check(kernel, acc, None, k)
+        assert kernel.stats().fallbacks == 0
+
+    def test_k_may_change_and_results_are_ones_own(self) -> None:
+        acc = normal(N).to(DEVICE)
+        kernel = small(acc)
+        first = check(kernel, acc, None, 3)
+        kept = Sparse(first.indices.clone(), first.values.clone())
+        for k in (1000, 5):
+            check(kernel, acc, normal(N, k).to(DEVICE), k)
+        assert torch.equal(first.indices, kept.indices)
+        assert torch.equal(first.values, kept.values)
+        assert kernel.stats().steps == 3
+
+    def test_a_part_of_the_bucket_is_searched_as_well(self) -> None:
+        acc = normal(N).to(DEVICE)
+        kernel = small(acc)
+        for length in (0, 1, 300, N - 1):
+            part = acc[N - length :]
+            check(kernel, part, None, length // 7)
+            found = kernel.above(part, None, 1.0)
+            assert torch.equal(found.indices.long(), (part.abs() >= 1).nonzero().squeeze(1))
+
+    def test_buffers_are_small(self) -> None:
+        n = 25_600_000  # ResNet-50
+        kernel = gpu.Gpu(torch.empty(n, device=DEVICE))
+        for density in (0.0001, 0.001, 0.01):
+            kernel._make_room(gpu.room(n, gpu.surely(density * gpu.SAMPLE), gpu.SAMPLE))
+            held = [kernel.work, kernel.rows, kernel.marks, *kernel.edge, *kernel.candidates]
+            assert sum(buffer.numel() for buffer in held) <= 0.08 * n
+
+    def test_what_it_was_not_made_for_is_refused(self) -> None:
+        acc = normal(N).to(DEVICE)
+        kernel = small(acc)
+        longer = torch.cat([acc, acc])
+        for wrong, grad in [(longer, None), (acc.double(), None), (acc, acc.double()), (acc, acc[1:])]:
+            with pytest.raises(ValueError, match="made for up to 1500"):
+                kernel.topk(wrong, grad, K)
+        for k in (-1, N + 1):
+            with pytest.raises(ValueError, match=f"k={k}"):
+                kernel.topk(acc, None, k)
+        assert not gpu.supports(acc.double())
+        with pytest.raises(ValueError, match="float64"):
+            small(acc.double())
+        assert not gpu.supports(torch.empty(2**31, device="meta"))
+
+    @settings(max_examples=15, deadline=None, derandomize=True, database=None)
+    @given(st.data())
+    def test_anything(self, data: st.DataObject) -> None:
+        """Few values, of any bits, so that there are ties of all kinds."""
+        words = st.integers(-(2**31), 2**31 - 1)
+        palette = torch.tensor(data.draw(st.lists(words, min_size=1, max_size=40)), dtype=torch.int32)
+        n = data.draw(st.integers(1, 400))
+        acc = palette[torch.randint(len(palette), (n,), generator=own(n))].view(torch.float32).to(DEVICE)
+        grad = normal(n).to(DEVICE) if data.draw(st.booleans()) else None
+        options = {}
+        if data.draw(st.booleans()):
+            options["bound"] = data.draw(st.sampled_from([*(palette & 0x7FFFFFFF).tolist(), 0, 2**31 - 1]))
+        if data.draw(st.booleans()):
+            options["capacity"] = data.draw(st.integers(1, n))
+        options["ties"] = data.draw(st.sampled_from([1, 8, 64]))
+        kernel, k = small(acc, **options), data.draw(st.integers(1, n))
+        # A sum of a NaN and a number may be any NaN: of the same bits only where the same device adds.
+        if grad is not None:
+            acc = acc.nan_to_num(0.5)
+        check(kernel, acc, grad, k)
+
+
+@QUIET
+class TestBeyond:
+    __test__ = CUDA or INTERPRETED
+
+    @pytest.mark.parametrize("strict", [False, True])
+    @pytest.mark.parametrize("threshold", [0.0, 1.0, -1.0, 1e300, math.inf, math.nan])
+    @pytest.mark.parametrize("case", ["few values", "infinite and not a number"])
+    def test_what_is_beyond_is_found_in_order(self, case: str, threshold: float, strict: bool) -> None:
+        acc, grad = CASES[case](N).to(DEVICE), torch.zeros(N, device=DEVICE)
+        if threshold > 1e38:  # torch can't compare with what float32 can't hold
+            want = (acc.abs() >= math.inf).nonzero().squeeze(1) if not strict else torch.empty(0).long()
+            want = want.to(DEVICE)
+        else:
+            want = Eager(acc).above(acc.clone(), grad, threshold, strict).indices
+        found, kernel = acc + grad, small(acc)
+        waits = host_sync.num_syncs()
+        indices, values = kernel.above(acc, grad, threshold, strict)
+        assert host_sync.num_syncs() == waits + 1
+        assert indices.dtype == torch.int32
+        assert torch.equal(indices.long(), want)
+        assert same(values, found[want])
+        assert same(acc, found)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_gradients_are_added_once(self, dtype: torch.dtype) -> None:
+        acc, grad = normal(N).to(DEVICE), normal(N, 1).to(DEVICE, dtype)
+        want = acc + grad
+        indices, values = small(acc).above(acc, grad, 1.0)
+        assert torch.equal(acc, want)
+        assert torch.equal(indices.long(), (want.abs() >= 1).nonzero().squeeze(1))
+        assert torch.equal(values, want[indices.long()])
+
+    def test_thresholds_on_the_device_are_rounded_as_torch_rounds_them(self) -> None:
+        acc = torch.tensor([0.1, -0.1, 0.2, 0.0], device=DEVICE)
+        for threshold in (torch.tensor(0.1, dtype=torch.float64, device=DEVICE), torch.tensor(0.1), 0.1):
+            assert small(acc).above(acc, None, threshold).indices.tolist() == [0, 1, 2]
+            assert small(acc).above(acc, None, threshold, strict=True).indices.tolist() == [2]
+
+    def test_a_gap_between_elements_is_stepped_over(self) -> None:
+        acc = normal(2 * N).to(DEVICE)[::2]
+        want = (acc.abs() >= 1).nonzero().squeeze(1)
+        found = small(acc).above(acc, None, 1.0)
+        assert torch.equal(found.indices.long(), want)
+        assert torch.equal(found.values, acc[want])
+
+    def test_of_nothing_nothing_is_beyond(self) -> None:
+        acc = torch.empty(0, device=DEVICE)
+        assert small(acc).above(acc, None, 0.0).indices.numel() == 0
+        assert small(acc).topk(acc, None, 0).indices.numel() == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+class TestOnTheDevice:
+    LONG = 3_000_017  # tiles and samples of the usual size
+
+    def test_the_usual_sizes(self) -> None:
+        for dtype in (torch.float32, torch.bfloat16):
+            acc, grad = normal(self.LONG).cuda(), normal(self.LONG, 1).to("cuda", dtype)
+            kernel = gpu.Gpu(acc)
+            for k in (1, 3_000, 30_000, 1_000_000):
+                check(kernel, acc, grad, k)
+            assert kernel.stats().fallbacks == 0
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_the_usual_sizes_whatever_the_data(self, case: str) -> None:
+        acc = CASES[case](self.LONG).cuda()
+        check(gpu.Gpu(acc), acc, None, 30_000)
+
+    def test_the_host_does_not_wait(self) -> None:
+        acc, grad = normal(self.LONG).cuda(), normal(self.LONG, 1).cuda()
+        kernel = gpu.Gpu(acc)
+        kernel.topk(acc, grad, 3_000)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for k in (3_000, 3_001):
+                kernel.topk(acc, grad, k)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def test_a_captured_step_does_what_the_step_does(self) -> None:
+        acc, grad = normal(self.LONG).cuda(), normal(self.LONG, 1).cuda()
+        kernel, k = gpu.Gpu(acc), 3_000
+        start = acc.clone()
+        kernel.topk(acc, grad, k)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = kernel.topk(acc, grad, k)
+        acc.copy_(start)
+        for _ in range(3):
+            want = acc + grad
+            graph.replay()
+            assert torch.equal(acc, want)
+            assert torch.equal(found.indices.long().sort().values, expected(want, k))
+            assert torch.equal(found.values, want[found.indices.long()])
+        assert kernel.stats().steps == 4
+
+    def test_nothing_of_size_n_is_allocated_once_it_is_warm(self) -> None:
+        acc, grad = normal(self.LONG).cuda(), normal(self.LONG, 1).cuda()
+        kernel = gpu.Gpu(acc)
+        kernel.topk(acc, grad, 3_000)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        for _ in range(5):
+            kernel.topk(acc, grad, 3_000)
+        assert torch.cuda.max_memory_allocated() - before < 10 * 8 * 3_000
+
+
+class TestWithoutGpu:
+    """What a machine without a GPU can say."""
+
+    __test__ = not (CUDA or INTERPRETED)
+
+    def test_all_of_this_in_the_interpreter(self) -> None:
+        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
+        surroundings = {**os.environ, "TRITON_INTERPRET": "1"}
+        done = subprocess.run(words, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
+        passed = re.search(r"(\d+) passed", done.stdout)
+        assert passed is not None
+        assert int(passed[1]) > len(COMBINED)
+
+    def test_every_kernel_compiles_for_an_h200(self, tmp_path: Path) -> None:
+        """The interpreter forgives what the compiler does not. To machine code, with what Triton brings."""
+        words = [
+            sys.executable,
+            "-c",
+            "from tests.sparsify.kernels.test_gpu_kernels import compile_all; compile_all()",
+        ]
+        surroundings = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run(words, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        compiled = set(done.stdout.split())
+        assert compiled == {
+            *("guess", "stream", "gather", "refine", "split", "settle", "count_last", "emit"),
+            *("stream_above", "count_marks", "gather_in_order"),
+        }
+
+
+def compile_all() -> None:
+    """Call everything as on a GPU, but where a kernel would start, compile it for compute capability 9.0."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    from sparsify.kernels import gpu
+
+    class Absent:
+        """As much of a driver as compiling asks for."""
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", 90, 32)
+
+    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        made = run(self, *args, grid=grid, warmup=True, **options)
+        assert made.asm["cubin"]
+        print(self.fn.__name__)
+
+    driver.set_active(Absent())
+    gpu.INTERPRETED = True  # so that tensors on the CPU will do
+    run, triton.runtime.JITFunction.run = triton.runtime.JITFunction.run, compiled
+    host_sync.to_host = lambda tensor: 5
+    acc = torch.zeros(100_010)
+    for grad in (acc, acc.bfloat16()):
+        gpu.Gpu(acc).topk(acc, grad, 1000)
+    gpu.Gpu(acc[:10]).topk(acc[:10], acc[:10], 1)
+    gpu.Gpu(acc).above(acc, acc.half(), 1.0)
+    gpu.Gpu(acc).above(acc, None, 1.0, strict=True)

@@ -1,0 +1,167 @@
+"""Counted bytes against the literature's words, for float32 gradients: words of 4 bytes."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+import torch
+
+import sparsify
+from sparsify import cost
+from sparsify.comm import CountingComm, virtual
+from sparsify.methods.oktopk import SplitReduceBalance
+from sparsify.types import BucketContext, Sparse
+from tests.laws import gradient, live
+
+ANNOUNCED = 8  # bytes of a length
+
+
+def counted(name: str, size: int, make: Any, n: int, steps: int = 1, **choices: Any) -> int:
+    lived = live(sparsify.build(name, **choices), size, steps, make, [(n,)], dtype=torch.float32)
+    return max(rank.counted_bytes[-1] for rank in lived)
+
+
+def words(scheme: str, n: int, k: int, size: int) -> tuple[int, int]:
+    """The published bandwidth terms in whole bytes."""
+    least, most, _ = cost.published(scheme, n, k, size)
+    return int(4 * least), int(4 * most)
+
+
+@pytest.mark.parametrize("k", [16, 160])
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+@pytest.mark.parametrize(
+    ("scheme", "name", "choices"),
+    [
+        ("dense", "dense", {}),
+        ("topka", "topk", {}),
+        ("gaussiank", "gaussiank", {}),
+        ("gtopk", "gtopk", {}),
+        ("randomk allgather", "randomk", {}),
+        ("randomk allreduce", "randomk", {"exchange": "allreduce", "shared": True}),
+        ("blockrandomk allgather", "blockrandomk", {}),
+        ("blockrandomk allreduce", "blockrandomk", {"exchange": "allreduce"}),
+        ("scalecom", "scalecom", {}),
+    ],
+)
+def test_counted_bytes_are_the_published_words(
+    scheme: str, name: str, choices: dict[str, Any], size: int, k: int
+) -> None:
+    n = 1600
+    if name != "dense":
+        choices = {**choices, "density": k / n}
+    least, most = words(scheme, n, k, size)
+    assert least == most == counted(name, size, gradient, n, **choices)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_sparcml_reaches_both_ends_of_its_published_words(size: int) -> None:
+    """All workers choose alike and evenly: pairs. All choose differently: dense regions."""
+    n, k = 3200, 160
+    announced = 2 * ANNOUNCED * (size - 1)
+    evenly = torch.zeros(n)
+    evenly[:: n // k] = 1.0
+    least, _ = words("topkdsa", n, k, size)
+    alike = counted("sparcml", size, lambda r, s, shape: evenly, n, density=k / n)
+    assert alike - announced == least
+    k = n // 2
+    own = [torch.arange(n).remainder(2).eq(rank % 2).float() for rank in range(size)]
+    apart = counted("sparcml", size, lambda r, s, shape: own[r], n, density=0.5)
+    assert apart - announced == words("topkdsa", n, k, size)[1]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_sparcml_is_dense_where_padded_pairs_would_be_longer(size: int) -> None:
+    """All select the whole of one region: few in all, but everybody's message is as long as its owner's."""
+    n = 3200
+    k = n // size
+    first = torch.arange(n).lt(k).float()
+    found = counted("sparcml", size, lambda r, s, shape: first, n, density=k / n)
+    away = 2 * k  # words of pairs; a worker that owns nothing of what it selected sends all of it
+    assert found - 2 * ANNOUNCED * (size - 1) == 4 * (away + n * (size - 1) // size)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 16])
+def test_oktopks_exact_step_stays_within_the_published_words(size: int) -> None:
+    """On random gradients. Beside the words: three announcements (proposed borders; lengths of pieces; how
+    many are left), and the sums that the global threshold is taken from.
+    """
+    n, k = 3200, 160
+
+    def body(comm: virtual.VirtualComm) -> tuple[int, list[int], torch.Tensor]:
+        own = torch.Generator().manual_seed(comm.rank)
+        acc, exchange = torch.randn(n, generator=own), SplitReduceBalance()
+        chosen = acc.abs().topk(k).indices
+        state = exchange.init(acc, BucketContext(0, comm.rank, 0))
+        counting = CountingComm(comm)
+        exchange.exchange(Sparse(chosen, acc[chosen]), n, k, counting, state)
+        everybodys = torch.cat(comm.all_gather(chosen)).unique()
+        return counting.sent_bytes, state.borders, everybodys
+
+    for sent_bytes, borders, everybodys in virtual.run(size, body):
+        owned = torch.diff(torch.searchsorted(everybodys, torch.tensor(borders)))
+        sums = 4 * int(owned.max()) * (size - 1)
+        announced = ANNOUNCED * (size - 1) * (size - 1) + 2 * ANNOUNCED * (size - 1)
+        assert sent_bytes - sums - announced <= words("oktopk", n, k, size)[1]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_oktopk_reaches_the_published_upper_end_and_not_more(size: int) -> None:
+    """Everybody's large values lie in region 0, at places of their own, and as many small ones in each of the
+    other regions: worker 0 sends pairs to all owners, then most of what it owns, then its share.
+    """
+    n, k = 3200, 160
+    share, length = k // size, n // size
+    made = torch.zeros(size, n)
+    for rank in range(size):
+        made[rank, torch.arange(share) * size + rank] = 100.0
+        for region in range(1, size):
+            made[rank, region * length + torch.arange(share)] = 1.0
+    found = counted("oktopk", size, lambda r, s, shape: made[r], n, steps=2, density=k / n)
+    announced = 2 * ANNOUNCED * (size - 1)
+    assert found - announced == words("oktopk", n, k, size)[1]
+
+
+def test_oktopk_reaches_the_published_lower_end() -> None:
+    """Two workers that select in their own halves only, a half of it large: nothing to send to owners."""
+    n, k = 3200, 160
+    made = torch.zeros(2, n)
+    for rank in range(2):
+        made[rank, rank * n // 2 + torch.arange(k)] = 1.0
+        made[rank, rank * n // 2 + torch.arange(0, k, 2)] = 100.0
+    found = counted("oktopk", 2, lambda r, s, shape: made[r], n, steps=2, density=k / n)
+    assert found - 2 * ANNOUNCED == words("oktopk", n, k, 2)[0]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_oktopks_volume_settles_within_the_published_words(size: int) -> None:
+    """On random gradients, whose residuals grow at first: a threshold is too low after a step already."""
+    n, k, steps = 1600, 80, 30
+    lived = live(sparsify.build("oktopk", density=k / n), size, steps, gradient, [(n,)], dtype=torch.float32)
+    announced = 2 * ANNOUNCED * (size - 1)
+    settled = [max(rank.counted_bytes[step] for rank in lived) - announced for step in range(15, steps)]
+    assert statistics.median(settled) <= words("oktopk", n, k, size)[1]
+
+
+def test_unknown_schemes_list_what_there_is() -> None:
+    with pytest.raises(ValueError, match=r"no scheme 'ring'; there are: dense, topka, topkdsa, gtopk"):
+        cost.published("ring", 1, 1, 1)
+
+
+def test_the_cost_table_of_vgg16_on_8_workers() -> None:
+    """n = 14,728,266, k = 14,728: megabytes as tabulated in the literature's forms."""
+    n, k, size = 14_728_266, 14_728, 8
+    table = {
+        "dense": (103.1e6, 103.1e6),
+        "topka": (824.8e3, 824.8e3),
+        "topkdsa": (206e3, 51.7e6),
+        "gtopk": (707e3, 707e3),
+        "oktopk": (103e3, 309e3),
+        "randomk allreduce": (103.1e3, 103.1e3),
+        "blockrandomk allgather": (412.4e3, 412.4e3),
+    }
+    for scheme, (least, most) in table.items():
+        found = cost.published(scheme, n, k, size)
+        assert float(4 * found.least) == pytest.approx(least, rel=5e-3)
+        assert float(4 * found.most) == pytest.approx(most, rel=5e-3)

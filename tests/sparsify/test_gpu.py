@@ -1,0 +1,113 @@
+"""The CUDA paths: same mathematics as on the CPU, and device clocks. Skipped where there is no GPU."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+import sparsify
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from experiments.training.loop import Settings, train
+from sparsify.aggregator import Aggregator
+from sparsify.comm import virtual
+from sparsify.timer import MODES, PhaseTimer
+from sparsify.types import NOTHING_IS_LOST
+from tests.laws import METHODS, build, gradient, live, mass
+from tests.worker_functions import NoLog
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def weights(device: torch.device, method: str, mode: str) -> list[torch.Tensor]:
+    """Final weights of two virtual ranks after 10 steps in float64."""
+    data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {"lr": 0.05})
+    setting = Settings(seed=0, num_steps=10, validate=True, device=device, dtype=torch.float64)
+    synchronise = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
+
+    def body(comm: virtual.VirtualComm) -> torch.Tensor:
+        timer = PhaseTimer(mode, comm.now, synchronise)
+        density = {} if method == "dense" else {"density": 0.01}
+        model = train(task, data, sparsify.build(method, **density), comm, timer, NoLog(), setting).model
+        return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
+
+    return virtual.run(2, body, synchronise=synchronise)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", ["dense", "topk", "control"])
+def test_training_on_the_gpu_agrees_with_the_cpu(method: str, mode: str) -> None:
+    """Digits are not augmented and these methods draw nothing: the devices' generators do not matter."""
+    on_gpu, on_cpu = (
+        weights(torch.device("cuda", 0), method, mode),
+        weights(torch.device("cpu"), method, mode),
+    )
+    assert torch.equal(on_gpu[0], on_gpu[1])
+    torch.testing.assert_close(on_gpu[0], on_cpu[0], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_laws_hold_on_the_gpu(name: str) -> None:
+    method = build(name, 0.05, "layer")
+    lived = live(method, 3, device="cuda")
+    for rank in lived:
+        assert all(torch.equal(a, b) for a, b in zip(rank.updates, lived[0].updates, strict=True))
+        assert rank.wire_bytes == rank.counted_bytes
+    if NOTHING_IS_LOST not in method.broken_laws():
+        torch.testing.assert_close(*mass(lived), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("qsgd", "terngrad")])
+def test_the_gpu_selects_what_the_cpu_selects(name: str) -> None:
+    """But for those that round at random with the device's own generator."""
+    on_gpu, on_cpu = (live(build(name, 0.05, "layer"), 3, device=device) for device in ("cuda", "cpu"))
+    torch.testing.assert_close(on_gpu[0].updates[-1].cpu(), on_cpu[0].updates[-1], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_host_waits_for_the_gpu_exactly_as_often_as_is_said(name: str) -> None:
+    """CUDA itself warns at every synchronisation; what is counted may not be fewer."""
+    method, shape = build(name, 0.05, "layer"), (100, 200)
+
+    def body(comm: virtual.VirtualComm) -> int:
+        aggregator = Aggregator(method, [("p", Parameter(torch.zeros(shape, device="cuda")))], comm)
+        for step in range(5):
+            aggregator.gradients.flat.copy_(0.005 * gradient(comm.rank, step, shape).flatten())
+            if step == 4:
+                torch.cuda.set_sync_debug_mode("warn")
+            report = aggregator.aggregate()
+        torch.cuda.set_sync_debug_mode("default")
+        return report.host_syncs
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        counted = sum(virtual.run(2, body))
+    warned = sum("synchronizing" in str(warning.message) for warning in caught)
+    assert warned <= counted
+
+
+def test_randomk_draws_on_the_device_and_ranks_agree() -> None:
+    on_gpu = weights(torch.device("cuda", 0), "randomk", "serialised")
+    assert torch.equal(on_gpu[0], on_gpu[1])
+
+
+def test_device_events_time_what_the_host_only_queued() -> None:
+    timer = PhaseTimer("production", synchronise=torch.cuda.synchronize, device_events=True)
+    cycles = 200_000_000  # about 0.1 s on any GPU of these years
+    with timer.step(), timer.collective():
+        torch.cuda._sleep(cycles)
+    (sample,) = timer.resolve(lambda mine: [mine])
+    assert sample.step_s > 0.02
+    assert sample.phases["transfer"] == pytest.approx(sample.step_s, rel=0.2)
+
+
+def test_augmentation_runs_on_the_device() -> None:
+    data = datasets.load("digits32", None, torch.device("cuda", 0))
+    own = torch.Generator(device="cuda").manual_seed(0)
+    assert data.normalised(data.augmented(torch.arange(8, device="cuda"), own).float()).is_cuda

@@ -1,0 +1,106 @@
+"""Composition: k, density, parts that fit and parts that do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import sparsify
+from sparsify.exchange import AllGather, AllReduce
+from sparsify.feedback import ErrorFeedback, NoFeedback
+from sparsify.method import Method, Sparsifier, num_selected
+from sparsify.select import FirstK, TopK, Union
+
+
+@pytest.mark.parametrize(
+    ("n", "density", "k"),
+    [
+        (14_728_266, 0.001, 14_728),
+        (14_728_266, 0.015625, 230_129),
+        (14_728_266, 0.004, 58_913),
+        (64, 0.001, 1),
+    ],
+)
+def test_k_is_the_published_one(n: int, density: float, k: int) -> None:
+    """Counts from the authors' logs: hclhkbu/GaussianK-SGD prints them."""
+    assert num_selected(n, density) == k
+
+
+def test_an_empty_bucket_selects_nothing() -> None:
+    assert num_selected(0, 0.5) == 0
+
+
+@pytest.mark.parametrize("density", [0.0, -0.1, 1.5, float("nan"), float("inf")])
+def test_density_out_of_range_is_refused(density: float) -> None:
+    with pytest.raises(ValueError, match=r"a number in \(0, 1\]"):
+        sparsify.build("topk", density=density)
+    with pytest.raises(ValueError, match=r"a number in \(0, 1\]"):
+        sparsify.build("dgc", density_warmup=[0.25, density])
+
+
+def test_parts_that_do_not_fit_are_refused_at_construction() -> None:
+    with pytest.raises(ValueError, match="TopK each picks its own"):
+        Sparsifier(0.1, TopK(), NoFeedback(), AllReduce())
+    with pytest.raises(ValueError, match="RandomK each picks its own"):
+        sparsify.build("randomk", exchange="allreduce")
+    with pytest.raises(ValueError, match=r"AllGather expects the same number .* with Union"):
+        Sparsifier(0.1, Union(TopK()), NoFeedback(), AllGather())
+    with pytest.raises(ValueError, match=r"unbiased=True .* with error feedback"):
+        sparsify.build("randomk", unbiased=True, feedback="gradient")
+    with pytest.raises(ValueError, match="packed=False is the published form"):
+        sparsify.build("topk", packed=False, index="int64")
+    Sparsifier(0.1, FirstK(), NoFeedback(), AllReduce())
+    Sparsifier(0.1, Union(TopK()), ErrorFeedback(), AllReduce())
+
+
+@pytest.mark.parametrize(
+    ("choice", "sentence"),
+    [
+        (
+            {"feedback": "momentum"},
+            "no feedback 'momentum'; there are: gradient, learning_rate, literal, none",
+        ),
+        ({"index": "int8"}, "no index 'int8' .*; there are: delta16, int32, int64"),
+        ({"value": "fp8"}, "no value 'fp8'; there are: as_is, bf16, fp16, fp32"),
+        ({"scope": "block"}, "scope='block' .* must be one of global, layer, or a bucket size in MB"),
+        ({"scope": -1.0}, "scope=-1.0 is out of range"),
+    ],
+)
+def test_a_choice_that_there_is_not_is_answered_with_those_there_are(
+    choice: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        sparsify.build("topk", **choice)
+
+
+def test_unknown_names_list_what_there_is() -> None:
+    with pytest.raises(ValueError, match=r"did you mean 'topk'.*there are: .*dense"):
+        sparsify.build("topq")
+    with pytest.raises(ValueError, match=r"did you mean 'density'.*it has: density=0.001"):
+        sparsify.build("topk", densty=0.1)
+
+
+def test_warmup_is_a_lower_bound_of_the_density() -> None:
+    method = sparsify.build("topk", density=0.01, density_warmup=[0.015625, 0.004])
+    assert [method.density_at(epoch) for epoch in range(3)] == [0.015625, 0.01, 0.01]
+
+
+def test_a_wrapped_method_is_asked_like_the_one_inside() -> None:
+    """What a loop must know of DGC does not depend on whether its vectors are dense."""
+    choice = {"clip_norm": 1.0, "density_warmup": [0.25, 0.1]}
+    wrapped, plain = (sparsify.build("dgc", dense_vectors=dense, **choice) for dense in (True, False))
+    for asked in ("scope", "momentum_inside", "needs_lr", "needs_whole_gradient", "num_warmup_epochs"):
+        assert getattr(wrapped, asked) == getattr(plain, asked), asked
+    assert wrapped.needs_whole_gradient
+    assert wrapped.num_warmup_epochs == 2
+
+
+def test_every_method_answers_all_that_loops_ask() -> None:
+    asked = {name for name in vars(Method) if not name.startswith("_")}
+    for name in sparsify.names():
+        missing = {question for question in asked if not hasattr(sparsify.build(name), question)}
+        assert not missing, name
+    for name in ("topk", "qsgd", "powersgd", "efsignsgd"):
+        assert sparsify.build(name, feedback="learning_rate").needs_lr
+        assert not sparsify.build(name, feedback="gradient").needs_lr

@@ -1,0 +1,60 @@
+"""Types with ranges: what they let through, and the sentence for what they do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import pytest
+
+from sparsify import ranges
+
+ALLOWED: list[tuple[Any, list[Any], list[Any], str]] = [
+    (ranges.Density, [0.1, 1, np.float32(0.5)], [0, 1.01, math.nan, True, "0.1", [0.1], None], "(0, 1]"),
+    (ranges.Scope, ["layer", 5, 0.1], ["block", 0, math.inf, None, ["layer"]], "one of global, layer"),
+    (ranges.Count, [1, 10], [0, 1.5, -3, 2**31, 10**5000, False], "a whole number, 1 or more"),
+    (ranges.NotNegative, [0, 1e30], [-0.1, math.inf, math.nan, 10**400], "a finite number, 0 or more"),
+    (Sequence[ranges.Share], [[], (0.1, 1), np.array([0.5])], [0.1, "a", [0.1, 0]], "a list [a,b]"),
+    (bool, [True, False], [0, 1, "maybe", None], "true or false"),
+    (Literal["a", "b"] | None, ["a", None], ["c", 1, False], "one of a, b, or null"),
+    (float, [0, -1.5, math.inf], [math.nan, "x"], "a number"),
+    (Path | None, [Path(), None], [], ""),  # for its own class to judge
+]
+
+
+@pytest.mark.parametrize(("allowed", "good", "bad", "sentence"), ALLOWED)
+def test_a_value_is_let_through_or_refused_in_a_sentence(
+    allowed: Any, good: list[Any], bad: list[Any], sentence: str
+) -> None:
+    for value in good:
+        ranges.check("it", value, allowed)
+    for value in bad:
+        with pytest.raises(ValueError, match=r"^it=") as refusal:
+            ranges.check("it", value, allowed)
+        assert sentence in str(refusal.value)
+
+
+def test_every_type_of_this_module_has_its_own_words() -> None:
+    for name, allowed in vars(ranges).items():
+        if hasattr(allowed, "__metadata__"):
+            assert "another kind" not in ranges.described(msgspec.inspect.type_info(allowed)), name
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("topk", "topk"),
+        ("a\x1b[31mred\nb", "'a\\x1b[31mred\\nb'"),
+        (" topk", "' topk'"),
+        ("\u202etxt", "'\\u202etxt'"),
+        ("x" * 100_000, "x" * 57 + "..."),
+        pytest.param(10**5000, "a number of 16610 bits", id="huge"),
+        ([1, None, True], "[1,null,true]"),
+    ],
+)
+def test_a_value_is_shown_short_and_without_control_characters(value: object, written: str) -> None:
+    assert ranges.shown(value) == written

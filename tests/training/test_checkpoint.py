@@ -1,0 +1,222 @@
+"""A run that is told to stop goes on to the same weights, every step recorded once, whatever becomes of its
+checkpoints. Over virtual ranks, in this process.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import random
+import re
+import resource
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from analysis.records import Attempt, Store
+from experiments.config import compose
+from experiments.training import checkpoint
+from experiments.training.stop import Preempted
+from experiments.worker import errors, run
+from tests.laws import METHODS
+from tests.runs import Orders, StopAt, carry_out, measured, orders, recorded
+
+STEPS = 12
+VIRTUAL = ("method=topk", "method.density=0.02", "cluster=virtual", "workers=2", f"train.steps={STEPS}")
+
+
+@pytest.mark.usefixtures("every_step")
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    words: tuple[str, ...] = (
+        f"method={name}",
+        "cluster=virtual",
+        "workers=3",
+        f"train.steps={STEPS}",
+        "task.lr_warmup_epochs=0.1",
+    )
+    if "density" in compose.resolve([f"method={name}"])["method"]:
+        words = (*words, "method.density=0.02")
+    told, attempt = orders(Store(tmp_path / "runs"), *words)
+    _, straight = orders(Store(tmp_path / "runs"), *words)
+    carry_out(told, straight, tmp_path / "straight")
+    with pytest.raises(Preempted) as stopped:
+        carry_out(told, attempt, tmp_path / "a", StopAt(3 * random.Random(name).randrange(2, STEPS - 2)))
+    assert 0 < stopped.value.step < STEPS
+    assert attempt.manifest["step"] == stopped.value.step
+    carry_out(told, attempt, tmp_path / "a")
+    assert straight.manifest["agreed"]
+    assert attempt.manifest["weights"] == straight.manifest["weights"]
+    for rank in range(3):
+        assert measured(recorded(attempt, rank)) == measured(recorded(straight, rank))
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path, every_step: None) -> tuple[Orders, Attempt]:
+    """A run of `STEPS` steps that saved after most of them, kept two checkpoints and was told to stop."""
+    told, attempt = orders(Store(tmp_path / "runs"), *VIRTUAL, "launch.checkpoint_min=1e-6")
+    with pytest.raises(Preempted):
+        carry_out(told, attempt, tmp_path / "a", StopAt(16))
+    assert len(saved_steps(attempt)) == 2
+    return told, attempt
+
+
+def saved_steps(attempt: Attempt) -> list[int]:
+    return sorted(int(path.parent.name) for path in attempt.checkpoints.glob("*/whole.json"))
+
+
+def goes_on(told: Orders, attempt: Attempt, folder: Path) -> list[int]:
+    """Finish it; it must come to the weights of a run that nothing happened to, every step recorded once.
+    Returns the steps from which it went on."""
+    carry_out(told, attempt, folder / "b")
+    assert attempt.manifest["weights"] == straight_weights()
+    for rank in range(2):
+        assert [line["step"] for line in recorded(attempt, rank)] == list(range(STEPS))
+    return [again["step"] for again in attempt.manifest["resumed"]]
+
+
+@cache
+def straight_weights() -> str:
+    """Of a run that nothing happens to."""
+    with tempfile.TemporaryDirectory() as folder:
+        told, straight = orders(Store(Path(folder) / "runs"), *VIRTUAL)
+        carry_out(told, straight, Path(folder) / "start")
+        return str(straight.manifest["weights"])
+
+
+def test_a_checkpoint_is_plain_data(interrupted: tuple[Orders, Attempt]) -> None:
+    _, attempt = interrupted
+    saved = torch.load(next(attempt.checkpoints.glob("*/rank1.pt")), weights_only=True)
+    assert saved["aggregator"]["rank"] == 1
+    # What all ranks share is there once.
+    for step in saved_steps(attempt):
+        assert [path.name for path in attempt.checkpoints.glob(f"{step}/shared*.pt")] == ["shared0.pt"]
+    assert not list(attempt.path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "cut short",
+        "changed",
+        "removed",
+        "shared part removed",
+        "no whole.json",
+        "whole.json damaged",
+        "log cut short",
+    ],
+)
+def test_a_broken_checkpoint_is_passed_over_for_the_one_before(
+    harm: str, interrupted: tuple[Orders, Attempt], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, attempt = interrupted
+    older, newest = saved_steps(attempt)
+    path = attempt.checkpoints / str(newest) / "rank1.pt"
+    raw = path.read_bytes()
+    if harm == "cut short":
+        path.write_bytes(raw[:-100])
+    elif harm == "changed":
+        path.write_bytes(raw[:5000] + bytes([raw[5000] ^ 1]) + raw[5001:])
+    elif harm == "removed":
+        path.unlink()
+    elif harm == "shared part removed":
+        path.with_name("shared0.pt").unlink()
+    elif harm == "no whole.json":  # killed while it was saving
+        path.with_name("whole.json").unlink()
+    elif harm == "whole.json damaged":
+        note = path.with_name("whole.json")
+        note.write_text(note.read_text().replace('"same_as": 0', '"same_as": 7'))
+    else:
+        log = attempt.rank_path(1)
+        log.write_bytes(log.read_bytes()[:-10])
+    assert goes_on(told, attempt, tmp_path) == [older]
+    if "whole.json" not in harm:
+        (fault,) = attempt.manifest["faulty_checkpoints"]
+        assert fault["step"] == newest
+        assert re.search(r"\(rank [01]\)", fault["why"])
+        assert f"the checkpoint of step {newest} is passed over" in capsys.readouterr().err
+
+
+def test_a_foreign_file_among_checkpoints_is_let_be(
+    interrupted: tuple[Orders, Attempt], tmp_path: Path
+) -> None:
+    told, attempt = interrupted
+    newest = saved_steps(attempt)[-1]
+    (attempt.checkpoints / ".DS_Store").write_text("")
+    assert goes_on(told, attempt, tmp_path) == [newest]
+
+
+def test_ranks_that_drifted_apart_save_everything_of_their_own(
+    tmp_path: Path, every_step: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = map(str, itertools.count())
+    monkeypatch.setattr(checkpoint, "digest", lambda state: next(digests))
+    told, attempt = orders(Store(tmp_path / "runs"), *VIRTUAL)
+    with pytest.raises(Preempted) as stopped:
+        carry_out(told, attempt, tmp_path / "a", StopAt(10))
+    folder = attempt.checkpoints / str(stopped.value.step)
+    assert len(list(folder.glob("shared*.pt"))) == 2
+    goes_on(told, attempt, tmp_path)
+
+
+def test_without_a_whole_checkpoint_the_run_begins_again(
+    interrupted: tuple[Orders, Attempt], tmp_path: Path
+) -> None:
+    told, attempt = interrupted
+    for path in attempt.checkpoints.glob("*/shared0.pt"):
+        path.write_bytes(b"")
+    assert goes_on(told, attempt, tmp_path) == [0]
+
+
+def test_a_killed_run_goes_on_from_its_last_save(
+    tmp_path: Path, every_step: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it logged after that is measured again."""
+    told, attempt = orders(Store(tmp_path / "runs"), *VIRTUAL, "launch.checkpoint_min=1e-6")
+    progress = run.ProgressNote.__call__
+
+    def die(self: run.ProgressNote, step: int) -> None:
+        progress(self, step)
+        if step == 9:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.ProgressNote, "__call__", die)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(told, attempt, tmp_path / "a")
+    monkeypatch.undo()
+    with attempt.rank_path(0).open("a") as log:
+        log.write('{"kind":"step","st')
+    newest = saved_steps(attempt)[-1]
+    assert newest < 9
+    assert goes_on(told, attempt, tmp_path) == [newest]
+
+
+def test_a_full_disk_leaves_the_older_checkpoints_and_is_named(
+    tmp_path: Path, every_step: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on the size of files stands for the disk: the same error, from the same call."""
+    told, attempt = orders(Store(tmp_path / "runs"), *VIRTUAL, "launch.checkpoint_min=1e-6")
+    progress, limits = run.ProgressNote.__call__, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill_up(self: run.ProgressNote, step: int) -> None:
+        progress(self, step)
+        if step == 7:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+
+    monkeypatch.setattr(run.ProgressNote, "__call__", fill_up)
+    try:
+        with pytest.raises(OSError, match="too large") as full:
+            carry_out(told, attempt, tmp_path / "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        monkeypatch.undo()
+    assert full.value.errno == errno.EFBIG
+    assert errors.explain(full.value) == ("disk", errors.DISK_FULL)
+    steps = saved_steps(attempt)
+    assert len(steps) == 2
+    assert {path.name for path in attempt.checkpoints.iterdir()} == {str(step) for step in steps}
+    assert not list(attempt.path.rglob("*.part"))
+    goes_on(told, attempt, tmp_path)

@@ -1,0 +1,97 @@
+"""Every data set by its name; augmented and normalised as published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.training import datasets
+from experiments.training.datasets import Dataset, Split
+from sparsify.types import BucketContext
+
+CPU = torch.device("cpu")
+
+
+def one_image() -> Dataset:
+    """One black image of CIFAR-10's size, to train with and to test on."""
+    split = Split(torch.zeros(1, 32, 32, 3, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    mean, std = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
+    return Dataset("black", "0" * 64, split, split, 10, 4, True, mean, std)
+
+
+def test_an_unknown_data_set_is_refused_with_the_list() -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"no data set 'cifar' \(did you mean 'cifar10'\?\); there are: cifar10, digits, digits32",
+    ):
+        datasets.load("cifar", None, CPU)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("digits", (8, 8, 1)), ("digits32", (32, 32, 3))])
+def test_the_digits_need_no_files(name: str, shape: tuple[int, ...]) -> None:
+    data = datasets.load(name, None, CPU)
+    assert data.train.images.shape == (1437, *shape)
+    assert data.test.images.shape == (360, *shape)
+    assert (data.train.images.dtype, data.train.labels.dtype) == (torch.uint8, torch.int64)
+    assert (data.pixels, data.channels, data.classes) == (shape[0], shape[2], 10)
+    assert len(data.mean) == len(data.std) == data.channels
+
+
+def test_the_digits_are_always_the_same_and_are_only_enlarged() -> None:
+    small, large = (datasets.load(name, None, CPU) for name in ("digits", "digits32"))
+    assert small.digest == "be1de84103ee87b4f1a6535bacc6a0aa8b2655af73bf5ad8d894d4142b60165e"
+    assert torch.equal(large.train.labels, small.train.labels)
+    for channel in range(3):
+        assert torch.equal(large.train.images[:, ::4, ::4, channel], small.train.images[..., 0])
+
+
+def test_cifar10_without_a_folder_or_without_files_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"CIFAR-10 has no folder: set data.root=FOLDER or \$DATA_ROOT"):
+        datasets.load("cifar10", None, CPU)
+    with pytest.raises(ValueError, match=r"missing or corrupt .* set data.root to a sound copy"):
+        datasets.load("cifar10", tmp_path, CPU)
+
+
+def test_corrupt_data_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    (folder / "data_batch_1").write_bytes(b"not an image")
+    with pytest.raises(ValueError, match=f"missing or corrupt .*remove {folder}"):
+        datasets.load("cifar10", tmp_path, CPU)
+
+
+def test_augmentation_is_a_padded_crop_and_a_flip() -> None:
+    data = one_image()
+    pixels = torch.arange(32 * 32 * 3).view(32, 32, 3) % 251 + 1
+    data.train.images[0] = pixels.to(torch.uint8)
+    padded = torch.zeros(40, 40, 3, dtype=torch.uint8)
+    padded[4:36, 4:36] = data.train.images[0]
+    crops = {
+        side: [padded[i : i + 32, j : j + 32] if side == "as is" else padded[i : i + 32, j : j + 32].flip(1)
+               for i in range(9) for j in range(9)]
+        for side in ("as is", "mirrored")
+    }  # fmt: skip
+    generator, found = BucketContext(0, 0, -1).generator(CPU), {"as is": 0, "mirrored": 0}
+    for image in data.augmented(torch.zeros(200, dtype=torch.int64), generator):
+        for side, candidates in crops.items():
+            found[side] += any(torch.equal(image, candidate) for candidate in candidates)
+    assert sum(found.values()) == 200
+    assert min(found.values()) > 60  # fair coin: 100 +- 7
+
+
+def test_normalisation_is_the_published_one() -> None:
+    data = one_image()
+    values = torch.full((1, 32, 32, 3), 255.0, dtype=torch.float64)
+    expected = (1 - torch.tensor([0.491, 0.482, 0.447])) / torch.tensor([0.247, 0.243, 0.262])
+    torch.testing.assert_close(data.normalised(values)[0, 5, 7], expected.double(), rtol=1e-6, atol=1e-6)
+
+
+def test_real_cifar10_is_read_as_it_is(cifar10_root: Path) -> None:
+    data = datasets.load("cifar10", cifar10_root, CPU)
+    assert data.train.images.shape == (50_000, 32, 32, 3)
+    assert data.test.images.shape == (10_000, 32, 32, 3)
+    assert torch.bincount(data.train.labels).tolist() == [5000] * 10
+    pixels = data.train.images.double().mean(dim=(0, 1, 2)) / 255
+    torch.testing.assert_close(pixels, torch.tensor([0.491, 0.482, 0.447]).double(), rtol=0, atol=1e-3)

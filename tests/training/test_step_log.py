@@ -1,0 +1,110 @@
+"""What a worker records of its steps and epochs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+import sparsify
+from experiments.training.step_log import StepLog
+from experiments.training.task import Metrics
+from sparsify.aggregator import Aggregator
+from sparsify.comm import virtual
+from sparsify.timer import PhaseTimer
+
+METRICS = Metrics(loss=1.5, top1=50.0, top5=90.0)
+
+
+class Lines:
+    """A log in memory."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def add(self, kind: str, **values: Any) -> None:
+        self.lines.append({"kind": kind, **values})
+
+    def flush(self) -> None: ...
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["kind"] == kind]
+
+
+class Steps:
+    """Steps with given losses, of a model of ten elements."""
+
+    def __init__(self, comm: virtual.VirtualComm) -> None:
+        self.log, self.timer, self.done = Lines(), PhaseTimer("serialised", comm.now), 0
+        self.step_log = StepLog(self.timer, comm, self.log, torch.device("cpu"))
+        parameters = [("weight", Parameter(torch.zeros(10)))]
+        self.aggregator = Aggregator(sparsify.build("topk", density=0.2), parameters, comm, self.timer)
+
+    def make(self, epoch: int, *losses: float) -> None:
+        for loss in losses:
+            self.aggregator.gradients.flat.copy_(torch.arange(1.0, 11.0))
+            with self.timer.step():
+                report = self.aggregator.aggregate()
+            self.step_log.observe(self.done, epoch, torch.tensor(loss), 0.1, report, self.aggregator)
+            self.done += 1
+        self.step_log.write()
+
+
+def test_an_epochs_means_are_of_its_own_steps() -> None:
+    def body(comm: virtual.VirtualComm) -> Lines:
+        steps = Steps(comm)
+        steps.make(0, 1.0, 3.0)
+        steps.step_log.end_epoch(0, 1, METRICS)
+        steps.make(1, 10.0)
+        steps.make(1, 20.0, 60.0)
+        steps.step_log.end_epoch(1, 4, METRICS)
+        return steps.log
+
+    (log,) = virtual.run(1, body)
+    first, second = log.of("epoch")
+    assert (first["epoch"], first["step"], first["train_loss"]) == (1, 2, 2.0)
+    assert (second["epoch"], second["step"], second["train_loss"]) == (2, 5, 30.0)
+    assert (first["val_loss"], first["val_top1"], first["val_top5"]) == METRICS
+    assert second["density"] == pytest.approx(0.2)
+    assert second["wall_s"] == pytest.approx(sum(step["step_s"] for step in log.of("step")))
+
+
+def test_steps_are_counted_from_0_and_epochs_from_1_and_are_written_once() -> None:
+    def body(comm: virtual.VirtualComm) -> Lines:
+        steps = Steps(comm)
+        steps.make(0, 1.0, 2.0)
+        steps.make(0, 3.0)
+        return steps.log
+
+    (log,) = virtual.run(1, body)
+    assert [(step["step"], step["epoch"], step["loss"]) for step in log.of("step")] == [
+        (0, 1, 1.0), (1, 1, 2.0), (2, 1, 3.0)
+    ]  # fmt: skip
+    for step in log.of("step"):
+        assert step["density"] == 0.2
+        assert step["update_density"] == pytest.approx(0.2)  # a float32 on its way
+
+
+def test_only_the_worker_that_validated_records_the_epoch() -> None:
+    def body(comm: virtual.VirtualComm) -> Lines:
+        steps = Steps(comm)
+        steps.make(0, 1.0)
+        steps.step_log.end_epoch(0, 0, METRICS if comm.rank == 0 else None)
+        return steps.log
+
+    assert [len(log.of("epoch")) for log in virtual.run(2, body)] == [1, 0]
+
+
+def test_an_interrupted_epoch_goes_on_with_the_steps_that_it_had() -> None:
+    def body(comm: virtual.VirtualComm) -> Lines:
+        before, after = Steps(comm), Steps(comm)
+        before.make(0, 1.0, 2.0)
+        after.step_log.restore(before.step_log.state())
+        after.make(0, 6.0)
+        after.step_log.end_epoch(0, 2, METRICS)
+        return after.log
+
+    (log,) = virtual.run(1, body)
+    assert log.of("epoch")[0]["train_loss"] == 3.0

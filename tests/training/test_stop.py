@@ -1,0 +1,135 @@
+"""Told to stop: what the workers agree on, and what becomes of the signal."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from experiments.training import stop as stop_rules
+from experiments.training.stop import GO_ON, SAVE, STOP, Agreement, Stop
+from sparsify.comm import Comm, virtual
+from tests.conftest import ROOT
+from tests.runs import hold_signals_back
+
+
+def test_all_stop_after_the_same_step_whoever_was_told() -> None:
+    def body(comm: virtual.VirtualComm) -> int:
+        stop, now = Stop(), [0.0]
+        agreement = Agreement(comm, stop, None, lambda: now[0])
+        for step in range(10**4):
+            now[0] += 1e-3 * (1 + comm.rank)  # clocks differ
+            if comm.rank == 2 and step == 777:
+                stop.told_at = 0.0
+            if (word := agreement.after_step()) != GO_ON:
+                assert word == STOP
+                return step
+        raise AssertionError("nobody stopped")
+
+    steps = virtual.run(3, body)
+    assert len(set(steps)) == 1
+    assert 777 < steps[0] < 777 + 2 * stop_rules.VOTES_S / 1e-3 + 2
+
+
+class CountsVotes:
+    """A communicator of one, for votes only."""
+
+    rank, size = 0, 1
+
+    def __init__(self) -> None:
+        self.votes, self.word = 0, 0
+
+    def lagged_max(self, word: int) -> int:
+        before, self.word = self.word, word
+        self.votes += 1
+        return before
+
+
+@pytest.mark.parametrize(("step_s", "fewest", "most"), [(0.001, 3, 9), (10.0, 1000, 1000)])
+def test_short_steps_share_a_vote_and_long_ones_do_not(step_s: float, fewest: int, most: int) -> None:
+    alone, now = CountsVotes(), [0.0]
+    agreement = Agreement(cast(Comm, alone), Stop(), None, lambda: now[0])
+    for _ in range(1000):
+        now[0] += step_s
+        agreement.after_step()
+    assert fewest <= alone.votes <= most
+
+
+def test_rank_0s_clock_says_when_to_save_and_once() -> None:
+    def body(comm: virtual.VirtualComm) -> list[int]:
+        now = [0.0]
+        agreement = Agreement(comm, Stop(), 60.0 if comm.rank == 0 else 1.0, lambda: now[0])
+        words = []
+        for _ in range(100):
+            now[0] += 2.0
+            words.append(agreement.after_step())
+        return [at for at, word in enumerate(words) if word == SAVE]
+
+    first, second = virtual.run(2, body)
+    assert first == second
+    assert len(first) == 3  # in 200 s
+
+
+def test_a_vote_tells_the_word_before_and_moves_no_clock() -> None:
+    def body(comm: virtual.VirtualComm) -> tuple[list[int], float]:
+        if comm.rank == 1:
+            time.sleep(0.05)
+        heard = [comm.lagged_max(2 if step == comm.rank else 0) for step in range(4)]
+        return heard, comm.now()
+
+    (words, early), (same, late) = virtual.run(2, body)
+    assert words == same == [0, 2, 2, 0]
+    assert late - early > 0.04
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in stop_rules.STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("number", stop_rules.STOP_SIGNALS)
+def test_a_forked_child_takes_no_notice(number: signal.Signals) -> None:
+    stop = Stop().listen()
+    child = subprocess.Popen(["sleep", "60"])  # a program of its own ends as always
+    child.send_signal(number)
+    assert child.wait(timeout=10) == -number
+    code = (
+        "import os, signal, sys\n"
+        "from experiments.training.stop import Stop, ignore_in_child\n"
+        "stop = Stop().listen()\n"
+        "if not (child := os.fork()):\n"
+        "    if sys.argv[2] == 'ignored': ignore_in_child()\n"
+        "    os.kill(os.getpid(), int(sys.argv[1]))\n"
+        "    os._exit(9 if stop.told else 3)\n"
+        "_, status = os.waitpid(child, 0)\n"
+        "assert not stop.told\n"
+        "os.kill(os.getpid(), int(sys.argv[1]))\n"
+        "os.kill(os.getpid(), int(sys.argv[1]))\n"
+        "sys.exit(os.waitstatus_to_exitcode(status) if stop.told else 8)\n"
+    )
+    for how in ("inherited", "ignored"):
+        done = subprocess.run([sys.executable, "-c", code, str(int(number)), how], cwd=ROOT, check=False)
+        assert done.returncode == 3
+    assert not stop.told
+
+
+def test_a_signal_that_was_held_back_is_not_lost() -> None:
+    """Whoever starts a worker may block the signal until the worker can take it."""
+    code = (
+        "import os, signal, sys\n"
+        "from experiments.training.stop import Stop\n"
+        "os.kill(os.getpid(), signal.SIGUSR2)\n"
+        "sys.exit(3 if Stop().listen().told else 4)\n"
+    )
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=ROOT, preexec_fn=hold_signals_back, check=False).returncode == 3
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGUSR2

@@ -1,0 +1,381 @@
+"""Sparsified gradients in one's own training: optimiser wrapper, DDP, checkpoints, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sparsify
+from sparsify.aggregator import Aggregator, Disagreement, NonFinite
+from sparsify.comm import Comm, virtual
+from sparsify.optimiser import DistributedOptimiser
+from tests import worker_functions
+from tests.laws import METHODS, build
+from tests.worker_functions import on_processes
+
+
+def wrapped(
+    comm: Comm, name: str = "topk", model: nn.Module | None = None, momentum: float = 0.9, **choices: Any
+) -> tuple[nn.Module, DistributedOptimiser]:
+    """A small model under the wrapper; rank r's own weights are r, so that the broadcast shows."""
+    model = model or nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()):
+            p.copy_(torch.linspace(-1, 1, p.numel()).view(p.shape).double() * (i + 1) / 4 + comm.rank)
+    wrap = {key: choices.pop(key) for key in ("check", "debug", "seed") if key in choices}
+    method = sparsify.build(name, **{"density": 0.2, **choices})
+    inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    return model, DistributedOptimiser(inner, model, method, comm, **wrap)
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    own = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(12, 6, generator=own, dtype=torch.float64), torch.arange(12) % 3
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
+    inputs, labels = batch(rank, step)
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def test_rank_0s_model_is_everybodys_and_workers_stay_together() -> None:
+    def body(comm: virtual.VirtualComm) -> tuple[Tensor, Tensor, float, float]:
+        model, optimiser = wrapped(comm)
+        start, first = weights(model), loss_of(model, comm.rank, 0).item()
+        for step in range(60):
+            optimiser.zero_grad()
+            loss_of(model, comm.rank, step % 3).backward()
+            optimiser.step()
+        return start, weights(model), first, loss_of(model, comm.rank, 0).item()
+
+    lived = virtual.run(3, body)
+    for start, end, first_loss, last_loss in lived:
+        assert torch.equal(start, lived[0][0])
+        assert torch.equal(end, lived[0][1])
+        assert last_loss < 0.8 * first_loss
+
+
+def test_gradients_accumulate_and_are_compressed_once() -> None:
+    """However they are cleared, and in two passes as in one."""
+
+    def body(comm: virtual.VirtualComm) -> list[Tensor]:
+        ends = []
+        for passes, to_none in ((1, False), (2, False), (2, True)):
+            model, optimiser = wrapped(comm)
+            for step in range(4):
+                (model.zero_grad if to_none else optimiser.zero_grad)()
+                inputs, labels = batch(comm.rank, step)
+                for part in range(passes):
+                    piece = slice(part, None, passes)
+                    loss = nn.functional.cross_entropy(model(inputs[piece]), labels[piece])
+                    (loss / passes).backward()
+                optimiser.step()
+            ends.append(weights(model))
+        return ends
+
+    for in_one_pass, in_two, in_two_to_none in virtual.run(2, body):
+        torch.testing.assert_close(in_two, in_one_pass, rtol=1e-9, atol=1e-12)
+        assert torch.equal(in_two_to_none, in_two)
+
+
+class Odd(nn.Module):
+    """An embedding with sparse gradients, a layer that rank 1 does not use, a channels-last convolution."""
+
+    def __init__(self, used: bool) -> None:
+        super().__init__()
+        self.used = used
+        self.embedding = nn.Embedding(7, 4, sparse=True)
+        self.sometimes = nn.Linear(4, 4)
+        self.convolution = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+
+    def forward(self, words: Tensor) -> Tensor:
+        found: Tensor = self.embedding(words)
+        found = self.sometimes(found) if self.used else found
+        found = self.convolution(found.view(-1, 2, 2, 2))
+        return found.sum()
+
+
+def test_unused_and_sparse_parameters_and_channels_last_tensors() -> None:
+    def body(comm: virtual.VirtualComm) -> tuple[Tensor, Tensor]:
+        model, optimiser = wrapped(comm, model=Odd(used=comm.rank == 0).double(), density=1.0, momentum=0.0)
+        before = weights(model)
+        model.zero_grad()
+        model(torch.tensor([1, 1, 3, comm.rank])).backward()
+        mine = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in model.parameters()]
+        optimiser.step()
+        moved = (before - weights(model)) / 0.05
+        return torch.cat([gradient.flatten() for gradient in mine]), moved
+
+    lived = virtual.run(2, body)
+    mean = (lived[0][0] + lived[1][0]) / 2
+    for _, moved in lived:
+        torch.testing.assert_close(moved, mean, rtol=1e-9, atol=1e-9)
+
+
+def test_a_step_that_overflows_on_one_worker_is_skipped_by_all() -> None:
+    """Residuals see unscaled gradients, and nothing of an overflow."""
+
+    def body(comm: virtual.VirtualComm) -> None:
+        model, optimiser = wrapped(comm)
+        plain_model, plain = wrapped(comm)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+        for step in range(6):
+            before, owed = weights(model), optimiser.aggregator.residual_norm()
+            optimiser.zero_grad()
+            scaler.scale(loss_of(model, comm.rank, step)).backward()
+            if step == 2 and comm.rank == 1:
+                gradients(model)[0][0, 0] = torch.inf
+            optimiser.aggregate(scaler.get_scale())
+            scaler.step(optimiser)
+            scaler.update()
+            if step == 2:
+                assert torch.equal(weights(model), before)
+                assert optimiser.aggregator.residual_norm() == owed
+                assert scaler.get_scale() == 2.0**9
+                continue
+            plain.zero_grad()
+            loss_of(plain_model, comm.rank, step).backward()
+            plain.step()
+            torch.testing.assert_close(weights(model), weights(plain_model), rtol=1e-12, atol=1e-12)
+
+    virtual.run(3, body)
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_reaches_no_residual() -> None:
+    def body(comm: virtual.VirtualComm) -> tuple[str, float, float]:
+        model, optimiser = wrapped(comm)
+        loss_of(model, comm.rank, 0).backward()
+        optimiser.step()
+        owed = optimiser.aggregator.residual_norm()
+        optimiser.zero_grad()
+        loss_of(model, comm.rank, 1).backward()
+        if comm.rank == 2:
+            gradients(model)[1][4] = torch.nan
+        with pytest.raises(NonFinite) as caught:
+            optimiser.step()
+        return str(caught.value), owed, optimiser.aggregator.residual_norm()
+
+    for sentence, before, after in virtual.run(3, body):
+        assert sentence == "rank 2, step 1: the gradient of 0.bias has a NaN or Inf"
+        assert before == after > 0
+
+
+def test_a_scheduler_takes_it_and_the_learning_rate_domain_follows() -> None:
+    def body(comm: virtual.VirtualComm) -> list[float]:
+        model, optimiser = wrapped(comm, feedback="learning_rate")
+        scheduler = torch.optim.lr_scheduler.StepLR(optimiser, step_size=1, gamma=0.1)
+        seen = []
+        for step in range(3):
+            optimiser.zero_grad()
+            loss_of(model, comm.rank, step).backward()
+            optimiser.step()
+            scheduler.step()
+            seen.append(optimiser.aggregator.states[0].feedback.lr)
+        return seen
+
+    assert virtual.run(2, body)[1] == pytest.approx([0.05, 0.005, 0.0005])
+
+
+def test_momentum_twice_and_closures_and_late_parameters_are_refused() -> None:
+    def body(comm: virtual.VirtualComm) -> None:
+        with pytest.raises(ValueError, match=r"applies momentum itself, and the optimiser has 0.9 too"):
+            wrapped(comm, "dgc")
+        _, optimiser = wrapped(comm, "dgc", momentum=0.0)
+        with pytest.raises(ValueError, match="call backward before it"):
+            optimiser.step(lambda: None)
+        with pytest.raises(ValueError, match="wrap the model anew"):
+            optimiser.add_param_group({"params": []})
+        assert "DistributedOptimiser" in repr(optimiser)
+
+    virtual.run(1, body)
+    with pytest.raises(ValueError, match=r"no process group; call torch.distributed.init_process_group"):
+        sparsify.distribute(
+            torch.optim.SGD((model := nn.Linear(1, 1)).parameters(), 0.1), model, build("topk")
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("method", r"disagree on method: ranks \[0, 2\] and ranks \[1\] differ"),
+        ("step", r"disagree on step: ranks \[0, 2\] and ranks \[1\] differ; rank . has step=[03]"),
+        ("k", r"disagree on k: ranks \[0, 2\] and ranks \[1\] differ"),
+    ],
+)
+def test_workers_that_do_not_do_the_same_step_are_told_apart(kind: str, sentence: str) -> None:
+    def body(comm: virtual.VirtualComm) -> None:
+        odd = comm.rank == 1
+        name = "gaussiank" if odd and kind == "method" else "topk"
+        method = sparsify.build(name, density=0.2, density_warmup=[0.5])
+        parameters = [("p", nn.Parameter(torch.zeros(20)))]
+        aggregator = Aggregator(method, parameters, comm, debug=True)
+        aggregator.step = 3 if odd and kind == "step" else 0
+        aggregator.aggregate(epoch=0 if odd and kind == "k" else 1)
+
+    with pytest.raises(Disagreement, match=sentence):
+        virtual.run(3, body)
+
+
+def test_workers_that_agree_shake_hands_before_each_step_and_train_as_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def trained(debug: bool) -> list[tuple[Tensor, int]]:
+        def body(comm: virtual.VirtualComm) -> tuple[Tensor, int]:
+            model, optimiser = wrapped(comm, debug=debug)
+            gathers, gather = list[Tensor](), comm.all_gather
+
+            def counted(tensor: Tensor) -> list[Tensor]:
+                gathers.append(tensor)
+                return gather(tensor)
+
+            monkeypatch.setattr(comm, "all_gather", counted)
+            for step in range(2):
+                loss_of(model, comm.rank, step).backward()
+                optimiser.step()
+            return weights(model), len(gathers)
+
+        return virtual.run(3, body)
+
+    for (with_hands, many), (without, few) in zip(trained(True), trained(False), strict=True):
+        assert torch.equal(with_hands, without)
+        assert many == few + 2
+
+
+def test_workers_that_disagree_are_told_by_the_wrapper_too() -> None:
+    def body(comm: virtual.VirtualComm) -> None:
+        model, optimiser = wrapped(comm, debug=True, density=0.2 + 0.1 * comm.rank)
+        loss_of(model, comm.rank, 0).backward()
+        optimiser.step()
+
+    with pytest.raises(Disagreement, match="disagree on method"):
+        virtual.run(2, body)
+
+
+@pytest.mark.parametrize("name", ["topk", "dgc", "randomk", "oktopk", "powersgd", "qsgd"])
+def test_training_resumes_as_if_it_had_never_stopped(name: str, tmp_path: Path) -> None:
+    """Model, optimiser and method through files that `weights_only=True` reads."""
+    momentum = 0.0 if name == "dgc" else 0.9
+    density = {} if name in ("powersgd", "qsgd") else {"density": 0.2}
+
+    def make(comm: Comm) -> tuple[nn.Module, DistributedOptimiser]:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+        return model, DistributedOptimiser(inner, model, sparsify.build(name, **density), comm)
+
+    def steps(which: range, comm: Comm, model: nn.Module, optimiser: DistributedOptimiser) -> Tensor:
+        for step in which:
+            optimiser.zero_grad()
+            loss_of(model, comm.rank, step).backward()
+            optimiser.step()
+        return weights(model)
+
+    def straight(comm: virtual.VirtualComm) -> Tensor:
+        torch.manual_seed(0)
+        model, optimiser = make(comm)
+        steps(range(5), comm, model, optimiser)
+        saved = {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
+        torch.save(saved, tmp_path / f"{comm.rank}.pt")
+        return steps(range(5, 9), comm, model, optimiser)
+
+    def resumed(comm: virtual.VirtualComm) -> Tensor:
+        torch.manual_seed(1)
+        model, optimiser = make(comm)
+        saved = torch.load(tmp_path / f"{comm.rank}.pt", weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimiser.load_state_dict(saved["optimiser"])
+        return steps(range(5, 9), comm, model, optimiser)
+
+    with torch.random.fork_rng(devices=[]):
+        assert torch.equal(virtual.run(3, straight)[2], virtual.run(3, resumed)[2])
+
+
+def saved_states(method: Any, size: int, steps: int = 3) -> list[dict[str, Any]]:
+    def body(comm: virtual.VirtualComm) -> dict[str, Any]:
+        aggregator = Aggregator(method, [("p", nn.Parameter(torch.zeros(40).double()))], comm)
+        for step in range(steps):
+            own = torch.Generator().manual_seed(10 * step + comm.rank)
+            aggregator.gradients.flat.copy_(torch.randn(40, generator=own, dtype=torch.float64))
+            aggregator.aggregate()
+        return aggregator.state_dict()
+
+    return virtual.run(size, body)
+
+
+def load(
+    method: Any, size: int, states: list[dict[str, Any]], shape: tuple[int, ...] = (40,)
+) -> list[Tensor]:
+    def body(comm: virtual.VirtualComm) -> Tensor:
+        aggregator = Aggregator(method, [("p", nn.Parameter(torch.zeros(shape).double()))], comm)
+        aggregator.load_state_dict(states[comm.rank])
+        aggregator.gradients.flat.zero_()
+        for _ in range(60):  # long enough to deliver all that is owed
+            before = aggregator.gradients.flat.clone()
+            aggregator.gradients.flat.zero_()
+            aggregator.aggregate()
+            aggregator.gradients.flat.add_(before)
+        return aggregator.gradients.flat
+
+    return virtual.run(size, body)
+
+
+def test_the_state_of_another_method_worker_number_or_version_is_refused() -> None:
+    topk, dgc = sparsify.build("topk", density=0.1), sparsify.build("randomk", density=0.1)
+    states = saved_states(topk, 2)
+    with pytest.raises(ValueError, match=r"saved state is of Sparsifier.*TopK.*build the method with"):
+        load(dgc, 2, states)
+    with pytest.raises(ValueError, match=r"is of 2 workers, and there are 3; .* sparsify.redistribute"):
+        load(topk, 3, [*states, states[0]])
+    with pytest.raises(ValueError, match="is of rank 1, and this is rank 0"):
+        load(topk, 2, states[::-1])
+    with pytest.raises(ValueError, match="format 99 can't be read"):
+        load(topk, 2, [{**state, "format": 99} for state in states])
+    other = [{**state, "buckets": [{**state["buckets"][0], "names": ["q"]}]} for state in states]
+    with pytest.raises(ValueError, match="a model with other parameters"):
+        load(topk, 2, other)
+
+
+def test_residuals_are_shared_out_over_another_number_of_workers() -> None:
+    """What future updates will deliver stays the same."""
+    topk = sparsify.build("topk", density=0.1)
+    states = saved_states(topk, 4)
+    owed = torch.stack([state["buckets"][0]["state"]["feedback"] for state in states]).mean(dim=0)
+    for size in (1, 2, 6):
+        delivered = load(topk, size, sparsify.redistribute(states, size))
+        torch.testing.assert_close(delivered[0], owed, rtol=1e-9, atol=1e-12)
+
+
+def test_what_belongs_to_a_number_of_workers_is_not_shared_out() -> None:
+    states = saved_states(sparsify.build("oktopk", density=0.1), 2)
+    with pytest.raises(ValueError, match=r"remembers more than residuals.*resume with 2 workers"):
+        sparsify.redistribute(states, 3)
+    with pytest.raises(ValueError, match="give the states of all 2 workers"):
+        sparsify.redistribute(states[:1], 3)
+
+
+def test_ddp_with_the_hook_trains_to_the_weights_of_the_wrapper(tmp_path: Path) -> None:
+    """On two gloo processes, through DDP's rebuilding of its buckets; dense DDP to 1e-12."""
+    for found in on_processes(worker_functions.ddp_and_wrapper, 2, tmp_path):
+        for name in ("topk", "dgc", "powersgd", "randomk"):
+            assert torch.equal(found[f"{name} ddp"], found[f"{name} wrapper"]), name
+            assert found[f"{name} buckets"] > 1
+        torch.testing.assert_close(found["dense ddp"], found["dense wrapper"], rtol=1e-12, atol=1e-12)
+        assert found["resumed"].item()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_built_by_its_name_and_says_what_it_is(name: str) -> None:
+    method = build(name)
+    assert repr(method) == repr(build(name))  # checkpoints and handshakes compare it
+    assert " at 0x" not in repr(method)

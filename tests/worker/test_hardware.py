@@ -1,0 +1,212 @@
+"""The whole check of a machine, by virtual ranks that play the workers; and what it measures."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from experiments.worker import hardware
+from experiments.worker.hardware import NO_PEERS, PROBE_BYTES, MachineMismatch, bus_bandwidth, check, settings
+from experiments.worker.hardware_claims import Worker
+from slurm import environment, gpus
+from slurm.gpus import parse
+from sparsify.comm import Comm, gather_json, virtual
+from tests.gpu_nodes import A100_LINKS, LISTING, STATUS, SWITCHED, bus, full, v100s, workers
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Surveys are kept for a process's life; a test wants its own."""
+    gpus.survey.cache_clear()
+    yield
+    gpus.survey.cache_clear()
+
+
+def test_pcie_is_made_true_where_there_is_nvlink() -> None:
+    linked = parse(LISTING, SWITCHED, "")
+    bare = parse(LISTING, SWITCHED.replace("NV18", "PHB"), "")
+    active = parse(LISTING, "", STATUS)  # under SLURM a task may see no other GPU than its own
+    assert settings("pcie", linked) == settings("pcie", active) == settings("pcie", {}) == NO_PEERS
+    assert settings("pcie", bare) == settings("nvlink", linked) == settings("loopback", linked) == {}
+
+
+def test_what_the_user_exported_stays_and_files_are_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "os.environ", {"NCCL_P2P_DISABLE": "0", "NCCL_TOPO_FILE": "/etc/topo.xml", "HOME": "/"}
+    )
+    environment.set_for_nccl(NO_PEERS)
+    told = {"NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "0"}
+    assert environment.nccl_settings() == {**told, "NCCL_TOPO_FILE": "a file"}
+
+
+def test_bandwidth_is_that_of_nccl_tests_and_no_workers_wait_counts() -> None:
+    """8 A100 on Azure: 64 MiB in 579.2 us are 202.78 GB/s. Seven workers came early and waited."""
+    late = [[579.2e-6] * 5] + [[1.0] * 5] * 7
+    assert bus_bandwidth(late) == 202.8
+    assert PROBE_BYTES == 67108864
+
+
+def test_the_probe_reduces_64_mib_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    reduced: list[int] = []
+
+    def body(comm: virtual.VirtualComm) -> list[float]:
+        return hardware.probe(cast(Comm, Counting(comm)), CPU)
+
+    class Counting:
+        def __init__(self, comm: virtual.VirtualComm) -> None:
+            self.comm = comm
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.comm, name)
+
+        def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+            reduced.append(tensor.nbytes)
+            return self.comm.all_reduce(tensor)
+
+    seconds = virtual.run(2, body)
+    assert [len(mine) for mine in seconds] == [5, 5]
+    assert reduced == [PROBE_BYTES] * 14  # by two ranks, two to warm up and five
+    assert waits == [CPU] * 28  # before and after
+    assert bus_bandwidth(seconds) > 0
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    cluster = {"where": "slurm", "gpu": "a100", "link": {"name": "nvlink"}, **changes.pop("cluster", {})}
+    return {"cluster": cluster, "launch": {"on_mismatch": "stop"}, **changes}
+
+
+def act(monkeypatch: pytest.MonkeyPatch, seen: list[Worker], asked: dict[str, Any]) -> list[Any]:
+    """What each rank is given, where rank r sees `seen[r]` and the last comes late to every collective."""
+    turn = itertools.count()
+    monkeypatch.setattr(hardware, "facts", lambda device: seen[next(turn)])
+    monkeypatch.setattr(hardware, "gather_json", lambda comm, mine, device: gather_json(comm, mine, CPU))
+    monkeypatch.setattr(hardware, "probe", lambda comm, device: [(1 + comm.rank) * 1e-3] * 5)
+
+    def body(comm: virtual.VirtualComm) -> Any:
+        try:
+            return check(asked, GPU, comm)
+        except MachineMismatch as mismatch:
+            return f"{mismatch.kind}: {mismatch}"
+
+    return virtual.run(len(seen), body)
+
+
+def test_the_fingerprint_is_complete_and_alike_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = workers(full("NV12"), (2, 3), nvlinks=A100_LINKS, nccl={"NCCL_DEBUG": "INFO"})
+    first, second = act(monkeypatch, seen, config())
+    assert first == second
+    assert first["checked"] == ["gpu", "link"]
+    assert first["hosts"] == ["gpu33"]
+    assert [worker["bus"] for worker in first["workers"]] == [bus(2), bus(3)]
+    assert first["topology"] == [["X", "NV12"], ["NV12", "X"]]
+    assert first["peer_access"] == [["X", True], [True, "X"]]
+    assert first["nccl"] == {"NCCL_DEBUG": "INFO"}
+    assert first["bus_bandwidth"] == 67.1  # 64 MiB in a millisecond
+    assert "mismatch" not in first
+
+
+def test_one_worker_has_no_link_to_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    (only,) = act(monkeypatch, workers(full("SYS"), (0,)), config())
+    assert only["checked"] == ["gpu"]
+    assert only["bus_bandwidth"] is None
+
+
+def test_ranks_that_see_different_things_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = [*workers(full("NV12"), (0,)), *v100s((1,), "gpu04", full("NV12"))]
+    first, second = act(monkeypatch, seen, config())
+    assert first == second
+    assert first.startswith("machine: gpu=a100 was asked for, but gpu04 has Tesla V100")
+    assert "; link=nvlink was asked for, but every worker has a node of its own" in first
+
+
+def test_a_forced_run_bears_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = workers(full("SYS"), (0, 1))
+    first, second = act(monkeypatch, seen, config(launch={"on_mismatch": "label"}))
+    assert first == second
+    (said,) = first["mismatch"]
+    assert said.startswith("link=nvlink was asked for, but workers 0 and 1 on gpu33 are joined by SYS")
+
+
+class Silent:
+    """A communicator that must not be used."""
+
+    rank, size = 0, 2
+
+
+SILENT = cast(Comm, Silent())
+
+
+@pytest.mark.parametrize("link", ["loopback", "ethernet"])
+@pytest.mark.parametrize("where", ["local", "slurm", "virtual"])
+def test_on_cpus_nobody_is_asked(where: str, link: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_ask", lambda *words: pytest.fail("nvidia-smi was asked"))
+    asked = config(cluster={"where": where, "gpu": "none", "link": {"name": link}})
+    hardware.prepare(asked, CPU)
+    assert check(asked, CPU, SILENT) == {"checked": []}
+    old = {name: value for name, value in asked.items() if name != "launch"}
+    assert check(old, CPU, SILENT) == {"checked": []}
+
+
+def test_on_cpus_no_link_of_gpus_can_be_claimed() -> None:
+    with pytest.raises(MachineMismatch, match=r"link=nvlink .* device=cpu; choose .* link=loopback"):
+        check(config(), CPU, SILENT)
+    labelled = check(config(launch={"on_mismatch": "label"}), CPU, SILENT)
+    assert labelled["checked"] == ["link"]
+    assert len(labelled["mismatch"]) == 1
+
+
+def test_virtual_ranks_claim_a_gpu_but_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "facts", lambda device: workers(full("SYS"), (0,))[0])
+    asked = config(cluster={"where": "virtual"})
+    assert check(asked, GPU, SILENT)["checked"] == ["gpu"]
+    with pytest.raises(MachineMismatch, match="gpu=h200 was asked for, but gpu33 has NVIDIA A100"):
+        check(config(cluster={"where": "virtual", "gpu": "h200"}), GPU, SILENT)
+
+
+def test_devices_are_found_by_their_bus_however_they_are_numbered(
+    fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA_VISIBLE_DEVICES=2,1: CUDA's device 0 is nvidia-smi's GPU2."""
+    listing = "".join(f"{index}, {bus(index)}, NVIDIA H200, 143771, 550, 5, 16\n" for index in range(3))
+    monkeypatch.setattr(gpus, "survey", lambda: parse(listing, SWITCHED, STATUS))
+    visible = [
+        SimpleNamespace(
+            name="NVIDIA H200", total_memory=2**37, pci_domain_id=0, pci_bus_id=16 + index, pci_device_id=0
+        )
+        for index in (2, 1)
+    ]
+
+    def properties(device: torch.device | int) -> SimpleNamespace:
+        return visible[device if isinstance(device, int) else device.index]
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, other: True)
+    seen = hardware.facts(GPU)
+    assert (seen.bus, seen.nvlinks, seen.peers) == (bus(2), [14.062], {bus(1): True})
+    assert seen.links == {bus(0): "NV18", bus(1): "NV18"}
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="a torch without CUDA has no such class")
+def test_torch_tells_the_bus_of_a_device() -> None:
+    told = dir(torch._C._CudaDeviceProperties)
+    assert {"pci_domain_id", "pci_bus_id", "pci_device_id", "total_memory", "name"} <= set(told)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_real_gpu_is_what_nvidia_smi_says(fresh: None) -> None:
+    seen, node = hardware.facts(GPU), gpus.survey()
+    assert node[seen.bus].name == seen.gpu.partition(" MIG ")[0]
+    assert seen.driver
+    asked = config(cluster={"where": "virtual", "gpu": "any"})
+    assert check(asked, GPU, SILENT)["workers"][0]["gpu"] == seen.gpu
