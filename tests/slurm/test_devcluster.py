@@ -32,6 +32,15 @@ echo "slurmds: $(pgrep -xc slurmd --nslist net --ns $$)"
 """
 
 
+def test_no_outgoing_connection_takes_the_port_of_a_daemon_that_is_down() -> None:
+    """Its end would still hold the port for a minute, and the daemon could not start again."""
+    taken, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    conf = [path.read_text() for pattern in ("*.conf", "*.cnf") for path in SCRIPTS.glob(pattern)]
+    ports = [int(port) for text in conf for port in re.findall(r"(?i)port=(\d+)", text)]
+    assert len(ports) == 9
+    assert max(ports) < taken
+
+
 def test_every_node_takes_jobs(devcluster: Environment) -> None:
     said = say(devcluster, "srun", "-N4", "bash", "-c", "echo $SLURMD_NODENAME")
     assert sorted(said.split()) == ["n1", "n2", "n3", "n4"]
