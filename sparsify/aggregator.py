@@ -79,7 +79,7 @@ class Aggregator:
         self.comm = comm if isinstance(comm, CountingComm) else CountingComm(comm)
         self.timer = timer or PhaseTimer("production")
         self.gradients = Gradients(parameters, method.scope)
-        self.num_elements = self.gradients.flat.numel()
+        self.num_elements = self.gradients.num_elements
         self.step = 0
         if not self.num_elements:
             raise ValueError("there is nothing to aggregate: all parameters are empty")
@@ -102,7 +102,7 @@ class Aggregator:
             lr: the optimiser's, for feedback in the learning-rate domain; or one for each bucket.
         """
         step = self.begin(epoch)
-        self.method.prepare(self.gradients.flat, self.comm)
+        self.method.prepare([bucket.flat for bucket in self.gradients.buckets], self.comm)
         rates = lr if isinstance(lr, Sequence) else [lr] * len(self.states)
         return Report.total(
             [self.aggregate_bucket(at, step._replace(lr=rate)) for at, rate in enumerate(rates)]

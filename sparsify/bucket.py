@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 SCOPES = ("global", "layer")
 MEGABYTE = 2**20
+LINE = 128  # bytes that a GPU reads at once: 32 float32. Loads of 16 bytes need a start that 16 divides
 # id of a parameter -> the `Gradients` that own its `.grad`; as long as these live, so does the parameter.
 OWNERS: WeakValueDictionary[int, Gradients] = WeakValueDictionary()
 
@@ -43,6 +44,9 @@ class Kind(NamedTuple):
 class Gradients:
     """The gradients of a model as one flat tensor, and its buckets, which are views of it.
 
+    Each bucket begins at a multiple of 128 bytes. The gaps between them hold zeros and are in no bucket: they
+    are neither selected nor sent nor counted. Inside a bucket tensors follow each other without gaps.
+
     Each parameter's `.grad` becomes a view too, so that backpropagation fills the buckets and the optimiser
     reads the average from them without a copy. The order is that in which backpropagation finishes: the
     output layer first, as the code of Shi et al. merges them; but complex ones before all others. Clear with
@@ -72,38 +76,35 @@ class Gradients:
             )
         dtype, device = kinds.pop()
         self.kinds = [Kind.of(p) for _, p in self.parameters]
-        self.flat = torch.zeros(sum(num_reals(p) for _, p in self.parameters), dtype=dtype, device=device)
-        self.views: list[Tensor] = []  # (n,) of each parameter
-        self.grads: list[Tensor] = []  # the same in the parameter's shape
-        start = 0
-        for _, p in self.parameters:
-            self.views.append(self.flat[start : start + num_reals(p)])
-            self.grads.append(shaped(self.views[-1], p))
-            p.grad = self.grads[-1]
-            start += num_reals(p)
+        sizes = [num_reals(p) for _, p in self.parameters]
+        together = list(grouped(sizes, dtype.itemsize, scope))
+        starts, end = laid_out(sizes, dtype.itemsize, together)
+        self.flat = torch.zeros(end, dtype=dtype, device=device)
+        # (n,) of each parameter, and the same in the parameter's shape
+        self.views = [self.flat[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        self.grads = [shaped(view, p) for view, (_, p) in zip(self.views, self.parameters, strict=True)]
+        for (_, p), grad in zip(self.parameters, self.grads, strict=True):
+            p.grad = grad
         self.places = [Place.of(grad) for grad in self.grads]
         self.strides = [p.stride() for _, p in self.parameters]
-        self.buckets = list(self._buckets(scope))
+        self.buckets = [
+            self._bucket(inside, starts[inside[0]], sum(sizes[at] for at in inside)) for inside in together
+        ]
         self.is_superseded = False  # do others own these gradients now?
         for _, p in self.parameters:
             if (earlier := OWNERS.get(id(p))) is not None:
                 earlier.is_superseded = True
             OWNERS[id(p)] = self
 
-    def _buckets(self, scope: str | float) -> Iterator[Bucket]:
-        first = start = end = 0
-        for at, view in enumerate(self.views):
-            end += view.numel()
-            following = self.views[at + 1].nbytes if at + 1 < len(self.views) else 0
-            fits = not isinstance(scope, str) and (
-                (end - start) * view.element_size() + following <= scope * MEGABYTE
-            )
-            if at + 1 == len(self.views) or not (scope == "global" or fits):
-                if end > start:  # nothing of an empty tensor can be exchanged
-                    inside = self.parameters[first : at + 1]
-                    names, shapes = zip(*((name, shape_of(p)) for name, p in inside), strict=True)
-                    yield Bucket(self.flat[start:end], names, shapes)
-                first, start = at + 1, end
+    def _bucket(self, inside: range, start: int, size: int) -> Bucket:
+        found = [self.parameters[at] for at in inside]
+        names, shapes = zip(*((name, shape_of(p)) for name, p in found), strict=True)
+        return Bucket(self.flat[start : start + size], names, shapes)
+
+    @property
+    def num_elements(self) -> int:
+        """Of all buckets together, without the gaps between them."""
+        return sum(bucket.flat.numel() for bucket in self.buckets)
 
     def zero_(self) -> None:
         self.flat.zero_()
@@ -169,6 +170,31 @@ class Gradients:
             if not fine and not (intact and torch.isfinite(view).all()):
                 return name
         return None
+
+
+def grouped(sizes: Sequence[int], itemsize: int, scope: str | float) -> Iterator[range]:
+    """Which tensors, in a row, share a bucket. Those that would make up an empty one are left out."""
+    first = elements = 0
+    for at, size in enumerate(sizes):
+        elements += size
+        following = sizes[at + 1] if at + 1 < len(sizes) else 0
+        fits = not isinstance(scope, str) and (elements + following) * itemsize <= scope * MEGABYTE
+        if at + 1 == len(sizes) or not (scope == "global" or fits):
+            if elements:  # nothing of an empty tensor can be exchanged
+                yield range(first, at + 1)
+            first, elements = at + 1, 0
+
+
+def laid_out(sizes: Sequence[int], itemsize: int, together: Sequence[range]) -> tuple[list[int], int]:
+    """Where each tensor starts, in elements, and where the last one ends."""
+    firsts, line = {inside[0] for inside in together}, LINE // itemsize
+    starts, end = list[int](), 0
+    for at, size in enumerate(sizes):
+        if at in firsts:
+            end += -end % line
+        starts.append(end)
+        end += size
+    return starts, end
 
 
 def check_scope(scope: str | float) -> None:

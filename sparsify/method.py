@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -63,8 +64,12 @@ class Method(Protocol):
     def density_at(self, epoch: int) -> float:
         """k/n in the given epoch, counted from 0."""
 
-    def prepare(self, grad: Tensor, comm: Comm) -> None:
-        """What is done to the gradient of the whole model, in place, before its buckets are aggregated."""
+    def prepare(self, grads: Sequence[Tensor], comm: Comm) -> None:
+        """What is done to the gradient of the whole model, in place, before its buckets are aggregated.
+
+        Args:
+            grads: (n,) of each bucket.
+        """
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
         """The state for a bucket like this one."""
@@ -93,7 +98,7 @@ class MethodDefaults:
     def density_at(self, epoch: int) -> float:
         return 1.0
 
-    def prepare(self, grad: Tensor, comm: Comm) -> None:
+    def prepare(self, grads: Sequence[Tensor], comm: Comm) -> None:
         return None
 
     def residual(self, state: Any) -> Tensor | None:
@@ -178,10 +183,11 @@ class Sparsifier:
             else self.density
         )
 
-    def prepare(self, grad: Tensor, comm: Comm) -> None:
+    def prepare(self, grads: Sequence[Tensor], comm: Comm) -> None:
         if self.clip_norm is not None:
             limit = self.clip_norm / comm.size**0.5
-            grad.mul_((limit / torch.linalg.vector_norm(grad)).clamp_(max=1))
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+            torch._foreach_mul_(grads, (limit / norm).clamp_(max=1))
 
     @property
     def momentum_inside(self) -> bool:

@@ -161,7 +161,8 @@ class DistributedOptimiser(torch.optim.Optimizer):
         used, self._is_skipped = self._look(scale)
         self._used.clear()
         if self._is_skipped:
-            gradients.flat.fill_(torch.inf)
+            for view in gradients.views:  # not the gaps between them, which stay zero
+                view.fill_(torch.inf)
             return None
         self.report = self.aggregator.aggregate(self.epoch, self._rates())
         for (_, p), view, is_used in zip(gradients.parameters, gradients.views, used, strict=True):

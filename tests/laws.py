@@ -134,15 +134,16 @@ def live(
         seen = watched(aggregator, comm)
         reports, counted, before, after = [], [], [], []
         for step in range(steps):
+            aggregator.gradients.flat.fill_(torch.nan)  # what lies between buckets is not read
             for _, p in parameters:
                 assert p.grad is not None
                 p.grad.copy_(make(comm.rank, step, tuple(p.shape)))
-            before.append(aggregator.gradients.flat.clone())
+            before.append(torch.cat(aggregator.gradients.views))
             charged = comm.charged
             with timer.step():
                 reports.append(aggregator.aggregate(epoch=step, lr=lr))
             counted.append(comm.charged - charged)
-            after.append(aggregator.gradients.flat.clone())
+            after.append(torch.cat(aggregator.gradients.views))
         selected, wire_bytes, host_syncs = map(list, zip(*reports, strict=True))
         residuals = [method.residual(state) for state in aggregator.states]
         held = [

@@ -170,8 +170,8 @@ class WithDenseVectors:
     def density_at(self, epoch: int) -> float:
         return self.sparse.density_at(epoch)
 
-    def prepare(self, grad: Tensor, comm: Comm) -> None:
-        self.sparse.prepare(grad, comm)
+    def prepare(self, grads: Sequence[Tensor], comm: Comm) -> None:
+        self.sparse.prepare(grads, comm)
 
     def aggregate(
         self, grad: Tensor, step: Step, state: State | Momentum, comm: Comm, timer: PhaseTimer
