@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -64,7 +63,7 @@ class Method(Protocol):
     def density_at(self, epoch: int) -> float:
         """k/n in the given epoch, counted from 0."""
 
-    def prepare(self, grads: Sequence[Tensor], comm: Comm) -> None:
+    def prepare(self, grads: list[Tensor], comm: Comm) -> None:
         """What is done to the gradient of the whole model, in place, before its buckets are aggregated.
 
         Args:
@@ -98,7 +97,7 @@ class MethodDefaults:
     def density_at(self, epoch: int) -> float:
         return 1.0
 
-    def prepare(self, grads: Sequence[Tensor], comm: Comm) -> None:
+    def prepare(self, grads: list[Tensor], comm: Comm) -> None:
         return None
 
     def residual(self, state: Any) -> Tensor | None:
@@ -183,7 +182,7 @@ class Sparsifier:
             else self.density
         )
 
-    def prepare(self, grads: Sequence[Tensor], comm: Comm) -> None:
+    def prepare(self, grads: list[Tensor], comm: Comm) -> None:
         if self.clip_norm is not None:
             limit = self.clip_norm / comm.size**0.5
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))

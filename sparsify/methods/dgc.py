@@ -170,7 +170,7 @@ class WithDenseVectors:
     def density_at(self, epoch: int) -> float:
         return self.sparse.density_at(epoch)
 
-    def prepare(self, grads: Sequence[Tensor], comm: Comm) -> None:
+    def prepare(self, grads: list[Tensor], comm: Comm) -> None:
         self.sparse.prepare(grads, comm)
 
     def aggregate(
