@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex, cast
 
 import torch
 from torch import Tensor
@@ -24,10 +23,19 @@ FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
 
 
 class NonFinite(ArithmeticError):
-    """A gradient is NaN or infinite."""
+    """A gradient is NaN or infinite.
 
-    def __init__(self, rank: int, step: int, layer: str) -> None:
-        super().__init__(f"rank {rank}, step {step}: the gradient of {layer} has a NaN or Inf")
+    Args:
+        noticed: the step after which it was noticed, where that was too late to keep it out.
+    """
+
+    def __init__(self, rank: int, step: int, layer: str, noticed: int | None = None) -> None:
+        late = (
+            f"; noticed after step {noticed}, so weights and residuals may hold it: go back to the last "
+            "checkpoint"
+        )
+        words = f"rank {rank}, step {step}: the gradient of {layer} has a NaN or Inf"
+        super().__init__(words if noticed is None else words + late)
         self.rank, self.step = rank, step
 
 
@@ -123,30 +131,29 @@ class Aggregator:
         selected = self.method.aggregate(grad, step, state, self.comm, self.timer)
         return Report(selected, self.comm.sent_bytes - bytes_before, host_sync.num_syncs() - syncs_before)
 
-    def check_finite(self, facts: Sequence[bool] = ()) -> list[bool]:
+    def check_finite(self, used: Sequence[bool]) -> list[bool]:
         """Raise `NonFinite` on all workers if any worker's gradient has a NaN or Inf; residuals are
         untouched. One host synchronisation, and a small allgather.
 
         Args:
-            facts: of this worker; returned is, of each, whether it is so on any worker.
+            used: of each parameter, a fact of this worker; returned is whether it is so on any worker.
         """
         gradients = self.gradients
-        name = gradients.nonfinite(gradients.finite())
-        names = [n for n, _ in gradients.parameters]
-        mine = [names.index(name) if name else -1, *facts]
-        gathered = torch.stack(
-            self.comm.all_gather(torch.tensor(mine, device=gradients.flat.device))
-        ).tolist()
-        for rank, (at, *_) in enumerate(gathered):
-            if at >= 0:
-                raise NonFinite(rank, self.step, names[at])
-        return [any(theirs) for theirs in zip(*(others for _, *others in gathered), strict=True)]
+        finite = gradients.finite()
+        everyone = gather_flags(self.comm, finite, host_sync.to_device(used, finite, torch.bool))
+        if not all(all(theirs) for theirs, _ in everyone):  # or is it a norm that has overflowed?
+            for rank, (flags,) in enumerate(gather_flags(self.comm, gradients.exactly_finite())):
+                if not all(flags):
+                    raise NonFinite(rank, self.step, gradients.parameters[flags.index(0)][0])
+        return [any(flags) for flags in zip(*(theirs for _, theirs in everyone), strict=True)]
 
-    def residual_norm(self) -> float:
-        """Euclidean norm of this worker's residuals."""
+    def residual_norm(self) -> Tensor:
+        """Euclidean norm of this worker's residuals: a number in double precision, on their device."""
         residuals = [r for state in self.states if (r := self.method.residual(state)) is not None]
-        norms = [torch.linalg.vector_norm(r, dtype=torch.float64).item() for r in residuals]
-        return math.hypot(*norms)
+        if not residuals:
+            return self.gradients.flat.new_zeros((), dtype=torch.float64)
+        norms = torch.stack(torch._foreach_norm(residuals, dtype=torch.float64))
+        return norms.square().sum().sqrt()
 
     def searching(self) -> dict[str, SearchStats]:
         """The kernels that searched the buckets, by name, and their statistics. On a GPU one host
@@ -183,8 +190,8 @@ class Aggregator:
         """Are all workers in the same step?"""
         ks = [num_selected(bucket.flat.numel(), step.density) for bucket in self.gradients.buckets]
         facts = {"method": repr(self.method), "step": self.step, "k": sum(ks), "buckets": len(ks)}
-        mine = torch.tensor([digest(value) for value in facts.values()], device=self.gradients.flat.device)
-        gathered = [theirs.tolist() for theirs in self.comm.all_gather(mine)]
+        mine = host_sync.to_device([digest(value) for value in facts.values()], self.gradients.flat)
+        gathered = host_sync.to_host(torch.stack(self.comm.all_gather(mine)))
         for at, (fact, value) in enumerate(facts.items()):
             groups: dict[int, list[int]] = {}
             for rank, digests in enumerate(gathered):
@@ -195,6 +202,15 @@ class Aggregator:
                     f"differ; rank {self.comm.rank} has {fact}={value}; give every worker the same "
                     "method and call aggregate equally often"
                 )
+
+
+def gather_flags(comm: Comm, *flags: Tensor) -> list[list[list[int]]]:
+    """(m,) bool each -> of every worker by rank, the flags of each as 0 and 1. One host synchronisation, and
+    a small allgather.
+    """
+    return cast(
+        list[list[list[int]]], host_sync.to_host(torch.stack(comm.all_gather(torch.stack(flags).int())))
+    )
 
 
 def digest(value: Any) -> int:

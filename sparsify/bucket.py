@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
+from sparsify import host_sync
+
 SCOPES = ("global", "layer")
 MEGABYTE = 2**20
 LINE = 128  # bytes that a GPU reads at once: 32 float32. Loads of 16 bytes need a start that 16 divides
@@ -158,18 +160,21 @@ class Gradients:
         """
         return torch.isfinite(torch.stack(torch._foreach_norm(self.views)))
 
-    def nonfinite(self, finite: Tensor, intact: bool = True) -> str | None:
-        """The name of the first parameter whose gradient is not finite; synchronises the host.
+    def exactly_finite(self) -> Tensor:
+        """`finite`, of every element: more passes and launches, for when a norm is not."""
+        return torch.stack([torch.isfinite(view).all() for view in self.views])
+
+    def nonfinite(self, finite: Tensor) -> str | None:
+        """The name of the first parameter whose gradient is not finite. One host synchronisation, and a
+        second one where a norm is not.
 
         Args:
-            intact: do the buckets still hold what `finite` saw? Then the suspects are checked once more.
+            finite: of the gradients as they are now.
         """
-        if finite.all():
+        if all(host_sync.to_host(finite)):
             return None
-        for (name, _), view, fine in zip(self.parameters, self.views, finite.tolist(), strict=True):
-            if not fine and not (intact and torch.isfinite(view).all()):
-                return name
-        return None
+        flags = host_sync.to_host(self.exactly_finite())
+        return next((name for (name, _), fine in zip(self.parameters, flags, strict=True) if not fine), None)
 
 
 def grouped(sizes: Sequence[int], itemsize: int, scope: str | float) -> Iterator[range]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.hooks import RemovableHandle
 
+from sparsify import host_sync
 from sparsify.aggregator import Aggregator, Report
 from sparsify.comm import Comm
 from sparsify.method import Method
@@ -184,9 +185,9 @@ class DistributedOptimiser(torch.optim.Optimizer):
             overflow = torch.stack([infinity.to(gradients.flat.device) for infinity in found]).sum()
         else:
             found, overflow = [], ~gradients.finite().all()
-        used_here = torch.tensor(self._used.flags, device=gradients.flat.device)
-        facts = torch.cat([overflow.float().reshape(1), used_here.float()])
-        overflows, *used = self.comm.all_reduce(facts).tolist()
+        used_here = host_sync.to_device(self._used.flags, gradients.flat, torch.float32)
+        facts = torch.cat([overflow.float().reshape(1), used_here])
+        overflows, *used = host_sync.to_host(self.comm.all_reduce(facts))
         for infinity in found:
             infinity.fill_(min(overflows, 1.0))  # so every worker's scaler lowers its scale
         return [bool(number) for number in used], overflows > 0

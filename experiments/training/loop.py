@@ -111,9 +111,8 @@ def train(
                 with timer.phase("validate"):  # inside the timed step, while the others wait: as published
                     metrics = validation()
 
-        if timer.mode == "production" and (layer := gradients.nonfinite(finite, intact=False)):
-            raise NonFinite(comm.rank, step, layer)  # only now: within the step it would make the host wait
-        steps.observe(step, epoch, loss.detach(), rate, report, aggregator)
+        # In production nobody has looked at `finite`, which would make the host wait: the log will.
+        steps.observe(step, epoch, loss.detach(), rate, report, aggregator, finite)
         if validates and timer.mode != "as_published":
             metrics = validation()
         if ends_epoch or (step + 1) % STEPS_PER_WRITE == 0:

@@ -1,4 +1,6 @@
-"""What one worker records of its steps and epochs."""
+"""What one worker records of its steps and epochs. Of a step everything stays on the device until its window
+closes, when it is written: within a window nothing makes the host wait.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import torch
 from torch import Tensor
 
 from experiments.training.task import Metrics
-from sparsify.aggregator import Aggregator, Report
+from sparsify import host_sync
+from sparsify.aggregator import Aggregator, NonFinite, Report
 from sparsify.comm import Comm
 from sparsify.timer import PhaseTimer
 
@@ -33,15 +36,30 @@ class StepLog:
     def __init__(self, timer: PhaseTimer, comm: Comm, log: Log, device: torch.device) -> None:
         self.timer, self.comm, self.log, self.device = timer, comm, log, device
         self.waiting: list[dict[str, Any]] = []
+        self.finite: list[Tensor] = []  # (tensors,) bool of each waiting step, in production
+        self.names: list[str] = []  # of these tensors
         self.epoch: list[dict[str, float]] = []  # the steps since the last epoch ended
         self.timed_s = 0.0  # spent in steps since the run began
 
     def observe(
-        self, step: int, epoch: int, loss: Tensor, lr: float, report: Report, aggregator: Aggregator
+        self,
+        step: int,
+        epoch: int,
+        loss: Tensor,
+        lr: float,
+        report: Report,
+        aggregator: Aggregator,
+        finite: Tensor,
     ) -> None:
-        """Note one step, counted from 0. Nothing of it makes the host wait for the device but the norm of the
-        residual."""
+        """Note one step, counted from 0. Nothing of it makes the host wait for the device.
+
+        Args:
+            finite: as `Gradients.finite` said; in production nobody has looked at it.
+        """
         n = aggregator.num_elements
+        if self.timer.mode == "production":
+            self.finite.append(finite)
+            self.names = [name for name, _ in aggregator.gradients.parameters]
         self.waiting.append(
             {
                 "step": step,
@@ -57,10 +75,14 @@ class StepLog:
         )
 
     def write(self) -> None:
-        """Write the waiting steps to the log. Collective: all ranks write together."""
+        """Close the window: write the waiting steps to the log. Collective: all ranks write together.
+
+        Raises:
+            NonFinite: on all ranks, in production: in one of these steps a gradient had a NaN or Inf.
+        """
         samples = self.timer.resolve(self._gather)
-        for sample, values in zip(samples, self.waiting, strict=True):
-            numbers = {k: float(v) if isinstance(v, Tensor) else v for k, v in values.items()}
+        self._check_finite()
+        for sample, numbers in zip(samples, read(self.waiting), strict=True):
             self.epoch.append({name: numbers[name] for name in ("loss", *EPOCH_MEANS)})
             self.timed_s += sample.step_s
             if sample.spans:
@@ -107,6 +129,31 @@ class StepLog:
         self.epoch.clear()
         return {"train_loss": means.pop("loss"), **means}
 
+    def _check_finite(self) -> None:
+        """Of all ranks' waiting steps, were all gradients finite? The first that was not is told by all."""
+        if not self.finite:
+            return
+        flags, self.finite = host_sync.to_host(torch.stack(self.finite)), []
+        first = next((at for at, fine in enumerate(flags) if not all(fine)), len(flags))
+        tensor = flags[first].index(False) if first < len(flags) else 0
+        found = self._gather([first, tensor])
+        rank = min(range(len(found)), key=lambda rank: found[rank][0])
+        bad_step, bad_tensor = map(int, found[rank])
+        if bad_step < len(flags):
+            steps = [values["step"] for values in self.waiting]
+            raise NonFinite(rank, steps[bad_step], self.names[bad_tensor], noticed=steps[-1])
+
     def _gather(self, mine: list[float]) -> list[list[float]]:
         gathered = self.comm.all_gather(torch.tensor(mine, dtype=torch.float64, device=self.device))
-        return [numbers.tolist() for numbers in gathered]
+        found: list[list[float]] = host_sync.to_host(torch.stack(gathered))
+        return found
+
+
+def read(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with numbers instead of tensors. One host synchronisation, if there are any."""
+    tensors = [value.double() for step in steps for value in step.values() if isinstance(value, Tensor)]
+    numbers = iter(host_sync.to_host(torch.stack(tensors)) if tensors else [])
+    return [
+        {name: next(numbers) if isinstance(value, Tensor) else value for name, value in step.items()}
+        for step in steps
+    ]

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from experiments.training.datasets import REGISTRY, Dataset
+from sparsify import host_sync
 
 EVAL_BATCH = 500  # changes no result: evaluation uses running statistics, and the metrics are sums
 
@@ -120,7 +121,7 @@ class Task:
         data_pass, skipped = divmod(first, per_pass)
         while True:
             sampler.set_epoch(data_pass)
-            order = torch.tensor(list(sampler), device=data.train.labels.device)
+            order = host_sync.to_device(list(sampler), data.train.labels)
             for at in range(skipped, per_pass):
                 start = at * self.batch_size
                 chosen = order[start : start + self.batch_size]
@@ -144,15 +145,15 @@ class Task:
         this is the exact mean over images.
         """
         model.eval()
-        total, top1, top5 = 0.0, 0, 0
+        sums = []  # of each batch: loss, hits, hits among five
         for start in range(0, len(data.test.labels), EVAL_BATCH):
             images = data.test.images[start : start + EVAL_BATCH].to(dtype)
             labels = data.test.labels[start : start + EVAL_BATCH]
             outputs = model(self.laid_out(data.normalised(images)))
-            total += functional.cross_entropy(outputs, labels, reduction="sum").item()
+            loss = functional.cross_entropy(outputs, labels, reduction="sum")
             hits = outputs.topk(5, dim=1).indices == labels[:, None]
-            top1 += int(hits[:, 0].sum())
-            top5 += int(hits.sum())
+            sums.append(torch.stack([loss.double(), hits[:, 0].sum(), hits.sum()]))
         model.train()
         count = len(data.test.labels)
+        total, top1, top5 = map(math.fsum, zip(*host_sync.to_host(torch.stack(sums)), strict=True))
         return Metrics(total / count, 100 * top1 / count, 100 * top5 / count)

@@ -21,6 +21,7 @@ from experiments.config import compose
 from experiments.training import checkpoint
 from experiments.training.stop import Preempted
 from experiments.worker import errors, run
+from sparsify.aggregator import NonFinite
 from tests.laws import METHODS
 from tests.runs import Orders, StopAt, carry_out, measured, orders, recorded
 
@@ -52,6 +53,17 @@ def test_every_method_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> Non
     assert attempt.manifest["weights"] == straight.manifest["weights"]
     for rank in range(3):
         assert measured(recorded(attempt, rank)) == measured(recorded(straight, rank))
+
+
+@pytest.mark.usefixtures("every_step")
+def test_a_nan_that_nobody_has_looked_at_is_never_saved(tmp_path: Path) -> None:
+    """In production its flags are read when a window closes; a checkpoint closes it first."""
+    words = (*VIRTUAL, "timing.mode=production", "task.lr=1e30", "launch.checkpoint_min=1e-6")
+    told, attempt = orders(Store(tmp_path / "runs"), *words)
+    with pytest.raises(NonFinite, match=r"rank 0, step \d: .* go back to the last checkpoint"):
+        carry_out(told, attempt, tmp_path / "a")
+    for path in attempt.checkpoints.glob("*/rank*.pt"):
+        assert torch.load(path, weights_only=True)["aggregator"]["step"] <= 1, path
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 import sparsify
 from experiments.training.step_log import StepLog
 from experiments.training.task import Metrics
-from sparsify.aggregator import Aggregator
+from sparsify.aggregator import Aggregator, NonFinite
 from sparsify.comm import virtual
 from sparsify.timer import PhaseTimer
 
@@ -36,8 +36,8 @@ class Lines:
 class Steps:
     """Steps with given losses, of a model of ten elements."""
 
-    def __init__(self, comm: virtual.VirtualComm) -> None:
-        self.log, self.timer, self.done = Lines(), PhaseTimer("serialised", comm.now), 0
+    def __init__(self, comm: virtual.VirtualComm, mode: str = "serialised") -> None:
+        self.log, self.timer, self.done = Lines(), PhaseTimer(mode, comm.now), 0
         self.step_log = StepLog(self.timer, comm, self.log, torch.device("cpu"))
         parameters = [("weight", Parameter(torch.zeros(10)))]
         self.aggregator = Aggregator(sparsify.build("topk", density=0.2), parameters, comm, self.timer)
@@ -47,7 +47,8 @@ class Steps:
             self.aggregator.gradients.flat.copy_(torch.arange(1.0, 11.0))
             with self.timer.step():
                 report = self.aggregator.aggregate()
-            self.step_log.observe(self.done, epoch, torch.tensor(loss), 0.1, report, self.aggregator)
+            finite = self.aggregator.gradients.finite()
+            self.step_log.observe(self.done, epoch, torch.tensor(loss), 0.1, report, self.aggregator, finite)
             self.done += 1
         self.step_log.write()
 
@@ -85,6 +86,27 @@ def test_steps_are_counted_from_0_and_epochs_from_1_and_are_written_once() -> No
     for step in log.of("step"):
         assert step["density"] == 0.2
         assert step["update_density"] == pytest.approx(0.2)  # a float32 on its way
+
+
+def test_in_production_a_nan_is_told_by_all_when_the_window_closes() -> None:
+    """The first one, by step and then by rank; before that nobody looks."""
+
+    def body(comm: virtual.VirtualComm) -> str:
+        steps = Steps(comm, "production")
+        steps.make(0, 1.0, 2.0)
+        for step in range(3):
+            finite = torch.tensor([not (step >= 1 and comm.rank == 1) and not (step == 2 and comm.rank == 0)])
+            with steps.timer.step():
+                report = steps.aggregator.aggregate()
+            steps.step_log.observe(2 + step, 0, torch.tensor(0.0), 0.1, report, steps.aggregator, finite)
+        with pytest.raises(NonFinite) as caught:
+            steps.step_log.write()
+        return str(caught.value)
+
+    assert virtual.run(3, body) == [
+        "rank 1, step 3: the gradient of weight has a NaN or Inf; noticed after step 4, so weights and "
+        "residuals may hold it: go back to the last checkpoint"
+    ] * 3  # fmt: skip
 
 
 def test_only_the_worker_that_validated_records_the_epoch() -> None:

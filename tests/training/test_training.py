@@ -132,7 +132,7 @@ def test_a_step_that_overflows_on_one_worker_is_skipped_by_all() -> None:
         plain_model, plain = wrapped(comm)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
         for step in range(6):
-            before, owed = weights(model), optimiser.aggregator.residual_norm()
+            before, owed = weights(model), optimiser.aggregator.residual_norm().item()
             optimiser.zero_grad()
             scaler.scale(loss_of(model, comm.rank, step)).backward()
             if step == 2 and comm.rank == 1:
@@ -142,7 +142,7 @@ def test_a_step_that_overflows_on_one_worker_is_skipped_by_all() -> None:
             scaler.update()
             if step == 2:
                 assert torch.equal(weights(model), before)
-                assert optimiser.aggregator.residual_norm() == owed
+                assert optimiser.aggregator.residual_norm().item() == owed
                 assert scaler.get_scale() == 2.0**9
                 continue
             plain.zero_grad()
@@ -158,14 +158,14 @@ def test_a_gradient_that_is_not_finite_is_named_and_reaches_no_residual() -> Non
         model, optimiser = wrapped(comm)
         loss_of(model, comm.rank, 0).backward()
         optimiser.step()
-        owed = optimiser.aggregator.residual_norm()
+        owed = optimiser.aggregator.residual_norm().item()
         optimiser.zero_grad()
         loss_of(model, comm.rank, 1).backward()
         if comm.rank == 2:
             gradients(model)[1][4] = torch.nan
         with pytest.raises(NonFinite) as caught:
             optimiser.step()
-        return str(caught.value), owed, optimiser.aggregator.residual_norm()
+        return str(caught.value), owed, optimiser.aggregator.residual_norm().item()
 
     for sentence, before, after in virtual.run(3, body):
         assert sentence == "rank 2, step 1: the gradient of 0.bias has a NaN or Inf"

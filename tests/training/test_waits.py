@@ -1,0 +1,84 @@
+"""How often training makes the host wait for the device, counted as tests/sparsify/test_steady.py does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import sparsify
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from experiments.training.loop import Settings, train
+from sparsify import host_sync
+from sparsify.comm import virtual
+from sparsify.optimiser import DistributedOptimiser
+from sparsify.timer import PhaseTimer
+from tests.waits import watched
+from tests.worker_functions import NoLog
+
+SIZE, CPU = 2, torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "waits"),
+    [
+        ("production", "dense", 0),
+        ("production", "topk", 0),
+        ("production", "topk layer", 0),
+        ("production", "randomk", 0),
+        ("serialised", "topk layer", 1),  # a NaN must not reach a residual
+        ("as_published", "topk", 2),  # and the loss, as published
+    ],
+)
+def test_within_a_window_nothing_waits_but_what_the_mode_is_for(
+    mode: str, name: str, waits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many more waits of each rank for every step more, in one window."""
+    data, task = datasets.load("digits", None, CPU), TASKS.build("cnn_digits", {})
+    kind, _, scope = name.partition(" ")
+    choices = {"density": 0.01} if kind != "dense" else {}
+    method = sparsify.build(kind, **choices, scope=scope or "global")
+
+    def waits_of(steps: int) -> int:
+        settings = Settings(seed=0, num_steps=steps, validate=False, device=CPU, dtype=torch.float32)
+
+        def body(comm: virtual.VirtualComm) -> None:
+            train(task, data, method, comm, PhaseTimer(mode, comm.now), NoLog(), settings)
+
+        with watched(monkeypatch, large=10**9) as watch:
+            watch.on = True
+            virtual.run(SIZE, body)
+        return len(watch.waits)
+
+    assert waits_of(8) - waits_of(3) == 5 * SIZE * waits
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_the_promise_of_the_wrapper_costs_one_wait_a_step(
+    check: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many workers and tensors; without the promise none."""
+
+    def body(comm: virtual.VirtualComm) -> list[int]:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        method = sparsify.build("topk", density=0.1, scope="layer")
+        optimiser = DistributedOptimiser(inner, model, method, comm, check=check)
+        counts = []
+        for _ in range(3):
+            optimiser.zero_grad()
+            model(torch.ones(2, 6)).sum().backward()
+            comm.barrier()
+            watch.on, before = True, host_sync.num_syncs()
+            optimiser.step()
+            comm.barrier()
+            watch.on = False
+            comm.barrier()
+            counts.append(host_sync.num_syncs() - before)
+        return counts
+
+    with watched(monkeypatch, large=10**9) as watch:
+        counts = virtual.run(4, body)
+    assert counts == [[int(check)] * 3] * 4
+    assert len(watch.waits) == sum(map(sum, counts)), watch.waits
