@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from sparsify import host_sync
+from sparsify import host_sync, huge_pages
 
 SCOPES = ("global", "layer")
 MEGABYTE = 2**20
@@ -81,7 +81,7 @@ class Gradients:
         sizes = [num_reals(p) for _, p in self.parameters]
         together = list(grouped(sizes, dtype.itemsize, scope))
         starts, end = laid_out(sizes, dtype.itemsize, together)
-        self.flat = torch.zeros(end, dtype=dtype, device=device)
+        self.flat = huge_pages.advise(torch.empty(end, dtype=dtype, device=device)).zero_()
         # (n,) of each parameter, and the same in the parameter's shape
         self.views = [self.flat[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         self.grads = [shaped(view, p) for view, (_, p) in zip(self.views, self.parameters, strict=True)]

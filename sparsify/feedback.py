@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from sparsify import huge_pages
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, Delivery, Part, Sparse, work_dtype
 
 
@@ -50,7 +51,7 @@ class NoFeedback(FusableFeedback):
 
     def init(self, like: Tensor) -> Tensor | None:
         dtype = work_dtype(like.dtype)
-        return None if dtype == like.dtype else torch.empty_like(like, dtype=dtype)
+        return None if dtype == like.dtype else huge_pages.advise(torch.empty_like(like, dtype=dtype))
 
     def operands(self, grad: Tensor, lr: float, state: Tensor | None) -> tuple[Tensor, None]:
         return (grad if state is None else state.copy_(grad)), None
@@ -71,7 +72,7 @@ class ErrorFeedback(FusableFeedback):
     """
 
     def init(self, like: Tensor) -> Tensor:
-        return torch.zeros_like(like, dtype=work_dtype(like.dtype))
+        return huge_pages.zeros_like(like, work_dtype(like.dtype))
 
     def operands(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
         return state, grad  # the residual's own buffer serves as acc: nothing of size n is allocated
@@ -106,7 +107,7 @@ class LearningRateFeedback(FusableFeedback):
     """
 
     def init(self, like: Tensor) -> Scaled:
-        return Scaled(torch.zeros_like(like, dtype=work_dtype(like.dtype)))
+        return Scaled(huge_pages.zeros_like(like, work_dtype(like.dtype)))
 
     def operands(self, grad: Tensor, lr: float, state: Scaled) -> tuple[Tensor, Tensor | None]:
         if not lr >= 0:
@@ -173,7 +174,7 @@ class MomentumCorrection(FusableFeedback):
         return broken
 
     def init(self, like: Tensor) -> Velocity:
-        u, v = (torch.zeros_like(like, dtype=work_dtype(like.dtype)) for _ in range(2))
+        u, v = (huge_pages.zeros_like(like, work_dtype(like.dtype)) for _ in range(2))
         return Velocity(u, v)
 
     def operands(self, grad: Tensor, lr: float, state: Velocity) -> tuple[Tensor, Tensor]:
@@ -218,8 +219,9 @@ class LowPass(Part):
         return {} if self.beta == 1 else {NOTHING_IS_LOST: "beta < 1 filters part of each gradient away"}
 
     def init(self, like: Tensor) -> Filtered:
-        work = None if work_dtype(like.dtype) == like.dtype else torch.empty_like(like, dtype=torch.float32)
-        return Filtered(torch.zeros_like(like, dtype=work_dtype(like.dtype)), work)
+        dtype = work_dtype(like.dtype)
+        work = None if dtype == like.dtype else huge_pages.advise(torch.empty_like(like, dtype=dtype))
+        return Filtered(huge_pages.zeros_like(like, dtype), work)
 
     def accumulate(self, grad: Tensor, lr: float, state: Filtered) -> Tensor:
         # The gradient's own buffer serves as acc, since m itself is still needed; half types get a wider one.

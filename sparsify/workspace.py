@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sparsify import huge_pages
 from sparsify.kernels import Kernel, kernel_for
 from sparsify.types import BucketContext, work_dtype
 
@@ -37,5 +38,5 @@ class Workspace:
         """(n,), allocated at its first use; by default of the type that selections are computed in."""
         if name not in self.buffers:
             dtype = work_dtype(self.like.dtype) if dtype is None else dtype
-            self.buffers[name] = torch.empty_like(self.like, dtype=dtype)
+            self.buffers[name] = huge_pages.advise(torch.empty_like(self.like, dtype=dtype))
         return self.buffers[name]

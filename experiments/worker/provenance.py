@@ -16,6 +16,7 @@ import torch
 from experiments.config import code_version
 from experiments.worker.hardware import bus
 from slurm import environment
+from sparsify import huge_pages
 
 PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "submitit", "greenlet", "triton", "horovod")
 
@@ -27,6 +28,7 @@ def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[s
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(_memory_bytes() / 2**30, 1),
+        "huge_pages": huge_pages.setting(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "before": state(device),
         "topology": _output(["nvidia-smi", "topo", "-m"]) if device.type == "cuda" else None,

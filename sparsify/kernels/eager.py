@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsify import host_sync
+from sparsify import host_sync, huge_pages
 from sparsify.checks import check_k
 from sparsify.kernels.search_stats import SearchStats
 from sparsify.types import Sparse, work_dtype
@@ -17,7 +17,7 @@ class Eager:
     name = "torch"
 
     def __init__(self, like: Tensor) -> None:
-        self.magnitudes = torch.empty_like(like, dtype=work_dtype(like.dtype))
+        self.magnitudes = huge_pages.advise(torch.empty_like(like, dtype=work_dtype(like.dtype)))
         self.mask: Tensor | None = None  # (n,) bool, made when first needed
         self.done = SearchStats()
 

@@ -8,7 +8,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from sparsify import host_sync
+from sparsify import host_sync, huge_pages
 from sparsify.bucket import check_scope
 from sparsify.comm import Comm, gather_uneven
 from sparsify.feedback import ErrorFeedback
@@ -109,7 +109,7 @@ class AdaComp(MethodDefaults):
         counts = [-(-size // length) for size, length in zip(sizes, lengths, strict=True)]
         starts = [block.start + at * block.length for block in blocks for at in range(block.bins)]
         owners = [tensor for tensor, count in enumerate(counts) for _ in range(count)]
-        residual = torch.zeros_like(like, dtype=work_dtype(like.dtype))
+        residual = huge_pages.zeros_like(like, work_dtype(like.dtype))
         return Bins(
             residual,
             torch.empty_like(residual),

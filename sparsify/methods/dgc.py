@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sparsify import huge_pages
 from sparsify.comm import Comm
 from sparsify.exchange import AllGather
 from sparsify.feedback import MomentumCorrection
@@ -164,7 +165,7 @@ class WithDenseVectors:
 
     def init(self, like: Tensor, context: BucketContext) -> State | Momentum:
         if context.shapes and all(len(shape) <= 1 for shape in context.shapes):
-            return Momentum(torch.zeros_like(like, dtype=work_dtype(like.dtype)))
+            return Momentum(huge_pages.zeros_like(like, work_dtype(like.dtype)))
         return self.sparse.init(like, context)
 
     def density_at(self, epoch: int) -> float:
