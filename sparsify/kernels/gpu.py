@@ -21,6 +21,7 @@ from torch import Tensor
 from sparsify import host_sync
 from sparsify.checks import check_k
 from sparsify.kernels import triton_kernels as on_device
+from sparsify.kernels.launches import Launch, Launcher, Launches
 from sparsify.kernels.search_stats import SearchStats
 from sparsify.types import Sparse, work_dtype
 
@@ -90,6 +91,14 @@ class Gpu:
         self.totals = torch.zeros(4, dtype=torch.int64, device=like.device)
         self.threshold = new(1, dtype=torch.float32)
         self.marks = new(triton.cdiv(self.n, tile) * tile // on_device.WORD.value, dtype=torch.int32)
+        words = triton.cdiv(self.n, on_device.WORD.value * WORDS)
+        self.counted, self.ends = new(words, dtype=torch.int32), new(words, dtype=torch.int64)
+        self.launch = Launcher()
+        self.launch.hold(
+            work=self.work, rows=self.rows, totals=self.totals, threshold=self.threshold, marks=self.marks,
+            counted=self.counted, ends=self.ends,
+            edge_indices=self.edge.indices, edge_values=self.edge.values,
+        )  # fmt: skip
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
         """See `Kernel.topk`; in no order. Can be captured in a CUDA graph after a first call with this k."""
@@ -107,38 +116,22 @@ class Gpu:
         if self.capacity is not None:
             capacity = self.capacity
         self._make_room(capacity)
-        found, edge, work = self.candidates, self.edge, self.work
-        source, strides = (
-            acc if grad is None else grad,
-            (acc.stride(0), (acc if grad is None else grad).stride(0)),
-        )
-        add, tile, programs = grad is not None, self.tile, (self.programs,)
-        tiles, words = self._grids(n)
         with torch.cuda.device_of(acc):
-            # Where there is room for all elements, zeros are candidates as well.
-            least = 0 if capacity == n else 1
-            on_device.guess[(1,)](
-                acc, source, work, self.totals, n, *strides, rank, least, self.forced,
-                SAMPLED=sampled, ADD=add, SAMPLE=self.sample, num_warps=32,
-            )  # fmt: skip
-            on_device.stream[tiles](
-                acc, source, work, self.marks, n, *strides, ADD=add, TILE=tile, num_warps=8
+            self.launch(
+                self._search,
+                (grad is not None, sampled),
+                {**added(acc, grad), "out_indices": out.indices, "out_values": out.values},
+                {
+                    **self._sizes(n),
+                    "k": k,
+                    "rank": rank,
+                    # Where there is room for all elements, zeros are candidates as well.
+                    "least": 0 if capacity == n else 1,
+                    "forced": self.forced,
+                    "capacity": capacity,
+                    "room": self.ties,
+                },
             )
-            on_device.gather[words](
-                acc, work, self.marks, *found, n, strides[0], capacity, WORDS=WORDS, num_warps=4
-            )
-            on_device.refine[programs](work, found.values, k, capacity, TILE=tile, num_warps=16)
-            on_device.split[programs](
-                acc, work, *found, *edge, *out, n, strides[0], k, capacity, self.ties, TILE=tile, num_warps=16
-            )
-            on_device.settle[programs](
-                acc, work, *edge, *out, n, strides[0], k, TILE=tile, CHUNK=CHUNK, num_warps=16
-            )
-            on_device.count_last[programs](acc, work, self.rows, n, strides[0], k, TILE=tile, num_warps=16)
-            on_device.emit[programs](
-                acc, work, self.rows, self.totals, *out, n, strides[0], k,
-                SAMPLED=sampled, TILE=tile, PROGRAMS=triton.next_power_of_2(PROGRAMS), num_warps=16,
-            )  # fmt: skip
         return out
 
     def above(
@@ -154,34 +147,56 @@ class Gpu:
             self.threshold.copy_(threshold)
         else:
             self.threshold.fill_(torch.tensor(float(threshold), dtype=torch.float32).item())
-        source, strides = (
-            acc if grad is None else grad,
-            (acc.stride(0), (acc if grad is None else grad).stride(0)),
-        )
-        tiles, words = self._grids(n)
-        counted = self.work.new_empty(words)
+        tensors, sizes = added(acc, grad), self._sizes(n)
         with torch.cuda.device_of(acc):
-            on_device.stream_above[tiles](
-                acc, source, self.threshold, self.marks, n, *strides,
-                ADD=grad is not None, STRICT=strict, TILE=self.tile, num_warps=8,
-            )  # fmt: skip
-            on_device.count_marks[words](self.marks, counted, n, WORDS=WORDS, num_warps=4)
-            ends = counted.cumsum(0)
+            choices = (grad is not None, strict)
+            self.launch(self._mark_and_count, choices, tensors, sizes)
+            words = sizes["words"]
+            ends = torch.cumsum(self.counted[:words], 0, out=self.ends[:words])
             count = host_sync.to_host(ends[-1])
             out = Sparse(acc.new_empty(count, dtype=torch.int32), acc.new_empty(count))
             if count:
-                on_device.gather_in_order[words](
-                    acc, self.marks, ends, *out, n, strides[0], WORDS=WORDS, num_warps=4
-                )
+                tensors |= {"out_indices": out.indices, "out_values": out.values}
+                self.launch(self._gather_in_order, (), tensors, sizes)
         return out
 
     def stats(self) -> SearchStats:
         """See `Kernel.stats`."""
         return SearchStats(*host_sync.to_host(self.totals))
 
-    def _grids(self, n: int) -> tuple[tuple[int], tuple[int]]:
-        """Of tiles of elements, and of words of marks."""
-        return (triton.cdiv(n, self.tile),), (triton.cdiv(n, on_device.WORD.value * WORDS),)
+    def _search(self, add: bool, sampled: bool) -> Launches:
+        tile = {"TILE": self.tile}
+        return (
+            Launch(on_device.guess, "one", 32, {"SAMPLED": sampled, "ADD": add, "SAMPLE": self.sample}),
+            Launch(on_device.stream, "tiles", 8, {"ADD": add, **tile}),
+            Launch(on_device.gather, "words", 4, {"WORDS": WORDS}),
+            Launch(on_device.refine, "programs", 16, tile),
+            Launch(on_device.split, "programs", 16, tile),
+            Launch(on_device.settle, "programs", 16, {**tile, "CHUNK": CHUNK}),
+            Launch(on_device.count_last, "programs", 16, tile),
+            Launch(
+                on_device.emit, "programs", 16,
+                {"SAMPLED": sampled, **tile, "PROGRAMS": triton.next_power_of_2(PROGRAMS)},
+            ),
+        )  # fmt: skip
+
+    def _mark_and_count(self, add: bool, strict: bool) -> Launches:
+        return (
+            Launch(on_device.stream_above, "tiles", 8, {"ADD": add, "STRICT": strict, "TILE": self.tile}),
+            Launch(on_device.count_marks, "words", 4, {"WORDS": WORDS}),
+        )
+
+    def _gather_in_order(self) -> Launches:
+        return (Launch(on_device.gather_in_order, "words", 4, {"WORDS": WORDS}),)
+
+    def _sizes(self, n: int) -> dict[str, int]:
+        return {
+            "n": n,
+            "one": 1,
+            "tiles": triton.cdiv(n, self.tile),
+            "words": triton.cdiv(n, on_device.WORD.value * WORDS),
+            "programs": self.programs,
+        }
 
     def _check(self, acc: Tensor, grad: Tensor | None) -> int:
         wrong = (
@@ -205,6 +220,12 @@ class Gpu:
             self.candidates = Sparse(
                 self.work.new_empty(capacity), self.work.new_empty(capacity, dtype=torch.float32)
             )
+            self.launch.hold(indices=self.candidates.indices, values=self.candidates.values)
+
+
+def added(acc: Tensor, grad: Tensor | None) -> dict[str, Tensor]:
+    """A kernel that adds nothing is given acc in the gradient's place."""
+    return {"acc": acc, "grad": acc if grad is None else grad}
 
 
 def surely(expected: float) -> int:

@@ -409,30 +409,17 @@ class TestWithoutGpu:
 def compile_all() -> None:
     """Call everything as on a GPU, but where a kernel would start, compile it for compute capability 9.0."""
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.driver import driver
 
+    from experiments.bench import _absent_gpu
     from sparsify.kernels import gpu
 
-    class Absent:
-        """As much of a driver as compiling asks for."""
-
-        def get_current_device(self) -> int:
-            return 0
-
-        def get_current_stream(self, device: int) -> int:
-            return 0
-
-        def get_current_target(self) -> GPUTarget:
-            return GPUTarget("cuda", 90, 32)
+    _absent_gpu.replace_gpu()
 
     def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         made = run(self, *args, grid=grid, warmup=True, **options)
         assert made.asm["cubin"]
         print(self.fn.__name__)
 
-    driver.set_active(Absent())
-    gpu.INTERPRETED = True  # so that tensors on the CPU will do
     run, triton.runtime.JITFunction.run = triton.runtime.JITFunction.run, compiled
     host_sync.to_host = lambda tensor: 5
     acc = torch.zeros(100_010)

@@ -1,0 +1,167 @@
+"""Kept kernels are launched as Triton would launch them: recorded where there is no GPU, in a process of its
+own, for a GPU that is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsify import host_sync
+from sparsify.types import Sparse
+from tests.conftest import ROOT
+
+N = 40_000  # larger than a sample
+STREAM = 7  # of the GPU that is not there, in the end
+
+
+@pytest.fixture(scope="module")
+def report() -> Any:
+    return of_own_process("compare_launches")
+
+
+def test_every_kept_launch_is_what_triton_would_launch(report: Any) -> None:
+    """Whatever was launched before, and whatever changes between two steps."""
+    for name, (kept, ordinary) in report["launches"].items():
+        assert kept, name
+        assert kept == ordinary, name
+
+
+def test_a_kept_kernel_is_used_for_what_it_was_compiled_for_only(report: Any) -> None:
+    steps = {name: kept for name, (kept, _) in report["launches"].items()}
+    compiled = {name: [launch[0] for launch in kept] for name, kept in steps.items()}
+    for name in ("another k", "another gradient", "another stream"):
+        assert compiled[name] == compiled["first"], name
+        assert steps[name] != steps["first"], name
+    for name in ("gradient off by one", "residual off by one", "strided", "bfloat16", "no gradient"):
+        assert compiled[name] != compiled["first"], name
+
+
+def test_triton_is_not_asked_again_unless_a_profiler_listens(report: Any) -> None:
+    assert report["asked"]["second time"] == []
+    assert len(report["asked"]["while a profiler listens"]) == len(report["launches"]["first"][0])
+
+
+def test_an_unknown_triton_is_left_to_launch_by_itself_and_that_is_said_once() -> None:
+    said = of_own_process("with_an_unknown_triton")
+    assert said["keep"] == [False, False]
+    (line,) = said["warnings"]
+    assert "Triton 99.0.0" in line
+    assert "its own launches" in line
+
+
+def of_own_process(function: str) -> Any:
+    program = f"from tests.sparsify.kernels import test_launches; test_launches.{function}()"
+    surroundings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+class Recorder:
+    """A launcher that starts nothing: (compiled kernel, programs, stream, arguments) of every launch."""
+
+    def __init__(self) -> None:
+        self.launches, self.num_compiled = list[Any](), 0
+
+    def __call__(self, kernel: str) -> Callable[..., None]:
+        self.num_compiled += 1
+        name = f"{kernel} {self.num_compiled}"
+
+        def start(*given: Any) -> None:
+            addresses = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in given[9:]]
+            self.launches.append((name, given[:3], given[3], addresses))
+
+        return start
+
+    def of(self, call: Callable[[], Sparse]) -> list[Any]:
+        """What a call launches; its result is new at each call, so instead of its addresses: its names."""
+        self.launches = []
+        indices, values = call()
+        new = {indices.data_ptr(): "indices", values.data_ptr(): "values"}
+        return [
+            (name, programs, stream, [new.get(arg, arg) for arg in args])
+            for name, programs, stream, args in self.launches
+        ]
+
+
+def compare_launches() -> None:
+    """Print what some steps launch as kept kernels and as Triton's own, and when Triton was asked."""
+    import triton
+    from triton.runtime.driver import driver
+
+    from experiments.bench import _absent_gpu
+    from sparsify.kernels import gpu
+
+    recorder, asked = Recorder(), list[str]()
+    _absent_gpu.replace_gpu(launcher=recorder)
+    run: Callable[..., Any] = triton.runtime.JITFunction.run
+
+    def counted(self: Any, *args: Any, **options: Any) -> Any:
+        asked.append(self.fn.__name__)
+        return run(self, *args, **options)
+
+    triton.runtime.JITFunction.run = counted
+    acc, grad, another = (torch.zeros(2 * N + 1) for _ in range(3))
+    kernel = gpu.Gpu(acc[:N])
+
+    def step(acc: Tensor, grad: Tensor | None, k: int = 400) -> Callable[[], Sparse]:
+        return lambda: kernel.topk(acc, grad, k)
+
+    steps: dict[str, Callable[[], Sparse]] = {
+        "first": step(acc[:N], grad[:N]),
+        "another k": step(acc[:N], grad[:N], 40),
+        "another gradient": step(acc[:N], another[:N]),
+        "gradient off by one": step(acc[:N], grad[1 : N + 1]),
+        "residual off by one": step(acc[1 : N + 1], grad[:N]),
+        "both off by one": step(acc[1 : N + 1], grad[1 : N + 1]),
+        "strided": step(acc[:N], grad[: 2 * N : 2]),
+        "bfloat16": step(acc[:N], grad[:N].bfloat16()),
+        "no gradient": step(acc[:N], None),
+        "shorter": step(acc[: N // 2], grad[: N // 2], 40),
+        "too dense for a sample": step(acc[:N], grad[:N], N - 1),
+        "another stream": step(acc[:N], grad[:N]),
+        "above": lambda: kernel.above(acc[:N], grad[:N], 0.0),
+        "above, strictly": lambda: kernel.above(acc[:N], None, 0.0, strict=True),
+    }
+    host_sync.to_host = lambda tensor: 5  # what is above, since nothing counts
+    taken: dict[str, list[Any]] = {name: [] for name in steps}
+    for keep in (True, True, False):  # the first time they are kept
+        kernel.launch.keep = keep
+        for name, call in steps.items():
+            driver.active.get_current_stream = lambda device, name=name: STREAM * (name == "another stream")
+            taken[name].append(recorder.of(call))
+    kernel.launch.keep = True
+    when = {}
+    for name in ("second time", "while a profiler listens"):
+        asked.clear()
+        steps["first"]()
+        when[name] = list(asked)
+        triton.knobs.runtime.launch_enter_hook.calls.append(print)
+    print(json.dumps({"launches": {name: found[1:] for name, found in taken.items()}, "asked": when}))
+
+
+def with_an_unknown_triton() -> None:
+    import logging
+
+    import triton
+
+    triton.__version__ = "99.0.0"
+    from sparsify.kernels.launches import Launcher
+
+    warnings = list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign] # a listener
+    logging.getLogger("sparsify").addHandler(handler)
+    print(json.dumps({"keep": [Launcher().keep, Launcher().keep], "warnings": warnings}))
