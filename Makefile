@@ -36,7 +36,7 @@ figures: $(VENV)/.figures ## every figure and table again from stored records; n
 collect: $(VENV)/.figures ## all runs into results/records/*.parquet
 	@$(RUN) collect $(ARGS)
 
-bench: $(VENV)/.train ## a benchmark: BENCH=timer, methods, bytes, operators, launch or select (ARGS=)
+bench: $(VENV)/.train ## a benchmark: BENCH=timer, methods, bytes, operators, launch, select or auto (ARGS=)
 	@$(VENV)/bin/python -m experiments.bench.$(BENCH) $(ARGS)
 
 horovod: $(VENV)/.train ## Horovod 0.28.1 for comm=horovod: built against this torch once, then found in a cache

@@ -15,6 +15,7 @@ from experiments.bench._promises import Range, Seen, promised
 from sparsify.aggregator import Aggregator, Report
 from sparsify.comm import Comm, InstrumentedComm, virtual
 from sparsify.exchange import AllGather, AllGatherBlocks, AllReduce
+from sparsify.kernels import kernel_for
 from sparsify.method import Method, Step, num_selected
 from sparsify.timer import PhaseTimer
 from tests.limits import limits
@@ -119,9 +120,12 @@ def live(
     dtype: torch.dtype = torch.float64,
     lr: float = 1.0,
     device: str = "cpu",
-    select: str = "auto",
+    select: str | None = None,
 ) -> list[Lived]:
-    """Run the method on `size` virtual ranks over a toy model whose gradients are given."""
+    """Run the method on `size` virtual ranks over a toy model whose gradients are given; searched by the
+    fused kernel unless `select` names another.
+    """
+    select = select or searching(dtype, device)
 
     def body(virtual_comm: virtual.VirtualComm) -> tuple[Lived, list[list[BucketStep]]]:
         comm, timer = ChargingComm(virtual_comm), PhaseTimer("serialised", virtual_comm.now)
@@ -158,6 +162,15 @@ def live(
     lives, seen = zip(*virtual.run(size, body), strict=True)
     promises = [promised_in(method, step, dtype, ranks) for step, ranks in enumerate(zip(*seen, strict=True))]
     return [lived._replace(promised_bytes=promises) for lived in lives]
+
+
+def searching(dtype: torch.dtype, device: str = "cpu") -> str:
+    """`fused` where it works: `auto` leaves buckets as small as these to torch."""
+    try:
+        kernel_for(torch.empty(1, dtype=dtype, device=device), "fused")
+    except ValueError:
+        return "auto"
+    return "fused"
 
 
 def watched(aggregator: Aggregator, comm: ChargingComm) -> list[BucketStep]:

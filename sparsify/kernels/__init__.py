@@ -28,6 +28,10 @@ from sparsify.types import Sparse
 
 CHOICES = ("auto", "torch", "fused")
 TRIED, GOLDEN = 100_000, 0.6180339887498949  # numbers that a GPU is tried with: multiples, no two alike
+# From so many elements on `auto` takes a kernel, for torch's operators are faster below. On CPUs measured by
+# BENCH=auto at densities of 0.001 to 0.1; at 0.01 and above, C++ is faster from a quarter of it on.
+NATIVE_FROM, NUMPY_FROM = 2**14, 2**20
+GPU_FROM = 2**17  # predicted from counts: 8 launches against the 20 of a large torch.topk; not yet measured
 log = logging.getLogger(__name__)
 
 
@@ -67,13 +71,13 @@ def kernel_for(like: Tensor, choice: str = "auto") -> Kernel:
 
     Args:
         choice: `torch`, the plain operators; `fused`, one pass over memory; `auto`: fused where it works on
-            this device, else numpy or torch.
+            this device, else numpy or torch; torch where n is too small for it to pay.
 
     Raises:
         ValueError: an unknown choice, or `fused` where it does not work.
     """
     check_choice("select", choice, CHOICES)
-    if choice == "torch":
+    if choice == "torch" or (choice == "auto" and like.numel() < pays_from(like)):
         return Eager(like)
     try:
         return fused(like)
@@ -83,10 +87,18 @@ def kernel_for(like: Tensor, choice: str = "auto") -> Kernel:
                 f"select=fused does not work here: {why}; take select=auto, which does without it, or "
                 "select=torch"
             ) from why
-        other = Vectorised(like) if vectorised.supports(like) else Eager(like)
+        does_pay = vectorised.supports(like) and like.numel() >= NUMPY_FROM
+        other = Vectorised(like) if does_pay else Eager(like)
         best = "Triton" if like.is_cuda else "C++"
         tell(f"selecting with {other.name}, which is slower than {best}: {why}")
         return other
+
+
+def pays_from(like: Tensor) -> int:
+    """The least number of elements for which `auto` looks for a fused kernel."""
+    if like.is_cuda:
+        return GPU_FROM
+    return NATIVE_FROM if native.supports(like) else NUMPY_FROM
 
 
 @cache

@@ -21,7 +21,7 @@ from sparsify.kernels.eager import Eager
 from sparsify.kernels.native import LEVELS, Native, Unavailable
 from sparsify.kernels.vectorised import Vectorised
 from tests.conftest import ROOT
-from tests.laws import METHODS, build, live
+from tests.laws import METHODS, build, live, searching
 
 N = 40_000  # large enough that a bound is guessed
 
@@ -280,7 +280,7 @@ def test_who_searches_does_not_change_what_a_method_does(name: str, dtype: torch
     """No two magnitudes are equal here, so not even the tie rule does."""
     fused, plain = (
         live(build(name, 0.05, "layer"), 3, steps=8, dtype=dtype, select=select)
-        for select in ("auto", "torch")
+        for select in (searching(dtype), "torch")
     )
     for one, other in zip(fused, plain, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one.updates, other.updates, strict=True))
@@ -289,10 +289,20 @@ def test_who_searches_does_not_change_what_a_method_does(name: str, dtype: torch
         assert one.host_syncs == other.host_syncs
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_small_buckets_are_left_to_torch_unless_fused_is_asked_for(dtype: torch.dtype) -> None:
+    border = kernels.NATIVE_FROM if dtype != torch.float64 and has_compiler() else kernels.NUMPY_FROM
+    for n in (0, 1, border - 1):
+        assert isinstance(kernels.kernel_for(torch.empty(n, dtype=dtype)), Eager)
+    large = torch.empty(border, dtype=dtype)
+    assert isinstance(kernels.kernel_for(large), Native if border == kernels.NATIVE_FROM else Vectorised)
+    if has_compiler():
+        assert not isinstance(kernels.kernel_for(torch.empty(1, dtype=dtype), "fused"), Eager)
+
+
 def test_the_choice_is_obeyed_and_a_wrong_one_is_told() -> None:
     like = torch.empty(10)
     assert isinstance(kernels.kernel_for(like, "torch"), Eager)
-    assert isinstance(kernels.kernel_for(like), Native if has_compiler() else Vectorised)
     if has_compiler():
         assert isinstance(kernels.kernel_for(like, "fused"), Native)
     with pytest.raises(ValueError, match="torch, fused"):
@@ -326,9 +336,9 @@ WITHOUT_COMPILER = """
 import logging, torch
 logging.basicConfig(format="%(message)s", level=logging.INFO)
 from sparsify import kernels
-for choice in ("auto", "auto", "fused"):
+for n, choice in ((2**20, "auto"), (2**20, "auto"), (2**13, "auto"), (10, "fused")):
     try:
-        print(kernels.kernel_for(torch.empty(10), choice).name)
+        print(kernels.kernel_for(torch.empty(n), choice).name)
     except ValueError as error:
         print(error)
 """
@@ -341,7 +351,7 @@ def test_without_a_compiler_numpy_searches_which_is_told_once_and_fused_is_refus
         capture_output=True, text=True, timeout=240, check=True, cwd=ROOT,
     )  # fmt: skip
     *auto, fused = done.stdout.splitlines()
-    assert auto == ["numpy", "numpy"]
+    assert auto == ["numpy", "numpy", "torch"]
     assert fused.startswith("select=fused does not work here: no compiler")
     (line,) = [line for line in done.stderr.splitlines() if "selecting" in line]
     assert "no compiler" in line
