@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakMethod, finalize
 
@@ -23,9 +24,19 @@ from sparsify.comm import Comm, CountingComm
 from sparsify.comm.torch import TorchComm
 from sparsify.method import Dense, Method, Step
 from sparsify.optimiser import DistributedOptimiser
+from sparsify.overlap import Background
 from sparsify.timer import PhaseTimer
 from sparsify.types import BucketContext
-from sparsify.wrapping import Clock, Used, check_momentum, parameters_of, rates
+from sparsify.wrapping import (
+    Clock,
+    PartlyDelivered,
+    Used,
+    agree,
+    check_momentum,
+    check_overlap,
+    parameters_of,
+    rates,
+)
 
 
 class Full(NamedTuple):
@@ -35,17 +46,34 @@ class Full(NamedTuple):
     parameters: list[Tensor]
     names: list[str]
     gradients: list[Tensor]  # (n,) each, views of the buffer
+    used: list[bool]  # of each, has this worker used it since the last step?
     averaged: Future[Tensor]
     filled: Any  # an event on the stream that filled it; None on the CPU
+
+
+class FullTensor(NamedTuple):
+    """One of its tensors."""
+
+    parameter: Tensor
+    name: str
+    gradient: Tensor  # (n,)
+    is_used: bool
+
+
+def tensors_in(full: Full) -> Iterator[FullTensor]:
+    """Those that have elements."""
+    for parts in zip(full.parameters, full.names, full.gradients, full.used, strict=True):
+        if (tensor := FullTensor(*parts)).gradient.numel():
+            yield tensor
 
 
 class DDPHook:
     """A method in place of DDP's allreduce; make it with `register`.
 
-    DDP hands gradients over in buckets of its own, which it rebuilds after the first step. When the last one
-    is full every tensor is aggregated by itself, and states are kept by the parameter's name: whatever the
-    buckets are, no residual is lost. Only dense averages bucket by bucket, overlapped with the rest of
-    backpropagation, as DDP itself does.
+    DDP hands gradients over in buckets of its own, which it rebuilds after the first step. Every tensor is
+    aggregated by itself, and states are kept by the parameter's name: whatever the buckets are, no residual
+    is lost. With `overlap` a bucket is aggregated as soon as it is full, while backpropagation goes on; else
+    when the last one is full. dense always averages as DDP itself does, overlapped.
 
     Under `no_sync` DDP calls no hook: gradients accumulate, and are compressed once. With
     `find_unused_parameters` DDP drops what is averaged for a parameter that no worker used since the last
@@ -60,7 +88,7 @@ class DDPHook:
     def __init__(
         self, model: DistributedDataParallel, method: Method, optimiser: torch.optim.Optimizer | None,
         comm: Comm, seed: int, check: bool, select: str, steps_per_epoch: int | None,
-        scaler: GradScaler | None,
+        scaler: GradScaler | None, overlap: bool,
     ) -> None:  # fmt: skip
         self.method, self.optimiser, self.check = method, optimiser, check
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -84,8 +112,11 @@ class DDPHook:
             name: method.init(bucket.flat, BucketContext(seed, comm.rank, i, bucket.shapes, select))
             for i, (name, bucket) in enumerate(self.buckets.items())
         }
-        self._full: list[Full] = []
+        self._full: list[Full] = []  # not yet aggregated
         self._parts: list[Report] = []  # of this step
+        self._density, self._lrs = 1.0, dict[int, float]()  # of this step, the latter by the parameters' ids
+        device = next(model.module.parameters()).device
+        self._background = Background(device) if overlap and not self._is_dense else None
         self._places = {id(p): at for at, (_, p) in enumerate(named)}
         self._used = Used([p for _, p in named]) if model.find_unused_parameters else None
         self._is_scaler_checked = scaler is not None or isinstance(method, Dense)
@@ -105,9 +136,14 @@ class DDPHook:
     def epoch(self, epoch: int) -> None:
         self.clock.set(epoch)
 
+    @property
+    def _is_dense(self) -> bool:
+        """Does it average as DDP itself does?"""
+        return isinstance(self.method, Dense) and isinstance(self.comm.comm, TorchComm)
+
     def __call__(self, bucket: Any) -> Future[Tensor]:
         if bucket.index() == 0:  # also after a backward pass that ended in an error
-            self._full, self._parts = [], []
+            self._begin()
         buffer, parameters = bucket.buffer(), bucket.parameters()
         names = [self._name(p) for p in parameters]
         if isinstance(self.method, Dense) and isinstance(self.comm.comm, TorchComm):
@@ -115,15 +151,47 @@ class DDPHook:
         else:
             averaged = Future(devices=[buffer.device] if buffer.is_cuda else [])
             filled = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
-            self._full.append(
-                Full(buffer, parameters, names, gradients_in(buffer, parameters), averaged, filled)
-            )
-            if bucket.is_last():
-                self._average()
-        if bucket.is_last() and self._parts:
+            used = [self._take_used(p) for p in parameters]
+            gradients = gradients_in(buffer, parameters)
+            self._full.append(Full(buffer, parameters, names, gradients, used, averaged, filled))
+            if self._background is not None:
+                full, self._full = self._full, []
+                self._background.submit(partial(self._average, full))
+            elif bucket.is_last():
+                self._average(self._full)
+        if bucket.is_last():
+            self._end()
+        return averaged
+
+    def _begin(self) -> None:
+        """A step."""
+        self._full, self._parts = [], []
+        if self._background is not None:
+            self._background.futures = []
+        if not self._is_dense:
+            self.clock.check()
+            self._density = self.method.density_at(self.epoch)
+            self._lrs = rates(self.optimiser) if self.optimiser and self.method.needs_lr else {}
+
+    def _end(self) -> None:
+        """A step. There is nothing left to overlap with, and errors are raised here, for DDP would take those
+        of a future for gradients.
+        """
+        self._full = []
+        if self._background is not None:
+            self._background.finish()
+        self.timer.samples.clear()
+        if self._parts:
             self.steps += 1
             self.report = Report.total(self._parts)
-        return averaged
+
+    def _take_used(self, p: Tensor) -> bool:
+        """Has this worker used it since the last step?"""
+        if self._used is None:
+            return True
+        at = self._places[id(p)]
+        is_used, self._used.flags[at] = self._used.flags[at], False
+        return is_used
 
     def _begin_average(self, buffer: Tensor, group: dist.ProcessGroup | None) -> Future[Tensor]:
         """DDP's own way: nothing waits for it here."""
@@ -134,40 +202,31 @@ class DDPHook:
         future: Future[Tensor] = work.get_future()
         return future.then(lambda done: done.value()[0])
 
-    def _average(self) -> None:
-        """All buckets are full."""
-        for full in self._full:
-            if full.filled is not None:
-                torch.cuda.current_stream(full.buffer.device).wait_event(full.filled)
+    def _average(self, full: list[Full]) -> None:
+        """These buckets, which are full: all, or with `overlap` one after the other, in a thread."""
+        for bucket in full:
+            if bucket.filled is not None:
+                torch.cuda.current_stream(bucket.buffer.device).wait_event(bucket.filled)
         scale = self.scaler.get_scale() if self.scaler else 1.0
         if scale != 1:
-            for full in self._full:
-                full.buffer.div_(scale)
-        tensors = [
-            (p, name, grad)
-            for full in self._full
-            for p, name, grad in zip(full.parameters, full.names, full.gradients, strict=True)
-            if grad.numel()
-        ]
+            for bucket in full:
+                bucket.buffer.div_(scale)
+        tensors = [tensor for bucket in full for tensor in tensors_in(bucket)]
         used = self._agree(tensors)
         if used is None:
             self.report = None
-            for full in self._full:
-                full.buffer.fill_(torch.inf)  # of which the scaler takes notice, on all workers
+            for bucket in full:
+                bucket.buffer.fill_(torch.inf)  # of which the scaler takes notice, on all workers
         else:
-            lrs = rates(self.optimiser) if self.optimiser and self.method.needs_lr else {}
-            self.clock.check()
-            density = self.method.density_at(self.epoch)
-            for (p, name, grad), is_used in zip(tensors, used, strict=True):
+            for tensor, is_used in zip(tensors, used, strict=True):
                 if is_used:
-                    self._parts.append(self._aggregate(name, grad, Step(density, lrs.get(id(p), 1.0))))
+                    step = Step(self._density, self._lrs.get(id(tensor.parameter), 1.0))
+                    self._parts.append(self._aggregate(tensor.name, tensor.gradient, step))
             if scale != 1:
-                for full in self._full:
-                    full.buffer.mul_(scale)
-        for full in self._full:
-            full.averaged.set_result(full.buffer)
-        self._full = []
-        self.timer.samples.clear()
+                for bucket in full:
+                    bucket.buffer.mul_(scale)
+        for bucket in full:
+            bucket.averaged.set_result(bucket.buffer)
 
     def _aggregate(self, name: str, grad: Tensor, step: Step) -> Report:
         check_unchanged(grad, self.buckets[name].flat, name)
@@ -175,7 +234,7 @@ class DDPHook:
         selected = self.method.aggregate(grad, step, self.states[name], self.comm, self.timer)
         return Report(selected, self.comm.sent_bytes - bytes_before, host_sync.num_syncs() - syncs_before)
 
-    def _agree(self, tensors: list[tuple[Tensor, str, Tensor]]) -> list[bool] | None:
+    def _agree(self, tensors: list[FullTensor]) -> list[bool] | None:
         """Of each tensor, has any worker used it since the last step? None: a gradient has overflowed, and
         the scaler will skip the step. One host synchronisation and a small allgather, if there is anything
         to agree on.
@@ -184,24 +243,16 @@ class DDPHook:
             NonFinite: on all workers if any has a NaN or Inf, and no scaler that expects it.
         """
         looks = self.check or self.scaler is not None
-        if not looks and self._used is None:
-            return [True] * len(tensors)
-        grads = [grad for _, _, grad in tensors]
-        fine = [
-            torch.isfinite(grad).all() if looks else grad.new_ones((), dtype=torch.bool) for grad in grads
-        ]
-        bad = ~torch.stack(fine)
-        mine = [self._used is None or self._used.flags[self._places[id(p)]] for p, _, _ in tensors]
-        if self._used is not None:
-            self._used.clear()
-        facts = torch.stack([bad.int(), host_sync.to_device(mine, bad).int()])
-        gathered = host_sync.to_host(torch.stack(self.comm.all_gather(facts)))
-        for rank, (bad_ones, _) in enumerate(gathered):
-            if any(bad_ones):
-                if self.scaler is not None:
-                    return None
-                raise NonFinite(rank, self.steps, tensors[bad_ones.index(1)][1])
-        return [any(flags) for flags in zip(*(used for _, used in gathered), strict=True)]
+        mine = [tensor.is_used for tensor in tensors]
+        if not tensors or (not looks and self._used is None):
+            return mine
+        agreed = agree(self.comm, [tensor.gradient for tensor in tensors], mine, looks)
+        if agreed.nonfinite is None:
+            return agreed.used
+        if self.scaler is not None:
+            return None
+        (rank, at), error = agreed.nonfinite, NonFinite if self._background is None else PartlyDelivered
+        raise error(rank, self.steps, tensors[at].name)
 
     def _name(self, p: Tensor) -> str:
         if id(p) not in self.names:
@@ -258,13 +309,15 @@ def register(
     group: dist.ProcessGroup | None = None,
     steps_per_epoch: int | None = None,
     scaler: GradScaler | None = None,
+    overlap: bool = False,
 ) -> DDPHook:
     """Let `method` average the gradients of `model`, instead of DDP's allreduce.
 
     Args:
         optimiser: whose learning rates feedback in the learning-rate domain follows, each parameter's own
             group's; and which must have no momentum where the method has its own.
-        comm, group: who averages: by default DDP's own process group.
+        comm, group: who averages: by default DDP's own process group; with `overlap` one beside it, which is
+            made here, so all workers call this together.
         check: look for NaN and Inf before every step, one host synchronisation; all workers then raise
             `NonFinite`, with residuals untouched. Without it they get into the residuals and stay there.
         select: see `sparsify.aggregator.Aggregator`.
@@ -272,6 +325,11 @@ def register(
             returns, counted from 0, before the first step of each.
         scaler: the GradScaler that scales the loss: residuals hold gradients without its scale, and where a
             gradient overflows on one worker, the scalers of all workers skip the step.
+        overlap: aggregate each of DDP's buckets as soon as it is full, while backpropagation goes on: in a
+            thread, on a GPU on a stream of its own, in the order of the buckets. The result is the same to
+            the bit. `check` then looks at each bucket before it reaches its residuals, and its error comes
+            when earlier ones were delivered: go on from a checkpoint. A given comm or group serves that
+            thread alone. dense overlaps always. No GPU has run this yet.
 
     Raises:
         ValueError: a model that is no DistributedDataParallel, or that has a communication hook already; a
@@ -280,11 +338,14 @@ def register(
     """
     check_model(model)
     check_method(method, optimiser, model)
+    is_apart = overlap and not isinstance(method, Dense)
+    if is_apart:
+        check_overlap(scaler)
     if comm is None:
-        comm = group_of(model, group)
+        comm = group_beside(model, group) if is_apart else group_of(model, group)
     elif group is not None:
         raise ValueError("comm and group both say who averages; give one of them")
-    hook = DDPHook(model, method, optimiser, comm, seed, check, select, steps_per_epoch, scaler)
+    hook = DDPHook(model, method, optimiser, comm, seed, check, select, steps_per_epoch, scaler, overlap)
     try:
         model.register_comm_hook(hook, call)
     except RuntimeError as error:
@@ -369,6 +430,20 @@ def group_of(model: DistributedDataParallel, group: dist.ProcessGroup | None) ->
             "out, or give it to DistributedDataParallel(process_group=...)"
         )
     return TorchComm(group or model.process_group)
+
+
+def group_beside(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
+    """Another group than DDP's own, whose collectives those of a thread would meet."""
+    if group is not None and group is not model.process_group:
+        return group_of(model, group)
+    members = dist.get_process_group_ranks(model.process_group)
+    if group is None and len(members) == dist.get_world_size():
+        return TorchComm.beside()
+    raise ValueError(
+        f"overlap=True averages in a thread, and the group of the workers {members} is DDP's own; make "
+        "another one of them, on all workers of the default group, and hand it over: "
+        f"sparsify.register(..., group=torch.distributed.new_group({members}))"
+    )
 
 
 def watch(before_step: WeakMethod[Callable[..., None]]) -> RemovableHandle:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -15,13 +16,17 @@ from torch.utils.hooks import RemovableHandle
 from sparsify import host_sync
 from sparsify.aggregator import Aggregator, Report
 from sparsify.comm import Comm
-from sparsify.method import Method
+from sparsify.method import Method, Step
+from sparsify.overlap import Overlap
 from sparsify.wrapping import (
     Clock,
     OwnSteps,
+    PartlyDelivered,
     Used,
+    agree,
     broadcast,
     check_momentum,
+    check_overlap,
     check_parts,
     communicator,
     infinities,
@@ -54,20 +59,30 @@ class DistributedOptimiser(torch.optim.Optimizer):
 
     `clip_grad_norm_` before `step` clips this worker's own gradient; after `aggregate()`, the average.
 
+    With `overlap` a bucket of gradients is aggregated as soon as backpropagation has filled it, while it goes
+    on: in a thread, on a GPU on a stream of its own, in the order of the buckets. The weights are the same to
+    the bit. In return a step has one backward pass, and those before it, which only accumulate, run within
+    `no_sync()`; between backward and `step`, or `aggregate()`, gradients are on their way, and may not be
+    changed; and `check` looks at each bucket before it reaches its residuals, so its error comes when earlier
+    ones were delivered: go on from a checkpoint. No GPU has run this yet.
+
     Args:
         model: has all of the optimiser's parameters, and perhaps more.
-        comm, group: who averages: a communicator, or a process group; by default torch.distributed's own.
+        comm, group: who averages: a communicator, or a process group; by default torch.distributed's own, or
+            with `overlap` one beside it, for what is given then serves the thread alone. Made here, so all
+            workers call this together.
         check: look for NaN and Inf before every step, one host synchronisation; all workers then raise
             `NonFinite`, with residuals untouched. Without it they get into the residuals and stay there.
         debug, select: see `Aggregator`.
         steps_per_epoch: for methods that raise the density in the first epochs; or set `epoch`, counted from
             0, before the first step of each.
         scaler: the GradScaler that will step this optimiser.
+        overlap: needs a method of several buckets: scope='layer', or a bucket size in MB.
 
     Raises:
         ValueError: the parts don't fit together: the optimiser has momentum, and the method has its own; a
-            parameter that is not the model's; a sharded model, or one that averages by itself; or there is no
-            process group.
+            parameter that is not the model's; a sharded model, or one that averages by itself; there is no
+            process group; or a scaler, a clip_norm or a single bucket leaves nothing to overlap.
     """
 
     # A GradScaler then leaves it to `step` to divide by the scale, and to skip, as all workers do together.
@@ -89,13 +104,16 @@ class DistributedOptimiser(torch.optim.Optimizer):
         group: dist.ProcessGroup | None = None,
         steps_per_epoch: int | None = None,
         scaler: GradScaler | None = None,
+        overlap: bool = False,
     ) -> None:
         # Not Optimizer.__init__: parameters, state and defaults are the inner optimiser's.
         check_parts(optimiser, model, method, scaler)
         check_momentum(optimiser, method)
+        if overlap:
+            check_overlap(scaler)
         self.optimiser, self.check, self.scaler = optimiser, check, scaler
         self.clock = Clock(method, steps_per_epoch)
-        self.comm = communicator(comm, group)
+        self.comm = communicator(comm, group, is_apart=overlap)
         self.report: Report | None = None  # of the last step; None if it was skipped
         self._is_aggregated = self._is_skipped = False
         self._scale: float | None = None  # that `aggregate` was told
@@ -109,6 +127,10 @@ class DistributedOptimiser(torch.optim.Optimizer):
         self.aggregator = Aggregator(method, named, self.comm, seed=seed, debug=debug, select=select)
         self._used = Used([p for _, p in self.aggregator.gradients.parameters])
         self._steps = OwnSteps(optimiser)
+        self._accumulates = False  # within `no_sync`?
+        # Of each parameter, has any worker used it in this step? As far as is known.
+        self._used_anywhere = [True] * len(self._used.flags)
+        self._overlap = Overlap(self.aggregator, self._aggregate_bucket, self._begin) if overlap else None
 
     # Properties where Optimizer has attributes: `load_state_dict` gives the inner optimiser new ones, and
     # these must follow. They can't be set, hence the type checker's objection.
@@ -135,6 +157,7 @@ class DistributedOptimiser(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Clear the gradients in place: backpropagation goes on writing into the method's own buffer."""
+        self._refuse_halfway("zero_grad() came")
         self.aggregator.gradients.collect()
         self.aggregator.gradients.zero_()
         self._used.clear()
@@ -152,11 +175,17 @@ class DistributedOptimiser(torch.optim.Optimizer):
         self._check_unchanged()
         if scale is not None and self._is_scaled:
             raise ValueError("the scaler was handed over, so its scale is known: call aggregate() without it")
+        if scale is not None and self._overlap is not None:
+            raise ValueError(
+                "overlap=True averages gradients before aggregate(scale) can divide them; leave one out"
+            )
         if self._is_aggregated and not self._is_skipped and not any(self._used.flags):
             raise ValueError("aggregate was called twice; call it once, after the last backward of a step")
+        self._is_aggregated, self._scale, self.report = True, scale, None
+        if self._overlap is not None:
+            return self._finish(self._overlap)
         gradients = self.aggregator.gradients
         gradients.collect()
-        self._is_aggregated, self._scale, self.report = True, scale, None
         if scale is not None:
             gradients.flat.div_(scale)
         used, self._is_skipped = self._look(scale)
@@ -166,12 +195,73 @@ class DistributedOptimiser(torch.optim.Optimizer):
                 view.fill_(torch.inf)
             return None
         self.report = self.aggregator.aggregate(self.epoch, self._rates())
-        for (_, p), view, is_used in zip(gradients.parameters, gradients.views, used, strict=True):
-            if not p.requires_grad or not (is_used or view.any()):
-                p.grad = None  # else weight decay and momentum would move it
+        self._leave_alone(used)
         if scale is not None:
             gradients.flat.mul_(scale)
         return self.report
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within only accumulate; the next one outside is the step's last. What `overlap`
+        needs to be told; without it all backward passes before `step` accumulate.
+        """
+        before, self._accumulates = self._accumulates, True
+        try:
+            yield
+        finally:
+            self._accumulates = before
+
+    def _begin(self) -> None:
+        """The first gradient of a step has come, perhaps one that is to be sent."""
+        if self._overlap is None or self._accumulates or self._is_aggregated:
+            return
+        if not self.aggregator.gradients.is_superseded:
+            self._check_unchanged()
+            self._overlap.begin(self.epoch, self._rates())
+
+    def _finish(self, overlap: Overlap) -> Report:
+        """With `overlap`: send what has not been sent, and wait."""
+        if not overlap.is_begun:  # no gradient has come, or all within `no_sync`
+            self.aggregator.gradients.collect()
+            overlap.begin(self.epoch, self._rates())
+        try:
+            self.report = overlap.finish()
+        finally:
+            self._used.clear()
+        used, self._used_anywhere = self._used_anywhere, [True] * len(self._used.flags)
+        self._leave_alone(used)
+        return self.report
+
+    def _aggregate_bucket(self, at: int, step: Step) -> Report:
+        """With `overlap`: one bucket, in the thread."""
+        assert self._overlap is not None  # which calls this
+        aggregator, inside = self.aggregator, self._overlap.inside[at]
+        if self.check:
+            grads = [aggregator.gradients.views[index] for index in inside]
+            agreed = agree(aggregator.comm, grads, [self._used.flags[index] for index in inside], looks=True)
+            if agreed.nonfinite is not None:
+                rank, place = agreed.nonfinite
+                raise PartlyDelivered(
+                    rank, aggregator.step, aggregator.gradients.parameters[inside[place]][0]
+                )
+            for index, is_used in zip(inside, agreed.used, strict=True):
+                self._used_anywhere[index] = is_used
+        return aggregator.aggregate_bucket(at, step)
+
+    def _leave_alone(self, used: list[bool]) -> None:
+        """Take the gradients of what was not used away, else weight decay and momentum would move it."""
+        gradients = self.aggregator.gradients
+        for (_, p), view, is_used in zip(gradients.parameters, gradients.views, used, strict=True):
+            if not p.requires_grad or not (is_used or view.any()):
+                p.grad = None
+
+    def _refuse_halfway(self, what: str) -> None:
+        """While gradients are on their way."""
+        if self._overlap is not None and self._overlap.is_begun:
+            raise ValueError(
+                f"{what} between backward and step, when gradients are on their way already; "
+                "call it after step, or after aggregate()"
+            )
 
     def _look(self, scale: float | None) -> tuple[list[bool], bool]:
         """Of each parameter, has any worker used it? And must the step be skipped?"""
@@ -273,6 +363,7 @@ class DistributedOptimiser(torch.optim.Optimizer):
         """That of the inner optimiser, and under `method` and `epoch` the method's state of this worker: save
         it per rank.
         """
+        self._refuse_halfway("state_dict() came")
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         method, epoch = self.aggregator.state_dict(), self.clock.last_set
@@ -283,6 +374,7 @@ class DistributedOptimiser(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken; see `Aggregator.load_state_dict` for what is refused."""
+        self._refuse_halfway("load_state_dict() came")
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         if "method" not in state_dict:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -14,6 +14,8 @@ from torch.amp.grad_scaler import GradScaler, OptState
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from sparsify import host_sync
+from sparsify.aggregator import NonFinite
 from sparsify.bucket import check_tensor
 from sparsify.comm import Comm, put
 from sparsify.comm.torch import TorchComm
@@ -23,8 +25,8 @@ from sparsify.method import Method
 GUARDS: WeakKeyDictionary[torch.optim.Optimizer, OwnSteps] = WeakKeyDictionary()
 
 
-def communicator(comm: Comm | None, group: dist.ProcessGroup | None) -> Comm:
-    """`comm`, or the process group: by default torch.distributed's own."""
+def communicator(comm: Comm | None, group: dist.ProcessGroup | None, is_apart: bool = False) -> Comm:
+    """`comm`, or the process group: by default torch.distributed's own, or one beside it."""
     if comm is not None and group is not None:
         raise ValueError("comm and group both say who averages; give one of them")
     if comm is not None:
@@ -33,7 +35,49 @@ def communicator(comm: Comm | None, group: dist.ProcessGroup | None) -> Comm:
         raise ValueError(
             "there is no process group; call torch.distributed.init_process_group first, or pass comm="
         )
-    return TorchComm(group)
+    return TorchComm.beside() if is_apart and group is None else TorchComm(group)
+
+
+def check_overlap(scaler: GradScaler | None) -> None:
+    """Refuse what must see all gradients before the first one is delivered."""
+    if scaler is not None and scaler.is_enabled():
+        raise ValueError(
+            "overlap=True delivers a gradient before it is known whether a later one overflows, and a "
+            "GradScaler would then skip the step; train in bfloat16, which needs none, or leave overlap out"
+        )
+
+
+class PartlyDelivered(NonFinite):
+    """A gradient is NaN or infinite, and others of its step were delivered before it was there."""
+
+    def __init__(self, rank: int, step: int, layer: str) -> None:
+        super().__init__(rank, step, layer)
+        self.args = (
+            f"{self}; it reached no residual, but with overlap=True gradients that came before it were "
+            "delivered already, and are missing from their residuals: go on from a checkpoint",
+        )
+
+
+class Agreed(NamedTuple):
+    """What all workers know of some gradients."""
+
+    nonfinite: tuple[int, int] | None  # the first worker with a NaN or Inf, and which gradient has it
+    used: list[bool]  # of each, has any worker used it?
+
+
+def agree(comm: Comm, grads: Sequence[Tensor], used: Sequence[bool], looks: bool) -> Agreed:
+    """One host synchronisation, and a small allgather.
+
+    Args:
+        used: of each gradient, has this worker used it?
+        looks: at the gradients, too.
+    """
+    fine = [torch.isfinite(grad).all() if looks else grad.new_ones((), dtype=torch.bool) for grad in grads]
+    bad = ~torch.stack(fine)
+    facts = torch.stack([bad.int(), host_sync.to_device(used, bad).int()])
+    gathered = host_sync.to_host(torch.stack(comm.all_gather(facts)))
+    first = next(((rank, flags.index(1)) for rank, (flags, _) in enumerate(gathered) if any(flags)), None)
+    return Agreed(first, [any(flags) for flags in zip(*(theirs for _, theirs in gathered), strict=True)])
 
 
 def broadcast(model: nn.Module, comm: Comm) -> None:

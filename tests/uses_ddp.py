@@ -18,7 +18,7 @@ from sparsify.ddp import DDPHook
 from tests import uses
 from tests.uses import CHANGES, LR, Lived, Net
 
-MANY_BUCKETS = 0.0005  # MB
+MANY_BUCKETS = 0.0001  # MB: of the smallest model three
 Loss = Callable[[nn.Module, int, int], Tensor]
 
 
@@ -56,6 +56,30 @@ class Turning(Net):
         return scores
 
 
+class Mean(torch.autograd.Function):
+    """The identity, whose gradient is averaged over the workers at once, in the default group."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        mean = grad / dist.get_world_size()
+        for _ in range(20):  # as long as others may be on their way
+            dist.all_reduce(together := mean.clone())
+        return together
+
+
+class Meeting(Net):
+    """The workers meet in its backward pass, as in that of a model that is spread over them."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.convolution(images).tanh().flatten(1)
+        scores: Tensor = self.output(Mean.apply(hidden))
+        return scores
+
+
 class Training:
     """A model under DDP, with a method in its hook, and what this worker sees."""
 
@@ -63,7 +87,7 @@ class Training:
         self, rank: int, kind: type[Net] = Net, loss: Loss = uses.loss_of, method: str = "topk",
         choices: Mapping[str, Any] | None = None, lrs: Mapping[str, float] | None = None,
         scaler: torch.amp.GradScaler | None = None, group: dist.ProcessGroup | None = None,
-        check: bool = True, **options: Any,
+        check: bool = True, overlap: bool = False, own_group: dist.ProcessGroup | None = None, **options: Any,
     ) -> None:  # fmt: skip
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -80,7 +104,9 @@ class Training:
         )
         sparse = {"density": 0.1, "scope": "layer"} if method == "topk" else {}
         built = sparsify.build(method, **{**sparse, **(choices or {})})
-        self.hook: DDPHook = sparsify.register(self.ddp, built, self.optimiser, check=check, scaler=scaler)
+        self.hook: DDPHook = sparsify.register(
+            self.ddp, built, self.optimiser, check=check, scaler=scaler, overlap=overlap, group=own_group
+        )
         self.start = uses.weights(self.model)
         self.seen = {name: torch.zeros_like(p) for name, p in self.start.items()}
 
@@ -134,8 +160,8 @@ def plain(rank: int, steps: int = 6, **how: Any) -> Lived:
     return training.lived()
 
 
-def changed(rank: int, change: Callable[[nn.Module], object]) -> Lived:
-    training = Training(rank)
+def changed(rank: int, change: Callable[[nn.Module], object], **how: Any) -> Lived:
+    training = Training(rank, **how)
 
     def owed() -> dict[str, Tensor]:
         return training.lived().owed
@@ -155,9 +181,9 @@ def accumulated(rank: int, syncs: bool, **how: Any) -> Lived:
     return training.lived()
 
 
-def joined(rank: int) -> Lived:
+def joined(rank: int, **how: Any) -> Lived:
     """The second worker has fewer batches."""
-    training = Training(rank)
+    training = Training(rank, **how)
     with training.ddp.join():
         for step in range(5 - 2 * rank):
             training.optimiser.zero_grad()
@@ -188,10 +214,10 @@ def scaled(rank: int, unscales: bool = False, **how: Any) -> Lived:
     return training.lived()
 
 
-def scheduled(rank: int) -> Lived:
+def scheduled(rank: int, **how: Any) -> Lived:
     """Feedback in the learning-rate domain; groups of other rates, which begin at 0 and end as they were."""
     rates = {"output": 0.01, "convolution": 0.2}
-    training = Training(rank, choices={"feedback": "learning_rate"}, lrs=rates)
+    training = Training(rank, choices={"feedback": "learning_rate"}, lrs=rates, **how)
     for step, factor in enumerate((0.0, 0.5, 1.0, 0.25, 2.0, 1.0)):
         for group, lr in zip(training.optimiser.param_groups, training.lrs.values(), strict=True):
             group["lr"] = factor * lr
@@ -209,11 +235,31 @@ def alone(rank: int, **how: Any) -> Lived:
     ddp = DistributedDataParallel(uses.net(), process_group=groups[rank])
     with pytest.raises(ValueError, match=rf"alike on the workers \[{rank}\], so they must average together"):
         sparsify.register(ddp, sparsify.build("dense"), group=dist.group.WORLD)
+    if how.get("overlap") and how.get("method") != "dense":
+        with pytest.raises(ValueError, match=rf"\[{rank}\] is DDP's own; make another one of them"):
+            plain(rank, group=groups[rank], **how)
+        own = [dist.new_group([other]) for other in range(dist.get_world_size())]
+        how["own_group"] = own[rank]
     return plain(rank, group=groups[rank], **how)
 
 
+def two_models(rank: int, **how: Any) -> Lived:
+    """Taught by one loss, whose gradients come in turns."""
+    trainings = Training(rank, **how), Training(rank, **how)
+    for step in range(4):
+        for training in trainings:
+            training.optimiser.zero_grad()
+            training.see(step)
+        sum((training.loss(training.ddp, rank, step) for training in trainings), torch.zeros(())).backward()
+        for training in trainings:
+            training.step()
+    first, second = (training.lived() for training in trainings)
+    assert all(torch.equal(first.end[name], second.end[name]) for name in first.end)
+    return first
+
+
 # By name: what must stay right. All workers together, but for what begins with "alone".
-USES: dict[str, Callable[[int], Lived]] = {
+USES: dict[str, Callable[..., Lived]] = {
     **{name: partial(changed, change=change) for name, change in CHANGES.items() if name != "channels last"},
     "dense": partial(plain, method="dense"),
     "bucket views": partial(plain, gradient_as_bucket_view=True),
@@ -233,6 +279,8 @@ USES: dict[str, Callable[[int], Lived]] = {
     "no_sync": partial(accumulated, syncs=False),
     "twice": partial(accumulated, syncs=True),
     "join": joined,
+    "two models": two_models,
+    "a collective of the model's own": partial(plain, kind=Meeting),
     "scaler": scaled,
     "scaler, unscaled": partial(scaled, unscales=True),
     "scaler, dense": partial(scaled, method="dense"),
@@ -240,6 +288,10 @@ USES: dict[str, Callable[[int], Lived]] = {
     "alone": alone,
     "alone, dense": partial(alone, method="dense"),
 }
+
+
+# Those that may overlap; the end must be the same to the bit.
+OVERLAPPED = [name for name in USES if not name.startswith("scaler")]
 
 
 def flattened(name: str, lived: Lived) -> dict[str, Tensor]:

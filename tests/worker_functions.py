@@ -28,13 +28,13 @@ from experiments.training import datasets
 from experiments.training.loop import Settings, train
 from slurm import environment
 from sparsify import build, names
-from sparsify.aggregator import Aggregator
+from sparsify.aggregator import Aggregator, NonFinite
 from sparsify.comm import Comm, InstrumentedComm, WorkerLost
 from sparsify.comm.torch import TorchComm
 from sparsify.ddp import register
 from sparsify.optimiser import DistributedOptimiser
 from sparsify.timer import PhaseTimer
-from tests import laws, uses_ddp
+from tests import laws, uses_ddp, uses_overlap
 from tests.conftest import ROOT
 from tests.laws import SHAPES
 
@@ -297,12 +297,85 @@ def ddp_and_wrapper(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Ten
 
 
 def uses_of_ddp(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """What this worker lived through in every use."""
+    """What this worker lived through in every use, and again with overlap."""
     torch.set_num_threads(1)
     found = dict[str, torch.Tensor]()
     for name, use in uses_ddp.USES.items():
         found |= uses_ddp.flattened(name, use(comm.rank))
+    for name in uses_ddp.OVERLAPPED:
+        found |= uses_ddp.flattened(f"{name}, overlapped", uses_ddp.USES[name](comm.rank, overlap=True))
     return found
+
+
+def uses_of_overlap(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Where each use of `distribute` ends, with overlap and without; and under DDP, each method."""
+    torch.set_num_threads(1)
+    found = dict[str, torch.Tensor]()
+    for overlap in (False, True):
+        for name, use in uses_overlap.USES.items():
+            end = use(comm.rank, overlap)
+            found |= {f"{name}|{overlap}|{p}": tensor for p, tensor in end.items()}
+        for name in uses_overlap.METHODS:
+            ddp, inner = _model()
+            register(ddp, laws.build(name), inner, overlap=overlap)
+            _steps(ddp, inner, range(3), comm.rank)
+            found[f"ddp {name}|{overlap}|weights"] = _weights(ddp)
+    return found
+
+
+def nan_in_the_last_bucket(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Rank 1 has one, after a step without: by entry, what is raised on this worker, and which residuals have
+    become others, or hold one.
+    """
+    found = {}
+    for entry in ("ddp", "distribute"):
+        ddp, inner = _model()
+        method = build("topk", density=0.05, scope="layer")
+        if entry == "ddp":
+            held: Any = (hook := register(ddp, method, inner, overlap=True))
+            _steps(ddp, inner, range(1), comm.rank)
+            states = list(hook.states.values())
+        else:
+            held = DistributedOptimiser(inner, ddp.module, method, overlap=True)
+            _steps(ddp.module, held, range(1), comm.rank)
+            states = held.aggregator.states
+        before = [state.feedback.clone() for state in states]
+        if comm.rank == 1:
+            next(ddp.module.parameters()).register_hook(lambda grad: grad * torch.nan)
+        try:
+            _steps(
+                ddp if entry == "ddp" else ddp.module,
+                inner if entry == "ddp" else held,
+                range(1, 2),
+                comm.rank,
+            )
+        except NonFinite as error:
+            found[f"{entry} error"] = torch.tensor(list(str(error).encode()))
+        pairs = list(zip(before, (state.feedback for state in states), strict=True))
+        found[f"{entry} changed"] = torch.tensor([not torch.equal(old, new) for old, new in pairs])
+        found[f"{entry} finite"] = torch.tensor([bool(torch.isfinite(new).all()) for _, new in pairs])
+    return found
+
+
+def loss_of_a_worker_while_overlapping(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Rank 1 dies when half of its gradients are there; what the others raise, in the entry that the folder's
+    name says.
+    """
+    folder = Path(sys.argv[4])
+    ddp, inner = _model()
+    method = build("topk", density=0.05, scope="layer")
+    if folder.name.startswith("ddp"):
+        register(ddp, method, inner, overlap=True)
+        model, optimiser = cast(nn.Module, ddp), inner
+    else:
+        model = ddp.module
+        optimiser = DistributedOptimiser(inner, ddp.module, method, overlap=True)
+    _steps(model, optimiser, range(2), comm.rank)
+    if comm.rank == 1:
+        list(ddp.module.parameters())[2].register_hook(lambda grad: os._exit(0))
+    error = raised(lambda: _steps(model, optimiser, range(2, 4), comm.rank))
+    torch.save({"right": torch.tensor(error == "WorkerLost")}, folder / f"{comm.rank}.pt")
+    os._exit(0)  # a group without rank 1 can't be closed
 
 
 DDP_METHODS: dict[str, dict[str, Any]] = {

@@ -81,6 +81,15 @@ class TorchComm:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         return cls()
 
+    @classmethod
+    def beside(cls) -> TorchComm:
+        """All workers, in a group of their own, for a thread of its own: collectives of two threads in one
+        group would meet each other. All workers call it together. The group ends with the default one.
+        """
+        group = dist.new_group(timeout=TIMEOUT)
+        assert isinstance(group, dist.ProcessGroup)  # every worker is in it
+        return cls(group)
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         total = tensor.contiguous()
         with self._collective("all_reduce"):

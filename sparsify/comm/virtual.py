@@ -8,6 +8,7 @@ labelled so.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -44,7 +45,7 @@ class Cluster:
         self.resumed = [0.0] * size  # when the computing rank took over, on the host's clock
         self.calls: dict[int, Call] = {}
         self.result: Any = None
-        self.scheduler = getcurrent()
+        self.scheduler, self.thread = getcurrent(), threading.get_ident()
 
     def run(self, body: Callable[[VirtualComm], T]) -> list[T]:
         results: dict[int, T] = {}
@@ -91,6 +92,11 @@ class Cluster:
 
     def meet(self, rank: int, call: Call) -> Any:
         """Rank `rank` calls a collective; returns the combined result when all ranks have called it."""
+        if threading.get_ident() != self.thread:
+            raise ValueError(
+                "virtual ranks take turns in one thread, so nothing of theirs overlaps; take processes, or "
+                "leave overlap out"
+            )
         self.clock[rank] = self.now(rank)
         self.calls[rank] = call
         grad_mode = torch.is_grad_enabled()  # thread-local in torch, and all ranks share one thread

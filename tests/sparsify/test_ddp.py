@@ -20,7 +20,7 @@ from sparsify.aggregator import NonFinite, Report
 from sparsify.ddp import DDPHook
 from tests import uses, worker_functions
 from tests.uses import check_balanced
-from tests.uses_ddp import USES, Training, found_in
+from tests.uses_ddp import OVERLAPPED, USES, Training, found_in
 from tests.worker_functions import on_processes
 
 
@@ -36,6 +36,15 @@ def test_nothing_is_lost_and_replicas_are_equal(name: str, used: list[dict[str, 
     assert any(p.any() for p in ranks[0].seen.values())
     for together in [[rank] for rank in ranks] if name.startswith("alone") else [ranks]:
         check_balanced(together)
+
+
+@pytest.mark.parametrize("name", OVERLAPPED)
+def test_overlap_changes_no_bit(name: str, used: list[dict[str, Tensor]]) -> None:
+    for found in used:
+        alone, overlapped = found_in(name, found), found_in(f"{name}, overlapped", found)
+        for p, end in alone.end.items():
+            assert torch.equal(end, overlapped.end[p]), p
+            assert torch.equal(alone.owed[p], overlapped.owed[p]), p
 
 
 @pytest.fixture(scope="module")
