@@ -48,6 +48,7 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--method", choices=["none", *sparsify.names()], default="none")
     parser.add_argument("--density", type=float, help="share of the gradients to send")
     parser.add_argument("--through", choices=["register", "distribute"], default="register")
+    parser.add_argument("--overlap", action="store_true", help="average while backpropagation goes on")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch-size", type=int, default=64, help="of each worker")
     parser.add_argument("--lr", type=float, default=0.05)
@@ -82,11 +83,11 @@ def main(words: Sequence[str] | None = None) -> float:
         given = {} if args.density is None else {"density": args.density}
         method = sparsify.build(args.method, scope="layer", **given)
     if args.method != "none" and args.through == "distribute":
-        optimiser = sparsify.distribute(optimiser, model, method)
+        optimiser = sparsify.distribute(optimiser, model, method, overlap=args.overlap)
     else:
         model = DistributedDataParallel(model)
         if args.method != "none":
-            sparsify.register(model, method, optimiser)
+            sparsify.register(model, method, optimiser, overlap=args.overlap)
 
     for step, (images, labels) in enumerate(itertools.islice(forever(batches, sampler), args.steps)):
         optimiser.zero_grad()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsify import checkpoint, host_sync
-from sparsify.bucket import Bucket, Gradients, describe
+from sparsify.bucket import Bucket, Gradients, describe, finite_elements, finite_norms
 from sparsify.comm import Comm, CountingComm
 from sparsify.kernels import SearchStats, kernels_in
 from sparsify.method import Method, Step, num_selected
@@ -116,9 +116,9 @@ class Aggregator:
             [self.aggregate_bucket(at, step._replace(lr=rate)) for at, rate in enumerate(rates)]
         )
 
-    def begin(self, epoch: int, lr: float = 1.0) -> Step:
+    def begin(self, epoch: int) -> Step:
         """The next step, the same on all workers."""
-        step = Step(self.method.density_at(epoch), lr)
+        step = Step(self.method.density_at(epoch))
         if self.debug:
             self._shake_hands(step)
         self.step += 1
@@ -138,14 +138,11 @@ class Aggregator:
         Args:
             used: of each parameter, a fact of this worker; returned is whether it is so on any worker.
         """
-        gradients = self.gradients
-        finite = gradients.finite()
-        everyone = gather_flags(self.comm, finite, host_sync.to_device(used, finite, torch.bool))
-        if not all(all(theirs) for theirs, _ in everyone):  # or is it a norm that has overflowed?
-            for rank, (flags,) in enumerate(gather_flags(self.comm, gradients.exactly_finite())):
-                if not all(flags):
-                    raise NonFinite(rank, self.step, gradients.parameters[flags.index(0)][0])
-        return [any(flags) for flags in zip(*(theirs for _, theirs in everyone), strict=True)]
+        agreed = agree(self.comm, self.gradients.views, used)
+        if agreed.nonfinite is not None:
+            rank, at = agreed.nonfinite
+            raise NonFinite(rank, self.step, self.gradients.parameters[at][0])
+        return agreed.used
 
     def residual_norm(self) -> Tensor:
         """Euclidean norm of this worker's residuals: a number in double precision, on their device."""
@@ -211,6 +208,30 @@ def gather_flags(comm: Comm, *flags: Tensor) -> list[list[list[int]]]:
     return cast(
         list[list[list[int]]], host_sync.to_host(torch.stack(comm.all_gather(torch.stack(flags).int())))
     )
+
+
+class Agreed(NamedTuple):
+    """What all workers know of some gradients."""
+
+    nonfinite: tuple[int, int] | None  # the first worker with a NaN or Inf, and which gradient has it
+    used: list[bool]  # of each, has any worker used it?
+
+
+def agree(comm: Comm, grads: Sequence[Tensor], used: Sequence[bool], looks: bool = True) -> Agreed:
+    """One host synchronisation and a small allgather; and again where a norm is not finite.
+
+    Args:
+        used: of each gradient, has this worker used it?
+        looks: at the gradients, too.
+    """
+    finite = finite_norms(grads) if looks else grads[0].new_ones(len(grads), dtype=torch.bool)
+    everyone = gather_flags(comm, finite, host_sync.to_device(used, finite, torch.bool))
+    found = None
+    if not all(all(theirs) for theirs, _ in everyone):  # or is it a norm that has overflowed?
+        for rank, (flags,) in enumerate(gather_flags(comm, finite_elements(grads))):
+            if found is None and not all(flags):
+                found = rank, flags.index(0)
+    return Agreed(found, [any(flags) for flags in zip(*(theirs for _, theirs in everyone), strict=True)])
 
 
 def digest(value: Any) -> int:

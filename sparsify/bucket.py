@@ -155,14 +155,10 @@ class Gradients:
         self.places[at], self.strides[at] = Place.of(grad), p.stride()
 
     def finite(self) -> Tensor:
-        """(number of tensors,) bool on the device: is each tensor's gradient free of NaN and Inf? One pass
-        and no host synchronisation. A norm may overflow while every element is finite: see `nonfinite`.
+        """(number of tensors,) bool on the device: is each tensor's gradient free of NaN and Inf? As
+        `finite_norms` says.
         """
-        return torch.isfinite(torch.stack(torch._foreach_norm(self.views)))
-
-    def exactly_finite(self) -> Tensor:
-        """`finite`, of every element: more passes and launches, for when a norm is not."""
-        return torch.stack([torch.isfinite(view).all() for view in self.views])
+        return finite_norms(self.views)
 
     def nonfinite(self, finite: Tensor) -> str | None:
         """The name of the first parameter whose gradient is not finite. One host synchronisation, and a
@@ -173,8 +169,20 @@ class Gradients:
         """
         if all(host_sync.to_host(finite)):
             return None
-        flags = host_sync.to_host(self.exactly_finite())
+        flags = host_sync.to_host(finite_elements(self.views))
         return next((name for (name, _), fine in zip(self.parameters, flags, strict=True) if not fine), None)
+
+
+def finite_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """(number of tensors,) bool on the device: is each free of NaN and Inf? One pass and no host
+    synchronisation. A norm may overflow while every element is finite: see `finite_elements`.
+    """
+    return torch.isfinite(torch.stack(torch._foreach_norm(list(tensors))))
+
+
+def finite_elements(tensors: Sequence[Tensor]) -> Tensor:
+    """The same of every element: more passes and launches, for when a norm is not finite."""
+    return torch.stack([torch.isfinite(tensor).all() for tensor in tensors])
 
 
 def grouped(sizes: Sequence[int], itemsize: int, scope: str | float) -> Iterator[range]:

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from sparsify import checkpoint, cost, host_sync
-from sparsify.aggregator import FORMAT, NonFinite, Report, check_saved, check_unchanged
+from sparsify.aggregator import FORMAT, NonFinite, Report, agree, check_saved, check_unchanged
 from sparsify.bucket import Bucket, check_tensor, num_reals, shape_of
 from sparsify.comm import Comm, CountingComm
 from sparsify.comm.torch import TorchComm
@@ -31,7 +31,6 @@ from sparsify.wrapping import (
     Clock,
     PartlyDelivered,
     Used,
-    agree,
     check_momentum,
     check_overlap,
     parameters_of,

@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.hooks import RemovableHandle
 
 from sparsify import host_sync
-from sparsify.aggregator import Aggregator, Report
+from sparsify.aggregator import Aggregator, Report, agree
 from sparsify.comm import Comm
 from sparsify.method import Method, Step
 from sparsify.overlap import Overlap
@@ -23,7 +23,6 @@ from sparsify.wrapping import (
     OwnSteps,
     PartlyDelivered,
     Used,
-    agree,
     broadcast,
     check_momentum,
     check_overlap,
@@ -238,7 +237,7 @@ class DistributedOptimiser(torch.optim.Optimizer):
         aggregator, inside = self.aggregator, self._overlap.inside[at]
         if self.check:
             grads = [aggregator.gradients.views[index] for index in inside]
-            agreed = agree(aggregator.comm, grads, [self._used.flags[index] for index in inside], looks=True)
+            agreed = agree(aggregator.comm, grads, [self._used.flags[index] for index in inside])
             if agreed.nonfinite is not None:
                 rank, place = agreed.nonfinite
                 raise PartlyDelivered(

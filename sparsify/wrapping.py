@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -14,7 +14,6 @@ from torch.amp.grad_scaler import GradScaler, OptState
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from sparsify import host_sync
 from sparsify.aggregator import NonFinite
 from sparsify.bucket import check_tensor
 from sparsify.comm import Comm, put
@@ -56,28 +55,6 @@ class PartlyDelivered(NonFinite):
             f"{self}; it reached no residual, but with overlap=True gradients that came before it were "
             "delivered already, and are missing from their residuals: go on from a checkpoint",
         )
-
-
-class Agreed(NamedTuple):
-    """What all workers know of some gradients."""
-
-    nonfinite: tuple[int, int] | None  # the first worker with a NaN or Inf, and which gradient has it
-    used: list[bool]  # of each, has any worker used it?
-
-
-def agree(comm: Comm, grads: Sequence[Tensor], used: Sequence[bool], looks: bool) -> Agreed:
-    """One host synchronisation, and a small allgather.
-
-    Args:
-        used: of each gradient, has this worker used it?
-        looks: at the gradients, too.
-    """
-    fine = [torch.isfinite(grad).all() if looks else grad.new_ones((), dtype=torch.bool) for grad in grads]
-    bad = ~torch.stack(fine)
-    facts = torch.stack([bad.int(), host_sync.to_device(used, bad).int()])
-    gathered = host_sync.to_host(torch.stack(comm.all_gather(facts)))
-    first = next(((rank, flags.index(1)) for rank, (flags, _) in enumerate(gathered) if any(flags)), None)
-    return Agreed(first, [any(flags) for flags in zip(*(theirs for _, theirs in gathered), strict=True)])
 
 
 def broadcast(model: nn.Module, comm: Comm) -> None:

@@ -291,7 +291,8 @@ def test_what_is_wrapped_around_a_model_goes_before_it() -> None:
     """Neither its hooks nor its thread keep residuals alive."""
     model, optimiser = stepping()
     optimiser.step()
-    alive = [ref(optimiser), ref(optimiser._overlap)]
+    assert optimiser._overlap is not None
+    alive: list[Callable[[], object]] = [ref(optimiser), ref(optimiser._overlap)]
     del optimiser
     gc.collect()
     assert [one() for one in alive] == [None, None]
