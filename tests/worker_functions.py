@@ -200,7 +200,7 @@ def any_memory(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     return found
 
 
-def groups_and_errors(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+def groups_and_errors(comm: TorchComm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """Over gloo: `any_memory` in the group of all and in one of ranks 1 and 2, votes, and which errors are
     taken for the loss of a worker.
     """
@@ -214,6 +214,8 @@ def groups_and_errors(comm: Comm, now: Callable[[], float]) -> dict[str, torch.T
         found["outside"] = torch.tensor(raised(lambda: TorchComm(some)) == "ValueError")
     of_all = any_memory(comm, now) | words_of_votes(comm, now)  # the group of all is still there
     found |= {f"all {name}": value for name, value in of_all.items()}
+    comm._gathers_into_one = False  # as over a backend that knows lists only
+    found |= {f"listed {name}": value for name, value in any_memory(comm, now).items()}
     errors = {
         "type": lambda: comm.all_reduce(torch.zeros(2, dtype=torch.float8_e4m3fn)),
         "pieces": lambda: comm.all_to_all(torch.zeros(3), [1, 1, 1], [1, 1]),

@@ -24,6 +24,11 @@ POLL_S = 0.02
 SIGNS_OF_LOSS = (
     "pair closure", "ncclRemoteError", "ncclSystemError", "NCCL timeout", "timed out", "was aborted",
 )  # fmt: skip
+GATHER_INTO_ONE = {"gloo", "nccl"}  # backends; mpi knows lists only
+# Its name since torch 2.14, and before.
+all_gather_into_one = (
+    dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+)
 VERDICT, GO, GIVE_UP, LATE = "verdict", "go", "give up", "late"  # in the store where workers meet
 
 
@@ -40,6 +45,8 @@ class TorchComm:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         self._host_group: dist.ProcessGroup | None = None  # made by the first `lagged_max`
         self._pending: tuple[dist.Work, Tensor] | None = None  # the `lagged_max` under way
+        backends = str(dist.get_backend_config(group)).split(",")  # such as cpu:gloo, cuda:nccl
+        self._gathers_into_one = {name.rpartition(":")[2] for name in backends} <= GATHER_INTO_ONE
         if self.rank < 0:
             raise ValueError(
                 f"worker {dist.get_rank()} is not in the process group that it was given; call this in the "
@@ -97,10 +104,8 @@ class TorchComm:
         return put(total, tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        mine = tensor.contiguous()
-        gathered = [torch.empty_like(mine) for _ in range(self.size)]
         with self._collective("all_gather"):
-            dist.all_gather(gathered, mine, self.group)
+            gathered, _ = self._begin_all_gather(tensor.contiguous(), in_background=False)
         return gathered
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
@@ -111,11 +116,10 @@ class TorchComm:
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
         own = [tensor.contiguous() for tensor in tensors]
-        gathered = [[torch.empty_like(mine) for _ in range(self.size)] for mine in own]
-        pairs = zip(gathered, own, strict=True)
         with self._collective("all_gather"):
-            works = [dist.all_gather(theirs, mine, self.group, async_op=True) for theirs, mine in pairs]
-        return lambda: self._waited("all_gather", works, gathered)
+            begun = [self._begin_all_gather(mine, in_background=True) for mine in own]
+        works = [work for _, work in begun if work is not None]
+        return lambda: self._waited("all_gather", works, [gathered for gathered, _ in begun])
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         received = tensor.new_empty(sum(receive))
@@ -167,6 +171,15 @@ class TorchComm:
         self._finish_pending()
         if self.group is None:
             dist.destroy_process_group()
+
+    def _begin_all_gather(self, mine: Tensor, in_background: bool) -> tuple[list[Tensor], dist.Work | None]:
+        """Into one tensor where the backend can: nccl copies each tensor of a list out of one."""
+        if not self._gathers_into_one:
+            gathered = [torch.empty_like(mine) for _ in range(self.size)]
+            return gathered, dist.all_gather(gathered, mine, self.group, in_background)
+        together = mine.new_empty((self.size, *mine.shape))
+        work = all_gather_into_one(together.view(-1), mine.view(-1), self.group, in_background)
+        return list(together.unbind()), work
 
     def _finish_pending(self) -> int:
         """The result of the `lagged_max` under way, 0 if there is none."""

@@ -17,7 +17,7 @@ from tests.worker_functions import on_processes
 
 def test_groups_and_memories_and_errors_on_gloo_processes(tmp_path: Path) -> None:
     real = on_processes(worker_functions.groups_and_errors, 3, tmp_path)
-    for group, members in (("all", [0, 1, 2]), ("part", [1, 2])):
+    for group, members in (("all", [0, 1, 2]), ("listed", [0, 1, 2]), ("part", [1, 2])):
         simulated = virtual.run(len(members), lambda comm: worker_functions.any_memory(comm, comm.now))
         for rank, expected in zip(members, simulated, strict=True):
             for name, value in expected.items():
