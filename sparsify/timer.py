@@ -26,7 +26,7 @@ PHASES = (
 )  # fmt: skip
 PUBLISHED_PHASES = ("synchronize", "validate")  # as_published only
 
-Mark = Any  # seconds on the host, or a CUDA event that becomes seconds in `resolve`
+Mark = Any  # seconds on the host, or what has CUDA events' `elapsed_time` and becomes seconds in `resolve`
 
 
 @dataclass
@@ -47,7 +47,8 @@ class PhaseTimer:
     Args:
         now: a clock in seconds; a virtual rank brings its own.
         synchronise: waits for the device.
-        device_events: time production steps with CUDA events, resolved after the window.
+        event: notes a point in the device's time, as `cuda_event` does, or on virtual ranks `mark`:
+            production steps are then timed by these, and resolved after the window.
         keep_spans: of which steps to keep every single span, for a timeline; given the number of the step.
     """
 
@@ -56,13 +57,13 @@ class PhaseTimer:
         mode: str = "serialised",
         now: Callable[[], float] = time.perf_counter,
         synchronise: Callable[[], None] = lambda: None,
-        device_events: bool = False,
+        event: Callable[[], Mark] | None = None,
         keep_spans: Callable[[int], bool] = lambda step: False,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"no timing mode {mode!r}; there are: {', '.join(MODES)}")
         self.mode, self.now, self.synchronise = mode, now, synchronise
-        self.device_events = device_events and mode == "production"
+        self.event = event if mode == "production" else None
         self.keep_spans = keep_spans
         self.samples: list[Sample] = []
         self.num_steps = 0
@@ -88,11 +89,7 @@ class PhaseTimer:
         return self.now()
 
     def mark(self) -> Mark:
-        if not self.device_events:
-            return self.now()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        return self.event() if self.event else self.now()
 
     def resolve(self, gather: Callable[[list[float]], list[list[float]]]) -> list[Sample]:
         """End a window: turn marks into seconds, split collectives, and hand over the window's samples.
@@ -126,7 +123,7 @@ class _Step:
         timer = self.timer
         timer._keep = timer.keep_spans(timer.num_steps)
         self.start = timer.boundary()
-        self.mark = timer.mark() if timer.device_events else None
+        self.mark = timer.mark() if timer.event else None
         timer._current = Sample(self.start)
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
@@ -176,6 +173,13 @@ class _Collective:
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         self.timer._current.marks.append((self.start, self.timer.mark()))
+
+
+def cuda_event() -> Mark:
+    """Where the current stream is."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def seconds(start: Mark, end: Mark) -> float:

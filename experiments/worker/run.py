@@ -29,7 +29,7 @@ from sparsify.comm import Comm, virtual
 from sparsify.cost import Link
 from sparsify.method import Method
 from sparsify.methods import REGISTRY as METHODS
-from sparsify.timer import PhaseTimer
+from sparsify.timer import PhaseTimer, cuda_event
 
 if TYPE_CHECKING:  # it names Horovod's communicator, which may not be installed
     from experiments.worker.connect import AnyComm
@@ -52,6 +52,11 @@ class Built(NamedTuple):
     @property
     def is_virtual(self) -> bool:
         return bool(self.config["cluster"]["where"] == "virtual")
+
+    @property
+    def uses_events(self) -> bool:
+        """Are steps timed on the device, so that nothing waits for it?"""
+        return self.settings.device.type == "cuda" and self.config["timing"]["mode"] == "production"
 
     def synchronise(self) -> None:
         """Wait until the device has done all that it was given."""
@@ -108,8 +113,9 @@ def execute(
         try:
             if run.is_virtual:
                 alpha_s, beta = (config["cluster"]["link"][name] for name in ("alpha_s", "beta_s_per_byte"))
+                link, event = Link(alpha_s, beta), cuda_event if run.uses_events else None
                 ranks = virtual.run(
-                    config["workers"], lambda comm: body(comm, comm.now), Link(alpha_s, beta), run.synchronise
+                    config["workers"], lambda comm: body(comm, comm.now), link, run.synchronise, event
                 )
                 outcome = ranks[0]
             else:
@@ -193,7 +199,7 @@ def record(
         facts: the provenance; what is found out about the machine is added.
         progress: told by rank 0 how many steps are done.
     """
-    config, settings, is_cuda = run.config, run.settings, run.settings.device.type == "cuda"
+    config, settings = run.config, run.settings
     facts["machine"] = hardware.check(config, settings.device, comm)
     every_min = config.get("launch", {}).get("checkpoint_min")
     checkpointer = Checkpointer(attempt, comm, log, stop, every_min, settings.device)
@@ -204,8 +210,10 @@ def record(
     # After an interruption the machine has to warm up again.
     first_steps = [start + timing["warmup_steps"] for start in (0, done)]
     with_spans = {first + at for first in first_steps for at in range(timing["span_steps"])}
-    uses_events = is_cuda and not run.is_virtual
-    timer = PhaseTimer(timing["mode"], clock, run.synchronise, uses_events, with_spans.__contains__)
+    event = None
+    if run.uses_events:
+        event = comm.mark if isinstance(comm, virtual.VirtualComm) else cuda_event
+    timer = PhaseTimer(timing["mode"], clock, run.synchronise, event, with_spans.__contains__)
     try:
         told = progress if comm.rank == 0 else (lambda step: None)
         trained = train(run.task, run.data, run.method, comm, timer, log, settings, told, checkpointer)

@@ -3,7 +3,7 @@
 Exactly one rank computes at a time, and ranks switch only at collectives, in rank order: everything is
 deterministic. Each rank has a clock that advances by its own computing; at a collective all clocks move to
 the latest one plus the alpha-beta cost of the link. Times read from these clocks are *simulated* and must be
-labelled so.
+labelled so. Reading a clock makes the host wait for the device; a mark, which is read later, does not.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -36,13 +37,122 @@ class Call(NamedTuple):
     cost: Cost | None  # None: the clocks take no notice
 
 
+class Event(Protocol):
+    """A point in the device's time, as torch.cuda.Event."""
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds from here to `end`; the device must have passed both."""
+
+
+class Clocks(Protocol):
+    """The clocks of all ranks."""
+
+    def resume(self, rank: int) -> None:
+        """This rank computes from now on."""
+
+    def leave(self, rank: int) -> None:
+        """It has come to a collective."""
+
+    def meet(self, price_s: float | None) -> None:
+        """The collective is over; without a price the clocks take no notice of it."""
+
+    def now(self, rank: int) -> float: ...
+
+
+class HostClocks:
+    """Read by the host, which waits for the device each time: else a rank would be charged for the kernels
+    that another one has queued.
+    """
+
+    def __init__(self, size: int, synchronise: Callable[[], None]) -> None:
+        self.synchronise = synchronise
+        self.lived = [0.0] * size  # seconds of each rank, up to its last switch
+        self.resumed = [0.0] * size  # when the computing rank took over, on the host's clock
+
+    def resume(self, rank: int) -> None:
+        self.resumed[rank] = time.perf_counter()
+
+    def leave(self, rank: int) -> None:
+        self.lived[rank] = self.now(rank)
+
+    def meet(self, price_s: float | None) -> None:
+        self.synchronise()  # combining is charged to no rank
+        if price_s is not None:
+            self.lived = [max(self.lived) + price_s] * len(self.lived)
+
+    def now(self, rank: int) -> float:
+        self.synchronise()
+        return self.lived[rank] + time.perf_counter() - self.resumed[rank]
+
+
+@dataclass
+class Turn:
+    """What a rank computes between two collectives."""
+
+    began_s: float = 0.0  # on its clock; known when the turns before are settled
+    start: Event | None = None
+    end: Event | None = None
+
+    def at_s(self, event: Event | None) -> float:
+        """When the rank's clock showed an event of this turn."""
+        assert self.start is not None
+        return self.began_s + self.start.elapsed_time(event) / 1e3
+
+
+@dataclass
+class Mark:
+    """A point in a rank's time."""
+
+    clocks: DeviceClocks
+    turn: Turn
+    event: Event
+
+    def elapsed_time(self, end: Mark) -> float:
+        """Milliseconds to a later mark of this rank; the device must have passed it."""
+        self.clocks.settle()
+        return 1e3 * (end.turn.at_s(end.event) - self.turn.at_s(self.event))
+
+
+class DeviceClocks:
+    """Kept by the device: turns begin and end with events, and nothing waits until marks are compared."""
+
+    def __init__(self, size: int, event: Callable[[], Event]) -> None:
+        self.event = event
+        self.turns = [Turn() for _ in range(size)]
+        self.unsettled: list[
+            tuple[list[Turn], float | None, list[Turn]]
+        ] = []  # before and after a collective
+
+    def resume(self, rank: int) -> None:
+        self.turns[rank].start = self.event()
+
+    def leave(self, rank: int) -> None:
+        self.turns[rank].end = self.event()
+
+    def meet(self, price_s: float | None) -> None:
+        before, self.turns = self.turns, [Turn() for _ in self.turns]
+        self.unsettled.append((before, price_s, self.turns))
+
+    def now(self, rank: int) -> float:
+        return time.perf_counter()  # the host's own: how far the device is, it would have to wait for
+
+    def mark(self, rank: int) -> Mark:
+        return Mark(self, self.turns[rank], self.event())
+
+    def settle(self) -> None:
+        """Work out when each turn began. The device must have passed all that are over."""
+        for before, price_s, after in self.unsettled:
+            ends = [turn.at_s(turn.end) for turn in before]
+            for turn, end in zip(after, ends, strict=True):
+                turn.began_s = end if price_s is None else max(ends) + price_s
+        self.unsettled.clear()
+
+
 class Cluster:
     """Runs the ranks and owns what they share. Use `run`."""
 
-    def __init__(self, size: int, link: Link, synchronise: Callable[[], None]) -> None:
-        self.size, self.link, self.synchronise = size, link, synchronise
-        self.clock = [0.0] * size  # seconds each rank has lived, up to its last switch
-        self.resumed = [0.0] * size  # when the computing rank took over, on the host's clock
+    def __init__(self, size: int, link: Link, clocks: Clocks) -> None:
+        self.size, self.link, self.clocks = size, link, clocks
         self.calls: dict[int, Call] = {}
         self.result: Any = None
         self.scheduler, self.thread = getcurrent(), threading.get_ident()
@@ -51,7 +161,7 @@ class Cluster:
         results: dict[int, T] = {}
 
         def live(rank: int) -> None:
-            self.resumed[rank] = time.perf_counter()
+            self.clocks.resume(rank)
             results[rank] = body(VirtualComm(self, rank))
 
         grad_mode = torch.is_grad_enabled()
@@ -84,10 +194,8 @@ class Cluster:
         if len(set(names.values())) > 1 or len(set(alike.values())) > 1:
             raise RuntimeError(f"the ranks do not stand at the same collective: {names}, shapes {alike}")
         self.result = first.combine([self.calls[rank].brought for rank in range(self.size)])
-        self.synchronise()  # combining is charged to no rank
         costs = [call.cost for call in self.calls.values() if call.cost is not None]
-        if costs:
-            self.clock = [max(self.clock) + max(map(self.link.seconds, costs))] * self.size
+        self.clocks.meet(max(map(self.link.seconds, costs)) if costs else None)
         self.calls.clear()
 
     def meet(self, rank: int, call: Call) -> Any:
@@ -97,17 +205,13 @@ class Cluster:
                 "virtual ranks take turns in one thread, so nothing of theirs overlaps; take processes, or "
                 "leave overlap out"
             )
-        self.clock[rank] = self.now(rank)
+        self.clocks.leave(rank)
         self.calls[rank] = call
         grad_mode = torch.is_grad_enabled()  # thread-local in torch, and all ranks share one thread
         self.scheduler.switch()
         torch.set_grad_enabled(grad_mode)
-        self.resumed[rank] = time.perf_counter()
+        self.clocks.resume(rank)
         return self.result
-
-    def now(self, rank: int) -> float:
-        self.synchronise()  # else a later rank would be charged for this one's queued kernels
-        return self.clock[rank] + time.perf_counter() - self.resumed[rank]
 
 
 class VirtualComm:
@@ -118,8 +222,13 @@ class VirtualComm:
         self.largest = 0  # the result of the last `lagged_max`
 
     def now(self) -> float:
-        """Seconds that this rank has lived on its virtual clock."""
-        return self.cluster.now(self.rank)
+        """Seconds that this rank has lived on its virtual clock; with events, those of the host's clock."""
+        return self.cluster.clocks.now(self.rank)
+
+    def mark(self) -> Mark:
+        """This point in its time, to be compared with others later. Only with events."""
+        assert isinstance(self.cluster.clocks, DeviceClocks)
+        return self.cluster.clocks.mark(self.rank)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         price = cost.all_reduce(tensor.nbytes, self.size)
@@ -185,16 +294,20 @@ def run(
     body: Callable[[VirtualComm], T],
     link: Link = NO_LINK,
     synchronise: Callable[[], None] = lambda: None,
+    event: Callable[[], Event] | None = None,
 ) -> list[T]:
     """Run `body` as `size` ranks; returns what each returned, by rank. What a rank raises is raised here.
 
     Args:
         synchronise: waits for the device, e.g. torch.cuda.synchronize, so that each rank is charged its own
             kernels.
+        event: notes a point in the device's time, e.g. a recorded torch.cuda.Event: no collective waits then,
+            and times are compared by `VirtualComm.mark`.
     """
     if size < 1:
         raise ValueError(f"{size=}: there must be at least one rank")
-    return Cluster(size, link, synchronise).run(body)
+    clocks = HostClocks(size, synchronise) if event is None else DeviceClocks(size, event)
+    return Cluster(size, link, clocks).run(body)
 
 
 def total_in_rank_order(tensors: Sequence[Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from experiments.training import datasets
 from experiments.training.loop import Settings, train
 from sparsify.aggregator import Aggregator
 from sparsify.comm import virtual
-from sparsify.timer import MODES, PhaseTimer
+from sparsify.timer import MODES, PhaseTimer, cuda_event
 from sparsify.types import NOTHING_IS_LOST
 from tests.laws import METHODS, build, gradient, live, mass
 from tests.worker_functions import NoLog
@@ -98,13 +98,33 @@ def test_randomk_draws_on_the_device_and_ranks_agree() -> None:
 
 
 def test_device_events_time_what_the_host_only_queued() -> None:
-    timer = PhaseTimer("production", synchronise=torch.cuda.synchronize, device_events=True)
+    timer = PhaseTimer("production", synchronise=torch.cuda.synchronize, event=cuda_event)
     cycles = 200_000_000  # about 0.1 s on any GPU of these years
     with timer.step(), timer.collective():
         torch.cuda._sleep(cycles)
     (sample,) = timer.resolve(lambda mine: [mine])
     assert sample.step_s > 0.02
     assert sample.phases["transfer"] == pytest.approx(sample.step_s, rel=0.2)
+
+
+def test_turns_of_virtual_ranks_are_timed_on_the_device_without_waiting() -> None:
+    """Rank 1 queues what takes 0.1 s; rank 0 waits for it, and nobody else is charged."""
+    cycles = 200_000_000
+
+    def body(comm: virtual.VirtualComm) -> list[float]:
+        before = comm.mark()
+        if comm.rank == 1:
+            torch.cuda._sleep(cycles)
+        middle = comm.mark()
+        comm.barrier()
+        after = comm.mark()
+        torch.cuda.synchronize()
+        return [before.elapsed_time(middle), middle.elapsed_time(after)]
+
+    (own, wait), (slept, none) = virtual.run(2, body, event=cuda_event)
+    assert slept > 20
+    assert wait == pytest.approx(slept, rel=0.2)
+    assert own < 0.2 * slept > none
 
 
 def test_augmentation_runs_on_the_device() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -80,6 +82,44 @@ def test_clocks_meet_at_the_latest_rank_plus_the_link() -> None:
     )  # rank 0 is not charged for rank 1's sleep, though both share a process
     assert end_0 == pytest.approx(late + price, abs=0.01)
     assert end_1 == pytest.approx(late + price, abs=0.01)
+
+
+class Instant(NamedTuple):
+    """An event of a device whose clock the test moves."""
+
+    at_s: float
+
+    def elapsed_time(self, end: Instant) -> float:
+        return 1e3 * (end.at_s - self.at_s)
+
+
+def test_marks_tell_what_the_clocks_would_have_told_and_wait_for_nothing() -> None:
+    """Over three collectives: late ranks are waited for, the link is paid, and a vote moves no clock."""
+    device_s, link = 0.0, Link(alpha_s=1.0, beta_s_per_byte=0.5)
+
+    def body(comm: VirtualComm) -> list[float]:
+        nonlocal device_s
+        marks = [comm.mark()]
+        for busy_s, collective in (
+            (10.0 * comm.rank, lambda: comm.all_gather(torch.zeros(1, dtype=torch.float64))),
+            (2.0, lambda: comm.lagged_max(0)),
+            (5.0 - comm.rank, lambda: comm.barrier()),
+        ):
+            device_s += busy_s
+            marks.append(comm.mark())
+            collective()
+            marks.append(comm.mark())
+        return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
+
+    price = link.seconds(cost.all_gather(8, 3))
+    found = virtual.run(
+        3, body, link, synchronise=lambda: pytest.fail("waits"), event=lambda: Instant(device_s)
+    )
+    assert found == [
+        [0.0, 20.0 + price, 2.0, 0.0, 5.0, 0.0],
+        [10.0, 10.0 + price, 2.0, 0.0, 4.0, 1.0],
+        [20.0, price, 2.0, 0.0, 3.0, 2.0],
+    ]
 
 
 def test_ranks_at_different_collectives_are_named() -> None:
