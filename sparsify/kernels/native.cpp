@@ -27,8 +27,9 @@ constexpr Key MAGNITUDE = 0x7fffffffu;
 constexpr int64_t PER_THREAD = 1 << 19;  // fewer elements than this are not worth a thread
 constexpr int64_t UNSAMPLED = 1 << 14;   // so few elements are looked through without a guess
 constexpr int64_t SAMPLE = 1 << 16;
+constexpr int64_t ROOM = 8;  // candidates beyond 1/8 of all elements are not collected: all are looked through
+constexpr Key NOTHING = 0xffffffffu;  // a bound that nothing reaches
 constexpr int64_t RUN = 8;  // elements in a row of the sample: half a cache line
-constexpr int64_t SLACK = 64;  // whole vectors are stored, so candidates may end this far behind their number
 
 enum Kind : int32_t { NONE, FP32, BF16, FP16 };  // of the gradient; NONE: there is nothing to add
 enum Level : int32_t { SCALAR, AVX2, AVX512 };
@@ -70,37 +71,57 @@ struct Candidates {
   float* values;
   int64_t capacity;
   int64_t found = 0;
-  bool full = false;
 
-  void add(int64_t i, float value) {
-    if (found < capacity) {
-      indices[found] = static_cast<int32_t>(i);
-      values[found] = value;
-    } else {
-      full = true;
+  bool full() const { return found > capacity; }
+
+  // Of 64 elements, from `start` on, those that are marked.
+  void add(const float* acc, int64_t start, uint64_t marks) {
+    for (; marks; marks &= marks - 1, ++found) {
+      if (found >= capacity) continue;
+      const int64_t at = start + __builtin_ctzll(marks);
+      indices[found] = static_cast<int32_t>(at);
+      values[found] = acc[at];
     }
-    ++found;
   }
 };
 
-// acc += grad from begin to end; what reaches the bound is a candidate.
+// What reaches the bound is marked first, a bit for each element, and collected chunk by chunk, while the chunk is
+// in the nearest cache: a branch that is guessed wrongly would stop the stream from memory.
+constexpr int64_t WORD = 64, WORDS = 64, CHUNK = WORD * WORDS;
+using Marks = uint64_t[WORDS];
+
+// acc += grad from begin to end, a chunk at most. Returns which words of the marks are not 0: only these are set.
 template <Kind kind>
-void stream_scalar(float* acc, const void* grad, int64_t begin, int64_t end, Key bound, Candidates& out) {
-  constexpr int64_t BLOCK = 64;
-  for (int64_t start = begin; start < end; start += BLOCK) {
-    const int64_t stop = std::min(start + BLOCK, end);
+uint64_t mark_scalar(float* acc, const void* grad, int64_t begin, int64_t end, Key bound, Marks marks) {
+  uint64_t some = 0;
+  for (int64_t start = begin, word = 0; start < end; start += WORD, ++word) {
+    const int64_t stop = std::min(start + WORD, end);
     int reached = 0;
     for (int64_t i = start; i < stop; ++i) {  // without a branch, so that compilers make vectors of it
       if (kind != NONE) acc[i] += load<kind>(grad, i);
       reached += key_of(acc[i]) >= bound;
     }
-    if (reached)
-      for (int64_t i = start; i < stop; ++i)
-        if (key_of(acc[i]) >= bound) out.add(i, acc[i]);
+    if (!reached) continue;
+    marks[word] = 0;
+    for (int64_t i = start; i < stop; ++i) marks[word] |= uint64_t{key_of(acc[i]) >= bound} << (i - start);
+    some |= uint64_t{1} << word;
   }
+  return some;
 }
 
 #ifdef HAS_X86
+// Processors fetch ahead of a stream by themselves, but not across the border of a page of 4 kB.
+template <Kind kind>
+void fetch_ahead(const float* acc, const void* grad, int64_t i) {
+  constexpr int64_t AHEAD = 1024, LINE = 64;  // elements of acc, bytes
+  const int64_t width = kind == FP32 ? 4 : 2;
+  const char* sums = reinterpret_cast<const char*>(acc + i + AHEAD);
+  const char* addends = static_cast<const char*>(grad) + (i + AHEAD) * width;
+  for (int64_t at = 0; at < WORD * 4; at += LINE) __builtin_prefetch(sums + at);
+  if (kind == NONE) return;
+  for (int64_t at = 0; at < WORD * width; at += LINE) __builtin_prefetch(addends + at);
+}
+
 template <Kind kind>
 __attribute__((target("avx2,f16c"))) __m256 load8(const void* grad, int64_t i) {
   if (kind == FP32) return _mm256_loadu_ps(static_cast<const float*>(grad) + i);
@@ -110,28 +131,33 @@ __attribute__((target("avx2,f16c"))) __m256 load8(const void* grad, int64_t i) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
 }
 
+// As mark_scalar, of a whole chunk.
 template <Kind kind>
-__attribute__((target("avx2,f16c"))) void stream_avx2(
-    float* acc, const void* grad, int64_t begin, int64_t end, Key bound, Candidates& out) {
+__attribute__((target("avx2,f16c"))) uint64_t mark_avx2(
+    float* acc, const void* grad, int64_t begin, Key bound, Marks marks) {
   const __m256i magnitude = _mm256_set1_epi32(MAGNITUDE);
   // Keys are at most 0x7fffffff, so signed comparisons serve; a bound beyond is reached by none, one of 0 by all.
   const __m256i below = _mm256_set1_epi32(static_cast<int32_t>(std::min(bound, MAGNITUDE)) - 1);
-  const int possible = bound > MAGNITUDE ? 0 : 0xff;
-  int64_t i = begin;
-  for (; i + 8 <= end; i += 8) {
-    __m256 sum = _mm256_loadu_ps(acc + i);
-    if (kind != NONE) {
-      sum = _mm256_add_ps(sum, load8<kind>(grad, i));
-      _mm256_storeu_ps(acc + i, sum);
+  const uint64_t possible = bound > MAGNITUDE ? 0 : 0xff;
+  uint64_t some = 0;
+  for (int64_t word = 0; word < WORDS; ++word) {
+    const int64_t start = begin + WORD * word;
+    uint64_t reached = 0;
+    for (int64_t lane = 0; lane < WORD; lane += 8) {
+      __m256 sum = _mm256_loadu_ps(acc + start + lane);
+      if (kind != NONE) {
+        sum = _mm256_add_ps(sum, load8<kind>(grad, start + lane));
+        _mm256_storeu_ps(acc + start + lane, sum);
+      }
+      const __m256i keys = _mm256_and_si256(_mm256_castps_si256(sum), magnitude);
+      const int bits = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, below)));
+      reached |= (static_cast<uint64_t>(bits) & possible) << lane;
     }
-    const __m256i keys = _mm256_and_si256(_mm256_castps_si256(sum), magnitude);
-    int reached = possible & _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, below)));
-    for (; reached; reached &= reached - 1) {
-      const int64_t at = i + __builtin_ctz(reached);
-      out.add(at, acc[at]);
-    }
+    fetch_ahead<kind>(acc, grad, start);
+    marks[word] = reached;
+    some |= uint64_t{reached != 0} << word;
   }
-  stream_scalar<kind>(acc, grad, i, end, bound, out);
+  return some;
 }
 
 template <Kind kind>
@@ -143,46 +169,53 @@ __attribute__((target("avx512f"))) __m512 load16(const void* grad, int64_t i) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
 }
 
-__attribute__((target("avx512f"))) inline void add16(
-    __m512 sum, __mmask16 reached, __m512i indices, Candidates& out) {
-  if (out.found + 16 <= out.capacity + SLACK) {
-    // Compressed in a register and stored whole: the masked store is slow on some processors.
-    _mm512_storeu_si512(out.indices + out.found, _mm512_maskz_compress_epi32(reached, indices));
-    _mm512_storeu_ps(out.values + out.found, _mm512_maskz_compress_ps(reached, sum));
-  }
-  out.found += __builtin_popcount(reached);
-  out.full |= out.found > out.capacity;
-}
-
+// As mark_scalar, of a whole chunk.
 template <Kind kind>
-__attribute__((target("avx512f"))) void stream_avx512(
-    float* acc, const void* grad, int64_t begin, int64_t end, Key bound, Candidates& out) {
+__attribute__((target("avx512f"))) uint64_t mark_avx512(
+    float* acc, const void* grad, int64_t begin, Key bound, Marks marks) {
   const __m512i magnitude = _mm512_set1_epi32(MAGNITUDE), least = _mm512_set1_epi32(static_cast<int32_t>(bound));
-  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  constexpr int VECTORS = 4;  // a cache line each; mostly none of them holds a candidate
-  int64_t i = begin;
-  for (; i + 16 * VECTORS <= end; i += 16 * VECTORS) {
-    __m512 sums[VECTORS];
-    __mmask16 reached[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) {
-      sums[v] = _mm512_loadu_ps(acc + i + 16 * v);
+  uint64_t some = 0;
+  for (int64_t word = 0; word < WORDS; ++word) {
+    const int64_t start = begin + WORD * word;
+    uint64_t reached = 0;
+    for (int64_t lane = 0; lane < WORD; lane += 16) {
+      __m512 sum = _mm512_loadu_ps(acc + start + lane);
       if (kind != NONE) {
-        sums[v] = _mm512_add_ps(sums[v], load16<kind>(grad, i + 16 * v));
-        _mm512_storeu_ps(acc + i + 16 * v, sums[v]);
+        sum = _mm512_add_ps(sum, load16<kind>(grad, start + lane));
+        _mm512_storeu_ps(acc + start + lane, sum);
       }
-      const __m512i keys = _mm512_and_si512(_mm512_castps_si512(sums[v]), magnitude);
-      reached[v] = _mm512_cmpge_epu32_mask(keys, least);
+      const __m512i keys = _mm512_and_si512(_mm512_castps_si512(sum), magnitude);
+      reached |= static_cast<uint64_t>(_mm512_cmpge_epu32_mask(keys, least)) << lane;
     }
-    if (reached[0] | reached[1] | reached[2] | reached[3])
-      for (int v = 0; v < VECTORS; ++v)
-        if (reached[v]) {
-          const __m512i start = _mm512_set1_epi32(static_cast<int32_t>(i + 16 * v));
-          add16(sums[v], reached[v], _mm512_add_epi32(start, lanes), out);
-        }
+    fetch_ahead<kind>(acc, grad, start);
+    marks[word] = reached;
+    some |= uint64_t{reached != 0} << word;
   }
-  stream_scalar<kind>(acc, grad, i, end, bound, out);
+  return some;
 }
 #endif
+
+template <Kind kind>
+uint64_t mark(float* acc, const void* grad, int64_t begin, int64_t end, Key bound, int32_t level, Marks marks) {
+#ifdef HAS_X86
+  if (end - begin == CHUNK && level == AVX512) return mark_avx512<kind>(acc, grad, begin, bound, marks);
+  if (end - begin == CHUNK && level == AVX2) return mark_avx2<kind>(acc, grad, begin, bound, marks);
+#endif
+  return mark_scalar<kind>(acc, grad, begin, end, bound, marks);
+}
+
+// acc += grad from begin to end; what reaches the bound is a candidate.
+template <Kind kind>
+void stream(float* acc, const void* grad, int64_t begin, int64_t end, Key bound, int32_t level, Candidates& out) {
+  Marks marks;
+  for (int64_t start = begin; start < end; start += CHUNK) {
+    uint64_t some = mark<kind>(acc, grad, start, std::min(start + CHUNK, end), bound, level, marks);
+    for (; some; some &= some - 1) {
+      const int64_t word = __builtin_ctzll(some);
+      out.add(acc, start + WORD * word, marks[word]);
+    }
+  }
+}
 
 int32_t best_level() {
 #ifdef HAS_X86
@@ -190,15 +223,6 @@ int32_t best_level() {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return AVX2;
 #endif
   return SCALAR;
-}
-
-template <Kind kind>
-void stream(float* acc, const void* grad, int64_t begin, int64_t end, Key bound, int32_t level, Candidates& out) {
-#ifdef HAS_X86
-  if (level == AVX512) return stream_avx512<kind>(acc, grad, begin, end, bound, out);
-  if (level == AVX2) return stream_avx2<kind>(acc, grad, begin, end, bound, out);
-#endif
-  stream_scalar<kind>(acc, grad, begin, end, bound, out);
 }
 
 void stream_any(
@@ -225,7 +249,7 @@ std::vector<Candidates> pass(
   const int64_t parts = num_parts(n, threads);
   std::vector<Candidates> found;
   for (int64_t at = 0; at < parts; ++at)
-    found.push_back({indices + at * (capacity + SLACK), values + at * (capacity + SLACK), capacity});
+    found.push_back({indices + at * capacity, values + at * capacity, capacity});
   const auto work = [&](int64_t at) {
     Candidates own = found[at];  // lest two threads count in one cache line
     stream_any(acc, grad, kind, part_start(n, parts, at), part_start(n, parts, at + 1), bound, level, own);
@@ -256,34 +280,45 @@ struct Border {
   int64_t ties;  // how many of this very key are among the first k
 };
 
-// Radix selection, 11 + 11 + 9 bits: three passes over the spans.
-Border border(const std::vector<Span>& spans, int64_t k) {
-  constexpr int SHIFTS[] = {20, 9, 0}, BITS[] = {11, 11, 9};
+// Radix selection, 11 + 11 + 9 bits: a pass over the spans for each.
+struct Radix {
+  int64_t left;  // the rank that is looked for, among keys that begin with the known bits
   Key known = 0, mask = 0;
-  int64_t left = k;
-  for (int level = 0; level < 3; ++level) {
-    const Key bins = 1u << BITS[level];
+
+  void narrow(const std::vector<Span>& spans, int shift, int bits) {
+    const Key bins = 1u << bits;
     std::vector<int64_t> counts(bins, 0);
     for (const Span& span : spans)
       for (int64_t i = 0; i < span.count; ++i) {
         const Key key = key_of(span.values[i]);
-        if ((key & mask) == known) ++counts[key >> SHIFTS[level] & (bins - 1)];
+        if ((key & mask) == known) ++counts[key >> shift & (bins - 1)];
       }
     Key bin = bins - 1;
     while (counts[bin] < left) left -= counts[bin--];
-    known |= bin << SHIFTS[level];
-    mask |= (bins - 1) << SHIFTS[level];
+    known |= bin << shift;
+    mask |= (bins - 1) << shift;
   }
-  return {known, left};
+};
+
+Border border(const std::vector<Span>& spans, int64_t k) {
+  Radix radix{k};
+  radix.narrow(spans, 20, 11);
+  radix.narrow(spans, 9, 11);
+  radix.narrow(spans, 0, 9);
+  return {radix.known, radix.left};
 }
 
-void emit(const std::vector<Span>& spans, Border at, int32_t* indices, float* values) {
+void emit(const std::vector<Span>& spans, Border at, int64_t k, const float* acc, int32_t* indices, float* values) {
+  int64_t found = 0;
   for (const Span& span : spans)
-    for (int64_t i = 0; i < span.count; ++i) {
+    for (int64_t i = 0; i < span.count && found < k; ++i) {  // no other branch: every second would be guessed wrongly
       const Key key = key_of(span.values[i]);
-      if (key < at.key || (key == at.key && at.ties-- <= 0)) continue;
-      *indices++ = span.indices ? span.indices[i] : static_cast<int32_t>(i);
-      *values++ = span.values[i];
+      const bool tie = key == at.key && at.ties > 0;
+      indices[found] = span.indices ? span.indices[i] : static_cast<int32_t>(i);
+      values[found] = span.values[i];
+      __builtin_prefetch(acc + indices[found], 1);  // error feedback will subtract what is selected
+      found += key > at.key || tie;
+      at.ties -= tie;
     }
 }
 
@@ -302,20 +337,85 @@ Guess guess(int64_t n, int64_t k) {
   return rank > sample / 2 ? Guess{0, 0} : Guess{sample, rank};
 }
 
-Key bound_of(const float* acc, const void* grad, int32_t kind, int64_t n, Guess made) {
+Key sampled_bound(const float* acc, const void* grad, int32_t kind, int64_t n, Guess made) {
+  constexpr int64_t AHEAD = 32;  // runs that are fetched while others are read
   std::vector<float> sample(made.sample);
-  const int64_t runs = made.sample / RUN, stride = n / runs;
-  for (int64_t run = 0; run < runs; ++run) {
+  const int64_t runs = made.sample / RUN, stride = n / runs, width = kind == FP32 ? 4 : 2;
+  const auto start_of = [&](int64_t run) {
     // Somewhere within its stride, by a hash: a fixed place would always meet the same place of a layer's rows.
     const uint64_t mixed = (static_cast<uint64_t>(run) + 1) * 0x9E3779B97F4A7C15u;
-    const int64_t start = run * stride + static_cast<int64_t>((mixed >> 33) % static_cast<uint64_t>(stride - RUN + 1));
+    return run * stride + static_cast<int64_t>((mixed >> 33) % static_cast<uint64_t>(stride - RUN + 1));
+  };
+  for (int64_t run = 0; run < runs; ++run) {
+    const int64_t start = start_of(run), next = start_of(std::min(run + AHEAD, runs - 1));
+    __builtin_prefetch(acc + next);
+    if (kind != NONE) __builtin_prefetch(static_cast<const char*>(grad) + next * width);
     for (int64_t i = 0; i < RUN; ++i) {
       const float owed = acc[start + i];
       sample[run * RUN + i] = kind == NONE ? owed : owed + load_any(grad, kind, start + i);
     }
   }
-  return border({{nullptr, sample.data(), made.sample}}, made.rank).key;
+  Radix radix{made.rank};
+  radix.narrow({{nullptr, sample.data(), made.sample}}, 20, 11);
+  radix.narrow({{nullptr, sample.data(), made.sample}}, 9, 11);
+  return radix.known;  // the last bits are as good as 0
 }
+
+// The first bits of the k-th magnitude.
+Key counted_bound(const float* acc, int64_t n, int64_t k) {
+  Radix radix{k};
+  radix.narrow({{nullptr, acc, n}}, 20, 11);
+  return radix.known;
+}
+
+// What a search found out.
+struct Report {
+  int64_t was_wrong;   // 1: fewer than k elements reached the guessed bound, or too many
+  int64_t candidates;  // elements that reached the guess, where it was right
+  int64_t bound;       // the one that was right, or -1: the whole sum was searched
+};
+
+enum Bound { GUESSED, COUNTED };  // in the order in which they are tried
+
+// One search for the k largest of acc + grad.
+struct Search {
+  float* acc;
+  const void* grad;
+  int32_t kind;  // NONE: the gradient has been added
+  int64_t n, k;
+  int32_t level;
+  int64_t threads;
+  int32_t* indices;  // of candidates: parts x capacity
+  float* values;
+  int64_t capacity;
+  int64_t forced;                // a bound to take instead of a sampled one; negative: none
+  std::vector<Span> spans = {};  // what reached the bound
+  int64_t total = 0, most = 0;   // of these: all, and those of one part
+
+  // acc += grad; what reaches the bound.
+  void collect(Key bound) {
+    const auto found = pass(acc, grad, kind, n, bound, level, threads, indices, values, capacity);
+    kind = NONE;
+    spans.clear();
+    total = most = 0;
+    for (const Candidates& one : found) {
+      spans.push_back({one.indices, one.values, one.found});
+      total += one.found;
+      most = std::max(most, one.found);
+    }
+  }
+
+  // A key that at least k elements reach, probably; of COUNTED certainly. Negative: there is none.
+  int64_t bound(Bound by) {
+    if (by == GUESSED && forced >= 0) return forced;
+    if (by == GUESSED) {
+      const Guess made = guess(n, k);
+      return made.sample ? int64_t{sampled_bound(acc, grad, kind, n, made)} : -1;
+    }
+    if (kind != NONE) collect(NOTHING);
+    return n >= UNSAMPLED && k > n / ROOM ? -1 : int64_t{counted_bound(acc, n, k)};
+  }
+};
 
 }  // namespace
 
@@ -325,42 +425,42 @@ int32_t sparsify_level() { return best_level(); }
 
 int64_t sparsify_parts(int64_t n, int64_t threads) { return num_parts(n, threads); }
 
-int64_t sparsify_slack() { return SLACK; }
-
 // Candidates that each part has room for in `sparsify_topk`.
 int64_t sparsify_capacity(int64_t n, int64_t k, int64_t threads) {
   const Guess made = guess(n, k);
-  if (!made.sample) return 0;
+  if (!made.sample) return n < UNSAMPLED ? n : 0;
   const double share = 1.5 * static_cast<double>(made.rank) / static_cast<double>(made.sample);
   return std::min(n / num_parts(n, threads) + 16, static_cast<int64_t>(share * static_cast<double>(n)) + 4096);
 }
 
 // acc (n) += grad (n); the k largest magnitudes into indices (k) and values (k), by ascending index. The candidate
-// buffers have room for parts x (capacity + slack). `forced`: take this key for the bound, if it is not negative.
-// Returns how many candidates there were, or -1 where the bound was wrong, or -2 where none was guessed.
+// buffers have room for parts x capacity. `forced`: a bound to take instead of a sampled one, unless it is negative.
+// Returns 0; or the capacity to call it with again, without gradient, and with the reported bound as `forced`.
 int64_t sparsify_topk(
     float* acc, const void* grad, int32_t kind, int64_t n, int64_t k, int32_t level, int64_t threads,
     int32_t* candidate_indices, float* candidate_values, int64_t capacity, int64_t forced, int32_t* indices,
-    float* values) {
-  const Guess made = guess(n, k);
-  const bool guessed = k > 0 && (made.sample || forced >= 0);
-  const Key nothing = 0xffffffffu;
-  const Key bound = !guessed ? nothing : forced >= 0 ? static_cast<Key>(forced) : bound_of(acc, grad, kind, n, made);
-  const auto found =
-      pass(acc, grad, kind, n, bound, level, threads, candidate_indices, candidate_values, guessed ? capacity : 0);
-  if (!k) return -2;
-  std::vector<Span> spans;
-  int64_t total = 0;
-  bool full = false;
-  for (const Candidates& one : found) {
-    spans.push_back({one.indices, one.values, one.found});
-    total += one.found;
-    full |= one.full;
+    float* values, Report* report) {
+  Search search{acc, grad, kind, n, k, level, threads, candidate_indices, candidate_values, capacity, forced};
+  *report = {0, 0, -1};
+  if (!k) {
+    search.collect(NOTHING);
+    return 0;
   }
-  const bool right = guessed && !full && total >= k;
-  if (!right) spans = {{nullptr, acc, n}};
-  emit(spans, border(spans, k), indices, values);
-  return right ? total : guessed ? -1 : -2;
+  for (const Bound by : {GUESSED, COUNTED}) {
+    const int64_t bound = search.bound(by);
+    if (bound < 0) continue;
+    search.collect(static_cast<Key>(bound));
+    const bool enough = search.total >= k, fits = search.most <= capacity;
+    report->was_wrong |= by == GUESSED && !(enough && fits);
+    if (!enough || (!fits && search.total > n / ROOM)) continue;
+    report->bound = bound;
+    if (!fits) return search.most;
+    report->candidates = by == GUESSED ? search.total : 0;
+    break;
+  }
+  if (report->bound < 0) search.spans = {{nullptr, acc, n}};
+  emit(search.spans, border(search.spans, k), k, acc, indices, values);
+  return 0;
 }
 
 // acc (n) += grad (n); how many of each part have a key of at least `bound` into counts (parts), and these, as far as

@@ -40,10 +40,10 @@ class Native:
         self.level = best if level is None else min(best, LEVELS.index(level))
         self.name = f"native {LEVELS[self.level]}"
         self.forced = -1 if bound is None else bound
-        self.slack = int(self.library.sparsify_slack())
         # Candidates of all parts, one part behind the other. Grown when k or the number of threads grows.
         self.indices = torch.empty(0, dtype=torch.int32)
         self.values = torch.empty(0, dtype=torch.float32)
+        self.report = np.zeros(3, dtype=np.int64)  # struct Report
         self.done = SearchStats()
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
@@ -53,15 +53,23 @@ class Native:
             return self._through_a_copy(acc, grad, lambda copy: self.topk(copy, None, k))
         n, threads, parts = self._shape(acc, grad)
         capacity = int(self.library.sparsify_capacity(n, k, threads))
-        capacity = max(capacity, k) if self.forced >= 0 else capacity
-        self._make_room(parts * (capacity + self.slack))
+        self._make_room(parts * (max(capacity, k) if self.forced >= 0 else capacity))
         indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=torch.float32)
         grad, kind = added(grad)
-        found = self.library.sparsify_topk(
-            acc.data_ptr(), pointer(grad), kind, n, k, self.level, threads, self.indices.data_ptr(),
-            self.values.data_ptr(), capacity, self.forced, indices.data_ptr(), values.data_ptr(),
-        )  # fmt: skip
-        self.done += SearchStats(1, int(found == -1), max(0, found), k if found >= 0 else 0)
+        forced, fallbacks = self.forced, 0
+        while True:
+            needed = self.library.sparsify_topk(
+                acc.data_ptr(), pointer(grad), kind, n, k, self.level, threads, self.indices.data_ptr(),
+                self.values.data_ptr(), self.indices.numel() // parts, forced, indices.data_ptr(),
+                values.data_ptr(), self.report.ctypes.data,
+            )  # fmt: skip
+            was_wrong, candidates, bound = self.report.tolist()
+            fallbacks |= was_wrong
+            if not needed:
+                break
+            grad, kind, forced = None, 0, bound  # it has been added by now
+            self._make_room(parts * needed)
+        self.done += SearchStats(1, fallbacks, candidates, k if candidates else 0)
         return Sparse(indices, values)
 
     def above(
@@ -74,9 +82,9 @@ class Native:
         n, threads, parts = self._shape(acc, grad)
         bound, counts = bound_key(float(threshold), strict), np.zeros(parts, dtype=np.int64)
         grad, kind = added(grad)
-        self._make_room(parts * self.slack)
+        self._make_room(parts)
         while True:
-            capacity = self.indices.numel() // parts - self.slack
+            capacity = self.indices.numel() // parts
             self.library.sparsify_above(
                 acc.data_ptr(), pointer(grad), kind, n, bound, self.level, threads,
                 self.indices.data_ptr(), self.values.data_ptr(), capacity, counts.ctypes.data,
@@ -84,8 +92,8 @@ class Native:
             if (most := int(counts.max())) <= capacity:
                 break
             grad, kind = None, 0  # it has been added by now
-            self._make_room(parts * (most + most // 4 + self.slack))
-        starts = range(0, parts * (capacity + self.slack), capacity + self.slack)
+            self._make_room(parts * (most + most // 4))
+        starts = range(0, parts * capacity, capacity)
         pieces = [slice(at, at + int(count)) for at, count in zip(starts, counts, strict=True)]
         indices, values = (torch.cat([buffer[at] for at in pieces]) for buffer in (self.indices, self.values))
         return without_nan(Sparse(indices, values))

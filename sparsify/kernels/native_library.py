@@ -204,10 +204,10 @@ def load(path: Path) -> ctypes.CDLL:
     for name, result, arguments in (
         ("level", int32, []),
         ("parts", long, [long, long]),
-        ("slack", long, []),
         ("capacity", long, [long, long, long]),
         ("topk", long, [
             pointer, pointer, int32, long, long, int32, long, pointer, pointer, long, long, pointer, pointer,
+            pointer,
         ]),
         ("above", None, [
             pointer, pointer, int32, long, ctypes.c_uint32, int32, long, pointer, pointer, long, pointer,
@@ -228,14 +228,14 @@ def try_out(library: ctypes.CDLL) -> None:
     largest = sorted(sorted(range(TRIED), key=lambda i: -abs(numbers[i]))[:CHOSEN])
     border = min((numbers[i] for i in largest), key=abs)
     bound = int.from_bytes(array("f", [abs(border)]).tobytes(), sys.byteorder)
-    capacity, slack = library.sparsify_capacity(TRIED, CHOSEN, 1), library.sparsify_slack()
+    capacity = library.sparsify_capacity(TRIED, CHOSEN, 1)
     for level in range(library.sparsify_level() + 1):
         for kind, size in KINDS.items():
             zeros, acc, counts = bytes(TRIED * size), array("f", numbers), array("q", [0])
-            candidates, found = empty(capacity + slack), empty(CHOSEN)
+            candidates, found, report = empty(capacity), empty(CHOSEN), array("q", bytes(24))
             inputs = at(acc), zeros, kind, TRIED
             library.sparsify_topk(
-                *inputs, CHOSEN, level, 1, *map(at, candidates), capacity, -1, *map(at, found)
+                *inputs, CHOSEN, level, 1, *map(at, candidates), capacity, -1, *map(at, found), at(report)
             )
             assert list(found[0]) == largest, (level, kind)
             assert list(found[1]) == [numbers[i] for i in largest], (level, kind)

@@ -143,7 +143,9 @@ def test_float64_is_searched_too() -> None:
     assert isinstance(kernels.kernel_for(x, "fused"), Vectorised)
 
 
-@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 63, 65, 16_383, 16_384, 16_385, 70_001, 131_073])
+@pytest.mark.parametrize(
+    "n", [1, 2, 15, 17, 63, 65, 4095, 4096, 4097, 8193, 16_383, 16_384, 16_385, 70_001, 131_073]
+)
 @every_kernel
 def test_any_length(make: Callable[..., Kernel], n: int) -> None:
     for k in {1, min(n, 7), n // 3, n}:
@@ -185,6 +187,22 @@ def test_more_candidates_than_there_is_room_for_cost_time_and_nothing_else() -> 
     kernel = Native(acc, bound=int(keys(torch.tensor([1e-3]))))
     check(kernel, acc, torch.zeros(N), 40)
     assert kernel.stats().fallbacks == 1
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no compiler")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_many_ties_cost_time_in_the_first_step_only(threads: int) -> None:
+    """Then there is room for them."""
+    n, before = 2**20 + 5, torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        acc, grad = torch.zeros(n), (0.75 * normal(n)).round()  # 4.5 % are as large as the 1000th
+        kernel = Native(acc)
+        for _ in range(3):
+            check(kernel, acc.zero_(), grad, 1000)
+        assert kernel.stats().fallbacks == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 @every_kernel

@@ -23,7 +23,6 @@ WRONG = """
 extern "C" {
 int sparsify_level() { return 0; }
 long sparsify_parts() { return 1; }
-long sparsify_slack() { return 64; }
 long sparsify_capacity() { return 4096; }
 long sparsify_topk() { return 0; }
 void sparsify_above() {}
