@@ -5,12 +5,13 @@ ARGS ?=
 CORES ?= logical
 BENCH ?= timer
 IMAGE ?= thin
+WHEELS ?=
 ACCOUNTING ?= yes
 RUN := $(VENV)/bin/python -m experiments
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint figures collect bench horovod sif slurm-up slurm-down clean FORCE
+.PHONY: help test lint figures collect bench gpu-first gpu-wheels horovod sif slurm-up slurm-down clean FORCE
 # A prerequisite that is never up to date: pattern rules can't be phony.
 FORCE: ;
 
@@ -36,8 +37,14 @@ figures: $(VENV)/.figures ## every figure and table again from stored records; n
 collect: $(VENV)/.figures ## all runs into results/records/*.parquet
 	@$(RUN) collect $(ARGS)
 
-bench: $(VENV)/.train ## a benchmark: BENCH=timer, methods, bytes, operators, launch, select or auto (ARGS=)
+bench: $(VENV)/.train ## a benchmark: BENCH=timer, methods, bytes, operators, launch, select, auto, roofs, kernels, ... (ARGS=)
 	@$(VENV)/bin/python -m experiments.bench.$(BENCH) $(ARGS)
+
+gpu-first: $(VENV)/.dev ## a GPU's first minutes, part by part, resumable (ARGS="--plan", "--minutes 9", "device=cpu")
+	@$(VENV)/bin/python -m experiments.bench.gpu_first $(ARGS)
+
+gpu-wheels: $(VENV)/.dev ## packages for a machine without a network into WHEELS=folder (ARGS="--python 3.12 --torch 2.11")
+	@$(VENV)/bin/python -m experiments.bench.gpu_first.wheels $(WHEELS) $(ARGS)
 
 horovod: $(VENV)/.train ## Horovod 0.28.1 for comm=horovod: built against this torch once, then found in a cache
 	@wheel=$$($(VENV)/bin/python singularity/horovod/build) \
@@ -61,6 +68,17 @@ $(VENV)/bin/pip:
 	@$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
 
+ifneq ($(and $(WHEELS),$(filter-out gpu-wheels,$(MAKECMDGOALS))),)
+# Without a network: what $(PYTHON) has, torch above all, and the wheels that were carried, without a question.
+$(VENV)/.dev: $(wildcard $(WHEELS)/*.whl)
+	@[ -n "$^" ] || { echo "WHEELS=$(WHEELS): there are no wheels; make gpu-wheels, where there is a network" >&2; exit 1; }
+	@$(PYTHON) -c '$(CHECK_PYTHON)'
+	$(PYTHON) -m venv --system-site-packages $(VENV)
+	@rm -f $@ && $(VENV)/bin/python -m pip install --quiet --no-index --no-deps $^ \
+	 && touch $(VENV)/.figures $(VENV)/.train $@
+
+$(VENV)/.figures $(VENV)/.train: $(VENV)/.dev
+else
 $(VENV)/.figures: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "installing what figures need into $(VENV)"
 	@rm -f $@ && $(PIP) -e . && touch $@
@@ -72,6 +90,7 @@ $(VENV)/.train: $(VENV)/.figures
 $(VENV)/.dev: $(VENV)/.train
 	@echo "installing what tests and checks need into $(VENV)"
 	@rm -f $@ && $(PIP) -e '.[train,dev]' && touch $@
+endif
 
 # A program for any Python, on one line.
 CHECK_PYTHON := import re, sys; \

@@ -92,3 +92,18 @@ def test_an_unsupported_python_is_refused_with_a_sentence(make: Make, tmp_path: 
     assert "needs Python 3.98 to 3.99" in line
     assert "make PYTHON=" in line
     assert not (tmp_path / "venv").exists()
+
+
+def test_carried_wheels_are_installed_beside_what_python_has_without_a_network(
+    make: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "wheels").mkdir()
+    done = make("venv/.train", "WHEELS=wheels")
+    assert done.returncode == 2
+    assert "WHEELS=wheels: there are no wheels; make gpu-wheels" in done.stderr
+    (tmp_path / "wheels" / "one.whl").touch()
+    assert make("venv/.train", "WHEELS=wheels").returncode == 0
+    assert calls(tmp_path, "-m venv --system-site-packages venv") == 1
+    assert calls(tmp_path, "-m pip install --quiet --no-index --no-deps wheels/one.whl") == 1
+    assert make("venv/.train", "WHEELS=wheels").returncode == 0
+    assert calls(tmp_path, "-m") == 0

@@ -1,0 +1,178 @@
+"""A few iterations of a run, timed twice and profiled once; nothing of them is recorded as a run.
+
+make bench BENCH=iterations ARGS="recipe=yoon2022 profile=paper method=topk select=fused precision=tf32"
+
+All workers are virtual, in this process. First in mode serialised, for the breakdown; then in mode
+production, for the time of an iteration of all workers, one after the other, on the host's clock; then one
+iteration under torch's profiler, whose table and trace stay in results/bench/iterations.
+"""
+
+from __future__ import annotations
+
+import os.path
+import sys
+
+# Run by its path, Python would look into this folder first, whose `select` is not Python's.
+if not __package__:
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from analysis.files import write_atomic
+from experiments.bench._case import spread
+from experiments.bench.roofs import facts
+from experiments.config import compose
+from experiments.config.folders import Folders
+from experiments.config.plan import plan_runs
+from experiments.training.loop import train
+from experiments.worker.run import Built, build, prepare_device
+from slurm.environment import Place
+from sparsify.comm import virtual
+from sparsify.cost import Link
+from sparsify.timer import PhaseTimer
+
+WARM_UP = 5  # iterations that are not counted
+WINDOWS = 4
+EPOCHS, STEPS_PER_EPOCH = 138, 49  # of the paper's training
+ROWS = 25  # of the profile's table
+Record = dict[str, Any]
+
+
+class StepsInMemory:
+    """A log of one rank."""
+
+    def __init__(self) -> None:
+        self.steps: list[Record] = []
+
+    def add(self, kind: str, **values: Any) -> None:
+        if kind == "step":
+            self.steps.append(values)
+
+    def flush(self) -> None:
+        pass
+
+
+def trained(run: Built, mode: str, steps: int, progress: Callable[[int], None]) -> list[list[Record]]:
+    """The steps of every rank.
+
+    Args:
+        progress: told by rank 0 how many steps are done.
+    """
+    settings = run.settings._replace(num_steps=steps, validate=False)
+    alpha_s, beta = (run.config["cluster"]["link"][name] for name in ("alpha_s", "beta_s_per_byte"))
+
+    def body(comm: virtual.VirtualComm) -> list[Record]:
+        timer, log = PhaseTimer(mode, comm.now, run.synchronise), StepsInMemory()
+        told = progress if comm.rank == 0 else (lambda step: None)
+        train(run.task, run.data, run.method, comm, timer, log, settings, told)
+        return log.steps
+
+    return virtual.run(run.config["workers"], body, Link(alpha_s, beta), run.synchronise)
+
+
+def breakdown(run: Built, iterations: int) -> dict[str, Any]:
+    """Of each phase the milliseconds per rank and step; and what compression takes of FP + BP, in %."""
+    ranks = trained(run, "serialised", WARM_UP + iterations, lambda step: None)
+    steps = [step for rank in ranks for step in rank[WARM_UP:]]
+    names = dict.fromkeys(name for step in steps for name in step["phases"])
+    phases = {name: spread([1e3 * step["phases"].get(name, 0.0) for step in steps]) for name in names}
+    shares = [
+        100 * each.get("select", 0.0) / (each["forward"] + each["backward"])
+        for each in (step["phases"] for step in steps)
+    ]
+    return {"phases_ms": phases, "compression_percent": spread(shares)}
+
+
+def iteration_ms(run: Built, iterations: int) -> dict[str, Any]:
+    """Of all workers, one after the other, on the host's clock: means of windows, at whose ends alone the
+    host waits for the device.
+    """
+    window, ends = max(1, iterations // WINDOWS), list[float]()
+
+    def told(step: int) -> None:
+        if step >= WARM_UP and (step - WARM_UP) % window == 0:
+            run.synchronise()
+            ends.append(time.perf_counter())
+
+    trained(run, "production", WARM_UP + iterations, told)
+    return spread([1e3 * (after - before) / window for before, after in pairwise(ends)])
+
+
+def profiled(run: Built, folder: Path, name: str) -> str:
+    """One iteration of all workers under torch's profiler: its table; table and trace stay in `folder`."""
+    cuda = run.settings.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    seen = profile(activities=activities)
+
+    def told(step: int) -> None:
+        if step == WARM_UP:
+            run.synchronise()
+            seen.start()
+        if step == WARM_UP + 1:
+            run.synchronise()
+            seen.stop()
+
+    trained(run, "production", WARM_UP + 2, told)  # ranks work in turn: rank 0's end of a step is not theirs
+    by = "self_device_time_total" if cuda else "self_cpu_time_total"
+    table: str = seen.key_averages().table(sort_by=by, row_limit=ROWS, max_name_column_width=60)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / f"{name}.txt", table)
+    seen.export_chrome_trace(str(folder / f"{name}.trace.json.gz"))
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make bench BENCH=iterations", description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", help="of the run, as `python -m experiments run` takes them")
+    parser.add_argument("--iterations", type=int, default=20, help="that are counted")
+    asked = parser.parse_args()
+    try:
+        return bench(asked.words, asked.iterations)
+    except ValueError as error:
+        print(f"iterations: {error}", file=sys.stderr)
+        return 2
+
+
+def bench(words: list[str], iterations: int) -> int:
+    if iterations < 1:
+        raise ValueError(f"--iterations {iterations}: must be 1 or more")
+    config = compose.resolve([*words, "cluster=virtual"])
+    (planned,) = plan_runs([config], print)
+    config = planned.config
+    device = prepare_device(config, Place(0, 1, 0))
+    run = build(config, str(planned.data_root) if planned.data_root else None, device)
+    what = {
+        "method": config["method"]["name"],
+        "select": config["select"],
+        "task": config["task"]["name"],
+        "data": run.data.name,
+        "workers": config["workers"],
+        "batch_size": config["task"]["batch_size"],
+        "precision": config["precision"],
+    }
+    print(", ".join(f"{name}={value}" for name, value in what.items()))
+    found = breakdown(run, iterations)
+    one = iteration_ms(run, iterations)
+    folder = Folders().results / "bench" / "iterations"
+    name = f"{what['task']}-{what['method']}-{what['select']}-{device.type}-{config['precision']}"
+    print(profiled(run, folder, name))
+    print("| ms | median [spread] |\n|---|---:|")
+    for phase, value in {**found["phases_ms"], "iteration, all workers": one}.items():
+        print(f"| {phase} | {value['median']} [{value['low']}, {value['high']}] |")
+    print(folder / name)
+    minutes = {key: round(one[key] * EPOCHS * STEPS_PER_EPOCH / 6e4, 3) for key in ("median", "low", "high")}
+    line = {"bench": "iterations", **facts(device), **what, "iteration_ms": one, **found}
+    print(json.dumps({**line, "epochs_138_min": {**minutes, "n": one["n"]}}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
