@@ -12,12 +12,18 @@ fused was faster than torch at every density that was measured, which it should 
 
 from __future__ import annotations
 
+import os.path
+import sys
+
+# Run by its path, Python would look into this folder first, whose `select` is not Python's.
+if not __package__:
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 import argparse
 import gc
 import json
 import random
 import re
-import sys
 import time
 from collections.abc import Callable
 from itertools import product

@@ -43,7 +43,6 @@ REPEATS = {"cpu": 11, "cuda": 50}
 DENSITY = 0.001
 HELD = 20  # floats per element that all rows together hold, or pass
 PROFILED = 10  # replays whose kernels are looked at
-HOST_N = 25_600_000  # whose host time is the one that the last line gives
 
 
 def add(setup: Setup) -> Made:
@@ -267,22 +266,8 @@ def bench(asked: argparse.Namespace, device: torch.device) -> int:
             torch.cuda.empty_cache()
     for line in errors:
         print(f"WRONG: {line}")
-    print(
-        json.dumps(
-            {"bench": "kernels", **about, "checked": not errors, "host_us": host(cases), "cases": cases}
-        )
-    )
+    print(json.dumps({"bench": "kernels", **about, "checked": not errors, "cases": cases}))
     return 1 if errors else 0
-
-
-def host(cases: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Of the fused step, at the size that is nearest to the standard one."""
-    having = [case for case in cases if "fused" in case["rows"]]
-    if not having:
-        return None
-    nearest = min(having, key=lambda case: abs(case["n"] - HOST_N))
-    found: dict[str, Any] = nearest["rows"]["fused"]["host_us"]
-    return found
 
 
 if __name__ == "__main__":

@@ -76,13 +76,14 @@ def first_minutes(asked: argparse.Namespace, parts: Sequence[Part] = PARTS) -> i
     folder = folders.results / FOLDER / state.name_of(device, rehearsal)
     folder.mkdir(parents=True, exist_ok=True)
     found = state.read(folder / state.NAME, device, rehearsal)
-    # A rehearsal's records stay with it: they are toys.
-    results = folder / "results" if rehearsal else folders.results
+    results, variables = folders.results, environment.variables()
+    if rehearsal:  # its records are toys and stay with it; a GPU that is here is not for it
+        results, variables = folder / "results", {**variables, "CUDA_VISIBLE_DEVICES": ""}
     with EndSignals() as signals, contextlib.suppress(Interrupted):
         Call(
             found,
             folder,
-            variables={**environment.variables(), "SPARSIFY_RESULTS": str(results)},
+            variables={**variables, "SPARSIFY_RESULTS": str(results)},
             results=results,
             signals=signals,
             say=say,

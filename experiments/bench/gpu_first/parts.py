@@ -13,6 +13,7 @@ from experiments.config import data_root
 
 PYTHON = sys.executable
 SIZES = (14_700_000, 25_600_000, 345_000_000)  # VGG-16, ResNet-50, BERT-Large
+AUTO_SIZES = (64, 4096, 16_384, 32_768, 65_536, 131_072, 1_048_576, 4_194_304, *SIZES)
 TOY_SIZES = (20_000, 40_000, 80_000)
 TOY_MIN, TOY_LIMIT_MIN = 0.2, 5.0  # on two idle cores
 Need = Callable[[], str | None]  # why a part can't be run here; None where it can
@@ -162,6 +163,20 @@ PARTS = (
         toy(bench("select", "--n", "20000", "--repeats", "2", "--flush", "1", "--device", "cpu",
                   "--rows", "copy", "fused", "numpy", "eager")),
         leaves=("bench/select-*.jsonl", "figures/select-*"),
+    ),
+    Part(
+        "launch",
+        "BENCH=launch: what a fused step costs the host",
+        Planned(bench("launch"), 0.3, 2),
+        toy(bench("launch", "--n", "20000", "--repeats", "20")),
+        leaves=("bench/launch*",),
+    ),
+    Part(
+        "auto",
+        "BENCH=auto: is select=auto ever slower than torch.topk?",
+        Planned(bench("auto", *sizes(AUTO_SIZES), "--density", "0.001", "0.01", "--seconds", "1.5"), 1, 3),
+        toy(bench("auto", "--n", "64", "20000", "--density", "0.01", "--seconds", "0.1", "--device", "cpu")),
+        leaves=("bench/auto-*.jsonl",),
     ),
     Part(
         "fallback",
