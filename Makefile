@@ -37,7 +37,7 @@ figures: $(VENV)/.figures ## every figure and table again from stored records; n
 collect: $(VENV)/.figures ## all runs into results/records/*.parquet
 	@$(RUN) collect $(ARGS)
 
-bench: $(VENV)/.train ## a benchmark: BENCH=timer, methods, bytes, operators, launch, select, auto, roofs, kernels, ... (ARGS=)
+bench: $(VENV)/.train ## a benchmark: BENCH=timer, methods, bytes, operators, launch, select, auto, overlap, roofs, kernels, ... (ARGS=)
 	@$(VENV)/bin/python -m experiments.bench.$(BENCH) $(ARGS)
 
 gpu-first: $(VENV)/.dev ## a GPU's first minutes, part by part, resumable (ARGS="--plan", "--minutes 9", "device=cpu")
