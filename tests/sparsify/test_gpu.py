@@ -6,7 +6,10 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
 
 import sparsify
 from experiments.tasks import REGISTRY as TASKS
@@ -131,3 +134,31 @@ def test_augmentation_runs_on_the_device() -> None:
     data = datasets.load("digits32", None, torch.device("cuda", 0))
     own = torch.Generator(device="cuda").manual_seed(0)
     assert data.normalised(data.augmented(torch.arange(8, device="cuda"), own).float()).is_cuda
+
+
+@pytest.mark.parametrize("entry", ["ddp", "distribute"])
+def test_overlap_on_a_stream_of_its_own_changes_no_bit(entry: str) -> None:
+    """Layers so wide that the host is far ahead of the device: a stream that did not wait would read too
+    early. A group of one has nobody to wait for, but keeps residuals like any other.
+    """
+    ends = []
+    for overlap in (False, True):
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            torch.manual_seed(0)
+            model: nn.Module = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6))).cuda().double()
+            optimiser: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            method = build("topk", 0.05, "layer")
+            if entry == "ddp":
+                model = DistributedDataParallel(model, bucket_cap_mb=1)
+                sparsify.register(model, method, optimiser, overlap=overlap)
+            else:
+                optimiser = sparsify.distribute(optimiser, model, method, overlap=overlap)
+            for _ in range(5):
+                optimiser.zero_grad()
+                model(torch.ones(4096, 1024, device="cuda", dtype=torch.float64)).square().mean().backward()
+                optimiser.step()
+            ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        finally:
+            dist.destroy_process_group()
+    assert torch.equal(*ends)
