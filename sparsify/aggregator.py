@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 import torch
@@ -14,10 +14,10 @@ from torch.nn import Parameter
 from sparsify import checkpoint, host_sync
 from sparsify.bucket import Bucket, Gradients, describe, finite_elements, finite_norms
 from sparsify.comm import Comm, CountingComm
-from sparsify.kernels import SearchStats, kernels_in
-from sparsify.method import Method, Step, num_selected
+from sparsify.kernels import JointKernel, Kernel, SearchStats, kernels_in
+from sparsify.method import Method, SearchesTogether, Step, num_selected
 from sparsify.timer import PhaseTimer
-from sparsify.types import BucketContext
+from sparsify.types import BucketContext, Sparse
 
 FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
 
@@ -101,6 +101,8 @@ class Aggregator:
             method.init(bucket.flat, BucketContext(operator.index(seed), comm.rank, i, bucket.shapes, select))
             for i, bucket in enumerate(self.gradients.buckets)
         ]
+        likes = [bucket.flat for bucket in self.gradients.buckets]
+        self.joint = method.joint_search(likes, select) if isinstance(method, SearchesTogether) else None
 
     def aggregate(self, epoch: int = 0, lr: float | Sequence[float] = 1.0) -> Report:
         """Replace all gradients by their averages over the workers.
@@ -110,11 +112,15 @@ class Aggregator:
             lr: the optimiser's, for feedback in the learning-rate domain; or one for each bucket.
         """
         step = self.begin(epoch)
-        self.method.prepare([bucket.flat for bucket in self.gradients.buckets], self.comm)
+        grads = [bucket.flat for bucket in self.gradients.buckets]
+        self.method.prepare(grads, self.comm)
         rates = lr if isinstance(lr, Sequence) else [lr] * len(self.states)
-        return Report.total(
-            [self.aggregate_bucket(at, step._replace(lr=rate)) for at, rate in enumerate(rates)]
-        )
+        steps = [step._replace(lr=rate) for rate in rates]
+        found: dict[int, Sparse] = {}
+        if self.joint is not None:
+            assert isinstance(self.method, SearchesTogether)
+            found = self.method.search_together(self.joint, grads, steps, self.states, self.timer)
+        return Report.total([self.aggregate_bucket(at, own, found.get(at)) for at, own in enumerate(steps)])
 
     def begin(self, epoch: int) -> Step:
         """The next step, the same on all workers."""
@@ -124,11 +130,19 @@ class Aggregator:
         self.step += 1
         return step
 
-    def aggregate_bucket(self, at: int, step: Step) -> Report:
-        """One bucket in one step; to be called in the same order of buckets on all workers."""
+    def aggregate_bucket(self, at: int, step: Step, found: Sparse | None = None) -> Report:
+        """One bucket in one step; to be called in the same order of buckets on all workers.
+
+        Args:
+            found: what this worker is to send of it, where that is known.
+        """
         grad, state = self.gradients.buckets[at].flat, self.states[at]
         bytes_before, syncs_before = self.comm.sent_bytes, host_sync.num_syncs()
-        selected = self.method.aggregate(grad, step, state, self.comm, self.timer)
+        if found is None:
+            selected = self.method.aggregate(grad, step, state, self.comm, self.timer)
+        else:
+            assert isinstance(self.method, SearchesTogether)
+            selected = self.method.deliver(found, grad, step, state, self.comm, self.timer)
         return Report(selected, self.comm.sent_bytes - bytes_before, host_sync.num_syncs() - syncs_before)
 
     def check_finite(self, used: Sequence[bool]) -> list[bool]:
@@ -157,9 +171,17 @@ class Aggregator:
         synchronisation each.
         """
         found: dict[str, SearchStats] = {}
-        for kernel in kernels_in(self.states):
+        for kernel in self._kernels():
             found[kernel.name] = found.get(kernel.name, SearchStats()) + kernel.stats()
         return found
+
+    def _kernels(self) -> Iterator[Kernel | JointKernel]:
+        """Those that search: where one does it for several buckets, their own have nothing to do."""
+        together: Sequence[int] = ()
+        if self.joint is not None and self.joint.kernel.stats().steps:  # not where buckets overlap
+            yield self.joint.kernel
+            together = self.joint.buckets
+        yield from kernels_in([state for at, state in enumerate(self.states) if at not in together])
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's state, of tensors and numbers only: save it per rank, beside model and optimiser."""

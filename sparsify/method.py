@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from sparsify.bucket import check_scope
 from sparsify.comm import Comm
 from sparsify.exchange import Exchange
 from sparsify.feedback import Feedback, FusableFeedback, LearningRateFeedback
-from sparsify.select import FusableSelector, Selector
+from sparsify.kernels import TOGETHER_UP_TO, JointKernel, joint_kernel_for
+from sparsify.select import FusableSelector, JointSelector, Selector
 from sparsify.timer import PhaseTimer
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -83,6 +85,40 @@ class Method(Protocol):
         """The laws that can't hold, and why."""
 
 
+class JointSearch(NamedTuple):
+    """Several of a model's buckets, and what searches them at once."""
+
+    kernel: JointKernel
+    buckets: list[int]  # which, ascending
+
+
+@runtime_checkable
+class SearchesTogether(Protocol):
+    """Methods that can search several buckets at once, if these are aggregated together."""
+
+    def joint_search(self, likes: Sequence[Tensor], select: str) -> JointSearch | None:
+        """Which of these buckets are to be searched together; None: each by itself."""
+
+    def search_together(
+        self,
+        joint: JointSearch,
+        grads: Sequence[Tensor],
+        steps: Sequence[Step],
+        states: Sequence[Any],
+        timer: PhaseTimer,
+    ) -> dict[int, Sparse]:
+        """What this worker is to send of each of them.
+
+        Args:
+            grads, steps, states: of all buckets.
+        """
+
+    def deliver(
+        self, part: Sparse, grad: Tensor, step: Step, state: Any, comm: Comm, timer: PhaseTimer
+    ) -> int:
+        """The rest of `Method.aggregate`, for a bucket of which `part` was found."""
+
+
 class MethodDefaults:
     """A method without density, momentum and residual, and with nothing to prepare."""
 
@@ -145,10 +181,16 @@ class Sparsifier:
     clip_norm: float | None = None
 
     def aggregate(self, grad: Tensor, step: Step, state: State, comm: Comm, timer: PhaseTimer) -> int:
-        n, k = grad.numel(), num_selected(grad.numel(), step.density)
+        k = num_selected(grad.numel(), step.density)
         with timer.phase("select"):
             acc, selection = self.accumulate_and_select(grad, k, step.lr, state, comm)
             part = selection.of(acc)
+        return self.deliver(part, grad, step, state, comm, timer)
+
+    def deliver(
+        self, part: Sparse, grad: Tensor, step: Step, state: State, comm: Comm, timer: PhaseTimer
+    ) -> int:
+        n, k = grad.numel(), num_selected(grad.numel(), step.density)
         with timer.phase("exchange"):
             delivery = self.exchange.exchange(part, n, k, comm, state.exchange)
         with timer.phase("select"):
@@ -167,6 +209,32 @@ class Sparsifier:
             return acc, self.select.accumulate_and_select(acc, addend, k, comm, state.select)
         acc = self.feedback.accumulate(grad, lr, state.feedback)
         return acc, self.select.select(acc, k, comm, state.select)
+
+    def joint_search(self, likes: Sequence[Tensor], select: str) -> JointSearch | None:
+        if not (isinstance(self.feedback, FusableFeedback) and isinstance(self.select, JointSelector)):
+            return None
+        buckets = [at for at, like in enumerate(likes) if like.numel() <= TOGETHER_UP_TO]
+        kernel = joint_kernel_for([likes[at] for at in buckets], select)
+        return None if kernel is None else JointSearch(kernel, buckets)
+
+    def search_together(
+        self,
+        joint: JointSearch,
+        grads: Sequence[Tensor],
+        steps: Sequence[Step],
+        states: Sequence[State],
+        timer: PhaseTimer,
+    ) -> dict[int, Sparse]:
+        assert isinstance(self.feedback, FusableFeedback)
+        assert isinstance(self.select, JointSelector)
+        with timer.phase("select"):
+            operands = [
+                self.feedback.operands(grads[at], steps[at].lr, states[at].feedback) for at in joint.buckets
+            ]
+            ks = [num_selected(grads[at].numel(), steps[at].density) for at in joint.buckets]
+            accs, addends = zip(*operands, strict=True)
+            parts = self.select.search_all(accs, addends, ks, joint.kernel)
+        return dict(zip(joint.buckets, parts, strict=True))
 
     def init(self, like: Tensor, context: BucketContext) -> State:
         wide = None if work_dtype(like.dtype) == like.dtype else Workspace(like)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ from torch import Generator, Tensor
 from sparsify import host_sync
 from sparsify.checks import check_choice, check_k
 from sparsify.comm import Comm, gather_uneven
-from sparsify.kernels import Kernel
+from sparsify.kernels import JointKernel, Kernel
 from sparsify.seeds import scrambled
 from sparsify.types import BucketContext, Part, Selection, Sparse, index_dtype
 from sparsify.workspace import Workspace
@@ -45,6 +46,16 @@ class FusableSelector(Protocol):
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Any
     ) -> Selection:
         """acc (n,) += grad (n,), then as `select`; None: there is nothing to add."""
+
+
+@runtime_checkable
+class JointSelector(Protocol):
+    """Selectors that can search several buckets at once."""
+
+    def search_all(
+        self, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int], kernel: JointKernel
+    ) -> list[Sparse]:
+        """Of each bucket: acc (n,) += grad (n,); what is chosen of it."""
 
 
 class ExactlyK(Part):
@@ -88,6 +99,11 @@ class TopK(KernelSelector, ExactlyK):
 
     def search(self, acc: Tensor, grad: Tensor | None, k: int, kernel: Kernel) -> Sparse:
         return kernel.topk(acc, grad, k)
+
+    def search_all(
+        self, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int], kernel: JointKernel
+    ) -> list[Sparse]:
+        return kernel.topk(accs, grads, ks)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from sparsify.exchange import AllGather, AllGatherBlocks, AllReduce
 from sparsify.kernels import kernel_for
 from sparsify.method import Method, Step, num_selected
 from sparsify.timer import PhaseTimer
+from sparsify.types import Sparse
 from tests.limits import limits
 
 METHODS = sparsify.names()
@@ -177,9 +178,9 @@ def watched(aggregator: Aggregator, comm: ChargingComm) -> list[BucketStep]:
     """What the aggregator does from now on, bucket by bucket."""
     seen, original = list[BucketStep](), aggregator.aggregate_bucket
 
-    def aggregate_bucket(at: int, step: Step) -> Report:
+    def aggregate_bucket(at: int, step: Step, found: Sparse | None = None) -> Report:
         comm.announced = []
-        report = original(at, step)
+        report = original(at, step, found)
         shapes = aggregator.gradients.buckets[at].shapes
         seen.append(BucketStep(shapes, step.density, report.selected, comm.announced))
         return report

@@ -1,0 +1,180 @@
+# mypy: ignore-errors
+# ruff: noqa: SIM108 (a branch on what is read at run time is a statement to Triton)
+"""What runs on the GPU to search many buckets at once, in Triton; segments.py says in which order.
+
+Each program works on a share: some tiles in a row of one bucket. Keys are counted by their upper, then
+middle, then lower bits, as triton_kernels.py does after a failure; so nothing is guessed, nothing can fail.
+Within one launch programs meet in atomics only, and none waits for another.
+
+Addresses are int64 numbers in tables; all that they point to has a stride of 1. Offsets are int32.
+"""
+
+import triton
+import triton.language as tl
+
+from sparsify.kernels.triton_kernels import add_counts, crossing, magnitude, reserve
+
+# A row of `work` for each bucket, all 0 when a call begins: three histograms, and slots given away.
+HIGH = tl.constexpr(0)
+MIDDLE = tl.constexpr(2048)
+LOW = tl.constexpr(2048 + 1024)
+EMITTED = tl.constexpr(2048 + 2 * 1024)
+ROW = tl.constexpr(2048 + 2 * 1024 + 32)
+HIGHS = tl.constexpr(2048)  # bins
+FEW = tl.constexpr(1024)
+# A row of `shares` (programs, 4) int32.
+BUCKET = tl.constexpr(0)
+FIRST = tl.constexpr(1)  # tile
+LAST = tl.constexpr(2)  # one tile behind the last
+BEFORE = tl.constexpr(3)  # the program that has the bucket's first share
+# A row of `buckets` (buckets, 5) int64.
+ACC = tl.constexpr(0)  # address
+GRAD = tl.constexpr(1)  # address
+SIZE = tl.constexpr(2)
+K = tl.constexpr(3)
+OUT = tl.constexpr(4)  # where its share of the result begins
+
+
+@triton.jit
+def share_of(shares, buckets, work):
+    """This program's bucket: its row in `buckets` and in `work`, its size, k; and the share's first tile, and
+    the one behind its last.
+    """
+    row = shares + tl.program_id(0) * 4
+    bucket = tl.load(row + BUCKET)
+    about = buckets + bucket * 5
+    n = tl.load(about + SIZE).to(tl.int32)
+    k = tl.load(about + K).to(tl.int32)
+    return about, work + bucket * ROW, n, k, tl.load(row + FIRST), tl.load(row + LAST)
+
+
+@triton.jit
+def vector(about, which: tl.constexpr, kind: tl.constexpr, ALIGNED: tl.constexpr):
+    """The tensor whose address stands in the table."""
+    found = tl.load(about + which).to(tl.pointer_type(kind))
+    if ALIGNED:  # to 16 bytes, so that loads and stores are wide
+        found = tl.multiple_of(found, 16)
+    return found
+
+
+@triton.jit
+def load(places, offsets, n, full):
+    """Elements of a tile, 0 behind the last. A full tile needs no mask, and its loads are wide."""
+    if full:
+        values = tl.load(places + offsets)
+    else:
+        values = tl.load(places + offsets, mask=offsets < n, other=0.0)
+    return values
+
+
+@triton.jit
+def counted(
+    acc,
+    n,
+    first,
+    last,
+    prefix,
+    PREFIX: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BINS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """(BINS,): of a share, the keys whose bits from PREFIX on are `prefix`, counted by their bits from SHIFT
+    on.
+    """
+    counts = tl.zeros([BINS], tl.int32)
+    for tile in range(first, last):
+        offsets = tile * TILE + tl.arange(0, TILE)
+        keys = magnitude(load(acc, offsets, n, tile * TILE + TILE <= n))
+        here = (offsets < n) & ((keys >> PREFIX) == prefix)
+        counts += tl.histogram((keys >> SHIFT) & (BINS - 1), BINS, mask=here)
+    return counts
+
+
+@triton.jit
+def add_and_count(shares, buckets, work, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+    """acc += grad; KIND: of the gradients, None: there are none. All keys are counted by their upper bits."""
+    about, row, n, _k, first, last = share_of(shares, buckets, work)
+    acc = vector(about, ACC, tl.float32, ALIGNED)
+    counts = tl.zeros([HIGHS], tl.int32)
+    for tile in range(first, last):
+        offsets = tile * TILE + tl.arange(0, TILE)
+        full = tile * TILE + TILE <= n
+        sums = load(acc, offsets, n, full)
+        if KIND is not None:
+            grad = vector(about, GRAD, KIND, ALIGNED)
+            sums = sums + load(grad, offsets, n, full).to(tl.float32)
+            if full:
+                tl.store(acc + offsets, sums)
+            else:
+                tl.store(acc + offsets, sums, mask=offsets < n)
+        counts += tl.histogram(magnitude(sums) >> 20, HIGHS, mask=offsets < n)
+    add_counts(row + HIGH, counts, HIGHS)
+
+
+@triton.jit
+def count_middle(shares, buckets, work, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+    """Keys of the bin that the k-th falls into are counted by their next bits."""
+    about, row, n, k, first, last = share_of(shares, buckets, work)
+    acc = vector(about, ACC, tl.float32, ALIGNED)
+    high, _above, _inside = crossing(row + HIGH, k, HIGHS)
+    add_counts(row + MIDDLE, counted(acc, n, first, last, high, 20, 10, FEW, TILE), FEW)
+
+
+@triton.jit
+def count_low(shares, buckets, work, rows, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+    """And by their last; each program's own count as well, into rows (programs, FEW)."""
+    about, row, n, k, first, last = share_of(shares, buckets, work)
+    acc = vector(about, ACC, tl.float32, ALIGNED)
+    high, above, _inside = crossing(row + HIGH, k, HIGHS)
+    middle, _above, _inside = crossing(row + MIDDLE, k - above, FEW)
+    counts = counted(acc, n, first, last, (high << 10) | middle, 10, 0, FEW, TILE)
+    add_counts(row + LOW, counts, FEW)
+    tl.store(rows + tl.program_id(0).to(tl.int64) * FEW + tl.arange(0, FEW), counts)
+
+
+@triton.jit
+def emit_all(
+    shares,
+    buckets,
+    work,
+    rows,
+    out_indices,
+    out_values,
+    ALIGNED: tl.constexpr,
+    TILE: tl.constexpr,
+    SHARES: tl.constexpr,
+):
+    """All keys above the k-th, in no order; of those equal to it the first by index.
+
+    Args:
+        SHARES: a power of 2, at least as many as any bucket has.
+    """
+    about, row, n, k, first, last = share_of(shares, buckets, work)
+    acc = vector(about, ACC, tl.float32, ALIGNED)
+    out = tl.load(about + OUT)
+    high, above, _inside = crossing(row + HIGH, k, HIGHS)
+    middle, more, _inside = crossing(row + MIDDLE, k - above, FEW)
+    above = above + more
+    low, more, _inside = crossing(row + LOW, k - above, FEW)
+    above = above + more
+    kth = (high << 20) | (middle << 10) | low
+    # Shares of one bucket follow each other, so equal keys of smaller indices are the earlier programs'.
+    earlier = tl.load(shares + tl.program_id(0) * 4 + BEFORE) + tl.arange(0, SHARES)
+    ties = tl.load(rows + earlier.to(tl.int64) * FEW + low, mask=earlier < tl.program_id(0), other=0)
+    taken = above + tl.sum(ties, 0)
+    for tile in range(first, last):
+        offsets = tile * TILE + tl.arange(0, TILE)
+        inside = offsets < n
+        values = load(acc, offsets, n, tile * TILE + TILE <= n)
+        keys = magnitude(values)
+        larger = inside & (keys > kth) & (k > 0)
+        to = reserve(row + EMITTED, larger)
+        tl.store(out_indices + out + to, offsets, mask=larger)
+        tl.store(out_values + out + to, values, mask=larger)
+        equal = (inside & (keys == kth)).to(tl.int32)
+        to = taken + tl.cumsum(equal, 0) - equal
+        chosen = (equal > 0) & (to < k)
+        tl.store(out_indices + out + to, offsets, mask=chosen)
+        tl.store(out_values + out + to, values, mask=chosen)
+        taken += tl.sum(equal, 0)
