@@ -60,6 +60,14 @@ def machine(frames: Frames) -> str:
     return f"{listed(values(frames, 'provenance.cpu'))} ({cores} cores)"
 
 
+def precision(frames: Frames) -> str:
+    """What runs multiplied in, or where that was not recorded, what was asked for. A mixture is said."""
+    asked = frames.runs.get("precision", pd.Series(dtype=object))
+    got = frames.runs.get("provenance.precision", asked).fillna(asked)
+    found = sorted(set(got.dropna()))
+    return listed(found) + " (*mixed*)" * (len(found) > 1)
+
+
 def data(frames: Frames) -> str:
     """The data sets, and the first digits of their digests."""
     names, digests = values(frames, "provenance.data.name"), values(frames, "provenance.data.digest")
@@ -78,7 +86,7 @@ def setting(frames: Frames) -> str:
     torch = listed(values(frames, "provenance.versions.torch"))
     return (
         f"{listed(values(frames, 'task.name'))} on {data(frames)}, {workers(frames)}, on {machine(frames)}, "
-        f"torch {torch}, {listed(values(frames, 'precision'))}.{label(frames)}"
+        f"torch {torch}, {precision(frames)}.{label(frames)}"
     )
 
 

@@ -24,7 +24,14 @@ EXPLAINS, PERHAPS, UNKNOWN, WITHIN, NOTHING = WEIGHTS = (
 # the run.
 EXPLAINING = (
     ("config.*", "simulated", "machine.mismatch"),
-    ("gpu", "machine.workers.gpu", "machine.topology", "machine.peer_access", "machine.workers.nvlinks"),
+    (
+        "gpu",
+        "precision",
+        "machine.workers.gpu",
+        "machine.topology",
+        "machine.peer_access",
+        "machine.workers.nvlinks",
+    ),
     ("machine.bus_bandwidth", "machine.nccl*", "nccl", "*.driver*", "*.clocks*"),
     ("image*", "versions.*", "commit", "dirty", "data.*"),
     ("cpu", "cores", "alone", "machine.hosts", "host", "*.load", "slurm.*PARTITION", "slurm.*NODES"),

@@ -61,6 +61,7 @@ class Provenance(Struct, frozen=True):
     cpu: str | None = None
     cores: Whole | None = None
     gpu: str | None = None
+    precision: str | None = None  # what products were computed in, whatever was asked for
     data: Data = Data()
     versions: dict[str, str] = {}
     machine: Machine | None = None

@@ -80,7 +80,7 @@ def resolve(overrides: Sequence[str]) -> dict[str, Any]:
         check_choice(key, value)
     choices = {key: value for key, value in pairs if key in GROUPS}  # of several the last counts
     config = copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in choices.items()), *folders()))
-    defaults = config.pop("method_defaults", {})
+    defaults, on_gpu = config.pop("method_defaults", {}), config.pop("on_gpu", {})
     for key, value in defaults.items():
         if key in config["method"]:
             config["method"][key] = value
@@ -91,6 +91,8 @@ def resolve(overrides: Sequence[str]) -> dict[str, Any]:
         check(key, value := _parsed(key, text), known[key])
         *above, name = key.split(".")
         (schema.leaf(config, ".".join(above)) if above else config)[name] = value
+    if config["device"] == "cuda":
+        config |= {key: value for key, value in on_gpu.items() if key not in given}
     schema.check(config)
     _give_momentum_to_the_method(config, "task.momentum" in given)
     return config

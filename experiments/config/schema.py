@@ -213,6 +213,10 @@ def _check_together(config: Mapping[str, Any]) -> None:
             "overlap=true needs processes (cluster=local or a SLURM cluster) and timing.mode=production: "
             "virtual ranks work in turns, and the other modes take the phases apart that should overlap"
         )
+    if config["precision"] == "tf32" and config["device"] != "cuda":
+        raise ValueError(
+            "precision=tf32 is a matter of NVIDIA's GPUs, and device=cpu; leave it out, or take device=cuda"
+        )
     link = config["cluster"]["link"]
     if where == "virtual" and None in (link["alpha_s"], link["beta_s_per_byte"]):
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # it names Horovod's communicator, which may not be installed
     from experiments.worker.connect import AnyComm
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}
+FIRST_WITH_TF32 = (8, 0)  # compute capability: Ampere
 NAME_BYTES = 128  # of a name that ranks exchange
 PROGRESS_S = 0.5  # between two notes of how far the run is
 
@@ -100,6 +102,7 @@ def execute(
     hardware.prepare(config, device)
     run = build(config, orders["data_root"], device)
     facts = {**provenance(run.data.name, run.data.digest, device), "image": orders.get("image")}
+    facts["precision"] = prepare_precision(config["precision"], device)
     progress = ProgressNote(start_folder / "progress.json", run.settings.num_steps)
 
     def body(comm: Comm, clock: Callable[[], float]) -> Outcome:
@@ -155,9 +158,31 @@ def prepare_device(config: Mapping[str, Any], place: Place) -> torch.device:
     device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False  # as published
-    reduced = config["precision"] == "tf32"
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = reduced
     return device
+
+
+def prepare_precision(asked: str, device: torch.device) -> str:
+    """What this device multiplies in when it is asked for that: GPUs before Ampere have no TF32, and multiply
+    in fp32, as the published code did on them. Set up, and said.
+    """
+    if device.type != "cuda":
+        return asked
+    has_tf32 = torch.cuda.get_device_capability(device) >= FIRST_WITH_TF32
+    products = "tf32" if asked == "tf32" and has_tf32 else "ieee"
+    for backend in tf32_backends():
+        backend.fp32_precision = products
+    if asked == "tf32" and not has_tf32:
+        name = torch.cuda.get_device_name(device)
+        print(f"precision=tf32: {name} has no TF32, so this run is in fp32", file=sys.stderr)
+        return "fp32"
+    return asked
+
+
+def tf32_backends() -> list[Any]:
+    """What can multiply in TF32, each with a switch of its own."""
+    cuda: Any = torch.backends.cuda  # types of torch's leave these parts out
+    cudnn: Any = torch.backends.cudnn
+    return [cuda.matmul, cudnn.conv, cudnn.rnn]
 
 
 def build(config: Mapping[str, Any], data_root: str | None, device: torch.device) -> Built:

@@ -43,6 +43,15 @@ def test_a_setting_names_its_parts(frames: Frames) -> None:
     assert captions.machine(empty()) == "unknown (unknown cores)"
 
 
+def test_precisions_are_those_that_were_got_and_are_not_mixed_in_silence(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for seed, got in enumerate((None, "fp32", "tf32")):
+        asked = synthetic.config("topk") | {"seed": seed, "precision": "tf32" if got else "fp32"}
+        synthetic.timed(store, asked, precision=got)
+        mixed = captions.setting(from_attempts(store.all_valid())[0])
+        assert mixed.endswith(", fp32." if seed < 2 else ", fp32 and tf32 (*mixed*).")
+
+
 def test_samples_are_counted_per_method(frames: Frames) -> None:
     assert captions.timing(frames) == (
         "Timing mode: serialised (synchronised at phase boundaries). "

@@ -54,6 +54,18 @@ def test_the_recipe_sets_densities_where_there_are_any_and_the_user_wins() -> No
     assert given["method"]["density"] == 0.5
 
 
+def test_the_recipe_is_in_tf32_on_gpus_as_published_and_the_user_wins() -> None:
+    def precision(*words: str) -> str:
+        return str(compose.resolve(["recipe=yoon2022", "method=topk", *words])["precision"])
+
+    assert precision("profile=paper") == precision("profile=laptop", "device=cuda") == "tf32"
+    assert precision("profile=laptop") == precision("profile=paper", "device=cpu") == "fp32"
+    assert precision("profile=paper", "precision=fp32") == "fp32"
+    assert compose.resolve(["profile=paper", "method=topk"])["precision"] == "fp32"  # without the recipe
+    with pytest.raises(ValueError, match="precision=tf32 is a matter of NVIDIA's GPUs, and device=cpu"):
+        precision("precision=tf32")
+
+
 def test_who_searches_is_part_of_what_is_measured_and_the_recipe_takes_the_published_operators() -> None:
     plain, fused, published = (
         compose.resolve(["method=topk", *words])

@@ -90,7 +90,7 @@ def test_the_flat_gradient_begins_with_the_output_layer(vgg: nn.Sequential) -> N
 
 def test_workers_batch_and_epochs(config: dict[str, Any]) -> None:
     assert (config["workers"], config["task"]["batch_size"], config["train"]["epochs"]) == (8, 128, 138)
-    assert (config["device"], config["precision"], config["data"]["fallback"]) == ("cuda", "fp32", "refuse")
+    assert (config["device"], config["precision"], config["data"]["fallback"]) == ("cuda", "tf32", "refuse")
 
 
 def test_the_schedule_counts_49_steps_an_epoch_while_the_data_give_48(task: Task) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
-from experiments.worker.run import names_of_all, prepare_device
+from experiments.worker.run import names_of_all, prepare_device, prepare_precision, tf32_backends
 from slurm.environment import Place
 from sparsify.comm import virtual
 
@@ -22,6 +24,36 @@ def test_who_searched_on_any_rank_is_told(names: list[str], told: list[str]) -> 
     """One node without a compiler makes the others wait."""
     found = virtual.run(3, lambda comm: names_of_all(names[comm.rank], comm, torch.device("cpu")))
     assert found == [told] * 3
+
+
+@pytest.fixture
+def products_as_before() -> Iterator[None]:
+    before = [backend.fp32_precision for backend in tf32_backends()]
+    yield
+    for backend, products in zip(tf32_backends(), before, strict=True):
+        backend.fp32_precision = products
+
+
+@pytest.mark.usefixtures("products_as_before")
+@pytest.mark.parametrize(
+    ("capability", "asked", "got", "products"),
+    [
+        ((8, 0), "tf32", "tf32", "tf32"),
+        ((8, 0), "fp32", "fp32", "ieee"),
+        ((7, 0), "tf32", "fp32", "ieee"),  # a V100
+        ((9, 0), "fp64", "fp64", "ieee"),
+    ],
+)
+def test_tf32_is_taken_where_there_is_some_and_what_was_got_is_said(
+    capability: tuple[int, int], asked: str, got: str, products: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+    assert prepare_precision(asked, torch.device("cuda", 0)) == got
+    assert {backend.fp32_precision for backend in tf32_backends()} == {products}
+    assert ("Tesla V100 has no TF32" in capsys.readouterr().err) is (asked != got)
+    assert prepare_precision("fp32", torch.device("cpu")) == "fp32"
 
 
 @pytest.mark.parametrize(
