@@ -9,7 +9,7 @@ instead of 12, for which large buckets are better searched alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
 import triton
@@ -54,7 +54,7 @@ class GpuSegments:
         self.work = new((len(likes), on_device.ROW.value), dtype=torch.int32)
         self.rows = new((len(shares), on_device.FEW.value), dtype=torch.int32)
         self.table: list[tuple[int, int, int, int, int]] = []  # what `buckets` holds
-        self.buckets = new(0, dtype=torch.int64)
+        self.buckets, self.is_aligned = new(0, dtype=torch.int64), False
         self.launch = Launcher()
         self.launch.hold(shares=self.shares, work=self.work, rows=self.rows)
         self.steps = self.selected = 0
@@ -64,20 +64,20 @@ class GpuSegments:
         grads = self._check(accs, grads, ks)
         starts = [0, *accumulate(ks)]
         out = Sparse(accs[0].new_empty(starts[-1], dtype=torch.int32), accs[0].new_empty(starts[-1]))
-        addresses = [tensor.data_ptr() for tensor in (*accs, *(grad for grad in grads if grad is not None))]
         kind = None if grads[0] is None else KINDS[grads[0].dtype]
         self._describe(accs, grads, ks, starts)
         self.work.zero_()
         with torch.cuda.device_of(out.values):
             self.launch(
                 self._search,
-                (kind, all(address % ALIGNMENT == 0 for address in addresses)),
+                (kind, self.is_aligned),
                 {"out_indices": out.indices, "out_values": out.values},
                 {"programs": len(self.shares)},
             )
         self.steps += len(ks)
         self.selected += starts[-1]
-        return [Sparse(out.indices[start:end], out.values[start:end]) for start, end in pairwise(starts)]
+        parts = (part.split_with_sizes(list(ks)) for part in out)
+        return [Sparse(*part) for part in zip(*parts, strict=True)]
 
     def stats(self) -> SearchStats:
         """See `Kernel.stats`; without a host synchronisation."""
@@ -111,6 +111,7 @@ class GpuSegments:
         ]
         if table != self.table:
             self.table, self.buckets = table, host_sync.to_device(table, accs[0])
+            self.is_aligned = all(address % ALIGNMENT == 0 for row in table for address in row[:2])
             self.launch.hold(buckets=self.buckets)
 
     def _check(
