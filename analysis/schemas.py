@@ -290,8 +290,13 @@ class BenchTimed(BenchRow, frozen=True, kw_only=True):
     host_syncs: Number
     bytes_words: str
     kernel: str | None = None
+    cpu_ms: Spread | None = None
+    over_add: Spread | None = None
     over_copy: Spread | None = None
     eager_over: Spread | None = None
+    eager_hugepages_over: Spread | None = None
+    cpu_over_add: Spread | None = None
+    cpu_eager_over: Spread | None = None
     bytes_per_element: Number | None = None
     fallback_rate: Number | None = None
     selected_over_k: Number | None = None

@@ -28,6 +28,7 @@ class Timed:
 
     row: Row
     samples: dict[int, float] = field(default_factory=dict)  # repetition -> ms
+    cpu: dict[int, float] = field(default_factory=dict)  # repetition -> ms of all threads' CPU time
     selected: list[int] = field(default_factory=list)
     kernel: str | None = None
     waits: int = 0
@@ -56,9 +57,10 @@ def rounded(value: float) -> float:
     return round(value, 4 - math.floor(math.log10(value))) if value > 0 else value
 
 
-def ratio(above: Timed | None, below: Timed | None) -> dict[str, Any] | None:
-    """Of two rows, taken within each repetition in which both ran."""
+def ratio(above: Timed | None, below: Timed | None, cpu: bool = False) -> dict[str, Any] | None:
+    """Of two rows' times, or CPU times, taken within each repetition in which both ran."""
     if above is None or below is None:
         return None
-    both = [above.samples[turn] / below.samples[turn] for turn in above.samples if turn in below.samples]
+    over, under = (timed.cpu if cpu else timed.samples for timed in (above, below))
+    both = [over[turn] / under[turn] for turn in over if under.get(turn)]
     return spread(both) if both else None

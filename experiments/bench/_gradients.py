@@ -22,6 +22,7 @@ from experiments.training import datasets
 from experiments.training.loop import set_learning_rate
 from experiments.training.networks import vgg16
 from experiments.training.task import Task
+from sparsify import huge_pages
 from sparsify.aggregator import Aggregator, NonFinite
 from sparsify.comm import virtual
 from sparsify.types import BucketContext
@@ -40,6 +41,7 @@ class Inputs(NamedTuple):
     residual: Tensor  # (n,) float32, before the first step
     gradients: Tensor  # (turns, n) float32, in one piece of memory
     source: str  # what it is, in words
+    is_first_step: bool = False  # is every step a training's first one? Then there is no residual
 
 
 def normal(out: Tensor, generator: Generator) -> None:
@@ -80,16 +82,36 @@ SYNTHETIC: dict[str, tuple[Callable[[Tensor, Generator], None], str]] = {
     "ties": (ties, "normal numbers rounded to about nine values"),
     "zeros": (zeros, f"normal numbers, of which {1 - NONZERO:.0%} are set to 0"),
 }
+FIRST_TIED = "first_tied"  # what is hardest for a guessed bound
 
 
 def synthetic(name: str, n: int, turns: int, device: torch.device) -> Inputs:
     """Numbers of a distribution, always the same; the residual is what a gradient before them left."""
     generator = Generator(device).manual_seed(0)
     fill, words = SYNTHETIC[name]
-    residual, gradients = torch.empty(n, device=device), torch.empty(turns, n, device=device)
+    sizes = (n,), (turns, n)
+    residual, gradients = (huge_pages.advise(torch.empty(size, device=device)) for size in sizes)
     for vector in (residual, *gradients):
         fill(vector, generator)
     return Inputs(residual, gradients, words)
+
+
+def first_tied(n: int, turns: int, device: torch.device) -> Inputs:
+    """A training's first step in bfloat16, where very many elements tie; as many bytes as `synthetic`."""
+    made = synthetic("ties", n, 2 * turns, device)
+    source = f"the first step of a training: no residual; {made.source}, in bfloat16"
+    return Inputs(made.residual.zero_(), made.gradients.bfloat16(), source, is_first_step=True)
+
+
+def inputs(name: str, n: int, turns: int, kept: Path, device: torch.device) -> Inputs:
+    """
+    Args:
+        name: of a distribution, or of a network.
+        kept: the folder of real gradients.
+    """
+    if name in NETWORKS:
+        return real(name, kept, device)
+    return first_tied(n, turns, device) if name == FIRST_TIED else synthetic(name, n, turns, device)
 
 
 def resnet18(channels: int, pixels: int, classes: int) -> nn.Module:
@@ -124,7 +146,10 @@ def real(name: str, folder: Path, device: torch.device) -> Inputs:
         torch.save(trained(name, dataset, root, device), buffer)
         write_atomic(path, buffer.getvalue(), durable=False)
     kept = torch.load(path, map_location=device, weights_only=True)
-    return Inputs(kept["residual"], kept["gradients"], kept["source"])
+    # Copied into memory as the library allocates it.
+    loaded = (kept["residual"], kept["gradients"])
+    residual, gradients = (huge_pages.advise(torch.empty_like(part)).copy_(part) for part in loaded)
+    return Inputs(residual, gradients, kept["source"])
 
 
 def trained(name: str, dataset: str, root: Path, device: torch.device) -> dict[str, Any]:

@@ -6,6 +6,7 @@ acc as `sparsify.feedback.ErrorFeedback` does: acc -= value, where selected.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from experiments.bench import _traffic as traffic
+from experiments.bench._follower import Follower
+from sparsify import huge_pages
 from sparsify.kernels import Kernel, native
 from sparsify.kernels.eager import Eager
 from sparsify.kernels.native import Native, Unavailable
@@ -29,6 +32,9 @@ Step = Callable[[Tensor, Tensor], Sparse | None]
 
 MANY = 30_000_000  # elements, above which a CPU takes seconds for the slowest steps
 COPIED = 1.5  # floats read, and as many written, per element: 12 bytes
+FOLLOWED = 7.0  # floats per element of a follower: residual, acc, gradients and magnitudes
+UNREACHED = 0x7FFFFFFF  # a bound that nothing reaches but a NaN
+TUNABLE_FROM = (2, 35)  # glibc
 CONTEXT = BucketContext(0, 0, 0, select="torch")
 ALONE: Any = None  # in place of a communicator, which these selectors do not use
 
@@ -44,6 +50,7 @@ class Setup:
     like: Tensor  # (n,)
     k: int
     inputs: Tensor  # (turns, n) gradients, which the copy reads
+    words: tuple[str, ...] = ()  # of the command line of a process that follows
     named: bool = False  # was the row asked for by name?
     threshold: Tensor = field(init=False)  # 0-d: the k-th magnitude of the step to come
 
@@ -59,10 +66,10 @@ class Setup:
         """Of the plain operators; shared by all steps of those, for it holds nothing from step to step."""
         return Workspace.searching(self.like, CONTEXT)
 
-    def fused(self) -> Kernel:
+    def fused(self, **options: int) -> Kernel:
         """The fused kernel of this device. Raises NotRun."""
         try:
-            return (gpu_class() if self.cuda else native_class())(self.like)
+            return (gpu_class() if self.cuda else native_class())(self.like, **options)
         except ValueError as error:
             raise NotRun(str(error)) from error
 
@@ -72,6 +79,7 @@ class Made(NamedTuple):
 
     step: Step
     kernel: Kernel | None = None
+    follower: Follower | None = None  # the process that takes the step instead
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class Row:
     passing: Callable[[str], float] = lambda device: 0.0  # floats per element that a step allocates and frees
 
 
-def gpu_class() -> Callable[[Tensor], Kernel]:
+def gpu_class() -> Callable[..., Kernel]:
     try:
         from sparsify.kernels import gpu
     except ImportError as error:
@@ -95,7 +103,7 @@ def gpu_class() -> Callable[[Tensor], Kernel]:
     return gpu.Gpu
 
 
-def native_class() -> Callable[[Tensor], Kernel]:
+def native_class() -> Callable[..., Kernel]:
     try:
         native.library()
     except Unavailable as error:
@@ -129,6 +137,32 @@ def numpy(setup: Setup) -> Made:
 
 def fused(setup: Setup) -> Made:
     return by_kernel(setup.fused(), setup.k)
+
+
+def fallback(setup: Setup) -> Made:
+    return by_kernel(setup.fused(bound=UNREACHED), setup.k)
+
+
+def eager_in_huge_pages(setup: Setup) -> Made:
+    if setup.cuda:
+        raise NotRun("is for CPUs")
+    library, version = platform.libc_ver()
+    if library != "glibc" or tuple(map(int, version.split("."))) < TUNABLE_FROM:
+        raise NotRun(f"needs glibc 2.35, this is {library or platform.system()} {version}")
+    if huge_pages.setting() not in ("always", "madvise"):
+        raise NotRun(f"needs huge pages; the system's setting is {huge_pages.setting()}")
+    return Made(nothing, follower=Follower(setup.words, "glibc.malloc.hugetlb=1"))
+
+
+def nothing(acc: Tensor, grad: Tensor) -> None:
+    return None
+
+
+def add(setup: Setup) -> Made:
+    def step(acc: Tensor, grad: Tensor) -> None:
+        acc.add_(grad)
+
+    return Made(step)
 
 
 def threshold(setup: Setup) -> Made:
@@ -202,7 +236,8 @@ def dgc(setup: Setup) -> Made:
 
 def copy(setup: Setup) -> Made:
     length = int(COPIED * setup.like.numel())
-    source, target = setup.inputs.view(-1)[:length], torch.zeros(length, device=setup.like.device)
+    source = setup.inputs.view(-1).view(torch.float32)[:length]
+    target = huge_pages.advise(torch.empty(length, device=setup.like.device)).zero_()
 
     def step(acc: Tensor, grad: Tensor) -> None:
         target.copy_(source)
@@ -238,13 +273,18 @@ def topk_memory(device: str) -> float:
 ROWS = {
     row.name: row
     for row in (
-        Row("copy", "the floor: a copy into existing memory that moves 12n bytes", copy,
-            traffic.of_copy, held=COPIED),
+        Row("add", "the floor: acc += grad alone, in place", add, traffic.of_add),
+        Row("copy", "a copy into existing memory of as many bytes", copy, traffic.of_copy, held=COPIED),
         Row("fused", "exact, one pass: C++ on a CPU, Triton on a GPU", fused, traffic.of_fused, exact=True),
         Row("numpy", "exact, one pass in chunks that stay in cache, in numpy", numpy, traffic.of_fused,
             exact=True),
         Row("eager", "exact, plain torch: add, abs, topk, gather", eager, traffic.of_eager, exact=True,
             passing=topk_memory),
+        Row("eager_hugepages", "`eager` in a process of its own, whose malloc gives huge pages "
+            "(GLIBC_TUNABLES=glibc.malloc.hugetlb=1)", eager_in_huge_pages, traffic.of_eager, exact=True,
+            held=FOLLOWED, passing=topk_memory),
+        Row("fallback", "`fused` with a guess that is always wrong, so that it has to look at the whole sum",
+            fallback, traffic.of_fallback, exact=True),
         Row("threshold", "all beyond the k-th magnitude, which is *given*; one pass", threshold,
             traffic.of_threshold, held=0.25),
         Row("dgc", "about k: DGC's sampled threshold, as `sparsify.methods.dgc` has it", dgc, traffic.of_dgc),

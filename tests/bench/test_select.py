@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from experiments.bench._case import Case
+from experiments.bench._follower import Ended, Follower
 from experiments.bench.select import __main__ as select
 from experiments.bench.select import cases as select_cases
 from experiments.bench.select.records import read
-from experiments.bench.select.results import RATIOS
+from experiments.bench.select.results import RATIOS, verdicts
 from tests.bench.conftest import ROWS, SMALL, Benched
 from tests.conftest import ROOT
 
@@ -45,10 +46,12 @@ def test_every_row_is_recorded_with_what_a_reader_needs(benched: Benched) -> Non
     assert "host" not in starts[0]["provenance"]
     of = {row["row"]: row for row in rows}
     assert of["paper_kernel"]["why"] == "needs a GPU"
-    for name in ("copy", "eager", "numpy", "dgc", "gaussiank", "sort", "threshold"):
+    for name in ("add", "copy", "eager", "numpy", "dgc", "gaussiank", "sort", "threshold"):
         assert len(of[name]["samples_ms"]) == of[name]["repeats"] == 2
         assert of[name]["k"] == 20
-        assert of[name]["over_copy"]["n"] == 2
+        assert of[name]["over_add"]["n"] == of[name]["over_copy"]["n"] == of[name]["cpu_ms"]["n"] == 2
+    followed = of["eager_hugepages"]  # in a process of its own, where the system has huge pages
+    assert followed["selected_over_k"] == 1 if "median_ms" in followed else "needs" in followed["why"]
     for name in ("eager", "numpy", "sort", "threshold"):  # no ties here, so the k-th magnitude has k
         assert of[name]["selected_over_k"] == 1
     assert of["copy"]["bytes_per_element"] == 12
@@ -87,10 +90,30 @@ def test_a_second_run_appends_and_the_newest_row_counts(
     assert newer["numpy"] == older["numpy"]
 
 
+def test_targets_are_judged_by_medians_and_of_the_standard_case_only() -> None:
+    ratio = {"low": 0.1, "high": 99.0, "n": 11}
+    line = {
+        **select_cases.STANDARD._asdict(),
+        "eager_over_fused": {"median": 29.9, **ratio},
+        "eager_hugepages_over_fused": None,
+        "fused_over_add": {"median": 1.2, **ratio},
+    }
+    speed, tuned, floor = verdicts(line, "cpu")
+    assert speed == "eager_over_fused: at least 30 wanted, 29.9 [0.1, 99], n = 11 measured: MISSED"
+    assert tuned.endswith("not measured")
+    assert floor.endswith("met")
+    assert verdicts({**line, "n": 20_000}, "cpu") == []
+
+
+def test_a_process_that_cannot_follow_says_why() -> None:
+    with pytest.raises(Ended, match=r"code 2: .*invalid int value: 'many'"):
+        Follower(["many", "0.001", "normal", "1", "0", "."], "").step(0)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--rows", "eagre"], "no row 'eagre' (did you mean 'eager'?); there are: copy, fused"),
+        (["--rows", "eagre"], "no row 'eagre' (did you mean 'eager'?); there are: add, copy, fused"),
         (["--distribution", "gauss"], "no distribution 'gauss'; there are: normal, laplace"),
         (["--density", "0"], "--density 0.0: must lie in (0, 1]"),
         (["--n", "0"], "--n 0: must be 1 or more"),
@@ -128,7 +151,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[Case]:
 
 def test_the_default_plan_has_every_size_density_and_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = plan(monkeypatch)
-    assert len(cases) == len(set(cases)) == 15
+    assert len(cases) == len(set(cases)) == 16
     assert [case.n for case in cases[:6]] == list(select_cases.SIZES)
     assert {case.density for case in cases if case.n == 25_600_000} == set(select_cases.DENSITIES)
     assert {case.distribution for case in cases} == set(select_cases.DISTRIBUTIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from experiments.bench import _steps as steps
 from experiments.bench.select import __main__ as select
 from experiments.bench.select import figure as select_figure
-from experiments.bench.select.records import LOOKS, read
+from experiments.bench.select.records import LOOKS, read, text_of
 from experiments.config.folders import Folders
 from tests.bench.conftest import Benched
 from tests.conftest import ROOT
@@ -28,6 +29,22 @@ def test_picture_and_page_are_drawn(benched: Benched) -> None:
     assert "## n = 20,000, density 0.001, normal" in page
     assert "| eager |" in page
     assert "- `paper_kernel` not run: needs a GPU" in page
+
+
+def test_records_from_before_there_was_an_add_are_drawn_against_the_copy(
+    tmp_path: Path, benched: Benched
+) -> None:
+    newer = ("cpu_ms", "over_add", "eager_hugepages_over", "cpu_over_add", "cpu_eager_over")
+    records = [json.loads(line) for line in benched.store.read_text().splitlines()]
+    for record in records:
+        for name in newer:
+            record.pop(name, None)
+    store = tmp_path / benched.store.name
+    store.write_text(text_of([record for record in records if record.get("row") != "add"]))
+    select_figure.draw_one(store, tmp_path)
+    page = (tmp_path / f"{store.stem}.md").read_text()
+    assert "as a multiple of a copy that moves 12n bytes" in page
+    assert "| eager |" in page
 
 
 def test_the_figure_needs_no_torch(tmp_path: Path, benched: Benched) -> None:

@@ -17,9 +17,9 @@ from sparsify.types import Sparse
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("distribution", list(gradients.SYNTHETIC))
+@pytest.mark.parametrize("distribution", [*gradients.SYNTHETIC, gradients.FIRST_TIED])
 def test_exact_rows_agree_on_every_distribution(distribution: str) -> None:
-    lines = {name: Timed(steps.ROWS[name]) for name in ("fused", "numpy", "eager", "sort")}
+    lines = {name: Timed(steps.ROWS[name]) for name in ("fused", "fallback", "numpy", "eager", "sort")}
     case = Case(30_011, 0.01, distribution)
     _, differ = side_by_side.measure(case, lines, set(), 3, 60.0, 2**12, Path(), CPU)
     assert differ == []

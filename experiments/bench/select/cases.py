@@ -14,7 +14,7 @@ from sparsify.ranges import unknown
 SIZES = (270_000, 11_200_000, 14_700_000, 25_600_000, 138_000_000, 345_000_000)
 DENSITIES = (0.0001, 0.001, 0.01, 0.1)
 REAL = "real"  # all gradients.NETWORKS
-DISTRIBUTIONS = (*gradients.SYNTHETIC, *gradients.NETWORKS)
+DISTRIBUTIONS = (*gradients.SYNTHETIC, gradients.FIRST_TIED, *gradients.NETWORKS)
 OTHERS_AT = 14_700_000  # elements, for the other distributions
 STANDARD = Case(LARGE_N, DENSITY, NORMAL)  # of the last line
 

@@ -12,9 +12,10 @@ from analysis import plots, style
 from analysis.captions import listed
 from analysis.files import Damaged, write_atomic
 from experiments.bench.select import page as select_page
-from experiments.bench.select.records import DENSITY, LARGE_N, LOOKS, NORMAL, Record, read
+from experiments.bench.select.records import DENSITY, LARGE_N, LOOKS, NORMAL, Record, floor_of, read
 from experiments.config.folders import Folders
 
+FLOORS = {"add": "in-place add", "copy": "copy"}
 Spread = tuple[float, float, float]  # median, low, high
 
 
@@ -51,21 +52,22 @@ def draw_one(store: Path, folder: Path, say: Callable[[str], None] = print) -> P
 
 
 def draw(rows: Sequence[Record]) -> plots.Figure:
-    """Left time against n, right the ratio to the copy against density."""
+    """Left time against n, right the ratio to the floor against density."""
     done = [row for row in rows if "median_ms" in row and row["distribution"] == NORMAL]
     by_n = [row for row in done if row["density"] == DENSITY] or done
     n = dense_n(done)
-    by_density = [row for row in done if row["n"] == n and row["row"] != "copy"]
+    floor = floor_of(done)
+    by_density = [row for row in done if row["n"] == n and row["row"] != floor]
     with plots.canvas(style.two_columns(3.6), 1, 2) as (figure, (times, ratios)):
         lines(times, by_n, "n", lambda row: (row["median_ms"], row["low_ms"], row["high_ms"]))
-        lines(ratios, by_density, "density", lambda row: triple(row["over_copy"]))
-        ratios.axhline(1, color=LOOKS["copy"].colour, linestyle="--", linewidth=1)
+        lines(ratios, by_density, "density", lambda row: triple(row.get(f"over_{floor}")))
+        ratios.axhline(1, color=LOOKS[floor].colour, linestyle="--", linewidth=1)
         for axes in (times, ratios):
             axes.set(xscale="log", yscale="log")
             axes.grid(visible=True, axis="y")
             axes.tick_params(axis="x", which="minor", labelbottom=False)
         times.set(xlabel=f"elements n (density {densities(by_n)}, normal)", ylabel="Time of a step (ms)")
-        ratios.set(xlabel=f"density k/n (n = {n:,}, normal)", ylabel="Time / time of the copy")
+        ratios.set(xlabel=f"density k/n (n = {n:,}, normal)", ylabel=f"Time / time of the {FLOORS[floor]}")
         handles, labels = times.get_legend_handles_labels()
         for handle, label in zip(*ratios.get_legend_handles_labels(), strict=True):
             if label not in labels:
@@ -88,7 +90,7 @@ def lines(
             [m - a for m, a in zip(middle, low, strict=True)],
             [b - m for m, b in zip(middle, high, strict=True)],
         ]
-        floor = name == "copy"
+        floor = name in FLOORS
         axes.errorbar(
             at, middle, bars, color=look.colour, marker=look.marker, linestyle="--" if floor else "-",
             linewidth=1 if floor else 1.3, elinewidth=0.8, capsize=2, label=look.label, zorder=3,

@@ -6,11 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from analysis import plots
 from analysis.captions import listed
-from experiments.bench.select.records import DENSITY, LARGE_N, LOOKS, NORMAL, Record
+from experiments.bench.select.records import DENSITY, LARGE_N, LOOKS, NORMAL, Record, floor_of
 
+FLOORS = {
+    "add": "the in-place add of the gradient, which no step can do without",
+    "copy": "a copy that moves 12n bytes",
+}
 HEAD = (
-    "row", "ms: median [spread]", "repetitions", "/ copy", "eager / it", "bytes per element", "GB/s",
-    "fallbacks", "host syncs", "sent / k",
+    "row", "ms: median [spread]", "CPU ms", "repetitions", "/ add", "/ copy", "eager / it",
+    "eager in huge pages / it", "bytes per element", "GB/s", "fallbacks", "host syncs", "sent / k",
 )  # fmt: skip
 
 
@@ -37,9 +41,12 @@ def cells(row: Record) -> list[str]:
     return [
         name,
         f"{plots.number(row['median_ms'])} [{plots.number(row['low_ms'])}, {plots.number(row['high_ms'])}]",
+        times(row.get("cpu_ms")),
         str(row["repeats"]),
+        times(row.get("over_add")),
         times(row["over_copy"]),
         times(row["eager_over"]),
+        times(row.get("eager_hugepages_over")),
         "" if per_element is None else f"{per_element:.3g}",
         speed,
         "" if row["fallback_rate"] is None else f"{row['fallback_rate']:.1%}",
@@ -61,7 +68,7 @@ def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
     parts = [
         f"# select: selecting k of n, with error feedback\n\n![select]({name}.png)\n",
         "Time of one whole step (acc += grad, select, indices and values out, zeros in acc) against n, and "
-        f"as a multiple of a copy that moves 12n bytes. {setting(rows, used)}\n",
+        f"as a multiple of {FLOORS[floor_of(rows)]}. {setting(rows, used)}\n",
         *headline(rows),
     ]
     cases = sorted(
@@ -91,7 +98,8 @@ def setting(rows: Sequence[Record], starts: Sequence[Record]) -> str:
         f"{first['name']}; torch {listed(versions)}; commit {listed(commits)}; {days}. Medians by {clock}, "
         f"spread {listed(spreads)}; in each repetition all rows take their turn on the same residual and "
         f"gradient, after {listed(flushes)} were read to empty the caches; ratios are "
-        "taken within repetitions. Rows that take long have fewer of them. Bytes are counted, not measured."
+        "taken within repetitions. CPU ms are of all threads together. Rows that take long have fewer "
+        "repetitions. Bytes are counted, not measured."
     )
 
 
@@ -103,12 +111,16 @@ def headline(rows: Sequence[Record]) -> list[str]:
         if (row["n"], row["density"], row["distribution"]) == (LARGE_N, DENSITY, NORMAL)
         and "median_ms" in row
     }
-    said = []
+    said, floor = [], floor_of(rows)
     for name in ("fused", "numpy"):
-        if name in own and own[name]["eager_over"]:
-            said.append(f"`{name}` is {times(own[name]['eager_over'])} times as fast as torch.topk's step"
-                        + (f" and takes {times(own[name]['over_copy'])} times as long as the copy"
-                           if own[name]["over_copy"] else ""))  # fmt: skip
+        if name not in own or not own[name]["eager_over"]:
+            continue
+        said.append(f"`{name}` is {times(own[name]['eager_over'])} times as fast as torch.topk's step")
+        if own[name].get("eager_hugepages_over"):
+            tuned = times(own[name]["eager_hugepages_over"])
+            said[-1] += f" ({tuned} where its malloc gives huge pages)"
+        if own[name].get(f"over_{floor}"):
+            said[-1] += f" and takes {times(own[name][f'over_{floor}'])} times as long as the {floor}"
     return [f"At n = {LARGE_N:,}, density {DENSITY:g}, normal: {'; '.join(said)}.\n"] if said else []
 
 

@@ -20,17 +20,25 @@ SCHEMA = 1  # of the records; others are not read
 DENSITY, NORMAL, LARGE_N = 0.001, "normal", 25_600_000  # the standard case
 # The rows, in the order of tables and legend.
 LOOKS = {
-    "copy": Look("copy of 12n bytes (the floor)", "#000000", "", ""),
+    "add": Look("in-place add (the floor)", "#000000", "", ""),
+    "copy": Look("copy of 12n bytes", "#777777", "", ""),
     "fused": Look("fused, exact", "#D55E00", "o", ""),
+    "fallback": Look("fused, guess always wrong", "#CC79A7", "h", ""),
     "numpy": Look("numpy, exact", "#E69F00", "D", ""),
     "threshold": Look("fused, threshold given", "#F0A35E", "v", ""),
     "eager": Look("torch.topk, exact", "#0072B2", "s", ""),
+    "eager_hugepages": Look("torch.topk in huge pages", "#5AA9E6", "d", ""),
     "sort": Look("torch.sort, exact", "#332288", "P", ""),
     "compile": Look("torch.compile, threshold given", "#56B4E9", "<", ""),
     "dgc": Look("DGC's sample, about k", "#009E73", "^", ""),
     "gaussiank": Look("Gaussian-k as published, about k", "#999933", "X", ""),
     "paper_kernel": Look("one thread block, exact", "#882255", "*", ""),
 }
+
+
+def floor_of(rows: Sequence[Record]) -> str:
+    """The row that no step can be faster than: the in-place add; in older records, the copy."""
+    return "add" if any(row.get("over_add") for row in rows) else "copy"
 
 
 def stem(row: Record) -> str:
