@@ -47,7 +47,7 @@ def device_ms(
                 before()
                 with clock.timing(name):
                     calls[name]()
-            for name, ms in clock.read():
+            for name, ms, _ in clock.read():
                 samples[name][turn] = ms
     return samples
 

@@ -31,10 +31,9 @@ from experiments.bench._case import rounded, spread
 from experiments.bench._in_turn import Samples, captured, device_ms, host_us
 from experiments.bench._memory import flush_bytes, free_bytes
 from experiments.bench._side_by_side import same_magnitudes
-from experiments.bench._steps import ROWS, Made, NotRun, Setup, by_kernel, native_class
+from experiments.bench._steps import ROWS, Made, NotRun, Setup
 from experiments.bench.roofs import SIZES, facts
 from experiments.bench.select.__main__ import device_of
-from sparsify.kernels import Kernel, native
 from sparsify.kernels.eager import Eager
 from sparsify.method import num_selected
 from sparsify.ranges import unknown
@@ -45,35 +44,7 @@ HELD = 20  # floats per element that all rows together hold, or pass
 PROFILED = 10  # replays whose kernels are looked at
 
 
-def add(setup: Setup) -> Made:
-    """The floor: 12 bytes per element."""
-
-    def step(acc: Tensor, grad: Tensor) -> None:
-        acc.add_(grad)
-
-    return Made(step)
-
-
-def fallback(setup: Setup) -> Made:
-    """The fused step whose guessed bound nothing reaches."""
-    kernel: Kernel
-    if setup.cuda:
-        from sparsify.kernels import gpu
-
-        kernel = gpu.Gpu(setup.like, bound=2**31 - 1)
-    else:
-        native_class()
-        kernel = native.Native(setup.like, bound=native.NOTHING)
-    return by_kernel(kernel, setup.k)
-
-
-STEPS: dict[str, Callable[[Setup], Made]] = {
-    "add": add,
-    "fused": ROWS["fused"].make,
-    "fallback": fallback,
-    "threshold": ROWS["threshold"].make,
-    "eager": ROWS["eager"].make,
-}
+STEPS = {name: ROWS[name].make for name in ("add", "fused", "fallback", "threshold", "eager")}
 SELECT_K = ("fused", "fallback")  # these find what torch.topk finds
 
 
@@ -121,10 +92,10 @@ def wrong(case: Case) -> list[str]:
     for name in SELECT_K:
         if name in case.steps:
             case.restore()
-            step, kernel = case.steps[name]
-            if not same_magnitudes(step(case.acc, case.grad), best):
+            made = case.steps[name]
+            if not same_magnitudes(made.step(case.acc, case.grad), best):
                 found.append(f"n = {case.n:,}: {name} selects other magnitudes than torch.topk")
-            if name == "fallback" and kernel is not None and not kernel.stats().fallbacks:
+            if name == "fallback" and made.kernel is not None and not made.kernel.stats().fallbacks:
                 found.append(f"n = {case.n:,}: {name} did not fall back")
     return found
 
