@@ -94,6 +94,7 @@ class Manifest(Struct, frozen=True):
     tensors: Whole | None = None
     simulated: bool = False
     searching: Searching | None = None
+    graph: str | None = None
     resumed: list[Resumption] = []
     step: Whole | None = None
     why: str | None = None

@@ -228,7 +228,7 @@ MANIFEST = (
     "provenance.gpu", "provenance.versions", "provenance.versions.torch", "provenance.clocks_mhz",
     "provenance.machine", "provenance.machine.mismatch", "steps", "simulated", "started", "ended",
     "parameters", "steps_per_epoch", "resumed", "resumed.0", "resumed.0.step", "sweep", "array", "why",
-    "failure", "searching", "code",
+    "failure", "searching", "graph", "code",
 )  # fmt: skip
 FOLDERS: dict[str, Callable[[Results], list[Path]]] = {
     "runs": lambda results: [results.folders.store.root],

@@ -49,6 +49,7 @@ class Data(TypedDict):
 class Launch(TypedDict):
     block: bool
     checkpoint_min: Positive | None
+    cuda_graph: bool
     on_mismatch: Literal["stop", "label"]
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from experiments.training.checkpoint import Checkpointer, TrainingState
 from experiments.training.datasets import Dataset
+from experiments.training.graph import Recorded, Recorder
 from experiments.training.step_log import STEPS_PER_WRITE, Log, StepLog
 from experiments.training.task import Metrics, Task
 from sparsify.aggregator import Aggregator, NonFinite
@@ -26,6 +28,7 @@ from sparsify.wrapping import check_momentum
 class Trained(NamedTuple):
     model: nn.Module
     searching: dict[str, Any]  # see `searched`
+    graph: str | None  # see `graph.Recorded.outcome`; None too where it was not to be tried
 
 
 class Settings(NamedTuple):
@@ -38,6 +41,9 @@ class Settings(NamedTuple):
     dtype: torch.dtype
     select: str = "auto"  # see sparsify.kernels
     overlap: bool = False  # buckets are aggregated while backpropagation goes on
+    recorder: Recorder | None = (
+        None  # of forward and backward, to repeat them; in production, without overlap
+    )
 
 
 def train(
@@ -74,6 +80,24 @@ def train(
     timer.num_steps = done = checkpointer.restore(state) if checkpointer else 0
     batches = task.batches(data, comm.rank, comm.size, seed, augmentation, dtype, first=done)
 
+    def forward_and_backward(inputs: Tensor, labels: Tensor) -> Tensor:
+        with timer.phase("forward"):
+            loss = task.loss(model(inputs), labels)
+        with timer.phase("backward"):
+            gradients.zero_()
+            loss.backward()
+            if timer.mode == "as_published":
+                loss.item()  # the published code reads the loss here, its first wait for the device
+        return loss.detach()
+
+    def say(line: str) -> None:
+        if comm.rank == 0:
+            print(line, file=sys.stderr)
+
+    recorded = None
+    if settings.recorder:
+        recorded = Recorded(forward_and_backward, model, gradients, settings.recorder, say)
+
     def validation() -> Metrics | None:
         return task.evaluate(model, data, dtype) if comm.rank == 0 else None
 
@@ -86,16 +110,10 @@ def train(
         with timer.step():
             with timer.phase("io"):
                 inputs, labels = next(batches)
-            with timer.phase("forward"):
-                loss = task.loss(model(inputs), labels)
-            with timer.phase("backward"):
-                gradients.zero_()
-                rate = task.learning_rate(step, steps_per_epoch)
-                if overlap:
-                    overlap.begin(epoch, rate)
-                loss.backward()
-                if timer.mode == "as_published":
-                    loss.item()  # the published code reads the loss here, its first wait for the device
+            rate = task.learning_rate(step, steps_per_epoch)
+            if overlap:
+                overlap.begin(epoch, rate)
+            loss = (recorded or forward_and_backward)(inputs, labels)
             if overlap:
                 report = overlap.finish()
             with timer.phase("check"):
@@ -112,7 +130,7 @@ def train(
                     metrics = validation()
 
         # In production nobody has looked at `finite`, which would make the host wait: the log will.
-        steps.observe(step, epoch, loss.detach(), rate, report, aggregator, finite)
+        steps.observe(step, epoch, loss, rate, report, aggregator, finite)
         if validates and timer.mode != "as_published":
             metrics = validation()
         if ends_epoch or (step + 1) % STEPS_PER_WRITE == 0:
@@ -127,7 +145,7 @@ def train(
     log.flush()
     if overlap:
         overlap.close()
-    return Trained(model, searched(aggregator))
+    return Trained(model, searched(aggregator), recorded.outcome if recorded else None)
 
 
 def searched(aggregator: Aggregator) -> dict[str, Any]:

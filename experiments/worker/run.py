@@ -19,6 +19,7 @@ from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.checkpoint import Checkpointer
 from experiments.training.datasets import Dataset
+from experiments.training.graph import CudaRecorder
 from experiments.training.loop import Settings, Trained, train
 from experiments.training.stop import Preempted, Stop
 from experiments.training.task import Task
@@ -76,6 +77,7 @@ class Outcome(NamedTuple):
     weights: str  # SHA-256 of rank 0's final parameters
     agreed: bool  # do all ranks hold these very weights?
     searching: dict[str, Any]  # of rank 0, see `loop.searched`; kernel: of all ranks
+    graph: str | None  # of rank 0, see `loop.Trained`
 
 
 def execute(
@@ -203,8 +205,18 @@ def build(config: Mapping[str, Any], data_root: str | None, device: torch.device
         dtype=DTYPES[config["precision"]],
         select=config["select"],
         overlap=config["overlap"],
+        recorder=CudaRecorder(device) if is_recorded(config) else None,
     )
     return Built(config, task, data, method, settings, steps_per_epoch)
+
+
+def is_recorded(config: Mapping[str, Any]) -> bool:
+    """Are forward and backward to be repeated as a CUDA graph? Other modes time their phases one by one, and
+    with overlap aggregation begins within them.
+    """
+    wanted = config.get("launch", {}).get("cuda_graph", True)
+    production = config["timing"]["mode"] == "production"
+    return bool(wanted and production and config["device"] == "cuda" and not config["overlap"])
 
 
 def record(
@@ -258,7 +270,7 @@ def outcome_of(trained: Trained, comm: Comm, steps: int, steps_per_epoch: int) -
     size = sum(p.numel() for p in parameters)
     kernels = names_of_all(trained.searching["kernel"] or "", comm, parameters[0].device)
     weights, searching = digest.hexdigest(), {**trained.searching, "kernel": " and ".join(kernels) or None}
-    return Outcome(steps, steps_per_epoch, size, len(parameters), weights, agreed, searching)
+    return Outcome(steps, steps_per_epoch, size, len(parameters), weights, agreed, searching, trained.graph)
 
 
 def names_of_all(name: str, comm: Comm, device: torch.device) -> list[str]:

@@ -1,0 +1,158 @@
+"""Forward and backward of a step as a CUDA graph: one launch instead of some three hundred."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sparsify import host_sync
+from sparsify.bucket import Gradients
+
+Work = Callable[[Tensor, Tensor], Tensor]  # inputs, labels -> loss
+WARMUPS = (
+    3  # plain steps before one is recorded: libraries set themselves up in the first; as torch's own examples
+)
+RECORDED = "recorded"
+
+
+class Recorder(Protocol):
+    def run(self, work: Callable[[], Tensor]) -> Tensor:
+        """Do it as it will be recorded."""
+
+    def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        """Note what it does, without doing it. Returns where its result will be, and what does it.
+
+        Raises:
+            RuntimeError: something in it can't be recorded, or the device's memory is full.
+        """
+
+    def release(self) -> None:
+        """Give back what a recording has left behind."""
+
+
+class CudaRecorder:
+    """By CUDA graphs, on a stream of its own, as capturing demands."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+
+    def run(self, work: Callable[[], Tensor]) -> Tensor:
+        current = torch.cuda.current_stream(self.stream.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            result = work()
+        current.wait_stream(self.stream)
+        return result
+
+    def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may use the device meanwhile, as nccl's watchdog does.
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            result = work()
+        return result, graph.replay
+
+    def release(self) -> None:
+        torch.cuda.empty_cache()
+
+
+class Recorded:
+    """`work`, recorded after some steps and then repeated, as long as everything lies where it lay.
+
+    The first repetition is compared with the plain way, bit for bit. Where it differs, or recording fails,
+    the plain way is taken from then on.
+
+    Args:
+        work: fills the gradients, moves the model's buffers, and returns the loss.
+        say: told why it is not recorded, once.
+
+    Attributes:
+        outcome: `RECORDED`, or why not; None before it was tried.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        model: nn.Module,
+        gradients: Gradients,
+        recorder: Recorder,
+        say: Callable[[str], None],
+    ) -> None:
+        self.work, self.gradients, self.recorder, self.say = work, gradients, recorder, say
+        self.parameters, self.buffers = [*model.parameters()], [*model.buffers()]
+        self.outcome: str | None = None
+        self.is_off = False
+        self.places: Any = None
+        self.steps = 0  # with everything in these places
+        self.static: tuple[Tensor, Tensor] | None = None  # inputs and labels of the recorded work
+        self.loss = torch.empty(0)
+        self.repeat: Callable[[], None] | None = None
+
+    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        if self.is_off:
+            return self.work(inputs, labels)
+        if (places := self._places(inputs, labels)) != self.places:
+            self.places, self.steps, self.repeat = places, 0, None
+        self.steps += 1
+        if self.repeat is None:
+            if self.steps > WARMUPS:
+                return self._try(inputs, labels)
+            return self.recorder.run(lambda: self.work(inputs, labels))
+        return self._repeat(inputs, labels)
+
+    def _places(self, inputs: Tensor, labels: Tensor) -> list[Any]:
+        """What a recording takes for granted: addresses, and the batch's kind."""
+        addresses = [p.data_ptr() for p in self.parameters]
+        addresses += [0 if p.grad is None else p.grad.data_ptr() for p in self.parameters]
+        addresses += [buffer.data_ptr() for buffer in self.buffers]
+        return [*addresses, *((t.shape, t.stride(), t.dtype) for t in (inputs, labels))]
+
+    def _repeat(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        assert self.static is not None
+        assert self.repeat is not None
+        for static, given in zip(self.static, (inputs, labels), strict=True):
+            static.copy_(given)
+        self.repeat()
+        return self.loss.clone()  # the next step writes to the same place
+
+    def _try(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Record the work, do this step plainly, and compare. The host waits, this once."""
+        written = [self.gradients.flat, *self.buffers]
+        before, why = copies(written), None
+        try:
+            self.static = static = inputs.clone(), labels.clone()
+            self.loss, self.repeat = self.recorder.record(lambda: self.work(*static))
+        except RuntimeError as error:  # CUDA's and its allocator's; a mistake in the work itself is met again
+            why = str(error).partition("\n")[0]
+        if why is not None:  # here, where no traceback holds what was allocated
+            self._turn_off(f"it can't be recorded: {why}")
+            return self.work(inputs, labels)
+        loss = self.recorder.run(lambda: self.work(inputs, labels))
+        plain = copies(written)
+        put_back(before, written)
+        repeated = self._repeat(inputs, labels)
+        host_sync.count_sync(1 + len(written))
+        if torch.equal(repeated, loss) and all(map(torch.equal, plain, written)):
+            self.outcome = RECORDED
+        else:
+            put_back(plain, written)
+            self._turn_off("repeated, it gave other numbers")
+        return loss
+
+    def _turn_off(self, why: str) -> None:
+        self.is_off, self.outcome = True, why
+        self.static = self.repeat = None
+        self.loss = torch.empty(0)
+        self.recorder.release()
+        self.say(f"forward and backward run without a CUDA graph: {why}")
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors]
+
+
+def put_back(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    for value, tensor in zip(values, tensors, strict=True):
+        tensor.copy_(value)

@@ -1,0 +1,178 @@
+"""Forward and backward, recorded and repeated: the same numbers, whatever happens to what was recorded. Here
+by a recorder that repeats Python; CUDA's own under -m gpu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sparsify
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from experiments.training.graph import RECORDED, WARMUPS, CudaRecorder, Recorded, Recorder
+from experiments.training.loop import Settings, train
+from experiments.worker.run import is_recorded
+from sparsify.bucket import Gradients
+from sparsify.comm import virtual
+from sparsify.timer import PhaseTimer
+from tests.waits import watched
+from tests.worker_functions import NoLog
+
+CPU, RANKS = torch.device("cpu"), 2
+
+
+class Repeater:
+    """Does anew what it was given."""
+
+    def __init__(self, error: Exception | None = None, error_in_result: float = 0.0) -> None:
+        self.error, self.error_in_result = error, error_in_result
+        self.recordings = self.repeats = self.releases = 0
+
+    def run(self, work: Callable[[], Tensor]) -> Tensor:
+        return work()
+
+    def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        self.recordings += 1
+        if self.error:
+            raise self.error
+        place = torch.zeros((), dtype=torch.float64)
+
+        def repeat() -> None:
+            self.repeats += 1
+            place.copy_(work() + self.error_in_result)
+
+        return place, repeat
+
+    def release(self) -> None:
+        self.releases += 1
+
+
+def trained(
+    recorder: Recorder | None, device: torch.device = CPU, steps: int = 9
+) -> tuple[list[Tensor], str | None]:
+    """Parameters and buffers of rank 1, and what became of the recording."""
+    data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {"lr": 0.05})
+    settings = Settings(0, steps, True, device, torch.float64, recorder=recorder)
+    method = sparsify.build("topk", density=0.01)
+
+    def body(comm: virtual.VirtualComm) -> tuple[list[Tensor], str | None]:
+        timer = PhaseTimer("production", comm.now)
+        found = train(task, data, method, comm, timer, NoLog(), settings)
+        return [tensor.cpu() for tensor in found.model.state_dict().values()], found.graph
+
+    return virtual.run(RANKS, body)[1]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(map(torch.equal, a, b))
+
+
+def test_repeated_work_trains_to_the_same_bits() -> None:
+    recorder = Repeater()
+    weights, outcome = trained(recorder)
+    assert same(weights, trained(None)[0])
+    assert outcome == RECORDED
+    assert (recorder.recordings, recorder.repeats) == (RANKS, RANKS * (9 - WARMUPS))
+
+
+@pytest.mark.parametrize(
+    ("recorder", "why"),
+    [
+        (Repeater(torch.OutOfMemoryError("CUDA out of memory. Tried\nto")), "CUDA out of memory. Tried"),
+        (Repeater(RuntimeError("not permitted when stream is capturing")), "it can't be recorded: not perm"),
+        (Repeater(error_in_result=1e-12), "repeated, it gave other numbers"),
+    ],
+)
+def test_what_can_not_be_repeated_goes_on_plainly_and_says_so_once(
+    recorder: Repeater, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, outcome = trained(recorder)
+    assert same(weights, trained(None)[0])
+    assert why in str(outcome)
+    assert (recorder.recordings, recorder.releases) == (RANKS, RANKS)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"forward and backward run without a CUDA graph: {outcome}"
+
+
+def made(recorder: Recorder) -> tuple[nn.Module, Gradients, Recorded]:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
+    gradients = Gradients(model.named_parameters(), "global")
+
+    def work(inputs: Tensor, labels: Tensor) -> Tensor:
+        loss = (model(inputs).sum(dim=1) - labels).square().mean()
+        gradients.collect()
+        gradients.zero_()
+        loss.backward()
+        return cast(Tensor, loss.detach())
+
+    return model, gradients, Recorded(work, model, gradients, recorder, pytest.fail)
+
+
+def batch(step: int, size: int = 5) -> tuple[Tensor, Tensor]:
+    own = torch.Generator().manual_seed(step)
+    return torch.randn(size, 4, generator=own, dtype=torch.float64), torch.ones(size, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("change", ["gradient", "weights", "batch size"])
+def test_what_lies_elsewhere_is_recorded_anew(change: str) -> None:
+    """And what is repeated is each step's own batch."""
+    recorder = Repeater()
+    (model, gradients, recorded), (_, plain_gradients, plain) = made(recorder), made(Repeater())
+    plain.parameters[0].data.copy_(model[0].weight)  # type: ignore[index]  # a Sequential has them
+    plain.parameters[1].data.copy_(model[0].bias)  # type: ignore[index]
+    losses = []
+    for step in range(12):
+        if step == 6 and change == "gradient":
+            p = next(model.parameters())
+            assert p.grad is not None
+            p.grad = p.grad.clone()
+        if step == 6 and change == "weights":
+            next(model.parameters()).data = next(model.parameters()).data.clone()
+        inputs, labels = batch(step, 7 if step >= 6 and change == "batch size" else 5)
+        losses.append((recorded(inputs, labels), plain.work(inputs, labels)))
+        assert torch.equal(gradients.flat, plain_gradients.flat)
+    assert all(torch.equal(*both) for both in losses)  # read when a window closes
+    assert recorder.recordings == 2
+
+
+def test_repeating_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(comm: virtual.VirtualComm) -> None:
+        _, _, recorded = made(Repeater())
+        for step in range(WARMUPS + 1):
+            recorded(*batch(step))
+        watch.on = True
+        for step in range(3):
+            recorded(*batch(step))
+
+    with watched(monkeypatch, large=10**9) as watch:
+        virtual.run(1, body)
+    assert watch.waits == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"device": "cpu"}, False),
+        ({"timing": {"mode": "serialised"}}, False),  # its phases are timed one by one
+        ({"overlap": True}, False),
+        ({"launch": {"cuda_graph": False}}, False),
+    ],
+)
+def test_when_work_is_recorded(changes: dict[str, Any], expected: bool) -> None:
+    config = {"device": "cuda", "timing": {"mode": "production"}, "overlap": False, "launch": {}}
+    assert is_recorded(config | changes) is expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_graph_trains_to_the_same_bits() -> None:
+    device = torch.device("cuda", 0)
+    weights, outcome = trained(CudaRecorder(device), device, steps=30)
+    assert outcome == RECORDED
+    assert same(weights, trained(None, device, steps=30)[0])
