@@ -39,7 +39,7 @@ class AbsentGpu:
         self.launcher_cls = lambda source, metadata: launcher(source.fn.__name__)
 
     def get_current_device(self) -> int:
-        return 0
+        return self.capability  # for each another device, since Triton keeps what it compiled by device
 
     def get_current_stream(self, device: int) -> int:
         return 0

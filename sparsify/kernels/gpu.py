@@ -1,10 +1,10 @@
 """One pass over a GPU's memory, in Triton; exact, whatever the data.
 
-A sample guesses a bound that somewhat more than k elements reach. One pass adds the gradient and marks what
-reaches the bound, a bit for each element. The k largest are then found among the marked. That the bound was
-right is verified by counting, on the device: if it was not, or too many elements tie, the last four kernels
-find the same k from acc itself, at 16 bytes per element more. All are always launched, and return at once if
-there is nothing to do, so the host never waits. acc is only added to: no failure can lose any of it.
+A sample guesses a bound that somewhat more than k elements reach. One pass adds the gradient and gathers what
+reaches the bound. The k largest are then found among these candidates. That the bound was right is verified
+by counting, on the device: if it was not, or too many elements tie, the last four kernels find the same k
+from acc itself, at 16 bytes per element more. All are always launched, and return at once if there is nothing
+to do, so the host never waits. acc is only added to: no failure can lose any of it.
 
 Guess, verify, refine: NVIDIA's GVR top-k for decoders (arXiv:2604.22312; with a sample as here: TensorRT-LLM,
 blog 29), with the accumulation inside, and for hundreds of millions of elements.
@@ -21,16 +21,20 @@ from torch import Tensor
 from sparsify import host_sync
 from sparsify.checks import check_k
 from sparsify.kernels import triton_kernels as on_device
-from sparsify.kernels.launches import Launch, Launcher, Launches
+from sparsify.kernels.launches import ALIGNMENT, Launch, Launcher, Launches, Tensors
 from sparsify.kernels.search_stats import SearchStats
 from sparsify.types import Sparse, work_dtype
 
-TILE = 4096  # elements that a program adds
-SAMPLE = 2**15  # elements that the bound is guessed from: 32 registers of each of 1024 threads
-TIES = 4096  # elements that may share the k-th's narrow bin; ranking them takes the square of their number
-CHUNK = 64  # of these, how many a program ranks
-WORDS = 512  # of marks, of 32 elements each, that a program gathers
-PROGRAMS = 132  # of kernels that loop: one for each multiprocessor of an H200
+TILE = 2048  # elements that a program takes at a time: 8 for each of 256 threads
+SAMPLE = 2**14  # elements that the bound is guessed from: 16 registers of each of 1024 threads
+TIES = 4096  # elements that may share the k-th's bin; ranking them takes the square of their number
+RANKED = 64  # of these, how many a program ranks at a time
+CHUNK = 256  # candidates that a program takes at a time: one for each thread
+# So many times the ties: as many candidates leave no more than the ties in the k-th of 2048 bins, even where
+# bins near the bound hold 16 times the mean and the k-th's twice that. More are counted in narrower bins too.
+FEW_CANDIDATES = 2048 // (16 * 2)
+PROGRAMS = 4 * 132  # of kernels that loop: four for each multiprocessor of an H200, so that loads overlap
+WIDE = 4  # elements that a thread loads and stores at once: 16 bytes
 LONGEST = 2**31 - 2**22  # elements whose offsets, and one tile more, are int32
 CAPABILITY = (8, 0)  # the least that Triton names as supported
 GRADIENTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -48,12 +52,13 @@ def supports(like: Tensor) -> bool:
 
 
 class Gpu:
-    """`topk` is eight launches: 12.25 bytes of memory traffic per element, 10.25 where gradients have 16
-    bits, and about 60 per candidate; candidates are 1.4 k at a density of 1 %, 2.3 k at 0.1 %. `above` is
-    five launches and as many bytes.
+    """`topk` is six launches, or seven where candidates are many: 12 bytes of memory traffic per element, 10
+    where gradients have 16 bits, and about 40 per candidate; candidates are 1.5 k at a density of 1 %, 3.0 k
+    at 0.1 %. `above` is four launches and 12.25 bytes.
 
-    Buffers: a bit per element; 8 bytes for each of 1.8 k candidates (1 %) or 4.2 k (0.1 %), and for 2^14
-    more; 0.6 MB. Together below 0.08 n float32 at densities up to 1 %, for large n. They grow when k grows.
+    Buffers: 8 bytes for each of 2.2 k candidates (1 %) or 6.1 k (0.1 %), and for 2^14 more; 2.2 MB. Together
+    below 0.08 n float32 at densities up to 1 %, for large n; they grow when k grows. Once `above` is called,
+    a bit per element more.
 
     Args:
         like: (n,) float32, or bfloat16 or float16 whose sums are float32.
@@ -90,13 +95,9 @@ class Gpu:
         self.candidates = Sparse(new(0, dtype=torch.int32), new(0, dtype=torch.float32))
         self.totals = torch.zeros(4, dtype=torch.int64, device=like.device)
         self.threshold = new(1, dtype=torch.float32)
-        self.marks = new(triton.cdiv(self.n, tile) * tile // on_device.WORD.value, dtype=torch.int32)
-        words = triton.cdiv(self.n, on_device.WORD.value * WORDS)
-        self.counted, self.ends = new(words, dtype=torch.int32), new(words, dtype=torch.int64)
         self.launch = Launcher()
         self.launch.hold(
-            work=self.work, rows=self.rows, totals=self.totals, threshold=self.threshold, marks=self.marks,
-            counted=self.counted, ends=self.ends,
+            work=self.work, rows=self.rows, totals=self.totals, threshold=self.threshold,
             edge_indices=self.edge.indices, edge_values=self.edge.values,
         )  # fmt: skip
 
@@ -119,7 +120,7 @@ class Gpu:
         with torch.cuda.device_of(acc):
             self.launch(
                 self._search,
-                (grad is not None, sampled),
+                (grad is not None, sampled, capacity > FEW_CANDIDATES * self.ties),
                 {**added(acc, grad), "out_indices": out.indices, "out_values": out.values},
                 {
                     **self._sizes(n),
@@ -147,12 +148,13 @@ class Gpu:
             self.threshold.copy_(threshold)
         else:
             self.threshold.fill_(torch.tensor(float(threshold), dtype=torch.float32).item())
+        self._make_marks()
         tensors, sizes = added(acc, grad), self._sizes(n)
         with torch.cuda.device_of(acc):
             choices = (grad is not None, strict)
             self.launch(self._mark_and_count, choices, tensors, sizes)
-            words = sizes["words"]
-            ends = torch.cumsum(self.counted[:words], 0, out=self.ends[:words])
+            counted, ends = (self.launch.buffers[name][: sizes["tiles"]] for name in ("counted", "ends"))
+            torch.cumsum(counted, 0, out=ends)
             count = host_sync.to_host(ends[-1])
             out = Sparse(acc.new_empty(count, dtype=torch.int32), acc.new_empty(count))
             if count:
@@ -164,37 +166,35 @@ class Gpu:
         """See `Kernel.stats`."""
         return SearchStats(*host_sync.to_host(self.totals))
 
-    def _search(self, add: bool, sampled: bool) -> Launches:
-        tile = {"TILE": self.tile}
+    def _search(self, tensors: Tensors, add: bool, sampled: bool, refined: bool) -> Launches:
+        width = WIDE if any(is_wide(tensors[name]) for name in ("acc", "grad")) else 1
+        # Tiles of kernels that loop over acc are twice as long: their histograms are read half as often.
+        chunk, long = {"CHUNK": CHUNK}, {"TILE": 2 * self.tile}
+        refine = (Launch(on_device.refine, "programs", 8, chunk),)
+        emit = {"SAMPLED": sampled, "WIDTH": width, **long, "PROGRAMS": triton.next_power_of_2(PROGRAMS)}
         return (
             Launch(on_device.guess, "one", 32, {"SAMPLED": sampled, "ADD": add, "SAMPLE": self.sample}),
-            Launch(on_device.stream, "tiles", 8, {"ADD": add, **tile}),
-            Launch(on_device.gather, "words", 4, {"WORDS": WORDS}),
-            Launch(on_device.refine, "programs", 16, tile),
-            Launch(on_device.split, "programs", 16, tile),
-            Launch(on_device.settle, "programs", 16, {**tile, "CHUNK": CHUNK}),
-            Launch(on_device.count_last, "programs", 16, tile),
-            Launch(
-                on_device.emit, "programs", 16,
-                {"SAMPLED": sampled, **tile, "PROGRAMS": triton.next_power_of_2(PROGRAMS)},
-            ),
-        )  # fmt: skip
-
-    def _mark_and_count(self, add: bool, strict: bool) -> Launches:
-        return (
-            Launch(on_device.stream_above, "tiles", 8, {"ADD": add, "STRICT": strict, "TILE": self.tile}),
-            Launch(on_device.count_marks, "words", 4, {"WORDS": WORDS}),
+            Launch(on_device.stream, "tiles", 8, {"ADD": add, "WIDTH": width, "TILE": self.tile}),
+            *(refine if refined else ()),
+            Launch(on_device.split, "programs", 8, {"REFINED": refined, **long, **chunk}),
+            Launch(on_device.settle, "programs", 8, {**long, "CHUNK": RANKED}),
+            Launch(on_device.count_last, "programs", 8, long),
+            Launch(on_device.emit, "programs", 8, emit),
         )
 
-    def _gather_in_order(self) -> Launches:
-        return (Launch(on_device.gather_in_order, "words", 4, {"WORDS": WORDS}),)
+    def _mark_and_count(self, tensors: Tensors, add: bool, strict: bool) -> Launches:
+        return (
+            Launch(on_device.stream_above, "tiles", 8, {"ADD": add, "STRICT": strict, "TILE": self.tile}),
+        )
+
+    def _gather_in_order(self, tensors: Tensors) -> Launches:
+        return (Launch(on_device.gather_in_order, "tiles", 2, {"TILE": self.tile}),)
 
     def _sizes(self, n: int) -> dict[str, int]:
         return {
             "n": n,
             "one": 1,
             "tiles": triton.cdiv(n, self.tile),
-            "words": triton.cdiv(n, on_device.WORD.value * WORDS),
             "programs": self.programs,
         }
 
@@ -222,10 +222,24 @@ class Gpu:
             )
             self.launch.hold(indices=self.candidates.indices, values=self.candidates.values)
 
+    def _make_marks(self) -> None:
+        if "marks" not in self.launch.buffers:
+            new, tiles = self.work.new_empty, triton.cdiv(self.n, self.tile)
+            self.launch.hold(
+                marks=new(tiles * self.tile // on_device.WORD.value),
+                counted=new(tiles),
+                ends=new(tiles, dtype=torch.int64),
+            )
+
 
 def added(acc: Tensor, grad: Tensor | None) -> dict[str, Tensor]:
     """A kernel that adds nothing is given acc in the gradient's place."""
     return {"acc": acc, "grad": acc if grad is None else grad}
+
+
+def is_wide(vector: Tensor) -> bool:
+    """Are its loads of several elements at once?"""
+    return vector.stride(0) == 1 and vector.data_ptr() % ALIGNMENT == 0
 
 
 def surely(expected: float) -> int:

@@ -37,6 +37,7 @@ class Launch(NamedTuple):
 
 
 Launches = Sequence[Launch]
+Tensors = Mapping[str, Tensor]
 
 
 class Kept(NamedTuple):
@@ -78,10 +79,11 @@ class Launcher:
         self,
         plan: Callable[..., Launches],
         choices: tuple[Hashable, ...],
-        tensors: Mapping[str, Tensor],
+        tensors: Tensors,
         numbers: Mapping[str, int],
     ) -> None:
-        """Launch plan(*choices), in order.
+        """Launch plan(tensors, *choices), in order. A plan may look at what decides which kernel is compiled:
+        types, strides, and whether addresses are multiples of ALIGNMENT.
 
         Args:
             tensors: 1-D; others at each call, maybe of another type, alignment or stride. The stride of `acc`
@@ -90,7 +92,7 @@ class Launcher:
         """
         strides = {f"{name}_stride": tensor.stride(0) for name, tensor in tensors.items()}
         if not self.keep or is_watched():
-            ask(plan(*choices), {**self.buffers, **tensors, **strides, **numbers})
+            ask(plan(tensors, *choices), {**self.buffers, **tensors, **strides, **numbers})
             return
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         types = [tensor.dtype for tensor in tensors.values()]
@@ -98,7 +100,7 @@ class Launcher:
         kind = (plan, choices, *types, *aligned, *strides.values())
         kept = self.kept.get(kind)
         if kept is None:
-            self.kept[kind] = ask(plan(*choices), {**self.buffers, **tensors, **strides, **numbers})
+            self.kept[kind] = ask(plan(tensors, *choices), {**self.buffers, **tensors, **strides, **numbers})
             return
         values = {**self.addresses, **addresses, **strides, **numbers}
         active = driver.active

@@ -48,24 +48,25 @@ def magnitude(values):
 
 
 @triton.jit
-def read(vector, stride, offsets, inside, full):
-    """Elements of a vector, 0 where not inside. A full tile needs no mask, and its loads are wide."""
-    places = vector + offsets.to(tl.int64) * stride
-    if full:
+def read(acc, n, acc_stride, begin, lanes, TILE: tl.constexpr):
+    """Elements `lanes` from `begin` on. -> values, 0 where there is none; where there is one."""
+    inside = lanes < n - begin
+    places = acc + tl.cast(begin, tl.int64) * acc_stride + lanes.to(tl.int64) * acc_stride
+    if begin + TILE <= n:  # loads without a mask are wide
         values = tl.load(places)
     else:
         values = tl.load(places, mask=inside, other=0.0)
-    return values
+    return values, inside
 
 
 @triton.jit
-def accumulate(acc, grad, n, acc_stride, grad_stride, ADD: tl.constexpr, TILE: tl.constexpr):
-    """Of this program's tile: acc += grad, rounded once. -> sums (TILE / 32, 32), which of them exist."""
+def accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD: tl.constexpr, TILE: tl.constexpr):
+    """Elements `lanes` of this program's tile: acc += grad, rounded once. -> sums, which of them exist."""
     begin = tl.program_id(0) * TILE
-    offsets = begin + tl.arange(0, TILE // WORD)[:, None] * WORD + tl.arange(0, WORD)[None, :]
-    inside = offsets < n
-    places = acc + offsets.to(tl.int64) * acc_stride
-    added = grad + offsets.to(tl.int64) * grad_stride
+    inside = lanes < n - begin
+    # One base of 64 bits; lanes differ from it by few bits, and mostly by constants.
+    places = acc + begin.to(tl.int64) * acc_stride + lanes.to(tl.int64) * acc_stride
+    added = grad + begin.to(tl.int64) * grad_stride + lanes.to(tl.int64) * grad_stride
     if begin + TILE <= n:  # loads and stores without a mask are wide
         sums = tl.load(places)
         if ADD:
@@ -80,19 +81,56 @@ def accumulate(acc, grad, n, acc_stride, grad_stride, ADD: tl.constexpr, TILE: t
 
 
 @triton.jit
-def mark(marks, keep, TILE: tl.constexpr):
-    """One bit for each element of this program's tile: 32 of them, first the lowest, are a word."""
-    bits = keep.to(tl.uint32) << tl.arange(0, WORD)[None, :].to(tl.uint32)
-    words = tl.program_id(0) * (TILE // WORD) + tl.arange(0, TILE // WORD)
-    tl.store(marks + words, tl.sum(bits, 1).to(tl.int32, bitcast=True))
+def tile_of_rows(TILE: tl.constexpr, WIDTH: tl.constexpr):
+    """0 ... TILE - 1, (TILE / WIDTH, WIDTH)."""
+    return tl.arange(0, TILE // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
 
 
 @triton.jit
-def load_marks(marks, n, WORDS: tl.constexpr):
-    """This program's words, the first elements that they speak of, how many are marked in each."""
-    words = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
-    bits = tl.load(marks + words, mask=words * WORD < n, other=0).to(tl.uint32, bitcast=True)
-    return bits, words * WORD, popcount(bits)
+def column(rows, number: tl.constexpr, WIDTH: tl.constexpr):
+    """(m, WIDTH) int32 -> (m,): where a row lies in one thread, the register that it is in."""
+    return tl.sum(tl.where(tl.arange(0, WIDTH)[None, :] == number, rows, 0), 1)
+
+
+@triton.jit
+def put(
+    indices,
+    values,
+    slots,
+    end,
+    begin,
+    kept,
+    bits,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """What is kept (TILE / WIDTH, WIDTH) of a tile that starts at `begin`: each row to its slot and those
+    behind it, while they are less than `end`.
+    """
+    # In columns: before scattered stores of a whole tile, Triton would move all of it between threads.
+    for number in tl.static_range(WIDTH):
+        here = column(kept, number, WIDTH)
+        live = (here > 0) & (slots < end)
+        tl.store(indices + slots, begin + tl.arange(0, TILE // WIDTH) * WIDTH + number, mask=live)
+        tl.store(values + slots, column(bits, number, WIDTH).to(tl.float32, bitcast=True), mask=live)
+        slots += here
+
+
+@triton.jit
+def in_order(counts):
+    """(m,) -> how many are before each."""
+    return tl.cumsum(counts, 0) - counts
+
+
+@triton.jit
+def mark(marks, keep, TILE: tl.constexpr):
+    """One bit for each element of this program's tile, (TILE / 32, 32): a word for each 32, first the lowest.
+    -> how many are marked.
+    """
+    bits = tl.sum(keep.to(tl.uint32) << tl.arange(0, WORD)[None, :].to(tl.uint32), 1)
+    words = tl.program_id(0) * (TILE // WORD) + tl.arange(0, TILE // WORD)
+    tl.store(marks + words, bits.to(tl.int32, bitcast=True))
+    return tl.sum(popcount(bits), 0)
 
 
 @triton.jit
@@ -112,10 +150,9 @@ def exponent(x):
 
 @triton.jit
 def reserve(counter, mask):
-    """Slots (TILE,) for those in the mask, in their order, behind what other programs have; one atomic."""
+    """Slots (m,) for those in the mask, in their order, behind what other programs have; one atomic."""
     ones = mask.to(tl.int32)
-    slots = tl.cumsum(ones, 0) - ones
-    return tl.atomic_add(counter, tl.sum(ones, 0), sem="relaxed") + slots
+    return tl.atomic_add(counter, tl.sum(ones, 0), sem="relaxed") + in_order(ones)
 
 
 @triton.jit
@@ -123,7 +160,7 @@ def crossing(histogram, k, SIZE: tl.constexpr):
     """The bin that the k-th largest falls into, how many are above it, how many in it; zeros if none."""
     order = tl.arange(0, SIZE)
     counts = tl.load(histogram + (SIZE - 1 - order))
-    above = tl.cumsum(counts, 0) - counts
+    above = in_order(counts)
     here = (above < k) & (above + counts >= k)
     bin = tl.sum(tl.where(here, SIZE - 1 - order, 0), 0)
     return bin, tl.sum(tl.where(here, above, 0), 0), tl.sum(tl.where(here, counts, 0), 0)
@@ -191,12 +228,12 @@ def guess(
         bit = tl.full((), 1 << 30, tl.int32)
         for _ in range(16):
             trial = low | bit
-            reached = tl.sum(tl.sum((keys >= trial).to(tl.int32), 1), 0)
+            reached = tl.sum((keys >= trial).to(tl.int32))
             low = tl.where(reached >= rank, trial, low)
             bit = bit >> 1
         low = tl.maximum(low, least)
         # Bins as narrow as they can be with the sample's largest still inside: they share out the atomics.
-        spread = tl.max(tl.max(keys, 1), 0) - low
+        spread = tl.max(keys) - low
         shift = tl.full((), 14, tl.int32)
         for _ in range(6):
             shift += ((spread >> shift) >= BINS - 1).to(tl.int32)
@@ -205,64 +242,53 @@ def guess(
     tl.store(work + SHIFT, shift)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "capacity"])
 def stream(
     acc,
     grad,
     work,
-    marks,  # (n / 32, rounded up to whole tiles) int32
-    n,
-    acc_stride,
-    grad_stride,
-    ADD: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """The pass over memory: acc += grad; what reaches the bound is marked."""
-    sums, inside = accumulate(acc, grad, n, acc_stride, grad_stride, ADD, TILE)
-    mark(marks, inside & (magnitude(sums) >= tl.load(work + BOUND)), TILE)
-
-
-@triton.jit(do_not_specialize=["n", "capacity"])
-def gather(
-    acc,
-    work,
-    marks,
     indices,  # of candidates, (capacity,)
     values,  # likewise
     n,
     acc_stride,
+    grad_stride,
     capacity,
-    WORDS: tl.constexpr,
+    ADD: tl.constexpr,
+    WIDTH: tl.constexpr,  # neighbours that one thread has, so that each is in a register of its own
+    TILE: tl.constexpr,
 ):
-    """What is marked is brought together, while there is room, and its keys are counted."""
-    bound = tl.load(work + BOUND)
+    """The pass over memory: acc += grad; what reaches the bound goes from registers to the candidates, while
+    there is room, and its keys are counted.
+    """
+    bound = tl.load(work + BOUND)  # before anything is stored, so that it need not be waited for then
     shift = tl.load(work + SHIFT)
-    bits, first, counts = load_marks(marks, n, WORDS)
-    slots = tl.cumsum(counts, 0) - counts
-    slots += tl.atomic_add(work + COUNT, tl.sum(counts, 0), sem="relaxed")
-    for _ in range(tl.max(counts, 0)):
-        rest = bits & (bits - 1)  # without the lowest bit
-        index = first + exponent(bits ^ rest)
-        live = (bits != 0) & (slots < capacity)
-        value = tl.load(acc + index.to(tl.int64) * acc_stride, mask=live, other=0.0)
-        tl.store(indices + slots, index, mask=live)
-        tl.store(values + slots, value, mask=live)
-        bin = first_bin(magnitude(value) - bound, shift)
-        tl.atomic_add(work + FIRST + bin, 1, mask=live, sem="relaxed")
-        bits = rest
-        slots += 1
+    lanes = tile_of_rows(TILE, WIDTH)
+    sums, inside = accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD, TILE)
+    bits = sums.to(tl.int32, bitcast=True)
+    kept = (inside & (magnitude(sums) >= bound)).to(tl.int32)
+    counts = tl.sum(kept, 1)
+    total = tl.sum(counts, 0)
+    if total > 0:
+        begin = tl.atomic_add(work + COUNT, total, sem="relaxed")
+        slots = begin + in_order(counts)
+        put(indices, values, slots, capacity, tl.program_id(0) * TILE, kept, bits, TILE, WIDTH)
+        if begin < capacity:
+            for number in tl.static_range(WIDTH):
+                excess = (column(bits, number, WIDTH) & 0x7FFFFFFF) - bound
+                here = column(kept, number, WIDTH) > 0
+                tl.atomic_add(work + FIRST + first_bin(excess, shift), 1, mask=here, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["k", "capacity"])
-def refine(work, values, k, capacity, TILE: tl.constexpr):
+def refine(work, values, k, capacity, CHUNK: tl.constexpr):
     """Count the candidates of the k-th's bin in narrower ones."""
     count = tl.load(work + COUNT)
     if (count >= k) & (count <= capacity):
         bound = tl.load(work + BOUND)
         shift = tl.load(work + SHIFT)
         edge, _above, _inside = crossing(work + FIRST, k, BINS)
-        for start in range(tl.program_id(0) * TILE, count, tl.num_programs(0) * TILE):
-            slots = start + tl.arange(0, TILE)
+        for start in range(tl.program_id(0) * CHUNK, count, tl.num_programs(0) * CHUNK):
+            slots = start + tl.arange(0, CHUNK)
             live = slots < count
             excess = magnitude(tl.load(values + slots, mask=live, other=0.0)) - bound
             live = live & (first_bin(excess, shift) == edge)
@@ -286,11 +312,11 @@ def part_histogram(
     counts = tl.zeros([SIZE], tl.int32)
     tiles = (n + TILE - 1) // TILE
     share = (tiles + tl.num_programs(0) - 1) // tl.num_programs(0)
-    begin = tl.program_id(0) * share
-    for tile in range(begin, tl.minimum(begin + share, tiles)):
-        offsets = tile * TILE + tl.arange(0, TILE)
-        inside = offsets < n
-        keys = magnitude(read(acc, acc_stride, offsets, inside, tile * TILE + TILE <= n))
+    first = tl.program_id(0) * share
+    lanes = tl.arange(0, TILE)
+    for tile in range(first, tl.minimum(first + share, tiles)):
+        values, inside = read(acc, n, acc_stride, tile * TILE, lanes, TILE)
+        keys = magnitude(values)
         if PREFIX < 31:
             inside = inside & ((keys >> PREFIX) == prefix)
         counts += tl.histogram((keys >> SHIFT_) & (SIZE - 1), SIZE, mask=inside)
@@ -317,17 +343,21 @@ def split(
     k,
     capacity,
     room,
+    REFINED: tl.constexpr,  # are there narrower bins within the k-th's?
     TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    """Candidates above the k-th's narrow bin are selected; those in it are kept aside. If that can't be done:
-    the first of three counts of all keys.
+    """Candidates above the k-th's bin are selected; those in it are kept aside. If that can't be done: the
+    first of three counts of all keys.
     """
     count = tl.load(work + COUNT)
-    edge, above, _inside = crossing(work + FIRST, k, BINS)
-    narrow, more, tied = crossing(work + SECOND, k - above, BINS)
+    edge, above, tied = crossing(work + FIRST, k, BINS)
+    if REFINED:
+        narrow, more, tied = crossing(work + SECOND, k - above, BINS)
+        above += more
     failed = (count < k) | (count > capacity) | (tied > room)
     if tl.program_id(0) == 0:
-        tl.store(work + ABOVE, above + more)
+        tl.store(work + ABOVE, above)
         tl.store(work + EDGE, tied)
         tl.store(work + FAILED, failed.to(tl.int32))
     if failed:
@@ -335,19 +365,23 @@ def split(
     else:
         bound = tl.load(work + BOUND)
         shift = tl.load(work + SHIFT)
-        for start in range(tl.program_id(0) * TILE, count, tl.num_programs(0) * TILE):
-            slots = start + tl.arange(0, TILE)
+        for start in range(tl.program_id(0) * CHUNK, count, tl.num_programs(0) * CHUNK):
+            slots = start + tl.arange(0, CHUNK)
             live = slots < count
             index = tl.load(indices + slots, mask=live, other=0)
             value = tl.load(values + slots, mask=live, other=0.0)
             excess = magnitude(value) - bound
             bin = first_bin(excess, shift)
-            sub = second_bin(excess, shift)
-            chosen = live & ((bin > edge) | ((bin == edge) & (sub > narrow)))
+            larger = bin > edge
+            kin = live & (bin == edge)
+            if REFINED:
+                sub = second_bin(excess, shift)
+                larger = larger | (kin & (sub > narrow))
+                kin = kin & (sub == narrow)
+            chosen = live & larger
             to = reserve(work + EMITTED, chosen)
             tl.store(out_indices + to, index, mask=chosen)
             tl.store(out_values + to, value, mask=chosen)
-            kin = live & (bin == edge) & (sub == narrow)
             to = reserve(work + EDGED, kin)
             tl.store(edge_indices + to, index, mask=kin)
             tl.store(edge_values + to, value, mask=kin)
@@ -419,6 +453,7 @@ def emit(
     acc_stride,
     k,
     SAMPLED: tl.constexpr,
+    WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     PROGRAMS: tl.constexpr,  # a power of 2, at least as many as there are
 ):
@@ -446,22 +481,24 @@ def emit(
         taken = above + tl.sum(ties, 0)
         tiles = (n + TILE - 1) // TILE
         share = (tiles + tl.num_programs(0) - 1) // tl.num_programs(0)
-        begin = program * share
-        for tile in range(begin, tl.minimum(begin + share, tiles)):
-            offsets = tile * TILE + tl.arange(0, TILE)
-            inside = offsets < n
-            value = read(acc, acc_stride, offsets, inside, tile * TILE + TILE <= n)
-            keys = magnitude(value)
-            larger = inside & (keys > kth)
-            to = reserve(work + EMITTED, larger)
-            tl.store(out_indices + to, offsets, mask=larger)
-            tl.store(out_values + to, value, mask=larger)
+        first = program * share
+        lanes = tile_of_rows(TILE, WIDTH)
+        for tile in range(first, tl.minimum(first + share, tiles)):
+            begin = tile * TILE
+            value, inside = read(acc, n, acc_stride, begin, lanes, TILE)
+            keys, bits = magnitude(value), value.to(tl.int32, bitcast=True)
+            larger = (inside & (keys > kth)).to(tl.int32)
+            counts = tl.sum(larger, 1)
+            total = tl.sum(counts, 0)
+            if total > 0:
+                slots = tl.atomic_add(work + EMITTED, total, sem="relaxed") + in_order(counts)
+                put(out_indices, out_values, slots, k, begin, larger, bits, TILE, WIDTH)
             equal = (inside & (keys == kth)).to(tl.int32)
-            to = taken + tl.cumsum(equal, 0) - equal
-            chosen = (equal > 0) & (to < k)
-            tl.store(out_indices + to, offsets, mask=chosen)
-            tl.store(out_values + to, value, mask=chosen)
-            taken += tl.sum(equal, 0)
+            counts = tl.sum(equal, 1)
+            total = tl.sum(counts, 0)
+            if total > 0:
+                put(out_indices, out_values, taken + in_order(counts), k, begin, equal, bits, TILE, WIDTH)
+            taken += total
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -469,7 +506,8 @@ def stream_above(
     acc,
     grad,
     threshold,  # (1,) float32
-    marks,
+    marks,  # (n / 32, rounded up to whole tiles) int32
+    counted,  # (programs,) int32
     n,
     acc_stride,
     grad_stride,
@@ -477,36 +515,33 @@ def stream_above(
     STRICT: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """acc += grad; what reaches the threshold is marked."""
-    sums, inside = accumulate(acc, grad, n, acc_stride, grad_stride, ADD, TILE)
+    """acc += grad; what reaches the threshold is marked, and counted in each tile."""
+    least = tl.load(threshold)
+    lanes = tile_of_rows(TILE, WORD)
+    sums, inside = accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD, TILE)
     if STRICT:
-        keep = tl.abs(sums) > tl.load(threshold)
+        keep = tl.abs(sums) > least
     else:
-        keep = tl.abs(sums) >= tl.load(threshold)
-    mark(marks, inside & keep, TILE)
-
-
-@triton.jit(do_not_specialize=["n"])
-def count_marks(marks, counted, n, WORDS: tl.constexpr):
-    """How many are marked in each program's words, (programs,) int32."""
-    _bits, _first, counts = load_marks(marks, n, WORDS)
-    tl.store(counted + tl.program_id(0), tl.sum(counts, 0))
+        keep = tl.abs(sums) >= least
+    tl.store(counted + tl.program_id(0), mark(marks, inside & keep, TILE))
 
 
 @triton.jit(do_not_specialize=["n"])
 def gather_in_order(
     acc,
     marks,
-    ends,  # (programs,) int64: where each program's share ends in the result
+    ends,  # (programs,) int64: where each tile's share ends in the result
     out_indices,
     out_values,
     n,
     acc_stride,
-    WORDS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """What is marked, ascending."""
-    bits, first, counts = load_marks(marks, n, WORDS)
-    slots = tl.load(ends + tl.program_id(0)) - tl.sum(counts, 0) + tl.cumsum(counts, 0) - counts
+    words = tl.program_id(0) * (TILE // WORD) + tl.arange(0, TILE // WORD)
+    bits = tl.load(marks + words).to(tl.uint32, bitcast=True)
+    first, counts = words * WORD, popcount(bits)
+    slots = tl.load(ends + tl.program_id(0)) - tl.sum(counts, 0) + in_order(counts)
     for _ in range(tl.max(counts, 0)):
         rest = bits & (bits - 1)
         index = first + exponent(bits ^ rest)

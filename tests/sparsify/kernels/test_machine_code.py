@@ -1,0 +1,158 @@
+"""What the Triton kernels become: registers, spills and the width of loads, for three generations of GPUs.
+
+Compiled here, without any of them, in a process of its own; pytest -s prints the table.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+
+CAPABILITIES = (80, 90, 100)  # A100, H200, B200
+N = 3_000_010  # so large that a bound is guessed
+REGISTERS = 65_536  # of a multiprocessor, of each generation
+# Before 3.8, Triton keeps the histograms of a whole warp in registers.
+LEAN_SINCE = (3, 8)
+# At most so many registers for a thread. Of the pass over memory it decides how many blocks share a
+# multiprocessor, and so how many loads are on their way at a time.
+AT_MOST = {
+    "guess": 64,  # 1024 threads can have no more
+    "stream": 56,
+    "refine": 64,
+    "split": 72,
+    "settle": 64,
+    "count_last": 64,
+    "emit": 120,
+    "stream_above": 56,
+    "gather_in_order": 40,
+}
+HISTOGRAMS = ("split", "settle", "count_last", "emit")
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not made for this platform"
+)
+
+
+@pytest.fixture(scope="module")
+def table() -> list[dict[str, Any]]:
+    program = "from tests.sparsify.kernels import test_machine_code as test; test.describe_all()"
+    surroundings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    for row in rows:
+        print({name: value for name, value in row.items() if value})
+    return rows
+
+
+def lean(row: dict[str, Any]) -> bool:
+    return row["kernel"] not in HISTOGRAMS or tuple(row["triton"]) >= LEAN_SINCE
+
+
+def test_every_kernel_is_compiled_for_every_generation(table: list[dict[str, Any]]) -> None:
+    """The interpreter forgives what the compiler does not. To machine code, with what Triton brings."""
+    for capability in CAPABILITIES:
+        assert {row["kernel"] for row in table if row["capability"] == capability} == set(AT_MOST)
+
+
+def test_registers_are_few_and_none_is_spilled(table: list[dict[str, Any]]) -> None:
+    for row in filter(lean, table):
+        if row["case"] != "neither aligned":
+            assert row["registers"] <= AT_MOST[row["kernel"]], row
+        assert row["spilled"] == 0, row
+
+
+def test_four_blocks_of_the_pass_share_a_multiprocessor(table: list[dict[str, Any]]) -> None:
+    passes = [row for row in table if row["kernel"] in ("stream", "stream_above")]
+    for row in passes:
+        if row["case"] != "neither aligned":
+            assert REGISTERS // (row["registers"] * row["threads"]) >= 4, row
+
+
+def test_loads_of_the_pass_are_as_wide_as_they_can_be(table: list[dict[str, Any]]) -> None:
+    """8 elements a thread: of float32, two loads of 16 bytes; of bfloat16, two of 8."""
+    for row in table:
+        if row["kernel"] == "stream":
+            wide = {
+                "float32": {"16": 4},
+                "no gradient": {"16": 2},
+                "bfloat16": {"16": 2, "8": 2},
+                "gradient not aligned": {"16": 2},
+                "neither aligned": {},
+            }[row["case"]]
+            assert row["wide_loads"] == wide, row
+
+
+def describe_all() -> None:
+    """Print a row for each compiled kernel, as one line of JSON."""
+    import triton
+
+    from experiments.bench import _absent_gpu
+    from sparsify import host_sync
+    from sparsify.kernels import gpu
+
+    host_sync.to_host = lambda tensor: 5  # what is above, since nothing counts
+    acc, grad = torch.zeros(N + 1), torch.zeros(N + 1)
+    cases = {
+        "float32": (acc[:N], grad[:N]),
+        "no gradient": (acc[:N], None),
+        "bfloat16": (acc[:N], grad[:N].bfloat16()),
+        "gradient not aligned": (acc[:N], grad[1:]),
+        "neither aligned": (acc[1:], grad[1:]),
+    }
+    version = [int(number) for number in re.findall(r"\d+", triton.__version__)[:2]]
+    rows = []
+    for capability in CAPABILITIES:
+        _absent_gpu.replace_gpu(capability)
+        for case, (own, added) in cases.items():
+            if case != "float32" and capability != 90:
+                continue
+            kernel = gpu.Gpu(own)
+            kernel.topk(own, added, N // 10)  # so many that they are refined
+            if case == "float32":
+                kernel.above(own, added, 1.0)
+            for launches in kernel.launch.kept.values():
+                for launch in launches:
+                    name = launch.compiled.name
+                    if case == "float32" or name == "stream":
+                        about = {"kernel": name, "capability": capability, "case": case, "triton": version}
+                        rows.append(about | describe(launch.compiled))
+    print(json.dumps(rows))
+
+
+def describe(compiled: Any) -> dict[str, Any]:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as code:
+        code.write(compiled.asm["cubin"])
+        code.flush()
+        said = subprocess.run(
+            [tool, "-res-usage", code.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", said)
+    assert found, said
+    registers, stack, local = map(int, found.groups())
+    loads = re.findall(r"ld\.global[.\w]*\.v(\d)\.b(\d+)", compiled.asm["ptx"])
+    widths = [str(int(number) * int(bits) // 8) for number, bits in loads]
+    return {
+        "threads": 32 * compiled.metadata.num_warps,
+        "registers": registers,
+        "spilled": stack + local,
+        "wide_loads": {width: widths.count(width) for width in widths},
+    }
