@@ -21,7 +21,7 @@ from torch import Tensor
 from sparsify import host_sync
 from sparsify.checks import check_k
 from sparsify.kernels import triton_kernels as on_device
-from sparsify.kernels.launches import ALIGNMENT, Launch, Launcher, Launches, Tensors
+from sparsify.kernels.launches import ALIGNMENT, Launch, Launcher, Launches
 from sparsify.kernels.search_stats import SearchStats
 from sparsify.types import Sparse, work_dtype
 
@@ -37,6 +37,7 @@ PROGRAMS = 4 * 132  # of kernels that loop: four for each multiprocessor of an H
 WIDE = 4  # elements that a thread loads and stores at once: 16 bytes
 LONGEST = 2**31 - 2**22  # elements whose offsets, and one tile more, are int32
 CAPABILITY = (8, 0)  # the least that Triton names as supported
+TOO_HIGH = 0x7F800000  # a bound that finite elements do not reach: the key of Inf
 GRADIENTS = (torch.float32, torch.bfloat16, torch.float16)
 # Under TRITON_INTERPRET=1, Triton runs kernels in Python on the CPU.
 INTERPRETED = not isinstance(on_device.stream, triton.runtime.JITFunction)
@@ -53,8 +54,8 @@ def supports(like: Tensor) -> bool:
 
 class Gpu:
     """`topk` is six launches, or seven where candidates are many: 12 bytes of memory traffic per element, 10
-    where gradients have 16 bits, and about 40 per candidate; candidates are 1.5 k at a density of 1 %, 3.0 k
-    at 0.1 %. `above` is four launches and 12.25 bytes.
+    where gradients have 16 bits, and 16 per candidate; candidates are 1.5 k at a density of 1 %, 3.0 k at
+    0.1 %. `above` is four launches, two of them torch's, and 12.25 bytes.
 
     Buffers: 8 bytes for each of 2.2 k candidates (1 %) or 6.1 k (0.1 %), and for 2^14 more; 2.2 MB. Together
     below 0.08 n float32 at densities up to 1 %, for large n; they grow when k grows. Once `above` is called,
@@ -63,7 +64,7 @@ class Gpu:
     Args:
         like: (n,) float32, or bfloat16 or float16 whose sums are float32.
         tile, sample, ties: see TILE, SAMPLE, TIES; smaller in tests.
-        bound, capacity: for tests: the key to take for the bound, and the room for what reaches it.
+        bound, capacity: for trials: the key to take for the bound, and the room for what reaches it.
 
     Raises:
         ValueError: not for such buckets; see `supports`.
@@ -117,11 +118,17 @@ class Gpu:
         if self.capacity is not None:
             capacity = self.capacity
         self._make_room(capacity)
+        tensors = added(acc, grad)
         with torch.cuda.device_of(acc):
             self.launch(
                 self._search,
-                (grad is not None, sampled, capacity > FEW_CANDIDATES * self.ties),
-                {**added(acc, grad), "out_indices": out.indices, "out_values": out.values},
+                (
+                    grad is not None,
+                    sampled,
+                    capacity > FEW_CANDIDATES * self.ties,
+                    WIDE if any(map(is_wide, tensors.values())) else 1,
+                ),
+                {**tensors, "out_indices": out.indices, "out_values": out.values},
                 {
                     **self._sizes(n),
                     "k": k,
@@ -166,8 +173,7 @@ class Gpu:
         """See `Kernel.stats`."""
         return SearchStats(*host_sync.to_host(self.totals))
 
-    def _search(self, tensors: Tensors, add: bool, sampled: bool, refined: bool) -> Launches:
-        width = WIDE if any(is_wide(tensors[name]) for name in ("acc", "grad")) else 1
+    def _search(self, add: bool, sampled: bool, refined: bool, width: int) -> Launches:
         # Tiles of kernels that loop over acc are twice as long: their histograms are read half as often.
         chunk, long = {"CHUNK": CHUNK}, {"TILE": 2 * self.tile}
         refine = (Launch(on_device.refine, "programs", 8, chunk),)
@@ -182,12 +188,12 @@ class Gpu:
             Launch(on_device.emit, "programs", 8, emit),
         )
 
-    def _mark_and_count(self, tensors: Tensors, add: bool, strict: bool) -> Launches:
+    def _mark_and_count(self, add: bool, strict: bool) -> Launches:
         return (
             Launch(on_device.stream_above, "tiles", 8, {"ADD": add, "STRICT": strict, "TILE": self.tile}),
         )
 
-    def _gather_in_order(self, tensors: Tensors) -> Launches:
+    def _gather_in_order(self) -> Launches:
         return (Launch(on_device.gather_in_order, "tiles", 2, {"TILE": self.tile}),)
 
     def _sizes(self, n: int) -> dict[str, int]:

@@ -37,7 +37,6 @@ class Launch(NamedTuple):
 
 
 Launches = Sequence[Launch]
-Tensors = Mapping[str, Tensor]
 
 
 class Kept(NamedTuple):
@@ -79,11 +78,10 @@ class Launcher:
         self,
         plan: Callable[..., Launches],
         choices: tuple[Hashable, ...],
-        tensors: Tensors,
+        tensors: Mapping[str, Tensor],
         numbers: Mapping[str, int],
     ) -> None:
-        """Launch plan(tensors, *choices), in order. A plan may look at what decides which kernel is compiled:
-        types, strides, and whether addresses are multiples of ALIGNMENT.
+        """Launch plan(*choices), in order.
 
         Args:
             tensors: 1-D; others at each call, maybe of another type, alignment or stride. The stride of `acc`
@@ -92,15 +90,15 @@ class Launcher:
         """
         strides = {f"{name}_stride": tensor.stride(0) for name, tensor in tensors.items()}
         if not self.keep or is_watched():
-            ask(plan(tensors, *choices), {**self.buffers, **tensors, **strides, **numbers})
+            ask(plan(*choices), {**self.buffers, **tensors, **strides, **numbers})
             return
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         types = [tensor.dtype for tensor in tensors.values()]
         aligned = [address % ALIGNMENT == 0 for address in addresses.values()]
-        kind = (plan, choices, *types, *aligned, *strides.values())
+        kind = (plan.__name__, choices, *types, *aligned, *strides.values())
         kept = self.kept.get(kind)
         if kept is None:
-            self.kept[kind] = ask(plan(tensors, *choices), {**self.buffers, **tensors, **strides, **numbers})
+            self.kept[kind] = ask(plan(*choices), {**self.buffers, **tensors, **strides, **numbers})
             return
         values = {**self.addresses, **addresses, **strides, **numbers}
         active = driver.active

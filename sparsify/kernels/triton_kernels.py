@@ -200,7 +200,7 @@ def guess(
     grad_stride,
     rank,  # so many of the sample are to reach the bound
     least,  # no smaller bound
-    forced,  # for tests: the bound, if not negative
+    forced,  # for trials: the bound, if not negative
     SAMPLED: tl.constexpr,
     ADD: tl.constexpr,
     SAMPLE: tl.constexpr,

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparsify import host_sync
+from sparsify import host_sync, kernels
 from sparsify.kernels.eager import Eager
 from sparsify.kernels.search_stats import SearchStats
 from sparsify.types import Sparse
@@ -219,6 +219,25 @@ class TestTop:
             check(kernel, part, None, length // 7)
             found = kernel.above(part, None, 1.0)
             assert torch.equal(found.indices.long(), (part.abs() >= 1).nonzero().squeeze(1))
+
+    def test_a_trial_meets_the_fallback_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        trouble, search = kernels.trouble_with_gpu.__wrapped__, gpu.Gpu.topk
+        fallbacks = []
+
+        def counting(kernel: gpu.Gpu, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+            found = search(kernel, acc, grad, k)
+            fallbacks.append(kernel.stats().fallbacks)
+            if is_broken and kernel.forced >= 0:
+                found.indices[0] = found.indices[1]
+            return found
+
+        monkeypatch.setattr(kernels, "TRIED", 5000)
+        monkeypatch.setattr(gpu.Gpu, "topk", counting)
+        is_broken = False
+        assert trouble(DEVICE) is None
+        assert fallbacks == [0, 1]
+        is_broken = True
+        assert "other elements than torch.topk" in str(trouble(DEVICE))
 
     def test_buffers_are_small(self) -> None:
         n = 25_600_000  # ResNet-50
