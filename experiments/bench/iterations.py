@@ -36,8 +36,6 @@ from experiments.training.loop import train
 from experiments.worker.run import Built, build, prepare_device
 from slurm.environment import Place
 from sparsify.comm import virtual
-from sparsify.cost import Link
-from sparsify.timer import PhaseTimer
 
 WARM_UP = 5  # iterations that are not counted
 WINDOWS = 4
@@ -67,15 +65,14 @@ def trained(run: Built, mode: str, steps: int, progress: Callable[[int], None]) 
         progress: told by rank 0 how many steps are done.
     """
     settings = run.settings._replace(num_steps=steps, validate=False)
-    alpha_s, beta = (run.config["cluster"]["link"][name] for name in ("alpha_s", "beta_s_per_byte"))
 
     def body(comm: virtual.VirtualComm) -> list[Record]:
-        timer, log = PhaseTimer(mode, comm.now, run.synchronise), StepsInMemory()
+        timer, log = run.timer(mode, comm, comm.now), StepsInMemory()
         told = progress if comm.rank == 0 else (lambda step: None)
         train(run.task, run.data, run.method, comm, timer, log, settings, told)
         return log.steps
 
-    return virtual.run(run.config["workers"], body, Link(alpha_s, beta), run.synchronise)
+    return run.on_virtual_ranks(mode, body)
 
 
 def breakdown(run: Built, iterations: int) -> dict[str, Any]:

@@ -41,9 +41,7 @@ class Settings(NamedTuple):
     dtype: torch.dtype
     select: str = "auto"  # see sparsify.kernels
     overlap: bool = False  # buckets are aggregated while backpropagation goes on
-    recorder: Recorder | None = (
-        None  # of forward and backward, to repeat them; in production, without overlap
-    )
+    recorder: Recorder | None = None  # of forward and backward, to repeat them where nothing looks in
 
 
 def train(
@@ -95,7 +93,7 @@ def train(
             print(line, file=sys.stderr)
 
     recorded = None
-    if settings.recorder:
+    if settings.recorder and timer.mode == "production" and not overlap:
         recorded = Recorded(forward_and_backward, model, gradients, settings.recorder, say)
 
     def validation() -> Metrics | None:

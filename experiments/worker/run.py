@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # it names Horovod's communicator, which may not be installed
     from experiments.worker.connect import AnyComm
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}
+T = TypeVar("T")
 FIRST_WITH_TF32 = (8, 0)  # compute capability: Ampere
 NAME_BYTES = 128  # of a name that ranks exchange
 PROGRESS_S = 0.5  # between two notes of how far the run is
@@ -56,10 +57,27 @@ class Built(NamedTuple):
     def is_virtual(self) -> bool:
         return bool(self.config["cluster"]["where"] == "virtual")
 
+    def on_virtual_ranks(self, mode: str, body: Callable[[virtual.VirtualComm], T]) -> list[T]:
+        """What each rank returns, in this timing mode."""
+        alpha_s, beta = (self.config["cluster"]["link"][name] for name in ("alpha_s", "beta_s_per_byte"))
+        event = self.event if mode == "production" else None
+        return virtual.run(self.config["workers"], body, Link(alpha_s, beta), self.synchronise, event)
+
+    def timer(
+        self,
+        mode: str,
+        comm: Comm,
+        clock: Callable[[], float],
+        keep_spans: Callable[[int], bool] = lambda step: False,
+    ) -> PhaseTimer:
+        """Of one rank."""
+        event = comm.mark if self.event and isinstance(comm, virtual.VirtualComm) else self.event
+        return PhaseTimer(mode, clock, self.synchronise, event, keep_spans)
+
     @property
-    def uses_events(self) -> bool:
-        """Are steps timed on the device, so that nothing waits for it?"""
-        return self.settings.device.type == "cuda" and self.config["timing"]["mode"] == "production"
+    def event(self) -> Callable[[], Any] | None:
+        """In production, steps on a GPU are timed by its events, so that nothing waits for it."""
+        return cuda_event if self.settings.device.type == "cuda" else None
 
     def synchronise(self) -> None:
         """Wait until the device has done all that it was given."""
@@ -104,7 +122,7 @@ def execute(
     hardware.prepare(config, device)
     run = build(config, orders["data_root"], device)
     facts = {**provenance(run.data.name, run.data.digest, device), "image": orders.get("image")}
-    facts["precision"] = prepare_precision(config["precision"], device)
+    facts["precision"] = precision_of(config["precision"], device)
     progress = ProgressNote(start_folder / "progress.json", run.settings.num_steps)
 
     def body(comm: Comm, clock: Callable[[], float]) -> Outcome:
@@ -117,12 +135,8 @@ def execute(
     with contextlib.ExitStack() as owned:  # the attempt is this process's until its manifest is written
         try:
             if run.is_virtual:
-                alpha_s, beta = (config["cluster"]["link"][name] for name in ("alpha_s", "beta_s_per_byte"))
-                link, event = Link(alpha_s, beta), cuda_event if run.uses_events else None
-                ranks = virtual.run(
-                    config["workers"], lambda comm: body(comm, comm.now), link, run.synchronise, event
-                )
-                outcome = ranks[0]
+                mode = config["timing"]["mode"]
+                outcome = run.on_virtual_ranks(mode, lambda comm: body(comm, comm.now))[0]
             else:
                 if comm is None:
                     comm = connect(config, attempt, place, start_folder, orders, device, stop)
@@ -160,24 +174,26 @@ def prepare_device(config: Mapping[str, Any], place: Place) -> torch.device:
     device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False  # as published
+    prepare_precision(config["precision"], device)
     return device
 
 
-def prepare_precision(asked: str, device: torch.device) -> str:
+def precision_of(asked: str, device: torch.device) -> str:
     """What this device multiplies in when it is asked for that: GPUs before Ampere have no TF32, and multiply
-    in fp32, as the published code did on them. Set up, and said.
+    in fp32, as the published code did on them.
     """
-    if device.type != "cuda":
-        return asked
-    has_tf32 = torch.cuda.get_device_capability(device) >= FIRST_WITH_TF32
-    products = "tf32" if asked == "tf32" and has_tf32 else "ieee"
+    is_too_old = device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_WITH_TF32
+    return "fp32" if asked == "tf32" and is_too_old else asked
+
+
+def prepare_precision(asked: str, device: torch.device) -> None:
+    """Let a GPU multiply as asked, or say why it can't."""
+    got = precision_of(asked, device)
     for backend in tf32_backends():
-        backend.fp32_precision = products
-    if asked == "tf32" and not has_tf32:
+        backend.fp32_precision = "tf32" if got == "tf32" else "ieee"
+    if got != asked:
         name = torch.cuda.get_device_name(device)
-        print(f"precision=tf32: {name} has no TF32, so this run is in fp32", file=sys.stderr)
-        return "fp32"
-    return asked
+        print(f"precision={asked}: {name} has no TF32, so this run is in {got}", file=sys.stderr)
 
 
 def tf32_backends() -> list[Any]:
@@ -197,6 +213,7 @@ def build(config: Mapping[str, Any], data_root: str | None, device: torch.device
     method: Method = METHODS.build(*_name_and_values(config["method"]))
     data = datasets.load(task.dataset, Path(data_root) if data_root else None, device)
     steps_per_epoch = task.steps_per_epoch(data, config["workers"])
+    repeats = config.get("launch", {}).get("cuda_graph", True)
     settings = Settings(
         seed=config["seed"],
         num_steps=config["train"]["steps"] or config["train"]["epochs"] * steps_per_epoch,
@@ -205,18 +222,9 @@ def build(config: Mapping[str, Any], data_root: str | None, device: torch.device
         dtype=DTYPES[config["precision"]],
         select=config["select"],
         overlap=config["overlap"],
-        recorder=CudaRecorder(device) if is_recorded(config) else None,
+        recorder=CudaRecorder(device) if device.type == "cuda" and repeats else None,
     )
     return Built(config, task, data, method, settings, steps_per_epoch)
-
-
-def is_recorded(config: Mapping[str, Any]) -> bool:
-    """Are forward and backward to be repeated as a CUDA graph? Other modes time their phases one by one, and
-    with overlap aggregation begins within them.
-    """
-    wanted = config.get("launch", {}).get("cuda_graph", True)
-    production = config["timing"]["mode"] == "production"
-    return bool(wanted and production and config["device"] == "cuda" and not config["overlap"])
 
 
 def record(
@@ -247,10 +255,7 @@ def record(
     # After an interruption the machine has to warm up again.
     first_steps = [start + timing["warmup_steps"] for start in (0, done)]
     with_spans = {first + at for first in first_steps for at in range(timing["span_steps"])}
-    event = None
-    if run.uses_events:
-        event = comm.mark if isinstance(comm, virtual.VirtualComm) else cuda_event
-    timer = PhaseTimer(timing["mode"], clock, run.synchronise, event, with_spans.__contains__)
+    timer = run.timer(timing["mode"], comm, clock, with_spans.__contains__)
     try:
         told = progress if comm.rank == 0 else (lambda step: None)
         trained = train(run.task, run.data, run.method, comm, timer, log, settings, told, checkpointer)

@@ -5,7 +5,7 @@ by a recorder that repeats Python; CUDA's own under -m gpu.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.graph import RECORDED, WARMUPS, CudaRecorder, Recorded, Recorder
 from experiments.training.loop import Settings, train
-from experiments.worker.run import is_recorded
 from sparsify.bucket import Gradients
 from sparsify.comm import virtual
 from sparsify.timer import PhaseTimer
@@ -53,7 +52,7 @@ class Repeater:
 
 
 def trained(
-    recorder: Recorder | None, device: torch.device = CPU, steps: int = 9
+    recorder: Recorder | None, device: torch.device = CPU, steps: int = 9, mode: str = "production"
 ) -> tuple[list[Tensor], str | None]:
     """Parameters and buffers of rank 1, and what became of the recording."""
     data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {"lr": 0.05})
@@ -61,7 +60,7 @@ def trained(
     method = sparsify.build("topk", density=0.01)
 
     def body(comm: virtual.VirtualComm) -> tuple[list[Tensor], str | None]:
-        timer = PhaseTimer("production", comm.now)
+        timer = PhaseTimer(mode, comm.now)
         found = train(task, data, method, comm, timer, NoLog(), settings)
         return [tensor.cpu() for tensor in found.model.state_dict().values()], found.graph
 
@@ -154,19 +153,11 @@ def test_repeating_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch.waits == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, True),
-        ({"device": "cpu"}, False),
-        ({"timing": {"mode": "serialised"}}, False),  # its phases are timed one by one
-        ({"overlap": True}, False),
-        ({"launch": {"cuda_graph": False}}, False),
-    ],
-)
-def test_when_work_is_recorded(changes: dict[str, Any], expected: bool) -> None:
-    config = {"device": "cuda", "timing": {"mode": "production"}, "overlap": False, "launch": {}}
-    assert is_recorded(config | changes) is expected
+@pytest.mark.parametrize("mode", ["serialised", "as_published"])
+def test_work_whose_phases_are_timed_one_by_one_is_not_recorded(mode: str) -> None:
+    recorder = Repeater()
+    assert trained(recorder, mode=mode)[1] is None
+    assert recorder.recordings == 0
 
 
 @pytest.mark.gpu

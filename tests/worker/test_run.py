@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from experiments.worker.run import names_of_all, prepare_device, prepare_precision, tf32_backends
+from experiments.worker.run import (
+    names_of_all,
+    precision_of,
+    prepare_device,
+    prepare_precision,
+    tf32_backends,
+)
 from slurm.environment import Place
 from sparsify.comm import virtual
 
@@ -50,10 +56,12 @@ def test_tf32_is_taken_where_there_is_some_and_what_was_got_is_said(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
-    assert prepare_precision(asked, torch.device("cuda", 0)) == got
+    device = torch.device("cuda", 0)
+    prepare_precision(asked, device)
+    assert precision_of(asked, device) == got
     assert {backend.fp32_precision for backend in tf32_backends()} == {products}
     assert ("Tesla V100 has no TF32" in capsys.readouterr().err) is (asked != got)
-    assert prepare_precision("fp32", torch.device("cpu")) == "fp32"
+    assert precision_of(asked, torch.device("cpu")) == asked
 
 
 @pytest.mark.parametrize(
