@@ -115,7 +115,9 @@ class DDPHook:
         self._parts: list[Report] = []  # of this step
         self._density, self._lrs = 1.0, dict[int, float]()  # of this step, the latter by the parameters' ids
         device = next(model.module.parameters()).device
-        self._background = Background(device) if overlap and not self._is_dense else None
+        # Averages as DDP itself does.
+        self._dense = comm if isinstance(method, Dense) and isinstance(comm, TorchComm) else None
+        self._background = Background(device) if overlap and self._dense is None else None
         self._places = {id(p): at for at, (_, p) in enumerate(named)}
         self._used = Used([p for _, p in named]) if model.find_unused_parameters else None
         self._is_scaler_checked = scaler is not None or isinstance(method, Dense)
@@ -135,18 +137,13 @@ class DDPHook:
     def epoch(self, epoch: int) -> None:
         self.clock.set(epoch)
 
-    @property
-    def _is_dense(self) -> bool:
-        """Does it average as DDP itself does?"""
-        return isinstance(self.method, Dense) and isinstance(self.comm.comm, TorchComm)
-
     def __call__(self, bucket: Any) -> Future[Tensor]:
         if bucket.index() == 0:  # also after a backward pass that ended in an error
             self._begin()
         buffer, parameters = bucket.buffer(), bucket.parameters()
         names = [self._name(p) for p in parameters]
-        if isinstance(self.method, Dense) and isinstance(self.comm.comm, TorchComm):
-            averaged = self._begin_average(buffer, self.comm.comm.group)
+        if self._dense is not None:
+            averaged = self._begin_average(buffer, self._dense.group)
         else:
             averaged = Future(devices=[buffer.device] if buffer.is_cuda else [])
             filled = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
@@ -167,7 +164,7 @@ class DDPHook:
         self._full, self._parts = [], []
         if self._background is not None:
             self._background.futures = []
-        if not self._is_dense:
+        if self._dense is None:
             self.clock.check()
             self._density = self.method.density_at(self.epoch)
             self._lrs = rates(self.optimiser) if self.optimiser and self.method.needs_lr else {}

@@ -57,10 +57,14 @@ def test_both_doors_train_alike(data: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("MASTER_PORT", "0")
     topk = ("--method", "topk", "--density", "0.1")
     with torch.random.fork_rng(devices=[]):
-        plain, register, distribute = (
+        plain, register, distribute, *overlapped = (
             mnist_ddp.main(("--data", str(data), *words, *STEPS))
-            for words in ((), topk, (*topk, "--through", "distribute"))
-        )
+            for words in (
+                (), topk, (*topk, "--through", "distribute"), (*topk, "--overlap"),
+                (*topk, "--through", "distribute", "--overlap"),
+            )
+        )  # fmt: skip
     assert plain > 0.9
     assert register > 0.9
     assert register == distribute
+    assert overlapped == [register, distribute]
