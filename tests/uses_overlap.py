@@ -96,6 +96,18 @@ def accumulated(rank: int, overlap: bool, **how: Any) -> Found:
     return training.found()
 
 
+def scheduled(rank: int, overlap: bool) -> Found:
+    """Feedback in the learning-rate domain: each parameter's rate goes its own way."""
+    training = Training(overlap, choices={"feedback": "learning_rate"})
+    for step in range(4):
+        for at, group in enumerate(training.optimiser.param_groups):
+            group["lr"] = LR * ((step + at) % 3)
+        training.optimiser.zero_grad()
+        training.backward(rank, step)
+        training.optimiser.step()
+    return training.found()
+
+
 def left_out(rank: int, overlap: bool) -> Found:
     """A step after averaging."""
     training = Training(overlap)
@@ -159,7 +171,7 @@ USES: dict[str, Callable[[int, bool], Found]] = {
     **{f"{change}": partial(changed, change=change) for change in CHANGES},
     "cleared to None": cleared_to_none,
     "MB": partial(plain, choices={"scope": 0.0005}),
-    "one of a learning rate each": partial(plain, choices={"feedback": "learning_rate"}),
+    "scheduled": scheduled,
     "warm-up": partial(plain, choices={"density_warmup": [1.0, 0.5]}, steps_per_epoch=2),
     "debug": partial(plain, debug=True),
     "unchecked": partial(plain, check=False),

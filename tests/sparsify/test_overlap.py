@@ -108,6 +108,16 @@ def test_a_bucket_is_begun_with_while_others_are_still_to_come() -> None:
     overlap.close()
 
 
+def test_what_the_thread_writes_does_not_count_as_changed() -> None:
+    model, overlap = model_and_overlap()
+    overlap.begin()
+    model(torch.ones(2, 4)).sum().backward()
+    for future in overlap.background.futures:
+        future.result()  # all are averages by now
+    overlap.finish()
+    overlap.close()
+
+
 def test_parameters_without_a_gradient_are_aggregated_at_the_end() -> None:
     model, overlap = model_and_overlap()
     overlap.begin()
