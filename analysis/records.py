@@ -48,7 +48,7 @@ LAUNCH_FIELDS = ("data", "launch", "profile", "recipe")
 # The part of a cluster's description that affects measurements; partitions, accounts and limits do not.
 CLUSTER_FIELDS = ("name", "where", "gpu", "link", "workers_per_node")
 # Fields that were added later: records without them mean these values, and keep their keys.
-IMPLIED = {"comm": "torch", "container": "none", "select": "torch", "overlap": False}
+IMPLIED = {"comm": "torch", "container": "none", "select": "torch", "overlap": False, "cuda_graph": True}
 
 
 def now() -> str:

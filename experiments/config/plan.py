@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ class PlannedRun:
     @property
     def cores(self) -> int:
         return self.num_processes * int(self.config["threads"])
+
+    @property
+    def gpu(self) -> Fraction:
+        """How much it takes of this machine's GPUs; what is timed, and what has several processes, takes
+        all.
+        """
+        if self.config["device"] == "cpu":
+            return Fraction(0)
+        shares = not self.is_timing and self.num_processes == 1
+        return Fraction(1, self.config["launch"]["runs_per_gpu"] if shares else 1)
 
 
 def default_profile(overrides: Sequence[str]) -> str:

@@ -49,7 +49,7 @@ class Data(TypedDict):
 class Launch(TypedDict):
     block: bool
     checkpoint_min: Positive | None
-    cuda_graph: bool
+    runs_per_gpu: Threads
     on_mismatch: Literal["stop", "label"]
 
 
@@ -126,6 +126,7 @@ class Run(TypedDict):
     comm: Literal["torch", "horovod"]
     select: Literal["auto", "torch", "fused"]
     overlap: bool
+    cuda_graph: bool
     precision: Literal["fp32", "fp64", "tf32"]
     profile: Text
     recipe: Text

@@ -73,6 +73,8 @@ def runs(profile: str) -> list[list[str]]:
     """One training per method and learning rate; dense, Top-k and Random-k at 0.1 are those of fig2."""
     scale = "laptop" if profile == "paper" else profile  # the same small task everywhere, on whatever device
     shared = ["recipe=yoon2022", f"profile={profile}", *yoon2022.CONVERGENCE[scale]]
+    if profile == "paper":
+        shared += ["launch.runs_per_gpu=4"]
     if profile == "smoke":
         return [[*shared, *_words(variant), "seed=0"] for variant in VARIANTS if variant.label in SMOKE]
     return [

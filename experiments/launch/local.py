@@ -69,7 +69,8 @@ def run_here(missing: Sequence[PlannedRun], folders: Folders, force: bool = Fals
 def run_side_by_side(
     planned: Sequence[PlannedRun], folders: Folders, progress: ProgressBar, force: bool = False
 ) -> None:
-    """Make all these runs, those that share the machine side by side, one to a core.
+    """Make all these runs, those that share the machine side by side, one to a core, and on a GPU as many as
+    they say.
 
     A run that another process is making is waited for, and its record used. A signal to end lets the workers
     save; a second one does not. Whatever else ends this early, the workers are stopped first and the
@@ -84,7 +85,7 @@ def run_side_by_side(
     with EndSignals() as signals:
         try:
             while running or (waiting and not signals.told):
-                while waiting and not signals.told and _has_room(waiting[0], running):
+                while waiting and not signals.told and has_room(waiting[0], [run.planned for run in running]):
                     if new := _begin(waiting[0], folders, progress, signals, began if force else None):
                         running.append(new)
                     elif signals.told:
@@ -126,12 +127,14 @@ def _what_is_kept(begun: Sequence[Attempt], waiting: int) -> str:
     return f"interrupted: {'; '.join([*kept, 'what was finished is kept'])}; run again to go on"
 
 
-def _has_room(planned: PlannedRun, running: list[Running]) -> bool:
+def has_room(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:
+    """Is there room for one more beside those that are running?"""
     if not running:
         return True
-    if planned.is_timing or planned.config["device"] == "cuda" or any(r.planned.is_timing for r in running):
+    together = [planned, *running]
+    if any(run.is_timing for run in together):
         return False
-    return planned.cores + sum(run.planned.cores for run in running) <= cores()
+    return sum(run.gpu for run in together) <= 1 and sum(run.cores for run in together) <= cores()
 
 
 def cores() -> int:

@@ -213,7 +213,7 @@ def build(config: Mapping[str, Any], data_root: str | None, device: torch.device
     method: Method = METHODS.build(*_name_and_values(config["method"]))
     data = datasets.load(task.dataset, Path(data_root) if data_root else None, device)
     steps_per_epoch = task.steps_per_epoch(data, config["workers"])
-    repeats = config.get("launch", {}).get("cuda_graph", True)
+    repeats = config.get("cuda_graph", True)  # older orders do not say
     settings = Settings(
         seed=config["seed"],
         num_steps=config["train"]["steps"] or config["train"]["epochs"] * steps_per_epoch,

@@ -15,6 +15,7 @@ from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
 from experiments.launch import attempt as attempts
+from experiments.launch import local
 from experiments.launch.attempt import begin_attempt
 from experiments.launch.diagnosis import Interrupted
 from experiments.launch.end_signals import SIGNALS, EndSignals
@@ -24,6 +25,29 @@ from tests.runs import wait_for
 from tests.troubled import Outcome
 
 RUN = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=virtual", "train.validate=never")
+
+
+def test_runs_share_a_gpu_as_far_as_they_say_and_never_with_what_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local, "cores", lambda: 3)
+
+    def planned(*words: str) -> PlannedRun:
+        return PlannedRun(compose.resolve(["task=cnn_cifar10", "device=cuda", *words]), None)
+
+    curve, four = planned(), planned("launch.runs_per_gpu=4")
+    timed, on_cpu = planned("train.validate=never", "launch.runs_per_gpu=4"), planned("device=cpu")
+    several = planned("cluster=local", "launch.runs_per_gpu=4")
+    assert not local.has_room(curve, [curve])  # one to a GPU, unless asked for
+    assert local.has_room(four, [four, four])
+    assert not local.has_room(four, [four, four, four])  # there are three cores
+    assert not local.has_room(four, [curve])
+    assert local.has_room(on_cpu, [curve])
+    assert local.has_room(curve, [on_cpu])
+    for alone in (timed, several):
+        assert not local.has_room(alone, [four])
+        assert not local.has_room(four, [alone])
+        assert local.has_room(alone, [])
 
 
 def test_workers_end_with_their_starter_and_the_next_one_does_each_step_once(tmp_path: Path) -> None:
