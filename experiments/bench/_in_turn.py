@@ -8,18 +8,27 @@ from collections.abc import Callable, Mapping
 import torch
 
 from experiments.bench._side_by_side import Clock, no_collection, started
+from sparsify import host_sync
 
 Call = Callable[[], object]
 Samples = dict[str, dict[int, float]]  # name -> repetition -> its time
 WARM_UP = 3  # calls before a capture: the first allocate, and compile
 
 
+class Waits(Exception):
+    """A call whose host waits for the device can't be captured; to try would spoil torch's allocator."""
+
+
 def captured(call: Call) -> Call:
     """The same work as a CUDA graph: what is timed is the device's, whatever the host needs to launch it.
 
     Raises:
-        RuntimeError: it waits for the device, so it can't be captured.
+        Waits: it waits for the device, so it can't be captured.
     """
+    waits = host_sync.num_syncs()
+    call()
+    if host_sync.num_syncs() > waits:
+        raise Waits("it waits for the device")
     graph, beside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):  # as torch wants it before a capture

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from experiments.bench import _gradients as gradients
 from experiments.bench._case import rounded, spread
-from experiments.bench._in_turn import Samples, captured, device_ms, host_us
+from experiments.bench._in_turn import Samples, Waits, captured, device_ms, host_us
 from experiments.bench._memory import flush_bytes, free_bytes
 from experiments.bench._side_by_side import same_magnitudes
 from experiments.bench._steps import ROWS, Made, NotRun, Setup
@@ -117,9 +117,8 @@ def timed(case: Case, repeats: int, device: torch.device) -> Times:
         for name, call in calls.items():
             try:
                 graphs[name] = captured(call)
-            except RuntimeError as why:
-                not_captured[name] = str(why).splitlines()[0]
-                torch.cuda.synchronize()
+            except Waits as why:
+                not_captured[name] = str(why)
     taken = device_ms(graphs, 1 + repeats, device, case.restore)
     within = kernels_within(graphs["fused"]) if device.type == "cuda" and "fused" in graphs else []
     return Times(taken, host, not_captured, within)
