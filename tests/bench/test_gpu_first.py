@@ -228,15 +228,17 @@ def test_a_rehearsal_keeps_its_records_apart_and_says_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path))
-    assert gpu_first.main(["device=cpu", "--parts", "roofs"]) == 0
+    assert gpu_first.main(["device=cpu", "--parts", "auto"]) == 0
     said = capsys.readouterr().out
     assert "Rehearsal on a CPU: nothing here is a GPU result" in said
-    assert "| roofs | ok |" in said
+    assert "| auto | ok |" in said
     (written,) = tmp_path.iterdir()
     assert [path.name for path in written.iterdir()] == [state.REHEARSAL]
     kept = json.loads((written / state.REHEARSAL / state.NAME).read_text())
     assert kept["rehearsal"]
-    assert kept["parts"]["roofs"]["found"]["bench"] == "roofs"
+    assert kept["parts"]["auto"]["found"]["bench"] == "auto"
+    (record,) = kept["parts"]["auto"]["records"]
+    assert (written / state.REHEARSAL / "results" / record).exists()
 
 
 # What was promised.
