@@ -25,6 +25,7 @@ from sparsify.kernels.search_stats import SearchStats
 from sparsify.types import Sparse
 
 TILE = 4096  # elements that a program looks at in one go
+WIDTH = 4  # elements in a row that a thread holds when it looks what to emit
 FEWEST = 4  # tiles of a share, so that a program has something to do
 MOST_SHARES = 256  # of one bucket
 ALIGNMENT = 16  # bytes of the widest load
@@ -89,7 +90,7 @@ class GpuSegments:
             Launch(on_device.add_and_count, "programs", 8, {"KIND": kind, **shape}),
             Launch(on_device.count_middle, "programs", 8, shape),
             Launch(on_device.count_low, "programs", 8, shape),
-            Launch(on_device.emit_all, "programs", 8, {**shape, "SHARES": MOST_SHARES}),
+            Launch(on_device.emit_all, "programs", 8, {**shape, "WIDTH": WIDTH, "SHARES": MOST_SHARES}),
         )
 
     def _shares(self, fewest: int) -> list[tuple[int, int, int, int]]:

@@ -12,7 +12,7 @@ Addresses are int64 numbers in tables; all that they point to has a stride of 1.
 import triton
 import triton.language as tl
 
-from sparsify.kernels.triton_kernels import add_counts, crossing, magnitude, reserve
+from sparsify.kernels.triton_kernels import add_counts, crossing, in_order, magnitude, put, tile_of_rows
 
 # A row of `work` for each bucket, all 0 when a call begins: three histograms, and slots given away.
 HIGH = tl.constexpr(0)
@@ -142,6 +142,7 @@ def emit_all(
     out_indices,
     out_values,
     ALIGNED: tl.constexpr,
+    WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     SHARES: tl.constexpr,
 ):
@@ -163,18 +164,31 @@ def emit_all(
     earlier = tl.load(shares + tl.program_id(0) * 4 + BEFORE) + tl.arange(0, SHARES)
     ties = tl.load(rows + earlier.to(tl.int64) * FEW + low, mask=earlier < tl.program_id(0), other=0)
     taken = above + tl.sum(ties, 0)
+    lanes = tile_of_rows(TILE, WIDTH)
     for tile in range(first, last):
-        offsets = tile * TILE + tl.arange(0, TILE)
-        inside = offsets < n
-        values = load(acc, offsets, n, tile * TILE + TILE <= n)
-        keys = magnitude(values)
-        larger = inside & (keys > kth) & (k > 0)
-        to = reserve(row + EMITTED, larger)
-        tl.store(out_indices + out + to, offsets, mask=larger)
-        tl.store(out_values + out + to, values, mask=larger)
+        begin = tile * TILE
+        inside = begin + lanes < n
+        values = load(acc, begin + lanes, n, begin + TILE <= n)
+        keys, bits = magnitude(values), values.to(tl.int32, bitcast=True)
+        larger = (inside & (keys > kth) & (k > 0)).to(tl.int32)
+        counts = tl.sum(larger, 1)
+        total = tl.sum(counts, 0)
+        if total > 0:
+            slots = out + tl.atomic_add(row + EMITTED, total, sem="relaxed") + in_order(counts)
+            put(out_indices, out_values, slots, out + k, begin, larger, bits, TILE, WIDTH)
         equal = (inside & (keys == kth)).to(tl.int32)
-        to = taken + tl.cumsum(equal, 0) - equal
-        chosen = (equal > 0) & (to < k)
-        tl.store(out_indices + out + to, offsets, mask=chosen)
-        tl.store(out_values + out + to, values, mask=chosen)
-        taken += tl.sum(equal, 0)
+        counts = tl.sum(equal, 1)
+        total = tl.sum(counts, 0)
+        if total > 0:
+            put(
+                out_indices,
+                out_values,
+                out + taken + in_order(counts),
+                out + k,
+                begin,
+                equal,
+                bits,
+                TILE,
+                WIDTH,
+            )
+        taken += total

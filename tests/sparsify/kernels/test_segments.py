@@ -4,11 +4,12 @@ Triton's interpreter, in a process of their own, as those of test_gpu_kernels.py
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ from sparsify.types import Sparse
 from tests.conftest import ROOT
 from tests.laws import build, live
 from tests.sparsify.kernels.test_gpu_kernels import CUDA, DEVICE, INTERPRETED, QUIET, expected, normal, same
+from tests.sparsify.kernels.test_machine_code import LEAN_SINCE, describe
 
 SMALL = {"tile": 256, "fewest": 1}  # the interpreter is slow
 N = 600  # three shares
-KERNELS = ("add_and_count", "count_middle", "count_low", "emit_all")
+# Registers for a thread, at most.
+AT_MOST = {"add_and_count": 72, "count_middle": 56, "count_low": 64, "emit_all": 120}
 
 if CUDA or INTERPRETED:  # else the import would settle how Triton works in this process
     from sparsify.kernels.segments import GpuSegments
@@ -160,42 +163,42 @@ class TestWithoutGpu:
         assert passed is not None
         assert int(passed[1]) == 7
 
-    def test_every_kernel_compiles_with_wide_loads_where_buckets_are_aligned(self, tmp_path: Path) -> None:
-        program = "from tests.sparsify.kernels.test_segments import compile_all; compile_all()"
-        words = [sys.executable, "-c", program]
-        surroundings = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-        done = subprocess.run(words, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False)
+    def test_machine_code_has_wide_loads_where_buckets_are_aligned_and_spills_nothing(self) -> None:
+        """For three generations of GPUs. Registers decide how many blocks share a multiprocessor."""
+        program = "from tests.sparsify.kernels.test_segments import describe_all; describe_all()"
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
-        lines = map(str.split, done.stdout.splitlines())
-        wide = {(capability, name, aligned): int(loads) for capability, name, aligned, loads in lines}
-        assert len(wide) == 4 * len(KERNELS)
-        for name in KERNELS:
-            assert wide["90", name, "unaligned"] == 0
-            for capability in ("80", "90", "100"):
-                assert wide[capability, name, "aligned"] > 0, (capability, name)
+        rows = json.loads(done.stdout.splitlines()[-1])
+        assert sorted((row["capability"], row["kernel"]) for row in rows if row["aligned"]) == sorted(
+            product((80, 90, 100), AT_MOST)
+        )
+        for row in rows:
+            assert (row["wide_loads"].get("16", 0) > 0) == row["aligned"], row
+            if row["triton"] >= list(LEAN_SINCE):
+                assert row["spilled"] == 0, row
+                assert not row["aligned"] or row["registers"] <= AT_MOST[row["kernel"]], row
 
     def test_on_a_cpu_buckets_are_searched_one_by_one(self) -> None:
         assert kernels.joint_kernel_for([torch.empty(10), torch.empty(100_000)]) is None
 
 
-def compile_all() -> None:
-    """Compile everything for three kinds of GPU; print the 16-byte loads of each."""
+def describe_all() -> None:
+    """Print a row for each compiled kernel, as one line of JSON."""
     import triton
 
     from experiments.bench import _absent_gpu
     from sparsify.kernels.segments import GpuSegments
 
-    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        made = run(self, *args, grid=grid, warmup=True, **options)
-        assert made.asm["cubin"]
-        wide = len(re.findall(r"ld\.global\S*\.v[48]", made.asm["ptx"]))
-        print(capability, self.fn.__name__, "aligned" if options["ALIGNED"] else "unaligned", wide)
-
-    run, triton.runtime.JITFunction.run = triton.runtime.JITFunction.run, compiled
-    memory = torch.zeros(2**14)
+    version = [int(number) for number in re.findall(r"\d+", triton.__version__)[:2]]
+    memory, rows = torch.zeros(2**14), []
     for capability, start in ((80, 0), (90, 0), (90, 1), (100, 0)):
         _absent_gpu.replace_gpu(capability)
         accs = [memory[start : start + 5000], memory[8192 + start : 8192 + start + 100]]
         kernel = GpuSegments(accs)
-        kernel.launch.keep = False
         kernel.topk(accs, [*accs], [5, 1])
+        for launch in chain(*kernel.launch.kept.values()):
+            about = {"capability": capability, "aligned": start == 0, "triton": version}
+            rows.append({**about, "kernel": launch.compiled.name, **describe(launch.compiled)})
+    print(json.dumps(rows))
