@@ -34,7 +34,9 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """By CUDA graphs, on a stream of its own, as capturing demands."""
+    """By CUDA graphs, on a stream of its own, as capturing demands: of plain steps, too, for autograd goes on
+    accumulating gradients on the stream where it began.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
@@ -48,9 +50,13 @@ class CudaRecorder:
         return result
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        graph = torch.cuda.CUDAGraph()
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.stream.device)
+        # The outer one returns to the current stream, which `graph` does not after a capture that failed.
         # Other threads may use the device meanwhile, as nccl's watchdog does.
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.stream(current),
+            torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"),
+        ):
             result = work()
         return result, graph.replay
 

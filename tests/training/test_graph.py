@@ -167,3 +167,18 @@ def test_a_cuda_graph_trains_to_the_same_bits() -> None:
     weights, outcome = trained(CudaRecorder(device), device, steps=30)
     assert outcome == RECORDED
     assert same(weights, trained(None, device, steps=30)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_cuda_can_not_capture_leaves_the_stream_as_it_was() -> None:
+    device = torch.device("cuda", 0)
+    recorder, before = CudaRecorder(device), torch.cuda.current_stream(device)
+
+    def waits() -> Tensor:
+        return torch.ones(3, device=device).sum() * torch.ones(1, device=device).item()
+
+    with pytest.raises(RuntimeError):
+        recorder.record(waits)
+    assert torch.cuda.current_stream(device) == before
+    assert waits().item() == 3
