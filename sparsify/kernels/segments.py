@@ -1,6 +1,6 @@
 """The largest elements of many buckets in one search: five launches on a GPU, however many there are.
 
-What `Gpu` does for one bucket takes eight launches, which for small ones take longer than the search itself.
+What `Gpu` does for one bucket takes six launches, which for small ones take longer than the search itself.
 Here tables say which program works on which part of which bucket. Keys are counted in three rounds: no bound
 is guessed, which would have to be verified for each bucket. That is 24 bytes of memory traffic per element
 instead of 12, for which large buckets are better searched alone.
