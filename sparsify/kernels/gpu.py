@@ -44,12 +44,27 @@ INTERPRETED = not isinstance(on_device.stream, triton.runtime.JITFunction)
 
 
 def supports(like: Tensor) -> bool:
-    """Can `Gpu` serve buckets like this one? NVIDIA, sums in float32, fewer than about 2^31 elements."""
-    if work_dtype(like.dtype) != torch.float32 or like.numel() > LONGEST:
-        return False
-    if not like.is_cuda:
-        return INTERPRETED and like.device.type == "cpu"
-    return torch.version.hip is None and torch.cuda.get_device_capability(like.device) >= CAPABILITY
+    """Can `Gpu` serve buckets like this one?"""
+    return obstacle(like) is None
+
+
+def obstacle(like: Tensor) -> str | None:
+    """Why `Gpu` can't serve buckets like this one; None where it can."""
+    if work_dtype(like.dtype) != torch.float32:
+        return f"Triton's kernels take float32, bfloat16 or float16, and this is {like.dtype}"
+    if like.numel() > LONGEST:
+        return (
+            f"Triton's kernels take at most {LONGEST:,} elements, whose offsets have 32 bits, and these are "
+            f"{like.numel():,}: take a smaller scope"
+        )
+    if INTERPRETED and like.device.type == "cpu":
+        return None
+    if not like.is_cuda or torch.version.hip is not None:
+        return f"Triton's kernels are written for NVIDIA GPUs, and this is {like.device}"
+    if (found := torch.cuda.get_device_capability(like.device)) < CAPABILITY:
+        least, this = (f"{major}.{minor}" for major, minor in (CAPABILITY, found))
+        return f"Triton's kernels need compute capability {least}, and {like.device} has {this}"
+    return None
 
 
 class Gpu:
@@ -81,11 +96,8 @@ class Gpu:
         bound: int | None = None,
         capacity: int | None = None,
     ) -> None:
-        if not supports(like):
-            raise ValueError(
-                f"no Triton kernel for {like.numel()} x {like.dtype} on {like.device}: it takes float32, "
-                "bfloat16 or float16 on an NVIDIA GPU of compute capability 8.0 or above; take select=torch"
-            )
+        if trouble := obstacle(like):
+            raise ValueError(f"{trouble}; or take select=torch")
         self.n, self.tile, self.sample, self.ties = like.numel(), tile, sample, ties
         self.forced, self.capacity = -1 if bound is None else bound, capacity
         self.programs = max(1, min(PROGRAMS, triton.cdiv(self.n, 4 * tile)))

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -235,7 +236,7 @@ class TestTop:
         monkeypatch.setattr(gpu.Gpu, "topk", counting)
         is_broken = False
         assert trouble(DEVICE) is None
-        assert fallbacks == [0, 1]
+        assert fallbacks == [0, 0, 1, 2]
         is_broken = True
         assert "other elements than torch.topk" in str(trouble(DEVICE))
 
@@ -258,9 +259,19 @@ class TestTop:
             with pytest.raises(ValueError, match=f"k={k}"):
                 kernel.topk(acc, None, k)
         assert not gpu.supports(acc.double())
-        with pytest.raises(ValueError, match="float64"):
+        with pytest.raises(ValueError, match=r"this is torch\.float64; or take select=torch"):
             small(acc.double())
-        assert not gpu.supports(torch.empty(2**31, device="meta"))
+        with pytest.raises(ValueError, match=r"at most 2,143,289,344 elements.*2,147,483,648: take a"):
+            small(torch.empty(2**31, device="meta"))
+
+    def test_a_gpu_that_is_too_old_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        old: Any = SimpleNamespace(
+            dtype=torch.float32, numel=lambda: 1, is_cuda=True, device=torch.device("cuda", 3)
+        )
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+        assert gpu.obstacle(old) == "Triton's kernels need compute capability 8.0, and cuda:3 has 7.5"
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+        assert gpu.obstacle(old) is None
 
     @settings(max_examples=15, deadline=None, derandomize=True, database=None)
     @given(st.data())

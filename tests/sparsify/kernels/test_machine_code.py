@@ -34,7 +34,7 @@ AT_MOST = {
     "split": 72,
     "settle": 64,
     "count_last": 64,
-    "emit": 120,
+    "emit": 128,
     "stream_above": 56,
     "gather_in_order": 40,
 }
