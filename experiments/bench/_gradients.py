@@ -99,7 +99,10 @@ def synthetic(name: str, n: int, turns: int, device: torch.device) -> Inputs:
 def first_tied(n: int, turns: int, device: torch.device) -> Inputs:
     """A training's first step in bfloat16, where very many elements tie; as many bytes as `synthetic`."""
     made = synthetic("ties", n, 2 * turns, device)
-    source = f"the first step of a training: no residual; {made.source}, in bfloat16"
+    source = (
+        f"the first step of a training: no residual; {made.source}, in bfloat16, which torch.add adds to "
+        "float32 slowly, so that here it is no floor"
+    )
     return Inputs(made.residual.zero_(), made.gradients.bfloat16(), source, is_first_step=True)
 
 

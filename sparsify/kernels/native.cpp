@@ -110,18 +110,6 @@ uint64_t mark_scalar(float* acc, const void* grad, int64_t begin, int64_t end, K
 }
 
 #ifdef HAS_X86
-// Processors fetch ahead of a stream by themselves, but not across the border of a page of 4 kB.
-template <Kind kind>
-void fetch_ahead(const float* acc, const void* grad, int64_t i) {
-  constexpr int64_t AHEAD = 1024, LINE = 64;  // elements of acc, bytes
-  const int64_t width = kind == FP32 ? 4 : 2;
-  const char* sums = reinterpret_cast<const char*>(acc + i + AHEAD);
-  const char* addends = static_cast<const char*>(grad) + (i + AHEAD) * width;
-  for (int64_t at = 0; at < WORD * 4; at += LINE) __builtin_prefetch(sums + at);
-  if (kind == NONE) return;
-  for (int64_t at = 0; at < WORD * width; at += LINE) __builtin_prefetch(addends + at);
-}
-
 template <Kind kind>
 __attribute__((target("avx2,f16c"))) __m256 load8(const void* grad, int64_t i) {
   if (kind == FP32) return _mm256_loadu_ps(static_cast<const float*>(grad) + i);
@@ -153,7 +141,6 @@ __attribute__((target("avx2,f16c"))) uint64_t mark_avx2(
       const int bits = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, below)));
       reached |= (static_cast<uint64_t>(bits) & possible) << lane;
     }
-    fetch_ahead<kind>(acc, grad, start);
     marks[word] = reached;
     some |= uint64_t{reached != 0} << word;
   }
@@ -187,7 +174,6 @@ __attribute__((target("avx512f"))) uint64_t mark_avx512(
       const __m512i keys = _mm512_and_si512(_mm512_castps_si512(sum), magnitude);
       reached |= static_cast<uint64_t>(_mm512_cmpge_epu32_mask(keys, least)) << lane;
     }
-    fetch_ahead<kind>(acc, grad, start);
     marks[word] = reached;
     some |= uint64_t{reached != 0} << word;
   }
@@ -308,7 +294,7 @@ Border border(const std::vector<Span>& spans, int64_t k) {
   return {radix.known, radix.left};
 }
 
-void emit(const std::vector<Span>& spans, Border at, int64_t k, const float* acc, int32_t* indices, float* values) {
+void emit(const std::vector<Span>& spans, Border at, int64_t k, int32_t* indices, float* values) {
   int64_t found = 0;
   for (const Span& span : spans)
     for (int64_t i = 0; i < span.count && found < k; ++i) {  // no other branch: every second would be guessed wrongly
@@ -316,7 +302,6 @@ void emit(const std::vector<Span>& spans, Border at, int64_t k, const float* acc
       const bool tie = key == at.key && at.ties > 0;
       indices[found] = span.indices ? span.indices[i] : static_cast<int32_t>(i);
       values[found] = span.values[i];
-      __builtin_prefetch(acc + indices[found], 1);  // error feedback will subtract what is selected
       found += key > at.key || tie;
       at.ties -= tie;
     }
@@ -338,18 +323,12 @@ Guess guess(int64_t n, int64_t k) {
 }
 
 Key sampled_bound(const float* acc, const void* grad, int32_t kind, int64_t n, Guess made) {
-  constexpr int64_t AHEAD = 32;  // runs that are fetched while others are read
   std::vector<float> sample(made.sample);
-  const int64_t runs = made.sample / RUN, stride = n / runs, width = kind == FP32 ? 4 : 2;
-  const auto start_of = [&](int64_t run) {
+  const int64_t runs = made.sample / RUN, stride = n / runs;
+  for (int64_t run = 0; run < runs; ++run) {
     // Somewhere within its stride, by a hash: a fixed place would always meet the same place of a layer's rows.
     const uint64_t mixed = (static_cast<uint64_t>(run) + 1) * 0x9E3779B97F4A7C15u;
-    return run * stride + static_cast<int64_t>((mixed >> 33) % static_cast<uint64_t>(stride - RUN + 1));
-  };
-  for (int64_t run = 0; run < runs; ++run) {
-    const int64_t start = start_of(run), next = start_of(std::min(run + AHEAD, runs - 1));
-    __builtin_prefetch(acc + next);
-    if (kind != NONE) __builtin_prefetch(static_cast<const char*>(grad) + next * width);
+    const int64_t start = run * stride + static_cast<int64_t>((mixed >> 33) % static_cast<uint64_t>(stride - RUN + 1));
     for (int64_t i = 0; i < RUN; ++i) {
       const float owed = acc[start + i];
       sample[run * RUN + i] = kind == NONE ? owed : owed + load_any(grad, kind, start + i);
@@ -459,7 +438,7 @@ int64_t sparsify_topk(
     break;
   }
   if (report->bound < 0) search.spans = {{nullptr, acc, n}};
-  emit(search.spans, border(search.spans, k), k, acc, indices, values);
+  emit(search.spans, border(search.spans, k), k, indices, values);
   return 0;
 }
 

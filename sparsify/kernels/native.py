@@ -68,7 +68,7 @@ class Native:
             if not needed:
                 break
             grad, kind, forced = None, 0, bound  # it has been added by now
-            self._make_room(parts * needed)
+            self._make_room(parts * (needed + needed // 4))
         self.done += SearchStats(1, fallbacks, candidates, k if candidates else 0)
         return Sparse(indices, values)
 
