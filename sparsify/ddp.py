@@ -312,8 +312,9 @@ def register(
     Args:
         optimiser: whose learning rates feedback in the learning-rate domain follows, each parameter's own
             group's; and which must have no momentum where the method has its own.
-        comm, group: who averages: by default DDP's own process group; with `overlap` one beside it, which is
-            made here, so all workers call this together.
+        comm, group: who averages: by default DDP's own process group. With `overlap` the default is a new
+            group, which all workers make here together; what is given is used by the thread, and by nothing
+            else during backward.
         check: look for NaN and Inf before every step, one host synchronisation; all workers then raise
             `NonFinite`, with residuals untouched. Without it they get into the residuals and stay there.
         select: see `sparsify.aggregator.Aggregator`.
@@ -324,8 +325,8 @@ def register(
         overlap: aggregate each of DDP's buckets as soon as it is full, while backpropagation goes on: in a
             thread, on a GPU on a stream of its own, in the order of the buckets. The result is the same to
             the bit. `check` then looks at each bucket before it reaches its residuals, and its error comes
-            when earlier ones were delivered: go on from a checkpoint. A given comm or group serves that
-            thread alone. dense overlaps always. No GPU has run this yet.
+            when earlier ones were delivered: go on from a checkpoint. dense overlaps always. No GPU has
+            run this yet.
 
     Raises:
         ValueError: a model that is no DistributedDataParallel, or that has a communication hook already; a

@@ -67,11 +67,12 @@ class DistributedOptimiser(torch.optim.Optimizer):
 
     Args:
         model: has all of the optimiser's parameters, and perhaps more.
-        comm, group: who averages: a communicator, or a process group; by default torch.distributed's own, or
-            with `overlap` one beside it, for what is given then serves the thread alone. Made here, so all
-            workers call this together.
+        comm, group: who averages: a communicator, or a process group; by default torch.distributed's own.
+            With `overlap` the default is a new group, which all workers make here together; what is given
+            is used by the thread, and by nothing else during backward.
         check: look for NaN and Inf before every step, one host synchronisation; all workers then raise
-            `NonFinite`, with residuals untouched. Without it they get into the residuals and stay there.
+            `NonFinite`, with residuals untouched (with `overlap` those of that bucket and the later ones).
+            Without it they get into the residuals and stay there.
         debug, select: see `Aggregator`.
         steps_per_epoch: for methods that raise the density in the first epochs; or set `epoch`, counted from
             0, before the first step of each.

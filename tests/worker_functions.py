@@ -310,7 +310,9 @@ def uses_of_ddp(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]
 
 
 def uses_of_overlap(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """Where each use of `distribute` ends, with overlap and without; and under DDP, each method."""
+    """Where each use of `distribute` ends, with overlap and without; and under DDP, each method. And what
+    `nan_in_the_last_bucket` returns, by the same processes.
+    """
     torch.set_num_threads(1)
     found = dict[str, torch.Tensor]()
     for overlap in (False, True):
@@ -322,10 +324,10 @@ def uses_of_overlap(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Ten
             register(ddp, laws.build(name), inner, overlap=overlap)
             _steps(ddp, inner, range(3), comm.rank)
             found[f"ddp {name}|{overlap}|weights"] = _weights(ddp)
-    return found
+    return found | nan_in_the_last_bucket(comm)
 
 
-def nan_in_the_last_bucket(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+def nan_in_the_last_bucket(comm: Comm) -> dict[str, torch.Tensor]:
     """Rank 1 has one, after a step without: by entry, what is raised on this worker, and which residuals have
     become others, or hold one.
     """
