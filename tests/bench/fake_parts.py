@@ -21,28 +21,29 @@ def fake(
     needs: tuple[Need, ...] = (),
     resumable: bool = False,
 ) -> Part:
-    """A part whose command is a script that can say `note(WORD)`: it is then in notes.txt."""
-    begin = f"def note(word):\n    open('notes.txt', 'a').write('{name} ' + word + chr(10))\n"
+    """A part whose command is a script that runs in the results folder."""
     folder = "import os; os.chdir(os.environ['SPARSIFY_RESULTS'])\n"
-    planned = Planned((PYTHON, "-c", folder + begin + script), expected_min, limit_min, needs)
-    return Part(name, "", planned, planned, resumable)
+    planned = Planned((PYTHON, "-c", folder + script), expected_min, limit_min, needs)
+    return Part(name, "fake", planned, planned, resumable)
 
 
 def call(folder: Path, *parts: Part, **how: Any) -> State:
     """One call in this folder; returns the state that the next call will read."""
     folder.mkdir(exist_ok=True)
-    found, variables = (
-        state.read(folder / state.NAME, "CPU", True),
-        {**os.environ, "SPARSIFY_RESULTS": str(folder)},
-    )
+    found = state.read(folder / state.NAME, "CPU", True)
+    variables = {**os.environ, "SPARSIFY_RESULTS": str(folder)}
+
+    def say(line: str) -> None:
+        with (folder / "said.txt").open("a") as said:
+            said.write(line + "\n")
+
     with EndSignals() as signals:
-        Call(found, folder, folder, variables, signals, lambda line: None, grace_s=0.2, **how).carry_out_all(
-            parts
-        )
+        first = Call(found, folder, folder, variables, signals, say, grace_s=0.2, **how)
+        first.carry_out_all(parts)
     return state.read(folder / state.NAME, "CPU", True)
 
 
 def ran(folder: Path) -> list[str]:
-    """The parts that ran, in their order."""
-    notes = folder / "notes.txt"
-    return [line.split()[0] for line in notes.read_text().splitlines()] if notes.exists() else []
+    """The parts that were started, in their order."""
+    said = (folder / "said.txt").read_text().splitlines()
+    return [line.partition(":")[0] for line in said if line.endswith(": fake")]

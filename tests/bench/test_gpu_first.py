@@ -4,6 +4,7 @@ processes; what was promised, and when it counts as met.
 
 from __future__ import annotations
 
+import inspect
 import json
 import signal
 import subprocess
@@ -18,8 +19,10 @@ import pytest
 from experiments import figures
 from experiments.bench.gpu_first import __main__ as gpu_first
 from experiments.bench.gpu_first import page, promises, state, wheels
+from experiments.bench.gpu_first.call import REUSED
 from experiments.bench.gpu_first.parts import PARTS, SIZES, Part
 from experiments.bench.gpu_first.state import Result, State
+from experiments.commands import run as run_command
 from experiments.config import code_version, compose
 from experiments.config.grid import expand
 from slurm import gpus
@@ -28,15 +31,15 @@ from tests.conftest import ROOT, environment_for
 from tests.runs import wait_for
 
 IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); "
-SHORT = 0.5 / 60  # minutes
+SHORT = 1 / 60  # minutes
 
-OK = fake("ok", "note('ran'); print('{\"one\": 1}')")
-FAILS = fake("fails", "note('ran'); print('so it was'); raise SystemExit(3)")
-SLEEPS = fake("sleeps", "import time; note('ran'); time.sleep(60)", limit_min=SHORT)
-GOES_ON = fake("goes_on", "import time; note('ran'); time.sleep(60)", limit_min=SHORT, resumable=True)
-DEAF = fake("deaf", IGNORES + "note('ran'); time.sleep(60)", limit_min=SHORT)
-ABSENT = fake("absent", "note('ran')", needs=(lambda: "it is not installed",))
-LONG = fake("long", "note('ran')", expected_min=5)
+OK = fake("ok", "print('{\"one\": 1}')")
+FAILS = fake("fails", "print('so it was'); raise SystemExit(3)")
+SLEEPS = fake("sleeps", "import time; time.sleep(60)", limit_min=SHORT)
+GOES_ON = fake("goes_on", "import time; time.sleep(60)", limit_min=SHORT, resumable=True)
+DEAF = fake("deaf", IGNORES + "time.sleep(60)", limit_min=SHORT)
+ABSENT = fake("absent", "pass", needs=(lambda: "it is not installed",))
+LONG = fake("long", "pass", expected_min=5)
 
 
 def of(kept: State, name: str) -> tuple[str, str]:
@@ -130,8 +133,8 @@ def test_a_part_that_does_not_fit_waits_and_one_that_resumes_gets_what_is_left(t
     kept = call(tmp_path, LONG, OK, budget_s=30)
     assert ran(tmp_path) == ["ok"]
     assert "long" not in kept.parts
-    resumes = fake("resumes", "import time; note('ran'); time.sleep(60)", expected_min=0.01, resumable=True)
-    kept = call(tmp_path, resumes, budget_s=1.5)
+    resumes = fake("resumes", "import time; time.sleep(60)", expected_min=0.01, resumable=True)
+    kept = call(tmp_path, resumes, budget_s=3)
     assert of(kept, "resumes") == ("interrupted", "this call's minutes were over")
     assert kept.parts["resumes"].seconds < 10
 
@@ -163,7 +166,7 @@ import sys
 from pathlib import Path
 from tests.bench.fake_parts import call, fake
 script = "import os, time; open('pid.part', 'w').write(str(os.getpid())); os.rename('pid.part', 'pid')"
-call(Path(sys.argv[1]), fake("first", "note('ran')"), fake("second", script + "; time.sleep(100)"))
+call(Path(sys.argv[1]), fake("first", "pass"), fake("second", script + "; time.sleep(100)"))
 """
 
 
@@ -181,8 +184,8 @@ def test_a_call_that_is_ended_leaves_its_state_whole_and_no_process(tmp_path: Pa
     kept = state.read(folder / state.NAME, "CPU", True)
     assert kept.parts["first"].state == "ok"
     assert kept.parts["second"].state == ("running" if number == signal.SIGKILL else "interrupted")
-    kept = call(folder, fake("first", "note('ran')"), fake("second", "note('ran')"))
-    assert ran(folder) == ["first", "second"]
+    kept = call(folder, fake("first", "pass"), fake("second", "pass"))
+    assert ran(folder) == ["first", "second", "second"]
     assert kept.parts["second"].state == "ok"
 
 
@@ -289,6 +292,18 @@ def test_what_did_not_run_is_not_measured_and_what_was_not_said_has_failed() -> 
     silent = of_a_gpu()
     silent.parts["kernels"] = Result("ok")
     assert gpu_first.verdict(silent) == 1
+
+
+def test_the_seconds_of_a_run_that_was_measured_before_are_no_measurement(tmp_path: Path) -> None:
+    """`run` then ends in seconds, and says so in words that the code of `run` still has."""
+    assert REUSED in inspect.getsource(run_command)
+    kept = call(tmp_path, fake("training-fp32", f"print({REUSED!r} + ' measures again')"), OK)
+    assert kept.parts["training-fp32"].reused
+    assert not kept.parts["ok"].reused
+    found = of_a_gpu()
+    found.parts["training-fp32"] = kept.parts["training-fp32"]
+    assert words(found)["138 epochs of VGG-16, fp32, the whole command"] == "not measured"
+    assert gpu_first.verdict(found) == 0
 
 
 def test_nothing_of_a_rehearsal_is_measured() -> None:

@@ -113,10 +113,10 @@ def gpu_name() -> str:
 
 def verdict(found: state.State) -> int:
     """The exit code. A part that ended well without saying what it is there for has failed as well."""
-    results = found.parts
-    has_failed = any(result.state in BAD for result in results.values())
+    has_failed = any(result.state in BAD for result in found.parts.values())
     for promise, measured, word, _ in outcomes(found):
-        is_unsaid = measured is None and promise.part in results and results[promise.part].state == "ok"
+        result = found.parts.get(promise.part)
+        is_unsaid = measured is None and result is not None and result.state == "ok" and not result.reused
         has_failed |= is_unsaid or word == NOT_MET
     return FAILED if has_failed else OK
 

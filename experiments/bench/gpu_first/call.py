@@ -21,6 +21,7 @@ from experiments.launch.end_signals import EndSignals
 GRACE_S = 20.0  # that a part gets to save, once it is told to end
 LEAST_S = 60.0  # that a part which resumes is worth starting for
 TAIL_LINES = 12
+REUSED = "already measured; --force"  # says `python -m experiments run` of a run that it did not make
 
 
 @dataclass
@@ -115,6 +116,7 @@ class Call:
                 seconds=round(ended.seconds, 2),
                 spent_s=round(begun.spent_s + ended.seconds, 2),
                 exit=ended.code,
+                reused=any(REUSED in line for line in lines),
                 found=last_object(lines),
                 tail="" if word == "ok" else "\n".join(lines[-TAIL_LINES:]),
                 records=[str(path.relative_to(self.results)) for path in records],
@@ -125,10 +127,8 @@ class Call:
         if ended.code == 0:
             return "ok", ""
         if ended.code is not None:
-            return (
-                "failed",
-                f"exit code {ended.code}" if ended.code > 0 else f"killed by signal {-ended.code}",
-            )
+            how = f"exit code {ended.code}" if ended.code > 0 else f"killed by signal {-ended.code}"
+            return "failed", how
         if self.signals.told:
             return "interrupted", "told to end"
         if limit_s < own_limit_s:

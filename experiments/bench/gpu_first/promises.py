@@ -65,7 +65,8 @@ def outcome(promise: Promise, state: State) -> Outcome:
         return Outcome(promise, None, NOT_MEASURED, f"{promise.part}: {result.state}: {result.why}")
     measured = promise.read(result)
     if measured is None:
-        return Outcome(promise, None, NOT_MEASURED, f"{promise.part} did not say it")
+        why = "had measured its run before" if result.reused else "did not say it"
+        return Outcome(promise, None, NOT_MEASURED, f"{promise.part} {why}")
     if state.rehearsal:
         return Outcome(promise, measured, NOT_MEASURED, "a rehearsal")
     return Outcome(promise, measured, MET if promise.is_met(measured.median) else NOT_MET, "")
@@ -93,9 +94,9 @@ def measured(value: Any) -> Measured | None:
     return None if value is None else Measured(value)
 
 
-def minutes(result: Result) -> Measured:
+def minutes(result: Result) -> Measured | None:
     """Of the whole command over all its calls: start and validation included."""
-    return Measured(result.spent_s / 60)
+    return None if result.reused else Measured(result.spent_s / 60)
 
 
 SMALL, MIDDLE, LARGE = SIZES

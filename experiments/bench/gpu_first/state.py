@@ -27,6 +27,7 @@ class Result(Struct, frozen=True):
     seconds: float = 0.0
     spent_s: float = 0.0  # over all calls, where it was resumed
     exit: int | None = None
+    reused: bool = False  # its run was measured before it began, so its seconds say nothing
     found: dict[str, Any] = {}  # the JSON object that it printed last
     tail: str = ""  # of what it printed, where it failed
     log: str = ""  # beside this file
