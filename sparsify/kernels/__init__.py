@@ -29,7 +29,7 @@ from sparsify.types import Sparse, work_dtype
 CHOICES = ("auto", "torch", "fused")
 TRIED, GOLDEN = 100_000, 0.6180339887498949  # numbers that a GPU is tried with: multiples, no two alike
 # From so many elements on `auto` takes a kernel, for torch's operators are faster below. On CPUs measured by
-# BENCH=auto at densities of 0.001 to 0.1; at 0.01 and above, C++ is faster from a quarter of it on.
+# BENCH=auto at densities of 0.001 to 0.1; at 0.01 and above, C++ is faster from half of it on.
 NATIVE_FROM, NUMPY_FROM = 2**14, 2**20
 GPU_FROM = 2**17  # predicted from counts: 6 launches against the 20 of a large torch.topk; not yet measured
 # Up to so many elements a bucket is searched together with others: 12 bytes of memory traffic more for each
