@@ -72,7 +72,7 @@ class Gpu:
     where gradients have 16 bits, and 16 per candidate; candidates are 1.5 k at a density of 1 %, 3.0 k at
     0.1 %. `above` is four launches, two of them torch's, and 12.25 bytes.
 
-    Buffers: 8 bytes for each of 2.2 k candidates (1 %) or 6.1 k (0.1 %), and for 2^14 more; 2.2 MB. Together
+    Buffers: 8 bytes for each of 2.2 k candidates (1 %) or 6.0 k (0.1 %), and for 2^14 more; 2.2 MB. Together
     below 0.08 n float32 at densities up to 1 %, for large n; they grow when k grows. Once `above` is called,
     a bit per element more.
 

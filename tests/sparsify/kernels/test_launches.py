@@ -129,7 +129,7 @@ def compare_launches() -> None:
         "strided": step(acc[:N], grad[: 2 * N : 2]),
         "bfloat16": step(acc[:N], grad[:N].bfloat16()),
         "no gradient": step(acc[:N], None),
-        "shorter": step(acc[: N // 2], grad[: N // 2], 40),
+        "shorter": step(acc[: N // 2 + 1], grad[: N // 2 + 1], 41),
         "too dense for a sample": step(acc[:N], grad[:N], N - 1),
         "another stream": step(acc[:N], grad[:N]),
         "above": lambda: kernel.above(acc[:N], grad[:N], 0.0),
