@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from analysis.files import write_atomic
 from experiments.bench._case import rounded, spread
 from experiments.bench._memory import SHARE, free_bytes, turns
 from experiments.bench._side_by_side import no_collection
@@ -76,6 +77,7 @@ def main() -> int:
     words.add_argument("--seconds", type=float, default=SECONDS, help="after which a case stops repeating")
     words.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     words.add_argument("--threads", type=int, help="CPU threads; default: torch's")
+    words.add_argument("--ship", action="store_true", help="copy all records into results/shipped")
     asked = words.parse_args()
     try:
         return bench(asked)
@@ -90,7 +92,8 @@ def bench(asked: argparse.Namespace) -> int:
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
     about = facts(device)
-    store = Folders().results / "bench" / f"auto-{re.sub('[^a-z0-9]+', '-', about['name'].lower())}.jsonl"
+    folders = Folders()
+    store = folders.results / "bench" / f"auto-{re.sub('[^a-z0-9]+', '-', about['name'].lower())}.jsonl"
     public = {name: value for name, value in provenance("", "", device).items() if name in PUBLIC}
     append(store, [{"schema": SCHEMA, "kind": "invocation", "at": about["at"], "provenance": public}])
     print(f"{about['name']}, torch {about['torch']}; medians [spread]; repetitions in the last column\n")
@@ -108,6 +111,10 @@ def bench(asked: argparse.Namespace) -> int:
         print(line(record), flush=True)
         gc.collect()
     print(f"\n{store}")
+    if asked.ship:
+        shipped = folders.shipped / "bench" / store.name
+        shipped.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(shipped, store.read_text())
     print(json.dumps(summary(found, about, pays_from(torch.empty(0, device=device)))))
     return 0
 
