@@ -12,9 +12,7 @@ from sparsify import host_sync
 from sparsify.bucket import Gradients
 
 Work = Callable[[Tensor, Tensor], Tensor]  # inputs, labels -> loss
-WARMUPS = (
-    3  # plain steps before one is recorded: libraries set themselves up in the first; as torch's own examples
-)
+WARMUPS = 3  # plain steps before one is recorded: libraries set themselves up, as in torch's own examples
 RECORDED = "recorded"
 
 
