@@ -324,6 +324,16 @@ def test_what_is_shipped_has_the_numbers_and_nothing_that_was_printed_beside_the
 # What is carried to a machine without a network.
 
 
+@pytest.mark.parametrize("words", [("--python", "2.7"), ("--python", "3"), ("--torch", "1.8")])
+def test_wheels_for_what_this_does_not_run_on_are_refused(
+    words: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["wheels", "--list", *words])
+    with pytest.raises(SystemExit, match="2"):
+        wheels.main()
+    assert " ".join(words) in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("torch", "torchvision"), [("2.11", "0.26"), ("2.14", "0.29")])
 def test_the_wheels_are_all_that_runs_and_tests_need_beyond_what_is_there(
     torch: str, torchvision: str

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from experiments.config.folders import ROOT
@@ -69,6 +70,12 @@ def carried(python: str, torch: str, there: Iterable[str]) -> list[str]:
     return sorted(name + versions.get(name, "") for name in lacking)
 
 
+def taken_by(project: str = PROJECT) -> tuple[SpecifierSet, SpecifierSet]:
+    """The versions of Python and of torch that it works with."""
+    needs = {each.name: each.specifier for each in map(Requirement, metadata.requires(project) or ())}
+    return SpecifierSet(metadata.metadata(project)["Requires-Python"]), needs["torch"]
+
+
 def main() -> int:
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     torch = ".".join(metadata.version("torch").split(".")[:2])
@@ -79,9 +86,12 @@ def main() -> int:
     parser.add_argument("--there", nargs="+", default=THERE, help="packages that are there")
     parser.add_argument("--list", action="store_true", help="what would be fetched")
     asked = parser.parse_args()
-    for name, value in (("--python", asked.python), ("--torch", asked.torch)):
+    pythons, torches = taken_by()
+    for name, value, taken in (("--python", asked.python, pythons), ("--torch", asked.torch, torches)):
         if not re.fullmatch(r"\d+\.\d+", value):
             parser.error(f"{name} {value}: must be two numbers, as 3.12 and 2.11 are")
+        if f"{value}.0" not in taken:
+            parser.error(f"{name} {value}: this project takes {taken}")
     wanted = carried(asked.python, asked.torch, asked.there)
     if asked.list:
         print(*wanted, sep="\n")
