@@ -32,8 +32,7 @@ from experiments.bench._in_turn import Samples, Waits, captured, device_ms, host
 from experiments.bench._memory import flush_bytes, free_bytes
 from experiments.bench._side_by_side import same_magnitudes
 from experiments.bench._steps import ROWS, Made, NotRun, Setup
-from experiments.bench.roofs import SIZES, facts
-from experiments.bench.select.__main__ import device_of
+from experiments.bench.roofs import SIZES, checked_device, facts
 from sparsify.kernels.eager import Eager
 from sparsify.method import num_selected
 from sparsify.ranges import unknown
@@ -204,14 +203,7 @@ def main() -> int:
     for name in asked.rows or ():
         if name not in STEPS:
             words.error(unknown("row", name, list(STEPS)))
-    if asked.repeats is not None and asked.repeats < 1:
-        words.error(f"--repeats {asked.repeats}: must be 1 or more")
-    try:
-        device = device_of(asked)
-    except ValueError as error:
-        words.error(str(error))
-    if device.type == "cuda":
-        device = torch.device("cuda", torch.cuda.current_device())
+    device = checked_device(words, asked)
     return bench(asked, device)
 
 

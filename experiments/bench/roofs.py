@@ -64,6 +64,19 @@ def facts(device: torch.device) -> dict[str, Any]:
     }
 
 
+def checked_device(words: argparse.ArgumentParser, asked: argparse.Namespace) -> torch.device:
+    """The device that was asked for; ends with a sentence where it, or the repetitions, can't be had."""
+    if asked.repeats is not None and asked.repeats < 1:
+        words.error(f"--repeats {asked.repeats}: must be 1 or more")
+    try:
+        device = device_of(asked)
+    except ValueError as error:
+        words.error(str(error))
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def main() -> int:
     words = argparse.ArgumentParser(prog="make bench BENCH=roofs", description=__doc__.partition("\n")[0])
     words.add_argument("--n", type=int, nargs="+", default=SIZES, help="elements, float32")
@@ -73,14 +86,7 @@ def main() -> int:
     for n in asked.n:
         if n < 1:
             words.error(f"--n {n}: must be 1 or more")
-    if asked.repeats is not None and asked.repeats < 1:
-        words.error(f"--repeats {asked.repeats}: must be 1 or more")
-    try:
-        device = device_of(asked)
-    except ValueError as error:
-        words.error(str(error))
-    if device.type == "cuda":
-        device = torch.device("cuda", torch.cuda.current_device())
+    device = checked_device(words, asked)
     about = facts(device)
     print(json.dumps(about, indent=1))
     print("\n| n | copy, GB/s | in-place add, GB/s | read, GB/s |\n|---:|---:|---:|---:|")

@@ -106,13 +106,13 @@ def test_only_a_model_that_takes_a_hook_gets_one() -> None:
         sparsify.register(ddp, method)
     fresh = DistributedDataParallel(uses.net())
     with pytest.raises(ValueError, match=r"comm and group both"):
-        sparsify.register(fresh, method, comm=object(), group=dist.group.WORLD)  # type: ignore[arg-type]
+        sparsify.register(fresh, method, comm=object(), group=dist.group.WORLD)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="is not a method; build one"):
-        sparsify.register(fresh, "topk")  # type: ignore[arg-type]
+        sparsify.register(fresh, "topk")  # type: ignore[arg-type]  # wrong on purpose
     compiled = torch.nn.Module()
     compiled._orig_mod = fresh
     with pytest.raises(ValueError, match="register with the one inside, before compiling"):
-        sparsify.register(compiled, method)  # type: ignore[arg-type]
+        sparsify.register(compiled, method)  # type: ignore[arg-type]  # wrong on purpose
     averaging = sparsify.distribute(torch.optim.SGD(fresh.parameters(), lr=0.1), fresh.module, method)
     with pytest.raises(ValueError, match="optimiser averages by itself"):
         sparsify.register(fresh, method, averaging)
@@ -125,7 +125,7 @@ def test_a_sharded_model_is_refused() -> None:
     model = uses.net()
     fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
     with pytest.raises(ValueError, match="shards its gradients, and sparsification needs whole ones"):
-        sparsify.register(model, sparsify.build("topk", **TOPK))  # type: ignore[arg-type]
+        sparsify.register(model, sparsify.build("topk", **TOPK))  # type: ignore[arg-type]  # wrong on purpose
 
 
 def step(ddp: DistributedDataParallel, hook: DDPHook, at: int = 0) -> None:

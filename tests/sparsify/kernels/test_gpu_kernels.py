@@ -405,16 +405,21 @@ class TestOnTheDevice:
         assert torch.cuda.max_memory_allocated() - before < 10 * 8 * 3_000
 
 
+def passed_in_the_interpreter(file: str) -> int:
+    """How many tests of this file pass there; none may fail."""
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", file]
+    surroundings = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    return int(passed[1])
+
+
 class TestWithoutGpu:
     """What a machine without a GPU can say."""
 
     __test__ = not (CUDA or INTERPRETED)
 
     def test_all_of_this_in_the_interpreter(self) -> None:
-        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
-        surroundings = {**os.environ, "TRITON_INTERPRET": "1"}
-        done = subprocess.run(words, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
-        passed = re.search(r"(\d+) passed", done.stdout)
-        assert passed is not None
-        assert int(passed[1]) > len(COMBINED)
+        assert passed_in_the_interpreter(__file__) > len(COMBINED)

@@ -5,7 +5,6 @@ Triton's interpreter, in a process of their own, as those of test_gpu_kernels.py
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,7 +19,16 @@ from sparsify import kernels
 from sparsify.types import Sparse
 from tests.conftest import ROOT
 from tests.laws import build, live
-from tests.sparsify.kernels.test_gpu_kernels import CUDA, DEVICE, INTERPRETED, QUIET, expected, normal, same
+from tests.sparsify.kernels.test_gpu_kernels import (
+    CUDA,
+    DEVICE,
+    INTERPRETED,
+    QUIET,
+    expected,
+    normal,
+    passed_in_the_interpreter,
+    same,
+)
 from tests.sparsify.kernels.test_machine_code import LEAN_SINCE, describe
 
 SMALL = {"tile": 256, "fewest": 1}  # the interpreter is slow
@@ -155,13 +163,7 @@ class TestWithoutGpu:
     __test__ = not (CUDA or INTERPRETED)
 
     def test_all_of_this_in_the_interpreter(self) -> None:
-        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
-        surroundings = {**os.environ, "TRITON_INTERPRET": "1"}
-        done = subprocess.run(words, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
-        passed = re.search(r"(\d+) passed", done.stdout)
-        assert passed is not None
-        assert int(passed[1]) == 7
+        assert passed_in_the_interpreter(__file__) == 7
 
     def test_machine_code_has_wide_loads_where_buckets_are_aligned_and_spills_nothing(self) -> None:
         """For three generations of GPUs. Registers decide how many blocks share a multiprocessor."""
