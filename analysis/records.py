@@ -48,7 +48,10 @@ LAUNCH_FIELDS = ("data", "launch", "profile", "recipe")
 # The part of a cluster's description that affects measurements; partitions, accounts and limits do not.
 CLUSTER_FIELDS = ("name", "where", "gpu", "link", "workers_per_node")
 # Fields that were added later: records without them mean these values, and keep their keys.
-IMPLIED = {"comm": "torch", "container": "none", "select": "torch", "overlap": False, "cuda_graph": True}
+IMPLIED = {
+    "comm": "torch", "container": "none", "select": "torch", "overlap": False, "cuda_graph": True,
+    "train.epoch_steps": None, "train.validate_every": 1, "train.held_out": 0,
+}  # fmt: skip
 
 
 def now() -> str:
@@ -62,7 +65,15 @@ def measured_config(config: Mapping[str, Any]) -> dict[str, Any]:
     kept["cluster"] = {name: kept["cluster"][name] for name in CLUSTER_FIELDS if name in kept["cluster"]}
     if isinstance(kept.get("container"), Mapping):
         kept["container"] = kept["container"]["name"]  # which image file was used is provenance
-    return {name: value for name, value in kept.items() if IMPLIED.get(name) != value}
+    return _without_implied(kept)
+
+
+def _without_implied(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    return {
+        name: _without_implied(value, f"{prefix}{name}.") if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if not (prefix + name in IMPLIED and IMPLIED[prefix + name] == value)
+    }
 
 
 def run_key(config: Mapping[str, Any]) -> str:

@@ -154,6 +154,7 @@ class Epoch(Struct, frozen=True, tag_field="kind", tag="epoch"):
     host_syncs: Number | None = None
     density: Number | None = None
     update_density: Number | None = None
+    captured_energy: Number | None = None
 
 
 Line = Step | Epoch

@@ -15,7 +15,7 @@ from sparsify import checkpoint, host_sync
 from sparsify.bucket import Bucket, Gradients, describe, finite_elements, finite_norms
 from sparsify.comm import Comm, CountingComm
 from sparsify.kernels import JointKernel, Kernel, SearchStats, kernels_in
-from sparsify.method import Method, SearchesTogether, Step, num_selected
+from sparsify.method import Method, SearchesTogether, Step, Watch, num_selected
 from sparsify.timer import PhaseTimer
 from sparsify.types import BucketContext, Sparse
 
@@ -104,20 +104,23 @@ class Aggregator:
         likes = [bucket.flat for bucket in self.gradients.buckets]
         self.joint = method.joint_search(likes, select) if isinstance(method, SearchesTogether) else None
 
-    def aggregate(self, epoch: int = 0, lr: float | Sequence[float] = 1.0) -> Report:
+    def aggregate(
+        self, epoch: int = 0, lr: float | Sequence[float] = 1.0, watch: Watch | None = None
+    ) -> Report:
         """Replace all gradients by their averages over the workers.
 
         Args:
             epoch: counted from 0, for the density schedule.
             lr: the optimiser's, for feedback in the learning-rate domain; or one for each bucket.
+            watch: see `Step`; each bucket is then searched by itself.
         """
-        step = self.begin(epoch)
+        step = self.begin(epoch)._replace(watch=watch)
         grads = [bucket.flat for bucket in self.gradients.buckets]
         self.method.prepare(grads, self.comm)
         rates = lr if isinstance(lr, Sequence) else [lr] * len(self.states)
         steps = [step._replace(lr=rate) for rate in rates]
         found: dict[int, Sparse] = {}
-        if self.joint is not None:
+        if self.joint is not None and watch is None:
             assert isinstance(self.method, SearchesTogether)
             found = self.method.search_together(self.joint, grads, steps, self.states, self.timer)
         return Report.total([self.aggregate_bucket(at, own, found.get(at)) for at, own in enumerate(steps)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -27,12 +27,15 @@ from sparsify.types import (
 )
 from sparsify.workspace import Workspace
 
+Watch = Callable[[Tensor, Sparse], None]
+
 
 class Step(NamedTuple):
     """What changes from step to step, and is the same for all workers."""
 
     density: float  # k/n to send in this step
     lr: float = 1.0  # of the optimiser
+    watch: Watch | None = None  # a sparsifier tells it of (n,) that it selects from, and of what it will send
 
 
 class Method(Protocol):
@@ -185,6 +188,8 @@ class Sparsifier:
         with timer.phase("select"):
             acc, selection = self.accumulate_and_select(grad, k, step.lr, state, comm)
             part = selection.of(acc)
+        if step.watch:
+            step.watch(acc, part)
         return self.deliver(part, grad, step, state, comm, timer)
 
     def deliver(

@@ -31,8 +31,11 @@ ArraySize = Annotated[int, Meta(ge=1, le=4_000_001)]  # SLURM's own limit
 
 class Train(TypedDict):
     epochs: Count
+    epoch_steps: Count | None
     steps: Count | None
     validate: Literal["epoch", "never"]
+    validate_every: Count
+    held_out: Natural
 
 
 class Timing(TypedDict):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from experiments.training.captured import CapturedEnergy
 from experiments.training.checkpoint import Checkpointer, TrainingState
 from experiments.training.datasets import Dataset
 from experiments.training.graph import Recorded, Recorder
@@ -36,12 +37,14 @@ class Settings(NamedTuple):
 
     seed: int
     num_steps: int
-    validate: bool  # after every epoch and at the end
+    validate: bool  # after every `validate_every` epochs and at the end
     device: torch.device
     dtype: torch.dtype
     select: str = "auto"  # see sparsify.kernels
     overlap: bool = False  # buckets are aggregated while backpropagation goes on
     recorder: Recorder | None = None  # of forward and backward, to repeat them where nothing looks in
+    epoch_steps: int | None = None  # of the clock of learning rate, density and validation; None: the task's
+    validate_every: int = 1
 
 
 def train(
@@ -72,7 +75,7 @@ def train(
     overlap = Overlap(aggregator) if settings.overlap else None
     gradients = aggregator.gradients
     augmentation = BucketContext(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
-    steps_per_epoch = task.steps_per_epoch(data, comm.size)
+    steps_per_epoch = settings.epoch_steps or task.steps_per_epoch(data, comm.size)
     steps = StepLog(timer, comm, log, device)
     state = TrainingState(model, optimiser, aggregator, augmentation, steps)
     timer.num_steps = done = checkpointer.restore(state) if checkpointer else 0
@@ -102,7 +105,9 @@ def train(
     for step in range(done, settings.num_steps):
         epoch = step // steps_per_epoch
         ends_epoch = (step + 1) % steps_per_epoch == 0 or step + 1 == settings.num_steps
-        validates, metrics = ends_epoch and settings.validate, None
+        is_due = (epoch + 1) % settings.validate_every == 0 or step + 1 == settings.num_steps
+        validates, metrics = ends_epoch and is_due and settings.validate, None
+        watch = CapturedEnergy() if validates else None
         if timer.mode == "serialised":
             comm.barrier()  # what a rank did since its last step, records and such, is not this step's wait
         with timer.step():
@@ -119,7 +124,7 @@ def train(
                 if timer.mode != "production" and (layer := gradients.nonfinite(finite)):
                     raise NonFinite(comm.rank, step, layer)
             if not overlap:
-                report = aggregator.aggregate(epoch, rate)
+                report = aggregator.aggregate(epoch, rate, watch)
             with timer.phase("update"):
                 set_learning_rate(optimiser, rate)
                 optimiser.step()
@@ -133,8 +138,8 @@ def train(
             metrics = validation()
         if ends_epoch or (step + 1) % STEPS_PER_WRITE == 0:
             steps.write()
-        if ends_epoch:
-            steps.end_epoch(epoch, step, metrics)
+        if ends_epoch and is_due:
+            steps.end_epoch(epoch, step, metrics, watch.share() if watch else None)
         if validates:
             comm.barrier()  # the others did not validate; that is not part of their next step's wait
         progress(step + 1)

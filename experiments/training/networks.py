@@ -26,21 +26,30 @@ VGG16 = (
 )
 
 
-def vgg16(channels: int, pixels: int, classes: int) -> nn.Module:
+def vgg16(channels: int, pixels: int, classes: int, thinner: int = 1) -> nn.Module:
     """VGG-16 for 32 x 32 images, as the published code has it: 14,728,266 parameters in 54 tensors.
 
     13 convolutions 3 x 3 with bias, each followed by batch norm and ReLU, five poolings, one linear layer; no
     dropout. Simonyan and Zisserman 2015, configuration D, without its two hidden linear layers.
+
+    Args:
+        thinner: every convolution has so many times fewer channels.
     """
     layers: list[nn.Module] = []
     for width in VGG16:
         if isinstance(width, str):
             layers.append(nn.MaxPool2d(2))
         else:
+            width //= thinner
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
             channels = width
     side = pixels // 2**5
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side * side, classes))
+
+
+def slim_vgg16(channels: int, pixels: int, classes: int) -> nn.Module:
+    """VGG-16 with a quarter of its channels: 924,186 parameters for CIFAR-10 in the same 54 tensors."""
+    return vgg16(channels, pixels, classes, thinner=4)
 
 
 def small_cnn(channels: int, pixels: int, classes: int) -> nn.Module:

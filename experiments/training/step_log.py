@@ -38,7 +38,9 @@ class StepLog:
         self.waiting: list[dict[str, Any]] = []
         self.finite: list[Tensor] = []  # (tensors,) bool of each waiting step, in production
         self.names: list[str] = []  # of these tensors
-        self.epoch: list[dict[str, float]] = []  # the steps since the last epoch ended
+        self.epoch: list[
+            dict[str, float]
+        ] = []  # the steps since the last validation, or epoch where none validates
         self.timed_s = 0.0  # spent in steps since the run began
 
     def observe(
@@ -93,12 +95,15 @@ class StepLog:
         self.waiting.clear()
         self.log.flush()
 
-    def end_epoch(self, epoch: int, step: int, metrics: Metrics | None) -> None:
-        """Note the epoch's means on the worker that validated.
+    def end_epoch(
+        self, epoch: int, step: int, metrics: Metrics | None, captured_energy: float | None = None
+    ) -> None:
+        """Note the means since the last call, on the worker that validated.
 
         Args:
             epoch: counted from 0, as `step` is.
             metrics: of the validation; None where this worker did not validate.
+            captured_energy: in this step; None where nothing is selected.
         """
         means = self._means()
         if metrics is not None:
@@ -111,6 +116,7 @@ class StepLog:
                 val_top1=metrics.top1,
                 val_top5=metrics.top5,
                 wall_s=self.timed_s,
+                captured_energy=captured_energy,
             )
 
     def state(self) -> dict[str, Any]:
@@ -122,7 +128,7 @@ class StepLog:
         self.epoch, self.timed_s = [*saved["epoch"]], saved["timed_s"]
 
     def _means(self) -> dict[str, float]:
-        """This worker's means since the last call, which is an epoch: training loss, bytes, densities."""
+        """This worker's means since the last call: training loss, bytes, densities."""
         means = {
             name: math.fsum(step[name] for step in self.epoch) / len(self.epoch) for name in self.epoch[0]
         }

@@ -212,17 +212,22 @@ def build(config: Mapping[str, Any], data_root: str | None, device: torch.device
     task: Task = TASKS.build(*_name_and_values(config["task"]))
     method: Method = METHODS.build(*_name_and_values(config["method"]))
     data = datasets.load(task.dataset, Path(data_root) if data_root else None, device)
-    steps_per_epoch = task.steps_per_epoch(data, config["workers"])
+    train = config["train"]
+    if train.get("held_out"):  # older orders do not say
+        data = data.holding_out(train["held_out"])
+    steps_per_epoch = train.get("epoch_steps") or task.steps_per_epoch(data, config["workers"])
     repeats = config.get("cuda_graph", True)  # older orders do not say
     settings = Settings(
         seed=config["seed"],
-        num_steps=config["train"]["steps"] or config["train"]["epochs"] * steps_per_epoch,
-        validate=config["train"]["validate"] == "epoch",
+        num_steps=train["steps"] or train["epochs"] * steps_per_epoch,
+        validate=train["validate"] == "epoch",
         device=device,
         dtype=DTYPES[config["precision"]],
         select=config["select"],
         overlap=config["overlap"],
         recorder=CudaRecorder(device) if device.type == "cuda" and repeats else None,
+        epoch_steps=steps_per_epoch,
+        validate_every=train.get("validate_every", 1),
     )
     return Built(config, task, data, method, settings, steps_per_epoch)
 

@@ -37,6 +37,27 @@ class Dataset:
     def to(self, device: torch.device) -> Dataset:
         return replace(self, train=self.train.to(device), test=self.test.to(device))
 
+    def holding_out(self, count: int) -> Dataset:
+        """Trained without `count` of the training images, and tested on these: what is tuned so has not seen
+        the test set. The same images whatever the seed of a run.
+
+        Raises:
+            ValueError: no image would be left.
+        """
+        images = len(self.train.labels)
+        if count >= images:
+            raise ValueError(
+                f"train.held_out={count} leaves none of the {images} training images of {self.name}; "
+                "take fewer"
+            )
+        order = torch.randperm(images, generator=Generator().manual_seed(0)).to(self.train.labels.device)
+        held_out, kept = (
+            Split(*(part[of] for part in self.train)) for of in order.split([count, images - count])
+        )
+        return replace(
+            self, name=f"{self.name} ({count:,} training images held out)", train=kept, test=held_out
+        )
+
     @property
     def pixels(self) -> int:
         return self.test.images.shape[1]

@@ -1,0 +1,28 @@
+from collections.abc import Sequence
+
+from experiments.training.networks import slim_vgg16
+from experiments.training.task import Task
+from sparsify.ranges import Count, MomentumFactor, NotNegative
+
+
+def slimvgg_cifar10(
+    batch_size: Count = 16,
+    lr: NotNegative = 0.1,
+    momentum: MomentumFactor = 0.9,
+    weight_decay: NotNegative = 1e-4,
+    lr_warmup_epochs: NotNegative = 5,
+    lr_milestones: Sequence[NotNegative] = (81, 122, 155),
+    channels_last: bool = True,
+) -> Task:
+    """VGG-16 with a quarter of its channels on CIFAR-10, for CPUs: the paper's schedule, small batches."""
+    return Task(
+        "cifar10",
+        slim_vgg16,
+        batch_size,
+        lr,
+        momentum,
+        weight_decay,
+        lr_warmup_epochs,
+        tuple(lr_milestones),
+        channels_last,
+    )
