@@ -32,7 +32,7 @@ class Task:
     full batches a pass (48 for the paper), but learning rate, density schedule and validation count
     ceil(images / (workers x batch)) steps an epoch (49). We take the second one, `steps_per_epoch`: it is the
     one on the paper's horizontal axes. Passes over the data follow each other regardless of it, each shuffled
-    anew.
+    anew; in the published code the second pass repeats the order of the first.
 
     Raises:
         ValueError: an unknown data set; the message lists what there is.
@@ -88,15 +88,19 @@ class Task:
         return math.ceil(images / (workers * self.batch_size))
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
-        """Linear from lr / W over the first W warm-up steps, then a tenth at each milestone.
+        """Linear from lr / W over the first W warm-up steps, then a tenth after each milestone.
 
-        It is not scaled by the number of workers. With the paper's numbers: 0.0203 at the end of epoch 1, 0.1
-        from epoch 5.
+        It is not scaled by the number of workers. With the paper's numbers: 0.0203 in the first step of epoch
+        2, 0.1 from epoch 6. The first step after a milestone still has the old rate, because the published
+        code sets the rate before it counts the epoch.
+
+        Args:
+            step: counted from 0.
         """
         warmup = self.lr_warmup_epochs * steps_per_epoch
-        if step + 1 < warmup:
-            return self.lr / warmup + (self.lr - self.lr / warmup) / warmup * (step + 1)
-        passed = sum(step >= milestone * steps_per_epoch for milestone in self.lr_milestones)
+        if step < warmup:
+            return self.lr / warmup + (self.lr - self.lr / warmup) / warmup * step
+        passed = sum(step > milestone * steps_per_epoch for milestone in self.lr_milestones)
         return float(self.lr * 0.1**passed)
 
     def batches(
