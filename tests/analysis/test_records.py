@@ -51,6 +51,16 @@ def test_the_key_ignores_where_data_lie_and_how_the_run_was_named() -> None:
     assert run_id(CONFIG).startswith("topk-vgg16_cifar10-2w-local-")
 
 
+def test_a_leaf_that_came_later_changes_the_key_only_where_it_changes_the_run() -> None:
+    train = {"epochs": 1, "steps": 2, "validate": "never"}
+    before, same = (
+        {**CONFIG, "train": train},
+        {**CONFIG, "train": {**train, "epoch_steps": None, "held_out": 0}},
+    )
+    assert run_key(same) == run_key(before)
+    assert run_key({**CONFIG, "train": {**train, "held_out": 100}}) != run_key(before)
+
+
 def test_a_finished_run_is_found_by_its_config(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert store.valid(CONFIG) is None

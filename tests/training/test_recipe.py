@@ -57,6 +57,14 @@ def test_vgg16_has_14_728_266_parameters_in_54_tensors(vgg: nn.Sequential) -> No
     assert (len(small), sum(small)) == (40, 12_682)
 
 
+def test_the_slim_one_has_the_same_tensors_and_about_a_million_parameters() -> None:
+    sizes = [
+        p.numel()
+        for p in TASKS.build("slimvgg_cifar10", {}).model(images(10), 0, CPU, torch.float32).parameters()
+    ]
+    assert (sum(sizes), len(sizes)) == (924_186, 54)
+
+
 def test_layers_are_those_of_the_published_model(vgg: nn.Sequential) -> None:
     kinds = [type(layer).__name__ for layer in vgg]
     assert kinds.count("Conv2d") == kinds.count("BatchNorm2d") == kinds.count("ReLU") == 13

@@ -1,0 +1,118 @@
+"""The training loop: its clock, when it validates, and what it records of an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+import sparsify
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from experiments.training.captured import CapturedEnergy
+from experiments.training.datasets import Dataset
+from experiments.training.loop import Settings, train
+from sparsify.aggregator import Aggregator
+from sparsify.comm import virtual
+from sparsify.timer import PhaseTimer
+from tests.training.test_step_log import Lines
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return datasets.load("digits", None, CPU)
+
+
+def trained(data: Dataset, method: str = "topk", choices: Any = None, **settings: Any) -> list[Lines]:
+    """The logs of two virtual ranks, with epochs of three steps."""
+    settings = {"num_steps": 8, "validate": True, "epoch_steps": 3, **settings}
+    setting = Settings(seed=0, device=CPU, dtype=torch.float32, **settings)
+
+    def body(comm: virtual.VirtualComm) -> Lines:
+        torch.set_num_threads(1)
+        log = Lines()
+        chosen = sparsify.build(method, **(choices or {}))
+        timer = PhaseTimer("production", comm.now)
+        train(TASKS.build("cnn_digits", {}), data, chosen, comm, timer, log, setting)
+        return log
+
+    return virtual.run(2, body)
+
+
+@pytest.mark.parametrize(
+    ("every", "validated"), [(1, [(1, 3), (2, 6), (3, 8)]), (2, [(2, 6), (3, 8)]), (9, [(3, 8)])]
+)
+def test_validates_every_so_many_epochs_of_the_clock_and_at_the_end(
+    digits: Dataset, every: int, validated: list[tuple[int, int]]
+) -> None:
+    log, other = trained(digits, validate_every=every)
+    epochs = log.of("epoch")
+    assert [(line["epoch"], line["step"]) for line in epochs] == validated
+    assert other.of("epoch") == []
+    losses = [step["loss"] for step in log.of("step")]
+    first = validated[0][1]  # a row's means are of all steps since the row before
+    assert epochs[0]["train_loss"] == pytest.approx(sum(losses[:first]) / first)
+
+
+def test_density_and_learning_rate_follow_the_clock(digits: Dataset) -> None:
+    steps = trained(digits, choices={"density": 0.01, "density_warmup": [0.5]})[0].of("step")
+    densities = [step["density"] for step in steps]
+    assert all(density > 0.49 for density in densities[:3])
+    assert all(density < 0.011 for density in densities[3:])
+    assert [step["epoch"] for step in steps] == [1, 1, 1, 2, 2, 2, 3, 3]
+    task = TASKS.build("cnn_digits", {})
+    assert [step["lr"] for step in steps] == [task.learning_rate(at, 3) for at in range(8)]
+
+
+def test_an_epoch_records_the_energy_that_was_captured(digits: Dataset) -> None:
+    def captured(method: str, **choices: Any) -> list[Any]:
+        return [line["captured_energy"] for line in trained(digits, method, choices)[0].of("epoch")]
+
+    assert captured("topk", density=1.0) == pytest.approx([1, 1, 1])
+    few, more = (captured("topk", density=density) for density in (0.01, 0.1))
+    assert all(0.01 < less < greater < 1 for less, greater in zip(few, more, strict=True))
+    assert captured("dense") == [None, None, None]
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_what_is_not_captured_is_the_residual(scope: str) -> None:
+    """||u||^2 = ||TopK(u)||^2 + ||residual||^2, over all buckets."""
+    torch.manual_seed(0)
+    parameters = [(name, Parameter(torch.zeros(n))) for name, n in (("a", 300), ("b", 500))]
+
+    def body(comm: virtual.VirtualComm) -> tuple[float | None, Tensor, float]:
+        aggregator = Aggregator(sparsify.build("topk", density=0.05, scope=scope), parameters, comm)
+        owed = 0.0
+        for _ in range(3):
+            residuals = [aggregator.method.residual(state) for state in aggregator.states]
+            aggregator.gradients.flat.normal_()
+            buckets = zip(residuals, aggregator.gradients.buckets, strict=True)
+            owed = sum(float((r + b.flat).double().square().sum()) for r, b in buckets if r is not None)
+            aggregator.aggregate(watch=(watch := CapturedEnergy()))
+        return watch.share(), aggregator.residual_norm(), owed
+
+    [(share, left, owed)] = virtual.run(1, body)
+    assert share == pytest.approx(1 - float(left) ** 2 / owed)
+
+
+def test_images_that_are_held_out_are_not_trained_on(digits: Dataset) -> None:
+    data = digits.holding_out(100)
+    assert (len(data.train.labels), len(data.test.labels)) == (1337, 100)
+    assert "100 training images held out" in data.name
+
+    def rows(*splits: datasets.Split) -> list[bytes]:
+        return sorted(image.numpy().tobytes() for split in splits for image in split.images)
+
+    assert rows(data.train, data.test) == rows(digits.train)
+    again = digits.holding_out(100)
+    assert torch.equal(again.test.images, data.test.images)
+
+
+def test_holding_out_all_images_is_refused(digits: Dataset) -> None:
+    with pytest.raises(ValueError, match=r"train.held_out=1437 leaves none of the 1437 training images"):
+        digits.holding_out(1437)
