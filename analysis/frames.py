@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis import schemas
 from analysis.files import Damaged, whole_lines
-from analysis.records import Attempt, left_out, read_recorded
+from analysis.records import Attempt, left_out, read_recorded, variant_configs
 
 # In the order of a step. `synchronize` and `validate` occur in mode as_published only.
 PHASES = (
@@ -44,10 +44,19 @@ COLUMNS: dict[str, dict[str, type]] = {
         "key": TEXT, "rank": WHOLE, "step": WHOLE, "phase": TEXT, "start_s": NUMBER, "duration_s": NUMBER
     },
 }  # fmt: skip
+# Columns that older tables lack: of variants that took turns, the run they share, and in which turn a step was.
+LATER: dict[str, dict[str, type]] = {
+    "runs": {"group": TEXT, "variant": TEXT},
+    "steps": {"block": NUMBER},  # NaN in ordinary runs; 0: warm-up
+    "epochs": {},
+    "spans": {},
+}
 
 
 class Frames(NamedTuple):
-    """What runs measured. `key` names the run in every frame; times are seconds, accuracies percent."""
+    """What runs measured. `key` names the run in every frame, and of variants that took turns in one run each
+    has a key of its own; times are seconds, accuracies percent.
+    """
 
     runs: pd.DataFrame
     steps: pd.DataFrame
@@ -69,7 +78,8 @@ def of_attempt(attempt: Attempt) -> tuple[Frames, list[str]]:
     manifest = attempt.check()
     if manifest["state"] != "ok":
         raise Damaged(attempt.path, "is not a whole record")
-    run, notes, files = _run_row(attempt, manifest), list[str](), manifest["files"]
+    rows = {row["variant"]: row for row in _run_rows(attempt, manifest)}
+    notes, files = list[str](), manifest["files"]
     tables: dict[str, list[dict[str, Any]]] = {"steps": [], "epochs": [], "spans": []}
     for rank in itertools.takewhile(lambda rank: attempt.rank_path(rank).name in files, itertools.count()):
         path = attempt.rank_path(rank)
@@ -77,12 +87,13 @@ def of_attempt(attempt: Attempt) -> tuple[Frames, list[str]]:
         lines, broken = whole_lines(read_recorded(path, files[path.name]), schemas.Line, path)
         if broken:
             notes.append(f"dropped {broken} broken line(s) in {attempt.name}/{path.name}")
-        rows = _rank_rows(run["key"], rank, lines)
-        _check_steps(rows["steps"], run["steps_total"], path)
-        for name, of_rank in rows.items():
-            tables[name] += of_rank
+        for variant, of_variant in _by_variant(lines, rows, path).items():
+            own = _rank_rows(rows[variant]["key"], rank, of_variant)
+            _check_steps(own["steps"], rows[variant]["steps_total"], path)
+            for name, of_rank in own.items():
+                tables[name] += of_rank
     return Frames(
-        _runs_frame([run]), *(typed(name, pd.DataFrame(rows)) for name, rows in tables.items())
+        _runs_frame([*rows.values()]), *(typed(name, pd.DataFrame(rows)) for name, rows in tables.items())
     ), notes
 
 
@@ -140,18 +151,34 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _run_row(attempt: Attempt, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    config = attempt.config
+def _run_rows(attempt: Attempt, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for the run, or one for each of its variants."""
+    variants = variant_configs(attempt.config)
+    if not variants:
+        return [_run_row(attempt, manifest, attempt.config)]
+    alternated = manifest.get("alternated", {})
+    ended = flatten({name: value for name, value in alternated.items() if name != "variants"}, "alternated.")
+    rows = []
+    for name, config in variants.items():
+        own = {**manifest, **alternated.get("variants", {}).get(name, {}), "key": f"{manifest['key']}/{name}"}
+        rows.append(_run_row(attempt, own, config) | {"group": manifest["key"], "variant": name, **ended})
+    return rows
+
+
+def _run_row(attempt: Attempt, manifest: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     provenance = manifest.get("provenance", {})
     facts = ("parameters", "tensors", "steps_per_epoch", "simulated", "started", "ended")
     return {
         "key": manifest["key"],
+        "group": None,
+        "variant": None,
         "run_id": attempt.run_id,
         "attempt": attempt.number,
         **flatten(config),
         **{name: manifest.get(name) for name in facts},
         "steps_total": manifest.get("steps"),
         "resumed": json.dumps(resumptions(manifest)) if "resumed" in manifest else None,
+        **flatten(manifest.get("searching") or {}, "searching."),
         **flatten(provenance, "provenance."),
         "config_json": json.dumps(config, sort_keys=True),
         "provenance_json": json.dumps(provenance, sort_keys=True),
@@ -182,6 +209,22 @@ def _check_steps(steps: Sequence[Mapping[str, Any]], expected: int | None, path:
         raise Damaged(path, f"has {len(steps)} of {expected} steps")
 
 
+def _by_variant(
+    lines: Sequence[schemas.Line], variants: Collection[str | None], path: Path
+) -> dict[str | None, list[schemas.Line]]:
+    """A log's lines, shared out.
+
+    Raises:
+        Damaged: a line is of none of these variants.
+    """
+    found: dict[str | None, list[schemas.Line]] = {variant: [] for variant in variants}
+    for line in lines:
+        if line.variant not in found:
+            raise Damaged(path, f"has a line of variant {line.variant}, which the run does not have")
+        found[line.variant].append(line)
+    return found
+
+
 def _rank_rows(key: str, rank: int, lines: Sequence[schemas.Line]) -> dict[str, list[dict[str, Any]]]:
     steps = [line for line in lines if isinstance(line, schemas.Step)]
     epochs = [line for line in lines if isinstance(line, schemas.Epoch)]
@@ -209,18 +252,22 @@ def _rank_rows(key: str, rank: int, lines: Sequence[schemas.Line]) -> dict[str, 
 def _fields(line: schemas.Line) -> dict[str, Any]:
     """Those that have one value."""
     return {
-        name: value for name, value in msgspec.structs.asdict(line).items() if name not in ("phases", "spans")
+        name: value
+        for name, value in msgspec.structs.asdict(line).items()
+        if name not in ("phases", "spans", "variant")
     }
 
 
 def typed(name: str, frame: pd.DataFrame) -> pd.DataFrame:
     """The `COLUMNS` of this frame first, in their order and type, then whatever else was recorded."""
-    columns = COLUMNS[name]
+    columns = COLUMNS[name] | LATER[name]
     extra = [column for column in frame.columns if column not in columns]
     kinds = {column: kind for column, kind in columns.items() if kind is not TEXT}
     if name == "steps":
         kinds |= dict.fromkeys(extra, NUMBER)
     ordered: pd.DataFrame = frame.reindex(columns=[*columns, *extra]).astype(kinds)
+    for column in columns.keys() - kinds.keys() - set(frame.columns):
+        ordered[column] = np.full(len(frame), None, dtype=object)  # not NaN, which is no text
     return ordered
 
 

@@ -20,7 +20,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -51,6 +51,7 @@ CLUSTER_FIELDS = ("name", "where", "gpu", "link", "workers_per_node")
 IMPLIED = {
     "comm": "torch", "container": "none", "select": "torch", "overlap": False, "cuda_graph": True,
     "train.epoch_steps": None, "train.validate_every": 1, "train.held_out": 0,
+    "variants": {},
 }  # fmt: skip
 
 
@@ -65,6 +66,8 @@ def measured_config(config: Mapping[str, Any]) -> dict[str, Any]:
     kept["cluster"] = {name: kept["cluster"][name] for name in CLUSTER_FIELDS if name in kept["cluster"]}
     if isinstance(kept.get("container"), Mapping):
         kept["container"] = kept["container"]["name"]  # which image file was used is provenance
+    if not kept.get("variants"):
+        kept.pop("alternate", None)  # how variants take turns
     return _without_implied(kept)
 
 
@@ -76,6 +79,24 @@ def _without_implied(config: Mapping[str, Any], prefix: str = "") -> dict[str, A
     }
 
 
+def variant_configs(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The variants that take turns in a run, by name, each as the config of a run of its own; {} in an
+    ordinary run.
+    """
+    shared = {name: value for name, value in config.items() if name != "variants"}
+    return {parts["name"]: _with(shared, parts) for parts in config.get("variants") or []}
+
+
+def _with(config: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with these parts of a variant: a method as a whole, of other mappings the values given."""
+    given = {
+        name: {**config[name], **part} if isinstance(part, Mapping) and name != "method" else part
+        for name, part in parts.items()
+        if name != "name"
+    }
+    return {**config, **given}
+
+
 def run_key(config: Mapping[str, Any]) -> str:
     """12 hexadecimal digits of the SHA-256 of `measured_config`."""
     canonical = json.dumps(measured_config(config), sort_keys=True, separators=(",", ":"))
@@ -84,7 +105,8 @@ def run_key(config: Mapping[str, Any]) -> str:
 
 def run_id(config: Mapping[str, Any]) -> str:
     """A readable name, unique because it ends in the key."""
-    method, task, where = config["method"]["name"], config["task"]["name"], config["cluster"]["where"]
+    method = "alternating" if config.get("variants") else config["method"]["name"]
+    task, where = config["task"]["name"], config["cluster"]["where"]
     return f"{method}-{task}-{config['workers']}w-{where}-{run_key(config)}"
 
 
@@ -241,13 +263,14 @@ class Attempt:
         """Mark the attempt as whole, in one replacement: state, `summary`, sizes and digests of its files.
 
         Args:
-            workers, steps: each of so many ranks must have logged each of so many steps once, in order.
+            workers, steps: each of so many ranks must have logged each of so many steps once, in order; where
+                variants took turns, of each variant.
 
         Raises:
             Disturbed: what lies there is not what these workers wrote, or somebody has closed the attempt.
         """
         try:
-            manifest, _ = self._present(), self.config
+            manifest, variants = self._present(), [*variant_configs(self.config)] or [None]
         except Damaged as damage:
             what = f"{damage.path} was changed while the run was under way: it {damage.why}"
             raise Disturbed(what) from damage
@@ -257,7 +280,7 @@ class Attempt:
             found = ", ".join(path.name for path in self.rank_paths())
             raise Disturbed(f"{self.path} holds {found or 'no logs'} for {workers} workers")
         for path in self.rank_paths():
-            _check_steps(path, steps)
+            _check_steps(path, steps, variants)
         # Of an attempt that was taken up again they tell why it had ended, or where.
         kept = {name: value for name, value in manifest.items() if name not in ("why", "failure", "step")}
         end = {"state": "ok", "ended": now(), "files": self.fingerprints(), "steps": steps}
@@ -358,20 +381,23 @@ def fingerprint(path: Path) -> dict[str, Any]:
     return {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
 
 
-def _check_steps(path: Path, steps: int) -> None:
-    """Each of so many steps stands in a log once, in order."""
-    found, broken = list[int](), 0
+def _check_steps(path: Path, steps: int, variants: Sequence[str | None]) -> None:
+    """Each of so many steps of each variant stands in a log once, in order."""
+    found: dict[str | None, list[int]] = {variant: [] for variant in variants}
+    broken = 0
     with path.open("rb") as log:
         for line in log:
             try:
                 content = json.loads(line)
-                found += [content["step"]] if content["kind"] == "step" else []
+                if content["kind"] == "step":
+                    found[content.get("variant")].append(content["step"])
             except (ValueError, TypeError, LookupError):
                 broken += 1
-    if broken or found != [*range(steps)]:
-        different = len({*found} & {*range(steps)})
+    if broken or any(of_variant != [*range(steps)] for of_variant in found.values()):
+        lines = sum(map(len, found.values()))
+        different = sum(len({*of_variant} & {*range(steps)}) for of_variant in found.values())
         raise Disturbed(
-            f"{path} holds {len(found)} lines for {different} of {steps} steps"
+            f"{path} holds {lines} lines for {different} of {len(variants) * steps} steps"
             + f", and {broken} that are broken" * bool(broken)
             + ": it was removed, changed, or written by two, while the run was under way"
         )

@@ -75,6 +75,24 @@ class Searching(Struct, frozen=True):
     fallbacks: Whole = 0
 
 
+class VariantFacts(Struct, frozen=True):
+    """What became of one variant of a run."""
+
+    parameters: Whole | None = None
+    tensors: Whole | None = None
+    searching: Searching | None = None
+    graph: str | None = None
+
+
+class Alternated(Struct, frozen=True):
+    """How the turns of a run's variants ended: `training.alternation.Ended`."""
+
+    stopped: Literal["half-width", "limit"] | None = None
+    half_width: Number | None = None
+    blocks: Whole | None = None
+    variants: dict[Name, VariantFacts] = {}
+
+
 class Manifest(Struct, frozen=True):
     """run.json: an attempt's state, times and provenance."""
 
@@ -95,6 +113,7 @@ class Manifest(Struct, frozen=True):
     simulated: bool = False
     searching: Searching | None = None
     graph: str | None = None
+    alternated: Alternated | None = None
     resumed: list[Resumption] = []
     step: Whole | None = None
     why: str | None = None
@@ -138,6 +157,8 @@ class Step(Struct, frozen=True, tag_field="kind", tag="step"):
     residual_norm: float | None = None
     loss: float | None = None  # NaN where training diverged
     lr: Number | None = None
+    variant: Name | None = None
+    block: Whole | None = None  # in which its variant had its turn; 0: warm-up
 
 
 class Epoch(Struct, frozen=True, tag_field="kind", tag="epoch"):
@@ -155,6 +176,7 @@ class Epoch(Struct, frozen=True, tag_field="kind", tag="epoch"):
     density: Number | None = None
     update_density: Number | None = None
     captured_energy: Number | None = None
+    variant: Name | None = None
 
 
 Line = Step | Epoch

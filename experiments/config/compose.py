@@ -18,7 +18,7 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.config import schema
+from experiments.config import schema, variants
 from experiments.config.folders import ROOT
 from experiments.tasks import REGISTRY as TASKS
 from slurm import environment
@@ -31,6 +31,7 @@ GROUPS = ("method", "task", "cluster", "link", "container", "profile", "recipe")
 REGISTRIES: dict[str, Registry] = {registry.noun: registry for registry in (METHODS, TASKS)}
 # Set by choosing a group's option, not by hand.
 FIXED = ("method.name", "task.name", "cluster.name", "cluster.where", "cluster.link.name", "container.name")
+VARIANTS = "give two or more, as variants={dense:'method=dense',sparse:'method=topk'}"
 LONGEST = 4000  # characters of a word, and of a path; Hydra's grammar takes half a second to read them
 
 
@@ -76,6 +77,23 @@ def resolve(overrides: Sequence[str]) -> dict[str, Any]:
         ValueError: an unknown group, option, key or value; the message lists what there is.
     """
     pairs = [pair(word) for word in overrides]
+    given = {key: value for key, value in pairs}
+    named = _parsed("variants", given.get("variants", "{}"))
+    if named == {}:
+        if idle := next((key for key in given if key.startswith("alternate.")), None):
+            raise ValueError(f"{idle} is of runs whose variants take turns, and there are no variants; {VARIANTS}")
+        return _resolve_one(pairs)
+    if idle := next((key for key in variants.DECIDED if key in given), None):
+        raise ValueError(
+            f"{idle}: how long variants take turns is said by alternate.blocks, .until and .limit_min; leave it out"
+        )
+    check("variants", named, schema.Variants)
+    shared = [f"{key}={word}" for key, word in pairs if key != "variants"]
+    return variants.resolved(shared, named, lambda words: _resolve_one([pair(word) for word in words]))
+
+
+def _resolve_one(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The config of a run without variants."""
     for key, value in pairs:
         check_choice(key, value)
     choices = {key: value for key, value in pairs if key in GROUPS}  # of several the last counts

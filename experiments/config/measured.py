@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from analysis.records import Attempt, run_id
+from analysis.records import Attempt, run_id, variant_configs
 from experiments.config import code_version
 from experiments.config.data_root import dataset_of
 from experiments.config.folders import Folders
@@ -43,8 +43,9 @@ def with_other(files: Sequence[str]) -> str:
 def other_code(attempt: Attempt) -> list[str]:
     """The files that its numbers rest on and that have changed since; older records do not say."""
     config = attempt.config
-    method, task = config["method"]["name"], config["task"]["name"]
+    methods = {each["method"]["name"] for each in (config, *variant_configs(config).values())}
+    task = config["task"]["name"]
     # A data set that is not found is replaced by the digits.
     return code_version.changed(
-        attempt.manifest.get("sources", {}), {method, task, dataset_of(task), "digits"}
+        attempt.manifest.get("sources", {}), {*methods, task, dataset_of(task), "digits"}
     )

@@ -26,6 +26,14 @@ Workers = Annotated[int, Meta(ge=1, le=100_000)]
 Threads = Annotated[int, Meta(ge=1, le=1024)]
 Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Minutes = Annotated[int, Meta(ge=1, le=366 * 24 * 60)]
+VariantName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w-]{0,39}\Z")]
+Variants = Annotated[
+    dict[VariantName, Text],
+    Meta(
+        description="names with words, as {dense:'method=dense',sparse:'method=topk select=fused'}; a name is "
+        "of letters, digits, - and _"
+    ),
+]
 ArraySize = Annotated[int, Meta(ge=1, le=4_000_001)]  # SLURM's own limit
 
 
@@ -41,7 +49,14 @@ class Train(TypedDict):
 class Timing(TypedDict):
     mode: Literal["serialised", "production", "as_published"]
     warmup_steps: Natural
-    span_steps: Natural
+    span_steps: Natural | None
+
+
+class Alternate(TypedDict):
+    blocks: Count
+    block_steps: Count
+    until: Positive
+    limit_min: Positive
 
 
 class Data(TypedDict):
@@ -120,6 +135,8 @@ class Run(TypedDict):
     container: NoContainer
     train: Train
     timing: Timing
+    variants: Variants
+    alternate: Alternate
     data: Data
     launch: Launch
     workers: Workers
@@ -176,7 +193,7 @@ def check(config: Mapping[str, Any]) -> None:
         ValueError: a leaf too many or too few, a value of another type or out of range, or two values that
             exclude each other.
     """
-    allowed, there = types(config), dict(_values(config))
+    allowed, there = types(config), dict(values(config))
     for dotted in there:
         if dotted not in allowed:
             why = ranges.unknown("key", dotted, related(dotted, list(allowed)))
@@ -192,11 +209,11 @@ def check(config: Mapping[str, Any]) -> None:
     _check_together(config)
 
 
-def _values(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def values(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf with its dotted key; an empty mapping is one."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _values(value, f"{prefix}{key}.")
+            yield from values(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
