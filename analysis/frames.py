@@ -38,17 +38,16 @@ COLUMNS: dict[str, dict[str, type]] = {
     "epochs": {
         "key": TEXT, "epoch": WHOLE, "step": WHOLE,
         **dict.fromkeys(("train_loss", "val_loss", "val_top1", "val_top5", "wall_s", *EPOCH_MEANS), NUMBER),
-        "captured_energy": NUMBER,
     },
     "spans": {
         "key": TEXT, "rank": WHOLE, "step": WHOLE, "phase": TEXT, "start_s": NUMBER, "duration_s": NUMBER
     },
 }  # fmt: skip
-# Columns that older tables lack: of variants that took turns, the run they share, and in which turn a step was.
+# Columns that older tables lack; `group` is the run that variants share, `block` in which of their turns.
 LATER: dict[str, dict[str, type]] = {
     "runs": {"group": TEXT, "variant": TEXT},
     "steps": {"block": NUMBER},  # NaN in ordinary runs; 0: warm-up
-    "epochs": {},
+    "epochs": {"captured_energy": NUMBER},
     "spans": {},
 }
 

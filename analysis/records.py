@@ -270,7 +270,7 @@ class Attempt:
             Disturbed: what lies there is not what these workers wrote, or somebody has closed the attempt.
         """
         try:
-            manifest, variants = self._present(), [*variant_configs(self.config)] or [None]
+            manifest, variants = self._present(), variant_configs(self.config)
         except Damaged as damage:
             what = f"{damage.path} was changed while the run was under way: it {damage.why}"
             raise Disturbed(what) from damage
@@ -280,7 +280,7 @@ class Attempt:
             found = ", ".join(path.name for path in self.rank_paths())
             raise Disturbed(f"{self.path} holds {found or 'no logs'} for {workers} workers")
         for path in self.rank_paths():
-            _check_steps(path, steps, variants)
+            _check_steps(path, steps, [*variants] or [None])
         # Of an attempt that was taken up again they tell why it had ended, or where.
         kept = {name: value for name, value in manifest.items() if name not in ("why", "failure", "step")}
         end = {"state": "ok", "ended": now(), "files": self.fingerprints(), "steps": steps}

@@ -86,6 +86,30 @@ def timed(store: Store, config: dict[str, Any], slow: float = 1.0, **provenance:
     return attempt
 
 
+def alternated(
+    store: Store, methods: list[str], blocks: int = 30, block_steps: int = 3, **changes: Any
+) -> Attempt:
+    """A finished run whose variants, named after their methods, took turns; two steps of warm-up each."""
+    first = config(methods[0], **changes)
+    variants = [{"name": method, "method": config(method)["method"]} for method in methods]
+    turns = {"blocks": blocks, "block_steps": block_steps, "until": 0.05, "limit_min": 15}
+    shared = first | {"variants": variants, "alternate": turns, "train": first["train"] | {"steps": None}}
+    attempt, steps = store.begin(shared), 2 + blocks * block_steps
+    for rank in range(shared["workers"]):
+        clock = 100.0 * rank
+        with RankLog(attempt.rank_path(rank)) as log:
+            for step in range(steps):
+                block = 0 if step < 2 else 1 + (step - 2) // block_steps
+                for method in methods:
+                    turn = {"variant": method, "block": block}
+                    clock = _add_step(log, shared, method, rank, step, clock, 1.0, **turn)
+            log.flush()
+        log.close()
+    ended = {"stopped": "half-width", "half_width": 0.01, "blocks": blocks}
+    _finish(attempt, shared, steps=steps, alternated=ended)
+    return attempt
+
+
 def learned(store: Store, config: dict[str, Any], steps_per_epoch: int = 390, **provenance: Any) -> Attempt:
     """A finished training whose validation curves end at END_TOP1 and END_LOSS; seeds differ a little."""
     attempt, method = store.begin(config), config["method"]["name"]
@@ -115,7 +139,14 @@ def learned(store: Store, config: dict[str, Any], steps_per_epoch: int = 390, **
 
 
 def _add_step(
-    log: RankLog, config: dict[str, Any], method: str, rank: int, step: int, clock: float, slow: float
+    log: RankLog,
+    config: dict[str, Any],
+    method: str,
+    rank: int,
+    step: int,
+    clock: float,
+    slow: float,
+    **turn: Any,
 ) -> float:
     """Log one step; returns the clock after it. The last rank is late, and the others wait for it."""
     last = config["workers"] - 1
@@ -141,7 +172,8 @@ def _add_step(
         phases = {phase: phases[phase] for phase in ("wait", "transfer")}
     if mode == "as_published":
         phases["synchronize"] = phases.pop("wait") + phases.pop("transfer")
-    drawn = mode == "serialised" and config["train"]["steps"] - step <= config["timing"]["span_steps"]
+    steps, with_spans = config["train"]["steps"], config["timing"]["span_steps"]
+    drawn = mode == "serialised" and (with_spans is None or steps is None or steps - step <= with_spans)
     log.add(
         "step",
         step=step,
@@ -156,11 +188,18 @@ def _add_step(
         loss=2.3 - 0.01 * step,
         lr=0.1,
         **({"spans": spans} if drawn else {}),
+        **turn,
     )
     return now
 
 
-def _finish(attempt: Attempt, config: dict[str, Any], **provenance: Any) -> None:
+def _finish(
+    attempt: Attempt,
+    config: dict[str, Any],
+    steps: int | None = None,
+    alternated: dict[str, Any] | None = None,
+    **provenance: Any,
+) -> None:
     facts = {
         "cpu": "synthetic CPU",
         "cores": 2,
@@ -175,7 +214,8 @@ def _finish(attempt: Attempt, config: dict[str, Any], **provenance: Any) -> None
     attempt.update(
         state="ok",
         files=attempt.fingerprints(),
-        steps=config["train"]["steps"] or 390 * config["train"]["epochs"],
+        steps=steps or config["train"]["steps"] or 390 * config["train"]["epochs"],
+        **({"alternated": alternated} if alternated else {}),
         parameters=14_728_266,
         tensors=54,
         steps_per_epoch=49,

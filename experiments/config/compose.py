@@ -77,15 +77,18 @@ def resolve(overrides: Sequence[str]) -> dict[str, Any]:
         ValueError: an unknown group, option, key or value; the message lists what there is.
     """
     pairs = [pair(word) for word in overrides]
-    given = {key: value for key, value in pairs}
+    given = dict(pairs)
     named = _parsed("variants", given.get("variants", "{}"))
     if named == {}:
         if idle := next((key for key in given if key.startswith("alternate.")), None):
-            raise ValueError(f"{idle} is of runs whose variants take turns, and there are no variants; {VARIANTS}")
+            raise ValueError(
+                f"{idle} is of runs whose variants take turns, and there are no variants; {VARIANTS}"
+            )
         return _resolve_one(pairs)
     if idle := next((key for key in variants.DECIDED if key in given), None):
         raise ValueError(
-            f"{idle}: how long variants take turns is said by alternate.blocks, .until and .limit_min; leave it out"
+            f"{idle}: how long variants take turns is said by alternate.blocks, .until and .limit_min; "
+            "leave it out"
         )
     check("variants", named, schema.Variants)
     shared = [f"{key}={word}" for key, word in pairs if key != "variants"]

@@ -30,8 +30,8 @@ VariantName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w-]{0,39}\Z")]
 Variants = Annotated[
     dict[VariantName, Text],
     Meta(
-        description="names with words, as {dense:'method=dense',sparse:'method=topk select=fused'}; a name is "
-        "of letters, digits, - and _"
+        description="names with words, as {dense:'method=dense',sparse:'method=topk select=fused'}; a name "
+        "is of letters, digits, - and _"
     ),
 ]
 ArraySize = Annotated[int, Meta(ge=1, le=4_000_001)]  # SLURM's own limit

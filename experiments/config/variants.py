@@ -31,7 +31,9 @@ def resolved(words: Sequence[str], variants: Mapping[str, str], resolve: Resolve
     Raises:
         ValueError: a variant is wrong by itself, or does not fit the others.
     """
-    configs = {name: _resolved(name, [*words, *_split(name, text)], resolve) for name, text in variants.items()}
+    configs = {
+        name: _resolved(name, [*words, *_split(name, text)], resolve) for name, text in variants.items()
+    }
     first = next(iter(configs))
     for name, config in configs.items():
         _check_shared(first, configs[first], name, config)
@@ -76,8 +78,8 @@ def _check_together(configs: Mapping[str, Mapping[str, Any]]) -> None:
     modes = {config["timing"]["mode"] for config in configs.values()}
     if len(modes) > 1 and first["cluster"]["where"] == "virtual" and first["device"] == "cuda":
         raise ValueError(
-            f"timing.mode={','.join(sorted(modes))} in one run: virtual ranks on a GPU have one kind of clock; "
-            "take one mode, or cluster=local"
+            f"timing.mode={','.join(sorted(modes))} in one run: virtual ranks on a GPU have one kind of "
+            "clock; take one mode, or cluster=local"
         )
 
 

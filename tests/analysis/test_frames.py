@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.frames import Frames, combine, from_attempts
+from analysis.files import Damaged
+from analysis.frames import Frames, combine, from_attempts, of_attempt, typed
 from analysis.records import Store
 from tests import synthetic
 
@@ -75,3 +76,34 @@ def test_combine_takes_a_run_whole_from_the_newer_frames(store: Store, frames: F
     assert len(both.runs) == 3
     assert (both.steps["key"] == key).sum() == 2 * 12
     assert len(both.steps) == 2 * 20 + 2 * 12
+
+
+def test_variants_of_one_run_have_a_key_each_and_share_a_group(tmp_path: Path) -> None:
+    attempt = synthetic.alternated(Store(tmp_path), ["dense", "topk"], blocks=4, block_steps=3)
+    frames, notes = of_attempt(attempt)
+    assert not notes
+    assert frames.runs["key"].to_list() == [f"{attempt.key}/dense", f"{attempt.key}/topk"]
+    assert frames.runs["method.name"].to_list() == frames.runs["variant"].to_list() == ["dense", "topk"]
+    assert set(frames.runs["group"]) == {attempt.key}
+    for key in frames.runs["key"]:
+        steps = frames.steps[(frames.steps["key"] == key) & (frames.steps["rank"] == 0)]
+        assert steps["step"].to_list() == list(range(2 + 4 * 3))
+        assert steps["block"].to_list() == [0, 0, *(block for block in (1, 2, 3, 4) for _ in range(3))]
+
+
+def test_a_line_of_no_variant_is_damage(tmp_path: Path) -> None:
+    attempt = synthetic.alternated(Store(tmp_path), ["dense", "topk"], blocks=1, block_steps=1)
+    path = attempt.rank_path(0)
+    path.write_text(path.read_text().replace('"variant":"topk"', '"variant":"topq"'))
+    attempt.update(files=attempt.fingerprints())
+    with pytest.raises(Damaged, match="variant topq"):
+        of_attempt(attempt)
+
+
+def test_ordinary_runs_and_older_tables_are_in_no_group(tmp_path: Path) -> None:
+    frames = of_attempt(synthetic.timed(Store(tmp_path), synthetic.config()))[0]
+    older = typed("steps", frames.steps.drop(columns="block"))
+    for steps in (frames.steps, older):
+        assert steps["block"].isna().all()
+    for runs in (frames.runs, typed("runs", frames.runs.drop(columns="group"))):
+        assert runs["group"].to_list() == [None]

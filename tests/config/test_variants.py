@@ -1,0 +1,59 @@
+"""Variants that take turns in one run: composed like any run, and told apart by what they may differ in."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis.records import measured_config, run_id, run_key, variant_configs
+from experiments.config import compose
+
+BASE = ["task=cnn_digits", "cluster=local", "train.validate=never"]
+DENSE, TOPK = "dense:'method=dense'", "topk:'method=topk method.density_warmup=[]'"
+
+
+def variants(*pairs: str) -> str:
+    return f"variants={{{','.join(pairs)}}}"
+
+
+def test_each_variant_is_the_config_of_its_own_words() -> None:
+    config = compose.resolve([*BASE, variants(DENSE, TOPK)])
+    found = variant_configs(config)
+    assert list(found) == ["dense", "topk"]
+    for name, words in (("dense", ["method=dense"]), ("topk", ["method=topk", "method.density_warmup=[]"])):
+        alone = compose.resolve([*BASE, *words])
+        assert found[name] == {key: value for key, value in alone.items() if key != "variants"}
+
+
+def test_the_run_is_named_by_its_turns_and_its_key_knows_their_order() -> None:
+    one, other = (compose.resolve([*BASE, variants(*pairs)]) for pairs in ((DENSE, TOPK), (TOPK, DENSE)))
+    assert run_id(one).startswith("alternating-cnn_digits-2w-local-")
+    assert one["method"]["name"] == "dense", "the first is what the others are compared with"
+    assert run_key(one) != run_key(other)
+
+
+def test_how_turns_are_taken_is_no_part_of_an_ordinary_run() -> None:
+    assert not {"variants", "alternate"} & measured_config(compose.resolve(BASE)).keys()
+    assert "alternate" in measured_config(compose.resolve([*BASE, variants(DENSE, TOPK)]))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([variants(DENSE)], "two or more"),
+        ([variants(DENSE, "again:'method=dense'")], "dense and again are the same"),
+        ([variants(DENSE, "large:'method=dense task.batch_size=64'")], r"batch_size.*may differ in method"),
+        ([variants(DENSE, "odd:'method=topq'")], "variant odd: no method 'topq'"),
+        ([variants(DENSE, "odd:'method=topk \"'")], r"variants\.odd=.* can't be read"),
+        ([variants(DENSE, TOPK), "train.steps=5"], r"train\.steps: how long"),
+        (["alternate.blocks=5"], "there are no variants"),
+        (["variants=dense"], "names with words"),
+        (["cluster=virtual", variants(DENSE, "late:'method=topk overlap=true'")], "variant late: overlap"),
+        (
+            ["cluster=virtual", "device=cuda", variants(DENSE, "p:'method=dense timing.mode=production'")],
+            "one kind of clock",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(words: list[str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        compose.resolve([*BASE, *words])
