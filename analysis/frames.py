@@ -38,6 +38,7 @@ COLUMNS: dict[str, dict[str, type]] = {
     "epochs": {
         "key": TEXT, "epoch": WHOLE, "step": WHOLE,
         **dict.fromkeys(("train_loss", "val_loss", "val_top1", "val_top5", "wall_s", *EPOCH_MEANS), NUMBER),
+        **dict.fromkeys(("captured_energy", "test_loss", "test_top1"), NUMBER),
     },
     "spans": {
         "key": TEXT, "rank": WHOLE, "step": WHOLE, "phase": TEXT, "start_s": NUMBER, "duration_s": NUMBER

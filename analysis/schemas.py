@@ -177,6 +177,8 @@ class Epoch(Struct, frozen=True, tag_field="kind", tag="epoch"):
     update_density: Number | None = None
     captured_energy: Number | None = None
     variant: Name | None = None
+    test_loss: float | None = None
+    test_top1: Number | None = None
 
 
 Line = Step | Epoch

@@ -139,7 +139,10 @@ def train(
         if ends_epoch or (step + 1) % STEPS_PER_WRITE == 0:
             steps.write()
         if ends_epoch and is_due:
-            steps.end_epoch(epoch, step, metrics, watch.share() if watch else None)
+            tested = None
+            if metrics and data.unseen and step + 1 == settings.num_steps:
+                tested = task.evaluate(model, data, dtype, data.unseen)
+            steps.end_epoch(epoch, step, metrics, watch.share() if watch else None, tested)
         if validates:
             comm.barrier()  # the others did not validate; that is not part of their next step's wait
         progress(step + 1)

@@ -96,7 +96,12 @@ class StepLog:
         self.log.flush()
 
     def end_epoch(
-        self, epoch: int, step: int, metrics: Metrics | None, captured_energy: float | None = None
+        self,
+        epoch: int,
+        step: int,
+        metrics: Metrics | None,
+        captured_energy: float | None = None,
+        tested: Metrics | None = None,
     ) -> None:
         """Note the means since the last call, on the worker that validated.
 
@@ -104,6 +109,7 @@ class StepLog:
             epoch: counted from 0, as `step` is.
             metrics: of the validation; None where this worker did not validate.
             captured_energy: in this step; None where nothing is selected.
+            tested: of the test set at the end, where training images stood in for it until then.
         """
         means = self._means()
         if metrics is not None:
@@ -117,6 +123,7 @@ class StepLog:
                 val_top5=metrics.top5,
                 wall_s=self.timed_s,
                 captured_energy=captured_energy,
+                **({} if tested is None else {"test_loss": tested.loss, "test_top1": tested.top1}),
             )
 
     def state(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from experiments.training.datasets import REGISTRY, Dataset
+from experiments.training.datasets import REGISTRY, Dataset, Split
 from sparsify import host_sync
 
 EVAL_BATCH = 500  # changes no result: evaluation uses running statistics, and the metrics are sums
@@ -142,22 +142,25 @@ class Task:
         return functional.cross_entropy(outputs, labels)
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, data: Dataset, dtype: torch.dtype) -> Metrics:
-        """Loss and accuracy over the whole test set, with this worker's batch-norm statistics.
+    def evaluate(
+        self, model: nn.Module, data: Dataset, dtype: torch.dtype, split: Split | None = None
+    ) -> Metrics:
+        """Loss and accuracy over all of `data.test`, or `split`, with this worker's batch-norm statistics.
 
         The published code averages percentages batch by batch, the last batch of 16 as heavy as the others;
         this is the exact mean over images.
         """
         model.eval()
+        tested = split or data.test
         sums = []  # of each batch: loss, hits, hits among five
-        for start in range(0, len(data.test.labels), EVAL_BATCH):
-            images = data.test.images[start : start + EVAL_BATCH].to(dtype)
-            labels = data.test.labels[start : start + EVAL_BATCH]
+        for start in range(0, len(tested.labels), EVAL_BATCH):
+            images = tested.images[start : start + EVAL_BATCH].to(dtype)
+            labels = tested.labels[start : start + EVAL_BATCH]
             outputs = model(self.laid_out(data.normalised(images)))
             loss = functional.cross_entropy(outputs, labels, reduction="sum")
             hits = outputs.topk(5, dim=1).indices == labels[:, None]
             sums.append(torch.stack([loss.double(), hits[:, 0].sum(), hits.sum()]))
         model.train()
-        count = len(data.test.labels)
+        count = len(tested.labels)
         total, top1, top5 = map(math.fsum, zip(*host_sync.to_host(torch.stack(sums)), strict=True))
         return Metrics(total / count, 100 * top1 / count, 100 * top5 / count)

@@ -109,8 +109,17 @@ def test_images_that_are_held_out_are_not_trained_on(digits: Dataset) -> None:
         return sorted(image.numpy().tobytes() for split in splits for image in split.images)
 
     assert rows(data.train, data.test) == rows(digits.train)
+    assert data.unseen is digits.test
     again = digits.holding_out(100)
     assert torch.equal(again.test.images, data.test.images)
+
+
+def test_the_test_set_is_seen_once_at_the_end_where_images_were_held_out(digits: Dataset) -> None:
+    first, _, last = trained(digits.holding_out(100))[0].of("epoch")
+    assert "test_top1" not in first
+    assert 0 <= last["test_top1"] <= 100
+    assert last["test_top1"] != last["val_top1"]
+    assert not any("test_top1" in line for line in trained(digits)[0].of("epoch"))
 
 
 def test_holding_out_all_images_is_refused(digits: Dataset) -> None:

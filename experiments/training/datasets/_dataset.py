@@ -27,19 +27,21 @@ class Dataset:
     name: str  # as captions write it
     digest: str  # SHA-256 of all images and labels
     train: Split
-    test: Split
+    test: Split  # what is validated on
     classes: int
     padding: int  # random crops after padding with so many black pixels; 0: none
     flip: bool  # mirror every other image
     mean: tuple[float, ...]  # per channel, in units of the full pixel value
     std: tuple[float, ...]
+    unseen: Split | None = None  # the test set, where part of the training images stands in for it
 
     def to(self, device: torch.device) -> Dataset:
-        return replace(self, train=self.train.to(device), test=self.test.to(device))
+        unseen = self.unseen and self.unseen.to(device)
+        return replace(self, train=self.train.to(device), test=self.test.to(device), unseen=unseen)
 
     def holding_out(self, count: int) -> Dataset:
-        """Trained without `count` of the training images, and tested on these: what is tuned so has not seen
-        the test set. The same images whatever the seed of a run.
+        """Trained without `count` of the training images, and validated on these: what is tuned so has not
+        seen the test set. The same images whatever the seed of a run.
 
         Raises:
             ValueError: no image would be left.
@@ -54,9 +56,8 @@ class Dataset:
         held_out, kept = (
             Split(*(part[of] for part in self.train)) for of in order.split([count, images - count])
         )
-        return replace(
-            self, name=f"{self.name} ({count:,} training images held out)", train=kept, test=held_out
-        )
+        name = f"{self.name} ({count:,} training images held out)"
+        return replace(self, name=name, train=kept, test=held_out, unseen=self.test)
 
     @property
     def pixels(self) -> int:
