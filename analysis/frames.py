@@ -38,7 +38,6 @@ COLUMNS: dict[str, dict[str, type]] = {
     "epochs": {
         "key": TEXT, "epoch": WHOLE, "step": WHOLE,
         **dict.fromkeys(("train_loss", "val_loss", "val_top1", "val_top5", "wall_s", *EPOCH_MEANS), NUMBER),
-        **dict.fromkeys(("captured_energy", "test_loss", "test_top1"), NUMBER),
     },
     "spans": {
         "key": TEXT, "rank": WHOLE, "step": WHOLE, "phase": TEXT, "start_s": NUMBER, "duration_s": NUMBER
@@ -48,7 +47,7 @@ COLUMNS: dict[str, dict[str, type]] = {
 LATER: dict[str, dict[str, type]] = {
     "runs": {"group": TEXT, "variant": TEXT},
     "steps": {"block": NUMBER},  # NaN in ordinary runs; 0: warm-up
-    "epochs": {"captured_energy": NUMBER},
+    "epochs": dict.fromkeys(("captured_energy", "test_loss", "test_top1"), NUMBER),
     "spans": {},
 }
 
