@@ -32,6 +32,7 @@ on a cluster (cluster=NAME, a file of conf/cluster), `run` and `reproduce` queue
   why RUN [--against RUN]   what a run did and why it failed; or what differed between where two were measured
 
   COMMAND --help            what stands behind a command
+  --all                     of a figure, also the runs that make it firmer, mostly with more seeds
   --force, or FORCE=1       measure again what is already measured (earlier attempts are kept)
   --traceback               show where an error came from
 """
@@ -49,7 +50,7 @@ IN_THE_WAY = {
     errno.ENXIO: "is no file: move it away",
     errno.EIO: "can't be read: the disk fails",
 }
-OPTIONS = ("--against", "--force", "--help", "--sbatch", "--ship", "--traceback")
+OPTIONS = ("--against", "--all", "--force", "--help", "--sbatch", "--ship", "--traceback")
 
 
 def main(words: Sequence[str]) -> int:

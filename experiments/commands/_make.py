@@ -21,6 +21,11 @@ def is_forced(options: set[str]) -> bool:
     return "--force" in options or environment.flag("FORCE")
 
 
+def is_all(options: set[str]) -> bool:
+    """Are the runs asked for, too, that make a figure firmer?"""
+    return "--all" in options
+
+
 def or_exit(make: Callable[[], T]) -> T:
     """A failed run ends the command with its sentence: exit code 2 where the words were at fault, else 1."""
     try:

@@ -14,7 +14,7 @@ from analysis.schemas import Index
 from experiments import figures
 from experiments.commands._draw import redraw_shipped, runs_of
 from experiments.config.folders import ROOT, Folders
-from experiments.config.plan import configs_of
+from experiments.config.plan import configs_of, more_configs_of
 
 SHIPPED_PROFILES = ("laptop", "paper")
 DECIDED = ("reproduced", "partly", "not reproduced", "inconclusive")
@@ -67,7 +67,8 @@ def complete_figures(folders: Folders) -> Iterator[tuple[str, list[str]]]:
         for profile in SHIPPED_PROFILES:
             configs = configs_of(item, profile)
             if configs and all(folders.store.valid(config) for config in configs):
-                yield f"{item}-{profile}", [run_id(config) for config in configs]
+                configs += [more for more in more_configs_of(item, profile) if folders.store.valid(more)]
+                yield f"{item}-{profile}", list(dict.fromkeys(map(run_id, configs)))
 
 
 def index_of(path: Path) -> list[str]:

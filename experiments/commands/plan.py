@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.commands._find import check_on_slurm
-from experiments.commands._make import say
+from experiments.commands._make import is_all, say
 from experiments.config.folders import Folders
 from experiments.config.grid import name_and_configs
 from experiments.config.measured import missing
@@ -15,7 +15,7 @@ LISTED = 30  # jobs that are described one by one
 
 def plan(words: list[str], options: set[str]) -> int:
     """The runs, arrays and node-hours that `submit` with these words would mean; submits nothing."""
-    name, configs = name_and_configs(words)
+    name, configs = name_and_configs(words, is_all(options))
     try:
         planned = plan_runs(configs, say)
     except ValueError as error:

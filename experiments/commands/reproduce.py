@@ -6,10 +6,10 @@ from functools import partial
 from analysis.records import run_id
 from experiments import figures
 from experiments.commands._draw import Drawn, draw_local
-from experiments.commands._make import is_forced, or_exit, say
+from experiments.commands._make import is_all, is_forced, or_exit, say
 from experiments.config.folders import Folders
 from experiments.config.measured import missing
-from experiments.config.plan import configs_of, plan_runs, profile_of
+from experiments.config.plan import configs_of, more_configs_of, plan_runs, profile_of
 from experiments.launch.dispatch import run_all
 
 
@@ -21,18 +21,25 @@ def reproduce(words: list[str], options: set[str]) -> int:
         raise ValueError(f"reproduce what? There are: {', '.join(figures.items())}")
     for item in items:
         figures.check(item)
-    force = is_forced(options)
-    drawn = [or_exit(partial(reproduce_item, item, overrides, Folders(), force)) for item in items]
+    how = {"force": is_forced(options), "more": is_all(options)}
+    drawn = [or_exit(partial(reproduce_item, item, overrides, Folders(), **how)) for item in items]
     for figure in drawn:
         print(f"\n{figure.table}\n\n{figure.item}: {figure.picture}")
     return 0
 
 
-def reproduce_item(item: str, overrides: Sequence[str], folders: Folders, force: bool = False) -> Drawn:
-    """Make what is missing, then draw."""
+def reproduce_item(
+    item: str, overrides: Sequence[str], folders: Folders, force: bool = False, more: bool = False
+) -> Drawn:
+    """Make what is missing, then draw, with the runs that make the figure firmer where they are there."""
     profile = profile_of(overrides)
-    planned = plan_runs(configs_of(item, profile, overrides), say)
+    optional = more_configs_of(item, profile, overrides)
+    planned = plan_runs(configs_of(item, profile, overrides) + (optional if more else []), say)
     todo = planned if force else missing(planned, folders, say)
     say(f"{item} ({profile}): {len(planned)} runs, {len(todo)} missing")
+    if absent := [] if more else [config for config in optional if not folders.store.valid(config)]:
+        say(f"{item} ({profile}): {len(absent)} runs more make it firmer; --all makes them, too")
     run_all(todo, folders, f"{item}-{profile}", [item, *overrides], say, force)
-    return draw_local(item, profile, [run_id(run.config) for run in planned], folders)
+    there = [config for config in optional if folders.store.valid(config)]
+    names = dict.fromkeys(run_id(config) for config in [*(run.config for run in planned), *there])
+    return draw_local(item, profile, list(names), folders)

@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 
 from experiments import figures
 from experiments.config import compose
-from experiments.config.plan import configs_of, profile_of
+from experiments.config.plan import configs_of, more_configs_of, profile_of
 from sparsify.ranges import shown
 
 MOST_RUNS = 10_000
@@ -56,8 +56,9 @@ def _values(word: str) -> list[str]:
     return [f"{key}={value}" for value in found]
 
 
-def name_and_configs(words: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
-    """What `plan` and `submit` were asked for: figures' runs, else one run, else a grid of them.
+def name_and_configs(words: Sequence[str], more: bool = False) -> tuple[str, list[dict[str, Any]]]:
+    """What `plan` and `submit` were asked for: figures' runs (and those that make them firmer), else one run,
+    else a grid of them.
 
     A grid's point at which a method lacks a hyperparameter that others have (`method=dense,topk
     method.density=0.01`) is the run without it.
@@ -68,7 +69,8 @@ def name_and_configs(words: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
         figures.check(item)
     profile = profile_of(overrides)
     if items:
-        found = [config for item in items for config in configs_of(item, profile, overrides)]
+        sources = (configs_of, more_configs_of) if more else (configs_of,)
+        found = [config for of in sources for item in items for config in of(item, profile, overrides)]
         return "-".join([*items, profile]), found
     rest = [word for word in overrides if not word.startswith("profile=")]
     points = expand(rest)

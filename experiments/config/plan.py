@@ -72,9 +72,19 @@ def has_gpu() -> bool:
 
 
 def configs_of(item: str, profile: str, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The resolved configs of a figure's runs."""
+    """The resolved configs of the runs that a figure needs."""
+    return _resolved(figures.load(item).runs(profile), overrides)
+
+
+def more_configs_of(item: str, profile: str, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Those of the runs that make a figure firmer, mostly with more seeds: drawn where they are there."""
+    figure = figures.load(item)
+    return _resolved(figure.more_runs(profile), overrides) if hasattr(figure, "more_runs") else []
+
+
+def _resolved(runs: Sequence[Sequence[str]], overrides: Sequence[str]) -> list[dict[str, Any]]:
     extra = [word for word in overrides if not word.startswith("profile=")]
-    return [compose.resolve([*run, *extra]) for run in figures.load(item).runs(profile)]
+    return [compose.resolve([*run, *extra]) for run in runs]
 
 
 def profile_of(overrides: Sequence[str]) -> str:

@@ -24,8 +24,11 @@ from experiments.launch.status import StatusView
 from slurm import environment, queue
 
 
-def run_in_allocation(words: Sequence[str], say: Callable[[str], None]) -> int:
+def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bool = False) -> int:
     """Carry out the grid's missing runs here; returns the exit code of the job.
+
+    Args:
+        more: of figures, also the runs that make them firmer.
 
     Raises:
         ValueError: this is no allocation, or not one for these runs.
@@ -37,7 +40,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None]) -> int:
         )
     _check_cluster(words)
     job, folders = environment.job_id(), Folders()
-    planned = in_random_order(plan_runs(name_and_configs(_fitted(words, here))[1], say))
+    planned = in_random_order(plan_runs(name_and_configs(_fitted(words, here), more)[1], say))
     for run in planned:
         _check(run, here)
     todo = _missing(planned, folders, job, say)
