@@ -151,6 +151,15 @@ class Checkpointer:
         if word == STOP:
             raise Preempted(done)
 
+    def end_block(self) -> None:
+        """For what can't go on from a checkpoint.
+
+        Raises:
+            Preempted: somebody was told to stop.
+        """
+        if self.agreement.after_step() == STOP:
+            raise Preempted(0)
+
     def save(self, done: int, state: TrainingState) -> None:
         """Write a checkpoint; returns when all of it is on the disk.
 

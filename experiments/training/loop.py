@@ -36,7 +36,7 @@ class Settings(NamedTuple):
     """What the loop needs besides task and method."""
 
     seed: int
-    num_steps: int
+    num_steps: int | None  # None: until `Training.finish`
     validate: bool  # after every `validate_every` epochs and at the end
     device: torch.device
     dtype: torch.dtype
@@ -45,6 +45,151 @@ class Settings(NamedTuple):
     recorder: Recorder | None = None  # of forward and backward, to repeat them where nothing looks in
     epoch_steps: int | None = None  # of the clock of learning rate, density and validation; None: the task's
     validate_every: int = 1
+
+
+class Training:
+    """One worker's model, trained together with the others', a step at a time.
+
+    Args:
+        checkpointer: knows where to go on from.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        data: Dataset,
+        method: Method,
+        comm: Comm,
+        timer: PhaseTimer,
+        log: Log,
+        settings: Settings,
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
+        seed, device, dtype = settings.seed, settings.device, settings.dtype
+        self.task, self.data, self.comm, self.timer, self.settings = task, data, comm, timer, settings
+        self.model = task.model(data, seed, device, dtype)
+        for tensor in self.model.state_dict().values():
+            comm.broadcast(tensor)
+        self.optimiser = task.optimiser(self.model)
+        check_momentum(self.optimiser, method)
+        instrumented, named = InstrumentedComm(comm, timer, self.read_loss), self.model.named_parameters()
+        self.aggregator = Aggregator(method, named, instrumented, timer, seed, select=settings.select)
+        self.overlap = Overlap(self.aggregator) if settings.overlap else None
+        augmentation = BucketContext(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
+        self.steps_per_epoch = settings.epoch_steps or task.steps_per_epoch(data, comm.size)
+        self.log = StepLog(timer, comm, log, device)
+        self.state = TrainingState(self.model, self.optimiser, self.aggregator, augmentation, self.log)
+        timer.num_steps = self.done = checkpointer.restore(self.state) if checkpointer else 0
+        self.batches = task.batches(data, comm.rank, comm.size, seed, augmentation, dtype, first=self.done)
+        self.unread: Tensor | None = None  # as published, the loss that nobody has read
+        self.recorded = None
+        if settings.recorder and timer.mode == "production" and not self.overlap:
+            work, gradients = self.forward_and_backward, self.aggregator.gradients
+            self.recorded = Recorded(work, self.model, gradients, settings.recorder, self.say)
+
+    def step(self) -> None:
+        """One step of all workers."""
+        step, epoch = self.done, self.done // self.steps_per_epoch
+        timer, aggregator, overlap = self.timer, self.aggregator, self.overlap
+        published, metrics = timer.mode == "as_published", None
+        validates = self.validates_after(step) and not published
+        watch = CapturedEnergy() if validates else None
+        if timer.mode == "serialised":
+            self.comm.barrier()  # what a rank did since its last step, records and such, is no wait of this
+        with timer.step():
+            if owes := published and step > 0 and self.validates_after(step - 1):
+                with timer.phase("validate"):  # by rank 0, while the others go on to their final wait
+                    metrics = self.validation()
+            with timer.phase("io"):
+                inputs, labels = next(self.batches)
+            rate = self.task.learning_rate(step, self.steps_per_epoch)
+            if overlap:
+                overlap.begin(epoch, rate)
+            loss = (self.recorded or self.forward_and_backward)(inputs, labels)
+            if overlap:
+                report = overlap.finish()
+            with timer.phase("check"):
+                finite = aggregator.gradients.finite()  # of the average, where they overlap
+                if timer.mode == "serialised" and (layer := aggregator.gradients.nonfinite(finite)):
+                    raise NonFinite(self.comm.rank, step, layer)
+            if not overlap:
+                report = aggregator.aggregate(epoch, rate, watch)
+            with timer.phase("update"):
+                set_learning_rate(self.optimiser, rate)
+                self.optimiser.step()
+
+        self.done += 1
+        if owes:
+            self.log.end_epoch((step - 1) // self.steps_per_epoch, step - 1, metrics)
+        # In other modes nobody has looked at `finite`, which would make the host wait: the log will.
+        self.log.observe(step, epoch, loss, rate, report, aggregator, finite)
+        if validates:
+            metrics = self.validation()
+        if self.ends_epoch(step) or self.done % STEPS_PER_WRITE == 0:
+            self.log.write()
+        if self.is_due_after(step) and not (published and self.settings.validate):
+            captured = watch.share() if watch else None
+            self.log.end_epoch(epoch, step, metrics, captured, self.tested(metrics))
+        if validates:
+            self.comm.barrier()  # the others did not validate; that is not part of their next step's wait
+
+    def forward_and_backward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        with self.timer.phase("forward"):
+            loss = self.task.loss(self.model(inputs), labels)
+        with self.timer.phase("backward"):
+            self.aggregator.gradients.zero_()
+            loss.backward()
+        self.unread = loss = loss.detach()
+        return loss
+
+    def read_loss(self) -> None:
+        """The first time that the published code waits for the device: its backward hook has compressed and
+        begun to send by then, and its final wait is yet to come.
+        """
+        loss, self.unread = self.unread, None
+        if loss is not None:
+            with self.timer.phase("backward"):
+                loss.item()
+
+    def ends_epoch(self, step: int) -> bool:
+        return (step + 1) % self.steps_per_epoch == 0 or step + 1 == self.settings.num_steps
+
+    def is_due_after(self, step: int) -> bool:
+        """Is it the end of `validate_every` epochs?"""
+        is_last = step + 1 == self.settings.num_steps
+        whole = (step // self.steps_per_epoch + 1) % self.settings.validate_every == 0
+        return self.ends_epoch(step) and (whole or is_last)
+
+    def validates_after(self, step: int) -> bool:
+        """As published: in the step that follows."""
+        return self.settings.validate and self.is_due_after(step)
+
+    def validation(self) -> Metrics | None:
+        return self.task.evaluate(self.model, self.data, self.settings.dtype) if self.comm.rank == 0 else None
+
+    def tested(self, metrics: Metrics | None) -> Metrics | None:
+        """After the last step, of the test set, where training images stood in for it until then."""
+        if metrics is None or self.data.unseen is None or self.done != self.settings.num_steps:
+            return None
+        return self.task.evaluate(self.model, self.data, self.settings.dtype, self.data.unseen)
+
+    def say(self, line: str) -> None:
+        if self.comm.rank == 0:
+            print(line, file=sys.stderr)
+
+    def finish(self) -> Trained:
+        """After the last step."""
+        self.log.write()
+        if self.timer.mode == "as_published" and self.validates_after(self.done - 1):
+            epoch = (self.done - 1) // self.steps_per_epoch  # no step follows in which to validate
+            metrics = self.validation()
+            self.log.end_epoch(epoch, self.done - 1, metrics, tested=self.tested(metrics))
+        self.log.log.flush()
+        if self.overlap:
+            self.overlap.close()
+        return Trained(
+            self.model, searched(self.aggregator), self.recorded.outcome if self.recorded else None
+        )
 
 
 def train(
@@ -58,100 +203,19 @@ def train(
     progress: Callable[[int], None] = lambda step: None,
     checkpointer: Checkpointer | None = None,
 ) -> Trained:
-    """Train one worker's model together with the others.
+    """Train one worker's model together with the others, to the end.
 
     Args:
         progress: told the number of steps done, after each step.
         checkpointer: saves now and then, and knows where to go on from.
     """
-    seed, device, dtype = settings.seed, settings.device, settings.dtype
-    model = task.model(data, seed, device, dtype)
-    for tensor in model.state_dict().values():
-        comm.broadcast(tensor)
-    optimiser = task.optimiser(model)
-    check_momentum(optimiser, method)
-    instrumented, named = InstrumentedComm(comm, timer), model.named_parameters()
-    aggregator = Aggregator(method, named, instrumented, timer, seed, select=settings.select)
-    overlap = Overlap(aggregator) if settings.overlap else None
-    gradients = aggregator.gradients
-    augmentation = BucketContext(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
-    steps_per_epoch = settings.epoch_steps or task.steps_per_epoch(data, comm.size)
-    steps = StepLog(timer, comm, log, device)
-    state = TrainingState(model, optimiser, aggregator, augmentation, steps)
-    timer.num_steps = done = checkpointer.restore(state) if checkpointer else 0
-    batches = task.batches(data, comm.rank, comm.size, seed, augmentation, dtype, first=done)
-
-    def forward_and_backward(inputs: Tensor, labels: Tensor) -> Tensor:
-        with timer.phase("forward"):
-            loss = task.loss(model(inputs), labels)
-        with timer.phase("backward"):
-            gradients.zero_()
-            loss.backward()
-            if timer.mode == "as_published":
-                loss.item()  # the published code reads the loss here, its first wait for the device
-        return loss.detach()
-
-    def say(line: str) -> None:
-        if comm.rank == 0:
-            print(line, file=sys.stderr)
-
-    recorded = None
-    if settings.recorder and timer.mode == "production" and not overlap:
-        recorded = Recorded(forward_and_backward, model, gradients, settings.recorder, say)
-
-    def validation() -> Metrics | None:
-        return task.evaluate(model, data, dtype) if comm.rank == 0 else None
-
-    for step in range(done, settings.num_steps):
-        epoch = step // steps_per_epoch
-        ends_epoch = (step + 1) % steps_per_epoch == 0 or step + 1 == settings.num_steps
-        is_due = (epoch + 1) % settings.validate_every == 0 or step + 1 == settings.num_steps
-        validates, metrics = ends_epoch and is_due and settings.validate, None
-        watch = CapturedEnergy() if validates else None
-        if timer.mode == "serialised":
-            comm.barrier()  # what a rank did since its last step, records and such, is not this step's wait
-        with timer.step():
-            with timer.phase("io"):
-                inputs, labels = next(batches)
-            rate = task.learning_rate(step, steps_per_epoch)
-            if overlap:
-                overlap.begin(epoch, rate)
-            loss = (recorded or forward_and_backward)(inputs, labels)
-            if overlap:
-                report = overlap.finish()
-            with timer.phase("check"):
-                finite = gradients.finite()  # of the average, where they overlap
-                if timer.mode != "production" and (layer := gradients.nonfinite(finite)):
-                    raise NonFinite(comm.rank, step, layer)
-            if not overlap:
-                report = aggregator.aggregate(epoch, rate, watch)
-            with timer.phase("update"):
-                set_learning_rate(optimiser, rate)
-                optimiser.step()
-            if validates and timer.mode == "as_published":
-                with timer.phase("validate"):  # inside the timed step, while the others wait: as published
-                    metrics = validation()
-
-        # In production nobody has looked at `finite`, which would make the host wait: the log will.
-        steps.observe(step, epoch, loss, rate, report, aggregator, finite)
-        if validates and timer.mode != "as_published":
-            metrics = validation()
-        if ends_epoch or (step + 1) % STEPS_PER_WRITE == 0:
-            steps.write()
-        if ends_epoch and is_due:
-            tested = None
-            if metrics and data.unseen and step + 1 == settings.num_steps:
-                tested = task.evaluate(model, data, dtype, data.unseen)
-            steps.end_epoch(epoch, step, metrics, watch.share() if watch else None, tested)
-        if validates:
-            comm.barrier()  # the others did not validate; that is not part of their next step's wait
-        progress(step + 1)
-        if checkpointer and step + 1 < settings.num_steps:
-            checkpointer.end_step(step + 1, state)
-    log.flush()
-    if overlap:
-        overlap.close()
-    return Trained(model, searched(aggregator), recorded.outcome if recorded else None)
+    training = Training(task, data, method, comm, timer, log, settings, checkpointer)
+    while training.done != settings.num_steps:
+        training.step()
+        progress(training.done)
+        if checkpointer and training.done != settings.num_steps:
+            checkpointer.end_step(training.done, training.state)
+    return training.finish()
 
 
 def searched(aggregator: Aggregator) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class StepLog:
     def __init__(self, timer: PhaseTimer, comm: Comm, log: Log, device: torch.device) -> None:
         self.timer, self.comm, self.log, self.device = timer, comm, log, device
         self.waiting: list[dict[str, Any]] = []
-        self.finite: list[Tensor] = []  # (tensors,) bool of each waiting step, in production
+        self.finite: list[Tensor] = []  # (tensors,) bool of each waiting step, until somebody looks
         self.names: list[str] = []  # of these tensors
         self.epoch: list[
             dict[str, float]
@@ -56,10 +56,10 @@ class StepLog:
         """Note one step, counted from 0. Nothing of it makes the host wait for the device.
 
         Args:
-            finite: as `Gradients.finite` said; in production nobody has looked at it.
+            finite: as `Gradients.finite` said; nobody has looked at it but in mode serialised.
         """
         n = aggregator.num_elements
-        if self.timer.mode == "production":
+        if self.timer.mode != "serialised":
             self.finite.append(finite)
             self.names = [name for name, _ in aggregator.gradients.parameters]
         self.waiting.append(
@@ -80,7 +80,7 @@ class StepLog:
         """Close the window: write the waiting steps to the log. Collective: all ranks write together.
 
         Raises:
-            NonFinite: on all ranks, in production: in one of these steps a gradient had a NaN or Inf.
+            NonFinite: on all ranks: a gradient had a NaN or Inf that nobody has looked for.
         """
         samples = self.timer.resolve(self._gather)
         self._check_finite()

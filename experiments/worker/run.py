@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from analysis.files import PATIENCE_S, RankLog, write_atomic
-from analysis.records import Attempt
+from analysis.records import Attempt, variant_configs
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
+from experiments.training.alternation import TurnLog, Turns, Variant, alternate
 from experiments.training.checkpoint import Checkpointer
 from experiments.training.datasets import Dataset
 from experiments.training.graph import CudaRecorder
-from experiments.training.loop import Settings, Trained, train
+from experiments.training.loop import Settings, Trained, Training, train
 from experiments.training.stop import Preempted, Stop
 from experiments.training.task import Task
 from experiments.worker import hardware
@@ -52,6 +53,20 @@ class Built(NamedTuple):
     method: Method
     settings: Settings
     steps_per_epoch: int
+    variants: Mapping[str, Built] = {}  # where several take turns, with the same data
+
+    @property
+    def turns(self) -> Turns:
+        return Turns(
+            **self.config["alternate"],
+            warmup_steps=self.config["timing"]["warmup_steps"],
+            seed=self.config["seed"],
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Of all variants; where they take turns, the least."""
+        return self.settings.num_steps or len(self.variants) * self.turns.steps(self.turns.blocks)
 
     @property
     def is_virtual(self) -> bool:
@@ -86,9 +101,9 @@ class Built(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the manifest says of a run besides its provenance."""
+    """What the manifest says of a run besides its provenance; of several variants, of the first."""
 
-    steps: int
+    steps: int  # of each variant
     steps_per_epoch: int
     parameters: int
     tensors: int
@@ -96,6 +111,10 @@ class Outcome(NamedTuple):
     agreed: bool  # do all ranks hold these very weights?
     searching: dict[str, Any]  # of rank 0, see `loop.searched`; kernel: of all ranks
     graph: str | None  # of rank 0, see `loop.Trained`
+    alternated: dict[str, Any] | None = None  # how the turns ended, and what became of each variant
+
+    def facts(self) -> dict[str, Any]:
+        return {name: value for name, value in self._asdict().items() if name != "alternated" or value}
 
 
 def execute(
@@ -123,7 +142,7 @@ def execute(
     run = build(config, orders["data_root"], device)
     facts = {**provenance(run.data.name, run.data.digest, device), "image": orders.get("image")}
     facts["precision"] = precision_of(config["precision"], device)
-    progress = ProgressNote(start_folder / "progress.json", run.settings.num_steps)
+    progress = ProgressNote(start_folder / "progress.json", run.num_steps)
 
     def body(comm: Comm, clock: Callable[[], float]) -> Outcome:
         path = attempt.rank_path(comm.rank)
@@ -151,7 +170,7 @@ def execute(
             raise
         if place.rank == 0:
             attempt.finish(
-                config["workers"], simulated=run.is_virtual, after=state(device), **outcome._asdict()
+                config["workers"], simulated=run.is_virtual, after=state(device), **outcome.facts()
             )
 
 
@@ -204,17 +223,33 @@ def tf32_backends() -> list[Any]:
 
 
 def build(config: Mapping[str, Any], data_root: str | None, device: torch.device) -> Built:
-    """Task, data and method of a config.
+    """Task, data and method of a config, and of each of its variants.
 
     Raises:
         ValueError: hyperparameters or data that can't be used.
     """
     task: Task = TASKS.build(*_name_and_values(config["task"]))
-    method: Method = METHODS.build(*_name_and_values(config["method"]))
     data = datasets.load(task.dataset, Path(data_root) if data_root else None, device)
+    if config["train"].get("held_out"):  # older orders do not say
+        data = data.holding_out(config["train"]["held_out"])
+    run = build_on(data, config, device)
+    if not (configs := variant_configs(config)):
+        return run
+    return endless(run)._replace(
+        variants={name: endless(build_on(data, variant, device)) for name, variant in configs.items()}
+    )
+
+
+def endless(run: Built) -> Built:
+    """Until its turns are over."""
+    return run._replace(settings=run.settings._replace(num_steps=None))
+
+
+def build_on(data: Dataset, config: Mapping[str, Any], device: torch.device) -> Built:
+    """The same without variants, on data that were loaded."""
+    task: Task = TASKS.build(*_name_and_values(config["task"]))
+    method: Method = METHODS.build(*_name_and_values(config["method"]))
     train = config["train"]
-    if train.get("held_out"):  # older orders do not say
-        data = data.holding_out(train["held_out"])
     steps_per_epoch = train.get("epoch_steps") or task.steps_per_epoch(data, config["workers"])
     repeats = config.get("cuda_graph", True)  # older orders do not say
     settings = Settings(
@@ -255,18 +290,58 @@ def record(
     checkpointer = Checkpointer(attempt, comm, log, stop, every_min, settings.device)
     done = checkpointer.find()
     if comm.rank == 0:
-        attempt.start(done, facts["host"], steps=settings.num_steps, provenance=facts)
-    timing = config["timing"]
-    # After an interruption the machine has to warm up again.
-    first_steps = [start + timing["warmup_steps"] for start in (0, done)]
-    with_spans = {first + at for first in first_steps for at in range(timing["span_steps"])}
-    timer = run.timer(timing["mode"], comm, clock, with_spans.__contains__)
+        attempt.start(done, facts["host"], steps=run.num_steps, provenance=facts)
+    told = progress if comm.rank == 0 else (lambda step: None)
     try:
-        told = progress if comm.rank == 0 else (lambda step: None)
+        if run.variants:
+            return take_turns(run, comm, clock, log, told, checkpointer)
+        timer = run.timer(config["timing"]["mode"], comm, clock, keeps_spans(config["timing"], done))
         trained = train(run.task, run.data, run.method, comm, timer, log, settings, told, checkpointer)
     finally:
         log.flush(durable=True)
-    return outcome_of(trained, comm, settings.num_steps, run.steps_per_epoch)
+    return outcome_of(trained, comm, run.num_steps, run.steps_per_epoch)
+
+
+def take_turns(
+    run: Built,
+    comm: Comm,
+    clock: Callable[[], float],
+    log: RankLog,
+    progress: Callable[[int], None],
+    checkpointer: Checkpointer,
+) -> Outcome:
+    """Train the variants in turns, and say what became of each."""
+
+    def variant(name: str, built: Built) -> Variant:
+        own, timing = TurnLog(log, name), built.config["timing"]
+        timer = built.timer(timing["mode"], comm, clock, keeps_spans(timing))
+        return Variant(Training(built.task, built.data, built.method, comm, timer, own, built.settings), own)
+
+    def after_block(steps: int) -> None:
+        progress(steps)
+        checkpointer.end_block()
+
+    variants = {name: variant(name, built) for name, built in run.variants.items()}
+    ended = alternate(variants, comm, run.turns, run.settings.device, after_block)
+    steps = run.turns.steps(ended.blocks)
+    outcomes = {
+        name: outcome_of(training.finish(), comm, steps, run.steps_per_epoch)
+        for name, (training, _) in variants.items()
+    }
+    became = {name: outcome.facts() for name, outcome in outcomes.items()}
+    return next(iter(outcomes.values()))._replace(alternated={**ended._asdict(), "variants": became})
+
+
+def keeps_spans(timing: Mapping[str, Any], done: int = 0) -> Callable[[int], bool]:
+    """Of which steps every span is kept; after an interruption the machine has to warm up again.
+
+    Args:
+        done: steps, before this start.
+    """
+    first_steps = [start + timing["warmup_steps"] for start in (0, done)]
+    if timing["span_steps"] is None:
+        return lambda step: step >= first_steps[0]
+    return {first + at for first in first_steps for at in range(timing["span_steps"])}.__contains__
 
 
 def outcome_of(trained: Trained, comm: Comm, steps: int, steps_per_epoch: int) -> Outcome:

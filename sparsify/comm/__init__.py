@@ -184,11 +184,14 @@ class InstrumentedComm(CountingComm):
     *transfer* begins. production: nothing extra; whole durations, which `PhaseTimer.resolve` splits
     afterwards. as_published: the host's time in the final wait, as the published code timed Horovod's
     synchronize().
+
+    Args:
+        before_wait: as_published, called between the beginning of a collective and the wait for it.
     """
 
-    def __init__(self, comm: Comm, timer: PhaseTimer) -> None:
+    def __init__(self, comm: Comm, timer: PhaseTimer, before_wait: Callable[[], None] = lambda: None) -> None:
         super().__init__(comm)
-        self.timer = timer
+        self.timer, self.before_wait = timer, before_wait
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         self._count(cost.all_reduce(tensor.nbytes, self.size))
@@ -213,6 +216,7 @@ class InstrumentedComm(CountingComm):
             with self.timer.collective():
                 return begin()()
         finish = begin()
+        self.before_wait()
         with self.timer.phase("synchronize"):
             result = finish()
             self.timer.synchronise()  # Horovod's synchronize() returns when the data are there

@@ -1,0 +1,144 @@
+"""Several trainings in one group of processes, in turns of a few steps.
+
+What drifts while they run, such as the clock of the machine, its memory or other programs, meets all of them
+alike, and each round compares them anew. All see the same batches.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import scipy.stats
+import torch
+
+from experiments.training.loop import Training
+from experiments.training.step_log import Log
+from sparsify.comm import Comm, gather_json
+
+CONFIDENCE = 0.95
+FEWEST = 3  # blocks; fewer say nothing of their spread
+S_PER_MIN = 60
+
+
+class Turns(NamedTuple):
+    """How variants take turns; conf/config.yaml says what each number means."""
+
+    blocks: int
+    block_steps: int
+    until: float
+    limit_min: float
+    warmup_steps: int  # of each variant, before the first round
+    seed: int  # of the order in each round
+
+    def steps(self, blocks: int) -> int:
+        """Of each variant, in so many blocks."""
+        return self.warmup_steps + blocks * self.block_steps
+
+
+class Ended(NamedTuple):
+    """Why the turns ended."""
+
+    stopped: Literal["half-width", "limit"]
+    half_width: float | None  # see `half_width`
+    blocks: int  # of each variant
+
+
+@dataclass
+class TurnLog:
+    """One variant's lines in the log that all variants share."""
+
+    log: Log
+    variant: str
+    block: int = 0  # 0: warm-up
+    seconds: list[float] = field(default_factory=list)  # of each step in this block
+
+    def begin(self, block: int) -> None:
+        self.block, self.seconds = block, []
+
+    def add(self, kind: str, **values: Any) -> None:
+        if kind == "step":
+            self.seconds.append(values["step_s"])
+            values["block"] = self.block
+        self.log.add(kind, variant=self.variant, **values)
+
+    def flush(self) -> None:
+        self.log.flush()
+
+
+class Variant(NamedTuple):
+    """What takes turns, and where it writes."""
+
+    training: Training
+    log: TurnLog
+
+
+def alternate(
+    variants: Mapping[str, Variant],
+    comm: Comm,
+    turns: Turns,
+    device: torch.device,
+    after_block: Callable[[int], None] = lambda steps: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Ended:
+    """Train in turns until every ratio to the first variant is known well enough, or the time is over.
+
+    A round is a block of each variant, in an order drawn anew. All ranks end together, because they decide by
+    the same numbers: what all of them measured, and rank 0's clock.
+
+    Args:
+        after_block: told how many steps were done, outside of what is timed.
+    """
+    began, order, done, elapsed_s = clock(), random.Random(turns.seed), 0, 0.0
+    seconds: dict[str, list[float]] = {name: [] for name in variants}  # of a step, for each block
+
+    def take_turn(name: str, block: int, steps: int) -> float:
+        """Returns rank 0's clock afterwards."""
+        nonlocal done
+        training, log = variants[name]
+        log.begin(block)
+        for _ in range(steps):
+            training.step()
+        training.log.write()
+        everyones = gather_json(comm, [log.seconds, clock() - began], device)
+        if block:
+            seconds[name].append(block_seconds([theirs for theirs, _ in everyones]))
+        done += steps
+        after_block(done)
+        return float(everyones[0][1])
+
+    for name in variants:
+        take_turn(name, 0, turns.warmup_steps)
+    for block in count(1):
+        for name in order.sample([*variants], len(variants)):
+            elapsed_s = take_turn(name, block, turns.block_steps)
+        reached = half_width(seconds)
+        enough = block >= turns.blocks and reached is not None and reached <= turns.until
+        if enough or elapsed_s >= turns.limit_min * S_PER_MIN:
+            return Ended("half-width" if enough else "limit", reached, block)
+    raise AssertionError("counting does not end")
+
+
+def block_seconds(of_ranks: Sequence[Sequence[float]]) -> float:
+    """A step's mean in one block: on its slowest rank, and without the first step after another variant's, if
+    there are more.
+    """
+    slowest = [max(step) for step in zip(*of_ranks, strict=True)]
+    return float(np.mean(slowest[1:] or slowest))
+
+
+def half_width(seconds: Mapping[str, Sequence[float]]) -> float | None:
+    """Of the ratios of step times to the first variant's, paired by block, the half-width of the least
+    certain one, on the log scale: 0.05 is 5 %. None where there are too few blocks for an interval.
+    """
+    first, *others = (np.log(of_variant) for of_variant in seconds.values())
+    blocks = len(first)
+    if blocks < FEWEST:
+        return None
+    quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, blocks - 1)
+    return max(float(quantile * (other - first).std(ddof=1) / blocks**0.5) for other in others)

@@ -1,0 +1,101 @@
+"""Mode as_published: phases leak, and rank 0 validates, where the published code lets them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import sparsify
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from experiments.training.loop import Settings, train
+from experiments.training.task import Metrics, Task
+from sparsify.comm import virtual
+from sparsify.timer import PhaseTimer
+from tests.training.test_step_log import Lines
+
+CPU = torch.device("cpu")
+TICK_S, VALIDATION_S = 1e-6, 1.0  # between two looks at the clock; and what a validation takes
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that moves a little when it is looked at, and a second when somebody validates."""
+    shown = 0.0
+
+    def look() -> float:
+        nonlocal shown
+        shown += TICK_S
+        return shown
+
+    def validate(*_: Any) -> Metrics:
+        nonlocal shown
+        shown += VALIDATION_S
+        return Metrics(1.5, 50.0, 90.0)
+
+    monkeypatch.setattr(time, "perf_counter", look)
+    monkeypatch.setattr(Task, "evaluate", validate)
+
+
+def trained(mode: str, ranks: int, steps: int, epoch_steps: int = 3, method: str = "topk") -> list[Lines]:
+    data = datasets.load("digits", None, CPU)
+    settings = Settings(0, steps, True, CPU, torch.float32, epoch_steps=epoch_steps)
+    choices: dict[str, Any] = {} if method == "dense" else {"density": 0.01}
+
+    def body(comm: virtual.VirtualComm) -> Lines:
+        log, timer = Lines(), PhaseTimer(mode, comm.now, keep_spans=lambda step: True)
+        train(
+            TASKS.build("cnn_digits", {}), data, sparsify.build(method, **choices), comm, timer, log, settings
+        )
+        return log
+
+    return virtual.run(ranks, body)
+
+
+@pytest.mark.parametrize("method", ["dense", "topk"])
+@pytest.mark.parametrize(("ranks", "validations"), [(2, 1), (3, 2), (4, 3)])
+def test_w_ranks_and_v_validations_give_exactly_w_less_1_times_v_long_waits(
+    method: str, ranks: int, validations: int, clock: None
+) -> None:
+    logs = trained("as_published", ranks, steps=3 * validations + 1, method=method)
+    long = [
+        (rank, step["step"])
+        for rank, log in enumerate(logs)
+        for step in log.of("step")
+        if step["phases"]["synchronize"] > VALIDATION_S / 2
+    ]
+    following = [3 * (validation + 1) for validation in range(validations)]  # in the steps after whole epochs
+    assert sorted(long) == [(rank, step) for rank in range(1, ranks) for step in following]
+    validating = [step["step"] for step in logs[0].of("step") if "validate" in step["phases"]]
+    assert validating == following
+
+
+@pytest.mark.parametrize("mode", ["serialised", "production"])
+def test_in_the_other_modes_no_validation_is_in_a_step(mode: str, clock: None) -> None:
+    for log in trained(mode, ranks=3, steps=7):
+        assert max(step["step_s"] for step in log.of("step")) < VALIDATION_S / 2
+
+
+def test_the_loss_is_read_after_compression_and_before_the_final_wait(clock: None) -> None:
+    """So that what backpropagation has left on the device is counted as compression."""
+    for log in trained("as_published", ranks=2, steps=2):
+        for step in log.of("step"):
+            phases = [phase for phase, _, _ in step["spans"]]
+            of_interest = [phase for phase in phases if phase in ("backward", "select", "synchronize")]
+            assert of_interest[:4] == ["backward", "select", "backward", "synchronize"]
+
+
+def test_every_epoch_has_its_metrics_and_its_own_means(clock: None) -> None:
+    log = trained("as_published", ranks=2, steps=6)[0]
+    losses = [step["loss"] for step in log.of("step")]
+    epochs = log.of("epoch")
+    assert [(line["epoch"], line["step"], line["val_top1"]) for line in epochs] == [
+        (1, 3, 50.0),
+        (2, 6, 50.0),
+    ]
+    assert [line["train_loss"] for line in epochs] == [
+        pytest.approx(sum(losses[at : at + 3]) / 3) for at in (0, 3)
+    ]
