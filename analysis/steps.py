@@ -26,6 +26,7 @@ class Warm(NamedTuple):
     steps: pd.DataFrame
     dropped: int  # at the beginning
     again: int = 0  # after interruptions
+    turns: int = 0  # in how many they were taken; of each the first step is left out, if it has more
 
     @property
     def n(self) -> int:
@@ -50,6 +51,8 @@ def warm(frames: Frames, key: str) -> Warm:
     than its warm-up is left out as a whole, unless no other steps would remain.
     """
     steps = frames.steps[frames.steps["key"] == key]
+    if steps["block"].notna().any():
+        return _of_turns(steps)
     run = frames.runs[frames.runs["key"] == key].iloc[0]
     slowest = steps.groupby("step")["step_s"].max().sort_index()
     at_least = int(run["timing.warmup_steps"])
@@ -61,6 +64,17 @@ def warm(frames: Frames, key: str) -> Warm:
         cold = longer if sum(longer) < len(slowest) else cold
     kept = pd.concat([part.iloc[few:] for part, few in zip(parts, cold, strict=True)])
     return Warm(steps[steps["step"].isin(kept.index)], cold[0], sum(cold[1:]))
+
+
+def _of_turns(steps: pd.DataFrame) -> Warm:
+    """What a variant measured in its turns: block 0 is warm-up, and the first step after another variant's
+    turn finds none of its data in the caches.
+    """
+    place = steps["step"] - steps.groupby("block")["step"].transform("min")
+    length = steps.groupby("block")["step"].transform("nunique")
+    kept = steps[(steps["block"] > 0) & ((place > 0) | (length == 1))]
+    cold = steps.loc[steps["block"] == 0, "step"].nunique()
+    return Warm(kept, cold, turns=int(kept["block"].nunique()))
 
 
 def _resumed(run: pd.Series[Any]) -> list[int]:

@@ -132,7 +132,7 @@ def block_seconds(of_ranks: Sequence[Sequence[float]]) -> float:
     return float(np.mean(slowest[1:] or slowest))
 
 
-def half_width(seconds: Mapping[str, Sequence[float]]) -> float | None:
+def half_width(seconds: Mapping[str, Sequence[float] | np.ndarray]) -> float | None:
     """Of the ratios of step times to the first variant's, paired by block, the half-width of the least
     certain one, on the log scale: 0.05 is 5 %. None where there are too few blocks for an interval.
     """

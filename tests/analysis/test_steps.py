@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from analysis.frames import Frames, from_attempts
-from analysis.steps import WINDOW, breakdown, step_seconds, warm_up
+from analysis.frames import Frames, from_attempts, of_attempt
+from analysis.records import Store
+from analysis.steps import WINDOW, breakdown, step_seconds, warm, warm_up
 from tests import synthetic
 
 
@@ -56,3 +59,15 @@ def test_a_phase_of_one_rank_counts_as_zero_on_the_others(frames: Frames) -> Non
     parts = breakdown(frames._replace(steps=steps), [synthetic.key(frames, "topk")])
     assert parts["validate"] == pytest.approx(0.1)  # of two ranks
     assert parts.drop("step").sum() == pytest.approx(parts["step"])
+
+
+def test_of_turns_the_warm_up_and_the_first_step_after_a_switch_are_left_out(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for block_steps, kept in ((3, [1, 2]), (1, [0])):
+        attempt = synthetic.alternated(store, ["dense", "topk"], blocks=4, block_steps=block_steps)
+        frames = of_attempt(attempt)[0]
+        for key in frames.runs["key"]:
+            found = warm(frames, key)
+            expected = [2 + block * block_steps + at for block in range(4) for at in kept]
+            assert sorted(set(found.steps["step"])) == expected
+            assert (found.n, found.dropped, found.turns) == (len(expected), 2, 4)

@@ -1,0 +1,127 @@
+"""Variants that take turns: the same batches, whole blocks, one end for all ranks, and a reason for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sparsify
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from experiments.training.alternation import (
+    Ended,
+    TurnLog,
+    Turns,
+    Variant,
+    alternate,
+    block_seconds,
+    half_width,
+)
+from experiments.training.loop import Settings, Training, train
+from sparsify.comm import virtual
+from sparsify.timer import PhaseTimer
+from tests.training.test_step_log import Lines
+
+CPU = torch.device("cpu")
+METHODS: dict[str, dict[str, Any]] = {"dense": {}, "topk": {"density": 0.01}, "randomk": {"density": 0.01}}
+TURNS = Turns(blocks=3, block_steps=2, until=np.inf, limit_min=60, warmup_steps=1, seed=0)
+ENDLESS = Settings(0, None, False, CPU, torch.float32)
+
+
+def alternated(
+    turns: Turns = TURNS, clock: Callable[[int], Callable[[], float]] = lambda rank: lambda: 0.0
+) -> list[tuple[Ended, list[dict[str, Any]], dict[str, torch.Tensor]]]:
+    """How the turns of two virtual ranks ended, their lines, and the first weights of each variant's model.
+
+    Args:
+        clock: of a rank.
+    """
+    data, task = datasets.load("digits", None, CPU), TASKS.build("cnn_digits", {})
+
+    def body(comm: virtual.VirtualComm) -> Any:
+        lines, variants = Lines(), {}
+        for name, choices in METHODS.items():
+            own, timer = TurnLog(lines, name), PhaseTimer("serialised", comm.now)
+            method = sparsify.build(name, **choices)
+            variants[name] = Variant(Training(task, data, method, comm, timer, own, ENDLESS), own)
+        ended = alternate(variants, comm, turns, CPU, clock=clock(comm.rank))
+        weights = {name: first(variant.training.finish().model) for name, variant in variants.items()}
+        return ended, lines.of("step"), weights
+
+    return virtual.run(2, body)
+
+
+def first(model: torch.nn.Module) -> torch.Tensor:
+    return next(model.parameters()).detach().clone()
+
+
+def test_every_round_has_a_block_of_each_variant_after_their_warm_up() -> None:
+    for ended, lines, _ in alternated():
+        assert ended.blocks == TURNS.blocks
+        turns = [(line["variant"], line["block"]) for line in lines]
+        for block in range(TURNS.blocks + 1):
+            length = TURNS.block_steps if block else TURNS.warmup_steps
+            here = turns[: length * len(METHODS)]
+            turns = turns[len(here) :]
+            assert all(here[at] == here[at - at % length] for at in range(len(here))), "steps in one go"
+            assert {*here} == {(name, block) for name in METHODS}
+        assert not turns
+
+
+def test_the_order_of_a_round_changes_and_is_the_same_on_all_ranks() -> None:
+    orders = []
+    for _, lines, _ in alternated(TURNS._replace(blocks=8)):
+        turns = dict.fromkeys((line["block"], line["variant"]) for line in lines if line["block"])
+        orders.append([*turns])
+    assert orders[0] == orders[1]
+    rounds = {tuple(variant for block, variant in orders[0] if block == at) for at in range(1, 9)}
+    assert len(rounds) > 2
+
+
+def test_variants_know_nothing_of_each_other() -> None:
+    """Each is trained, on the same batches, as if it were alone."""
+    data, task = datasets.load("digits", None, CPU), TASKS.build("cnn_digits", {})
+    settings = ENDLESS._replace(num_steps=TURNS.steps(TURNS.blocks))
+    for name, choices in METHODS.items():
+
+        def body(comm: virtual.VirtualComm, name: str = name, choices: Any = choices) -> torch.Tensor:
+            timer, method = PhaseTimer("serialised", comm.now), sparsify.build(name, **choices)
+            return first(train(task, data, method, comm, timer, Lines(), settings).model)
+
+        alone = virtual.run(2, body)[0]
+        assert torch.equal(alternated()[0][2][name], alone)
+
+
+def test_it_goes_on_until_the_ratios_are_known_or_the_time_is_over() -> None:
+    ticks = {0: 20.0, 1: 1e9}  # seconds between two looks of a rank; rank 0's clock counts
+
+    def clock(rank: int) -> Callable[[], float]:
+        shown = iter(range(10**6))
+        return lambda: next(shown) * ticks[rank]
+
+    patient = TURNS._replace(until=1e-9, limit_min=4)  # 12 looks: 3 of warm-up, 3 rounds
+    (ended, lines, _), (other, _, _) = alternated(patient, clock)
+    assert ended == other
+    assert (ended.stopped, ended.blocks) == ("limit", 3)
+    assert ended.half_width is not None
+    assert ended.half_width > patient.until
+    assert max(line["block"] for line in lines) == 3
+    assert alternated()[0][0].stopped == "half-width"
+
+
+def test_the_half_width_is_that_of_the_least_certain_paired_ratio() -> None:
+    drift, noise = np.linspace(1, 3, 20), np.random.default_rng(0).normal(size=20)
+    seconds = {"dense": drift, "steady": 2 * drift, "noisy": 5 * drift * np.exp(0.1 * noise)}
+    expected = 2.093 * 0.1 * noise.std(ddof=1) / 20**0.5  # Student's quantile for 19 degrees of freedom
+    assert half_width(seconds) == pytest.approx(expected, rel=1e-3)
+    assert half_width({name: seconds[name] for name in ("dense", "steady")}) == pytest.approx(0)
+    assert half_width({name: of[:2] for name, of in seconds.items()}) is None
+
+
+def test_a_block_counts_its_slowest_rank_and_not_the_first_step_after_a_switch() -> None:
+    assert block_seconds([[9.0, 1.0, 2.0], [1.0, 3.0, 1.0]]) == pytest.approx(2.5)
+    assert block_seconds([[9.0], [1.0]]) == 9.0
