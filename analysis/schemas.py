@@ -190,6 +190,13 @@ class Copy(Struct, frozen=True):
     files: dict[Name, FileFacts]
 
 
+class Published(Struct, frozen=True):
+    """digests.json beside tables of published facts: what they were when they were written, and from what."""
+
+    source: str
+    files: dict[Name, FileFacts]
+
+
 class Index(Struct, frozen=True):
     """Which runs a figure was drawn from."""
 

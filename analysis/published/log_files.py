@@ -1,0 +1,185 @@
+"""The job logs of Yoon and Oh 2022 (github.com/kljp/topk_results, folder job/), line by line into tables.
+
+A job left two files. `topk.e<job>` has the training's own lines: per rank and 40 iterations the mean FP, BP
+and input time; per rank and 48 iterations the mean time of an iteration; per 49 iterations rank 0's
+validation. `topk.o<job>` has lines that name neither rank nor iteration: per rank and iteration one on
+compression (none in dense training) and one on communication, the time in the final wait. All ranks print
+into the same file.
+
+Lines that carry a number and are not in the form known here are refused, with their place. Other lines
+(NCCL's, SLURM's, warnings) are passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.files import MOST_LOG_BYTES, Damaged, read_bytes
+
+LONG_WAIT_US = 500_000  # no wait for others' gradients is as long; one for a validation is
+
+
+class Job(NamedTuple):
+    """What the logs do not say of a job, or not in one place."""
+
+    gpu: str
+    link: str
+    workers: int
+    method: str
+
+
+# The first five match the paper's speeds to every digit. GPU and link of the others are inferred: by their
+# times of FP and BP, those of 129436 and 129435 resemble the V100's; links by the number of NCCL's channels.
+JOBS = {
+    130673: Job("A100", "NVLink", 8, "dense"),
+    130672: Job("A100", "NVLink", 8, "topk"),
+    130675: Job("A100", "NVLink", 8, "randomk"),
+    130263: Job("V100", "NVLink", 8, "dense"),
+    130264: Job("V100", "NVLink", 8, "topk"),
+    129436: Job("not named", "NVLink (inferred)", 4, "dense"),
+    129435: Job("not named", "NVLink (inferred)", 4, "topk"),
+    129440: Job("not named", "PCIe (inferred)", 4, "dense"),
+    129439: Job("not named", "PCIe (inferred)", 4, "topk"),
+}
+
+SECONDS = r"(\d+\.\d+)"
+CONFIGURED = re.compile(r".*Configurations: Namespace\(.*\bbatch_size=(\d+),.*\bnworkers=(\d+)[,)].*")
+WINDOW = re.compile(rf".*Time per iteration including communication: {SECONDS}, Speed: {SECONDS} images/s")
+PHASES = re.compile(
+    rf".*\[rank:(\d+)\] loss: \S+, average forward \({SECONDS}\) and backward \({SECONDS}\) "
+    rf"time: {SECONDS}, iotime: {SECONDS}"
+)
+VALIDATED = re.compile(
+    rf".*Epoch (\d+), lr: {SECONDS}, val loss: {SECONDS}, val top-1 acc: {SECONDS}, top-5 acc: {SECONDS}"
+)
+# Where a line of topk.e comes from -> the form that it must have.
+FORMS = {
+    "[dist_trainer.py:135]": CONFIGURED,
+    "[dist_trainer.py:90]": WINDOW,
+    "[dl_trainer.py:731]": PHASES,
+    "[dl_trainer.py:822]": VALIDATED,
+}
+COMPRESSION = re.compile(rf"COMP={SECONDS}")
+# The first number of a sparse line is the sum of the others: values and indices.
+COMMUNICATION = re.compile(rf"COMM={SECONDS}|COMM_TOTAL={SECONDS}, COMM_VAL={SECONDS}, COMM_ID={SECONDS}")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The numbers in a job's topk.e, in the order of their lines."""
+
+    speeds: list[float]  # samples/s of one rank, the mean of 48 iterations
+    forward_s: list[float]
+    backward_s: list[float]
+    input_s: list[float]
+    epochs: list[tuple[float, ...]]  # epoch, lr, loss, top-1, top-5 (%)
+
+    def means(self, job: Job) -> dict[str, float]:
+        """Samples/s of all workers, which is the mean of the logged speeds; FP, BP and input in ms."""
+        phases = {"fp_ms": self.forward_s, "bp_ms": self.backward_s, "io_ms": self.input_s}
+        times = {name: round(1e3 * float(np.mean(seconds)), 3) for name, seconds in phases.items()}
+        return {"samples_per_s": round(job.workers * float(np.mean(self.speeds)), 2), **times}
+
+
+def read_training(path: Path, job: Job, batch: int = 128) -> Training:
+    """topk.e<job>.
+
+    Raises:
+        Damaged: a line with a number is not as it should be, some ranks have more lines than others, or the
+        job
+            was another one than its name says.
+    """
+    found: dict[str, list[tuple[str, ...]]] = {place: [] for place in FORMS}
+    for number, line in _lines(path):
+        for place, form in FORMS.items():
+            if place in line:
+                found[place].append(_matched(form, line, path, number))
+    configured, windows, phases, validated = found.values()
+    if set(configured) != {(str(batch), str(job.workers))}:
+        asked = f"{job.workers} workers with batches of {batch}"
+        raise Damaged(
+            path, f"is the log of another job than one of {asked}: it has {sorted(set(configured))}"
+        )
+    ranks = [int(rank) for rank, *_ in phases]
+    if len(windows) % job.workers or set(np.bincount(ranks, minlength=job.workers)) != {
+        len(ranks) // job.workers
+    }:
+        raise Damaged(path, f"has not as many lines of each of its {job.workers} ranks")
+    epochs = [(int(epoch), *map(float, values)) for epoch, *values in validated]
+    if [epoch for epoch, *_ in epochs] != [*range(1, len(epochs) + 1)]:
+        raise Damaged(path, "has an epoch twice, or lacks one")
+    forward, backward, fetching = ([float(line[part]) for line in phases] for part in (1, 2, 4))
+    return Training([float(speed) for _, speed in windows], forward, backward, fetching, epochs)
+
+
+def read_iterations(path: Path, job: Job) -> pd.DataFrame:
+    """topk.o<job>: one row per iteration, in microseconds over the ranks, and how many ranks waited long.
+
+    All ranks end compression before one ends communication, and print in one order or another. Where lines of
+    communication stand between those of compression, which belong together is not known: such an iteration is
+    left out. Its number still counts.
+
+    Raises:
+        Damaged: a line with a number is not as it should be, or lines are missing.
+    """
+    lines = list(_times_us(path))
+    workers, dense = job.workers, job.method == "dense"
+    comp = np.array([time for kind, time in lines if kind == "COMP"], dtype=np.int64)
+    comm = np.array([time for kind, time in lines if kind == "COMM"], dtype=np.int64)
+    if len(comm) % workers or len(comp) != (0 if dense else len(comm)):
+        raise Damaged(path, f"has {len(comp)} lines of compression and {len(comm)} of communication")
+    comm = comm.reshape(-1, workers)
+    whole = np.arange(len(comm)) if dense else _whole("".join(kind[3] for kind, _ in lines), workers)
+    table: pd.DataFrame = pd.DataFrame({"iteration": whole})
+    for name, times in (("comp", None if dense else comp.reshape(-1, workers)[whole]), ("comm", comm[whole])):
+        for part, over in (("min", np.min), ("mean", np.mean), ("max", np.max)):
+            over_ranks = pd.NA if times is None else np.rint(over(times, axis=1)).astype(np.int64)
+            table[f"{name}_{part}_us"] = pd.Series(over_ranks, index=table.index, dtype="Int64")
+    table["long_waits"] = (comm[whole] > LONG_WAIT_US).sum(axis=1)
+    return table
+
+
+def _whole(kinds: str, workers: int) -> np.ndarray:
+    """Numbers of the iterations whose lines stand together: all P of compression, then all M of
+    communication.
+
+    `kinds` is a letter per line, the last of COMP or COMM.
+    """
+    found = []
+    for group in re.finditer("P+M+", kinds):
+        first, is_whole = group.start(), group.group() == "P" * workers + "M" * workers
+        if is_whole and first % (2 * workers) == 0:
+            found.append(first // (2 * workers))
+    return np.array(found, dtype=np.int64)
+
+
+def _times_us(path: Path) -> Iterator[tuple[str, int]]:
+    """COMP or COMM, and microseconds, of each line that has one."""
+    for number, line in _lines(path):
+        kind = line[:4]
+        if kind in ("COMP", "COMM"):
+            form = COMPRESSION if kind == "COMP" else COMMUNICATION
+            seconds = next(filter(None, _matched(form, line, path, number)))
+            yield kind, round(1e6 * float(seconds))
+
+
+def _matched(form: re.Pattern[str], line: str, path: Path, number: int) -> tuple[str, ...]:
+    match = form.fullmatch(line.rstrip())
+    if match is None:
+        raise Damaged(path, f"can't be read: its line {number} is not of a known form: {line.strip()[:60]!r}")
+    return match.groups()
+
+
+def _lines(path: Path) -> Iterable[tuple[int, str]]:
+    try:
+        text = read_bytes(path, MOST_LOG_BYTES).decode(errors="replace")
+    except FileNotFoundError as error:
+        raise Damaged(path, "is missing: a clone of github.com/kljp/topk_results has it") from error
+    return enumerate(text.splitlines(), start=1)

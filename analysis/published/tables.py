@@ -1,0 +1,174 @@
+"""The tables of facts below results/published: written once from logs, and read only as they were written."""
+
+from __future__ import annotations
+
+import functools
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis import schemas
+from analysis.files import Damaged, read_as, write_atomic, write_json
+from analysis.published.log_files import JOBS, read_iterations, read_training
+from analysis.records import fingerprint, read_recorded
+
+FOLDER = Path(__file__).parents[2] / "results" / "published" / "yoon2022"
+DIGESTS = "digests.json"
+SOURCE = "derived from the job logs in github.com/kljp/topk_results; the logs are not part of this repository"
+
+
+class Tables(NamedTuple):
+    """Facts from the job logs of Yoon and Oh 2022; `job` names the job in each table."""
+
+    jobs: pd.DataFrame  # a row per job
+    epochs: pd.DataFrame  # per job and validation
+    iterations: pd.DataFrame  # per job of 8 workers and iteration whose lines do not mix with others'
+
+
+def jobs() -> pd.DataFrame:
+    """Per job: gpu, link, workers, method; `samples_per_s` of all workers, the mean of the logged speeds;
+    mean `fp_ms`, `bp_ms` (which compression is part of) and `io_ms` of an iteration.
+
+    Raises:
+        Damaged: a table does not match its digest, as in the other two.
+    """
+    table: pd.DataFrame = _shipped().jobs.copy()
+    return table
+
+
+def epochs() -> pd.DataFrame:
+    """Per job and epoch: gpu, workers, method; rank 0's `val_loss`, `top1` and `top5` (%), and `lr`."""
+    return _with_job(_shipped().epochs, ["gpu", "workers", "method"])
+
+
+def iterations() -> pd.DataFrame:
+    """Per job and iteration, over the ranks: least, mean and greatest compression and communication in ms
+    (NaN where a job printed none), and how many ranks waited above 500 ms.
+
+    Columns: job, gpu, method, iteration, comp_min_ms ... comm_max_ms, long_waits.
+    """
+    table = _shipped().iterations
+    ms = {column: column.removesuffix("_us") + "_ms" for column in map(str, table) if column.endswith("_us")}
+    table = table.astype(dict.fromkeys(ms, np.float64)).rename(columns=ms)
+    table[list(ms.values())] /= 1e3
+    return _with_job(table, ["gpu", "method"])
+
+
+def from_logs(clone: Path) -> Tables:
+    """The tables from a clone of the authors' repository.
+
+    Raises:
+        Damaged: a log is missing or not as expected; the message says which line.
+    """
+    rows, curves, parts = [], [], []
+    for number, job in JOBS.items():
+        training = read_training(clone / "job" / f"topk.e{number}", job)
+        rows.append({"job": number, **job._asdict(), **training.means(job)})
+        curve = pd.DataFrame(training.epochs, columns=["epoch", "lr", "val_loss", "top1", "top5"])
+        curves.append(curve.assign(job=number))
+        parts.append(read_iterations(clone / "job" / f"topk.o{number}", job).assign(job=number))
+    return Tables(pd.DataFrame(rows), *(_job_first(pd.concat(tables)) for tables in (curves, parts)))
+
+
+def write(tables: Tables, folder: Path) -> None:
+    """The tables and their digests: what is small as CSV, so that people can read it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in tables._asdict().items():
+        write_atomic(folder / _file(name), _encoded(name, table))
+    files = {_file(name): fingerprint(folder / _file(name)) for name in tables._fields}
+    write_json(folder / DIGESTS, {"source": SOURCE, "files": files})
+
+
+def read(folder: Path) -> Tables:
+    """The tables in `folder`.
+
+    Raises:
+        Damaged: one is missing, or does not match its digest.
+    """
+    digests = read_as(folder / DIGESTS, schemas.Published)
+    if digests is None:
+        raise Damaged(folder / DIGESTS, "is missing; `git checkout` brings it back")
+    return Tables(*(_decoded(folder / _file(name), digests) for name in Tables._fields))
+
+
+def differences(ours: Tables, theirs: Tables) -> list[str]:
+    """A sentence on each table in which two disagree; rounding by one in the last digit is no
+    disagreement.
+    """
+    found = []
+    for name, one, other in zip(Tables._fields, ours, theirs, strict=True):
+        keys = [key for key in ("job", "epoch", "iteration") if key in one]
+        if not np.array_equal(one[keys].to_numpy(), other[keys].to_numpy()):
+            found.append(f"{name}: {len(one)} rows against {len(other)}, or in another order")
+            continue
+        for column in one.columns.difference(keys):
+            if wrong := _unequal(one[column], other[column]):
+                found.append(f"{name}: {wrong} of {len(one)} rows differ in {column}")
+    return found
+
+
+@functools.cache
+def _shipped() -> Tables:
+    return read(FOLDER)
+
+
+def _with_job(table: pd.DataFrame, facts: list[str]) -> pd.DataFrame:
+    known = _shipped().jobs.set_index("job")[facts]
+    merged = table.join(known, on="job")
+    ordered: pd.DataFrame = merged[["job", *facts, *(column for column in table if column != "job")]]
+    return ordered
+
+
+def _job_first(table: pd.DataFrame) -> pd.DataFrame:
+    ordered: pd.DataFrame = table[["job", *(column for column in table if column != "job")]].reset_index(
+        drop=True
+    )
+    return ordered
+
+
+def _file(name: str) -> str:
+    return f"{name}.parquet" if name == "iterations" else f"{name}.csv"
+
+
+def _encoded(name: str, table: pd.DataFrame) -> bytes:
+    if name != "iterations":
+        return table.to_csv(index=False, lineterminator="\n").encode()
+    whole = pa.schema([(column, pa.int32()) for column in table])
+    buffer = io.BytesIO()
+    # Whole microseconds without a dictionary: a third smaller than milliseconds as floats.
+    pq.write_table(
+        pa.Table.from_pandas(table, schema=whole, preserve_index=False).replace_schema_metadata(None),
+        buffer,
+        compression="zstd",
+        use_dictionary=["job"],
+    )
+    return buffer.getvalue()
+
+
+def _decoded(path: Path, digests: schemas.Published) -> pd.DataFrame:
+    recorded = digests.files.get(path.name)
+    if recorded is None:
+        raise Damaged(path.parent / DIGESTS, f"has no digest of {path.name}")
+    try:
+        raw = io.BytesIO(read_recorded(path, msgspec.structs.asdict(recorded)))
+    except Damaged as damage:
+        raise Damaged(
+            path, f"{damage.why}; `git checkout` brings it back, `python -m analysis.published` explains it"
+        ) from damage
+    table: pd.DataFrame = pq.read_table(raw).to_pandas() if path.suffix == ".parquet" else pd.read_csv(raw)
+    return table
+
+
+def _unequal(one: pd.Series, other: pd.Series) -> int:
+    """In how many rows."""
+    if not pd.api.types.is_numeric_dtype(one):
+        return int((one.to_numpy() != other.to_numpy()).sum())
+    here, there = (column.to_numpy(dtype=float, na_value=np.nan) for column in (one, other))
+    digit = 1.0 if str(one.name).endswith("_us") else 1e-3
+    return int((~np.isclose(here, there, rtol=1e-6, atol=1.01 * digit, equal_nan=True)).sum())

@@ -1,0 +1,141 @@
+"""The authors' logs, as small ones in the same form: what is read, and that nothing else is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from analysis.files import Damaged
+from analysis.published.log_files import Job, read_iterations, read_training
+
+WORKERS = 2
+SPARSE = Job("A100", "NVLink", WORKERS, "topk")
+DENSE = Job("A100", "NVLink", WORKERS, "dense")
+CONFIGURED = (
+    "2022-08-15 17:12:04,289 [dist_trainer.py:135] INFO Configurations: Namespace(batch_size=128, "
+    f"compressor='topk', dnn='vgg16', max_epochs=141, nworkers={WORKERS}, nwpernode={WORKERS}, threshold=5)"
+)
+# A warning quotes the format of a line; it must not be taken for one.
+NOISE = (
+    "/bin/bash: warning: setlocale: LC_ALL: cannot change locale (en_US.UTF-8)",
+    "dist_trainer.py:90: DeprecationWarning: The 'warn' method is deprecated, use 'warning' instead",
+    "  logger.warn('Time per iteration including communication: %f, Speed: %f images/s', time_per_iter)",
+)
+
+
+def window(seconds: float, speed: float) -> str:
+    return (
+        "2022-08-15 17:12:32,327 [dist_trainer.py:90] WARNING Time per iteration including communication: "
+        f"{seconds:.6f}, Speed: {speed:.6f} images/s"
+    )
+
+
+def phases(rank: int, forward: float, backward: float, fetching: float) -> str:
+    return (
+        f"2022-08-15 17:12:32,036 [dl_trainer.py:731] WARNING [  0][   40/   49][rank:{rank}] loss: 1.902, "
+        f"average forward ({forward:.6f}) and backward ({backward:.6f}) time: 0.259765, iotime: {fetching:.6f} "
+    )
+
+
+def validated(epoch: int, top1: float) -> str:
+    return (
+        f"2022-08-15 17:12:35,583 [dl_trainer.py:822] INFO Epoch {epoch}, lr: 0.020327, val loss: 9.422477, "
+        f"val top-1 acc: {top1:.6f}, top-5 acc: 67.266614"
+    )
+
+
+def comp(seconds: float) -> str:
+    return f"COMP={seconds:.6f}"
+
+
+def comm(seconds: float) -> str:
+    return f"COMM_TOTAL={seconds:.6f}, COMM_VAL={seconds:.6f}, COMM_ID=0.000004"
+
+
+WHOLE = (
+    CONFIGURED, CONFIGURED, *NOISE,
+    phases(0, 0.004, 0.200, 0.003), phases(1, 0.006, 0.220, 0.005), window(0.25, 512.0), window(0.26, 492.0),
+    validated(1, 21.271756), validated(2, 39.7),
+)  # fmt: skip
+
+
+def log(folder: Path, lines: Sequence[str]) -> Path:
+    path = folder / "topk.log"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def test_speeds_phases_and_validations_are_read(tmp_path: Path) -> None:
+    training = read_training(log(tmp_path, WHOLE), SPARSE)
+    expected = {"samples_per_s": 1004.0, "fp_ms": 5.0, "bp_ms": 210.0, "io_ms": 4.0}
+    assert training.means(SPARSE) == pytest.approx(expected)
+    assert training.epochs == [(1, 0.020327, 9.422477, 21.271756, 67.266614), (2, 0.020327, 9.422477, 39.7, 67.266614)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ((*WHOLE, window(0.2, 1.0).replace("images/s", "img/s")), f"line {len(WHOLE) + 1} is not of a known form"),
+        ((*WHOLE[:-1], WHOLE[-1][:-20]), f"line {len(WHOLE)} is not of a known form"),
+        (WHOLE[2:], "another job"),
+        ([line.replace("batch_size=128", "batch_size=32") for line in WHOLE], "another job"),
+        ((*WHOLE, window(0.2, 1.0)), "not as many lines of each"),
+        ((*WHOLE, phases(0, 1, 1, 1), phases(0, 1, 1, 1)), "not as many lines of each"),
+        ((*WHOLE, validated(4, 1.0)), "an epoch twice, or lacks one"),
+    ],
+)
+def test_what_is_not_understood_is_refused(tmp_path: Path, lines: Sequence[str], why: str) -> None:
+    with pytest.raises(Damaged, match=why):
+        read_training(log(tmp_path, lines), SPARSE)
+
+
+def test_an_iteration_is_least_mean_and_greatest_over_ranks(tmp_path: Path) -> None:
+    lines = ["gpu32:14157 NCCL INFO Launch mode Parallel", comp(0.2), comp(0.23), comm(0.001), comm(1.2345)]
+    (row,) = read_iterations(log(tmp_path, lines), SPARSE).to_dict("records")
+    assert row == {
+        "iteration": 0, "comp_min_us": 200_000, "comp_mean_us": 215_000, "comp_max_us": 230_000,
+        "comm_min_us": 1_000, "comm_mean_us": 617_750, "comm_max_us": 1_234_500, "long_waits": 1,
+    }  # fmt: skip
+
+
+def test_dense_training_prints_no_compression(tmp_path: Path) -> None:
+    lines = [f"COMM={seconds:.6f}" for seconds in (0.001, 0.003, 0.002, 0.004)]
+    table = read_iterations(log(tmp_path, lines), DENSE)
+    assert table["comm_mean_us"].to_list() == [2_000, 3_000]
+    assert table["comp_mean_us"].isna().all()
+
+
+def test_an_iteration_whose_lines_mix_is_left_out_and_still_counted(tmp_path: Path) -> None:
+    whole = [comp(0.1), comp(0.1), comm(0.1), comm(0.1)]
+    mixed = [comp(0.1), comm(0.1), comp(0.1), comm(0.1)]
+    table = read_iterations(log(tmp_path, [*whole, *mixed, *whole]), SPARSE)
+    assert table["iteration"].to_list() == [0, 2]
+
+
+def test_four_lines_together_of_two_iterations_are_no_iteration(tmp_path: Path) -> None:
+    """They look whole, but the first line of communication belongs to the iteration before."""
+    first = [comp(0.1), comp(0.1), comm(0.1)]
+    second = [comp(0.2), comp(0.2), comm(0.1), comm(0.2)]
+    last = [comp(0.3), comm(0.2), comp(0.3), comm(0.3), comm(0.3)]
+    assert len(read_iterations(log(tmp_path, [*first, *second, *last]), SPARSE)) == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([comp(0.1), comp(0.1), comm(0.1), "COMM_TOTAL=0.1, COMM_"], "line 4 is not of a known form"),
+        (["COMP=nan", comp(0.1), comm(0.1), comm(0.1)], "line 1 is not of a known form"),
+        ([comp(0.1), comp(0.1), comm(0.1)], "2 lines of compression and 1 of communication"),
+        ([comm(0.1), comm(0.1)], "0 lines of compression and 2 of communication"),
+    ],
+)
+def test_lines_that_are_broken_or_missing_are_refused(tmp_path: Path, lines: Sequence[str], why: str) -> None:
+    with pytest.raises(Damaged, match=why):
+        read_iterations(log(tmp_path, lines), SPARSE)
+
+
+def test_a_log_that_is_missing_says_where_it_comes_from(tmp_path: Path) -> None:
+    with pytest.raises(Damaged, match="github.com/kljp/topk_results"):
+        read_training(tmp_path / "topk.e1", SPARSE)
