@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.frames import Frames
-from analysis.stats import ENOUGH_RUNS
-from analysis.steps import Warm, warm
+from analysis.steps import ENOUGH_RUNS, Warm, warm
 from analysis.style import look, method_id
 
 SIMULATED = (
@@ -48,8 +47,13 @@ def is_simulated(frames: Frames) -> bool:
 
 def is_on(frames: Frames, hardware: str) -> bool:
     """Did every run use a GPU whose name contains this word?"""
-    gpus = values(frames, "provenance.gpu")
-    return bool(gpus) and all(hardware in str(gpu) for gpu in gpus)
+    gpus = frames.runs.get("provenance.gpu", pd.Series(dtype=object))
+    return len(gpus) > 0 and bool(gpus.notna().all()) and all(hardware in str(gpu) for gpu in gpus)
+
+
+def is_linked(frames: Frames, link: str) -> bool:
+    """Did this link join the workers of every run, on machines that were found to be what was named?"""
+    return values(frames, "cluster.link.name") == [link.lower()] and not label(frames)
 
 
 def machine(frames: Frames) -> str:
@@ -82,12 +86,19 @@ def workers(frames: Frames) -> str:
 
 
 def setting(frames: Frames) -> str:
-    """One sentence: task, data, workers, machine, torch, precision; then `label`, if there is one."""
+    """One sentence: task, data, workers, machine, torch, precision; then `label` and `code`, if any."""
     torch = listed(values(frames, "provenance.versions.torch"))
     return (
         f"{listed(values(frames, 'task.name'))} on {data(frames)}, {workers(frames)}, on {machine(frames)}, "
-        f"torch {torch}, {precision(frames)}.{label(frames)}"
+        f"torch {torch}, {precision(frames)}.{label(frames)}{code(frames)}"
     )
+
+
+def code(frames: Frames) -> str:
+    """That the runs were not all made with the same code, where they were not."""
+    commits = [str(commit)[:8] for commit in values(frames, "provenance.commit")]
+    several = f" *Measured with {len(commits)} versions of the code*: {listed(commits)}."
+    return several if len(commits) > 1 else ""
 
 
 def label(frames: Frames) -> str:

@@ -1,29 +1,59 @@
 """Claims: a published number or statement, the rule by which it holds, and the verdict of our records.
 
-    absolute   our value is within `tolerance` (in the claim's unit) of the paper's
-    ratio      our value is within the fraction `tolerance` of the paper's
-    ordering   our difference is above `tolerance`, in the published direction
-    shape      our deviation from the published shape is at most `tolerance`
+    absolute   our value is within `tolerance` (in the claim's unit) of the paper's; at the paper's scale only
+    ratio      our value is within a factor of 1 + `tolerance` of the paper's; at the paper's scale only
+    shape      as absolute, but a statement on the course of things, which a reduced scale can have, too
+    ordering   our difference is above `tolerance`, in the published direction; at any scale
+    limit      our value is at most `tolerance`: an aim of this project, not a published number
 
-Where the interval of our value crosses a limit of that band, the verdict is inconclusive. A verdict on
-measurements at a reduced scale always says so.
+The rules, in the order in which they are asked:
+
+1. Nothing was measured: *not run*.
+2. The records differ in what a comparison must hold fixed, the claim names an accelerator or a link that they
+   are not from, or it is a number and their scale is reduced: *not comparable*, and why.
+3. There is no interval, or it is over fewer than `stats.ENOUGH` independent runs or blocks:
+   *indicated (n = ...)*, and on which side of the limits the estimate lies.
+4. The interval crosses a limit of the band: *inconclusive*.
+5. The interval lies in the band: *reproduced*; in one `PARTLY` times as wide: *partly*; else *not
+   reproduced*. A claim without a published number *holds* or *does not hold*, and is counted apart.
+
+*re-derived* is what becomes of *reproduced* and *holds* for a claim with `rederived=True`, whose value
+follows from the authors' own published logs. It is no measurement of ours, so rule 2 does not apply to it,
+and `ours` ignores the frames that it is given; the band, the interval and the number of blocks are asked for
+all the same (`Value.of` is "blocks": of iterations of one of their jobs).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from analysis import captions
 from analysis.frames import Frames
-from analysis.stats import Value
+from analysis.stats import Mixed, Value
 
-Kind = Literal["absolute", "ratio", "ordering", "shape"]
-Needs = Literal["any", "paper scale", "paper hardware"]
-Word = Literal["reproduced", "partly", "not reproduced", "inconclusive", "not comparable", "not run"]
+Kind = Literal["absolute", "ratio", "shape", "ordering", "limit"]
+NUMBERS = ("absolute", "ratio")  # kinds that only the paper's scale can decide
+# From the least favourable on: claims of one group count once, with the first of their words.
+Word = Literal[
+    "not reproduced", "does not hold", "inconclusive", "partly", "indicated", "reproduced", "holds",
+    "re-derived", "not comparable", "not run",
+]  # fmt: skip
+WORDS: tuple[Word, ...] = get_args(Word)
+UNDECIDED = ("not comparable", "not run")  # the records say nothing about the claim
 PARTLY = 2.0  # a claim holds partly up to this multiple of its tolerance
+ANY_GPU = "GPU"  # an accelerator: whatever the driver calls it
+REDUCED = "reduced scale"
+SIMULATED = "simulated times"
+# What the scale of a run is, as columns of `frames.runs`, and how each is called.
+SCALE_NAMES = {
+    "task.name": "task", "task.batch_size": "batch", "workers": "workers", "steps_total": "steps",
+    "train.epochs": "epochs", "method.density": "density", "method.density_warmup": "density warm-up",
+    "task.lr": "learning rate", "task.lr_milestones": "decays at epochs", "precision": "precision",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,32 +61,41 @@ class Claim:
     """One statement of a paper, and how to compute the same quantity from our records."""
 
     text: str
-    paper: float | str | None
+    paper: float | str | None  # the published number; else in words where the statement is, or nothing
     unit: str
     source: str  # where in the paper, and how the value was read
     kind: Kind
     tolerance: float
     reason: str  # why this tolerance, and what a reader should know before comparing
     ours: Callable[[Frames], Value | None]
-    needs: Needs = "any"
-    hardware: str = ""  # the GPU that "paper hardware" means, a part of its driver's name for it
+    accelerator: str = ""  # the GPU that it is about, a part of its driver's name for it, or ANY_GPU
+    link: str = ""  # what joins the workers, as in conf/link: NVLink, PCIe
     timed: bool = False  # computed from times, which virtual ranks simulate
+    group: str = ""  # claims that follow from one cause are counted once
+    rederived: bool = False  # computed from the authors' own logs, not from records of ours
+    # For an ordering that depends on how long one trains: the step from which on it stays as it is.
+    flips_at: Callable[[Frames], Value | None] | None = None
 
     def __post_init__(self) -> None:
-        if self.kind in ("absolute", "ratio"):
+        if self.kind in ("absolute", "ratio", "shape"):
             self._paper_number()
-        assert (self.needs == "paper hardware") == bool(self.hardware), self.text
+        assert self.kind != "limit" or not self.is_published, f"a limit is our own aim: {self.text}"
+
+    @property
+    def is_published(self) -> bool:
+        """Has it a published number?"""
+        return isinstance(self.paper, int | float)
 
     def band(self, widen: float = 1.0) -> tuple[float, float]:
         """The lowest and highest value of ours for which the claim holds, at `widen` times its tolerance."""
         slack = self.tolerance * widen
-        if self.kind == "absolute":
+        if self.kind in ("absolute", "shape"):
             return self._paper_number() - slack, self._paper_number() + slack
         if self.kind == "ratio":
-            return self._paper_number() * (1 - slack), self._paper_number() * (1 + slack)
+            return self._paper_number() / (1 + slack), self._paper_number() * (1 + slack)
         if self.kind == "ordering":
             return (self.tolerance if widen == 1.0 else 0.0), math.inf
-        return -math.inf, slack
+        return -math.inf, self.tolerance
 
     def _paper_number(self) -> float:
         assert isinstance(self.paper, int | float), f"{self.kind} needs the paper's number: {self.text}"
@@ -71,37 +110,71 @@ class Verdict:
     ours: Value | None
     word: Word
     scale: str  # empty at the paper's scale; else what is reduced or simulated
+    reason: str  # why this word
+    flips: str = ""  # the horizon that the ordering needs
 
     @property
     def text(self) -> str:
-        """The word, with the scale beside it where that is not the paper's."""
-        judged = self.word not in ("not run", "not comparable")
-        return f"{self.word} ({self.scale})" if judged and self.scale else self.word
+        """The word, and what must be read with it: n, the reason, the horizon, the scale."""
+        word: str = self.word
+        if word == "indicated":
+            assert self.ours is not None, "what is indicated was measured"
+            word = f"indicated (n = {self.ours.n}): {self.reason}"
+        said = [self.reason] if self.word in ("not comparable", "inconclusive") else []
+        if self.word not in UNDECIDED:
+            said += [self.flips, *(mark for mark in (REDUCED, SIMULATED) if mark in self.scale)]
+        said = [part for part in said if part]
+        return f"{word} ({'; '.join(said)})" if said else word
 
 
-def reduced(frames: Frames, profile: str) -> str:
-    """The scale of the runs in words, from the records; empty for profile=paper, which is at the paper's."""
-    if profile == "paper":
-        return ""
+def reduced(frames: Frames, declared: Mapping[str, Any] | None) -> str:
+    """In which fields the runs differ from what the paper ran, in words; empty where in none.
+
+    Args:
+        declared: the paper's values by column of `frames.runs`, as the item states them in SCALE; where the
+            value depends on the device, a mapping from device to value. A run without a field (dense has no
+            density) does not differ in it.
+    """
+    if declared is None:
+        return f"{REDUCED}: the item does not say what the paper's is"
     if not len(frames.runs):
-        return "reduced scale"
-    task, steps = (captions.listed(captions.values(frames, name)) for name in ("task.name", "steps_total"))
-    return f"reduced scale: {task}, {captions.workers(frames)}, {steps} steps"
+        return ""
+    found = (_difference(frames, column, paper) for column, paper in declared.items())
+    differences = ", ".join(filter(None, found))
+    return f"{REDUCED}: {differences}" if differences else ""
 
 
 def judge(claims: Iterable[Claim], frames: Frames, scale: str) -> list[Verdict]:
-    """A verdict on every claim. `frames` holds the item's own runs; `scale` is `reduced(frames, profile)`."""
+    """A verdict on every claim. `frames` are of the item's runs only; `scale` is `reduced` of them."""
     return [_judge(claim, frames, scale) for claim in claims]
 
 
+def counts(rows: Iterable[tuple[str, Verdict]]) -> dict[Word, int]:
+    """How often each word was reached; a group of claims counts once, with its least favourable word."""
+    causes: dict[tuple[str, ...], list[Word]] = {}
+    for item, verdict in rows:
+        claim = verdict.claim
+        causes.setdefault((claim.group,) if claim.group else (item, claim.text), []).append(verdict.word)
+    found = Counter(min(words, key=WORDS.index) for words in causes.values())
+    return {word: found[word] for word in WORDS if found[word]}
+
+
 def table(rows: Iterable[tuple[str, Verdict]]) -> str:
-    """(item, verdict) rows as a Markdown table."""
+    """(item, verdict) rows as a Markdown table, and below it what their scale is."""
+    rows = list(rows)
+    if not rows:
+        return "Nothing here is judged: the figure draws what was measured, and the paper gives no number.\n"
     lines = ["| item | claim | paper | ours | verdict |", "|---|---|---|---|---|"]
     for item, verdict in rows:
         claim = verdict.claim
         cells = (item, claim.text, paper_text(claim), ours_text(verdict), verdict.text)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+    scales: dict[str, dict[str, None]] = {}  # what is reduced -> the items, in their order
+    for item, verdict in rows:
+        if verdict.scale.startswith(REDUCED):
+            scales.setdefault(verdict.scale.partition(";")[0], {})[item] = None
+    below = [f"\n{captions.listed(items)}: {scale}." for scale, items in scales.items()]
+    return "\n".join(lines + below) + "\n"
 
 
 def notes(verdicts: Sequence[Verdict]) -> str:
@@ -120,60 +193,140 @@ def paper_text(claim: Claim) -> str:
 def ours_text(verdict: Verdict) -> str:
     """Our value, its interval and n; times from virtual ranks are marked."""
     value, unit = verdict.ours, verdict.claim.unit
-    if value is None:
+    if value is None or math.isnan(value.value):
         return "-"
-    if isinstance(value.value, bool):
-        text = "yes" if value.value else "no"
-    elif value.low is None or value.high is None:
-        text = _with_unit(value.value, unit)
-    else:
-        text = f"{_with_unit(value.value, unit)} [{_digits(value.low)}, {_digits(value.high)}]"
-    simulated = ", *simulated*" if verdict.claim.timed and "simulated" in verdict.scale else ""
-    return f"{text} (n = {value.n} {value.of}{simulated})"
+    text = with_unit(value.value, unit)
+    if value.low is not None and value.high is not None:
+        text += f" [{_digits(value.low)}, {_digits(value.high)}]"
+    simulated = ", *simulated*" if verdict.claim.timed and SIMULATED in verdict.scale else ""
+    return f"{text} (n = {value.n} {value.of if value.n != 1 else value.of.removesuffix('s')}{simulated})"
 
 
 def rule(claim: Claim) -> str:
-    """When the claim holds, in words."""
-    if claim.kind == "absolute":
-        return f"Holds within {_with_unit(claim.tolerance, claim.unit)}."
-    if claim.kind == "ratio":
-        return f"Holds within {100 * claim.tolerance:g} %."
+    """When the claim holds and for which machine, in words."""
+    low, high = claim.band()
     if claim.kind == "ordering":
-        return f"Holds above {_with_unit(claim.tolerance, claim.unit)}."
-    return f"Holds up to {_with_unit(claim.tolerance, claim.unit)}."
+        band = f"Holds above {with_unit(low, claim.unit)}."
+    elif claim.kind == "limit":
+        band = f"Holds up to {with_unit(high, claim.unit)}."
+    else:
+        band = f"Holds from {_digits(low)} to {with_unit(high, claim.unit)}."
+    return " ".join(filter(None, (band, _about(claim))))
+
+
+def with_unit(value: float, unit: str) -> str:
+    return "never" if math.isinf(value) else f"{_digits(value)} {unit}".strip()
+
+
+def _difference(frames: Frames, column: str, paper: Any) -> str:
+    """'batch 16 instead of 128'; empty where no run differs."""
+    runs = frames.runs
+    if column not in runs:
+        return ""
+    found = []
+    for device, value in zip(runs.get("device", [None] * len(runs)), runs[column], strict=True):
+        expected = paper[device] if isinstance(paper, Mapping) else paper
+        missing = value is None or (isinstance(value, float) and math.isnan(value))
+        if not missing and value != expected:
+            found.append(f"{_plain(value)} instead of {_plain(expected)}")
+    return f"{SCALE_NAMES[column]} {captions.listed(dict.fromkeys(found))}" if found else ""
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return "none" if value == "[]" else value
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
 
 
 def _judge(claim: Claim, frames: Frames, scale: str) -> Verdict:
-    ours = claim.ours(frames)
-    simulated = "simulated times" if claim.timed and captions.is_simulated(frames) else ""
-    where = "; ".join(filter(None, (scale, simulated)))
+    simulated = SIMULATED if claim.timed and captions.is_simulated(frames) else ""
+    where = "" if claim.rederived else "; ".join(filter(None, (scale, simulated)))
+    try:
+        ours = claim.ours(frames)
+    except Mixed as mixture:
+        return Verdict(claim, None, "not comparable", where, str(mixture))
     if ours is None:
-        return Verdict(claim, None, "not run", where)
-    smaller = claim.needs != "any" and bool(scale)
-    elsewhere = claim.needs == "paper hardware" and (simulated or not captions.is_on(frames, claim.hardware))
-    if smaller or elsewhere:
-        return Verdict(claim, ours, "not comparable", where)
-    return Verdict(claim, ours, _word(claim, ours), where)
+        return Verdict(claim, None, "not run", where, "no records of it")
+    if why := "" if claim.rederived else _elsewhere(claim, frames, scale):
+        return Verdict(claim, ours, "not comparable", where, why)
+    word, reason = _word(claim, ours)
+    return Verdict(claim, ours, word, where, reason, _flips(claim, frames))
 
 
-def _word(claim: Claim, ours: Value) -> Word:
-    if isinstance(ours.value, bool):
-        return "reproduced" if ours.value else "not reproduced"
+def _elsewhere(claim: Claim, frames: Frames, scale: str) -> str:
+    """Why these records cannot judge the claim; empty where they can."""
+    exactly = claim.link or claim.accelerator not in ("", ANY_GPU)
+    if not _is_on(frames, claim.accelerator):
+        return f"about {_about_what(claim)}; measured on {_hardware(frames)}"
+    if exactly and claim.timed and captions.is_simulated(frames):
+        return f"about {_about_what(claim)}; these times are simulated"
+    if claim.link and not captions.is_linked(frames, claim.link):
+        links = captions.listed(captions.values(frames, "cluster.link.name"))
+        return f"about {_about_what(claim)}; measured over {links}"
+    if claim.kind in NUMBERS and scale:
+        return "a number at the paper's scale"
+    return ""
+
+
+def _is_on(frames: Frames, accelerator: str) -> bool:
+    return not accelerator or captions.is_on(frames, "" if accelerator == ANY_GPU else accelerator)
+
+
+def _about(claim: Claim) -> str:
+    return f"About {_about_what(claim)} only." if claim.accelerator or claim.link else ""
+
+
+def _about_what(claim: Claim) -> str:
+    return " and ".join(filter(None, (claim.accelerator and _a(claim.accelerator), claim.link)))
+
+
+def _a(accelerator: str) -> str:
+    return "GPUs" if accelerator == ANY_GPU else accelerator
+
+
+def _hardware(frames: Frames) -> str:
+    return captions.listed(captions.values(frames, "provenance.gpu") or ["a CPU"])
+
+
+def _word(claim: Claim, ours: Value) -> tuple[Word, str]:
+    """The word by the value alone, and why."""
     if math.isnan(ours.value):
-        return "inconclusive"
-    least = ours.value if ours.low is None else ours.low
-    most = ours.value if ours.high is None else ours.high
+        return "inconclusive", "a run diverged: it has no number"
+    if not ours.decides:
+        return "indicated", _side(claim, ours.value)
+    least, most = ours.low, ours.high
+    assert least is not None, "what decides has an interval"
+    assert most is not None, "what decides has an interval"
     low, high = claim.band()
     if (least > low if claim.kind == "ordering" else least >= low) and most <= high:
-        return "reproduced"
-    if least < low < most or least < high < most:
-        return "inconclusive"
+        if claim.rederived:
+            return "re-derived", "the interval lies within the band"
+        return ("reproduced" if claim.is_published else "holds"), "the interval lies within the band"
+    crossed = [edge for edge in (low, high) if least <= edge <= most]
+    if crossed:
+        limits = captions.listed(with_unit(edge, claim.unit) for edge in crossed)
+        return "inconclusive", f"the interval includes the limit {limits}"
     wide_low, wide_high = claim.band(PARTLY)
-    return "partly" if wide_low < ours.value < wide_high else "not reproduced"
+    if claim.is_published and wide_low < least and most < wide_high:
+        return "partly", f"the interval lies within {PARTLY:g} times the tolerance"
+    return ("not reproduced" if claim.is_published else "does not hold"), "the interval lies outside the band"
 
 
-def _with_unit(value: float, unit: str) -> str:
-    return "never" if math.isinf(value) else f"{_digits(value)} {unit}".strip()
+def _side(claim: Claim, value: float) -> str:
+    low, high = claim.band()
+    if claim.kind == "ordering":
+        return "in this direction" if value > low else "not in this direction"
+    return "within the band" if low <= value <= high else "outside the band"
+
+
+def _flips(claim: Claim, frames: Frames) -> str:
+    """From which step on the ordering stays so, of how many."""
+    at = claim.flips_at(frames) if claim.flips_at else None
+    if at is None:
+        return ""
+    if math.isinf(at.value):
+        return "not so at the end of every run"
+    return f"so from step {at.value:,.0f} of {captions.listed(captions.values(frames, 'steps_total'))} on"
 
 
 def _digits(value: float) -> str:

@@ -1,121 +1,167 @@
 """Statistics of runs: means, ratios and differences, each with its 95 % interval and its number of samples.
 
-Three runs or more are the units of replication, with Student's interval; with fewer runs, blocks of their
-steps are resampled in a percentile bootstrap.
+The unit of replication is the run; of variants that take turns in one group of processes it is the block.
+From three units on the interval is Student's, computed on the scale that suits the quantity: ratios and times
+on the log scale, shares on the logit scale, so that no interval contains what cannot be. Two units or one
+give no interval. Ratios and differences are paired: by seed, which is the repetition, or by block.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy.special
 import scipy.stats
 
 from analysis.frames import Frames
-from analysis.steps import phase_seconds, step_seconds
+from analysis.steps import ENOUGH_RUNS, Units, in_blocks, units
 
 CONFIDENCE = 0.95
-RESAMPLES = 2000
-SEED = 0  # the same records give the same interval
-ENOUGH_RUNS = 3  # with so many, a run is the unit of replication; with fewer, a block of steps
-ENOUGH_BLOCKS = 8  # blocks are shortened until there are so many of them, where there are enough steps
-BLOCK = 5  # steps in a block, at most: neighbouring steps resemble each other
-# scipy 1.15 renamed it.
-RANDOM_ARGUMENT = "rng" if "rng" in inspect.signature(scipy.stats.bootstrap).parameters else "random_state"
+# How many independent samples make a verdict possible, by their kind. Blocks share their processes, their
+# memory and their minutes, so it takes many of them, and their likeness is allowed for (`over_units`).
+ENOUGH = {"runs": ENOUGH_RUNS, "blocks": 30}
+Bounds = tuple[float, float]  # what a quantity cannot reach
+ANY: Bounds = (-np.inf, np.inf)  # a difference
+POSITIVE: Bounds = (0.0, np.inf)  # a time, a speed, a ratio
+SHARE: Bounds = (0.0, 100.0)  # percent of a whole
+OF_COLUMN: dict[str, Bounds] = {
+    "val_top1": SHARE, "val_top5": SHARE, "val_loss": POSITIVE, "train_loss": POSITIVE,
+}  # fmt: skip
+# Runs that are compared must agree in these: the protocol, the problem, the arithmetic, the images.
+ALIKE = (
+    "timing.mode", "task.name", "task.batch_size", "workers", "simulated", "precision",
+    "provenance.precision", "provenance.data.digest",
+)  # fmt: skip
+
+
+class Mixed(ValueError):
+    """Runs that must not be compared with each other."""
 
 
 class Value(NamedTuple):
-    """A measured number with its interval. `n` is the number of samples, `of` their kind: runs, or steps."""
+    """A measured number with its interval. `n` is the number of independent samples, `of` their kind."""
 
-    value: float | bool
+    value: float
     low: float | None = None
     high: float | None = None
     n: int = 1
-    of: str = "runs"
+    of: str = "runs"  # or blocks
+
+    @property
+    def decides(self) -> bool:
+        """Has it an interval, over so many samples that a verdict may rest on it?"""
+        return self.low is not None and self.high is not None and self.n >= ENOUGH.get(self.of, np.inf)
+
+    @property
+    def half_width(self) -> float:
+        """Of a ratio's interval, relative, on the log scale: 0.05 is 5 %. Infinite without an interval."""
+        if self.low is None or self.high is None or self.low <= 0:
+            return float(np.inf)
+        return float(np.sqrt(self.high / self.low) - 1)
 
     def more_in_percent(self) -> Value:
         """For a ratio: by how many percent it exceeds 1."""
-        low, high = (None if edge is None else 100 * (edge - 1) for edge in (self.low, self.high))
-        return Value(100 * (self.value - 1), low, high, self.n, self.of)
+        low, high = (None if edge is None else edge - 1 for edge in (self.low, self.high))
+        return Value(self.value - 1, low, high, self.n, self.of).times(100)
 
-    def minus(self, other: Value) -> Value:
-        """The difference of two independent values; the halves of their intervals add in quadrature.
+    def times(self, factor: float) -> Value:
+        """In another unit, by a positive factor."""
+        low, high = (None if edge is None else factor * edge for edge in (self.low, self.high))
+        return Value(factor * self.value, low, high, self.n, self.of)
 
-        Without an interval where one of them has none.
-        """
-        value, fewest = self.value - other.value, min(self, other, key=lambda value: value.n)
-        if self.low is None or self.high is None or other.low is None or other.high is None:
-            return Value(value, n=fewest.n, of=fewest.of)
-        low = value - np.hypot(self.value - self.low, other.high - other.value)
-        high = value + np.hypot(self.high - self.value, other.value - other.low)
-        return Value(value, float(low), float(high), fewest.n, fewest.of)
+
+def over_units(
+    samples: Sequence[float] | np.ndarray,
+    bounds: Bounds = ANY,
+    of: str = "runs",
+    value: float | None = None,
+) -> Value:
+    """The mean of independent samples; Student's interval on the scale where `bounds` are infinitely far.
+
+    Blocks that follow each other resemble each other: a positive correlation r of neighbours leaves
+    n (1 - r) / (1 + r) independent ones of n (the variance of the mean of an AR(1) series), at least two.
+
+    Args:
+        samples: in the order of their measurement; at least one.
+        value: the estimate, if it is not the mean on that scale: a mean that adds up with others.
+    """
+    data = np.asarray(samples, dtype=float)
+    onto, back = _scale(bounds, data)
+    on_scale, n = onto(data), len(data)
+    estimate = float(back(on_scale.mean())) if value is None else value
+    if n < ENOUGH_RUNS or not np.isfinite(on_scale).all():
+        return Value(estimate, n=n, of=of)
+    independent = max(2.0, n * _independent(on_scale)) if of == "blocks" else float(n)
+    error = on_scale.std(ddof=1) / np.sqrt(independent)
+    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, independent - 1) * error
+    middle = onto(np.asarray(estimate))
+    low, high = (float(np.clip(back(middle + side * half), *bounds)) for side in (-1, 1))
+    return Value(estimate, low, high, n, of)
 
 
 def throughput(frames: Frames, keys: Sequence[str]) -> Value | None:
     """Samples per second over all workers."""
     if not keys:
         return None
+    _alike(frames, keys)
     run = frames.runs[frames.runs["key"] == keys[0]].iloc[0]
     samples = run["workers"] * run["task.batch_size"]
-    return _estimate([_units(_step_times(frames, keys))], lambda seconds: samples / seconds)
+    return _of_means(units(frames, keys), ("slowest",), lambda seconds: samples / seconds, POSITIVE)
 
 
 def slowdown(frames: Frames, keys: Sequence[str], baseline: Sequence[str]) -> Value | None:
-    """Mean step time of `keys` over that of `baseline`; above 1, `keys` are slower."""
-    if not keys or not baseline:
-        return None
-    units = [_units(_step_times(frames, side)) for side in (keys, baseline)]
-    return _estimate(units, lambda seconds, base: seconds / base)
-
-
-def of_phases(
-    frames: Frames, keys: Sequence[str], phases: Sequence[str], statistic: Callable[..., Any]
-) -> Value | None:
-    """`statistic` of the mean seconds of `phases`, which may include `step` and `unaccounted`.
-
-    The phases of a step are resampled together. None where a phase was not recorded.
-    """
-    if not keys:
-        return None
-    tables = [phase_seconds(frames, key) for key in keys]
-    if not all(set(phases) <= set(table.columns) for table in tables):
-        return None
-    by_phase = [_units([table[phase].to_numpy() for table in tables]) for phase in phases]
-    return _estimate(by_phase, statistic, paired=True)
+    """Step time of `keys` over that of `baseline`, paired; above 1, `keys` are slower."""
+    return phase_ratio(frames, keys, baseline, "slowest")
 
 
 def phase_ratio(frames: Frames, keys: Sequence[str], baseline: Sequence[str], phase: str) -> Value | None:
-    """Mean time of a phase in `keys` over that in `baseline`. None where it was not recorded."""
-    sides = [[phase_seconds(frames, key) for key in side] for side in (keys, baseline)]
-    if not all(tables and all(phase in table for table in tables) for tables in sides):
+    """Time of a phase in `keys` over that in `baseline`: the mean of the logarithms of its paired ratios.
+
+    A pair is a block of both in one group of processes, else the runs of one seed. None where it was not
+    recorded, or where nothing pairs.
+    """
+    return _of_pairs(frames, keys, baseline, (phase,), lambda here, there: here / there, POSITIVE)
+
+
+def phase_difference(
+    frames: Frames, keys: Sequence[str], others: Sequence[str], phases: Sequence[str]
+) -> Value | None:
+    """Seconds that `phases` take together in `keys`, less those in `others`; paired as in `phase_ratio`."""
+    return _of_pairs(frames, keys, others, phases, lambda here, there: here - there, ANY)
+
+
+def of_phases(
+    frames: Frames, keys: Sequence[str], phases: Sequence[str], statistic: Callable[..., Any], bounds: Bounds
+) -> Value | None:
+    """`statistic` of the mean seconds of `phases`, which may include `step` and `unaccounted`.
+
+    The estimate is that of the overall means, which `steps.breakdown` shows, so that parts add up to the
+    whole; the interval is that of the statistic over runs or blocks. None where a phase was not recorded.
+    """
+    if not keys:
         return None
-    units = [_units([table[phase].to_numpy() for table in tables]) for tables in sides]
-    return _estimate(units, lambda seconds, base: seconds / base)
-
-
-def over_seeds(values: Sequence[float]) -> Value:
-    """Mean, with Student's interval from three values on: a bootstrap of three would be too narrow."""
-    data = np.asarray(values, dtype=float)
-    mean, n = float(data.mean()), len(data)
-    if n < ENOUGH_RUNS or not np.isfinite(data).all():
-        return Value(mean, n=n)
-    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * data.std(ddof=1) / np.sqrt(n)
-    return Value(mean, float(mean - half), float(mean + half), n)
+    _alike(frames, keys)
+    found = units(frames, keys)
+    return _of_means(found, phases, statistic, bounds) if set(phases) <= set(found.means) else None
 
 
 def final(frames: Frames, keys: Sequence[str], column: str) -> Value | None:
     """`column` at the last epoch, over runs that differ in their seed."""
-    values = _last(frames, keys, column)
-    return over_seeds(values.to_list()) if len(values) else None
+    _alike(frames, keys, "steps_total")
+    last = _last(frames, keys, column)
+    return _mean(last, column) if len(last) else None
 
 
 def final_difference(frames: Frames, keys: Sequence[str], others: Sequence[str], column: str) -> Value | None:
     """`column` at the last epoch, `keys` minus `others`; paired by seed, that is, by initial weights."""
-    difference = (_last(frames, keys, column) - _last(frames, others, column)).dropna()
-    return over_seeds(difference.to_list()) if len(difference) else None
+    _alike(frames, [*keys, *others], "steps_total")
+    here, there = _last(frames, keys, column), _last(frames, others, column)
+    seeds = [seed for seed in here.index if seed in there.index]
+    low, high = OF_COLUMN.get(column, ANY)
+    return over_units((here[seeds] - there[seeds]).to_numpy(), (low - high, high - low)) if seeds else None
 
 
 def curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
@@ -123,7 +169,7 @@ def curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
     epochs = frames.epochs[frames.epochs["key"].isin(keys)].dropna(subset=[column])
     rows = []
     for epoch, of_epoch in epochs.groupby("epoch"):
-        value = over_seeds(of_epoch[column].to_list())
+        value = _mean(of_epoch[column], column)
         low, high = (np.nan, np.nan) if value.low is None else (value.low, value.high)
         rows.append((int(epoch), int(of_epoch["step"].iloc[0]), value.value, low, high, value.n))
     table: pd.DataFrame = pd.DataFrame(rows, columns=["epoch", "step", "mean", "low", "high", "n"])
@@ -131,79 +177,110 @@ def curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
 
 
 def ahead_for_good(frames: Frames, keys: Sequence[str], others: Sequence[str], column: str) -> Value | None:
-    """The step from which on the mean of `keys` stays above that of `others`; infinite where it does not."""
-    here, there = curve(frames, keys, column), curve(frames, others, column)
-    both = here.merge(there, on="epoch", suffixes=("", "_other"))
-    if not len(both):
-        return None
-    behind = np.flatnonzero(~(both["mean"] > both["mean_other"]).to_numpy())
-    first = behind[-1] + 1 if len(behind) else 0
-    step = float(both["step"].iloc[first]) if first < len(both) else np.inf
-    return Value(step, n=int(both["n"].min()))
+    """The step from which on `column` of `keys` stays above that of `others`; paired by seed.
 
-
-class Units(NamedTuple):
-    """What is resampled: runs, or blocks of steps."""
-
-    means: np.ndarray  # (units,)
-    n: int  # samples behind them, for `Value`
-    of: str  # kind of these samples
-    overall: float  # mean over all samples
-
-
-def _step_times(frames: Frames, keys: Sequence[str]) -> list[np.ndarray]:
-    """Seconds of each warm step, (steps,) per run."""
-    return [step_seconds(frames, key) for key in keys]
-
-
-def _units(per_run: list[np.ndarray]) -> Units:
-    """What to resample, from each run's samples, (steps,): the runs, or blocks of steps if runs are few."""
-    if len(per_run) >= ENOUGH_RUNS:
-        means = np.array([times.mean() for times in per_run])
-        return Units(means, len(per_run), "runs", float(means.mean()))
-    n = sum(map(len, per_run))
-    length = max(1, min(BLOCK, n // ENOUGH_BLOCKS))
-    blocks = [
-        block.mean() for times in per_run for block in np.array_split(times, max(1, len(times) // length))
-    ]
-    of = f"steps in blocks of {length}" if length > 1 else "steps"
-    return Units(np.array(blocks), n, of, float(np.concatenate(per_run).mean()))
-
-
-def _estimate(units: list[Units], statistic: Callable[..., Any], paired: bool = False) -> Value:
-    """`statistic` of the overall means, with a percentile bootstrap over the units.
-
-    With enough runs it is taken once per repetition, of runs that were made one after the other, and the
-    interval over repetitions is Student's.
+    Infinite where one of the pairs does not stay so.
     """
-    if all(unit.of == "runs" for unit in units) and len({unit.n for unit in units}) == 1:
-        repetitions = zip(*(unit.means for unit in units), strict=True)
-        return over_seeds([float(statistic(*means)) for means in repetitions])
-    value = float(statistic(*(unit.overall for unit in units)))
-    fewest = min(units, key=lambda unit: unit.n)
-    if min(len(unit.means) for unit in units) < 2:
-        return Value(value, n=fewest.n, of=fewest.of)
+    here, there = (_by_seed(frames, side, column) for side in (keys, others))
+    seeds = [seed for seed in here if seed in there]
+    steps = [_from_step_on(here[seed], there[seed], column) for seed in seeds]
+    return over_units(steps, POSITIVE) if steps else None
 
-    def of_means(*samples: np.ndarray, axis: int = -1) -> Any:
-        return statistic(*(sample.mean(axis=axis) for sample in samples))
 
-    interval = scipy.stats.bootstrap(
-        [unit.means for unit in units],
-        of_means,
-        paired=paired,
-        vectorized=True,
-        method="percentile",
-        confidence_level=CONFIDENCE,
-        n_resamples=RESAMPLES,
-        **{RANDOM_ARGUMENT: np.random.default_rng(SEED)},
-    ).confidence_interval
-    return Value(value, float(interval.low), float(interval.high), fewest.n, fewest.of)
+def _of_pairs(
+    frames: Frames,
+    keys: Sequence[str],
+    others: Sequence[str],
+    phases: Sequence[str],
+    compared: Callable[[Any, Any], Any],
+    bounds: Bounds,
+) -> Value | None:
+    if not keys or not others:
+        return None
+    both = [*keys, *others]
+    _alike(frames, both)
+    by_block = in_blocks(frames, both)
+    here, there = (units(frames, side, by_block) for side in (keys, others))
+    if not set(phases) <= set(here.means) & set(there.means):
+        return None
+    sums = [side.means[list(phases)].sum(axis="columns") for side in (here, there)]
+    paired = pd.concat(sums, axis="columns", join="inner", keys=["here", "there"]).sort_index()
+    return over_units(compared(paired["here"], paired["there"]), bounds, here.of) if len(paired) else None
+
+
+def _of_means(found: Units, phases: Sequence[str], statistic: Callable[..., Any], bounds: Bounds) -> Value:
+    per_unit = np.array([statistic(*row) for row in found.means[list(phases)].to_numpy()], dtype=float)
+    overall = float(statistic(*found.means[list(phases)].mean()))
+    return over_units(per_unit, bounds, found.of, overall)
+
+
+def _mean(values: pd.Series[float], column: str) -> Value:
+    """The arithmetic mean, whose interval knows what the column can be."""
+    return over_units(values.to_numpy(), OF_COLUMN.get(column, ANY), value=float(values.to_numpy().mean()))
+
+
+def _scale(bounds: Bounds, data: np.ndarray) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A scale on which the bounds are infinitely far away, and the way back.
+
+    The plain one where a sample lies on a bound, which would be infinite; the interval is then cut there.
+    """
+    low, high = bounds
+    if low == -np.inf or not ((data > low) & (data < high)).all():
+        return (lambda x: x), (lambda x: x)
+    if high == np.inf:
+        return (lambda x: np.log(x - low)), (lambda x: low + np.exp(x))
+    return (
+        lambda x: scipy.special.logit((x - low) / (high - low)),
+        lambda x: low + (high - low) * scipy.special.expit(x),
+    )
+
+
+def _independent(series: np.ndarray) -> float:
+    """Which share of a series counts, by the correlation r of neighbours; all where r is negative."""
+    deviation = series - series.mean()
+    spread = float((deviation**2).sum())
+    r = float((deviation[1:] * deviation[:-1]).sum()) / spread if spread else 0.0
+    return (1 - r) / (1 + r) if r > 0 else 1.0
+
+
+def _alike(frames: Frames, keys: Sequence[str], *more: str) -> None:
+    """
+    Raises:
+        Mixed: the runs differ in what a comparison must hold fixed.
+    """
+    runs = frames.runs[frames.runs["key"].isin(keys)]
+    for column in (*ALIKE, *more):
+        found = sorted({str(value)[:12] for value in runs[column].dropna()}) if column in runs else []
+        if len(found) > 1:
+            raise Mixed(
+                f"these runs can't be compared: they differ in {column} ({', '.join(found)}); "
+                "measure all of them alike (--force measures again)"
+            )
+
+
+def _seeds(frames: Frames) -> pd.Series[Any]:
+    """The seed of each run, by key."""
+    return frames.runs.set_index("key")["seed"] if "seed" in frames.runs else pd.Series(dtype=float)
 
 
 def _last(frames: Frames, keys: Sequence[str], column: str) -> pd.Series[float]:
-    """`column` at each run's last epoch, indexed by seed."""
-    epochs = frames.epochs[frames.epochs["key"].isin(keys)].dropna(subset=[column])
-    last = epochs.sort_values("epoch").groupby("key")[column].last()
-    seeds = frames.runs.set_index("key")["seed"] if "seed" in frames.runs else pd.Series(dtype=float)
-    by_seed: pd.Series[float] = last.rename(index=seeds)
+    """`column` at each run's last epoch, by seed; NaN of a run that diverged. Only of runs that validated."""
+    epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
+    recorded = epochs.groupby("key")[column].transform("count") > 0
+    last = epochs[recorded].set_index("key")[column].groupby(level="key", sort=False).tail(1)
+    by_seed: pd.Series[float] = last.rename(index=_seeds(frames))
     return by_seed
+
+
+def _by_seed(frames: Frames, keys: Sequence[str], column: str) -> dict[Any, pd.DataFrame]:
+    """The epochs of each run in which `column` was recorded."""
+    seeds, epochs = _seeds(frames), frames.epochs.dropna(subset=[column])
+    tables = {seeds.get(key, key): epochs[epochs["key"] == key] for key in keys}
+    return {seed: table for seed, table in tables.items() if len(table)}
+
+
+def _from_step_on(here: pd.DataFrame, there: pd.DataFrame, column: str) -> float:
+    both = here.merge(there, on="epoch", suffixes=("", "_other")).sort_values("epoch")
+    behind = np.flatnonzero(~(both[column] > both[f"{column}_other"]).to_numpy())
+    first = behind[-1] + 1 if len(behind) else 0
+    return float(both["step"].iloc[first]) if first < len(both) else float(np.inf)

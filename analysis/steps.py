@@ -18,6 +18,7 @@ from analysis.frames import PHASES, Frames
 
 WINDOW = 5  # steps in a rolling median
 SETTLED = 0.02  # warm: the rolling median moves by less than this fraction from one step to the next
+ENOUGH_RUNS = 3  # with so many, a run is the unit of replication, even where it was measured in blocks
 
 
 class Warm(NamedTuple):
@@ -101,14 +102,54 @@ def phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
     return table
 
 
+class Units(NamedTuple):
+    """Independent measurements: a row each, of mean seconds per phase, `step`, `unaccounted`, `slowest`.
+
+    `slowest` is the step on its slowest rank. Rows are indexed by (group, block) or by seed, in their order.
+    """
+
+    means: pd.DataFrame
+    of: str  # blocks, or runs
+
+
+def in_blocks(frames: Frames, keys: Sequence[str]) -> bool:
+    """Do blocks count as units: were all these runs measured in some, in fewer than ENOUGH_RUNS groups?"""
+    if "block" not in frames.steps or "group" not in frames.runs:
+        return False
+    steps = frames.steps[frames.steps["key"].isin(keys)]
+    groups = frames.runs.loc[frames.runs["key"].isin(keys), "group"]
+    whole = len(steps) > 0 and steps["block"].notna().all() and groups.notna().all()
+    return bool(whole) and groups.nunique() < ENOUGH_RUNS
+
+
+def units(frames: Frames, keys: Sequence[str], by_block: bool | None = None) -> Units:
+    """The units of replication of a method's runs; `by_block` where they must pair with those of another."""
+    by_block = in_blocks(frames, keys) if by_block is None else by_block
+    parts = []
+    for place, key in enumerate(keys):
+        run = frames.runs[frames.runs["key"] == key].iloc[0]
+        table = phase_seconds(frames, key).assign(slowest=step_seconds(frames, key))
+        if by_block:
+            block = frames.steps[frames.steps["key"] == key].groupby("step")["block"].first()
+            parts.append(table.groupby([pd.Series(run["group"], table.index), block.loc[table.index]]).mean())
+        else:
+            parts.append(table.mean().to_frame(run.get("seed", place)).T)
+    # A phase that one of them does not have takes no time there.
+    means = pd.concat(parts).fillna(0.0)
+    by_unit: pd.DataFrame = means.groupby(level=list(range(means.index.nlevels))).mean()
+    return Units(by_unit, "blocks" if by_block else "runs")
+
+
 def breakdown(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
-    """Mean seconds of each phase, `unaccounted` and `step`: of a run's ranks and warm steps, then of runs."""
-    means: pd.Series[float] = pd.DataFrame([phase_seconds(frames, key).mean() for key in keys]).mean()
+    """Mean seconds of each phase, `unaccounted` and `step`: of ranks and warm steps, then of units."""
+    means: pd.Series[float] = units(frames, keys).means.drop(columns="slowest").mean()
     return means
 
 
 def phase_summary(frames: Frames, keys: Sequence[str]) -> pd.DataFrame:
-    """Mean and median seconds of each phase over the warm steps of all runs, with n."""
+    """Seconds of each phase: the mean of `breakdown`, and the median over the n warm steps of all runs."""
     table = pd.concat([phase_seconds(frames, key) for key in keys])
-    summary: pd.DataFrame = pd.DataFrame({"mean": table.mean(), "median": table.median(), "n": len(table)})
+    summary: pd.DataFrame = pd.DataFrame(
+        {"mean": breakdown(frames, keys), "median": table.median(), "n": len(table)}
+    )
     return summary

@@ -50,7 +50,7 @@ def draw(
     name = f"{item}-{profile}"
     folder.mkdir(parents=True, exist_ok=True)
     picture = save(figures.load(item).draw(frames, profile), folder, name)
-    verdicts = figures.judge(item, frames, profile)
+    verdicts = figures.judge(item, frames)
     remarks = "".join(f"- {note}\n" for note in (f"Drawn from {source}.", *notes))
     page = figures.page(item, frames, profile, name, verdicts)
     write_atomic(folder / f"{name}.md", f"{page}\n{remarks}")

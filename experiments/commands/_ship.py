@@ -98,9 +98,8 @@ def verdicts_for_readme(folders: Folders) -> str:
     """The claims that the shipped records decide, as the README's table."""
     shipped, rows = parquet.read_parquet(folders.shipped), []
     for path in sorted((folders.shipped / "figures").glob("*.json")):
-        item, _, profile = path.stem.rpartition("-")
-        frames = runs_of(shipped, index_of(path))
-        verdicts = figures.judge(item, frames, profile)
+        item = path.stem.rpartition("-")[0]
+        verdicts = figures.judge(item, runs_of(shipped, index_of(path)))
         rows += [(item, verdict) for verdict in verdicts if verdict.word in DECIDED]
     return claims.table(rows)
 

@@ -43,6 +43,9 @@ def check(item: str) -> None:
 def load(item: str) -> ModuleType:
     """An item's module: TITLE, runs(profile), draw(frames, profile), claims(), caption(frames, profile).
 
+    It may have table(frames) as well, and SCALE, the paper's scale (`claims.reduced`), without which no
+    number of its runs is held to be comparable.
+
     Raises:
         BrokenFile: its file can't be imported, or lacks one of these.
     """
@@ -53,11 +56,12 @@ def load(item: str) -> ModuleType:
     return module
 
 
-def judge(item: str, frames: Frames, profile: str) -> list[Verdict]:
+def judge(item: str, frames: Frames) -> list[Verdict]:
     """A verdict on every claim of an item. `frames` holds the item's own runs and no others."""
     from analysis import claims
 
-    return claims.judge(load(item).claims(), frames, claims.reduced(frames, profile))
+    figure = load(item)
+    return claims.judge(figure.claims(), frames, claims.reduced(frames, getattr(figure, "SCALE", None)))
 
 
 def page(item: str, frames: Frames, profile: str, picture: str, verdicts: list[Verdict]) -> str:
@@ -71,5 +75,6 @@ def page(item: str, frames: Frames, profile: str, picture: str, verdicts: list[V
     parts += ["## Verdicts\n", claims.table((item, verdict) for verdict in verdicts)]
     if hasattr(figure, "table") and len(frames.runs):
         parts += ["## Numbers\n", figure.table(frames)]
-    parts += ["## How each number was read, and when it counts as reproduced\n", claims.notes(verdicts)]
+    if verdicts:
+        parts += ["## How each number was read, and when it counts as reproduced\n", claims.notes(verdicts)]
     return "\n".join(parts)

@@ -7,16 +7,29 @@ job logs (github.com/kljp/topk_results); one run per configuration, no seeds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+import scipy.stats
 
 from analysis.frames import Frames
 from analysis.style import method_id
 
 METHODS = ("dense", "topk", "randomk")
 PAPER = "Yoon and Oh 2022 (A100, VGG-16)"
+
+# What the paper ran, as columns of the records (`claims.reduced`); conf/recipe/yoon2022.yaml is the same.
+TIMING_SCALE: dict[str, Any] = {
+    "task.name": "vgg16_cifar10", "task.batch_size": 128, "workers": 8, "method.density": 0.001,
+    "precision": {"cuda": "tf32", "cpu": "fp32"},
+}  # fmt: skip
+TRAINING_SCALE = TIMING_SCALE | {
+    "steps_total": 6762, "method.density_warmup": "[0.015625, 0.004]", "task.lr": 0.1,
+    "task.lr_milestones": "[81, 122, 155]",
+}  # fmt: skip
 
 # How each profile scales the paper's experiment. The recipe (conf/recipe/yoon2022.yaml) is the paper's own.
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
@@ -127,6 +140,45 @@ VAL_LOSS = {
     "topk": (9.422, 2.098, 1.580, 1.263, 0.837, 0.560, 0.560, 0.428, 0.465, 0.336, 0.426, 0.488, 0.478),
     "randomk": (1.993, 1.697, 1.543, 1.375, 1.228, 1.114, 1.050, 0.945, 0.893, 0.869, 0.839, 0.818, 0.816),
 }
+# Their replicates: the same configuration on two machines each, the last epoch, by number of workers [log,
+# jobs 130673 and 130263, 130672 and 130264; of 4 workers 129436 and 129440, 129435 and 129439].
+REPLICATES: dict[str, dict[int, dict[str, tuple[float, float]]]] = {
+    "val_top1": {
+        8: {"dense": (92.989, 92.840), "topk": (91.515, 90.872)},
+        4: {"dense": (93.246, 93.107), "topk": (92.435, 92.534)},
+    },
+    "val_loss": {
+        8: {"dense": (0.4197, 0.4403), "topk": (0.4781, 0.4647)},
+        4: {"dense": (0.4423, 0.4566), "topk": (0.5387, 0.5182)},
+    },
+}  # fmt: skip
+
+
+def spread(column: str, workers: int = 8) -> float:
+    """How far another run of theirs may end from the one that they published, at 95 %.
+
+    Student's quantile times the standard deviation within the pairs of REPLICATES with so many workers, which
+    has as many degrees of freedom as there are pairs. Runs with another number of workers end elsewhere, and
+    are not pooled with them.
+    """
+    pairs = np.array(list(REPLICATES[column][workers].values()))
+    deviation = math.sqrt(float(((pairs[:, 0] - pairs[:, 1]) ** 2).mean()) / 2)
+    return float(scipy.stats.t.ppf(0.975, len(pairs))) * deviation
+
+
+SPREAD = "Where another run of theirs may end, at 95 %, by their replicates on A100 and V100 (8 workers)."
+GAP_SPREAD = "give or take what the difference of two runs may vary by, at 95 %, by their replicates."
+# Claims that follow from one cause, over all items.
+TOPK_BEHIND = "Top-k behind dense in training"
+RANDOMK_BEHIND = "Random-k behind Top-k in training"
+RANDOMK_SELECTION = "what drawing Random-k's indices costs"
+TOPK_SELECTION = "what torch.topk costs"
+FUSED_SELECTION = "what the fused selection costs"
+
+
+def gap_spread(column: str) -> float:
+    """The same for the difference of two methods, each of which was run once."""
+    return math.sqrt(2) * spread(column)
 
 
 class Iteration(NamedTuple):

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from analysis import captions, plots, style
-from analysis.claims import Claim
+from analysis.claims import ANY_GPU, Claim
 from analysis.frames import Frames
-from analysis.stats import Value, of_phases
+from analysis.stats import POSITIVE, SHARE, Bounds, Value, of_phases, phase_difference
 from analysis.steps import breakdown, phase_summary
 from experiments.figures import _yoon2022 as yoon2022
 
@@ -22,6 +22,7 @@ ORDER = (
     "forward", "backward", "select", "exchange", "wait", "transfer", "synchronize", "scatter", "update", "io",
     "check", "unaccounted",
 )  # fmt: skip
+SCALE = yoon2022.TIMING_SCALE
 READABLE = 0.05  # of the axis: a part smaller than this carries no number
 ONCE = "They ran each configuration once, on 8 A100 with Horovod and torch 1.8.1; 10 % is granted."
 
@@ -104,7 +105,9 @@ def claims() -> list[Claim]:
             tolerance=0.0,
             reason="Compression less the larger of FP + BP and communication; dominant means above 0.",
             ours=lambda frames: dominance(frames, "topk"),
+            accelerator=ANY_GPU,
             timed=True,
+            group=yoon2022.TOPK_SELECTION,
         ),
         Claim(
             text="Top-k's communication is mostly waiting for the others' selection",
@@ -112,9 +115,13 @@ def claims() -> list[Claim]:
             unit="% of the communication",
             source="text under Fig. 4: 'the message of several workers may arrive late'",
             kind="ordering",
-            tolerance=0.0,
-            reason="Wait less transfer; the paper did not separate them, mode serialised does.",
-            ours=lambda frames: _phases(frames, "topk", ("wait", "transfer"), _more_waiting),
+            tolerance=50.0,
+            reason=(
+                "The share of waiting, which is most of it above half. That much was waited; what for, the "
+                "attribution to the last rank's lateness must tell."
+            ),
+            ours=lambda frames: _phases(frames, "topk", ("wait", "transfer"), _waiting, SHARE),
+            accelerator=ANY_GPU,
             timed=True,
         ),
         Claim(
@@ -124,8 +131,10 @@ def claims() -> list[Claim]:
             source="text under Fig. 4; 16.86 - 1.24",
             kind="ordering",
             tolerance=0.0,
-            reason="Wait and transfer together, as in the paper. Depends on the link: theirs is NVLink.",
+            reason="Wait and transfer together, as in the paper. On a slow link dense takes longer.",
             ours=_longer_communication,
+            accelerator=ANY_GPU,
+            link="NVLink",
             timed=True,
         ),
         *[_communication(method) for method in yoon2022.METHODS],
@@ -148,10 +157,10 @@ def _communication(method: str) -> Claim:
         tolerance=0.1,
         reason=f"{ONCE} Theirs is the time in the final wait, after filters that differ by method.",
         ours=lambda frames: _phases(
-            frames, method, ("wait", "transfer"), lambda wait, transfer: 1e3 * (wait + transfer)
+            frames, method, ("wait", "transfer"), lambda wait, transfer: 1e3 * (wait + transfer), POSITIVE
         ),
-        needs="paper hardware",
-        hardware="A100",
+        accelerator="A100",
+        link="NVLink",
         timed=True,
     )
 
@@ -165,17 +174,16 @@ def _compression(method: str, reason: str) -> Claim:
         kind="ratio",
         tolerance=0.1,
         reason=f"{ONCE} {reason}",
-        ours=lambda frames: _phases(frames, method, ("select",), lambda seconds: 1e3 * seconds),
-        needs="paper hardware",
-        hardware="A100",
+        ours=lambda frames: _phases(frames, method, ("select",), lambda seconds: 1e3 * seconds, POSITIVE),
+        accelerator="A100",
         timed=True,
     )
 
 
 def _phases(
-    frames: Frames, method: str, phases: tuple[str, ...], statistic: Callable[..., Any]
+    frames: Frames, method: str, phases: tuple[str, ...], statistic: Callable[..., Any], bounds: Bounds
 ) -> Value | None:
-    return of_phases(frames, yoon2022.keys(frames, method, MODE), phases, statistic)
+    return of_phases(frames, yoon2022.keys(frames, method, MODE), phases, statistic, bounds)
 
 
 def dominance(frames: Frames, method: str) -> Value | None:
@@ -184,17 +192,18 @@ def dominance(frames: Frames, method: str) -> Value | None:
     return _phases(
         frames, method, phases,
         lambda select, fp, bp, wait, sent, step: 100 * (select - np.maximum(fp + bp, wait + sent)) / step,
+        (-100.0, 100.0),
     )  # fmt: skip
 
 
-def _more_waiting(wait: float, transfer: float) -> float:
-    return 100 * (wait - transfer) / (wait + transfer)
+def _waiting(wait: float, transfer: float) -> float:
+    return 100 * wait / (wait + transfer)
 
 
 def _longer_communication(frames: Frames) -> Value | None:
-    dense = _phases(frames, "dense", ("wait", "transfer"), lambda w, t: 1e3 * (w + t))
-    topk = _phases(frames, "topk", ("wait", "transfer"), lambda w, t: 1e3 * (w + t))
-    return None if dense is None or topk is None else topk.minus(dense)
+    topk, dense = (yoon2022.keys(frames, method, MODE) for method in ("topk", "dense"))
+    longer = phase_difference(frames, topk, dense, ("wait", "transfer"))
+    return longer.times(1e3) if longer else None
 
 
 def _shares(parts: dict[str, float]) -> dict[str, float]:

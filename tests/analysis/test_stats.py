@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from analysis import stats
-from analysis.frames import Frames, from_attempts
+from analysis.frames import Frames, from_attempts, stack
 from analysis.records import Store
-from analysis.stats import Value
-from analysis.steps import breakdown, step_seconds
+from analysis.stats import ANY, POSITIVE, SHARE, Mixed, Value, over_units
+from analysis.steps import breakdown, phase_summary, step_seconds
 from tests import synthetic
 from tests.synthetic import key
 
@@ -42,69 +42,202 @@ def interval(value: Value | None) -> tuple[float, float]:
 
 def test_dense_has_no_selection_rather_than_a_selection_of_zero(frames: Frames) -> None:
     assert "select" not in breakdown(frames, [key(frames, "dense")])
-    assert stats.of_phases(frames, [key(frames, "dense")], ["select"], lambda seconds: seconds) is None
+    assert (
+        stats.of_phases(frames, [key(frames, "dense")], ["select"], lambda seconds: seconds, POSITIVE) is None
+    )
 
 
 def test_throughput_is_samples_of_all_workers_over_the_mean_step(frames: Frames) -> None:
     run = key(frames, "dense", "production")
     speed = found(stats.throughput(frames, [run]))
     assert speed.value == pytest.approx(2 * 32 / step_seconds(frames, run).mean())
-    low, high = interval(speed)
-    assert low < speed.value < high
-    assert (speed.n, speed.of) == (16, "steps in blocks of 2")
+    assert (speed.low, speed.n, speed.of) == (None, 1, "runs")
+
+
+def timed(root: Path, slow: dict[int, float], method: str = "dense") -> tuple[Frames, list[str]]:
+    """Runs of these seeds, so many times slower; their keys by seed."""
+    store = Store(root)
+    for seed, factor in slow.items():
+        synthetic.timed(store, synthetic.config(method) | {"seed": seed}, slow=factor)
+    frames, _ = from_attempts(store.all_valid())
+    by_seed = dict(zip(frames.runs["seed"], frames.runs["key"], strict=True))
+    return frames, [by_seed[seed] for seed in slow]
 
 
 def test_a_slowdown_by_a_known_factor_is_found(tmp_path: Path) -> None:
+    machine = {0: 1.0, 1: 1.3, 2: 0.8}  # drifts from repetition to repetition
+    fast, base = timed(tmp_path / "a", machine)
+    slow, keys = timed(tmp_path / "b", {seed: 1.5 * factor for seed, factor in machine.items()}, "topk")
+    frames = stack([fast, slow])
+    ratio, plain = (found(stats.slowdown(frames, side, base)) for side in (keys, base))
+    own = step_seconds(frames, keys[0]).mean() / step_seconds(frames, base[0]).mean()
+    assert ratio.value == pytest.approx(own, rel=0.02)
+    assert ratio.half_width < 0.05  # the drift of both cancels
+    assert plain.value == pytest.approx(1.0)
+    assert plain.n == 3
+
+
+def test_runs_pair_by_seed_whatever_their_order(tmp_path: Path) -> None:
+    frames, keys = timed(tmp_path, {0: 1.0, 1: 2.0, 2: 4.0})
+    ratio = found(stats.slowdown(frames, keys, list(reversed(keys))))
+    assert ratio.value == pytest.approx(1.0)
+    assert ratio.half_width == pytest.approx(0.0)
+
+
+def test_runs_without_a_partner_do_not_count(tmp_path: Path) -> None:
+    frames, keys = timed(tmp_path, {0: 1.0, 1: 2.0, 2: 4.0})
+    assert found(stats.slowdown(frames, keys, keys[:1])) == Value(1.0, n=1)
+    assert stats.slowdown(frames, keys[1:], keys[:1]) is None
+    assert stats.slowdown(frames, [], keys) is None
+
+
+def test_the_same_number_stands_in_the_bar_and_in_the_table(tmp_path: Path) -> None:
+    frames, keys = timed(tmp_path, {0: 1.0, 1: 1.4, 2: 2.5}, "topk")
+    short = frames.steps["key"].eq(keys[0]) & frames.steps["step"].ge(12)  # one run has fewer steps
+    frames = frames._replace(steps=frames.steps[~short])
+    value = found(stats.of_phases(frames, keys, ["step"], lambda seconds: seconds, POSITIVE)).value
+    assert value == pytest.approx(breakdown(frames, keys)["step"], rel=1e-12)
+    assert value == pytest.approx(phase_summary(frames, keys)["mean"]["step"], rel=1e-12)
+    parts = breakdown(frames, keys)
+    assert parts.drop("step").sum() == pytest.approx(parts["step"])
+
+
+def in_blocks(frames: Frames, length: int, group: str = "a") -> Frames:
+    """The same steps, as if all runs had taken turns in one group of processes."""
+    steps = frames.steps.assign(block=(frames.steps["step"] // length).astype(float))
+    return frames._replace(steps=steps, runs=frames.runs.assign(group=group))
+
+
+def test_blocks_of_one_group_are_units_and_pair_by_their_number(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    slow = synthetic.config() | {"seed": 1}
-    synthetic.timed(store, synthetic.config())
-    synthetic.timed(store, slow, slow=1.5)
-    frames, _ = from_attempts(store.all_valid())
-    keys = dict(zip(frames.runs["seed"], frames.runs["key"], strict=True))
-    ratio = found(stats.slowdown(frames, [keys[1]], [keys[0]]))
+    for method in ("dense", "topk"):
+        config = synthetic.config(method)
+        synthetic.timed(store, config | {"train": config["train"] | {"steps": 200}})
+    frames = in_blocks(from_attempts(store.all_valid())[0], 5)
+    ratio = found(stats.slowdown(frames, [key(frames, "topk")], [key(frames, "dense")]))
+    assert ratio.of == "blocks"
+    assert 30 <= ratio.n <= 40
+    assert ratio.decides
     low, high = interval(ratio)
-    assert low < 1.5 < high
-    assert ratio.value == pytest.approx(1.5, rel=0.01)
+    assert low < ratio.value < high
+    select = found(stats.of_phases(frames, [key(frames, "topk")], ["select"], lambda s: 1e3 * s, POSITIVE))
+    assert select.of == "blocks"
+    assert select.value == pytest.approx(1e3 * breakdown(frames, [key(frames, "topk")])["select"])
 
 
-def test_three_runs_make_the_run_the_unit_of_replication(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    for seed in range(3):
-        synthetic.timed(store, synthetic.config() | {"seed": seed}, slow=1 + 0.1 * seed)
-    frames, _ = from_attempts(store.all_valid())
-    keys = list(frames.runs["key"])
-    by_run, by_step = found(stats.throughput(frames, keys)), found(stats.throughput(frames, keys[:1]))
-    assert (by_run.n, by_run.of) == (3, "runs")
-    assert by_step.of.startswith("steps")
-    assert np.diff(interval(by_run)) > np.diff(interval(by_step))  # machines differ more than steps
+def test_three_groups_of_blocks_count_as_three_runs(tmp_path: Path) -> None:
+    frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1, 2: 1.2})
+    two = in_blocks(frames, 2)
+    three = two._replace(runs=two.runs.assign(group=["a", "b", "c"]))
+    assert found(stats.throughput(two, keys)).of == "blocks"
+    assert found(stats.throughput(three, keys))[3:] == (3, "runs")
 
 
-def test_the_same_records_give_the_same_interval(frames: Frames) -> None:
-    runs = [key(frames, "topk")]
-    assert stats.throughput(frames, runs) == stats.throughput(frames, runs)
+def test_records_without_blocks_among_those_with_some_fall_back_to_runs(tmp_path: Path) -> None:
+    frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1, 2: 1.2})
+    blocks = in_blocks(frames, 2)
+    some = blocks.steps["block"].mask(blocks.steps["key"] == keys[0])
+    mixed = blocks._replace(steps=blocks.steps.assign(block=some))
+    assert found(stats.throughput(mixed, keys)).of == "runs"
 
 
-def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+def test_neighbouring_blocks_that_resemble_each_other_widen_the_interval() -> None:
+    noise = np.random.default_rng(0).normal(size=400)
+    drifting = np.zeros(400)
+    for i in range(1, 400):
+        drifting[i] = 0.8 * drifting[i - 1] + 0.6 * noise[i]  # variance 1, as the noise
+    alone, alike = (over_units(series, of="blocks") for series in (noise, drifting))
+    widths = [np.diff(interval(value))[0] for value in (alone, alike)]
+    assert widths[1] / widths[0] == pytest.approx(3.0, rel=0.3)  # sqrt(1.8 / 0.2)
+    assert np.diff(interval(over_units(drifting)))[0] == pytest.approx(widths[0], rel=0.3)  # runs are apart
+
+
+def test_intervals_of_correlated_blocks_cover_the_truth_about_as_often_as_they_say() -> None:
     noise, hits = np.random.default_rng(1), 0
-    for _ in range(100):
-        units = stats._units([noise.normal(1.0, 0.1, 100)])
-        low, high = interval(stats._estimate([units], lambda mean: mean))
-        hits += low <= 1.0 <= high
-    assert 85 <= hits <= 100  # 95 % nominal; a percentile bootstrap of 20 blocks is a little narrow
+    for _ in range(200):
+        series = np.empty(60)
+        series[0] = noise.normal()
+        for i in range(1, 60):
+            series[i] = 0.5 * series[i - 1] + np.sqrt(0.75) * noise.normal()
+        low, high = interval(over_units(series, of="blocks"))
+        hits += low <= 0.0 <= high
+    assert 175 <= hits <= 200  # 95 % nominal
 
 
-def test_one_step_or_one_seed_has_no_interval() -> None:
-    alone = stats._estimate([stats._units([np.array([2.0])])], lambda mean: mean)
-    assert alone == Value(2.0, n=1, of="steps")
-    assert stats.over_seeds([5.0]) == Value(5.0, n=1)
-    assert stats.over_seeds([5.0, 6.0]) == Value(5.5, n=2)
+@pytest.mark.parametrize(
+    ("samples", "bounds"),
+    [([1.0, 30.0, 2000.0], POSITIVE), ([40.0, 80.0, 99.0], SHARE), ([-99.0, 10.0, 99.0], (-100.0, 100.0))],
+)
+def test_intervals_stay_within_what_is_possible(samples: list[float], bounds: tuple[float, float]) -> None:
+    low, high = interval(over_units(samples, bounds))
+    assert bounds[0] < low < high < bounds[1]
+    plain = interval(over_units(samples, ANY))
+    assert plain[0] < bounds[0] or plain[1] > bounds[1]
+
+
+def test_a_sample_on_a_bound_cuts_the_interval_there() -> None:
+    low, high = interval(over_units([0.0, 1.0, 5.0], POSITIVE))
+    assert low == 0.0
+    assert 5.0 < high < np.inf
+
+
+def test_a_ratio_and_its_inverse_say_the_same() -> None:
+    ratios = np.array([1.1, 1.7, 2.9])
+    there, back = over_units(ratios, POSITIVE), over_units(1 / ratios, POSITIVE)
+    assert there.value == pytest.approx(1 / back.value)
+    np.testing.assert_allclose(interval(there), [1 / edge for edge in reversed(interval(back))])
+
+
+@pytest.mark.parametrize("bounds", [ANY, POSITIVE, SHARE])
+@pytest.mark.parametrize("of", ["runs", "blocks"])
+def test_one_or_two_have_no_interval(bounds: tuple[float, float], of: str) -> None:
+    assert over_units([5.0], bounds, of) == Value(pytest.approx(5.0), n=1, of=of)  # type: ignore[arg-type]
+    two = over_units([5.0, 6.0], bounds, of)
+    assert (two.low, two.high, two.n, two.decides) == (None, None, 2, False)
 
 
 def test_three_seeds_have_students_interval() -> None:
-    value = stats.over_seeds([1.0, 2.0, 3.0])
+    value = over_units([1.0, 2.0, 3.0])
     t = 4.302653  # of 0.975, with 2 degrees of freedom
     assert interval(value)[0] == pytest.approx(2 - t / np.sqrt(3), rel=1e-6)
     assert value.n == 3
+
+
+def test_a_diverged_run_is_not_left_out_of_its_mean(frames: Frames) -> None:
+    keys = learned(frames, "topk")
+    last = frames.epochs["key"].eq(keys[0]) & frames.epochs["epoch"].eq(10)
+    diverged = frames._replace(epochs=frames.epochs.assign(val_loss=frames.epochs["val_loss"].mask(last)))
+    value = found(stats.final(diverged, keys, "val_loss"))
+    assert np.isnan(value.value)
+    assert not value.decides
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("timing.mode", "production"), ("provenance.precision", "tf32"), ("provenance.data.digest", "f" * 16),
+     ("task.batch_size", 64)],
+)  # fmt: skip
+def test_runs_that_differ_in_protocol_arithmetic_or_data_are_not_compared(
+    tmp_path: Path, column: str, value: object
+) -> None:
+    frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1})
+    frames = frames._replace(runs=frames.runs.assign(**{"provenance.precision": "fp32"}))
+    assert stats.slowdown(frames, keys[:1], keys[:1])
+    other = frames.runs[column].astype(object).mask(frames.runs["key"] == keys[1], value)
+    mixed = frames._replace(runs=frames.runs.assign(**{column: other}))
+    with pytest.raises(Mixed, match=column):
+        stats.throughput(mixed, keys)
+    with pytest.raises(Mixed, match=column):
+        stats.slowdown(mixed, keys[1:], keys[:1])
+
+
+def test_trainings_of_different_length_are_not_compared(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for method, epochs in (("dense", 10), ("topk", 5)):
+        synthetic.learned(store, synthetic.learning_config(method, epochs=epochs))
+    frames, _ = from_attempts(store.all_valid())
+    with pytest.raises(Mixed, match="steps_total"):
+        stats.final_difference(frames, learned(frames, "dense"), learned(frames, "topk"), "val_top1")
 
 
 def test_finals_are_of_the_last_epoch_and_differences_pair_by_seed(frames: Frames) -> None:
@@ -130,15 +263,10 @@ def test_a_curve_says_how_many_runs_are_in_it(frames: Frames) -> None:
 
 def test_ahead_for_good_is_after_the_last_time_behind(frames: Frames) -> None:
     dense, topk = learned(frames, "dense"), learned(frames, "topk")
-    assert found(stats.ahead_for_good(frames, dense, topk, "val_top1")).value == 390
+    assert found(stats.ahead_for_good(frames, dense, topk, "val_top1")).value == pytest.approx(390)
     behind = frames.epochs["key"].isin(dense) & (frames.epochs["epoch"] == 6)
     epochs = frames.epochs.assign(val_top1=frames.epochs["val_top1"].mask(behind, 0.0))
     later = frames._replace(epochs=epochs)
-    assert found(stats.ahead_for_good(later, dense, topk, "val_top1")).value == 7 * 390
+    assert found(stats.ahead_for_good(later, dense, topk, "val_top1")).value == pytest.approx(7 * 390)
     assert found(stats.ahead_for_good(frames, topk, dense, "val_top1")).value == np.inf
     assert stats.ahead_for_good(frames, [], dense, "val_top1") is None
-
-
-def test_differences_widen_in_quadrature() -> None:
-    difference = Value(10.0, 7.0, 13.0, 5).minus(Value(4.0, 0.0, 8.0, 9))
-    assert difference == Value(6.0, 1.0, 11.0, 5)

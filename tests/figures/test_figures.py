@@ -42,7 +42,7 @@ def of_item(frames: Frames, item: str) -> Frames:
 
 def page(item: str, frames: Frames, profile: str) -> str:
     """The item's Markdown, with the verdicts on these frames."""
-    return figures.page(item, frames, profile, item, figures.judge(item, frames, profile))
+    return figures.page(item, frames, profile, item, figures.judge(item, frames))
 
 
 def test_the_items_of_the_main_paper_are_there() -> None:
@@ -141,7 +141,9 @@ def test_every_page_names_machine_data_workers_versions_and_n(item: str, everyth
 def test_nothing_is_drawn_of_nothing_and_the_page_still_says_so(item: str) -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
         figures.load(item).draw(empty(), "laptop")
-    assert "not run" in page(item, empty(), "laptop")
+    assert ("not run" if figures.load(item).claims() else "Nothing here is judged") in page(
+        item, empty(), "laptop"
+    )
 
 
 @pytest.mark.parametrize("item", sorted(MODE))
@@ -150,13 +152,13 @@ def test_simulated_times_are_labelled_in_picture_caption_and_tables(item: str, t
     for method, select in (("dense", "torch"), ("topk", "torch"), ("topk", "fused"), ("randomk", "torch")):
         config = synthetic.config(method, timing={"mode": MODE[item], "warmup_steps": 4, "span_steps": 2})
         virtual = {"cluster": config["cluster"] | {"where": "virtual"}}
-        synthetic.timed(store, config | virtual | {"select": select})
+        synthetic.timed(store, config | virtual | {"select": select}, gpu="NVIDIA H200")
     frames, _ = from_attempts(store.all_valid())
     figure = figures.load(item).draw(frames, "paper")
     labels = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
     assert any("simulated" in label for label in labels)
     assert "*Simulated* times" in figures.load(item).caption(frames, "paper")
-    assert "(simulated times)" in page(item, frames, "paper")
+    assert "simulated times)" in page(item, frames, "paper") or not figures.load(item).claims()
 
 
 def test_a_machine_that_is_not_as_it_was_named_is_told(tmp_path: Path) -> None:
