@@ -26,8 +26,7 @@ all the same (`Value.of` is "blocks": of iterations of one of their jobs).
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -149,73 +148,8 @@ def judge(claims: Iterable[Claim], frames: Frames, scale: str) -> list[Verdict]:
     return [_judge(claim, frames, scale) for claim in claims]
 
 
-def counts(rows: Iterable[tuple[str, Verdict]]) -> dict[Word, int]:
-    """How often each word was reached; a group of claims counts once, with its least favourable word."""
-    causes: dict[tuple[str, ...], list[Word]] = {}
-    for item, verdict in rows:
-        claim = verdict.claim
-        causes.setdefault((claim.group,) if claim.group else (item, claim.text), []).append(verdict.word)
-    found = Counter(min(words, key=WORDS.index) for words in causes.values())
-    return {word: found[word] for word in WORDS if found[word]}
-
-
-def table(rows: Iterable[tuple[str, Verdict]]) -> str:
-    """(item, verdict) rows as a Markdown table, and below it what their scale is."""
-    rows = list(rows)
-    if not rows:
-        return "Nothing here is judged: the figure draws what was measured, and the paper gives no number.\n"
-    lines = ["| item | claim | paper | ours | verdict |", "|---|---|---|---|---|"]
-    for item, verdict in rows:
-        claim = verdict.claim
-        cells = (item, claim.text, paper_text(claim), ours_text(verdict), verdict.text)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    scales: dict[str, dict[str, None]] = {}  # what is reduced -> the items, in their order
-    for item, verdict in rows:
-        if verdict.scale.startswith(REDUCED):
-            scales.setdefault(verdict.scale.partition(";")[0], {})[item] = None
-    below = [f"\n{captions.listed(items)}: {scale}." for scale, items in scales.items()]
-    return "\n".join(lines + below) + "\n"
-
-
-def notes(verdicts: Sequence[Verdict]) -> str:
-    """Where each number was read, when the claim holds and why, as a Markdown list."""
-    claims = [verdict.claim for verdict in verdicts]
-    return "".join(f"- {claim.text}: {claim.source}. {rule(claim)} {claim.reason}\n" for claim in claims)
-
-
-def paper_text(claim: Claim) -> str:
-    """The paper's value as it was published, with its unit."""
-    if isinstance(claim.paper, int | float):
-        return f"{claim.paper:,} {claim.unit}".strip()
-    return claim.paper or "-"
-
-
-def ours_text(verdict: Verdict) -> str:
-    """Our value, its interval and n; times from virtual ranks are marked."""
-    value, unit = verdict.ours, verdict.claim.unit
-    if value is None or math.isnan(value.value):
-        return "-"
-    text = with_unit(value.value, unit)
-    if value.low is not None and value.high is not None:
-        text += f" [{_digits(value.low)}, {_digits(value.high)}]"
-    simulated = ", *simulated*" if verdict.claim.timed and SIMULATED in verdict.scale else ""
-    return f"{text} (n = {value.n} {value.of if value.n != 1 else value.of.removesuffix('s')}{simulated})"
-
-
-def rule(claim: Claim) -> str:
-    """When the claim holds and for which machine, in words."""
-    low, high = claim.band()
-    if claim.kind == "ordering":
-        band = f"Holds above {with_unit(low, claim.unit)}."
-    elif claim.kind == "limit":
-        band = f"Holds up to {with_unit(high, claim.unit)}."
-    else:
-        band = f"Holds from {_digits(low)} to {with_unit(high, claim.unit)}."
-    return " ".join(filter(None, (band, _about(claim))))
-
-
 def with_unit(value: float, unit: str) -> str:
-    return "never" if math.isinf(value) else f"{_digits(value)} {unit}".strip()
+    return "never" if math.isinf(value) else f"{digits(value)} {unit}".strip()
 
 
 def _difference(frames: Frames, column: str, paper: Any) -> str:
@@ -257,12 +191,12 @@ def _elsewhere(claim: Claim, frames: Frames, scale: str) -> str:
     """Why these records cannot judge the claim; empty where they can."""
     exactly = claim.link or claim.accelerator not in ("", ANY_GPU)
     if not _is_on(frames, claim.accelerator):
-        return f"about {_about_what(claim)}; measured on {_hardware(frames)}"
+        return f"about {about(claim)}; measured on {_hardware(frames)}"
     if exactly and claim.timed and captions.is_simulated(frames):
-        return f"about {_about_what(claim)}; these times are simulated"
+        return f"about {about(claim)}; these times are simulated"
     if claim.link and not captions.is_linked(frames, claim.link):
         links = captions.listed(captions.values(frames, "cluster.link.name"))
-        return f"about {_about_what(claim)}; measured over {links}"
+        return f"about {about(claim)}; measured over {links}"
     if claim.kind in NUMBERS and scale:
         return "a number at the paper's scale"
     return ""
@@ -272,11 +206,7 @@ def _is_on(frames: Frames, accelerator: str) -> bool:
     return not accelerator or captions.is_on(frames, "" if accelerator == ANY_GPU else accelerator)
 
 
-def _about(claim: Claim) -> str:
-    return f"About {_about_what(claim)} only." if claim.accelerator or claim.link else ""
-
-
-def _about_what(claim: Claim) -> str:
+def about(claim: Claim) -> str:
     return " and ".join(filter(None, (claim.accelerator and _a(claim.accelerator), claim.link)))
 
 
@@ -329,7 +259,7 @@ def _flips(claim: Claim, frames: Frames) -> str:
     return f"so from step {at.value:,.0f} of {captions.listed(captions.values(frames, 'steps_total'))} on"
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """Four significant digits or the whole part, at most six decimals, no exponent."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"

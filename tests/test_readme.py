@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import sparsify
+from analysis.verdicts import as_csv
 from experiments import commands, figures
-from experiments.commands._ship import BEGIN, END, verdicts_for_readme
+from experiments.commands._ship import BEGIN, END, VERDICTS, shipped_verdicts, verdicts_for_readme
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.grid import expand
@@ -109,9 +110,12 @@ def test_the_table_of_methods_has_them_all() -> None:
 
 
 def test_the_verdict_table_is_the_one_that_the_shipped_records_give() -> None:
+    folders = Folders()
+    rows = shipped_verdicts(folders)
     between = README.partition(BEGIN)[2].partition(END)[0].strip()
-    assert between == verdicts_for_readme(Folders()).strip()
+    assert between == verdicts_for_readme(rows).strip()
     assert "fig3" in between
+    assert (folders.shipped / VERDICTS).read_text() == as_csv(rows)
 
 
 def test_every_item_of_the_readme_exists() -> None:

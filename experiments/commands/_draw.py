@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from analysis import claims, parquet
+from analysis import parquet, verdicts
 from analysis.files import Damaged, read_as, write_atomic, write_json
 from analysis.frames import Frames, empty, restrict
 from analysis.schemas import Index
@@ -50,11 +50,11 @@ def draw(
     name = f"{item}-{profile}"
     folder.mkdir(parents=True, exist_ok=True)
     picture = save(figures.load(item).draw(frames, profile), folder, name)
-    verdicts = figures.judge(item, frames)
+    judged = figures.judge(item, frames)
     remarks = "".join(f"- {note}\n" for note in (f"Drawn from {source}.", *notes))
-    page = figures.page(item, frames, profile, name, verdicts)
+    page = figures.page(item, frames, profile, name, judged)
     write_atomic(folder / f"{name}.md", f"{page}\n{remarks}")
-    return Drawn(item, profile, picture, claims.table((item, verdict) for verdict in verdicts), source)
+    return Drawn(item, profile, picture, verdicts.table((item, verdict) for verdict in judged), source)
 
 
 def redraw_all(folders: Folders, items: Sequence[str]) -> tuple[list[Drawn], bool]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from analysis import claims, parquet
+from analysis import parquet, verdicts
+from analysis.claims import UNDECIDED
 from analysis.files import read_as, write_atomic, write_json
 from analysis.frames import Frames, combine
 from analysis.public import public
@@ -17,7 +18,7 @@ from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import configs_of, more_configs_of
 
 SHIPPED_PROFILES = ("laptop", "paper")
-DECIDED = ("reproduced", "partly", "not reproduced", "inconclusive")
+VERDICTS = "verdicts.csv"
 README = ROOT / "README.md"
 BEGIN = "<!-- verdicts: written by `python -m experiments collect --ship` -->"
 END = "<!-- end of verdicts -->"
@@ -58,7 +59,9 @@ def ship(folders: Folders) -> Iterator[str]:
         item, _, profile = path.stem.rpartition("-")
         drawn = redraw_shipped(item, profile, folders, shipped, indexes)
         yield f"{path.stem}: {drawn.picture if drawn else 'its runs are missing'}"
-    write_readme(folders)
+    rows = shipped_verdicts(folders)
+    write_atomic(folders.shipped / VERDICTS, verdicts.as_csv(rows))
+    write_readme(rows)
 
 
 def complete_figures(folders: Folders) -> Iterator[tuple[str, list[str]]]:
@@ -94,19 +97,24 @@ def thinned(frames: Frames) -> Frames:
     return frames._replace(steps=steps, spans=spans)
 
 
-def verdicts_for_readme(folders: Folders) -> str:
-    """The claims that the shipped records decide, as the README's table."""
-    shipped, rows = parquet.read_parquet(folders.shipped), []
+def shipped_verdicts(folders: Folders) -> list[verdicts.Row]:
+    """The verdict on every claim of every figure that is shipped, from the shipped records."""
+    shipped, rows = parquet.read_parquet(folders.shipped), list[verdicts.Row]()
     for path in sorted((folders.shipped / "figures").glob("*.json")):
         item = path.stem.rpartition("-")[0]
-        verdicts = figures.judge(item, runs_of(shipped, index_of(path)))
-        rows += [(item, verdict) for verdict in verdicts if verdict.word in DECIDED]
-    return claims.table(rows)
+        rows += [(item, verdict) for verdict in figures.judge(item, runs_of(shipped, index_of(path)))]
+    return rows
 
 
-def write_readme(folders: Folders) -> None:
-    """Put the table between the README's two markers."""
+def verdicts_for_readme(rows: Sequence[verdicts.Row]) -> str:
+    """How often each word was reached, and the claims about which the shipped records say something."""
+    judged = [(item, verdict) for item, verdict in rows if verdict.word not in UNDECIDED]
+    return f"{verdicts.counts_table(rows)}\n{verdicts.table(judged)}"
+
+
+def write_readme(rows: Sequence[verdicts.Row]) -> None:
+    """Put the tables between the README's two markers."""
     text = README.read_text()
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
-    write_atomic(README, f"{head}{BEGIN}\n{verdicts_for_readme(folders).strip()}\n{END}{tail}")
+    write_atomic(README, f"{head}{BEGIN}\n{verdicts_for_readme(rows).strip()}\n{END}{tail}")

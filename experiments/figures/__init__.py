@@ -66,15 +66,15 @@ def judge(item: str, frames: Frames) -> list[Verdict]:
 
 def page(item: str, frames: Frames, profile: str, picture: str, verdicts: list[Verdict]) -> str:
     """The item as Markdown: picture, caption, verdicts, tables of numbers, the reasons of the tolerances."""
-    from analysis import claims
+    from analysis import verdicts as as_text
 
     figure = load(item)
     parts = [f"# {item}: {figure.TITLE}\n"]
     if len(frames.runs):
         parts += [f"![{item}]({picture}.png)\n", f"{figure.caption(frames, profile)}\n"]
-    parts += ["## Verdicts\n", claims.table((item, verdict) for verdict in verdicts)]
+    parts += ["## Verdicts\n", as_text.table((item, verdict) for verdict in verdicts)]
     if hasattr(figure, "table") and len(frames.runs):
         parts += ["## Numbers\n", figure.table(frames)]
     if verdicts:
-        parts += ["## How each number was read, and when it counts as reproduced\n", claims.notes(verdicts)]
+        parts += ["## How each number was read, and when it counts as reproduced\n", as_text.notes(verdicts)]
     return "\n".join(parts)

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import claims, stats
+from analysis import claims, stats, verdicts
 from analysis.claims import Claim, Kind, Verdict, judge, reduced
 from analysis.frames import Frames, empty, flatten, from_attempts, restrict
 from analysis.records import Store
@@ -127,7 +127,7 @@ def test_a_number_is_not_comparable_at_a_reduced_scale_but_ours_is_shown(kind: K
     assert verdict(accuracy).word == "reproduced"
     reduced_ = verdict(accuracy, scale="reduced scale: tiny")
     assert reduced_.text == "not comparable (a number at the paper's scale)"
-    assert "92.9 ms" in claims.ours_text(reduced_)
+    assert "92.9 ms" in verdicts.ours_text(reduced_)
 
 
 def on(tmp_path: Path, gpu: str | None, where: str = "local", link: str = "nvlink", **more: Any) -> Frames:
@@ -179,7 +179,7 @@ def test_times_of_virtual_ranks_are_called_simulated(tmp_path: Path) -> None:
     accuracy = claim("ordering", 1.0, 0.0, three(1.0))
     assert verdict(timed, frames).text == "reproduced (simulated times)"
     assert verdict(accuracy, frames).text == "reproduced"
-    assert "*simulated*" in claims.ours_text(verdict(timed, frames))
+    assert "*simulated*" in verdicts.ours_text(verdict(timed, frames))
 
 
 def test_what_follows_from_the_authors_logs_is_re_derived_or_not() -> None:
@@ -231,7 +231,7 @@ def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> 
         ("b", verdict(claim("ordering", 1.0, 0.0, good))),
         ("c", verdict(claim("ordering", None, 0.0, good))),
     ]
-    assert claims.counts(rows) == {"not reproduced": 1, "reproduced": 2, "holds": 1}
+    assert verdicts.counts(rows) == {"not reproduced": 1, "reproduced": 2, "holds": 1}
 
 
 def learned(tmp_path: Path, **changes: Any) -> Frames:
@@ -299,7 +299,7 @@ def test_the_tolerance_follows_from_the_authors_replicates() -> None:
 def test_the_table_shows_item_paper_ours_interval_and_n_and_the_scale_once() -> None:
     value = Value(91.0, 90.0, 92.0, 3)
     judged = verdict(claim("shape", 92.99, 0.6, value), scale="reduced scale: task tiny instead of large")
-    lines = claims.table([("fig3", judged), ("fig2", judged)]).splitlines()
+    lines = verdicts.table([("fig3", judged), ("fig2", judged)]).splitlines()
     assert lines[2] == (
         "| fig3 | text | 92.99 ms | 91 ms [90, 92] (n = 3 runs) | not reproduced (reduced scale) |"
     )
@@ -308,7 +308,7 @@ def test_the_table_shows_item_paper_ours_interval_and_n_and_the_scale_once() -> 
 
 def test_no_table_shows_nan() -> None:
     rows = [("a", verdict(claim("ordering", None, 0.0, Value(math.nan, n=n)))) for n in (1, 2, 3)]
-    assert "nan" not in claims.table(rows).lower()
+    assert "nan" not in verdicts.table(rows).lower()
 
 
 @pytest.mark.parametrize("item", sorted(figures.items()))

@@ -1,0 +1,132 @@
+"""Verdicts as people and programs read them: the Markdown table, its counts, its notes, and the CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from analysis import captions
+from analysis.claims import REDUCED, SIMULATED, WORDS, Claim, Verdict, Word, about, digits, with_unit
+
+COLUMNS = (
+    "item",
+    "claim",
+    "paper",
+    "ours",
+    "low",
+    "high",
+    "n",
+    "unit",
+    "verdict",
+    "scale",
+    "reason",
+    "of",
+    "group",
+)
+Row = tuple[str, Verdict]  # an item's name, and one of its verdicts
+
+
+def table(rows: Iterable[Row]) -> str:
+    """(item, verdict) rows as a Markdown table, and below it what their scale is."""
+    rows = list(rows)
+    if not rows:
+        return "Nothing here is judged: the figure draws what was measured, and the paper gives no number.\n"
+    lines = ["| item | claim | paper | ours | verdict |", "|---|---|---|---|---|"]
+    for item, verdict in rows:
+        claim = verdict.claim
+        cells = (item, claim.text, paper_text(claim), ours_text(verdict), verdict.text)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    scales: dict[str, dict[str, None]] = {}  # what is reduced -> the items, in their order
+    for item, verdict in rows:
+        if verdict.scale.startswith(REDUCED):
+            scales.setdefault(verdict.scale.partition(";")[0], {})[item] = None
+    below = [f"\n{captions.listed(items)}: {scale}." for scale, items in scales.items()]
+    return "\n".join(lines + below) + "\n"
+
+
+def counts(rows: Iterable[Row]) -> dict[Word, int]:
+    """How often each word was reached; a group of claims counts once, with its least favourable word."""
+    causes: dict[tuple[str, ...], list[Word]] = {}
+    for item, verdict in rows:
+        claim = verdict.claim
+        causes.setdefault((claim.group,) if claim.group else (item, claim.text), []).append(verdict.word)
+    found = Counter(min(words, key=WORDS.index) for words in causes.values())
+    return {word: found[word] for word in WORDS if found[word]}
+
+
+def counts_table(rows: Iterable[Row]) -> str:
+    """`counts` as a Markdown table."""
+    found = counts(rows)
+    lines = (
+        "| " + " | ".join(cells) + " |" for cells in (found, ["---"] * len(found), map(str, found.values()))
+    )
+    return "\n".join(lines) + "\n"
+
+
+def as_csv(rows: Iterable[Row]) -> str:
+    """Every verdict as a line; numbers with six significant digits, and nothing where there is none.
+
+    `n` counts what `of` says, runs or blocks; verdicts of one `group` have one cause.
+    """
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(COLUMNS)
+    for item, verdict in rows:
+        claim, ours = verdict.claim, verdict.ours
+        numbers = (ours.value, ours.low, ours.high) if ours else (None, None, None)
+        n, of = (ours.n, ours.of) if ours else ("", "")
+        paper = "" if claim.paper is None else claim.paper
+        why = "; ".join(filter(None, (verdict.reason, verdict.flips)))
+        lines.writerow(
+            (item, claim.text, paper, *map(_cell, numbers), n, claim.unit, verdict.word, verdict.scale, why, of,
+             claim.group)
+        )  # fmt: skip
+    return text.getvalue()
+
+
+def notes(verdicts: Sequence[Verdict]) -> str:
+    """Where each number was read, when the claim holds and why, as a Markdown list."""
+    claims = [verdict.claim for verdict in verdicts]
+    return "".join(f"- {claim.text}: {claim.source}. {rule(claim)} {claim.reason}\n" for claim in claims)
+
+
+def paper_text(claim: Claim) -> str:
+    """The paper's value as it was published, with its unit."""
+    if isinstance(claim.paper, int | float):
+        return f"{claim.paper:,} {claim.unit}".strip()
+    return claim.paper or "-"
+
+
+def ours_text(verdict: Verdict) -> str:
+    """Our value, its interval and n; times from virtual ranks are marked."""
+    value, unit = verdict.ours, verdict.claim.unit
+    if value is None or math.isnan(value.value):
+        return "-"
+    text = with_unit(value.value, unit)
+    if value.low is not None and value.high is not None:
+        text += f" [{digits(value.low)}, {digits(value.high)}]"
+    simulated = ", *simulated*" if verdict.claim.timed and SIMULATED in verdict.scale else ""
+    return f"{text} (n = {value.n} {value.of if value.n != 1 else value.of.removesuffix('s')}{simulated})"
+
+
+def rule(claim: Claim) -> str:
+    """When the claim holds and for which machine, in words."""
+    low, high = claim.band()
+    if claim.kind == "ordering":
+        band = f"Holds above {with_unit(low, claim.unit)}."
+    elif claim.kind == "limit":
+        band = f"Holds up to {with_unit(high, claim.unit)}."
+    else:
+        band = f"Holds from {digits(low)} to {with_unit(high, claim.unit)}."
+    return " ".join(filter(None, (band, _only(claim))))
+
+
+def _only(claim: Claim) -> str:
+    return f"About {about(claim)} only." if claim.accelerator or claim.link else ""
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.6g}"
