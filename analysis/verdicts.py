@@ -81,8 +81,8 @@ def as_csv(rows: Iterable[Row]) -> str:
         paper = "" if claim.paper is None else claim.paper
         why = "; ".join(filter(None, (verdict.reason, verdict.flips)))
         lines.writerow(
-            (item, claim.text, paper, *map(_cell, numbers), n, claim.unit, verdict.word, verdict.scale, why, of,
-             claim.group)
+            (item, claim.text, paper, *map(_cell, numbers), n, claim.unit, verdict.word, verdict.scale, why,
+             of, claim.group)
         )  # fmt: skip
     return text.getvalue()
 
