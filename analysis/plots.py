@@ -57,19 +57,55 @@ def curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:
         )
 
 
-def way_points(axes: Axes, x: Sequence[float], y: Sequence[float], look: Look) -> None:
-    """Single points of a published curve, drawn faintly below ours."""
+def published_curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:
+    """A published curve, drawn faintly below ours, and the range of several (columns mean, low, high)."""
     faint: dict[str, Any] = {"color": look.colour, "alpha": FAINT, "zorder": 1}
-    axes.plot(
-        x, y, linestyle=(0, (4, 3)), linewidth=0.7, marker=look.marker, markerfacecolor="white", **faint
-    )
+    axes.plot(x, table["mean"], linestyle=(0, (1, 1.2)), linewidth=0.9, **faint)
+    if table["low"].notna().any():
+        axes.fill_between(x, table["low"], table["high"], **faint | {"alpha": 0.12}, linewidth=0)
 
 
-def way_point_key(label: str) -> Line2D:
-    """The legend entry of `way_points`."""
-    return Line2D(
-        [], [], color="#777777", linestyle=(0, (4, 3)), linewidth=0.7, marker="o", mfc="white", label=label
-    )
+def published_key() -> Line2D:
+    """The legend entry of `published_curve` and `published_points`."""
+    style: dict[str, Any] = {"color": "#777777", "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
+    return Line2D([], [], marker="o", mfc="white", **style)
+
+
+def decay(axes: Axes, x: float) -> None:
+    """Where the learning rate falls."""
+    axes.axvline(x, color="#AAAAAA", linewidth=0.6, zorder=0)
+
+
+def seeds(axes: Axes, x: float, values: Sequence[float], look: Look) -> None:
+    """The single values behind a mean."""
+    axes.plot([x] * len(values), values, look.marker, color=look.colour, alpha=0.55, markersize=2.6, mew=0)
+
+
+def mean_mark(axes: Axes, x: float, value: Value, look: Look) -> None:
+    """A mean with its interval, as a bar across and a line up and down."""
+    axes.plot(x, value.value, "_", color=look.colour, markersize=7, markeredgewidth=1.2)
+    if value.low is not None and value.high is not None:
+        axes.plot([x, x], [value.low, value.high], color=look.colour, linewidth=1)
+
+
+def points(axes: Axes, x: Sequence[float], values: Sequence[Value], look: Look) -> None:
+    """Values with their intervals, joined by a line."""
+    axes.plot(x, [value.value for value in values], color=look.colour, marker=look.marker, label=look.label)
+    for at, value in zip(x, values, strict=True):
+        mean_mark(axes, at, value, look)
+
+
+def shaded(axes: Axes, x: pd.Series, y: pd.Series, look: Look, shade: float) -> None:
+    """One of several curves of a method, told apart by opacity and a label at its end."""
+    axes.plot(x, y, color=look.colour, alpha=shade)
+    axes.annotate(look.label, (float(x.iloc[-1]), float(y.iloc[-1])), xytext=(2, 0),
+                  textcoords="offset points", va="center", fontsize=6, color=look.colour)  # fmt: skip
+
+
+def published_points(axes: Axes, x: float, values: Sequence[float], look: Look) -> None:
+    """Single published values, open."""
+    how: dict[str, Any] = {"mec": look.colour, "mfc": "white", "alpha": FAINT + 0.2}
+    axes.plot([x] * len(values), values, look.marker, markersize=3.2, **how)
 
 
 def stack(

@@ -1,63 +1,107 @@
-"""A learning curve drawn twice: against the share of training done, and against optimiser steps."""
+"""Learning curves over the paper's clock with the published ones below ours, and where all of them end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from analysis import captions, plots, style
+from analysis import captions, plots, published, style
 from analysis.frames import Frames
-from analysis.stats import curve
+from analysis.stats import curve, final
 from experiments.figures import _yoon2022 as yoon2022
+
+PUBLISHED = {"val_loss": "val_loss", "val_top1": "top1"}  # our name of a column -> that of the published one
+ASIDE = 0.2  # of a method's place: ours to the left, the published ones to the right
+
+
+class Line(NamedTuple):
+    """Runs that differ in their seed only."""
+
+    look: style.Look
+    keys: list[str]
+    method: str  # of the published curve below it
+
+
+def lines(frames: Frames) -> dict[str, Line]:
+    """One per method."""
+    return {
+        method: Line(style.look(method), yoon2022.keys(frames, method), method)
+        for method in yoon2022.present(frames)
+    }
 
 
 def draw(
-    frames: Frames,
-    column: str,
-    label: str,
-    published: Mapping[str, Sequence[float]],
-    log: Sequence[float] = (),
+    frames: Frames, found: Mapping[str, Line], columns: Mapping[str, str], log: Sequence[float] = ()
 ) -> plots.Figure:
-    """`column` of the epochs per method, the paper's way points lightly under it.
+    """Against optimiser steps (left, wide), and at the end (right); a row per column.
 
-    `log`: the ticks of a logarithmic axis. The left axes compare trainings of different length; the right
-    ones show what each number of steps achieved.
+    Args:
+        columns: of the epochs, with the label of the axis.
+        log: the ticks of the loss, whose axis is then logarithmic.
     """
-    methods = yoon2022.present(frames)
-    with plots.canvas(style.two_columns(2.9), 1, 2, sharey=True) as (figure, (share, steps)):
-        for method in methods:
-            look, table = style.look(method), curve(frames, yoon2022.keys(frames, method), column)
-            if len(table):
-                plots.curve(share, 100 * table["epoch"] / table["epoch"].max(), table, look)
-                plots.curve(steps, table["step"], table, look)
-            if method in published:
-                paper_share = [100 * epoch / yoon2022.EPOCHS for epoch in yoon2022.WAY_POINTS]
-                paper_steps = [epoch * yoon2022.STEPS_PER_EPOCH for epoch in yoon2022.WAY_POINTS]
-                plots.way_points(share, paper_share, published[method], look)
-                plots.way_points(steps, paper_steps, published[method], look)
-        for axes in (share, steps):
-            axes.grid(True)
-            axes.set_xlim(left=0)
-        share.set(xlabel="Share of training (% of epochs)", ylabel=label, xlim=(0, 101))
-        steps.set(xlabel="Optimiser steps")
-        if log:
-            plots.log_ticks(share, log)
-        handles, labels = share.get_legend_handles_labels()
-        handles += [plots.way_point_key(yoon2022.PAPER)]
-        labels += [yoon2022.PAPER]
+    height = 2.6 * len(columns) + 0.3
+    how = {"sharex": "col", "sharey": "row", "width_ratios": (3.2, 1), "squeeze": False}
+    with plots.canvas(style.two_columns(height), len(columns), 2, **how) as (figure, rows):
+        for (left, right), (column, label) in zip(rows, columns.items(), strict=True):
+            for line in found.values():
+                table = curve(frames, line.keys, column)
+                if len(table):
+                    plots.curve(left, table["step"], table, line.look)
+            for method in dict.fromkeys(line.method for line in found.values()):
+                band = published.band(method, PUBLISHED[column])
+                steps = band["epoch"] * yoon2022.STEPS_PER_EPOCH
+                plots.published_curve(left, steps, band, style.look(method))
+            for epoch in published.decays():
+                plots.decay(left, (epoch - 1) * yoon2022.STEPS_PER_EPOCH)
+            for place, line in enumerate(found.values()):
+                _end(right, place, frames, line, column)
+            left.set(ylabel=label, xlim=(0, 1.01 * float(frames.epochs["step"].max())))
+            left.grid(True)
+            right.grid(True, axis="y")
+            if log and column.endswith("loss"):
+                plots.log_ticks(left, log)
+        left.set_xlabel("Optimiser steps")
+        right.set_xticks(range(len(found)), [line.look.label.replace(", ", ",\n") for line in found.values()])
+        right.set(xlabel="At the end", xlim=(-0.6, len(found) - 0.4))
+        right.tick_params(axis="x", length=0)
+        handles, labels = left.get_legend_handles_labels()
+        handles, labels = [*handles, plots.published_key()], [*labels, yoon2022.PAPER]
         figure.legend(handles, labels, loc="outside upper center", ncols=len(handles))
     return figure
 
 
 def caption(frames: Frames, what: str) -> str:
-    densities = captions.listed(captions.values(frames, "method.density"))
+    """What was trained, with how many seeds, and what the published curves are."""
     virtual = ""
     if captions.is_simulated(frames):
         virtual = (
             " The workers are virtual ranks of one process: the mathematics of that many workers, exactly."
         )
     return (
-        f"{what} {captions.setting(frames)} Density {densities} for sparse methods; Random-k keeps no "
-        f"residual, as in the published code. {captions.training(frames)}{virtual} Open markers: "
-        f"{yoon2022.PAPER}, 8 workers x 128, density 0.001, 6,762 steps, way points from the authors' logs; "
-        "another model and horizon where ours say so."
+        f"{what} {captions.setting(frames)} {captions.training(frames)} {_schedule(frames)} Random-k keeps "
+        f"no residual, as in the published code.{virtual} At the end: every seed, and the mean with its "
+        "interval; open markers: the published jobs. Grey lines: the learning rate falls to a tenth. Dotted, "
+        "with the range over their machines: Yoon and Oh 2022, VGG-16 on 8 workers x 128, density 0.001, "
+        "6,762 steps, one run on A100 and one on V100 (Random-k on A100 only; torch 1.8.1, which multiplies "
+        "in TF32 on A100 and in fp32 on V100), every one of 138 epochs from the authors' logs."
     )
+
+
+def _schedule(frames: Frames) -> str:
+    """Density, its warm-up and the length of an epoch."""
+    densities = captions.listed(f"{density:g}" for density in captions.values(frames, "method.density"))
+    warm = [text for text in captions.values(frames, "method.density_warmup") if text not in ("[]", "")]
+    raised = f", raised to at least {captions.listed(warm)} in the first epochs" if warm else ""
+    clock = captions.values(frames, "train.epoch_steps")
+    epoch = f" An epoch of this clock has {captions.listed(clock)} steps, as theirs." if clock else ""
+    return f"Density of the sparse methods: {densities}{raised}.{epoch}"
+
+
+def _end(axes: plots.Axes, place: float, frames: Frames, line: Line, column: str) -> None:
+    """Each seed's last value, their mean and interval, and the published jobs'."""
+    seeds = [final(frames, [key], column) for key in line.keys]
+    plots.seeds(axes, place - ASIDE, [seed.value for seed in seeds if seed], line.look)
+    if (mean := final(frames, line.keys, column)) and mean.low is not None:
+        plots.mean_mark(axes, place - ASIDE / 3, mean, line.look)
+    jobs = published.by_machine(line.method, PUBLISHED[column])
+    plots.published_points(axes, place + ASIDE, jobs.iloc[-1].dropna().to_list(), line.look)

@@ -20,8 +20,12 @@ def runs(profile: str) -> list[list[str]]:
     return yoon2022.convergence_runs(profile)
 
 
+def more_runs(profile: str) -> list[list[str]]:
+    return yoon2022.convergence_runs(profile, yoon2022.MORE_SEEDS)
+
+
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    return convergence.draw(frames, COLUMN, "Validation loss", yoon2022.VAL_LOSS, LOG_TICKS)
+    return convergence.draw(frames, convergence.lines(frames), {COLUMN: "Validation loss"}, LOG_TICKS)
 
 
 def caption(frames: Frames, profile: str) -> str:
@@ -62,7 +66,7 @@ def claims() -> list[Claim]:
 def _end(method: str) -> Claim:
     return Claim(
         text=f"final validation loss, {look(method).label}",
-        paper=yoon2022.VAL_LOSS[method][-1],
+        paper=yoon2022.VAL_LOSS[method],
         unit="",
         source="end of the curve in Fig. 2, read from the authors' logs at epoch 138",
         kind="absolute",

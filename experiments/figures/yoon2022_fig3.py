@@ -20,8 +20,12 @@ def runs(profile: str) -> list[list[str]]:
     return yoon2022.convergence_runs(profile)
 
 
+def more_runs(profile: str) -> list[list[str]]:
+    return yoon2022.convergence_runs(profile, yoon2022.MORE_SEEDS)
+
+
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    return convergence.draw(frames, COLUMN, "Validation top-1 (%)", yoon2022.TOP1)
+    return convergence.draw(frames, convergence.lines(frames), {COLUMN: "Validation top-1 (%)"})
 
 
 def caption(frames: Frames, profile: str) -> str:
@@ -82,7 +86,7 @@ def claims() -> list[Claim]:
 def _end(method: str) -> Claim:
     return Claim(
         text=f"final top-1, {look(method).label}",
-        paper=yoon2022.TOP1[method][-1],
+        paper=yoon2022.TOP1[method],
         unit="%",
         source="end of the curve in Fig. 3, read from the authors' logs at epoch 138",
         kind="absolute",

@@ -71,13 +71,19 @@ def test_speeds_phases_and_validations_are_read(tmp_path: Path) -> None:
     training = read_training(log(tmp_path, WHOLE), SPARSE)
     expected = {"samples_per_s": 1004.0, "fp_ms": 5.0, "bp_ms": 210.0, "io_ms": 4.0}
     assert training.means(SPARSE) == pytest.approx(expected)
-    assert training.epochs == [(1, 0.020327, 9.422477, 21.271756, 67.266614), (2, 0.020327, 9.422477, 39.7, 67.266614)]
+    assert training.epochs == [
+        (1, 0.020327, 9.422477, 21.271756, 67.266614),
+        (2, 0.020327, 9.422477, 39.7, 67.266614),
+    ]
 
 
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ((*WHOLE, window(0.2, 1.0).replace("images/s", "img/s")), f"line {len(WHOLE) + 1} is not of a known form"),
+        (
+            (*WHOLE, window(0.2, 1.0).replace("images/s", "img/s")),
+            f"line {len(WHOLE) + 1} is not of a known form",
+        ),
         ((*WHOLE[:-1], WHOLE[-1][:-20]), f"line {len(WHOLE)} is not of a known form"),
         (WHOLE[2:], "another job"),
         ([line.replace("batch_size=128", "batch_size=32") for line in WHOLE], "another job"),

@@ -94,7 +94,9 @@ def test_a_table_that_does_not_match_its_digest_is_refused(copied: Path, name: s
     raw = bytearray((copied / name).read_bytes())
     raw[len(raw) // 2] ^= 1
     (copied / name).write_bytes(raw)
-    with pytest.raises(Damaged, match=f"{name} is not what was recorded: it has another digest; `git checkout`"):
+    with pytest.raises(
+        Damaged, match=f"{name} is not what was recorded: it has another digest; `git checkout`"
+    ):
         tables.read(copied)
 
 
