@@ -95,6 +95,34 @@ def points(axes: Axes, x: Sequence[float], values: Sequence[Value], look: Look) 
         mean_mark(axes, at, value, look)
 
 
+def numbered(axes: Axes, x: pd.Series, y: pd.Series, texts: Sequence[str]) -> None:
+    """Points on a logarithmic x axis with a short text each; texts that would overlap are moved apart."""
+    axes.plot(x, y, "o", color="#0072B2", ms=3)
+    axes.set_xscale("log")
+    axes.margins(x=0.12)
+    least = 0.035 * (float(y.max()) - float(y.min()) or 1.0)  # between two texts
+    taken: list[tuple[float, float]] = []
+
+    def overlaps(here: float, height: float) -> bool:
+        return any(
+            abs(np.log10(here / other)) < 0.2 and abs(height - place) < least for other, place in taken
+        )
+
+    for at in np.argsort(-y.to_numpy()):
+        place = float(y.iloc[at])
+        while overlaps(float(x.iloc[at]), place):
+            place -= least / 4
+        taken.append((float(x.iloc[at]), place))
+        axes.annotate(
+            texts[at],
+            (float(x.iloc[at]), float(y.iloc[at])),
+            (1.1 * float(x.iloc[at]), place),
+            fontsize=6,
+            va="center",
+            arrowprops={"arrowstyle": "-", "lw": 0.3, "color": "#999999", "shrinkA": 0, "shrinkB": 0},
+        )
+
+
 def shaded(axes: Axes, x: pd.Series, y: pd.Series, look: Look, shade: float) -> None:
     """One of several curves of a method, told apart by opacity and a label at its end."""
     axes.plot(x, y, color=look.colour, alpha=shade)
