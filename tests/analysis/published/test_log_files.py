@@ -35,7 +35,8 @@ def window(seconds: float, speed: float) -> str:
 def phases(rank: int, forward: float, backward: float, fetching: float) -> str:
     return (
         f"2022-08-15 17:12:32,036 [dl_trainer.py:731] WARNING [  0][   40/   49][rank:{rank}] loss: 1.902, "
-        f"average forward ({forward:.6f}) and backward ({backward:.6f}) time: 0.259765, iotime: {fetching:.6f} "
+        f"average forward ({forward:.6f}) and backward ({backward:.6f}) time: 0.259765, "
+        f"iotime: {fetching:.6f} "
     )
 
 
@@ -143,5 +144,5 @@ def test_lines_that_are_broken_or_missing_are_refused(tmp_path: Path, lines: Seq
 
 
 def test_a_log_that_is_missing_says_where_it_comes_from(tmp_path: Path) -> None:
-    with pytest.raises(Damaged, match="github.com/kljp/topk_results"):
+    with pytest.raises(Damaged, match=r"github\.com/kljp/topk_results"):
         read_training(tmp_path / "topk.e1", SPARSE)

@@ -1,4 +1,4 @@
-"""What follows from the logs: the arithmetic against a slow copy of it, and the numbers that the project states."""
+"""What follows from the logs: the arithmetic against a slow copy of it, and the numbers that are stated."""
 
 from __future__ import annotations
 
