@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from analysis import parquet, verdicts
@@ -36,20 +36,22 @@ def consolidate(folders: Folders) -> Iterator[str]:
 
 
 def ship(folders: Folders) -> Iterator[str]:
-    """The runs of every figure that is complete here into results/shipped, and what no figure needs out of
-    it.
+    """The runs of every figure that is complete, here or together with what is shipped already, into
+    results/shipped; and what no figure needs out of it.
     """
     indexes = folders.shipped / "figures"
     indexes.mkdir(parents=True, exist_ok=True)
     before = parquet.read_parquet(folders.shipped)
-    complete = dict(complete_figures(folders))
-    wanted = dict.fromkeys(run for runs in complete.values() for run in runs)
+    old = set(before.runs["run_id"])
+    complete = dict(complete_figures(folders, old))
+    here = set(folders.store.runs())
+    wanted = dict.fromkeys(run for runs in complete.values() for run in runs if run in here)
     frames, notes = parquet.newest_frames(folders.store, wanted, folders.records, verify=True)
     yield from notes
     if not complete:
         yield "nothing is added: no figure has all its runs here (`reproduce ITEM profile=laptop` makes them)"
     for name, runs in complete.items():
-        if set(runs) <= set(frames.runs["run_id"]):
+        if set(runs) <= {*frames.runs["run_id"], *old}:
             write_json(indexes / f"{name}.json", {"runs": runs})
     merged = public(combine(before, thinned(frames)))
     needed = {run for path in indexes.glob("*.json") for run in index_of(path)}
@@ -64,14 +66,19 @@ def ship(folders: Folders) -> Iterator[str]:
     write_readme(rows)
 
 
-def complete_figures(folders: Folders) -> Iterator[tuple[str, list[str]]]:
-    """By the names of their files, the runs of figures that have all of them here."""
+def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+    """By the names of their files, the runs of figures of which some are here and the others are shipped:
+    trainings of many hours are made and shipped batch by batch, on whatever machine.
+    """
     for item in figures.items():
         for profile in SHIPPED_PROFILES:
-            configs = configs_of(item, profile)
-            if configs and all(folders.store.valid(config) for config in configs):
-                configs += [more for more in more_configs_of(item, profile) if folders.store.valid(more)]
-                yield f"{item}-{profile}", list(dict.fromkeys(map(run_id, configs)))
+            needed, more = (
+                [run_id(config) for config in of(item, profile)] for of in (configs_of, more_configs_of)
+            )
+            here = {run for run in (*needed, *more) if folders.store.newest_valid(run)}
+            if here and here.union(shipped).issuperset(needed):
+                runs = [*needed, *(run for run in more if run in here or run in shipped)]
+                yield f"{item}-{profile}", list(dict.fromkeys(runs))
 
 
 def index_of(path: Path) -> list[str]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from analysis.frames import from_attempts
 from analysis.parquet import read_parquet
+from analysis.records import run_id
 from experiments.commands import _ship
-from experiments.commands._ship import consolidate, thinned
+from experiments.commands._ship import complete_figures, consolidate, thinned
 from experiments.config.folders import Folders
-from experiments.config.plan import configs_of
+from experiments.config.plan import configs_of, more_configs_of
 from tests import synthetic
 from tests.conftest import Command
 
@@ -70,3 +72,21 @@ def test_a_complete_figure_is_shipped_without_the_names_of_its_hosts(
     said += [frame.to_csv() for frame in read_parquet(elsewhere)]
     assert "host1 and host2" in "".join(said)
     assert "secret" not in "".join(said) + (tmp_path / "README.md").read_text()
+
+
+def test_a_figure_is_completed_batch_by_batch(tmp_path: Path) -> None:
+    """What another machine has made is shipped already, and need not be here."""
+    needed, more = configs_of("fig3", "laptop"), more_configs_of("fig3", "laptop")[:2]
+    ids = [run_id(config) for config in (*needed, *more)]
+
+    def complete(name: str, made: list[dict[str, Any]], shipped: list[str]) -> list[str] | None:
+        folders = Folders(tmp_path / name)
+        for config in made:
+            synthetic.learned(folders.store, config)
+        return dict(complete_figures(folders, shipped)).get("fig3-laptop")
+
+    assert complete("none", [], ids) is None  # nothing new
+    assert complete("part", needed[:2], []) is None
+    assert complete("first", needed, []) == ids[:3]
+    assert complete("rest", needed[2:], ids[:2]) == ids[:3]
+    assert complete("more", more, ids[:3]) == ids
