@@ -117,10 +117,33 @@ def timing(frames: Frames) -> str:
     for method, warm_runs in runs.items():
         counts.setdefault(_samples(warm_runs), []).append(method)
     samples = "; ".join(f"{listed(methods)} {count}" for count, methods in counts.items())
-    sentences = f"Timing mode: {modes}. Steps per worker: {samples}."
+    sentences = f"Timing mode: {modes}. Steps per worker: {samples}.{turns(frames)}"
     if is_simulated(frames):
         sentences += f" {SIMULATED}{listed(values(frames, 'cluster.link.name'))}."
     return sentences
+
+
+def turns(frames: Frames) -> str:
+    """How variants took turns, and why that ended; empty where none did."""
+    if not values(frames, "group"):
+        return ""
+    groups = frames.runs.dropna(subset=["group"]).drop_duplicates("group")
+    ends = [_end(frames, run) for run in groups.to_dict("records")]
+    steps = listed(values(frames, "alternate.block_steps"))
+    return (
+        f" Measured in turns of {steps} steps in one group of processes, in an order drawn anew each round, "
+        f"until {listed(dict.fromkeys(ends))}."
+    )
+
+
+def _end(frames: Frames, run: dict[Any, Any]) -> str:
+    """What a group had reached when its turns ended."""
+    variants = frames.runs[frames.runs["group"] == run["group"]]["variant"]
+    width = run["alternated.half_width"]
+    known = f"{100 * width:.1f} %" if width is not None and np.isfinite(width) else "unknown"
+    reached: str = f"the least certain ratio to {look(variants.iloc[0]).label} had a half-width of {known}"
+    at_limit = f" at the limit of {run['alternate.limit_min']:g} minutes"
+    return reached + (at_limit if run["alternated.stopped"] == "limit" else "")
 
 
 def _samples(runs: list[Warm]) -> str:
@@ -128,8 +151,9 @@ def _samples(runs: list[Warm]) -> str:
     dropped = sorted({run.dropped for run in runs})
     first = str(dropped[0]) if len(dropped) == 1 else f"{dropped[0]} to {dropped[-1]}"
     several = f" in {len(runs)} runs" if len(runs) > 1 else ""
-    again = sum(run.again for run in runs)
-    more = f", and {again} after interruptions" if again else ""
+    again, turns = sum(run.again for run in runs), sum(run.turns for run in runs)
+    several = f" in {turns} turns" if turns else several
+    more = f", and {again} after interruptions" * bool(again) + ", and the first of each turn" * bool(turns)
     return f"n = {sum(run.n for run in runs)}{several} (first {first} dropped as warm-up{more})"
 
 

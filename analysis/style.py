@@ -38,6 +38,7 @@ LOOKS = {
     "dense": Look("dense", "#000000", "o", ""),
     "topk": Look("Top-k", "#0072B2", "s", "//"),
     "randomk": Look("Random-k", "#D55E00", "^", ".."),
+    "randomk-hash": Look("Random-k, cheap draw", "#E69F00", "<", "oo"),
     "randomk-feedback": Look("Random-k with feedback", "#CC79A7", "v", "xx"),
     "topk-layer": Look("Top-k layer-wise", "#56B4E9", "D", "\\\\"),
     "topk-fused": Look("Top-k, fused", "#009E73", "h", "--"),
@@ -119,8 +120,11 @@ def two_columns(height: float = 2.7) -> dict[RcKeyType, Any]:
 def method_id(run: Mapping[Any, Any]) -> str:
     """What distinguishes methods in a figure: name, scope, feedback, and how selection was executed.
 
-    `run` is a row of `Frames.runs`; pandas does not promise that columns are named by text.
+    `run` is a row of `Frames.runs`; pandas does not promise that columns are named by text. What took turns
+    with others has a name of its own.
     """
+    if isinstance(run.get("variant"), str):
+        return str(run["variant"])
     name = str(run["method.name"])
     if run.get("method.scope") == "layer":
         name += "-layer"

@@ -38,19 +38,25 @@ MORE_SEEDS = {
     "laptop": [1, 2, 3, 4],
     "paper": list[int](),
 }  # with --all: the shipped figures have them
-# Timed runs are repeated, all methods in turn each time, so that a drift of the machine shows as spread.
-REPEATS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
+# Groups of processes; in each, all methods take turns.
+REPEATS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 TIMING = {
     "smoke": [
-        "task=cnn_digits", "cluster=local", "workers=2", "task.batch_size=16", "train.steps=8",
-        "timing.warmup_steps=2",
+        "task=cnn_digits", "cluster=local", "workers=2", "task.batch_size=16", "timing.warmup_steps=2",
     ],
     "laptop": [
-        "task=vgg16_cifar10", "cluster=local", "workers=2", "task.batch_size=32", "train.steps=7",
-        "timing.warmup_steps=2",
+        "task=vgg16_cifar10", "cluster=local", "workers=2", "task.batch_size=32", "timing.warmup_steps=2",
     ],
-    "paper": ["cluster=virtual", "train.steps=110"],
+    "paper": ["cluster=virtual"],
 }  # fmt: skip
+# The density of 136 of the 138 epochs throughout: a timed run is shorter than the warm-up.
+TOPK, RANDOMK = (["method=topk", "method.density_warmup=[]"], ["method=randomk", "method.density_warmup=[]"])
+TIMED: dict[str, Sequence[str]] = {
+    "dense": ["method=dense"],
+    "topk": TOPK,
+    "randomk": RANDOMK,  # as published, by torch.randperm
+    "randomk-hash": [*RANDOMK, "method.sampling=hash"],
+}
 # The paper's clock, step by step, whatever the batch: 138 epochs of 49 steps. The number of optimiser steps
 # decides who wins (480: Random-k; 3,900: Top-k), so smaller batches, and none of the 6,762 steps less.
 CLOCK = ["train.epoch_steps=49", "task.lr_warmup_epochs=5", "task.lr_milestones=[81,122,155]"]
@@ -64,32 +70,20 @@ CONVERGENCE = {
     ],
     "paper": ["cluster=virtual", "train.validate=epoch", "timing.mode=production"],
 }  # fmt: skip
-FAST_SEED = 10  # the first seed of `fast_runs`
 SMALL_MODEL_DENSITY = ["method.density=0.01"]  # 0.001 of 34,058 parameters would be 34 numbers a step
 
 
-def timing_runs(profile: str, mode: str, methods: Sequence[str] = METHODS) -> list[list[str]]:
-    """The overrides of a timed run per method; `as_published` validates inside its timed loop, as theirs."""
-    validate = "epoch" if mode == "as_published" else "never"
-    shared = [*_start(profile, TIMING), f"train.validate={validate}", f"timing.mode={mode}"]
-    return [
-        [*shared, f"method={method}", *_steady(method), f"seed={seed}"]
-        for seed in REPEATS[profile]
-        for method in methods
-    ]
+def timing_runs(
+    profile: str, mode: str, variants: Mapping[str, Sequence[str]] = TIMED, *words: str
+) -> list[list[str]]:
+    """The overrides of runs in which these variants take turns, with `words` for all of them.
 
-
-def fast_runs(profile: str, mode: str, variants: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Dense, Top-k as published and `variants`, of the timed experiment; in repetitions of their own, so that
-    all of them are measured in turns, whatever fig4 and speed have measured before.
+    `as_published` validates inside its timed loop, as theirs.
     """
-    shared = [*_start(profile, TIMING), "train.validate=never", f"timing.mode={mode}"]
-    sparse = ["method=topk", "method.density_warmup=[]"]
-    return [
-        [*shared, *words, f"seed={FAST_SEED + seed}"]
-        for seed in REPEATS[profile]
-        for words in (["method=dense"], sparse, *([*sparse, *variant] for variant in variants))
-    ]
+    validate = "epoch" if mode == "as_published" else "never"
+    named = ",".join(f"{name}:'{' '.join(own)}'" for name, own in variants.items())
+    shared = [*_start(profile, TIMING), f"train.validate={validate}", f"timing.mode={mode}", *words]
+    return [[*shared, f"variants={{{named}}}", f"seed={seed}"] for seed in REPEATS[profile]]
 
 
 def convergence_runs(profile: str, seeds: Mapping[str, Sequence[int]] = SEEDS) -> list[list[str]]:
@@ -210,11 +204,6 @@ def _start(profile: str, scales: dict[str, list[str]]) -> list[str]:
     if profile not in scales:
         raise ValueError(f"no profile {profile!r}; there are: {', '.join(scales)}")
     return ["recipe=yoon2022", f"profile={profile}", *scales[profile]]
-
-
-def _steady(method: str) -> list[str]:
-    """The density of 136 of the 138 epochs throughout: a timed run is shorter than the warm-up."""
-    return ["method.density_warmup=[]"] if method != "dense" else []
 
 
 def _density(method: str, profile: str) -> list[str]:

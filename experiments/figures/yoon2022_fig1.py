@@ -12,16 +12,17 @@ from analysis.claims import Claim
 from analysis.frames import PHASES, Frames
 from analysis.steps import warm
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures import yoon2022_fig4
 
 TITLE = "One measured iteration: gradient averaging beside Top-k sparsification"
-MODE = "serialised"
+MODE = yoon2022_fig4.MODE
 METHODS = ("dense", "topk")
 SCALE = yoon2022.TIMING_SCALE
 LANE_IN = 0.24  # inches of height per rank
 
 
 def runs(profile: str) -> list[list[str]]:
-    return yoon2022.timing_runs(profile, MODE, METHODS)
+    return yoon2022_fig4.runs(profile)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

@@ -28,7 +28,7 @@ ONCE = "They ran each configuration once, on 8 A100 with Horovod and torch 1.8.1
 
 
 def runs(profile: str) -> list[list[str]]:
-    return yoon2022.timing_runs(profile, MODE)
+    return yoon2022.timing_runs(profile, MODE, yoon2022.TIMED, "timing.span_steps=null")
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

@@ -16,7 +16,8 @@ LITTLE = 3.0  # % of FP + BP that compression is to take on a GPU
 
 
 def runs(profile: str) -> list[list[str]]:
-    return yoon2022.fast_runs(profile, MODE, [["select=fused"]])
+    fused = {"topk-fused": [*yoon2022.TOPK, "select=fused"]}
+    return yoon2022.timing_runs(profile, MODE, {"dense": ["method=dense"], "topk": yoon2022.TOPK, **fused})
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

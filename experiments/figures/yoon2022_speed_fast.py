@@ -18,12 +18,15 @@ PAPER = 4.67  # dense over Top-k, 8 A100
 
 
 def runs(profile: str) -> list[list[str]]:
-    fused = ["select=fused"]
-    variants = [fused]
-    if not any(word == "cluster=virtual" for word in yoon2022.TIMING[profile]):
-        # Virtual ranks work in turns: nothing of theirs can overlap.
-        variants += [[*fused, BUCKETS[profile]], [*fused, BUCKETS[profile], "overlap=true"]]
-    return yoon2022.fast_runs(profile, MODE, variants)
+    fused = [*yoon2022.TOPK, "select=fused"]
+    variants = {"dense": ["method=dense"], "topk": yoon2022.TOPK, "topk-fused": fused}
+    if "cluster=virtual" not in yoon2022.TIMING[profile]:  # virtual ranks can't overlap anything
+        buckets = [*fused, BUCKETS[profile]]
+        variants |= {
+            "topk-buckets-fused": buckets,
+            "topk-buckets-fused-overlapped": [*buckets, "overlap=true"],
+        }
+    return yoon2022.timing_runs(profile, MODE, variants)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

@@ -14,15 +14,12 @@ from itertools import count
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import scipy.stats
 import torch
 
 from experiments.training.loop import Training
 from experiments.training.step_log import Log
 from sparsify.comm import Comm, gather_json
 
-CONFIDENCE = 0.95
-FEWEST = 3  # blocks; fewer say nothing of their spread
 S_PER_MIN = 60
 
 
@@ -134,11 +131,10 @@ def block_seconds(of_ranks: Sequence[Sequence[float]]) -> float:
 
 def half_width(seconds: Mapping[str, Sequence[float] | np.ndarray]) -> float | None:
     """Of the ratios of step times to the first variant's, paired by block, the half-width of the least
-    certain one, on the log scale: 0.05 is 5 %. None where there are too few blocks for an interval.
+    certain one, as figures show it: 0.05 is 5 %. None where there are too few blocks for an interval.
     """
-    first, *others = (np.log(of_variant) for of_variant in seconds.values())
-    blocks = len(first)
-    if blocks < FEWEST:
-        return None
-    quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, blocks - 1)
-    return max(float(quantile * (other - first).std(ddof=1) / blocks**0.5) for other in others)
+    from analysis.stats import POSITIVE, over_units  # pandas comes with it
+
+    first, *others = (np.asarray(of_variant) for of_variant in seconds.values())
+    widest = max(over_units(other / first, POSITIVE, "blocks").half_width for other in others)
+    return widest if np.isfinite(widest) else None

@@ -85,14 +85,13 @@ def test_runs_are_distinct_overrides(item: str, profile: str) -> None:
         assert run[1] == f"profile={profile}"
         names = [override.partition("=")[0] for override in run]
         assert len(set(names)) == len(names), "an override given twice"
-        assert {"method", "timing.mode"} <= set(names)
+        assert "timing.mode" in names
+        assert {"method", "variants"} & set(names)
 
 
 def test_figures_share_their_runs() -> None:
     assert figures.load("fig2").runs("laptop") == figures.load("fig3").runs("laptop")
-    assert [
-        run for run in figures.load("fig1").runs("laptop") if run not in figures.load("fig4").runs("laptop")
-    ] == []
+    assert figures.load("fig1").runs("laptop") == figures.load("fig4").runs("laptop")
 
 
 def test_an_unknown_profile_lists_what_there_is() -> None:

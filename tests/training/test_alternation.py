@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import sparsify
+from analysis.stats import POSITIVE, over_units
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.alternation import (
@@ -116,8 +117,8 @@ def test_it_goes_on_until_the_ratios_are_known_or_the_time_is_over() -> None:
 def test_the_half_width_is_that_of_the_least_certain_paired_ratio() -> None:
     drift, noise = np.linspace(1, 3, 20), np.random.default_rng(0).normal(size=20)
     seconds = {"dense": drift, "steady": 2 * drift, "noisy": 5 * drift * np.exp(0.1 * noise)}
-    expected = 2.093 * 0.1 * noise.std(ddof=1) / 20**0.5  # Student's quantile for 19 degrees of freedom
-    assert half_width(seconds) == pytest.approx(expected, rel=1e-3)
+    shown = over_units(5 * np.exp(0.1 * noise), POSITIVE, "blocks")  # by figures
+    assert half_width(seconds) == pytest.approx(shown.half_width)
     assert half_width({name: seconds[name] for name in ("dense", "steady")}) == pytest.approx(0)
     assert half_width({name: of[:2] for name, of in seconds.items()}) is None
 
