@@ -185,12 +185,15 @@ ORIGINS: dict[str, dict[str, Any]] = {
 def bar(axes: Axes, x: float, value: Value, look: Look, width: float, origin: str = "ours") -> None:
     """One bar with its interval and its number."""
     axes.bar(x, value.value, width, edgecolor=look.colour, linewidth=0.8, **_fill(origin, look.colour))
-    top = value.value
+    whisker(axes, x, value)
+    above(axes, x, max(value.value, value.high or value.value), number(value.value))
+
+
+def whisker(axes: Axes, x: float, value: Value) -> None:
+    """A value's interval, where it has one."""
     if value.low is not None and value.high is not None:
         error = [[max(0.0, value.value - value.low)], [max(0.0, value.high - value.value)]]
         axes.errorbar(x, value.value, error, fmt="none", ecolor="#444444", elinewidth=0.8, capsize=2)
-        top = max(top, value.high)
-    above(axes, x, top, number(value.value))
 
 
 def above(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:

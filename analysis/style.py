@@ -72,7 +72,7 @@ PHASE_LOOKS = {  # colour, hatch
     "backward": ("#2F7FB8", ""),
     "check": ("#5D5D5D", ""),
     "select": ("#D55E00", ""),
-    "exchange": ("#F0A35E", ""),
+    "exchange": ("#8C510A", ""),
     "wait": ("#E4E4E4", "////"),
     "transfer": ("#009E73", ""),
     "synchronize": ("#7FCEB9", "////"),

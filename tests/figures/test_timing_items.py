@@ -1,0 +1,90 @@
+"""Timing items: what takes turns, what fig1 and fig4 show of it, and what the paper's bars are made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis.frames import Frames, from_attempts
+from analysis.published import jobs, rederived
+from analysis.records import Store, variant_configs
+from analysis.steps import step_seconds, warm
+from experiments import figures
+from experiments.config.plan import configs_of
+from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures import yoon2022_fig1, yoon2022_fig4
+from tests import synthetic
+
+TIMED = ("fig1", "fig4", "speed", "fig4-fast", "speed-fast")
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
+    timing = {"mode": "serialised", "warmup_steps": 2, "span_steps": None}
+    store = Store(tmp_path_factory.mktemp("runs"))
+    return from_attempts([synthetic.alternated(store, ["dense", "topk", "randomk"], timing=timing)])[0]
+
+
+@pytest.mark.parametrize("item", TIMED)
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "paper"])
+def test_every_timing_item_is_measured_in_turns_against_dense(item: str, profile: str) -> None:
+    for config in configs_of(item, profile):
+        variants = variant_configs(config)
+        assert next(iter(variants)) == "dense"
+        assert all(variant["method"].get("density_warmup", []) == [] for variant in variants.values())
+
+
+def test_random_k_is_measured_with_both_of_its_draws() -> None:
+    for item in ("fig4", "speed"):
+        variants = variant_configs(configs_of(item, "laptop")[0])
+        assert variants["randomk"]["method"]["sampling"] == "permutation"
+        assert variants["randomk-hash"]["method"]["sampling"] == "hash"
+
+
+def test_as_published_a_turn_is_whole_epochs() -> None:
+    published = [
+        config for config in configs_of("speed", "paper") if config["timing"]["mode"] == "as_published"
+    ]
+    assert len(published) == 3
+    for config in published:
+        assert config["alternate"]["block_steps"] % yoon2022.STEPS_PER_EPOCH == 0
+        assert config["train"]["validate"] == "epoch"
+
+
+def test_fig1_shows_the_warm_step_nearest_to_the_median_of_those_that_fig4_shows(frames: Frames) -> None:
+    for key in frames.runs["key"]:
+        spans = frames.spans[frames.spans["key"] == key]
+        of_step = spans.groupby("step")["duration_s"].sum()
+        shown = yoon2022_fig1.iteration(frames, key)["took_ms"].sum() / 1e3
+        step = (of_step - shown).abs().idxmin()
+        warm_steps = warm(frames, key).steps.groupby("step")["step_s"].max()
+        nearest = (warm_steps - np.median(step_seconds(frames, key))).abs()
+        assert nearest[step] == nearest.min()
+
+
+def test_picture_and_table_of_fig4_show_the_same_mean(frames: Frames) -> None:
+    for method in ("dense", "topk", "randomk"):
+        parts = yoon2022_fig4.parts_ms(frames, method)
+        step = yoon2022_fig4.step_ms(frames, method)
+        assert sum(parts.values()) == pytest.approx(step.value)
+        assert step.low is not None
+        assert step.high is not None
+        assert step.low < step.value < step.high
+
+
+def test_the_parts_of_the_papers_bars_are_what_its_logs_say() -> None:
+    told = jobs().set_index(["gpu", "workers", "method"])
+    for method, bar in yoon2022.ITERATIONS.items():
+        facts = told.loc[("A100", 8, method)]
+        assert bar.io == pytest.approx(facts["io_ms"], abs=0.01)
+        without_validation = float(rederived.iteration_ms(int(facts["job"]))[0])
+        assert bar.total - bar.stall == pytest.approx(without_validation, abs=0.01)
+        assert sum(bar.parts().values()) == pytest.approx(bar.total)
+
+
+def test_captions_say_how_turns_ended(frames: Frames) -> None:
+    for item in ("fig1", "fig4"):
+        said = figures.load(item).caption(frames, "laptop")
+        assert "turns of 3 steps in one group of processes" in said
+        assert "the least certain ratio to dense had a half-width of 1.0 %" in said
+        assert "at the limit" not in said
