@@ -198,7 +198,7 @@ def _elsewhere(claim: Claim, frames: Frames, scale: str) -> str:
         links = captions.listed(captions.values(frames, "cluster.link.name"))
         return f"about {about(claim)}; measured over {links}"
     if claim.kind in NUMBERS and scale:
-        return "a number at the paper's scale"
+        return "about the paper's scale, and this one is reduced"
     return ""
 
 
@@ -256,7 +256,8 @@ def _flips(claim: Claim, frames: Frames) -> str:
         return ""
     if math.isinf(at.value):
         return "not so at the end of every run"
-    return f"so from step {at.value:,.0f} of {captions.listed(captions.values(frames, 'steps_total'))} on"
+    steps = captions.listed(f"{steps:,}" for steps in captions.values(frames, "steps_total"))
+    return f"so from step {at.value:,.0f} of {steps} on"
 
 
 def digits(value: float) -> str:

@@ -87,13 +87,22 @@ def _resumed(run: pd.Series[Any]) -> list[int]:
 
 def step_seconds(frames: Frames, key: str) -> np.ndarray:
     """Each warm step's time on its slowest rank, which is what training waits for, (steps,)."""
-    return warm(frames, key).steps.groupby("step")["step_s"].max().sort_index().to_numpy()
+    return _slowest(warm(frames, key).steps).to_numpy()
 
 
 def phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
     """Means over ranks, a row per warm step: columns `step`, each recorded phase, and `unaccounted`."""
+    return _phases(warm(frames, key).steps)
+
+
+def _slowest(warm_steps: pd.DataFrame) -> pd.Series[float]:
+    slowest: pd.Series[float] = warm_steps.groupby("step")["step_s"].max().sort_index()
+    return slowest
+
+
+def _phases(warm_steps: pd.DataFrame) -> pd.DataFrame:
     columns = ["step_s", *(f"{phase}_s" for phase in PHASES)]
-    steps = warm(frames, key).steps.set_index("step")[columns].dropna(axis="columns", how="all")
+    steps = warm_steps.set_index("step")[columns].dropna(axis="columns", how="all")
     # A phase that only one rank has (validate) takes no time on the others.
     table: pd.DataFrame = (
         steps.fillna(0.0).groupby(level="step").mean().rename(columns=lambda name: name.removesuffix("_s"))
@@ -128,10 +137,11 @@ def units(frames: Frames, keys: Sequence[str], by_block: bool | None = None) -> 
     parts = []
     for place, key in enumerate(keys):
         run = frames.runs[frames.runs["key"] == key].iloc[0]
-        table = phase_seconds(frames, key).assign(slowest=step_seconds(frames, key))
+        steps = warm(frames, key).steps
+        table = _phases(steps).assign(slowest=_slowest(steps))
         if by_block:
-            block = frames.steps[frames.steps["key"] == key].groupby("step")["block"].first()
-            parts.append(table.groupby([pd.Series(run["group"], table.index), block.loc[table.index]]).mean())
+            block = steps.groupby("step")["block"].first()
+            parts.append(table.groupby([pd.Series(run["group"], table.index), block]).mean())
         else:
             parts.append(table.mean().to_frame(run.get("seed", place)).T)
     # A phase that one of them does not have takes no time there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import sparsify
+from analysis.stats import ENOUGH
 from analysis.verdicts import as_csv
 from experiments import commands, figures
 from experiments.commands._ship import BEGIN, END, VERDICTS, shipped_verdicts, verdicts_for_readme
@@ -116,6 +118,18 @@ def test_the_verdict_table_is_the_one_that_the_shipped_records_give() -> None:
     assert between == verdicts_for_readme(rows).strip()
     assert "fig3" in between
     assert (folders.shipped / VERDICTS).read_text() == as_csv(rows)
+
+
+def test_no_shipped_verdict_is_firmer_than_its_runs() -> None:
+    decisive = {"reproduced", "partly", "not reproduced", "holds", "does not hold", "re-derived"}
+    shipped = list(csv.DictReader((Folders().shipped / VERDICTS).read_text().splitlines()))
+    assert shipped
+    for row in shipped:
+        if row["verdict"] in decisive:
+            assert int(row["n"]) >= ENOUGH[row["of"]], row
+            assert row["low"], row
+            assert row["high"], row
+        assert "nan" not in {row["ours"].lower(), row["low"].lower(), row["high"].lower()}, row
 
 
 def test_every_item_of_the_readme_exists() -> None:

@@ -109,16 +109,14 @@ def chosen(frames: Frames) -> pd.DataFrame:
     which the rate was chosen.
     """
     rows: list[dict[str, Any]] = []
+    last = frames.epochs.sort_values("epoch").groupby("key").tail(1)
+    runs = frames.runs.reindex(columns=["key", "task.lr", "config_json"]).rename(columns={"task.lr": "rate"})
+    ended = runs.merge(last, on="key")
+    ended["label"] = ended["config_json"].map(label)
+    ended["score"] = ended["test_top1"].fillna(ended["val_top1"])
     for variant in VARIANTS:
-        candidates: list[dict[str, Any]] = []
-        for run in frames.runs.to_dict("records"):
-            epochs = frames.epochs[frames.epochs["key"] == run["key"]].sort_values("epoch")
-            if label(str(run["config_json"])) == variant.label and len(epochs):
-                last = {str(name): value for name, value in epochs.iloc[-1].to_dict().items()}
-                candidates.append({"rate": run["task.lr"], "label": variant.label, **last})
-        for candidate in candidates:
-            tested = candidate["test_top1"]
-            candidate["score"] = candidate["val_top1"] if np.isnan(tested) else tested
+        of_variant = ended[ended["label"] == variant.label].to_dict("records")
+        candidates = [{str(name): value for name, value in row.items()} for row in of_variant]
         if candidates:
             best = max(candidates, key=lambda candidate: candidate["val_top1"])
             others = [candidate for candidate in candidates if candidate is not best]

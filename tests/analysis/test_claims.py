@@ -126,7 +126,7 @@ def test_a_number_is_not_comparable_at_a_reduced_scale_but_ours_is_shown(kind: K
     accuracy = claim(kind, 92.99, 0.6, three(92.9, 0.1))
     assert verdict(accuracy).word == "reproduced"
     reduced_ = verdict(accuracy, scale="reduced scale: tiny")
-    assert reduced_.text == "not comparable (a number at the paper's scale)"
+    assert reduced_.text == ("not comparable (about the paper's scale, and this one is reduced)")
     assert "92.9 ms" in verdicts.ours_text(reduced_)
 
 
@@ -205,7 +205,7 @@ def test_records_that_must_not_be_compared_are_refused_with_the_reason() -> None
 @pytest.mark.parametrize(
     ("at", "text"),
     [
-        (Value(391.0, n=3), "reproduced (so from step 391 of 3900 on)"),
+        (Value(391.0, n=3), "reproduced (so from step 391 of 3,900 on)"),
         (Value(math.inf, n=3), "reproduced (not so at the end of every run)"),
         (None, "reproduced"),
     ],

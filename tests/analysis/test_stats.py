@@ -125,6 +125,16 @@ def test_blocks_of_one_group_are_units_and_pair_by_their_number(tmp_path: Path) 
     assert select.value == pytest.approx(1e3 * breakdown(frames, [key(frames, "topk")])["select"])
 
 
+def test_variants_that_took_turns_are_compared_block_by_block(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    synthetic.alternated(store, ["dense", "topk"], blocks=30)
+    frames, _ = from_attempts(store.all_valid())
+    keys = dict(zip(frames.runs["variant"], frames.runs["key"], strict=True))
+    ratio = found(stats.slowdown(frames, [keys["topk"]], [keys["dense"]]))
+    assert (ratio.n, ratio.of, ratio.decides) == (30, "blocks", True)  # block 0 is warm-up
+    assert 1.1 < interval(ratio)[0] < ratio.value < interval(ratio)[1] < 1.5
+
+
 def test_three_groups_of_blocks_count_as_three_runs(tmp_path: Path) -> None:
     frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1, 2: 1.2})
     two = in_blocks(frames, 2)
