@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.frames import Frames
-from analysis.steps import ENOUGH_RUNS, Warm, warm
+from analysis.steps import ENOUGH_RUNS, Warm, precisions, warm
 from analysis.style import look, method_id
 
 SIMULATED = (
@@ -66,9 +66,7 @@ def machine(frames: Frames) -> str:
 
 def precision(frames: Frames) -> str:
     """What runs multiplied in, or where that was not recorded, what was asked for. A mixture is said."""
-    asked = frames.runs.get("precision", pd.Series(dtype=object))
-    got = frames.runs.get("provenance.precision", asked).fillna(asked)
-    found = sorted(set(got.dropna()))
+    found = sorted(set(precisions(frames.runs).dropna()))
     return listed(found) + " (*mixed*)" * (len(found) > 1)
 
 
@@ -96,9 +94,16 @@ def setting(frames: Frames) -> str:
 
 def code(frames: Frames) -> str:
     """That the runs were not all made with the same code, where they were not."""
-    commits = [str(commit)[:8] for commit in values(frames, "provenance.commit")]
-    several = f" *Measured with {len(commits)} versions of the code*: {listed(commits)}."
-    return several if len(commits) > 1 else ""
+    facts = frames.runs.reindex(columns=["provenance.commit", "provenance.dirty"]).itertuples(index=False)
+    versions = sorted({_version(commit, dirty) for commit, dirty in facts})
+    several = f" *Measured with {len(versions)} versions of the code*: {listed(versions)}."
+    return several if len(versions) > 1 else ""
+
+
+def _version(commit: Any, dirty: Any) -> str:
+    """The first digits of the commit, and of the digest of what was changed since."""
+    known = str(commit)[:8] if pd.notna(commit) else "unknown"
+    return f"{known}+{str(dirty)[:8]}" if pd.notna(dirty) else known
 
 
 def label(frames: Frames) -> str:

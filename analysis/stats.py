@@ -17,7 +17,7 @@ import scipy.special
 import scipy.stats
 
 from analysis.frames import Frames
-from analysis.steps import ENOUGH_RUNS, Units, in_blocks, units
+from analysis.steps import ENOUGH_RUNS, Units, in_blocks, precisions, units
 
 CONFIDENCE = 0.95
 # How many independent samples make a verdict possible, by their kind. Blocks share their processes, their
@@ -28,12 +28,13 @@ ANY: Bounds = (-np.inf, np.inf)  # a difference
 POSITIVE: Bounds = (0.0, np.inf)  # a time, a speed, a ratio
 SHARE: Bounds = (0.0, 100.0)  # percent of a whole
 OF_COLUMN: dict[str, Bounds] = {
-    "val_top1": SHARE, "val_top5": SHARE, "val_loss": POSITIVE, "train_loss": POSITIVE,
+    "val_top1": SHARE, "val_top5": SHARE, "test_top1": SHARE,
+    "train_loss": POSITIVE, "val_loss": POSITIVE, "test_loss": POSITIVE,
 }  # fmt: skip
 # Runs that are compared must agree in these: the protocol, the problem, the arithmetic, the images.
 ALIKE = (
     "timing.mode", "task.name", "task.batch_size", "workers", "simulated", "precision",
-    "provenance.precision", "provenance.data.digest",
+    "provenance.data.digest",
 )  # fmt: skip
 
 
@@ -249,6 +250,7 @@ def _alike(frames: Frames, keys: Sequence[str], *more: str) -> None:
         Mixed: the runs differ in what a comparison must hold fixed.
     """
     runs = frames.runs[frames.runs["key"].isin(keys)]
+    runs = runs.assign(precision=precisions(runs))
     for column in (*ALIKE, *more):
         found = sorted({str(value)[:12] for value in runs[column].dropna()}) if column in runs else []
         if len(found) > 1:

@@ -111,6 +111,13 @@ def _phases(warm_steps: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def precisions(runs: pd.DataFrame) -> pd.Series[Any]:
+    """What each run multiplied in, or where that was not recorded, what was asked for."""
+    asked = runs.get("precision", pd.Series(dtype=object))
+    got: pd.Series[Any] = runs.get("provenance.precision", asked).fillna(asked)
+    return got
+
+
 class Units(NamedTuple):
     """Independent measurements: a row each, of mean seconds per phase, `step`, `unaccounted`, `slowest`.
 

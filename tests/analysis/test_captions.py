@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from analysis import captions
@@ -57,3 +58,30 @@ def test_samples_are_counted_per_method(frames: Frames) -> None:
         "Timing mode: serialised (synchronised at phase boundaries). "
         "Steps per worker: dense and Top-k n = 16 (first 4 dropped as warm-up)."
     )
+
+
+def test_a_caption_says_that_the_code_changed_between_the_runs(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    synthetic.timed(store, synthetic.config("dense"))
+    synthetic.timed(store, synthetic.config("topk"), commit="1" * 40)
+    frames, _ = from_attempts(store.all_valid())
+    said = "*Measured with 2 versions of the code*: 00000000 and 11111111."
+    assert said in captions.setting(frames)
+    one = frames._replace(runs=frames.runs.iloc[:1])
+    assert "versions of the code" not in captions.setting(one)
+
+
+def test_changes_that_were_not_committed_are_another_version(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    synthetic.timed(store, synthetic.config("dense"))
+    synthetic.timed(store, synthetic.config("topk"), dirty="abcdef123456")
+    frames, _ = from_attempts(store.all_valid())
+    assert "2 versions of the code*: 00000000 and 00000000+abcdef12" in captions.setting(frames)
+
+
+def test_a_run_without_a_gpu_is_on_none() -> None:
+    none = empty()._replace(runs=pd.DataFrame({"provenance.gpu": ["NVIDIA H200", None]}))
+    assert not captions.is_on(none, "")
+    both = none._replace(runs=pd.DataFrame({"provenance.gpu": ["NVIDIA H200", "NVIDIA A100"]}))
+    assert captions.is_on(both, "NVIDIA")
+    assert not captions.is_on(both, "A100")

@@ -235,10 +235,17 @@ def test_runs_that_differ_in_protocol_arithmetic_or_data_are_not_compared(
     assert stats.slowdown(frames, keys[:1], keys[:1])
     other = frames.runs[column].astype(object).mask(frames.runs["key"] == keys[1], value)
     mixed = frames._replace(runs=frames.runs.assign(**{column: other}))
-    with pytest.raises(Mixed, match=column):
+    said = column.replace("provenance.precision", "precision")
+    with pytest.raises(Mixed, match=said):
         stats.throughput(mixed, keys)
-    with pytest.raises(Mixed, match=column):
+    with pytest.raises(Mixed, match=said):
         stats.slowdown(mixed, keys[1:], keys[:1])
+
+
+def test_what_was_multiplied_in_counts_and_not_what_was_asked_for(tmp_path: Path) -> None:
+    frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1})
+    runs = frames.runs.assign(**{"precision": ["fp32", "tf32"], "provenance.precision": "fp32"})
+    assert stats.throughput(frames._replace(runs=runs), keys)
 
 
 def test_trainings_of_different_length_are_not_compared(tmp_path: Path) -> None:
