@@ -1,6 +1,6 @@
 """What figures are drawn with: curves with bands, way points, stacked bars, bars with intervals, lanes.
 
-Exports Axes and Figure as well: figures name these types, and only this folder imports matplotlib.
+Exports Axes, Figure and Patch as well: figures name these types, and only this folder imports matplotlib.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes as Axes
 from matplotlib.figure import Figure as Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch as Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
 from analysis.stats import Value
@@ -179,6 +179,8 @@ ORIGINS: dict[str, dict[str, Any]] = {
     "ours, the published protocol": {"facecolor": "none", "hatch": "////"},
     "published, 8 A100": {"facecolor": None, "alpha": 0.3},
     "published, corrected": {"facecolor": "none", "linestyle": (0, (3, 1.5))},
+    "as published": {"facecolor": None, "alpha": 0.3},
+    "without validation": {"facecolor": None},
 }
 
 

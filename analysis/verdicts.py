@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from analysis import captions
 from analysis.claims import REDUCED, SIMULATED, WORDS, Claim, Verdict, Word, about, digits, with_unit
+from analysis.stats import PRINTED
 
 COLUMNS = (
     "item",
@@ -106,7 +107,7 @@ def ours_text(verdict: Verdict) -> str:
     if value is None or math.isnan(value.value):
         return "-"
     text = with_unit(value.value, unit)
-    if value.low is not None and value.high is not None:
+    if value.low is not None and value.high is not None and value.of != PRINTED:
         text += f" [{digits(value.low)}, {digits(value.high)}]"
     simulated = ", *simulated*" if verdict.claim.timed and SIMULATED in verdict.scale else ""
     return f"{text} (n = {value.n} {value.of if value.n != 1 else value.of.removesuffix('s')}{simulated})"

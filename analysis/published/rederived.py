@@ -178,6 +178,7 @@ class Filtered(NamedTuple):
     dense: float  # at least so much: ranks other than the last may have been below its limit as well
 
 
+@functools.cache
 def filtered_communication_ms(job: int) -> Filtered:
     """All iterations from the first, as the authors counted; both filters leave out what is above 1 s."""
     table = iterations()

@@ -53,11 +53,8 @@ def iterations() -> pd.DataFrame:
 
     Columns: job, gpu, method, iteration, comp_min_ms ... comm_max_ms, long_waits.
     """
-    table = _shipped().iterations
-    ms = {column: column.removesuffix("_us") + "_ms" for column in map(str, table) if column.endswith("_us")}
-    table = table.astype(dict.fromkeys(ms, np.float64)).rename(columns=ms)
-    table[list(ms.values())] /= 1e3
-    return _with_job(table, ["gpu", "method"])
+    table: pd.DataFrame = _iterations().copy()
+    return table
 
 
 def from_logs(clone: Path) -> Tables:
@@ -116,6 +113,15 @@ def differences(ours: Tables, theirs: Tables) -> list[str]:
 @functools.cache
 def _shipped() -> Tables:
     return read(FOLDER)
+
+
+@functools.cache
+def _iterations() -> pd.DataFrame:
+    table = _shipped().iterations
+    ms = {column: column.removesuffix("_us") + "_ms" for column in map(str, table) if column.endswith("_us")}
+    table = table.astype(dict.fromkeys(ms, np.float64)).rename(columns=ms)
+    table[list(ms.values())] /= 1e3
+    return _with_job(table, ["gpu", "method"])
 
 
 def _with_job(table: pd.DataFrame, facts: list[str]) -> pd.DataFrame:

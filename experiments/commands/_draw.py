@@ -17,8 +17,8 @@ from experiments.commands._make import say
 from experiments.config.folders import Folders
 from experiments.config.measured import remark
 
-PROFILES = ("smoke", "laptop", "paper")
 OWN = "this machine's runs"
+TABLES = "the tables of published facts that the repository carries"
 T = TypeVar("T")
 
 
@@ -47,7 +47,7 @@ def draw(
     item: str, profile: str, frames: Frames, folder: Path, source: str, notes: Sequence[str] = ()
 ) -> Drawn:
     """Picture, claims and Markdown of one figure, from one set of frames."""
-    name = f"{item}-{profile}"
+    name = item if profile == figures.PUBLISHED else f"{item}-{profile}"
     folder.mkdir(parents=True, exist_ok=True)
     picture = save(figures.load(item).draw(frames, profile), folder, name)
     judged = figures.judge(item, frames)
@@ -57,14 +57,19 @@ def draw(
     return Drawn(item, profile, picture, verdicts.table((item, verdict) for verdict in judged), source)
 
 
+def draw_published(item: str, folder: Path) -> Drawn:
+    """A figure that has no runs."""
+    return draw(item, figures.PUBLISHED, empty(), folder, TABLES)
+
+
 def redraw_all(folders: Folders, items: Sequence[str]) -> tuple[list[Drawn], bool]:
-    """Every figure that was drawn before: from this checkout's runs where they are, else from the shipped
-    ones. False where one of them can't be written, which is said.
+    """Every figure that was drawn before, from this checkout's runs where they are, else from the shipped
+    ones; and those of published tables. False where one of them can't be written, which is said.
     """
     every, all_written = list[Drawn](), True
     shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty()
     for item in items:
-        for profile in PROFILES:
+        for profile in figures.profiles(item):
             try:
                 drawn = redraw(item, profile, folders, shipped)
             except OSError as error:
@@ -78,6 +83,8 @@ def redraw_all(folders: Folders, items: Sequence[str]) -> tuple[list[Drawn], boo
 
 def redraw(item: str, profile: str, folders: Folders, shipped: Frames) -> Drawn | None:
     """One figure from stored records; None where no source has all of its runs."""
+    if profile == figures.PUBLISHED:
+        return draw_published(item, folders.figures)
     own = or_nothing(lambda: read_as(folders.index / f"{item}-{profile}.json", Index))
     if own:
         frames, notes = parquet.newest_frames(folders.store, own.runs, folders.records)

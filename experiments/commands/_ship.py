@@ -8,12 +8,12 @@ from pathlib import Path
 from analysis import parquet, verdicts
 from analysis.claims import UNDECIDED
 from analysis.files import read_as, write_atomic, write_json
-from analysis.frames import Frames, combine
+from analysis.frames import Frames, combine, empty
 from analysis.public import public
 from analysis.records import run_id
 from analysis.schemas import Index
 from experiments import figures
-from experiments.commands._draw import redraw_shipped, runs_of
+from experiments.commands._draw import draw_published, redraw_shipped, runs_of
 from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import configs_of, more_configs_of
 
@@ -61,6 +61,8 @@ def ship(folders: Folders) -> Iterator[str]:
         item, _, profile = path.stem.rpartition("-")
         drawn = redraw_shipped(item, profile, folders, shipped, indexes)
         yield f"{path.stem}: {drawn.picture if drawn else 'its runs are missing'}"
+    for item in published_items():
+        yield f"{item}: {draw_published(item, indexes).picture}"
     rows = shipped_verdicts(folders)
     write_atomic(folders.shipped / VERDICTS, verdicts.as_csv(rows))
     write_readme(rows)
@@ -79,6 +81,11 @@ def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tup
             if here and here.union(shipped).issuperset(needed):
                 runs = [*needed, *(run for run in more if run in here or run in shipped)]
                 yield f"{item}-{profile}", list(dict.fromkeys(runs))
+
+
+def published_items() -> list[str]:
+    """The items that have no runs: what they are drawn from is shipped."""
+    return [item for item in figures.items() if not figures.has_runs(item)]
 
 
 def index_of(path: Path) -> list[str]:
@@ -110,6 +117,8 @@ def shipped_verdicts(folders: Folders) -> list[verdicts.Row]:
     for path in sorted((folders.shipped / "figures").glob("*.json")):
         item = path.stem.rpartition("-")[0]
         rows += [(item, verdict) for verdict in figures.judge(item, runs_of(shipped, index_of(path)))]
+    for item in published_items():
+        rows += [(item, verdict) for verdict in figures.judge(item, empty())]
     return rows
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from analysis.records import run_id
 from experiments import figures
-from experiments.commands._draw import Drawn, draw_local
+from experiments.commands._draw import Drawn, draw_local, draw_published
 from experiments.commands._make import is_all, is_forced, or_exit, say
 from experiments.config.folders import Folders
 from experiments.config.measured import missing
@@ -21,6 +21,11 @@ def reproduce(words: list[str], options: set[str]) -> int:
         raise ValueError(f"reproduce what? There are: {', '.join(figures.items())}")
     for item in items:
         figures.check(item)
+        if overrides and not figures.has_runs(item):
+            raise ValueError(
+                f"{item} is drawn from published tables and has no runs, so that {overrides[0]} would "
+                "change nothing: leave it out"
+            )
     how = {"force": is_forced(options), "more": is_all(options)}
     drawn = [or_exit(partial(reproduce_item, item, overrides, Folders(), **how)) for item in items]
     for figure in drawn:
@@ -32,6 +37,8 @@ def reproduce_item(
     item: str, overrides: Sequence[str], folders: Folders, force: bool = False, more: bool = False
 ) -> Drawn:
     """Make what is missing, then draw, with the runs that make the figure firmer where they are there."""
+    if not figures.has_runs(item):
+        return draw_published(item, folders.figures)
     profile = profile_of(overrides)
     optional = more_configs_of(item, profile, overrides)
     planned = plan_runs(configs_of(item, profile, overrides) + (optional if more else []), say)

@@ -67,6 +67,10 @@ def name_and_configs(words: Sequence[str], more: bool = False) -> tuple[str, lis
     overrides = [word for word in words if "=" in word]
     for item in items:
         figures.check(item)
+        if not figures.has_runs(item):
+            raise ValueError(
+                f"{item} has no runs to queue: `reproduce {item}` draws it from published tables"
+            )
     profile = profile_of(overrides)
     if items:
         sources = (configs_of, more_configs_of) if more else (configs_of,)

@@ -10,6 +10,8 @@ from sparsify.ranges import unknown
 from sparsify.registry import BrokenFile, imported
 
 FOLDER = Path(__file__).parent
+PROFILES = ("smoke", "laptop", "paper")
+PUBLISHED = "published"  # stands in place of a profile where an item has no runs of ours
 PARTS = ("TITLE", "runs", "draw", "claims", "caption")
 
 if TYPE_CHECKING:  # listing the items must not wait for pandas
@@ -56,6 +58,16 @@ def load(item: str) -> ModuleType:
     return module
 
 
+def has_runs(item: str) -> bool:
+    """Is it drawn from runs, or else from tables of published facts that the repository carries?"""
+    return any(load(item).runs(profile) for profile in PROFILES)
+
+
+def profiles(item: str) -> tuple[str, ...]:
+    """The profiles in which it can be drawn."""
+    return PROFILES if has_runs(item) else (PUBLISHED,)
+
+
 def judge(item: str, frames: Frames) -> list[Verdict]:
     """A verdict on every claim of an item. `frames` holds the item's own runs and no others."""
     from analysis import claims
@@ -69,11 +81,12 @@ def page(item: str, frames: Frames, profile: str, picture: str, verdicts: list[V
     from analysis import verdicts as as_text
 
     figure = load(item)
+    is_drawn = len(frames.runs) > 0 or profile == PUBLISHED
     parts = [f"# {item}: {figure.TITLE}\n"]
-    if len(frames.runs):
+    if is_drawn:
         parts += [f"![{item}]({picture}.png)\n", f"{figure.caption(frames, profile)}\n"]
     parts += ["## Verdicts\n", as_text.table((item, verdict) for verdict in verdicts)]
-    if hasattr(figure, "table") and len(frames.runs):
+    if hasattr(figure, "table") and is_drawn:
         parts += ["## Numbers\n", figure.table(frames)]
     if verdicts:
         parts += ["## How each number was read, and when it counts as reproduced\n", as_text.notes(verdicts)]

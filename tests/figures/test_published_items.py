@@ -1,0 +1,122 @@
+"""Items of published facts: drawn without runs, the same each time, refused where a table was changed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis import style
+from analysis.frames import empty
+from analysis.published import tables
+from experiments import figures
+from experiments.config import grid
+from tests.conftest import Command, refused
+
+ITEMS = [item for item in sorted(figures.items()) if not figures.has_runs(item)]
+LOGS = [item for item in ITEMS if item.endswith("-logs")]
+# The words of the verdicts, by the beginning of the claim, that a reader would not expect.
+UNEXPECTED = {
+    "time per iteration without validation, Top-k / dense": "not reproduced",
+    "time per iteration without validation, Random-k / dense": "re-derived",
+    "late selection of the last rank explains Top-k's communication, 8 A100": "re-derived",
+    "late selection of the last rank explains Top-k's communication, 8 V100": "does not hold",
+    "Random-k's communication does not come from late selection": "re-derived",
+    "Top-k on the PCIe node": "indicated",
+    "Top-k's change lies in the link": "indicated",
+    "dense ends above Top-k": "re-derived",
+    "layer-wise selection is above global": "re-derived",
+    "Top-k is the best sparse method, layer-wise": "re-derived",
+    "Top-k is the best sparse method, global": "does not hold",
+    "allGather and allReduce give Random-k the same accuracy": "re-derived",
+    "rows in which every doubling": "not reproduced",
+}
+
+
+def page(item: str) -> str:
+    return figures.page(item, empty(), figures.PUBLISHED, item, figures.judge(item, empty()))
+
+
+def test_they_are_there() -> None:
+    assert {"fig3-logs", "fig4-logs", "speed-logs", "eghlidi-table1-published"} <= set(ITEMS)
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_each_draws_without_runs_and_the_same_bytes(item: str, tmp_path: Path) -> None:
+    module = figures.load(item)
+    drawn = [style.save(module.draw(empty(), figures.PUBLISHED), tmp_path, name) for name in ("a", "b")]
+    assert all(axes.has_data() for axes in module.draw(empty(), figures.PUBLISHED).axes)
+    for suffix in (".png", ".pdf"):
+        first, second = (path.with_suffix(suffix).read_bytes() for path in drawn)
+        assert first == second
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_each_page_says_that_nothing_was_measured_here(item: str) -> None:
+    text = page(item)
+    assert f"![{item}]({item}.png)" in text
+    assert "not measured by this project" in text
+    assert "nan" not in text.lower()
+    assert not re.search(r"reproduced(?! \|)", text.partition("## Numbers")[0].replace("not reproduced", ""))
+
+
+@pytest.mark.parametrize("item", LOGS)
+def test_the_logs_are_named_and_not_their_author_s_code(item: str) -> None:
+    assert "github.com/kljp/topk_results" in page(item)
+
+
+def test_verdicts_are_those_of_the_published_numbers() -> None:
+    words = {judged.claim.text: judged.word for item in ITEMS for judged in figures.judge(item, empty())}
+    for beginning, expected in UNEXPECTED.items():
+        (word,) = {word for text, word in words.items() if text.startswith(beginning)}
+        assert word == expected, beginning
+    assert "reproduced" not in words.values()
+
+
+def test_the_numbers_of_the_picture_are_those_of_the_verdicts() -> None:
+    text = page("speed-logs")
+    assert "| Top-k 8 A100 / dense 8 A100 | 4.67 | 7.19 [7.17, 7.20] |" in text
+    assert "| dense 8 V100 / dense 8 A100 | 1.37 | 1.42 [1.41, 1.42] |" in text
+    assert "| 4.67 x | 7.185 x [7.173, 7.199] (n = 34 blocks) | not reproduced |" in text
+
+
+def test_the_parts_of_a_bar_add_up_to_the_iteration() -> None:
+    module = figures.load("fig4-logs")
+    published = module.as_published("A100", "topk")
+    corrected = module.without_validation("A100", "topk")
+    assert sum(published.values()) == pytest.approx(275.0, abs=0.01)
+    assert sum(corrected.values()) == pytest.approx(251.0, abs=0.05)
+    assert published["synchronize"] == pytest.approx(16.86, abs=0.005)
+    assert corrected["wait"] + corrected["transfer"] == pytest.approx(16.9, abs=0.05)
+    assert min(*published.values(), *corrected.values()) > 0
+
+
+def test_the_printed_table_has_48_values_and_standard_sgd_twice() -> None:
+    module = figures.load("eghlidi-table1-published")
+    assert sum(map(len, module.TABLE.values())) == 48
+    assert np.array_equal(*module.accuracy("Standard SGD"))
+    assert module.TABLE["Block-random-k (allReduce)"][4:] == (91.18, 88.20, 79.00, 78.11)
+
+
+def test_words_that_would_change_nothing_are_refused(here: Command) -> None:
+    refused(here("reproduce", "fig4-logs", "profile=laptop"), "fig4-logs", "no runs", "profile=laptop")
+
+
+def test_there_is_nothing_to_queue() -> None:
+    with pytest.raises(ValueError, match="fig4-logs has no runs to queue"):
+        grid.name_and_configs(["fig4-logs"])
+
+
+def test_a_changed_table_ends_the_command_with_a_sentence(
+    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "published"
+    shutil.copytree(tables.FOLDER, folder)
+    jobs = (folder / "jobs.csv").read_text()
+    (folder / "jobs.csv").write_text(jobs.replace("3723.61", "4723.61"))
+    monkeypatch.setattr(tables, "FOLDER", folder)
+    monkeypatch.setattr(tables, "_shipped", lambda: tables.read(folder))
+    refused(here("reproduce", "speed-logs"), "jobs.csv", "another digest", "git checkout")
