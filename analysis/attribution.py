@@ -1,0 +1,86 @@
+"""Why ranks wait: by how much the last rank to come was later than the others, in which part of the step.
+
+All ranks begin a serialised step together and wait for the last one before they communicate. So a rank's wait
+is the difference between the last rank's time up to there and its own, and it is the sum of the differences
+in each part. Averaged over the ranks,
+
+    wait = sum over parts of (the last rank's time in it - the mean time of the ranks) + the rest
+
+where the rest is what no part measures: that ranks do not begin at the same moment, or wait more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis.frames import Frames
+from analysis.stats import ANY, Value, over_units
+from analysis.steps import in_blocks, warm
+
+CAUSES = {"input": ("io",), "FP + BP": ("forward", "backward"), "selection": ("select",)}
+REST = "rest"
+COMMUNICATION = ("wait", "transfer")
+
+
+def lateness(frames: Frames, key: str) -> pd.DataFrame | None:
+    """A row per warm step, in seconds: `wait` and `transfer`, means over ranks, and what each of CAUSES and
+    the REST add to the wait. A cause is negative where the last rank was quicker in it than the mean.
+
+    None where phases were not timed one by one.
+    """
+    steps = warm(frames, key).steps.set_index(["step", "rank"]).sort_index()
+    parts = {cause: [f"{phase}_s" for phase in phases] for cause, phases in CAUSES.items()}
+    needed = ["wait_s", "transfer_s", "forward_s", "backward_s"]  # dense selects nothing
+    if steps[needed].isna().to_numpy().any():
+        return None
+    spent = pd.DataFrame(
+        {cause: steps[columns].fillna(0.0).sum(axis="columns") for cause, columns in parts.items()}
+    )
+    last = steps["wait_s"].groupby(level="step").idxmin()
+    by_step = spent.groupby(level="step").mean()
+    late = spent.loc[last].droplevel("rank") - by_step
+    means = steps[["wait_s", "transfer_s"]].groupby(level="step").mean()
+    late[REST] = means["wait_s"] - late.sum(axis="columns")
+    table: pd.DataFrame = late.assign(wait=means["wait_s"], transfer=means["transfer_s"])
+    return table
+
+
+def explained(frames: Frames, keys: Sequence[str], cause: str, of: Sequence[str] = ("wait",)) -> Value | None:
+    """The percentage of the wait, or of COMMUNICATION, that the last rank's lateness in `cause` makes.
+
+    A ratio of means, whose interval is that of its linearisation over blocks or runs (the delta method).
+    """
+    tables = [lateness(frames, key) for key in keys]
+    if not tables or any(table is None for table in tables):
+        return None
+    units = _units(frames, keys, [table for table in tables if table is not None])
+    part, whole = units[cause], units[list(of)].sum(axis="columns")
+    share = float(part.mean() / whole.mean())
+    deviations = (part - share * whole) / whole.mean()
+    of_units = "blocks" if in_blocks(frames, keys) else "runs"
+    return over_units(100 * (share + deviations.to_numpy()), ANY, of_units, 100 * share)
+
+
+def waits_ms(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
+    """Mean milliseconds of the wait, and of what each cause and the rest add to it; empty where phases were
+    not timed one by one.
+    """
+    tables = [table for key in keys if (table := lateness(frames, key)) is not None]
+    if not tables:
+        return pd.Series(dtype=float)
+    means: pd.Series[float] = 1e3 * _units(frames, keys, tables).mean()
+    return means[["wait", *CAUSES, REST]]
+
+
+def _units(frames: Frames, keys: Sequence[str], tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Means over blocks or runs, a row each."""
+    by_block, means = in_blocks(frames, keys), []
+    for key, table in zip(keys, tables, strict=True):
+        block = frames.steps[frames.steps["key"] == key].groupby("step")["block"].first()
+        unit = block.loc[table.index].to_numpy() if by_block else np.zeros(len(table))
+        means.append(table.groupby(unit).mean())
+    units: pd.DataFrame = pd.concat(means)
+    return units
