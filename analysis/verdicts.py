@@ -13,20 +13,8 @@ from analysis.claims import REDUCED, SIMULATED, WORDS, Claim, Verdict, Word, abo
 from analysis.stats import PRINTED
 
 COLUMNS = (
-    "item",
-    "claim",
-    "paper",
-    "ours",
-    "low",
-    "high",
-    "n",
-    "unit",
-    "verdict",
-    "scale",
-    "reason",
-    "of",
-    "group",
-)
+    "item", "claim", "paper", "ours", "low", "high", "n", "unit", "verdict", "scale", "reason", "of", "group",
+)  # fmt: skip
 Row = tuple[str, Verdict]  # an item's name, and one of its verdicts
 
 
@@ -49,11 +37,15 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def counts(rows: Iterable[Row]) -> dict[Word, int]:
-    """How often each word was reached; a group of claims counts once, with its least favourable word."""
+    """How often each word was reached; a group of claims counts once, with its least favourable word.
+
+    Experiments of different scale are different evidence, also on one cause.
+    """
     causes: dict[tuple[str, ...], list[Word]] = {}
     for item, verdict in rows:
         claim = verdict.claim
-        causes.setdefault((claim.group,) if claim.group else (item, claim.text), []).append(verdict.word)
+        cause = (claim.group, verdict.scale) if claim.group else (item, claim.text)
+        causes.setdefault(cause, []).append(verdict.word)
     found = Counter(min(words, key=WORDS.index) for words in causes.values())
     return {word: found[word] for word in WORDS if found[word]}
 

@@ -220,20 +220,6 @@ def test_an_ordering_that_depends_on_the_horizon_says_from_which_on(
     assert verdict(ordering, frames).text == text
 
 
-def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> None:
-    """Across items; others count each."""
-    good, bad = three(1.0), three(-1.0)
-    rows = [
-        ("a", verdict(claim("ordering", 1.0, 0.0, good, group="cause"))),
-        ("b", verdict(claim("ordering", 1.0, 0.0, bad, group="cause"))),
-        ("b", verdict(claim("ordering", 1.0, 0.0, None, group="cause"))),
-        ("a", verdict(claim("ordering", 1.0, 0.0, good))),
-        ("b", verdict(claim("ordering", 1.0, 0.0, good))),
-        ("c", verdict(claim("ordering", None, 0.0, good))),
-    ]
-    assert verdicts.counts(rows) == {"not reproduced": 1, "reproduced": 2, "holds": 1}
-
-
 def learned(tmp_path: Path, **changes: Any) -> Frames:
     store = Store(tmp_path)
     for method in ("dense", "topk"):
@@ -294,21 +280,6 @@ def test_the_tolerance_follows_from_the_authors_replicates() -> None:
         assert yoon2022.REPLICATES["val_loss"][8][method][0] == pytest.approx(
             yoon2022.VAL_LOSS[method], abs=0.0005
         )
-
-
-def test_the_table_shows_item_paper_ours_interval_and_n_and_the_scale_once() -> None:
-    value = Value(91.0, 90.0, 92.0, 3)
-    judged = verdict(claim("shape", 92.99, 0.6, value), scale="reduced scale: task tiny instead of large")
-    lines = verdicts.table([("fig3", judged), ("fig2", judged)]).splitlines()
-    assert lines[2] == (
-        "| fig3 | text | 92.99 ms | 91 ms [90, 92] (n = 3 runs) | not reproduced (reduced scale) |"
-    )
-    assert lines[-1] == "fig3 and fig2: reduced scale: task tiny instead of large."
-
-
-def test_no_table_shows_nan() -> None:
-    rows = [("a", verdict(claim("ordering", None, 0.0, Value(math.nan, n=n)))) for n in (1, 2, 3)]
-    assert "nan" not in verdicts.table(rows).lower()
 
 
 @pytest.mark.parametrize("item", sorted(figures.items()))

@@ -1,0 +1,79 @@
+"""Verdicts as text: what stands in the table, in the counts and in the CSV file."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import replace
+
+from analysis import verdicts
+from analysis.claims import Claim, Verdict, Word
+from analysis.stats import Value
+
+THREE = Value(91.0, 90.0, 92.0, 3)
+TINY = "reduced scale: task tiny instead of large"
+
+
+def verdict(
+    word: Word = "reproduced", ours: Value | None = THREE, scale: str = "", group: str = ""
+) -> Verdict:
+    claim = Claim("text", 92.99, "ms", "source", "shape", 0.6, "reason.", lambda frames: ours, group=group)
+    return Verdict(claim, ours, word, scale, "why")
+
+
+def test_the_table_shows_item_paper_ours_interval_and_n_and_the_scale_once() -> None:
+    judged = verdict("not reproduced", scale=TINY)
+    lines = verdicts.table([("fig3", judged), ("fig2", judged)]).splitlines()
+    assert lines[2] == (
+        "| fig3 | text | 92.99 ms | 91 ms [90, 92] (n = 3 runs) | not reproduced (reduced scale) |"
+    )
+    assert lines[-1] == "fig3 and fig2: reduced scale: task tiny instead of large."
+
+
+def test_one_run_is_no_runs() -> None:
+    assert verdicts.ours_text(verdict(ours=Value(91.0))) == "91 ms (n = 1 run)"
+
+
+def test_without_claims_the_table_says_that_nothing_is_judged() -> None:
+    assert verdicts.table([]).startswith("Nothing here is judged")
+
+
+def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> None:
+    """Across items, of experiments of one scale; others count each."""
+    rows = [
+        ("a", verdict("reproduced", group="cause")),
+        ("b", verdict("not reproduced", group="cause")),
+        ("b", verdict("not run", group="cause")),
+        ("c", verdict("reproduced", group="cause", scale=TINY)),
+        ("a", verdict("reproduced")),
+        ("b", verdict("reproduced")),
+        ("c", verdict("holds")),
+    ]
+    assert verdicts.counts(rows) == {"not reproduced": 1, "reproduced": 3, "holds": 1}
+    assert verdicts.counts_table(rows).splitlines() == [
+        "| not reproduced | reproduced | holds |", "| --- | --- | --- |", "| 1 | 3 | 1 |",
+    ]  # fmt: skip
+
+
+def test_what_was_measured_comes_before_what_was_not() -> None:
+    rows = [("a", verdict("not comparable", group="cause")), ("b", verdict("holds", group="cause"))]
+    assert verdicts.counts(rows) == {"holds": 1}
+
+
+def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> None:
+    judged = replace(verdict("reproduced", scale=TINY, group="cause"), flips="so from step 5 of 9 on")
+    (row, absent) = csv.DictReader(
+        verdicts.as_csv([("fig3", judged), ("fig4", verdict("not run", None))]).splitlines()
+    )
+    assert row == {
+        "item": "fig3", "claim": "text", "paper": "92.99", "ours": "91", "low": "90", "high": "92", "n": "3",
+        "unit": "ms", "verdict": "reproduced", "scale": TINY, "reason": "why; so from step 5 of 9 on",
+        "of": "runs", "group": "cause",
+    }  # fmt: skip
+    assert [absent[name] for name in ("ours", "low", "high", "n", "of")] == [""] * 5
+
+
+def test_no_table_shows_nan() -> None:
+    rows = [("a", verdict("inconclusive", Value(math.nan, n=n))) for n in (1, 2, 3)]
+    assert "nan" not in verdicts.table(rows).lower()
+    assert "nan" not in verdicts.as_csv(rows).lower()
