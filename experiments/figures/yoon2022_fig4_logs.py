@@ -228,6 +228,7 @@ def _dominates(gpu: str) -> Claim:
         tolerance=0.0,
         reason="More than half of the iteration is above 0.",
         ours=lambda _: estimate(100 * (2 * rederived.compression_ms(job) / rederived.iteration_ms(job) - 1)),
+        group=yoon2022.TOPK_SELECTION,
         rederived=True,
     )
 
@@ -243,6 +244,7 @@ def _small_part(method: str) -> Claim:
         tolerance=0.0,
         reason="Small is taken as less than a tenth.",
         ours=lambda _: estimate(10 - 100 * rederived.communication_ms(job) / rederived.iteration_ms(job)),
+        group="communication is a small part",
         rederived=True,
     )
 
