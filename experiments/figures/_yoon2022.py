@@ -200,8 +200,6 @@ ITERATIONS = {
 }
 SPEED = {"dense": 17387.49, "topk": 3723.61, "randomk": 15648.40}  # samples/s, 8 A100, the paper's text
 V100_SPEED = {"dense": 12651.83, "topk": 3743.28}
-# The same logs with rank 0's 1.2 s of validation taken out of every 49 iterations [log].
-SPEED_WITHOUT_VALIDATION = {"dense": 29590.0, "topk": 4088.0, "randomk": 25294.0}
 
 
 def _start(profile: str, scales: dict[str, list[str]]) -> list[str]:
