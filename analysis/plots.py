@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
 FAINT = 0.45  # opacity of the paper's data, next to ours
+FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 ROOM_FOR_TEXT = 0.055  # share of the axis: a shorter span has no room for its number
 
 
@@ -196,6 +197,34 @@ def whisker(axes: Axes, x: float, value: Value) -> None:
     if value.low is not None and value.high is not None:
         error = [[max(0.0, value.value - value.low)], [max(0.0, value.high - value.value)]]
         axes.errorbar(x, value.value, error, fmt="none", ecolor="#444444", elinewidth=0.8, capsize=2)
+
+
+def dot(axes: Axes, y: float, value: Value, marker: str, colour: str) -> None:
+    """One value at a height, with its interval along the x axis and its number beside it."""
+    low, high = (edge if edge is not None else value.value for edge in (value.low, value.high))
+    axes.plot([low, high], [y, y], color=colour, linewidth=1.0, solid_capstyle="butt", zorder=2)
+    axes.plot([value.value], [y], marker=marker, color=colour, markersize=4, zorder=3)
+    above(axes, high, y, number(value.value), xytext=(4, 0), ha="left", va="center", color=colour)
+
+
+def dot_keys(origins: Mapping[str, tuple[str, str]]) -> list[Line2D]:
+    """Legend entries of `dot`: marker and colour by origin."""
+    return [
+        Line2D([], [], linestyle="", marker=marker, color=colour, label=origin)
+        for origin, (marker, colour) in origins.items()
+    ]
+
+
+def factor_ticks(axes: Axes) -> None:
+    """A logarithmic x axis of factors, in plain numbers, with room for text at the right end."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.set_xlim(low / 1.1, high * 1.6)
+    ticks = [tick for tick in FACTORS if low / 1.1 <= tick <= high * 1.6]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(True, axis="x")
 
 
 def above(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:

@@ -74,7 +74,11 @@ SMALL_MODEL_DENSITY = ["method.density=0.01"]  # 0.001 of 34,058 parameters woul
 
 
 def timing_runs(
-    profile: str, mode: str, variants: Mapping[str, Sequence[str]] = TIMED, *words: str
+    profile: str,
+    mode: str,
+    variants: Mapping[str, Sequence[str]] = TIMED,
+    *words: str,
+    scales: Mapping[str, list[str]] = TIMING,
 ) -> list[list[str]]:
     """The overrides of runs in which these variants take turns, with `words` for all of them.
 
@@ -82,7 +86,7 @@ def timing_runs(
     """
     validate = "epoch" if mode == "as_published" else "never"
     named = ",".join(f"{name}:'{' '.join(own)}'" for name, own in variants.items())
-    shared = [*_start(profile, TIMING), f"train.validate={validate}", f"timing.mode={mode}", *words]
+    shared = [*_start(profile, scales), f"train.validate={validate}", f"timing.mode={mode}", *words]
     return [[*shared, f"variants={{{named}}}", f"seed={seed}"] for seed in REPEATS[profile]]
 
 
@@ -202,7 +206,7 @@ SPEED = {"dense": 17387.49, "topk": 3723.61, "randomk": 15648.40}  # samples/s, 
 V100_SPEED = {"dense": 12651.83, "topk": 3743.28}
 
 
-def _start(profile: str, scales: dict[str, list[str]]) -> list[str]:
+def _start(profile: str, scales: Mapping[str, list[str]]) -> list[str]:
     if profile not in scales:
         raise ValueError(f"no profile {profile!r}; there are: {', '.join(scales)}")
     return ["recipe=yoon2022", f"profile={profile}", *scales[profile]]

@@ -241,14 +241,13 @@ def _v100_speed(method: str) -> Claim:
 
 def _groups(axes: plots.Axes, groups: dict[str, dict[str, Value | None]]) -> None:
     """A group of bars per method, a bar per origin."""
-    origins = list(dict.fromkeys(origin for group in groups.values() for origin in group))
-    width = 0.8 / len(origins) if origins else 0.8
+    width = 0.8 / max(map(len, groups.values()))
     for x, (method, group) in enumerate(groups.items()):
-        for i, origin in enumerate(origins):
-            if value := group.get(origin):
-                place = x + (i - (len(origins) - 1) / 2) * width
-                plots.bar(axes, place, value, style.look(method), 0.9 * width, origin)
-    axes.set_xticks(range(len(groups)), [style.look(method).label for method in groups])
+        values = [(origin, value) for origin, value in group.items() if value]
+        for i, (origin, value) in enumerate(values):
+            place = x + (i - (len(values) - 1) / 2) * width
+            plots.bar(axes, place, value, style.look(method), 0.9 * width, origin)
+    axes.set_xticks(range(len(groups)), [style.look(method).label.replace(", ", ",\n") for method in groups])
     axes.tick_params(axis="x", length=0)
     axes.margins(y=0.12)
 

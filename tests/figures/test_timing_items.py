@@ -51,6 +51,19 @@ def test_as_published_a_turn_is_whole_epochs() -> None:
         assert config["train"]["validate"] == "epoch"
 
 
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "paper"])
+def test_the_protocol_is_measured_in_whole_epochs_with_one_counted_validation_each(profile: str) -> None:
+    for config in configs_of("speed-protocol", profile):
+        epoch = config["train"]["epoch_steps"] or yoon2022.STEPS_PER_EPOCH
+        assert config["alternate"]["block_steps"] == epoch
+        # The first step of a turn is not counted, and must not be the one that validates.
+        assert config["timing"]["warmup_steps"] % epoch != 0
+        validating = {
+            name: variant["train"]["validate"] == "epoch" for name, variant in variant_configs(config).items()
+        }
+        assert validating == {name: name.endswith("-published") for name in validating}
+
+
 def test_fig1_shows_the_warm_step_nearest_to_the_median_of_those_that_fig4_shows(frames: Frames) -> None:
     for key in frames.runs["key"]:
         spans = frames.spans[frames.spans["key"] == key]
