@@ -91,6 +91,7 @@ def rows() -> list[Row]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
+    yoon2022.present(frames)  # else there is nothing to draw
     found = [(row, {OURS: row.ours(frames), THEIRS: row.theirs()}) for row in rows()]
     with plots.canvas(style.two_columns(3.6)) as (figure, axes):
         for y, (_, values) in enumerate(found):
@@ -131,7 +132,7 @@ def caption(frames: Frames, profile: str) -> str:
         "phases, so on a GPU what one phase has queued is counted in the next, while a CPU queues nothing; "
         "Random-k was drawn by torch.randperm. What TF32 does is not here: their A100s used it, their V100s "
         "have none, and no two of their logs differ in that alone. "
-        f"{captions.setting(frames)}{captions.turns(frames)} {printed.LOGS}"
+        f"{captions.setting(frames)} {captions.timing(frames)} {printed.LOGS}"
     )
 
 

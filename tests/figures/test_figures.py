@@ -21,7 +21,7 @@ MEASURED = [item for item in ITEMS if figures.has_runs(item)]
 PROFILES = ("smoke", "laptop", "paper")
 MODE = {
     "fig1": "serialised", "fig4": "serialised", "fig4-fast": "serialised", "speed": "production",
-    "speed-fast": "production",
+    "speed-fast": "production", "speed-protocol": "production",
 }  # fmt: skip
 
 
