@@ -38,7 +38,7 @@ LOOKS = {
     "dense": Look("dense", "#000000", "o", ""),
     "topk": Look("Top-k", "#0072B2", "s", "//"),
     "randomk": Look("Random-k", "#D55E00", "^", ".."),
-    "randomk-hash": Look("Random-k, cheap draw", "#E69F00", "<", "oo"),
+    "randomk-hash": Look("Random-k, cheap draw", "#A6761D", "<", "oo"),
     "randomk-feedback": Look("Random-k with feedback", "#CC79A7", "v", "xx"),
     "topk-layer": Look("Top-k layer-wise", "#56B4E9", "D", "\\\\"),
     "topk-fused": Look("Top-k, fused", "#009E73", "h", "--"),
