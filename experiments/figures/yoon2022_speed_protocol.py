@@ -110,7 +110,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
                     row.artefact, (1.01, y - 0.42), xycoords=("axes fraction", "data"), fontsize=6.5, va="top"
                 )
         plots.factor_ticks(axes)
-        axes.set_xlabel("With the artefact / without it")
+        simulated = ", simulated" if captions.is_simulated(frames) else ""
+        axes.set_xlabel(f"With the artefact / without it{simulated}")
         figure.legend(handles=plots.dot_keys(MARKERS), loc="outside lower center", ncols=2)
     return figure
 

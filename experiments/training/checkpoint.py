@@ -152,12 +152,12 @@ class Checkpointer:
             raise Preempted(done)
 
     def end_block(self) -> None:
-        """For what can't go on from a checkpoint.
+        """For what can't go on from a checkpoint; where no step is being timed.
 
         Raises:
             Preempted: somebody was told to stop.
         """
-        if self.agreement.after_step() == STOP:
+        if self.agreement.now() == STOP:
             raise Preempted(0)
 
     def save(self, done: int, state: TrainingState) -> None:

@@ -93,12 +93,13 @@ class Training:
         timer, aggregator, overlap = self.timer, self.aggregator, self.overlap
         published, metrics = timer.mode == "as_published", None
         validates = self.validates_after(step) and not published
+        owes = published and step > 0 and self.validates_after(step - 1)
         watch = CapturedEnergy() if validates else None
         if timer.mode == "serialised":
             self.comm.barrier()  # what a rank did since its last step, records and such, is no wait of this
         with timer.step():
-            if owes := published and step > 0 and self.validates_after(step - 1):
-                with timer.phase("validate"):  # by rank 0, while the others go on to their final wait
+            if owes and self.comm.rank == 0:
+                with timer.phase("validate"):  # while the others go on to their final wait
                     metrics = self.validation()
             with timer.phase("io"):
                 inputs, labels = next(self.batches)

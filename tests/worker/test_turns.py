@@ -1,0 +1,82 @@
+"""A run whose variants take turns: one record for all of them, whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.frames import of_attempt
+from analysis.records import Attempt, Store
+from analysis.stats import slowdown
+from analysis.steps import warm
+from experiments.training.stop import Preempted
+from tests.runs import StopAt, carry_out, orders, recorded, start_workers
+
+VARIANTS = (
+    "variants={dense:'method=dense',topk:'method=topk method.density=0.01',"
+    "published:'method=topk method.density=0.01 timing.mode=as_published train.validate=epoch'}"
+)
+WORDS = (
+    VARIANTS, "train.validate=never", "timing.mode=serialised", "timing.span_steps=null",
+    "train.epoch_steps=3", "alternate.block_steps=3",
+)  # fmt: skip
+STEPS = 2 + 3 * 3  # of each variant: warm-up and three blocks
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "runs")
+
+
+def check_whole(attempt: Attempt) -> None:
+    manifest = attempt.check(verify=True)
+    assert manifest["state"] == "ok"
+    ended = manifest["alternated"]
+    assert (ended["stopped"], ended["blocks"], manifest["steps"]) == ("half-width", 3, STEPS)
+    assert [*ended["variants"]] == ["dense", "published", "topk"]
+    assert all(variant["agreed"] for variant in ended["variants"].values())
+    frames, notes = of_attempt(attempt)
+    assert not notes
+    dense, topk, published = frames.runs["key"]
+    assert frames.runs["timing.mode"].to_list() == ["serialised", "serialised", "as_published"]
+    for key in (dense, topk, published):
+        of_variant = frames.steps[frames.steps["key"] == key]
+        assert set(of_variant["rank"]) == {0, 1}
+        assert warm(frames, key).n == 3 * 2
+        steps_with_spans = frames.spans[frames.spans["key"] == key]["step"].nunique()
+        assert steps_with_spans == STEPS - 2
+    ratio = slowdown(frames, [topk], [dense])
+    assert ratio is not None
+    assert (ratio.n, ratio.of) == (3, "blocks")
+    assert ratio.half_width <= ended["half_width"] * (1 + 1e-6)
+    validating = frames.steps[frames.steps["validate_s"].notna()]
+    assert set(validating["key"]) == {published}
+    assert set(validating["rank"]) == {0}
+    assert set(frames.epochs["key"]) == {published}
+
+
+def test_virtual_ranks_leave_one_record_with_every_variant(store: Store, tmp_path: Path) -> None:
+    told, attempt = orders(store, "cluster=virtual", *WORDS)
+    carry_out(told, attempt, tmp_path / "start")
+    check_whole(attempt)
+
+
+def test_processes_leave_the_same(store: Store, tmp_path: Path) -> None:
+    told, attempt = orders(store, "cluster=local", *WORDS)
+    assert start_workers(told, tmp_path / "start", 2).end() == [0, 0]
+    check_whole(attempt)
+
+
+def test_what_is_stopped_between_two_turns_is_no_record_and_begins_again(
+    store: Store, tmp_path: Path
+) -> None:
+    told, attempt = orders(store, "cluster=virtual", *WORDS)
+    with pytest.raises(Preempted):
+        carry_out(told, attempt, tmp_path / "start", StopAt(6))
+    assert attempt.state == "preempted"
+    assert not attempt.is_valid()
+    assert not attempt.has_checkpoint()
+    assert 0 < len(recorded(attempt, 0)) < 3 * STEPS
+    carry_out(told, attempt, tmp_path / "start")
+    check_whole(attempt)
