@@ -63,11 +63,11 @@ def test_a_complete_figure_is_shipped_without_the_names_of_its_hosts(
 ) -> None:
     store, hosts = Folders(tmp_path / "results").store, ["secret-n1", "secret-n2"]
     machine = {"hosts": hosts, "mismatch": ["the workers are on secret-n1 and secret-n2"]}
-    for config in configs_of("fig1", "laptop"):
-        synthetic.timed(store, config, host="secret-n1", machine=machine)
+    for config in configs_of("fig3", "laptop"):
+        synthetic.learned(store, config, host="secret-n1", machine=machine)
     done = here("collect", "--ship")
     assert done.returncode == 0, done.stderr
-    assert "fig1-laptop: " in done.stdout
+    assert "fig3-laptop: " in done.stdout
     assert len(read_parquet(elsewhere).runs) == len(store.runs())
     said = [path.read_text() for path in elsewhere.rglob("*") if path.suffix in (".md", ".json")]
     said += [frame.to_csv() for frame in read_parquet(elsewhere)]
