@@ -270,8 +270,8 @@ def number(value: float) -> str:
 
 
 def with_interval(value: Value | None) -> str:
-    """'1.23 [1.10, 1.40]', or '-' for None."""
-    if value is None:
+    """'1.23 [1.10, 1.40]', or '-' where there is no number."""
+    if value is None or np.isnan(value.value):
         return "-"
     if value.low is None or value.high is None:
         return number(value.value)

@@ -238,7 +238,7 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 SPREAD = "give or take what the difference of two runs may vary by, at 95 %, by Yoon and Oh's replicates."
-CHOSEN = "Learning rates are chosen for every method alike, on held-out training images."
+CHOSEN = "Learning rates are chosen for every method alike; the caption says on which images."
 
 
 def claims() -> list[Claim]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from analysis import captions, plots, style
 from analysis.claims import ANY_GPU, Claim
 from analysis.frames import Frames
@@ -138,7 +136,7 @@ def claims() -> list[Claim]:
             kind="ratio",
             tolerance=0.1,
             reason="Needs their 8 V100. Without validation in the timed loop their logs give 4.9.",
-            ours=_on("V100", lambda frames: _slowdown(frames, "topk")),
+            ours=lambda frames: _slowdown(frames, "topk"),
             accelerator="V100",
             timed=True,
         ),
@@ -233,7 +231,7 @@ def _v100_speed(method: str) -> Claim:
         kind="ratio",
         tolerance=0.1,
         reason=f"{ONCE} Needs their 8 V100.",
-        ours=_on("V100", lambda frames: _throughput(frames, method)),
+        ours=lambda frames: _throughput(frames, method),
         accelerator="V100",
         timed=True,
     )
@@ -291,8 +289,3 @@ def _longer(frames: Frames, method: str, baseline: str = "dense") -> Value | Non
     """By how many percent an iteration of `method` is longer, nothing synchronising inside it."""
     ratio = slowdown(frames, yoon2022.keys(frames, method, MODE), yoon2022.keys(frames, baseline, MODE))
     return None if ratio is None else ratio.more_in_percent()
-
-
-def _on(hardware: str, ours: Callable[[Frames], Value | None]) -> Callable[[Frames], Value | None]:
-    """`ours`, where the records are from that hardware; else there is nothing to report."""
-    return lambda frames: ours(frames) if captions.is_on(frames, hardware) else None

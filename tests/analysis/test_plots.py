@@ -27,6 +27,7 @@ def test_what_is_not_finite_is_named() -> None:
 def test_an_interval_is_shown_where_there_is_one() -> None:
     assert plots.with_interval(None) == "-"
     assert plots.with_interval(Value(1.234)) == "1.23"
+    assert plots.with_interval(Value(float("nan"))) == plots.with_interval(None) == "-"
     assert plots.with_interval(Value(1.234, 1.1, 1.4)) == "1.23 [1.10, 1.40]"
 
 
