@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis import schemas
 from analysis.files import Damaged, read_lines_as
-from analysis.records import DAMAGED, Attempt
+from analysis.records import DAMAGED, Attempt, variant_configs
 
 
 def summary(attempt: Attempt) -> str:
@@ -46,7 +46,10 @@ def _measured(attempt: Attempt) -> list[str]:
     epochs = [line for line in found if isinstance(line, schemas.Epoch)]
     broken = f", {others} broken" * bool(others)
     lines = [f"  {len(steps)} steps recorded on each of {len(ranks)} ranks{broken}"]
-    if steps:
+    if variants := variant_configs(attempt.config):
+        lines += [_median_of_turns(attempt, name, steps) for name in variants]
+        lines += _ended(attempt)
+    elif steps:
         lines.append(_median_step(attempt, [step.step_s for step in steps]))
     if epochs and epochs[-1].val_top1 is not None:
         lines.append(f"  top-1 {epochs[-1].val_top1:.2f} % after {epochs[-1].step} steps")
@@ -64,6 +67,28 @@ def _median_step(attempt: Attempt, step_s: Sequence[float]) -> str:
         f"  median step {1e3 * statistics.median(step_s[cold:]):.1f} ms on rank 0 ({simulated}"
         f"{timing.get('mode')}, n = {len(step_s) - cold}, {cold} steps of warm-up left out)"
     )
+
+
+def _median_of_turns(attempt: Attempt, variant: str, steps: Sequence[schemas.Step]) -> str:
+    """Of one variant's steps after its warm-up, but for the first of each turn."""
+    mine = [step for step in steps if step.variant == variant]
+    mode = variant_configs(attempt.config)[variant]["timing"]["mode"]
+    is_single = attempt.config["alternate"]["block_steps"] == 1
+    firsts = {step.block: step.step for step in reversed(mine)}
+    counted = [step.step_s for step in mine if step.block and (is_single or step.step != firsts[step.block])]
+    simulated = "*simulated*, " * bool(attempt.manifest.get("simulated"))
+    median = f"{1e3 * statistics.median(counted):.1f} ms" if counted else "not known"
+    return f"  {variant}: median step {median} on rank 0 ({simulated}{mode}, n = {len(counted)})"
+
+
+def _ended(attempt: Attempt) -> list[str]:
+    ended = attempt.manifest.get("alternated")
+    if not ended:
+        return []
+    width = "unknown" if ended["half_width"] is None else f"{100 * ended['half_width']:.1f} %"
+    return [
+        f"  {ended['blocks']} turns each, ended by the {ended['stopped']}; half-width of the ratios {width}"
+    ]
 
 
 def _selected(manifest: dict[str, Any]) -> list[str]:

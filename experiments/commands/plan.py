@@ -45,5 +45,7 @@ def _print_array(number: int, array: Array) -> None:
 
 
 def _short(config: dict[str, Any]) -> str:
+    if variants := config["variants"]:
+        return f"{', '.join(variant['name'] for variant in variants)} in turns seed {config['seed']}"
     density = config["method"].get("density")
     return f"{config['method']['name']}" + (f"@{density}" if density else "") + f" seed {config['seed']}"
