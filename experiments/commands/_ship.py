@@ -72,6 +72,8 @@ def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tup
     """By the names of their files, the runs of figures of which some are here and the others are shipped:
     trainings of many hours are made and shipped batch by batch, on whatever machine.
     """
+    if not folders.store.runs():  # composing what all figures need takes its time
+        return
     for item in figures.items():
         for profile in SHIPPED_PROFILES:
             needed, more = (
