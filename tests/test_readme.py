@@ -15,9 +15,9 @@ from torch import nn
 
 import sparsify
 from analysis.stats import ENOUGH
-from analysis.verdicts import as_csv
+from analysis.verdicts import as_csv, counts_table
 from experiments import commands, figures
-from experiments.commands._ship import BEGIN, END, VERDICTS, shipped_verdicts, verdicts_for_readme
+from experiments.commands._ship import BEGIN, END, VERDICTS, VERDICTS_PAGE, shipped_verdicts, verdicts_page
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.grid import expand
@@ -115,9 +115,9 @@ def test_the_verdict_table_is_the_one_that_the_shipped_records_give() -> None:
     folders = Folders()
     rows = shipped_verdicts(folders)
     between = README.partition(BEGIN)[2].partition(END)[0].strip()
-    assert between == verdicts_for_readme(rows).strip()
-    assert "fig3" in between
+    assert between == counts_table(rows).strip()
     assert (folders.shipped / VERDICTS).read_text() == as_csv(rows)
+    assert (folders.shipped / VERDICTS_PAGE).read_text() == verdicts_page(rows)
 
 
 def test_no_shipped_verdict_is_firmer_than_its_runs() -> None:

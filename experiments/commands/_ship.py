@@ -18,7 +18,7 @@ from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import configs_of, more_configs_of
 
 SHIPPED_PROFILES = ("laptop", "paper")
-VERDICTS = "verdicts.csv"
+VERDICTS, VERDICTS_PAGE = "verdicts.csv", "verdicts.md"
 README = ROOT / "README.md"
 BEGIN = "<!-- verdicts: written by `python -m experiments collect --ship` -->"
 END = "<!-- end of verdicts -->"
@@ -65,6 +65,7 @@ def ship(folders: Folders) -> Iterator[str]:
         yield f"{item}: {draw_published(item, indexes).picture}"
     rows = shipped_verdicts(folders)
     write_atomic(folders.shipped / VERDICTS, verdicts.as_csv(rows))
+    write_atomic(folders.shipped / VERDICTS_PAGE, verdicts_page(rows))
     write_readme(rows)
 
 
@@ -124,15 +125,25 @@ def shipped_verdicts(folders: Folders) -> list[verdicts.Row]:
     return rows
 
 
-def verdicts_for_readme(rows: Sequence[verdicts.Row]) -> str:
-    """How often each word was reached, and the claims about which the shipped records say something."""
-    judged = [(item, verdict) for item, verdict in rows if verdict.word not in UNDECIDED]
-    return f"{verdicts.counts_table(rows)}\n{verdicts.table(judged)}"
+def verdicts_page(rows: Sequence[verdicts.Row]) -> str:
+    """How often each word was reached, the claims about which the shipped records say something, the others."""
+    judged, others = (
+        [(item, verdict) for item, verdict in rows if (verdict.word in UNDECIDED) == undecided]
+        for undecided in (False, True)
+    )
+    return (
+        "# What became of the papers' claims\n\n"
+        "On the records that this repository ships; claims of one cause are counted once. Each item's page, "
+        "in [figures](figures), says machine, data and how each number was read; "
+        f"[{VERDICTS}]({VERDICTS}) has the same as data.\n\n"
+        f"{verdicts.counts_table(rows)}\n## Judged\n\n{verdicts.table(judged)}\n"
+        f"## Not comparable, or not run\n\n{verdicts.table(others)}"
+    )
 
 
 def write_readme(rows: Sequence[verdicts.Row]) -> None:
-    """Put the tables between the README's two markers."""
+    """Put the counts between the README's two markers."""
     text = README.read_text()
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
-    write_atomic(README, f"{head}{BEGIN}\n{verdicts_for_readme(rows).strip()}\n{END}{tail}")
+    write_atomic(README, f"{head}{BEGIN}\n{verdicts.counts_table(rows).strip()}\n{END}{tail}")
