@@ -126,7 +126,7 @@ def shipped_verdicts(folders: Folders) -> list[verdicts.Row]:
 
 
 def verdicts_page(rows: Sequence[verdicts.Row]) -> str:
-    """How often each word was reached, the claims about which the shipped records say something, the others."""
+    """How often each word was reached; the claims that the shipped records judge; the others."""
     judged, others = (
         [(item, verdict) for item, verdict in rows if (verdict.word in UNDECIDED) == undecided]
         for undecided in (False, True)
