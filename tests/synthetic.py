@@ -94,19 +94,26 @@ def alternated(
     variants = [{"name": method, "method": config(method)["method"]} for method in methods]
     turns = {"blocks": blocks, "block_steps": block_steps, "until": 0.05, "limit_min": 15}
     shared = first | {"variants": variants, "alternate": turns, "train": first["train"] | {"steps": None}}
-    attempt, steps = store.begin(shared), 2 + blocks * block_steps
-    for rank in range(shared["workers"]):
+    return in_turns(store, shared)
+
+
+def in_turns(store: Store, config: dict[str, Any]) -> Attempt:
+    """A finished run of a config with variants; two steps of warm-up each, and the least number of turns."""
+    turns, attempt = config["alternate"], store.begin(config)
+    steps = 2 + turns["blocks"] * turns["block_steps"]
+    for rank in range(config["workers"]):
         clock = 100.0 * rank
         with RankLog(attempt.rank_path(rank)) as log:
             for step in range(steps):
-                block = 0 if step < 2 else 1 + (step - 2) // block_steps
-                for method in methods:
-                    turn = {"variant": method, "block": block}
-                    clock = _add_step(log, shared, method, rank, step, clock, 1.0, **turn)
+                block = 0 if step < 2 else 1 + (step - 2) // turns["block_steps"]
+                for variant in config["variants"]:
+                    turn = {"variant": variant["name"], "block": block}
+                    method = variant["method"]["name"]
+                    clock = _add_step(log, config, method, rank, step, clock, 1.0, **turn)
             log.flush()
         log.close()
-    ended = {"stopped": "half-width", "half_width": 0.01, "blocks": blocks}
-    _finish(attempt, shared, steps=steps, alternated=ended)
+    ended = {"stopped": "half-width", "half_width": 0.01, "blocks": turns["blocks"]}
+    _finish(attempt, config, steps=steps, alternated=ended)
     return attempt
 
 

@@ -101,7 +101,7 @@ def test_a_record_of_other_code_is_used_and_told_of(here: Command, tmp_path: Pat
 def test_a_figure_says_which_of_its_runs_are_of_other_code(here: Command, tmp_path: Path) -> None:
     folders = Folders(tmp_path / "results")
     for config in configs_of("fig1", "smoke"):
-        attempt = synthetic.timed(folders.store, config)
+        attempt = synthetic.in_turns(folders.store, config)
     attempt.update(sources={"sparsify/select.py": "0" * 12})
     done = here("reproduce", "fig1", "profile=smoke")
     assert done.returncode == 0, done.stderr
