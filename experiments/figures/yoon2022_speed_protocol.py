@@ -29,7 +29,7 @@ SCALES = {
     ],
     "laptop": [
         "task=cnn_cifar10", "cluster=local", "workers=2", "task.batch_size=32", "timing.warmup_steps=2",
-        "train.epoch_steps=49", "train.held_out=5000", "alternate.block_steps=49",
+        "train.epoch_steps=49", "alternate.block_steps=49",
     ],
     "paper": ["cluster=local", "alternate.block_steps=49", "alternate.limit_min=60"],
 }  # fmt: skip
