@@ -90,7 +90,7 @@ def make(root: Path) -> Results:
     results = Results(root)
     folders = results.folders
     for config in (*_of_figure(), _of_sweep()):
-        synthetic.timed(folders.store, config)
+        synthetic.made(folders.store, config)
     runs = [attempt.run_id for attempt in results.victims]
     for attempt in results.victims:
         attempt.update(resumed=[{"step": 3, "at": "2026-01-01T00:00:00Z", "host": "n1"}])
@@ -452,7 +452,7 @@ class Hangs(BaseException):
 def _measured(planned: Sequence[PlannedRun], folders: Folders, *_: object, **__: object) -> None:
     """In place of measuring, which takes seconds: invented records."""
     for wanted in planned:
-        synthetic.timed(folders.store, wanted.config)
+        synthetic.made(folders.store, wanted.config)
 
 
 def carry_out(results: Results, words: Sequence[str]) -> Ended:

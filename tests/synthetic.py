@@ -97,6 +97,11 @@ def alternated(
     return in_turns(store, shared)
 
 
+def made(store: Store, config: dict[str, Any]) -> Attempt:
+    """A finished run of this config, whether variants take turns in it or not."""
+    return in_turns(store, config) if config.get("variants") else timed(store, config)
+
+
 def in_turns(store: Store, config: dict[str, Any]) -> Attempt:
     """A finished run of a config with variants; two steps of warm-up each, and the least number of turns."""
     turns, attempt = config["alternate"], store.begin(config)

@@ -31,7 +31,7 @@ def consolidate(folders: Folders) -> Iterator[str]:
     folders.records.mkdir(parents=True, exist_ok=True)
     parquet.write_parquet(frames, folders.records)
     yield from notes
-    counts = f"{len(frames.runs)} runs, {len(frames.steps)} steps, {len(frames.epochs)} epochs"
+    counts = f"{frames.runs['run_id'].nunique()} runs, {len(frames.steps)} steps, {len(frames.epochs)} epochs"
     yield f"{counts} in {folders.records}"
 
 

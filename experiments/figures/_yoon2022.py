@@ -39,7 +39,7 @@ MORE_SEEDS = {
     "paper": list[int](),
 }  # with --all: the shipped figures have them
 # Groups of processes; in each, all methods take turns.
-REPEATS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
+REPEATS = {"smoke": [0, 1], "laptop": [0], "paper": [0, 1, 2]}
 TIMING = {
     "smoke": [
         "task=cnn_digits", "cluster=local", "workers=2", "task.batch_size=16", "timing.warmup_steps=2",
