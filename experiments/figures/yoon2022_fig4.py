@@ -104,6 +104,12 @@ def table(frames: Frames) -> str:
     return "\n".join(lines) + f"\n\n{steps}\n\n{waits_table(frames, methods)}"
 
 
+SIGNED = (
+    "The parts and the rest add up to the wait, each with its sign: a rank that is late in one phase may have "
+    "been early in another, so a part may be below 0 or above 100 %."
+)
+
+
 def waits_table(frames: Frames, methods: Sequence[str]) -> str:
     """What the last rank's lateness makes of the wait, by the part of the step, in ms and percent."""
     keys = {method: yoon2022.keys(frames, method, MODE) for method in methods}
@@ -120,7 +126,7 @@ def waits_table(frames: Frames, methods: Sequence[str]) -> str:
             for method, share in ((method, explained(frames, own, cause)) for method, own in keys.items())
         ]
         lines.append(f"| {cause} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + f"\n\n{SIGNED}\n"
 
 
 def caption(frames: Frames, profile: str) -> str:
