@@ -232,7 +232,7 @@ def caption(frames: Frames, profile: str) -> str:
         "their budget differently, and only those near one vertical line compare. Densities (of elements "
         "that are not zero) and bytes are means of rank 0's steps since the validation before the last. "
         f"{captions.setting(frames)} Of the learning rates in the table {_chosen_by(frames)}. "
-        f"{epochs} epochs = {steps} optimiser steps, half as long as fig3's, and one seed: a shorter training "
+        f"{epochs} epochs = {steps} optimiser steps, half of fig3's, and one seed: a shorter training "
         f"favours Random-k, a longer one Top-k (fig3).{virtual} Host synchronisations are counted "
         "where a GPU would make the host wait."
     )

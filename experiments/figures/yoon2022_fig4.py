@@ -105,8 +105,8 @@ def table(frames: Frames) -> str:
 
 
 SIGNED = (
-    "The parts and the rest add up to the wait, each with its sign: a rank that is late in one phase may have "
-    "been early in another, so a part may be below 0 or above 100 %."
+    "The parts and the rest add up to the wait, each with its sign: a rank that is late in one phase may "
+    "have been early in another, so a part may be below 0 or above 100 %."
 )
 
 
