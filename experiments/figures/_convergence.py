@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from analysis import captions, plots, published, style
@@ -11,6 +11,7 @@ from analysis.stats import curve, final
 from experiments.figures import _yoon2022 as yoon2022
 
 PUBLISHED = {"val_loss": "val_loss", "val_top1": "top1"}  # our name of a column -> that of the published one
+BELOW, ABOVE = 0.85, 1.25  # the lowest and the highest tick: where a logarithmic axis ends
 ASIDE = 0.2  # of a method's place: ours to the left, the published ones to the right
 
 
@@ -60,6 +61,7 @@ def draw(
             right.grid(True, axis="y")
             if log and column.endswith("loss"):
                 plots.log_ticks(left, log)
+                left.set_ylim(BELOW * log[0], ABOVE * log[-1])
         left.set_xlabel("Optimiser steps")
         right.set_xticks(range(len(found)), [line.look.label.replace(", ", ",\n") for line in found.values()])
         right.set(xlabel="At the end", xlim=(-0.6, len(found) - 0.4))
@@ -85,6 +87,13 @@ def caption(frames: Frames, what: str) -> str:
         "6,762 steps, one run on A100 and one on V100 (Random-k on A100 only; torch 1.8.1, which multiplies "
         "in TF32 on A100 and in fp32 on V100), every one of 138 epochs from the authors' logs."
     )
+
+
+def cut(found: Iterable[str], column: str, log: Sequence[float]) -> str:
+    """What of the published curves of these methods the logarithmic axis does not show; empty if nothing."""
+    jobs = [published.by_machine(method, PUBLISHED[column]) for method in found]
+    highest = max(float(table.max().max()) for table in jobs)
+    return f" The axis is cut: a published job rises to {highest:.0f}." if highest > ABOVE * log[-1] else ""
 
 
 def _schedule(frames: Frames) -> str:

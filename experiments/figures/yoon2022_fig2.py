@@ -29,7 +29,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def caption(frames: Frames, profile: str) -> str:
-    return convergence.caption(frames, "Validation loss on rank 0, logarithmic.")
+    cut = convergence.cut(yoon2022.METHODS, COLUMN, LOG_TICKS)
+    return convergence.caption(frames, f"Validation loss on rank 0, logarithmic.{cut}")
 
 
 def claims() -> list[Claim]:

@@ -12,7 +12,7 @@ from experiments.figures import _yoon2022 as yoon2022
 TITLE = "Validation accuracy and loss of a slim VGG-16, at density 0.001 and 0.01"
 SCALE = yoon2022.TRAINING_SCALE
 COLUMN = "val_top1"
-LOG_TICKS = (0.5, 1, 2, 5, 10)
+LOG_TICKS = (0.3, 0.5, 1, 2, 5, 10)
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0]}
 MORE_SEEDS = {"smoke": [1], "laptop": [1, 2], "paper": [1, 2]}
 DENSER = 0.01
@@ -65,7 +65,8 @@ def lines(frames: Frames) -> dict[str, convergence.Line]:
 
 
 def caption(frames: Frames, profile: str) -> str:
-    return convergence.caption(frames, "Validation top-1 accuracy and loss (logarithmic) on rank 0.")
+    cut = convergence.cut(yoon2022.METHODS, "val_loss", LOG_TICKS)
+    return convergence.caption(frames, f"Validation top-1 accuracy and loss (logarithmic) on rank 0.{cut}")
 
 
 def claims() -> list[Claim]:
