@@ -26,10 +26,10 @@ def planned(*words: str) -> list[PlannedRun]:
 
 
 def text_of(cluster: str) -> str:
-    """What sbatch is given for fig4, without what differs from machine to machine."""
-    found = arrays.arrays(planned("fig4", f"cluster={cluster}"), block=False)
+    """What sbatch is given for fig3, without what differs from machine to machine."""
+    found = arrays.arrays(planned("fig3", f"cluster={cluster}"), block=False)
     folders = Folders(Path("/RESULTS"))
-    text = "\n".join(arrays.sbatch_texts(found, folders, "fig4-001"))
+    text = "\n".join(arrays.sbatch_texts(found, folders, "fig3-001"))
     text = text.replace(sys.executable, "PYTHON").replace(code_version.digest(), "DIGEST")
     text = re.sub(r"\S+ --quiet exec", "RUNTIME --quiet exec", text).replace(" --userns", "")
     return re.sub(r"\S+/(\w+\.sif)", r"IMAGES/\1", re.sub(r"( --mount \S+)+", " --mount FOLDERS", text))

@@ -63,12 +63,12 @@ def test_a_figure_comes_out_of_real_arrays_and_is_then_only_redrawn(bench: Bench
     """Its words stay words: nothing in them is executed."""
     mark = tmp_path / "touched"
     odd = f"cluster.comment='a b; $(touch {mark}) `touch {mark}` \"q\"'"
-    words = ("reproduce", "fig4", "profile=smoke", "cluster=devcluster", "container=none", conf(bench), odd)
+    words = ("reproduce", "fig3", "profile=smoke", "cluster=devcluster", "container=none", conf(bench), odd)
     done = bench.command(*words)
     assert done.returncode == 0, done.stderr
     assert not mark.exists()
-    assert "| fig4 |" in done.stdout
-    assert (bench.results / "figures" / "fig4-smoke.png").is_file()
+    assert "| fig3 |" in done.stdout
+    assert (bench.results / "figures" / "fig3-smoke.png").is_file()
     runs = bench.folders.store.all_valid()
     assert len(runs) == 3
     for attempt in runs:
