@@ -61,12 +61,19 @@ class ProgressBar:
         elif running and time.monotonic() - self.last_line > LINE_S:
             self.last_line = time.monotonic()
             elapsed = self.last_line - self.began
-            left = f", about {elapsed / steps * (total - steps) / 60:.0f} min left" if steps else ""
             self.say(
-                f"{what}: {steps} of {total or '?'} steps{left}; {self.done} runs done, {num_waiting} waiting"
+                f"{what}: {steps} of {total or '?'} steps{_left(steps, total, elapsed)}; {self.done} runs done, "
+                f"{num_waiting} waiting"
             )
 
     def close(self) -> None:
         if self.bar is not None:
             with contextlib.suppress(OSError):
                 self.bar.close()
+
+
+def _left(steps: int, total: int, elapsed: float) -> str:
+    """How long it will take; variants that take turns go on beyond their least number of rounds."""
+    if steps > total:
+        return ", until the ratios are known or the time is over"
+    return f", about {elapsed / steps * (total - steps) / 60:.0f} min left" if steps else ""
