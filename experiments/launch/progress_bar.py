@@ -62,8 +62,8 @@ class ProgressBar:
             self.last_line = time.monotonic()
             elapsed = self.last_line - self.began
             self.say(
-                f"{what}: {steps} of {total or '?'} steps{_left(steps, total, elapsed)}; {self.done} runs done, "
-                f"{num_waiting} waiting"
+                f"{what}: {steps} of {total or '?'} steps{_left(steps, total, elapsed)}; "
+                f"{self.done} runs done, {num_waiting} waiting"
             )
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ def test_every_page_names_machine_data_workers_versions_and_n(item: str, everyth
         assert "imulated" not in text
     else:
         assert "8 virtual workers x batch 16" in text
-        assert "3900 optimiser steps; " in text
+        assert "3900 optimiser steps" in text
         assert item in ("methods", "why-gap") or "3 seeds per method" in text
 
 
