@@ -71,10 +71,10 @@ def test_the_shipped_records_have_nothing_private_and_lose_nothing() -> None:
     again = public(shipped)
     kept = [column for column in again.runs.columns if column != "provenance_json"]
     assert shipped.runs.drop(columns=[*kept, "provenance_json"]).isna().all(axis=None)
-    assert_frame_equal(*(_with_none(frames.runs[kept]) for frames in (again, shipped)))
+    assert_frame_equal(_with_none(again.runs[kept]), _with_none(shipped.runs[kept]))
 
 
 def _with_none(frame: pd.DataFrame) -> pd.DataFrame:
     """A column of which nothing is known is None in one and NaN in the other."""
-    plain = frame.astype(object)
-    return plain.where(plain.notna(), None)
+    plain: pd.DataFrame = frame.astype(object).where(frame.notna(), None)
+    return plain
