@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from analysis import captions, plots, published, style
+from analysis.claims import Claim
 from analysis.frames import Frames
-from analysis.stats import curve, final
+from analysis.stats import Value, curve, final
 from experiments.figures import _yoon2022 as yoon2022
 
 PUBLISHED = {"val_loss": "val_loss", "val_top1": "top1"}  # our name of a column -> that of the published one
 BELOW, ABOVE = 0.85, 1.25  # the lowest and the highest tick: where a logarithmic axis ends
 ASIDE = 0.2  # of a method's place: ours to the left, the published ones to the right
+
+
+Pairwise = Callable[[Frames, str, str], Value | None]
 
 
 class Line(NamedTuple):
@@ -94,6 +98,54 @@ def cut(found: Iterable[str], column: str, log: Sequence[float]) -> str:
     jobs = [published.by_machine(method, PUBLISHED[column]) for method in found]
     highest = max(float(table.max().max()) for table in jobs)
     return f" The axis is cut: a published job rises to {highest:.0f}." if highest > ABOVE * log[-1] else ""
+
+
+def orders(gap: Pairwise, overtakes: Pairwise, at: str = "") -> list[Claim]:
+    """What Fig. 3 says of the ends: Top-k close to dense and below it, Random-k clearly below Top-k.
+
+    Args:
+        gap: of two methods, the top-1 of the first less that of the second.
+        overtakes: the step from which on it stays above 0.
+        at: of Top-k, where that must be said.
+    """
+    column = "val_top1"
+    return [
+        Claim(
+            text=f"Top-k{at} ends close to dense in top-1",
+            paper=1.47,
+            unit="points",
+            source="text under Fig. 3 ('slightly lower accuracy', 'approximate to baseline'); 92.99 - 91.52",
+            kind="shape",
+            tolerance=yoon2022.gap_spread(column),
+            reason=f"Close: as close as they found it, {yoon2022.GAP_SPREAD}",
+            ours=lambda frames: gap(frames, "dense", "topk"),
+            group=yoon2022.TOPK_BEHIND,
+        ),
+        Claim(
+            text=f"dense ends above Top-k{at} in top-1",
+            paper=1.47,
+            unit="points",
+            source="Fig. 3; 92.99 - 91.52",
+            kind="ordering",
+            tolerance=0.0,
+            reason="Any margin counts.",
+            ours=lambda frames: gap(frames, "dense", "topk"),
+            group=yoon2022.TOPK_BEHIND,
+            flips_at=lambda frames: overtakes(frames, "dense", "topk"),
+        ),
+        Claim(
+            text=f"Random-k (no feedback) ends clearly below Top-k{at} in top-1",
+            paper=20.54,
+            unit="points",
+            source="text under Fig. 3 ('does not attain the convergence level'); 91.52 - 70.98",
+            kind="ordering",
+            tolerance=yoon2022.gap_spread(column),
+            reason=f"Clearly: more than chance, {yoon2022.GAP_SPREAD}",
+            ours=lambda frames: gap(frames, "topk", "randomk"),
+            group=yoon2022.RANDOMK_BEHIND,
+            flips_at=lambda frames: overtakes(frames, "topk", "randomk"),
+        ),
+    ]
 
 
 def _schedule(frames: Frames) -> str:

@@ -71,41 +71,7 @@ def caption(frames: Frames, profile: str) -> str:
 
 def claims() -> list[Claim]:
     return [
-        Claim(
-            text="Top-k at density 0.001 ends close to dense in top-1",
-            paper=1.47,
-            unit="points",
-            source="text under Fig. 3 ('slightly lower accuracy', 'approximate to baseline'); 92.99 - 91.52",
-            kind="shape",
-            tolerance=yoon2022.gap_spread(COLUMN),
-            reason=f"Close: as close as they found it, {yoon2022.GAP_SPREAD}",
-            ours=lambda frames: _gap(frames, "dense", "topk"),
-            group=yoon2022.TOPK_BEHIND,
-        ),
-        Claim(
-            text="dense ends above Top-k at density 0.001 in top-1",
-            paper=1.47,
-            unit="points",
-            source="Fig. 3; 92.99 - 91.52",
-            kind="ordering",
-            tolerance=0.0,
-            reason="Any margin counts.",
-            ours=lambda frames: _gap(frames, "dense", "topk"),
-            group=yoon2022.TOPK_BEHIND,
-            flips_at=lambda frames: _overtakes(frames, "dense", "topk"),
-        ),
-        Claim(
-            text="Random-k (no feedback) ends clearly below Top-k at density 0.001 in top-1",
-            paper=20.54,
-            unit="points",
-            source="text under Fig. 3 ('does not attain the convergence level'); 91.52 - 70.98",
-            kind="ordering",
-            tolerance=yoon2022.gap_spread(COLUMN),
-            reason=f"Clearly: more than chance, {yoon2022.GAP_SPREAD}",
-            ours=lambda frames: _gap(frames, "topk", "randomk"),
-            group=yoon2022.RANDOMK_BEHIND,
-            flips_at=lambda frames: _overtakes(frames, "topk", "randomk"),
-        ),
+        *convergence.orders(_gap, _overtakes, " at density 0.001"),
         Claim(
             text="ten times the density brings Top-k nearer to dense: by how much",
             paper="not measured",
