@@ -201,7 +201,7 @@ def test_a_ratio_and_its_inverse_say_the_same() -> None:
 @pytest.mark.parametrize("bounds", [ANY, POSITIVE, SHARE])
 @pytest.mark.parametrize("of", ["runs", "blocks"])
 def test_one_or_two_have_no_interval(bounds: tuple[float, float], of: str) -> None:
-    assert over_units([5.0], bounds, of) == Value(pytest.approx(5.0), n=1, of=of)  # type: ignore[arg-type]
+    assert over_units([5.0], bounds, of) == Value(pytest.approx(5.0), n=1, of=of)  # type: ignore[arg-type]  # approx
     two = over_units([5.0, 6.0], bounds, of)
     assert (two.low, two.high, two.n, two.decides) == (None, None, 2, False)
 
