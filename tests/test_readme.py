@@ -1,23 +1,26 @@
-"""What the README says works: its links, commands, code and numbers."""
+"""What the README and the pages of docs/ say works: their links, commands, code and numbers."""
 
 from __future__ import annotations
 
 import csv
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
 import sparsify
+from analysis.claims import WORDS
 from analysis.stats import ENOUGH
-from analysis.verdicts import as_csv, counts_table
+from analysis.verdicts import as_csv
 from experiments import commands, figures
-from experiments.commands._ship import BEGIN, END, VERDICTS, VERDICTS_PAGE, shipped_verdicts, verdicts_page
+from experiments.commands._readme import BEGIN, CHOSEN, END, MARKS, readme_verdicts
+from experiments.commands._ship import VERDICTS, VERDICTS_PAGE, shipped_verdicts, verdicts_page
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.grid import expand
@@ -27,38 +30,109 @@ from tests.conftest import ROOT
 from tests.laws import live, mass
 from tests.worker_functions import on_processes
 
-README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
-LINES = [line.strip() for kind, block in BLOCKS if not kind for line in block.splitlines()]
+MOST_WORDS = 1200  # of the README: everybody finds everything from one page
+DOCS = ROOT / "docs"
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
+}
+README, METHODS, ITEMS = PAGES["README.md"], PAGES["docs/methods.md"], PAGES["docs/figures.md"]
+BLOCKS = [
+    (page, kind, block)
+    for page, text in PAGES.items()
+    for kind, block in re.findall(r"```(\w*)\n(.*?)```", text, flags=re.DOTALL)
+]
+LINES = [(page, line.strip()) for page, kind, block in BLOCKS if not kind for line in block.splitlines()]
+LINKS = sorted(
+    {(page, target) for page, text in PAGES.items() for target in re.findall(r"\]\(([^)\s]+)\)", text)}
+)
+WITH_RUNS = ("run", "plan", "submit", "sweep", "reproduce")  # commands whose words describe runs
+
+
+def tracked(folder: str) -> set[str]:
+    """The Python files of a folder that come with the repository: what a user adds needs no row."""
+    done = subprocess.run(
+        ["git", "ls-files", f"{folder}/[!_]*.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return {Path(name).stem for name in done.stdout.split()}
+
+
+def anchors(text: str) -> set[str]:
+    """The names by which GitHub links to a page's headings."""
+    found: list[str] = []
+    for heading in re.findall(
+        r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE
+    ):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.append(f"{slug}-{found.count(slug)}" if slug in found else slug)
+    return set(found)
 
 
 def python_block(containing: str) -> str:
     found: str
-    (found,) = [block for kind, block in BLOCKS if kind == "python" and containing in block]
+    (found,) = [block for _, kind, block in BLOCKS if kind == "python" and containing in block]
     return found
 
 
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README + CONTRIBUTING))
-def test_links_lead_somewhere(target: str) -> None:
-    assert (ROOT / target).exists()
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) <= MOST_WORDS
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("python -m experiments")])
+def test_every_page_is_in_both_indexes() -> None:
+    for index, prefix in (("README.md", "docs/"), ("docs/README.md", "")):
+        linked = {target.partition("#")[0] for page, target in LINKS if page == index}
+        missing = {f"{prefix}{path.name}" for path in DOCS.glob("*.md") if path.name != "README.md"} - linked
+        assert not missing
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
+def test_every_page_begins_with_what_it_is_for(page: str) -> None:
+    title, empty, sentence, *_ = PAGES[page].splitlines()
+    assert title.startswith("# ")
+    assert not empty
+    assert sentence
+    assert sentence[0] not in "#`|-!"
+
+
+@pytest.mark.parametrize(("page", "target"), LINKS)
+def test_links_lead_somewhere(page: str, target: str) -> None:
+    if target.startswith("https://"):
+        return
+    name, _, anchor = target.partition("#")
+    path = (ROOT / page).parent / name if name else ROOT / page
+    assert path.exists()
+    if anchor:
+        assert anchor in anchors(path.read_text())
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cluster=mine`, a copy of the file that the README copies."""
+    (tmp_path / "cluster").mkdir()
+    shutil.copy(ROOT / "conf/cluster/generic_slurm.yaml", tmp_path / "cluster/mine.yaml")
+    monkeypatch.setenv("SPARSIFY_CONF", str(tmp_path))
+
+
+@pytest.mark.usefixtures("mine")
+@pytest.mark.parametrize(
+    "line", sorted({line for _, line in LINES if line.startswith("python -m experiments ")})
+)
 def test_commands_are_understood(line: str) -> None:
     """Their words are, that is; the commands themselves are run by other tests."""
     command, *words = shlex.split(line, comments=True)[3:]
     assert command in commands.names()
-    for word in words:
-        if word in figures.items() or word.startswith("--"):
-            continue
-        for point in expand([w for w in words if "=" in w]):
+    if command in WITH_RUNS:
+        for point in expand([word for word in words if "=" in word]):
             compose.resolve(point)
+        assert {word for word in words if "=" not in word and word[0] != "-"} <= set(figures.items())
 
 
 def test_make_targets_exist() -> None:
-    named = {word.rstrip("`;,:.") for word in re.findall(r"make ([a-z][a-z0-9-]+)", README)}
+    code = [*re.findall(r"`(make [^`]+)`", "".join(PAGES.values())), *(line for _, line in LINES)]
+    named = {target for line in code for target in re.findall(r"^make ([a-z][a-z0-9-]*)", line)}
     named -= {"reproduce-"}  # `make reproduce-<item>`
-    for target in named:
+    assert "reproduce-fig4" in named
+    for target in sorted(named):
         done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (target, done.stderr)
         if target.startswith("reproduce-"):
@@ -74,11 +148,13 @@ def test_make_help_lists_every_target() -> None:
 def test_the_diffs_put_topk_into_a_plain_loop_and_into_ddp(tmp_path: Path) -> None:
     """Before and after, on two gloo processes: after, the workers train together, and well."""
     for found in on_processes(worker_functions.readme_diffs, 2, tmp_path):
-        for name in ("train", "train_ddp"):
+        diffs = {name.rpartition(" ")[0] for name in found} - {""}
+        assert diffs == {"README.md train", "docs/own-training.md train", "docs/own-training.md train_ddp"}
+        for name in diffs:
             before, after = found[f"{name} before"], found[f"{name} after"]
             assert after[0] < 0.5 * found["untrained"][0]  # this worker's loss
             assert after[1] == 1  # same weights on both
-            assert before[1] == (name == "train_ddp")
+            assert before[1] == name.endswith("train_ddp")
 
 
 def test_the_method_snippet_obeys_the_laws() -> None:
@@ -107,24 +183,27 @@ def test_a_method_added_as_a_file_can_be_named_at_once(tmp_path: Path) -> None:
 
 
 def test_the_table_of_methods_has_them_all() -> None:
-    listed = re.findall(r"^\| `([a-z_]+)` \|", README, flags=re.MULTILINE)
-    assert sorted(listed) == sparsify.names()
+    listed = re.findall(r"^\| `([a-z_]+)` \|", METHODS, flags=re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert tracked("sparsify/methods") <= set(listed) <= set(sparsify.names())
 
 
-def test_the_verdict_table_is_the_one_that_the_shipped_records_give() -> None:
+def test_the_verdicts_are_those_that_the_shipped_records_give() -> None:
     folders = Folders()
     rows = shipped_verdicts(folders)
-    between = README.partition(BEGIN)[2].partition(END)[0].strip()
-    assert between == counts_table(rows).strip()
+    assert README.partition(BEGIN)[2].partition(END)[0].strip() == readme_verdicts(rows).strip()
     assert (folders.shipped / VERDICTS).read_text() == as_csv(rows)
     assert (folders.shipped / VERDICTS_PAGE).read_text() == verdicts_page(rows)
 
 
+def shipped() -> list[dict[str, str]]:
+    """verdicts.csv, line by line."""
+    return list(csv.DictReader((Folders().shipped / VERDICTS).read_text().splitlines()))
+
+
 def test_no_shipped_verdict_is_firmer_than_its_runs() -> None:
     decisive = {"reproduced", "partly", "not reproduced", "holds", "does not hold", "re-derived"}
-    shipped = list(csv.DictReader((Folders().shipped / VERDICTS).read_text().splitlines()))
-    assert shipped
-    for row in shipped:
+    for row in shipped():
         if row["verdict"] in decisive:
             assert int(row["n"]) >= ENOUGH[row["of"]], row
             assert row["low"], row
@@ -132,12 +211,64 @@ def test_no_shipped_verdict_is_firmer_than_its_runs() -> None:
         assert "nan" not in {row["ours"].lower(), row["low"].lower(), row["high"].lower()}, row
 
 
-def test_every_item_of_the_readme_exists() -> None:
-    assert set(re.findall(r"`make reproduce-([a-z0-9-]+)`", README)) == set(figures.items())
+def test_the_chosen_verdicts_are_shipped_and_one_of_them_is_not_reproduced() -> None:
+    shown = README.partition(BEGIN)[2].partition(END)[0]
+    rows = [
+        line for line in shown.splitlines() if line.startswith(tuple(f"| {mark} " for mark in MARKS.values()))
+    ]
+    assert len(rows) == len(CHOSEN) == 6
+    assert sum("not reproduced" in row for row in rows) >= 1
+    assert set(MARKS) == set(WORDS)
+
+
+class Said(NamedTuple):
+    """Words of the README, and the shipped verdict that they tell."""
+
+    words: str
+    item: str
+    claim: str
+
+
+SAID = (
+    Said("5.4 points of top-1 below dense [4.4, 6.3]", "fig3", "Top-k ends close to dense in top-1"),
+    Said(
+        "19.7 points [19.1, 20.3] below Top-k", "fig3",
+        "Random-k (no feedback) ends clearly below Top-k in top-1",
+    ),
+    Said("7.19 times as long", "speed-logs", "time per iteration without validation, Top-k / dense"),
+    Said(
+        "18.4 times shorter [9.1, 37.1]", "fig4-fast",
+        "compression with torch.topk takes longer than fused: how many times",
+    ),
+    Said(
+        "0.87 [0.66, 1.15] of dense's time", "speed-fast",
+        "dense trains faster than Top-k, fused: how much longer Top-k's iteration is",
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("said", SAID, ids=lambda said: said.item)
+def test_the_results_in_words_are_the_shipped_ones(said: Said) -> None:
+    """To the digits that the words have; of what is longer by so many percent, the ratio is told."""
+    assert said.words in " ".join(README.split())
+    (row,) = [row for row in shipped() if (row["item"], row["claim"]) == (said.item, said.claim)]
+    found = [float(row[column]) for column in ("ours", "low", "high")]
+    if row["unit"] == "%":
+        found = [1 + number / 100 for number in found]
+    numbers = re.findall(r"\d+\.\d+", said.words)
+    assert len(numbers) in (1, 3)
+    for number, value in zip(numbers, found, strict=False):
+        assert number == f"{value:.{len(number.partition('.')[2])}f}"
+
+
+def test_every_item_that_is_shipped_has_a_row() -> None:
+    files = {figures.items()[item].rpartition(".")[2]: item for item in figures.items()}
+    named = set(re.findall(r"`make reproduce-([a-z0-9-]+)`", ITEMS))
+    assert {files[stem] for stem in tracked("experiments/figures")} <= named <= set(figures.items())
 
 
 def test_a_virtual_rank_can_run_a_plain_module() -> None:
-    """The README promises the exact mathematics of P workers in one process."""
+    """docs/command-line.md promises the exact mathematics of P workers in one process."""
 
     def body(comm: virtual.VirtualComm) -> torch.Tensor:
         model = nn.Linear(2, 1)

@@ -430,15 +430,22 @@ def _trained(comm: Comm, name: str, choices: dict[str, Any], how: str) -> dict[s
 
 
 def readme_diffs(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """The README's two diffs, before and after: this worker's final loss, and whether all weights agree."""
+    """The diffs of the README and of docs/own-training.md, before and after: this worker's final loss, and
+    whether all weights agree.
+    """
     torch.set_num_threads(1)
-    text = (Path(__file__).parent.parent / "README.md").read_text()
+    root = Path(__file__).parent.parent
     own = torch.Generator().manual_seed(comm.rank)
     labels = torch.arange(60) % 3
     inputs = torch.randn(60, 8, generator=own)
     inputs[torch.arange(60), labels] += 3
     found = {"untrained": torch.tensor([_loss(nn.Linear(8, 3), inputs, labels)])}
-    for diff in re.findall(r"```diff\n(.*?)```", text, flags=re.DOTALL):
+    diffs = [
+        (page, diff)
+        for page in ("README.md", "docs/own-training.md")
+        for diff in re.findall(r"```diff\n(.*?)```", (root / page).read_text(), flags=re.DOTALL)
+    ]
+    for page, diff in diffs:
         for when, mark in (("before", "-"), ("after", "+")):
             lines = [line[1:] for line in diff.splitlines() if line[:1] in (mark, " ", "")]
             names: dict[str, Any] = {}
@@ -449,7 +456,7 @@ def readme_diffs(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor
             names[name](model, [(inputs, labels)] * 60)
             both = comm.all_gather(_weights(model))
             together = float(torch.equal(both[0], both[1]))
-            found[f"{name} {when}"] = torch.tensor([_loss(model, inputs, labels), together])
+            found[f"{page} {name} {when}"] = torch.tensor([_loss(model, inputs, labels), together])
     return found
 
 

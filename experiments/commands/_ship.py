@@ -14,14 +14,12 @@ from analysis.records import run_id
 from analysis.schemas import Index
 from experiments import figures
 from experiments.commands._draw import draw_published, redraw_shipped, runs_of
-from experiments.config.folders import ROOT, Folders
+from experiments.commands._readme import write_readme
+from experiments.config.folders import Folders
 from experiments.config.plan import configs_of, more_configs_of
 
 SHIPPED_PROFILES = ("laptop", "paper")
 VERDICTS, VERDICTS_PAGE = "verdicts.csv", "verdicts.md"
-README = ROOT / "README.md"
-BEGIN = "<!-- verdicts: written by `python -m experiments collect --ship` -->"
-END = "<!-- end of verdicts -->"
 
 
 def consolidate(folders: Folders) -> Iterator[str]:
@@ -139,11 +137,3 @@ def verdicts_page(rows: Sequence[verdicts.Row]) -> str:
         f"{verdicts.counts_table(rows)}\n## Judged\n\n{verdicts.table(judged)}\n"
         f"## Not comparable, or not run\n\n{verdicts.table(others)}"
     )
-
-
-def write_readme(rows: Sequence[verdicts.Row]) -> None:
-    """Put the counts between the README's two markers."""
-    text = README.read_text()
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    write_atomic(README, f"{head}{BEGIN}\n{verdicts.counts_table(rows).strip()}\n{END}{tail}")

@@ -11,7 +11,7 @@ from analysis.frames import from_attempts
 from analysis.parquet import read_parquet
 from analysis.records import run_id
 from experiments import figures
-from experiments.commands import _ship
+from experiments.commands import _readme
 from experiments.commands._ship import complete_figures, consolidate, thinned
 from experiments.config.folders import Folders
 from experiments.config.plan import configs_of, more_configs_of
@@ -45,8 +45,8 @@ def test_steps_are_shipped_of_timed_runs_only(tmp_path: Path) -> None:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Records that are shipped and a README, neither of this repository."""
     readme = tmp_path / "README.md"
-    readme.write_text(f"above\n{_ship.BEGIN}\n{_ship.END}\nbelow\n")
-    monkeypatch.setattr(_ship, "README", readme)
+    readme.write_text(f"above\n{_readme.BEGIN}\n{_readme.END}\nbelow\n")
+    monkeypatch.setattr(_readme, "README", readme)
     monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
     return tmp_path / "shipped"
 
