@@ -7,6 +7,7 @@ BENCH ?= timer
 IMAGE ?= thin
 WHEELS ?=
 ACCOUNTING ?= yes
+TORCH ?= auto
 RUN := $(VENV)/bin/python -m experiments
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -79,18 +80,29 @@ $(VENV)/.dev: $(wildcard $(WHEELS)/*.whl)
 
 $(VENV)/.figures $(VENV)/.train: $(VENV)/.dev
 else
-$(VENV)/.figures: pyproject.toml constraints.txt | $(VENV)/bin/pip
+$(VENV)/.figures: pyproject.toml constraints.txt $(wildcard requirements/*.txt) | $(VENV)/bin/pip
 	@echo "installing what figures need into $(VENV)"
-	@rm -f $@ && $(PIP) -e . && touch $@
+	@rm -f $@ && $(PIP) -r requirements/figures.txt && touch $@
 
 $(VENV)/.train: $(VENV)/.figures
 	@echo "installing torch and what else runs need into $(VENV) (some minutes, once)"
-	@rm -f $@ && $(PIP) -e '.[train]' && touch $@
+	@rm -f $@
+	@if $(TAKES_CPU_BUILD); then $(PIP) $(CPU_BUILD) 2>/dev/null || echo "the index has no CPU build of torch, \
+	so this is the one for GPUs, 5 GB more; PIP_EXTRA_INDEX_URL may name an index that has it"; fi
+	@$(PIP) -e '.[train]' && touch $@
 
 $(VENV)/.dev: $(VENV)/.train
 	@echo "installing what tests and checks need into $(VENV)"
-	@rm -f $@ && $(PIP) -e '.[train,dev]' && touch $@
+	@rm -f $@ && $(PIP) -e '.[dev]' && touch $@
 endif
+
+# The build of torch: cpu; cuda, which runs without a GPU too; auto, which is cpu where there is neither a GPU nor a
+# SLURM, whose nodes may have one.
+ifeq ($(filter $(TORCH),auto cpu cuda),)
+$(error TORCH=$(TORCH): must be auto, cpu or cuda)
+endif
+TAKES_CPU_BUILD = [ $(TORCH) = cpu ] || { [ $(TORCH) = auto ] && ! nvidia-smi -L && ! command -v sbatch; } >/dev/null 2>&1
+CPU_BUILD = $$(sed -n 's/^\(torch\(vision\)*==[0-9.]*\).*/\1+cpu/p' constraints.txt)
 
 # A program for any Python, on one line.
 CHECK_PYTHON := import re, sys; \

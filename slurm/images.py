@@ -30,7 +30,9 @@ PYTHON = "/opt/sparsify/bin/python"  # in images with a Python environment
 IMAGE_LABEL, DEFINITION_LABEL = "org.sparsify.image", "org.sparsify.definition"
 TEMPLATE = ("singularity/sparsify.def", "singularity/two_ranks.py")
 # Sources of images with the project's environment, and of those with Horovod.
-PACKAGES = ("constraints.txt", "pyproject.toml", "singularity/requirements.py")
+PACKAGES = (
+    "constraints.txt", "requirements/library.txt", "requirements/figures.txt", "requirements/train.txt",
+)  # fmt: skip
 HOROVOD = ("singularity/horovod/build",)
 
 

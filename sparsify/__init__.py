@@ -11,9 +11,10 @@ Importing this package does not import torch; building a method does.
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsify.checks import needs_torch
+from sparsify.checks import check_unmixed, needs_torch
 from sparsify.methods import build, defaults, names
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "defaults", "distribute", "names", "redistribute", "register"]
 __version__ = "0.1.0"
+
+check_unmixed(Path(__file__).parent)
 
 # What needs torch is imported when it is asked for.
 WITH_TORCH = {

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
+
+DISTRIBUTION = "gradient-sparsification"  # what package indices call this
+THEIRS = "sparsify"  # and another project, whose modules are imported by the same name
 
 
 def check_k(k: int, n: int) -> None:
@@ -20,6 +24,22 @@ def check_positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise ValueError(f"{name}={value} is out of range: it must be above 0")
+
+
+def check_unmixed(package: Path) -> None:
+    """Refuse a folder of this package into which the other project's files were installed, too.
+
+    Raises:
+        ImportError: its metadata lie beside the folder.
+    """
+    if not any(package.parent.glob(f"{THEIRS}-*.dist-info")):
+        return
+    raise ImportError(
+        f"two projects have installed their files into {package}: {DISTRIBUTION}, which this is, and "
+        f"another one, {THEIRS}; `pip uninstall {THEIRS} {DISTRIBUTION}`, then install the one that you "
+        "want, or each into an environment of its own",
+        name=package.name,
+    )
 
 
 @contextlib.contextmanager

@@ -5,8 +5,10 @@ create nothing and install nothing; they note what they are told.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,16 +26,18 @@ mkdir -p venv/bin && cp python venv/bin/python && [ ! -e no-ensurepip ] && touch
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     """`make TARGET` with a Python that notes its words in `calls`, and fails where there is a file
-    `no-ensurepip`, or `no-network`.
+    `no-ensurepip`, or `no-network`, or is asked for a CPU's build and there is no `cpu-build`.
     """
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     python = tmp_path / "python"
     python.write_text(
         f"""#!/bin/sh
 echo "$*" >> calls
 case "$*" in
   "-m venv"*) {VENV.strip()} ;;
+  "-m pip"*+cpu*) [ -e cpu-build ] ;;
   "-m pip"*) [ ! -e no-network ] ;;
   *) exec python3 "$@" ;;
 esac
@@ -41,11 +45,11 @@ esac
     )
     python.chmod(0o755)
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "calls").write_text("")
         return subprocess.run(
-            ["make", "PYTHON=./python", "VENV=venv", *words],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
+            ["make", "PYTHON=./python", "VENV=venv", "TORCH=cuda", *words],
+            cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, **variables},
         )  # fmt: skip
 
     return run
@@ -107,3 +111,78 @@ def test_carried_wheels_are_installed_beside_what_python_has_without_a_network(
     assert calls(tmp_path, "-m pip install --quiet --no-index --no-deps wheels/one.whl") == 1
     assert make("venv/.train", "WHEELS=wheels").returncode == 0
     assert calls(tmp_path, "-m") == 0
+
+
+# Which build of torch.
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A folder for $PATH: of programs those that make needs, no GPU's and no cluster's."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "python3").symlink_to(Path(sys.executable).resolve())
+    for name in ("make", "sh", "sed", "rm", "mkdir", "cp", "touch"):
+        found = shutil.which(name)
+        assert found is not None
+        (folder / name).symlink_to(found)
+    return folder
+
+
+def pretend(program: Path) -> None:
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+
+
+def builds(folder: Path) -> int:
+    """How often torch's build for CPUs was asked for, in the versions of constraints.txt."""
+    pinned = dict(re.findall(r"^(torch|torchvision)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
+    asked = f"torch=={pinned['torch']}+cpu torchvision=={pinned['torchvision']}+cpu"
+    return sum(asked in line for line in (folder / "calls").read_text().splitlines())
+
+
+def test_a_machine_without_gpu_takes_the_build_for_cpus(make: Make, tmp_path: Path, bare: Path) -> None:
+    (tmp_path / "cpu-build").touch()
+    done = make("venv/.train", "TORCH=auto", PATH=str(bare))
+    assert (done.returncode, builds(tmp_path)) == (0, 1)
+    assert "index" not in done.stdout + done.stderr
+
+
+def test_where_the_index_has_none_it_says_so_and_takes_the_other(
+    make: Make, tmp_path: Path, bare: Path
+) -> None:
+    done = make("venv/.train", "TORCH=auto", PATH=str(bare))
+    assert (done.returncode, builds(tmp_path)) == (0, 1)
+    (told,) = (line for line in done.stdout.splitlines() if "index" in line)
+    assert "no CPU build of torch" in told
+    assert (tmp_path / "venv/.train").exists()
+
+
+@pytest.mark.parametrize("program", ["nvidia-smi", "sbatch"])
+def test_where_a_gpu_is_or_may_be_the_other_is_taken(
+    make: Make, tmp_path: Path, bare: Path, program: str
+) -> None:
+    """A login node has none, and its environment is the jobs'."""
+    pretend(bare / program)
+    assert make("venv/.train", "TORCH=auto", PATH=str(bare)).returncode == 0
+    assert builds(tmp_path) == 0
+
+
+def test_who_names_a_build_gets_it(make: Make, tmp_path: Path, bare: Path) -> None:
+    (tmp_path / "cpu-build").touch()
+    pretend(bare / "nvidia-smi")
+    assert make("venv/.train", "TORCH=cpu", PATH=str(bare)).returncode == 0
+    assert builds(tmp_path) == 1
+    done = make("venv/.train", "TORCH=rocm")
+    assert done.returncode == 2
+    assert "TORCH=rocm: must be auto, cpu or cuda" in done.stderr
+
+
+def test_figures_need_no_torch(make: Make, tmp_path: Path) -> None:
+    assert make("venv/.figures").returncode == 0
+    assert calls(tmp_path, "-m pip") == 1
+    words = (tmp_path / "calls").read_text()
+    assert "-r requirements/figures.txt\n" in words
+    assert "-e" not in words.split()
+    listed = (ROOT / "requirements" / "figures.txt").read_text().splitlines()
+    assert not any(line.startswith("torch") for line in listed)

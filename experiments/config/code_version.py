@@ -13,7 +13,7 @@ from experiments.config.folders import ROOT
 
 FOLDERS = ("analysis", "conf", "experiments", "slurm", "sparsify")
 # What decides a result: a changed README or a new figure makes no measurement doubtful.
-CODE = (*FOLDERS, "constraints.txt", "pyproject.toml")
+CODE = (*FOLDERS, "constraints.txt", "pyproject.toml", "requirements")
 # What the numbers of a run rest on: of LISTS, what the run has chosen by name.
 MEASURING = ("sparsify", "experiments/tasks", "experiments/training", "experiments/worker")
 LISTS = ("sparsify/methods", "experiments/tasks", "experiments/training/datasets")

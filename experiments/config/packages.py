@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 OURS = ("analysis", "experiments", "slurm", "sparsify", "tests")
-# As they are imported; pyproject.toml has their names in the registry.
+# As they are imported; requirements/ has their names on package indices.
+LIBRARY = ("msgspec", "numpy", "torch")
 FIGURES = (
     "filelock", "hydra", "matplotlib", "msgspec", "numpy", "omegaconf", "pandas", "pyarrow", "scipy", "tqdm",
 )  # fmt: skip
-TRAIN = ("greenlet", "psutil", "sklearn", "submitit", "torch", "torchvision")
+TRAIN = ("greenlet", "psutil", "sklearn", "submitit", "torchvision", *LIBRARY)
 LONGEST = 300  # characters of a reason; some packages write a page
 # What the loader of libraries says where an address space (ulimit -v) or a machine is too small.
 NO_MEMORY = ("failed to map segment", "cannot allocate memory")

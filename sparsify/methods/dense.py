@@ -3,8 +3,7 @@ from sparsify.ranges import Scope
 
 
 def dense(scope: Scope = "global") -> Dense:
-    """Plain gradient averaging: by default one allreduce over the whole model, not overlapped with
-    backpropagation.
+    """Plain gradient averaging: by default one allreduce over the whole model, after backpropagation.
 
     The baseline of Yoon and Oh 2022 (density 1, one merged Horovod tensor). With `sparsify.ddp` it runs over
     DDP's buckets, overlapped.

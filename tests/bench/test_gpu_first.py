@@ -341,8 +341,8 @@ def test_the_wheels_are_all_that_runs_and_tests_need_beyond_what_is_there(
     lines = wheels.carried("3.12", torch, wheels.THERE)
     names = {line.partition("=")[0] for line in lines}
     assert {"hydra-core", "submitit", "greenlet", "msgspec", "pytest", "antlr4-python3-runtime"} <= names
-    assert not names & {"torch", "triton", "pandas", "numpy", "matplotlib", "mypy", "sparsify"}
+    assert not names & {"torch", "triton", "pandas", "numpy", "matplotlib", "mypy", wheels.PROJECT}
     assert not any(name.startswith("nvidia") for name in names)
     assert f"torchvision=={torchvision}.*" in lines
     there = set(wheels.needed(wheels.THERE, "3.12")) | set(wheels.CHECKS)
-    assert set(wheels.needed(["sparsify[train]"], "3.12")) <= names | there | {"sparsify"}
+    assert set(wheels.needed([f"{wheels.PROJECT}[train]"], "3.12")) <= names | there | {wheels.PROJECT}

@@ -11,22 +11,24 @@ from experiments.config import packages
 from tests.conftest import ROOT
 
 
-def names_in(section: str) -> list[str]:
-    """The packages of a list in pyproject.toml."""
-    text = (ROOT / "pyproject.toml").read_text()
-    listed = re.search(rf"^{section} = \[\n(.*?)^\]", text, flags=re.DOTALL | re.MULTILINE)
-    assert listed is not None
-    return re.findall(r'"([a-z0-9-]+)', listed[1])
+def names_in(file: str) -> list[str]:
+    """The packages of a list in requirements/."""
+    return re.findall(r"^[a-z0-9-]+", (ROOT / "requirements" / file).read_text(), flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    ("section", "known"), [("dependencies", packages.FIGURES), ("train", packages.TRAIN)]
+    ("file", "known"),
+    [
+        ("library.txt", packages.LIBRARY),
+        ("figures.txt", packages.FIGURES),
+        ("train.txt", packages.TRAIN),
+    ],
 )
 def test_each_package_of_the_project_is_known_by_the_name_it_is_imported_by(
-    section: str, known: tuple[str, ...]
+    file: str, known: tuple[str, ...]
 ) -> None:
-    assert names_in(section)
-    for name in names_in(section):
+    assert names_in(file)
+    for name in names_in(file):
         files = metadata.distribution(name).files or []
         assert {path.parts[0].removesuffix(".py") for path in files} & set(known), name
 

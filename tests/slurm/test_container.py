@@ -216,8 +216,8 @@ def test_the_definition_s_digest_follows_what_goes_in(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shutil.copytree(ROOT / "singularity", tmp_path / "singularity", ignore=shutil.ignore_patterns("images"))
-    for file in ("constraints.txt", "pyproject.toml"):
-        shutil.copy(ROOT / file, tmp_path / file)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    shutil.copy(ROOT / "constraints.txt", tmp_path)
     monkeypatch.setattr(images, "ROOT", tmp_path)
     thin, cpu = images.definition("thin"), images.definition("cpu")
     (tmp_path / "constraints.txt").write_text("torch==1\n")

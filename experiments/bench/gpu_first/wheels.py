@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 
 from experiments.config.folders import ROOT
 
-PROJECT = "sparsify"
+PROJECT = "gradient-sparsification"
 THERE = ("torch", "triton", "pandas", "matplotlib", "pyarrow")
 CHECKS = ("import-linter", "mypy", "pandas-stubs", "ruff", "types-greenlet", "types-psutil", "types-tqdm")
 SOURCE_ONLY = ("antlr4-python3-runtime",)  # no wheel of it was published; it is plain Python
@@ -63,7 +63,7 @@ def pins(python: str) -> dict[str, str]:
 def carried(python: str, torch: str, there: Iterable[str]) -> list[str]:
     """What to fetch, as pip takes it."""
     has = needed(there, python)
-    lacking = needed([f"{PROJECT}[train,dev]"], python, {*has, *CHECKS})
+    lacking = needed([f"{PROJECT}[dev]"], python, {*has, *CHECKS})
     del lacking[PROJECT]
     minor = int(torch.partition(".")[2])
     versions = {**pins(python), "torchvision": f"==0.{minor + AHEAD}.*"}
