@@ -1,0 +1,55 @@
+"""The notebooks run from what the repository ships, without torch, and are kept without what they showed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+jupytext = pytest.importorskip("jupytext")
+nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("ipykernel")
+
+FOLDER = ROOT / "analysis" / "notebooks"
+SOURCES = sorted(FOLDER.glob("*.py"))
+NO_TORCH = "import sys\nassert 'torch' not in sys.modules"
+
+
+def test_every_notebook_is_a_pair() -> None:
+    assert SOURCES
+    assert {path.stem for path in FOLDER.glob("*.ipynb")} == {path.stem for path in SOURCES}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_both_of_a_pair_have_the_same_cells(source: Path) -> None:
+    """`jupytext --sync` makes them so."""
+    pair = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    written = jupytext.read(source)
+    assert [(cell.cell_type, cell.source) for cell in pair.cells] == [
+        (cell.cell_type, cell.source) for cell in written.cells
+    ]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_nothing_that_a_notebook_showed_is_kept(source: Path) -> None:
+    for cell in nbformat.read(source.with_suffix(".ipynb"), as_version=4).cells:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_a_notebook_runs_without_torch_and_shows_its_figures(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path / "results"))  # nobody's own runs
+    notebook = jupytext.read(source)
+    drawn = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.endswith("\nfigure")]
+    notebook.cells.append(nbformat.v4.new_code_cell(NO_TORCH))
+    where = {"metadata": {"path": str(FOLDER)}}
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=where).execute()
+    assert drawn
+    for cell in drawn:
+        assert any("image/png" in output.get("data", {}) for output in cell.outputs)
