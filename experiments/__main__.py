@@ -1,4 +1,4 @@
-"""The command line: python -m experiments COMMAND [WORD ...]"""
+"""The command line: python -m experiments COMMAND [WORD ...] [OPTION ...]"""
 
 from __future__ import annotations
 
@@ -13,30 +13,6 @@ from experiments.config import packages
 from experiments.worker.errors import DISK_FULL
 from sparsify.ranges import unknown
 
-USAGE = """\
-python -m experiments COMMAND [WORD ...]
-
-  run WORD ...              one run:  run method=topk method.density=0.001 task=cnn_cifar10 workers=8
-  reproduce ITEM ... WORD   figures:  reproduce fig4 profile=laptop        (make reproduce-fig4)
-  figures [ITEM ...]        draw again from stored records; needs no torch (make figures)
-  collect [--ship]          all runs into results/records/*.parquet        (--ship: the complete figures' runs
-                            into results/shipped, which the repository carries, and redraw those)
-
-on a cluster (cluster=NAME, a file of conf/cluster), `run` and `reproduce` queue jobs and wait for them, or:
-
-  plan ITEM|WORD ...        runs, arrays, node-hours; --sbatch: what sbatch is given
-  submit ITEM|WORD ...      queue what is missing, return at once:  submit method=topk,dgc cluster=NAME
-  status [SWEEP|RUN]        where they are
-  logs RUN                  the end of its logs
-  cancel SWEEP|RUN          end jobs; what is finished or saved is kept
-  why RUN [--against RUN]   what a run did and why it failed; or what differed between where two were measured
-
-  COMMAND --help            what stands behind a command
-  --all                     of a figure, also the runs that make it firmer, mostly with more seeds
-  --force, or FORCE=1       measure again what is already measured (earlier attempts are kept)
-  --traceback               show where an error came from
-"""
-
 OK, FAILED, BAD_INPUT, NOBODY_READS = 0, 1, 2, 141  # as a shell counts a program that SIGPIPE ended
 # Of a results folder that something else has changed.
 IN_THE_WAY = {
@@ -50,14 +26,12 @@ IN_THE_WAY = {
     errno.ENXIO: "is no file: move it away",
     errno.EIO: "can't be read: the disk fails",
 }
-OPTIONS = ("--against", "--all", "--force", "--help", "--sbatch", "--ship", "--traceback")
 
 
 def main(words: Sequence[str]) -> int:
-    options = {word for word in words if word.startswith("--") or word == "-h"}
-    plain = [word for word in words if word not in options]
+    is_traced = "--traceback" in words
     try:
-        code = _dispatch(plain, options)
+        code = _dispatch(words)
         print(end="", flush=True)
         return code
     except BrokenPipeError:  # `plan ... | head`; what is still buffered must not fail once more
@@ -65,30 +39,30 @@ def main(words: Sequence[str]) -> int:
         return NOBODY_READS
     except KeyboardInterrupt as error:
         told = str(error) or "interrupted; what was finished is kept, run again to go on"
-        return _end(error, told, FAILED, options)
+        return _end(error, told, FAILED, is_traced)
     except ValueError as error:
-        return _end(error, str(error), BAD_INPUT, options)
+        return _end(error, str(error), BAD_INPUT, is_traced)
     except ImportError as error:
         if (trouble := packages.trouble(error)) is None:
             raise
-        return _end(error, trouble[1], BAD_INPUT, options)
+        return _end(error, trouble[1], BAD_INPUT, is_traced)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             what = "is read-only" if error.errno == errno.EROFS else "may not be written by you"
             advice = "make it writable, or set SPARSIFY_RESULTS to a folder that is"
-            return _end(error, f"{error.filename} {what}: {advice}", BAD_INPUT, options)
+            return _end(error, f"{error.filename} {what}: {advice}", BAD_INPUT, is_traced)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _end(error, f"{error.filename}: {DISK_FULL}", FAILED, options)
+            return _end(error, f"{error.filename}: {DISK_FULL}", FAILED, is_traced)
         if error.errno in IN_THE_WAY:
             what = f"{error.filename2 or error.filename} {IN_THE_WAY[error.errno]}"
-            return _end(error, what, FAILED, options)
+            return _end(error, what, FAILED, is_traced)
         if error.filename is not None:
-            return _end(error, f"{error.filename}: {error.strerror}", FAILED, options)
+            return _end(error, f"{error.filename}: {error.strerror}", FAILED, is_traced)
         raise
 
 
-def _end(error: BaseException, sentence: str, code: int, options: set[str]) -> int:
-    if "--traceback" in options:
+def _end(error: BaseException, sentence: str, code: int, is_traced: bool) -> int:
+    if is_traced:
         traceback.print_exception(error)
     # A line, whatever a message quotes: what a terminal would obey is escaped.
     line = "".join(one if one.isprintable() else repr(one)[1:-1] for one in sentence)
@@ -96,23 +70,37 @@ def _end(error: BaseException, sentence: str, code: int, options: set[str]) -> i
     return code
 
 
-def _dispatch(words: Sequence[str], options: set[str]) -> int:
-    from experiments import commands  # after the options are known: a bare --help imports nothing
+def _dispatch(words: Sequence[str]) -> int:
+    """Carry out a command. Options may stand before it; what all commands import is not imported for help."""
+    from experiments import commands
 
-    command, rest = (words[0], words[1:]) if words else ("", [])
-    if strangers := options - {*OPTIONS, "-h"}:
-        raise ValueError(unknown("option", min(strangers), OPTIONS))
-    if not command:
-        print(USAGE, end="")
-        return OK if options & {"--help", "-h"} else BAD_INPUT
+    at = next((number for number, word in enumerate(words) if not word.startswith("-")), None)
+    if at is None:
+        return _without_command(words)
+    command, rest = words[at], [*words[:at], *words[at + 1 :]]
     if command not in commands.names():
         raise ValueError(unknown("command", command, commands.names()))
-    if options & {"--help", "-h"}:
+    asks = not {"-h", "--help"}.isdisjoint(rest)
+    parser = commands.parser_of(command, has_meanings=asks)
+    if asks:
         from experiments.commands._help import explain
 
-        print(explain(command), end="")
+        parser.epilog = explain(command)
+    try:
+        given = parser.parsed(rest)
+    except SystemExit:  # argparse's way to end after help
         return OK
-    return commands.execute(command, list(rest), options)
+    return commands.execute(command, given)
+
+
+def _without_command(options: Sequence[str]) -> int:
+    """What options mean alone: all commands, or the version."""
+    from experiments.commands import _overview
+
+    if strangers := [option for option in options if option not in _overview.ALONE]:
+        raise ValueError(unknown("option", strangers[0], sorted(_overview.ALONE)))
+    print(_overview.version() if "--version" in options else _overview.overview(), end="")
+    return OK if options else BAD_INPUT
 
 
 def _prepare_process() -> None:

@@ -33,6 +33,7 @@ class Parameter:
 
     default: Any  # REQUIRED where there is none
     allowed: Any  # the type with its range, see `sparsify.ranges`
+    is_keyword_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,19 @@ class Registry:
         """Hyperparameters of an entry and their defaults, '???' where one must be given."""
         return {key: parameter.default for key, parameter in self.parameters(name).items()}
 
-    def summary(self, name: str) -> str:
-        """The first line of an entry's docstring."""
+    def docstring(self, name: str) -> str:
+        """An entry's docstring.
+
+        Raises:
+            BrokenFile: the file can't be read.
+        """
         self.check_name(name)
         path = self.folder / f"{name}.py"
-        return (ast.get_docstring(_function(parsed(path), path, name)) or "").partition("\n")[0]
+        return ast.get_docstring(_function(parsed(path), path, name)) or ""
+
+    def summary(self, name: str) -> str:
+        """The first line of an entry's docstring."""
+        return self.docstring(name).partition("\n")[0]
 
     def check(self, name: str, values: Mapping[str, Any], prefix: str = "") -> None:
         """Refuse a hyperparameter that the entry does not have, and a value that it does not allow.
@@ -173,7 +182,7 @@ def _parameters(path: Path, name: str, modified_ns: int) -> dict[str, Parameter]
     for argument, default in pairs:
         value = REQUIRED if default is None else _value(default, tree, path)
         allowed = Any if argument.annotation is None else _value(argument.annotation, tree, path)
-        found[argument.arg] = Parameter(value, allowed)
+        found[argument.arg] = Parameter(value, allowed, argument in arguments.kwonlyargs)
     return found
 
 

@@ -1,47 +1,93 @@
 """The commands: one file each, with a function of its own name; the folder is the list.
 
-A command takes its words and its options, prints its answer, and returns the exit code. Files that start
-with _ are what several commands share.
+To add a command is to add a file. Its function's signature says what may stand behind the command, as a
+method's says what its hyperparameters are, and its docstring is the help:
+
+    GROUP = "results"  # where the list of all commands has it: a key of GROUPS
+
+    def trace(run: RunName, *, out: str | None = None, quick: bool = False) -> int:
+        \"\"\"A run as a timeline for Chrome and Perfetto.
+
+        Args:
+            run: part of its name.
+            out: the file to write; the run's folder has it otherwise.
+            quick: without spans.
+        \"\"\"
+
+Positional parameters take words: one, or any number where the type is a sequence (`_words` has the usual
+ones, which completion knows). Keyword-only parameters are options: a bool is a flag, anything else takes a
+value, which is checked by its type (`sparsify.ranges`). The function prints its answer and returns the exit
+code. Signatures, docstrings and GROUP are read from the source: help and completion import no command. Files
+that start with _ are what several commands share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from experiments.commands import _arguments
+from experiments.config.meanings import meanings
 from slurm import environment
-from sparsify.registry import function_of
+from sparsify.registry import Registry, function_of, parsed
 
-Command = Callable[[list[str], set[str]], int]
-# These start workers; to begin a run together with other processes is what `run` does.
+REGISTRY = Registry("command", __name__, Path(__file__).parent)
+GROUPS = {
+    "here": "on this machine",
+    "cluster": "on a cluster (cluster=NAME; there `run` and `reproduce` queue jobs and wait)",
+    "results": "looking at results",
+}
 FIRST = ("run", "reproduce")  # in lists: what everybody needs
+# These start workers; to begin a run together with other processes is what `run` does.
 ALONE = ("reproduce", "submit", "sweep")
 
 
 def names() -> list[str]:
     """All commands, as lists show them."""
-    files = (path.stem for path in Path(__file__).parent.glob("*.py"))
-    return [*FIRST, *sorted(name for name in files if not name.startswith("_") and name not in FIRST)]
+    return [*FIRST, *(name for name in REGISTRY.names() if name not in FIRST)]
 
 
-def load(name: str) -> Command:
-    """A command's function.
+def group_of(name: str) -> str:
+    """The group that a command's file says it belongs to, without importing it.
+
+    Raises:
+        BrokenFile: the file can't be read.
+    """
+    for node in parsed(REGISTRY.folder / f"{name}.py").body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "GROUP":
+            return str(ast.literal_eval(node.value))
+    return next(iter(GROUPS))
+
+
+def parser_of(name: str, has_meanings: bool = False) -> _arguments.Parser:
+    """What a command takes; with the meaning of each word and option where help is to be shown.
 
     Raises:
         BrokenFile: its file can't be read, or has no function of its name.
     """
-    return function_of(__name__, name)
+    about = REGISTRY.docstring(name).partition("\nArgs:")[0].strip()
+    parser = _arguments.Parser(prog=f"{_arguments.PROGRAM} {name}", description=about)
+    return _arguments.fill(
+        parser, REGISTRY.parameters(name), meanings(REGISTRY, name) if has_meanings else {}
+    )
 
 
-def execute(name: str, words: list[str], options: set[str]) -> int:
+def execute(name: str, given: Mapping[str, Any]) -> int:
     """The exit code of a command.
+
+    Args:
+        given: the arguments of its function.
 
     Raises:
         ValueError: several processes were given a command that is for one.
+        BrokenFile: its file can't be imported.
     """
     if name in ALONE and (group := environment.joined()) is not None:
         raise ValueError(
             f"{group.starter} started {group.place.size} processes, and {name} starts its workers itself: "
             f"call it without {group.starter}, or make a single run with `run`"
         )
-    return load(name)(words, options)
+    command: Callable[..., int] = function_of(__name__, name)
+    return command(**given)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from experiments import commands, figures
+from experiments.commands._words import Kind, kinds
 from experiments.config import compose, schema
 from experiments.tasks import REGISTRY as TASKS
 from sparsify.methods import REGISTRY as METHODS
 
-WITH_ITEMS = ("reproduce", "figures", "plan", "submit")
-WITH_CONFIG = ("run", "reproduce", "plan", "submit", "sweep")
-
 
 def explain(command: str) -> str:
-    text = f"{command}: {commands.load(command).__doc__}\n"
-    if command in WITH_ITEMS:
-        text += f"\nitems: {', '.join(figures.items())}\n"
-    if command in WITH_CONFIG:
+    """The words behind a command: its items, choices, leaves and hyperparameters."""
+    parameters, text = commands.REGISTRY.parameters(command), ""
+    taken = {kind for parameter in parameters.values() for kind in kinds(parameter.allowed)}
+    if Kind.ITEM in taken:
+        text += f"items: {', '.join(figures.items())}\n"
+    if Kind.SETTING in taken:
         text += f"\nchoices (group=option):\n{_choices()}"
         text += f"\nleaves (key=value), with the defaults of a bare `run`:\n{_leaves()}"
         text += f"\nhyperparameters:\n{_hyperparameters()}"

@@ -16,14 +16,9 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def is_forced(options: set[str]) -> bool:
-    """Is it to be measured again?"""
-    return "--force" in options or environment.flag("FORCE")
-
-
-def is_all(options: set[str]) -> bool:
-    """Are the runs asked for, too, that make a figure firmer?"""
-    return "--all" in options
+def is_forced(force: bool) -> bool:
+    """Is it to be measured again, by --force or FORCE=1?"""
+    return force or environment.flag("FORCE")
 
 
 def or_exit(make: Callable[[], T]) -> T:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from experiments.commands._find import attempts_of, sweeps_named, view_of
 from experiments.commands._make import say
+from experiments.commands._words import SweepsAndRuns
 from experiments.config.folders import Folders
 from experiments.launch import arrays
 from experiments.launch.diagnosis import CANCEL
@@ -9,9 +10,15 @@ from experiments.launch.status import StatusView
 from slurm import queue
 from sparsify.ranges import quoted, shown
 
+GROUP = "cluster"
 
-def cancel(words: list[str], options: set[str]) -> int:
-    """End the jobs of the sweeps and runs that the words name; what they computed is kept."""
+
+def cancel(words: SweepsAndRuns) -> int:
+    """End jobs; what is finished or saved is kept.
+
+    Args:
+        words: parts of the names of sweeps and runs whose jobs end.
+    """
     folders = Folders()
     if not words:
         names = ", ".join(sweep.name for sweep in arrays.sweeps(folders, say))

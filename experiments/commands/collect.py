@@ -1,18 +1,23 @@
 from __future__ import annotations
 
-from experiments.commands._ship import consolidate, ship
+from experiments.commands._ship import consolidate
+from experiments.commands._ship import ship as shipped
 from experiments.config.folders import Folders
-from sparsify.ranges import shown
+
+GROUP = "results"
 
 
-def collect(words: list[str], options: set[str]) -> int:
-    """All valid runs into Parquet tables: runs, steps, epochs, spans."""
-    if words:
-        raise ValueError(f"collect takes no words, got {shown(' '.join(words))}")
+def collect(*, ship: bool = False) -> int:
+    """All valid runs into tables: runs, steps, epochs, spans (results/records/*.parquet).
+
+    Args:
+        ship: also the complete figures' runs into results/shipped, which the repository carries; and draw
+            those figures again.
+    """
     folders = Folders()
     for line in consolidate(folders):
         print(line)
-    if "--ship" in options:
-        for line in ship(folders):
+    if ship:
+        for line in shipped(folders):
             print(line)
     return 0

@@ -4,12 +4,21 @@ from experiments import figures as every
 from experiments.bench.select import figure as select_figure
 from experiments.commands._draw import redraw_all
 from experiments.commands._make import say
+from experiments.commands._words import Items
 from experiments.config.folders import Folders
 from sparsify.registry import BrokenFile
 
+GROUP = "results"
 
-def figures(words: list[str], options: set[str]) -> int:
-    """Every figure again from stored records, this checkout's first, else those that the repository ships."""
+
+def figures(words: Items) -> int:
+    """Draw again from stored records; needs no torch (make figures).
+
+    From this checkout's records where they are complete, else from those that the repository ships.
+
+    Args:
+        words: the figures to draw; all without words.
+    """
     folders = Folders()
     items = [word for word in words if word != "select"]  # drawn from a benchmark's records, not from runs
     for item in items:

@@ -2,11 +2,18 @@ from __future__ import annotations
 
 from experiments.commands._find import last_lines, log_files, the_run
 from experiments.commands._make import say
+from experiments.commands._words import Runs
 from experiments.config.folders import Folders
 
+GROUP = "cluster"
 
-def logs(words: list[str], options: set[str]) -> int:
-    """The end of each log of a run's newest attempt."""
+
+def logs(words: Runs) -> int:
+    """The end of each log of a run's newest attempt.
+
+    Args:
+        words: part of the run's name.
+    """
     folders = Folders()
     attempt = the_run(words, folders)
     paths = log_files(attempt, folders)

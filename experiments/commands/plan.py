@@ -3,19 +3,28 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.commands._find import check_on_slurm
-from experiments.commands._make import is_all, say
+from experiments.commands._make import say
+from experiments.commands._words import ItemsAndSettings
 from experiments.config.folders import Folders
 from experiments.config.grid import name_and_configs
 from experiments.config.measured import missing
 from experiments.config.plan import PlannedRun, plan_runs
 from experiments.launch.arrays import Array, arrays, sbatch_texts
 
+GROUP = "cluster"
 LISTED = 30  # jobs that are described one by one
 
 
-def plan(words: list[str], options: set[str]) -> int:
-    """The runs, arrays and node-hours that `submit` with these words would mean; submits nothing."""
-    name, configs = name_and_configs(words, is_all(options))
+def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) -> int:
+    """The runs, arrays and node-hours that `submit` with these words would mean; submits nothing.
+
+    Args:
+        words: figures, with settings for their runs; or the settings of one run, or of a grid
+            (method=topk,dgc seed=0,1,2).
+        sbatch: show what sbatch is given.
+        all: of a figure, also the runs that make it firmer, mostly with more seeds.
+    """
+    name, configs = name_and_configs(words, all)
     try:
         planned = plan_runs(configs, say)
     except ValueError as error:
@@ -23,7 +32,7 @@ def plan(words: list[str], options: set[str]) -> int:
         planned = [PlannedRun(config, None) for config in configs]
     folders, block = Folders(), planned[0].config["launch"]["block"]
     found = arrays(check_on_slurm(planned), block)
-    if "--sbatch" in options:
+    if sbatch:
         print("\n".join(sbatch_texts(found, folders, f"{name}-001")))
         return 0
     todo = missing(planned, folders, say)

@@ -6,15 +6,24 @@ from functools import partial
 from analysis.records import run_id
 from experiments import figures
 from experiments.commands._draw import Drawn, draw_local, draw_published
-from experiments.commands._make import is_all, is_forced, or_exit, say
+from experiments.commands._make import is_forced, or_exit, say
+from experiments.commands._words import ItemsAndSettings
 from experiments.config.folders import Folders
 from experiments.config.measured import missing
 from experiments.config.plan import configs_of, more_configs_of, plan_runs, profile_of
 from experiments.launch.dispatch import run_all
 
+GROUP = "here"
 
-def reproduce(words: list[str], options: set[str]) -> int:
-    """Figures of a paper: their missing runs, pictures and verdicts."""
+
+def reproduce(words: ItemsAndSettings, *, all: bool = False, force: bool = False) -> int:
+    """Figures of a paper: their missing runs, pictures and verdicts (make reproduce-fig4).
+
+    Args:
+        words: the figures, with settings for their runs: fig4 profile=laptop.
+        all: also the runs that make a figure firmer, mostly with more seeds.
+        force: measure again what is already measured (earlier attempts are kept).
+    """
     items = [word for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
     if not items:
@@ -26,7 +35,7 @@ def reproduce(words: list[str], options: set[str]) -> int:
                 f"{item} is drawn from published tables and has no runs, so that {overrides[0]} would "
                 "change nothing: leave it out"
             )
-    how = {"force": is_forced(options), "more": is_all(options)}
+    how = {"force": is_forced(force), "more": all}
     drawn = [or_exit(partial(reproduce_item, item, overrides, Folders(), **how)) for item in items]
     for figure in drawn:
         print(f"\n{figure.table}\n\n{figure.item}: {figure.picture}")

@@ -4,6 +4,7 @@ from typing import Any
 
 from experiments.commands._make import is_forced, or_exit, say
 from experiments.commands._summary import summary
+from experiments.commands._words import Settings
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.measured import missing
@@ -12,13 +13,20 @@ from experiments.launch.dispatch import run_all
 from slurm import environment
 from slurm.environment import Joined
 
+GROUP = "here"
 
-def run(words: list[str], options: set[str]) -> int:
-    """One run, recorded; prints where."""
+
+def run(words: Settings, *, force: bool = False) -> int:
+    """One run, recorded: run method=topk method.density=0.001 task=cnn_cifar10 workers=8
+
+    Args:
+        words: its settings; those left out have their defaults.
+        force: measure again what is already measured (earlier attempts are kept).
+    """
     folders = Folders()
     profile = profile_of(words)
     words = [word for word in words if not word.startswith("profile=")] + [f"profile={profile}"]
-    config, force = compose.resolve(words), is_forced(options)
+    config, force = compose.resolve(words), is_forced(force)
     if (group := environment.joined()) is not None:
         return _run_together(config, group, folders, force)
     planned = plan_runs([config], say)

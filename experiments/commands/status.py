@@ -9,18 +9,24 @@ from analysis.records import DAMAGED, Attempt
 from analysis.schemas import Sweep
 from experiments.commands._find import attempts_of, log_files, sweeps_named, view_of
 from experiments.commands._make import say
+from experiments.commands._words import SweepsAndRuns
 from experiments.config.folders import Folders
 from experiments.launch import arrays
 from experiments.launch.diagnosis import POLICIES
 from experiments.launch.status import RunStatus, StatusView
 from sparsify.ranges import quoted
 
+GROUP = "cluster"
 LISTED = 30  # runs that are described one by one
 ORDER = ("done", "running", "queued", "requeued", "stopped", "failed")
 
 
-def status(words: list[str], options: set[str]) -> int:
-    """Status of submitted runs: of all sweeps, or of those and the runs that the words name."""
+def status(words: SweepsAndRuns) -> int:
+    """How far submitted runs are.
+
+    Args:
+        words: parts of the names of sweeps and runs; all sweeps without words.
+    """
     folders = Folders()
     chosen = sweeps_named(words, folders)
     if not chosen:

@@ -1,18 +1,27 @@
 from __future__ import annotations
 
 from experiments.commands._find import check_on_slurm
-from experiments.commands._make import is_all, say
+from experiments.commands._make import say
+from experiments.commands._words import ItemsAndSettings
 from experiments.config.folders import Folders
 from experiments.config.grid import name_and_configs
 from experiments.config.plan import plan_runs
 from experiments.launch import arrays
 
+GROUP = "cluster"
 
-def submit(words: list[str], options: set[str]) -> int:
-    """Queue what is neither measured nor queued already; returns at once. `status` shows how it goes."""
-    name, configs = name_and_configs(words, is_all(options))
+
+def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False) -> int:
+    """Queue what is neither measured nor queued, return at once: submit method=topk,dgc cluster=NAME
+
+    Args:
+        words: figures, with settings for their runs; or the settings of one run, or of a grid.
+        all: of a figure, also the runs that make it firmer, mostly with more seeds.
+        force: measure again what is already measured (earlier attempts are kept).
+    """
+    name, configs = name_and_configs(words, all)
     planned = check_on_slurm(plan_runs(configs, say))
-    sweep = arrays.submit_missing(planned, Folders(), name, words, say, "--force" in options)
+    sweep = arrays.submit_missing(planned, Folders(), name, words, say, force)
     if sweep is None:
         say(f"nothing to submit: all {len(planned)} runs are measured or under way")
         return 0

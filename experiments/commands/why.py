@@ -3,18 +3,23 @@ from __future__ import annotations
 from analysis import compare
 from experiments.commands._find import last_lines, log_files, the_run
 from experiments.commands._summary import summary
+from experiments.commands._words import RunName, Runs
 from experiments.config.folders import Folders
 from experiments.config.measured import remark
 
+GROUP = "results"
 
-def why(words: list[str], options: set[str]) -> int:
-    """What a run did; for a failed one the reason and the end of its workers' logs. `--against RUN` compares
-    where two runs were measured."""
+
+def why(words: Runs, *, against: RunName | None = None) -> int:
+    """What a run did, and why it failed: its steps, its reason, the end of its workers' logs.
+
+    Args:
+        words: part of the run's name.
+        against: list instead what differed between where this run and that one were measured.
+    """
     folders = Folders()
-    if "--against" in options:
-        if len(words) != 2:
-            raise ValueError("why RUN --against RUN takes two runs")
-        both = [the_run([word], folders) for word in words]
+    if against is not None:
+        both = [the_run(words, folders), the_run([against], folders)]
         found = compare.compare(*({**run.manifest, "config": run.config} for run in both))
         print(compare.text(found, *(run.run_id for run in both)))
         return 0
