@@ -45,11 +45,10 @@ def version() -> str:
 
 def _table(rows: dict[str, str], width: int) -> str:
     """Names in one column, what they do in the other."""
-    below = " " * (NAMES + 2)
-    filled = (
-        textwrap.fill(
-            about, width, initial_indent=f"  {name:{NAMES}}", subsequent_indent=below, break_long_words=False
-        )
-        for name, about in rows.items()
-    )
-    return "".join(f"{text}\n" for text in filled)
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    wrapper.subsequent_indent = " " * (NAMES + 2)
+    filled = []
+    for name, about in rows.items():
+        wrapper.initial_indent = f"  {name:{NAMES}}"
+        filled.append(f"{wrapper.fill(about)}\n")
+    return "".join(filled)
