@@ -47,8 +47,16 @@ class Report(NamedTuple):
     """What one worker did in one step."""
 
     selected: int  # elements sent
+    num_elements: int  # of which they were selected
     wire_bytes: int  # bytes sent, as the communicator counted them
     host_syncs: int  # how often the host waited for the device
+
+    @property
+    def density(self) -> float:
+        """The share of elements that was sent: what the method did, where its hyperparameter is what it
+        should do.
+        """
+        return self.selected / self.num_elements
 
     @classmethod
     def total(cls, reports: Sequence[Report]) -> Report:
@@ -146,7 +154,8 @@ class Aggregator:
         else:
             assert isinstance(self.method, SearchesTogether)
             selected = self.method.deliver(found, grad, step, state, self.comm, self.timer)
-        return Report(selected, self.comm.sent_bytes - bytes_before, host_sync.num_syncs() - syncs_before)
+        sent_bytes, syncs = self.comm.sent_bytes - bytes_before, host_sync.num_syncs() - syncs_before
+        return Report(selected, grad.numel(), sent_bytes, syncs)
 
     def check_finite(self, used: Sequence[bool]) -> list[bool]:
         """Raise `NonFinite` on all workers if any worker's gradient has a NaN or Inf; residuals are

@@ -81,7 +81,9 @@ class DDPHook:
     has no hook: register one anew.
 
     Attributes:
-        report: what this worker did in the last step; None before it, and where a GradScaler skips it.
+        last_report: what this worker did in the last step, of the tensors that took part: `density`,
+            `wire_bytes` and more, see `sparsify.aggregator.Report`. None before the first step, and where a
+            GradScaler skips it.
     """
 
     def __init__(
@@ -92,9 +94,9 @@ class DDPHook:
         self.method, self.optimiser, self.check = method, optimiser, check
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.comm = CountingComm(comm)
-        self.clock = Clock(method, steps_per_epoch)
+        self.clock = Clock(method, steps_per_epoch, tells=comm.rank == 0)
         self.steps = 0
-        self.report: Report | None = None
+        self.last_report: Report | None = None
         self.timer = PhaseTimer("production")
         # Numbered as `Gradients` does: what is drawn for a layer is the same with and without DDP.
         named = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad][::-1]
@@ -165,7 +167,7 @@ class DDPHook:
         if self._background is not None:
             self._background.futures = []
         if self._dense is None:
-            self.clock.check()
+            self.clock.check(self.steps)
             self._density = self.method.density_at(self.epoch)
             self._lrs = rates(self.optimiser) if self.optimiser and self.method.needs_lr else {}
 
@@ -179,7 +181,7 @@ class DDPHook:
         self.timer.samples.clear()
         if self._parts:
             self.steps += 1
-            self.report = Report.total(self._parts)
+            self.last_report = Report.total(self._parts)
 
     def _take_used(self, p: Tensor) -> bool:
         """Has this worker used it since the last step?"""
@@ -194,7 +196,8 @@ class DDPHook:
         size = self.comm.size
         work = dist.all_reduce(buffer.div_(size), group=group, async_op=True)
         assert work is not None
-        self._parts.append(Report(buffer.numel(), cost.all_reduce(buffer.nbytes, size).sent_bytes, 0))
+        n, sent_bytes = buffer.numel(), cost.all_reduce(buffer.nbytes, size).sent_bytes
+        self._parts.append(Report(n, n, sent_bytes, 0))
         future: Future[Tensor] = work.get_future()
         return future.then(lambda done: done.value()[0])
 
@@ -210,7 +213,7 @@ class DDPHook:
         tensors = [tensor for bucket in full for tensor in tensors_in(bucket)]
         used = self._agree(tensors)
         if used is None:
-            self.report = None
+            self.last_report = None
             for bucket in full:
                 bucket.buffer.fill_(torch.inf)  # of which the scaler takes notice, on all workers
         else:
@@ -228,7 +231,8 @@ class DDPHook:
         check_unchanged(grad, self.buckets[name].flat, name)
         bytes_before, syncs_before = self.comm.sent_bytes, host_sync.num_syncs()
         selected = self.method.aggregate(grad, step, self.states[name], self.comm, self.timer)
-        return Report(selected, self.comm.sent_bytes - bytes_before, host_sync.num_syncs() - syncs_before)
+        sent_bytes, syncs = self.comm.sent_bytes - bytes_before, host_sync.num_syncs() - syncs_before
+        return Report(selected, grad.numel(), sent_bytes, syncs)
 
     def _agree(self, tensors: list[FullTensor]) -> list[bool] | None:
         """Of each tensor, has any worker used it since the last step? None: a gradient has overflowed, and

@@ -79,6 +79,10 @@ class DistributedOptimiser(torch.optim.Optimizer):
         scaler: the GradScaler that will step this optimiser.
         overlap: needs a method of several buckets: scope='layer', or a bucket size in MB.
 
+    Attributes:
+        last_report: what this worker did in the last step: `density`, `wire_bytes` and more, see
+            `sparsify.aggregator.Report`. None before the first step, and where a GradScaler skips it.
+
     Raises:
         ValueError: the parts don't fit together: the optimiser has momentum, and the method has its own; a
             parameter that is not the model's; a sharded model, or one that averages by itself; there is no
@@ -112,9 +116,9 @@ class DistributedOptimiser(torch.optim.Optimizer):
         if overlap:
             check_overlap(scaler)
         self.optimiser, self.check, self.scaler = optimiser, check, scaler
-        self.clock = Clock(method, steps_per_epoch)
         self.comm = communicator(comm, group, is_apart=overlap)
-        self.report: Report | None = None  # of the last step; None if it was skipped
+        self.clock = Clock(method, steps_per_epoch, tells=self.comm.rank == 0)
+        self.last_report: Report | None = None
         self._is_aggregated = self._is_skipped = False
         self._scale: float | None = None  # that `aggregate` was told
         for hooks in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
@@ -181,7 +185,7 @@ class DistributedOptimiser(torch.optim.Optimizer):
             )
         if self._is_aggregated and not self._is_skipped and not any(self._used.flags):
             raise ValueError("aggregate was called twice; call it once, after the last backward of a step")
-        self._is_aggregated, self._scale, self.report = True, scale, None
+        self._is_aggregated, self._scale, self.last_report = True, scale, None
         if self._overlap is not None:
             return self._finish(self._overlap)
         gradients = self.aggregator.gradients
@@ -194,11 +198,11 @@ class DistributedOptimiser(torch.optim.Optimizer):
             for view in gradients.views:  # not the gaps between them, which stay zero
                 view.fill_(torch.inf)
             return None
-        self.report = self.aggregator.aggregate(self.epoch, self._rates())
+        self.last_report = self.aggregator.aggregate(self.epoch, self._rates())
         self._leave_alone(used)
         if scale is not None:
             gradients.flat.mul_(scale)
-        return self.report
+        return self.last_report
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -225,12 +229,12 @@ class DistributedOptimiser(torch.optim.Optimizer):
             self.aggregator.gradients.collect()
             overlap.begin(self.epoch, self._rates())
         try:
-            self.report = overlap.finish()
+            self.last_report = overlap.finish()
         finally:
             self._used.clear()
         used, self._used_anywhere = self._used_anywhere, [True] * len(self._used.flags)
         self._leave_alone(used)
-        return self.report
+        return self.last_report
 
     def _aggregate_bucket(self, at: int, step: Step) -> Report:
         """With `overlap`: one bucket, in the thread."""
@@ -333,7 +337,7 @@ class DistributedOptimiser(torch.optim.Optimizer):
                     f"{name} was frozen when its optimiser was wrapped, and is trained now; {anew}"
                 )
         check_momentum(self.optimiser, self.aggregator.method)  # schedulers may bring it
-        self.clock.check()
+        self.clock.check(self.aggregator.step)
 
     def _rates(self) -> float | list[float]:
         """The learning rate of each bucket, where the method follows it."""

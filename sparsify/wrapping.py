@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -19,6 +20,10 @@ from sparsify.bucket import check_tensor
 from sparsify.comm import Comm, put
 from sparsify.comm.torch import TorchComm
 from sparsify.method import Method
+
+# An epoch of CIFAR-10 has 1,563 steps for one worker with batches of 32, and 49 for 8 with 128.
+LONG_EPOCH_STEPS = 2000
+log = logging.getLogger(__name__)
 
 # Optimiser -> what refuses steps that its wrapper did not make.
 GUARDS: WeakKeyDictionary[torch.optim.Optimizer, OwnSteps] = WeakKeyDictionary()
@@ -200,16 +205,19 @@ class Clock:
 
     Args:
         steps_per_epoch: None: somebody sets the epoch.
+        tells: warn where an epoch of the warm-up does not end.
     """
 
-    def __init__(self, method: Method, steps_per_epoch: int | None) -> None:
+    def __init__(self, method: Method, steps_per_epoch: int | None, tells: bool = True) -> None:
         is_number = isinstance(steps_per_epoch, int) and not isinstance(steps_per_epoch, bool)
         if steps_per_epoch is not None and not (is_number and steps_per_epoch > 0):
             raise ValueError(f"{steps_per_epoch=} must be a whole number above 0, such as len(batches)")
-        self.steps_per_epoch = steps_per_epoch
-        warmup = [method.density_at(epoch) for epoch in range(method.num_warmup_epochs + 1)]
-        self.is_needed = len(set(warmup)) > 1
+        self.steps_per_epoch, self.tells = steps_per_epoch, tells
+        self.warmup = [method.density_at(epoch) for epoch in range(method.num_warmup_epochs + 1)]
+        self.is_needed = len(set(self.warmup)) > 1
         self.last_set: int | None = None
+        self._seen: int | None = None  # what `last_set` was in the last step,
+        self._since = 0  # and in which step it became so
 
     def epoch(self, step: int) -> int:
         return step // self.steps_per_epoch if self.steps_per_epoch else self.last_set or 0
@@ -221,10 +229,24 @@ class Clock:
             raise ValueError(f"{epoch=} is out of range: epochs are counted from 0")
         self.last_set = operator.index(epoch)
 
-    def check(self) -> None:
+    def check(self, step: int) -> None:
         """To be called in every step."""
-        if self.is_needed and self.steps_per_epoch is None and self.last_set is None:
+        if not self.is_needed or self.steps_per_epoch is not None:
+            return
+        if self.last_set is None:
             raise ValueError(
                 "the method's density falls in the first epochs (density_warmup), and nobody says which "
                 "one this is; pass steps_per_epoch=, or set .epoch, counted from 0, before each begins"
+            )
+        if self.last_set != self._seen:
+            self._seen, self._since = self.last_set, step
+        is_late = self.last_set < len(self.warmup) - 1 and step - self._since >= LONG_EPOCH_STEPS
+        if is_late and self.tells:
+            self.tells = False
+            # No `warnings.warn`, which may be an error, and then the other workers wait for this one.
+            log.warning(
+                f".epoch has been {self.last_set} for {LONG_EPOCH_STEPS} steps, so the density stays at "
+                f"{self.warmup[self.last_set]:g} and does not fall to {self.warmup[-1]:g} (density_warmup); "
+                "unless an epoch is that long, set .epoch before each one, or pass "
+                "steps_per_epoch=len(batches)"
             )

@@ -154,8 +154,8 @@ def plain(rank: int, steps: int = 6, **how: Any) -> Lived:
         training.optimiser.zero_grad()
         training.backward(step)
         training.step()
-        assert training.hook.report is not None
-        assert training.hook.report.selected > 0
+        assert training.hook.last_report is not None
+        assert training.hook.last_report.selected > 0
     assert training.hook.steps == steps
     return training.lived()
 
@@ -209,7 +209,7 @@ def scaled(rank: int, unscales: bool = False, **how: Any) -> Lived:
             scaler.unscale_(training.optimiser)
             nn.utils.clip_grad_norm_(training.model.parameters(), 1e9)
         training.step()
-        assert (training.hook.report is None) is (at == 2 and training.hook.method.scope == "layer")
+        assert (training.hook.last_report is None) is (at == 2 and training.hook.method.scope == "layer")
     assert scaler.get_scale() == 4.0 * 2**4 / 2
     return training.lived()
 

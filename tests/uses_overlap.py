@@ -47,8 +47,8 @@ class Training:
         aggregator = self.optimiser.aggregator
         residuals = [aggregator.method.residual(state) for state in aggregator.states]
         owed = {f"owed {at}": owed.clone() for at, owed in enumerate(residuals) if owed is not None}
-        assert self.optimiser.report is not None
-        return {**uses.weights(self.model), **owed, "report": torch.tensor(self.optimiser.report)}
+        assert self.optimiser.last_report is not None
+        return {**uses.weights(self.model), **owed, "report": torch.tensor(self.optimiser.last_report)}
 
 
 def plain(rank: int, overlap: bool, steps: int = 4, **how: Any) -> Found:

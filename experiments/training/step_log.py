@@ -70,7 +70,7 @@ class StepLog:
                 "lr": lr,
                 "wire_bytes": report.wire_bytes,
                 "host_syncs": report.host_syncs,
-                "density": report.selected / n,
+                "density": report.density,
                 "update_density": torch.count_nonzero(aggregator.gradients.flat) / n,
                 "residual_norm": aggregator.residual_norm(),
             }

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsify
+from sparsify import wrapping
 from sparsify.aggregator import NonFinite, Report
 from sparsify.ddp import DDPHook
 from tests import uses, worker_functions
@@ -180,6 +181,22 @@ def test_a_scaler_that_was_not_handed_over_is_refused_in_the_first_step() -> Non
 
 
 @pytest.mark.usefixtures("group_of_one")
+def test_a_warm_up_that_nobody_advances_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wrapping, "LONG_EPOCH_STEPS", 3)
+    ddp, hook = registered(density_warmup=[1.0])
+    hook.epoch = 0
+    for at in range(3):
+        step(ddp, hook, at)
+    assert not caplog.messages
+    for at in range(3, 9):
+        step(ddp, hook, at)
+    (told,) = caplog.messages
+    assert told.startswith(".epoch has been 0 for 3 steps, so the density stays at 1 and")
+
+
+@pytest.mark.usefixtures("group_of_one")
 def test_a_density_warm_up_ends() -> None:
     ddp, hook = registered(density_warmup=[1.0, 0.5])
     with pytest.raises(ValueError, match=r"nobody says which one this is; pass steps_per_epoch="):
@@ -191,8 +208,8 @@ def test_a_density_warm_up_ends() -> None:
     selected = []
     for at in range(6):
         step(ddp, hook, at)
-        assert hook.report is not None
-        selected.append(hook.report.selected)
+        assert hook.last_report is not None
+        selected.append(hook.last_report.selected)
     sizes = [p.numel() for p in ddp.parameters()]
     assert (
         selected
@@ -220,12 +237,13 @@ def test_a_nan_stops_before_anything_is_delivered(scaler: torch.amp.GradScaler |
 @pytest.mark.parametrize("name", ["topk", "dense"])
 def test_each_step_is_reported(name: str) -> None:
     ddp, hook = registered(name)
-    assert hook.report is None
+    assert hook.last_report is None
     step(ddp, hook)
     ns = [p.numel() for p in ddp.parameters()]
     ks = ns if name == "dense" else [max(1, n // 10) for n in ns]
-    assert isinstance(hook.report, Report)
-    assert (hook.report.selected, hook.report.wire_bytes) == (sum(ks), 0)  # one worker sends nothing
+    report = hook.last_report
+    assert isinstance(report, Report)
+    assert (report.selected, report.num_elements, report.wire_bytes) == (sum(ks), sum(ns), 0)  # to nobody
 
 
 @pytest.mark.usefixtures("group_of_one")

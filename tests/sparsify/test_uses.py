@@ -19,6 +19,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import sparsify
+from sparsify import wrapping
 from sparsify.aggregator import Report
 from sparsify.comm import Comm, virtual
 from sparsify.comm.torch import TorchComm
@@ -334,7 +335,7 @@ def test_a_grad_scaler_that_was_handed_over_works_as_documented(
             scaler.step(optimiser)
             scaler.update()
             if at == OVERFLOW:
-                assert optimiser.report is None
+                assert optimiser.last_report is None
                 assert all(torch.equal(before[name], p) for name, p in weights(model).items())
                 assert all(torch.equal(owed[name], residual) for name, residual in owed_by(optimiser).items())
                 continue
@@ -470,8 +471,8 @@ def test_the_density_falls_as_epochs_go_by() -> None:
                 if not choices:
                     optimiser.epoch = at // 2
                 step(model, optimiser, comm.rank, at)
-                assert isinstance(optimiser.report, Report)
-                selected.append(optimiser.report.selected)
+                assert isinstance(optimiser.last_report, Report)
+                selected.append(optimiser.last_report.selected)
             found.append(selected)
         n = sum(p.numel() for p in model.parameters())
         assert found[0] == [n, n, n // 2, n // 2, n // 5, n // 5]
@@ -479,6 +480,74 @@ def test_the_density_falls_as_epochs_go_by() -> None:
 
     for by_number, by_hand in virtual.run(2, body):
         assert by_number == by_hand
+
+
+STUCK = "so the density stays at 1 and does not fall to 0.2"
+
+
+def test_a_warm_up_that_nobody_advances_is_told_once_by_rank_0(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wrapping, "LONG_EPOCH_STEPS", 3)
+
+    def body(comm: virtual.VirtualComm) -> None:
+        model = net()
+        optimiser = wrap(comm, model, scope="global", density_warmup=[1.0])
+        optimiser.epoch = 0
+        for at in range(3):
+            step(model, optimiser, comm.rank, at)
+        assert comm.rank or not caplog.messages
+        for at in range(3, 9):
+            optimiser.epoch = 0  # said again, it is not advanced
+            step(model, optimiser, comm.rank, at)
+
+    virtual.run(2, body)
+    (told,) = caplog.messages
+    assert told.startswith(f".epoch has been 0 for 3 steps, {STUCK} (density_warmup); unless")
+    assert told.endswith("set .epoch before each one, or pass steps_per_epoch=len(batches)")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "choices"),
+    [
+        ([0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 2], {"density_warmup": [1.0, 0.5]}),  # it is over in time
+        ([None] * 12, {"density_warmup": [1.0], "steps_per_epoch": 6}),  # advances by itself
+        ([0] * 12, {"density_warmup": [0.2]}),  # nothing falls
+    ],
+)
+def test_a_warm_up_that_ends_is_not_told(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    epochs: list[int | None],
+    choices: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(wrapping, "LONG_EPOCH_STEPS", 3)
+
+    def body(comm: virtual.VirtualComm) -> None:
+        model = net()
+        optimiser = wrap(comm, model, scope="global", **choices)
+        for at, epoch in enumerate(epochs):
+            if epoch is not None:
+                optimiser.epoch = epoch
+            step(model, optimiser, comm.rank, at)
+
+    virtual.run(1, body)
+    assert not caplog.messages
+
+
+def test_the_last_report_has_density_and_bytes() -> None:
+    def body(comm: virtual.VirtualComm) -> None:
+        model = net()
+        optimiser = wrap(comm, model, scope="global")
+        assert optimiser.last_report is None
+        step(model, optimiser, comm.rank)
+        n, k = sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters()) // 5
+        report = optimiser.last_report
+        assert report is not None
+        assert (report.selected, report.num_elements, report.density) == (k, n, k / n)
+        assert report.wire_bytes == k * (4 + next(model.parameters()).element_size())  # to one other worker
+
+    virtual.run(2, body)
 
 
 def test_hooks_see_the_average_once_a_step() -> None:
