@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import re
 import shlex
@@ -31,6 +32,7 @@ from tests.laws import live, mass
 from tests.worker_functions import on_processes
 
 MOST_WORDS = 1200  # of the README: everybody finds everything from one page
+ROW = 3  # words
 DOCS = ROOT / "docs"
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
@@ -113,18 +115,54 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARSIFY_CONF", str(tmp_path))
 
 
+COMMANDS = sorted({line for _, line in LINES if line.startswith("python -m experiments ")})
+INLINE = sorted(set(re.findall(r"`python -m experiments ([a-z][^`]*)`", "".join(PAGES.values()))))
+
+
 @pytest.mark.usefixtures("mine")
-@pytest.mark.parametrize(
-    "line", sorted({line for _, line in LINES if line.startswith("python -m experiments ")})
-)
+@pytest.mark.parametrize("line", COMMANDS)
 def test_commands_are_understood(line: str) -> None:
     """Their words are, that is; the commands themselves are run by other tests."""
     command, *words = shlex.split(line, comments=True)[3:]
-    assert command in commands.names()
+    understood(command, words)
     if command in WITH_RUNS:
         for point in expand([word for word in words if "=" in word]):
             compose.resolve(point)
         assert {word for word in words if "=" not in word and word[0] != "-"} <= set(figures.items())
+
+
+@pytest.mark.parametrize("line", INLINE)
+def test_commands_within_sentences_take_these_options(line: str) -> None:
+    command, *words = shlex.split(line)
+    understood(command, words)
+
+
+def understood(command: str, words: list[str]) -> None:
+    assert command in commands.names()
+    commands.parser_of(command).parsed([word for word in words if word != "--help"])
+
+
+def test_messages_are_still_said() -> None:
+    """Some words in a row of each one, or all of a short one, stand in the code as they stand here."""
+    said = code_strings()
+    for message in re.findall(r"^- `([^`]+)`", PAGES["docs/messages.md"], flags=re.MULTILINE):
+        words = message.split()
+        row = min(ROW, len(words))
+        assert any(" ".join(words[at : at + row]) in said for at in range(len(words) - row + 1)), message
+
+
+def code_strings() -> str:
+    """All text within the code, f-strings with their gaps closed."""
+    found = []
+    for folder in ("sparsify", "slurm", "analysis", "experiments"):
+        for path in (ROOT / folder).rglob("*.py"):
+            tree = ast.parse(path.read_text())
+            found += [
+                node.value
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            ]
+    return "\n".join(found)
 
 
 def test_make_targets_exist() -> None:
