@@ -5,19 +5,14 @@ Statistics, claims and figures read frames, never records. analysis/parquet.py s
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pandas as pd
 
-from analysis import schemas
-from analysis.files import Damaged, whole_lines
-from analysis.records import Attempt, left_out, read_recorded, variant_configs
+from analysis.leaves import flatten
 
 # In the order of a step. `synchronize` and `validate` occur in mode as_published only.
 PHASES = (
@@ -68,48 +63,6 @@ def empty() -> Frames:
     return Frames(*(typed(name, pd.DataFrame()) for name in Frames._fields))
 
 
-def of_attempt(attempt: Attempt) -> tuple[Frames, list[str]]:
-    """The frames of one valid attempt, and a note on each line that a killed writer left half.
-
-    Raises:
-        Damaged: a file is not as it was recorded.
-    """
-    manifest = attempt.check()
-    if manifest["state"] != "ok":
-        raise Damaged(attempt.path, "is not a whole record")
-    rows = {row["variant"]: row for row in _run_rows(attempt, manifest)}
-    notes, files = list[str](), manifest["files"]
-    tables: dict[str, list[dict[str, Any]]] = {"steps": [], "epochs": [], "spans": []}
-    for rank in itertools.takewhile(lambda rank: attempt.rank_path(rank).name in files, itertools.count()):
-        path = attempt.rank_path(rank)
-        lines: list[schemas.Line]
-        lines, broken = whole_lines(read_recorded(path, files[path.name]), schemas.Line, path)
-        if broken:
-            notes.append(f"dropped {broken} broken line(s) in {attempt.name}/{path.name}")
-        for variant, of_variant in _by_variant(lines, rows, path).items():
-            own = _rank_rows(rows[variant]["key"], rank, of_variant)
-            _check_steps(own["steps"], rows[variant]["steps_total"], path)
-            for name, of_rank in own.items():
-                tables[name] += of_rank
-    return Frames(
-        _runs_frame([*rows.values()]), *(typed(name, pd.DataFrame(rows)) for name, rows in tables.items())
-    ), notes
-
-
-def from_attempts(attempts: Iterable[Attempt]) -> tuple[Frames, list[str]]:
-    """The frames of the valid attempts, and a note on everything that had to be left out."""
-    parts, notes = list[Frames](), list[str]()
-    for attempt in attempts:
-        try:
-            frames, own_notes = of_attempt(attempt)
-        except Damaged as damage:
-            notes.append(left_out(attempt, damage.brief))
-        else:
-            parts.append(frames)
-            notes += own_notes
-    return stack(parts), notes
-
-
 def restrict(frames: Frames, keys: Collection[str]) -> Frames:
     """The rows of these runs only."""
     wanted = set(keys)
@@ -123,7 +76,7 @@ def combine(old: Frames, new: Frames) -> Frames:
 
 def stack(parts: Sequence[Frames]) -> Frames:
     """The rows of all, which have no run in common."""
-    runs = _runs_frame([row for part in parts for row in _records(part.runs)])
+    runs = runs_frame([row for part in parts for row in records(part.runs)])
     tables = {name: [getattr(part, name) for part in parts] for name in ("steps", "epochs", "spans")}
     return Frames(runs, *(_stack(name, of_parts) for name, of_parts in tables.items()))
 
@@ -131,130 +84,12 @@ def stack(parts: Sequence[Frames]) -> Frames:
 def with_provenance(frames: Frames, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Frames:
     """The frames with another provenance of each run."""
     rows = []
-    for row in _records(frames.runs):
+    for row in records(frames.runs):
         provenance = change(json.loads(row["provenance_json"]))
         kept = {name: value for name, value in row.items() if not name.startswith("provenance")}
         text = json.dumps(provenance, sort_keys=True)
         rows.append({**kept, **flatten(provenance, "provenance."), "provenance_json": text})
-    return frames._replace(runs=_runs_frame(rows))
-
-
-def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}; lists become JSON text, so that every cell is one plain value."""
-    flat: dict[str, Any] = {}
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = json.dumps(value) if isinstance(value, list) else value
-    return flat
-
-
-def _run_rows(attempt: Attempt, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for the run, or one for each of its variants."""
-    variants = variant_configs(attempt.config)
-    if not variants:
-        return [_run_row(attempt, manifest, attempt.config)]
-    alternated = manifest.get("alternated", {})
-    ended = flatten({name: value for name, value in alternated.items() if name != "variants"}, "alternated.")
-    rows = []
-    for name, config in variants.items():
-        own = {**manifest, **alternated.get("variants", {}).get(name, {}), "key": f"{manifest['key']}/{name}"}
-        rows.append(_run_row(attempt, own, config) | {"group": manifest["key"], "variant": name, **ended})
-    return rows
-
-
-def _run_row(attempt: Attempt, manifest: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    provenance = manifest.get("provenance", {})
-    facts = ("parameters", "tensors", "steps_per_epoch", "simulated", "started", "ended")
-    return {
-        "key": manifest["key"],
-        "group": None,
-        "variant": None,
-        "run_id": attempt.run_id,
-        "attempt": attempt.number,
-        **flatten(config),
-        **{name: manifest.get(name) for name in facts},
-        "steps_total": manifest.get("steps"),
-        "resumed": json.dumps(resumptions(manifest)) if "resumed" in manifest else None,
-        **flatten(manifest.get("searching") or {}, "searching."),
-        **flatten(provenance, "provenance."),
-        "config_json": json.dumps(config, sort_keys=True),
-        "provenance_json": json.dumps(provenance, sort_keys=True),
-    }
-
-
-def resumptions(manifest: Mapping[str, Any]) -> list[int]:
-    """The steps at which a record continues after an interruption.
-
-    A run that went back to an older checkpoint has measured the steps after it again, so that earlier
-    resumptions among those no longer count.
-    """
-    steps: list[int] = []
-    for resumption in manifest.get("resumed", []):
-        steps = [*(step for step in steps if step < resumption["step"]), resumption["step"]]
-    return steps
-
-
-def _check_steps(steps: Sequence[Mapping[str, Any]], expected: int | None, path: Path) -> None:
-    """
-    Raises:
-        Damaged: a step is missing, or is there twice.
-    """
-    for number, row in enumerate(steps):
-        if row["step"] != number:
-            raise Damaged(path, f"has step {row['step']} where step {number} belongs")
-    if steps and expected is not None and len(steps) != expected:
-        raise Damaged(path, f"has {len(steps)} of {expected} steps")
-
-
-def _by_variant(
-    lines: Sequence[schemas.Line], variants: Collection[str | None], path: Path
-) -> dict[str | None, list[schemas.Line]]:
-    """A log's lines, shared out.
-
-    Raises:
-        Damaged: a line is of none of these variants.
-    """
-    found: dict[str | None, list[schemas.Line]] = {variant: [] for variant in variants}
-    for line in lines:
-        if line.variant not in found:
-            raise Damaged(path, f"has a line of variant {line.variant}, which the run does not have")
-        found[line.variant].append(line)
-    return found
-
-
-def _rank_rows(key: str, rank: int, lines: Sequence[schemas.Line]) -> dict[str, list[dict[str, Any]]]:
-    steps = [line for line in lines if isinstance(line, schemas.Step)]
-    epochs = [line for line in lines if isinstance(line, schemas.Epoch)]
-    return {
-        "steps": [
-            {"key": key, "rank": rank, **_fields(line), **{f"{name}_s": s for name, s in line.phases.items()}}
-            for line in steps
-        ],
-        "epochs": [{"key": key, **_fields(line)} for line in epochs],
-        "spans": [
-            {
-                "key": key,
-                "rank": rank,
-                "step": line.step,
-                "phase": phase,
-                "start_s": start,
-                "duration_s": took,
-            }
-            for line in steps
-            for phase, start, took in line.spans
-        ],
-    }
-
-
-def _fields(line: schemas.Line) -> dict[str, Any]:
-    """Those that have one value."""
-    return {
-        name: value
-        for name, value in msgspec.structs.asdict(line).items()
-        if name not in ("phases", "spans", "variant")
-    }
+    return frames._replace(runs=runs_frame(rows))
 
 
 def typed(name: str, frame: pd.DataFrame) -> pd.DataFrame:
@@ -270,7 +105,7 @@ def typed(name: str, frame: pd.DataFrame) -> pd.DataFrame:
     return ordered
 
 
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows as objects; columns are named by text, which pandas does not promise."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
@@ -283,7 +118,7 @@ def _stack(name: str, tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat([typed(name, table.reindex(columns=columns)) for table in filled], ignore_index=True)
 
 
-def _runs_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def runs_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """One type per column: where configs disagree (a number here, a word there), the column becomes text."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {name: [None if _missing(row.get(name)) else row[name] for row in rows] for name in names}

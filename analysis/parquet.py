@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import multiprocessing
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -16,8 +18,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import frames as frames_module
+from analysis import attempts as attempts_module
 from analysis import schemas
+from analysis.attempts import newest, of_attempt
 from analysis.files import (
     MOST_LOG_BYTES,
     Damaged,
@@ -26,11 +29,12 @@ from analysis.files import (
     write_atomic,
     write_json,
 )
-from analysis.frames import COLUMNS, NUMBER, Frames, of_attempt, stack, typed
+from analysis.frames import COLUMNS, NUMBER, Frames, records, runs_frame, stack, typed
 from analysis.records import Attempt, Store, fingerprint, left_out, read_recorded
 
 # These need more than the seven digits of a float32: a clock that runs for hours, and exact byte counts.
 FULL_PRECISION = ("start_s", "wire_bytes")
+RUNS_OF_A_PART = 250
 COPY = "copy.json"  # in the folder of an attempt's own tables: what they were when they were written
 # Without these no figure can be drawn.
 OF_EVERY_RUN = (
@@ -45,25 +49,79 @@ def write_parquet(frames: Frames, folder: Path) -> list[Path]:
     Steps and spans are stored as float32, whose seven digits are enough for everything but `FULL_PRECISION`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, frame in zip(Frames._fields, frames, strict=True):
+    return [_write(folder / f"{name}.parquet", [_arrow(name, frame)]) for name, frame in _named(frames)]
+
+
+def collect(store: Store, folder: Path, processes: int = 1) -> tuple[dict[str, int], list[str]]:
+    """All runs of a store as Parquet files in `folder`; returns how many, and what was left out.
+
+    Every log is read and compared with its digest: part by part, by so many processes, so that ten thousand
+    runs need no more memory than the table of their steps.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = store.runs()
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder, ignore_cleanup_errors=True) as parts:
+        paths = [Path(parts) / str(first) for first in range(0, max(1, len(runs)), RUNS_OF_A_PART)]
+        shares = [runs[int(path.name) : int(path.name) + RUNS_OF_A_PART] for path in paths]
+        notes = [note for own in _each_part(store, shares, paths, processes) for note in own]
+        every = [pq.read_table(path / "runs.parquet").to_pandas() for path in paths]
+        rows = runs_frame([row for part in every for row in records(part)])
+        _write(folder / "runs.parquet", [_arrow("runs", rows)])
+        for name in ("steps", "epochs", "spans"):
+            _write(folder / f"{name}.parquet", [path / f"{name}.parquet" for path in paths])
+    counts = {name: pq.read_metadata(folder / f"{name}.parquet").num_rows for name in ("steps", "epochs")}
+    return {"runs": rows["run_id"].nunique(), **counts}, notes
+
+
+def _each_part(
+    store: Store, shares: Sequence[Sequence[str]], paths: Sequence[Path], processes: int
+) -> Iterable[list[str]]:
+    stores = [store] * len(paths)
+    if min(processes, len(paths)) < 2:
+        return [*map(_write_part, stores, shares, paths)]
+    # A forked process could wait for a lock that a thread of this one held.
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return [*pool.map(_write_part, stores, shares, paths)]
+
+
+def _write_part(store: Store, runs: Sequence[str], path: Path) -> list[str]:
+    frames, notes = newest(store, runs)
+    write_parquet(frames, path)
+    return notes
+
+
+def _named(frames: Frames) -> Iterator[tuple[str, pd.DataFrame]]:
+    return zip(Frames._fields, frames, strict=True)
+
+
+def _arrow(name: str, frame: pd.DataFrame) -> pa.Table:
+    if name in ("steps", "spans"):
         floats = [column for column, kind in frame.dtypes.items() if kind == NUMBER]
-        if name in ("steps", "spans"):
-            frame = frame.astype({column: np.float32 for column in floats if column not in FULL_PRECISION})
-        # Without pandas' own metadata, pandas 2 can read what pandas 3 wrote.
-        table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
-        buffer = io.BytesIO()
-        pq.write_table(
-            table,
-            buffer,
-            compression="zstd",
-            use_dictionary=[column for column in frame.columns if column not in floats],
-            use_byte_stream_split=floats,  # makes the files a third smaller
-        )
-        path = folder / f"{name}.parquet"
-        write_atomic(path, buffer.getvalue())
-        paths.append(path)
-    return paths
+        frame = frame.astype({column: np.float32 for column in floats if column not in FULL_PRECISION})
+    # Without pandas' own metadata, pandas 2 can read what pandas 3 wrote.
+    return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+
+
+def _write(path: Path, tables: Sequence[pa.Table | Path]) -> Path:
+    """One file of these tables or files, below each other; what one of them lacks is empty there."""
+    kinds = [pq.read_schema(table) if isinstance(table, Path) else table.schema for table in tables]
+    whole = pa.unify_schemas(kinds, promote_options="permissive")
+    floats = [field.name for field in whole if pa.types.is_floating(field.type)]
+    buffer = io.BytesIO()
+    writer = pq.ParquetWriter(
+        buffer,
+        whole,
+        compression="zstd",
+        use_dictionary=[name for name in whole.names if name not in floats],
+        use_byte_stream_split=floats,  # makes the files a third smaller
+    )
+    with writer:
+        for table in tables:
+            rows = pq.read_table(table) if isinstance(table, Path) else table
+            rows = pa.concat_tables([whole.empty_table(), rows], promote_options="permissive")
+            writer.write_table(rows)
+    write_atomic(path, buffer.getvalue())
+    return path
 
 
 def read_parquet(folder: Path) -> Frames:
@@ -104,7 +162,7 @@ def newest_frames(
 
 
 def cached(attempt: Attempt, folder: Path) -> tuple[Frames, list[str]]:
-    """`frames.of_attempt`, with a copy as Parquet below `folder`.
+    """`attempts.of_attempt`, with a copy as Parquet below `folder`.
 
     The copy never expires: its name says what it was made from, and by which code.
 
@@ -150,7 +208,7 @@ def _write_copy(frames: Frames, kept: Path) -> Frames:
 
 def _origin(attempt: Attempt) -> str:
     """8 digits of a hash over what an attempt's frames follow from: run.json has the digests of its logs."""
-    sha = hashlib.sha256(Path(frames_module.__file__).read_bytes())
+    sha = hashlib.sha256(Path(attempts_module.__file__).read_bytes())
     for name in ("config.json", "run.json"):
         sha.update(read_bytes(attempt.path / name))
     return sha.hexdigest()[:8]

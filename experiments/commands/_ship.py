@@ -17,6 +17,7 @@ from experiments.commands._draw import draw_published, redraw_shipped, runs_of
 from experiments.commands._readme import write_readme
 from experiments.config.folders import Folders
 from experiments.config.plan import configs_of, more_configs_of
+from experiments.launch.local import cores
 
 SHIPPED_PROFILES = ("laptop", "paper")
 VERDICTS, VERDICTS_PAGE = "verdicts.csv", "verdicts.md"
@@ -24,13 +25,9 @@ VERDICTS, VERDICTS_PAGE = "verdicts.csv", "verdicts.md"
 
 def consolidate(folders: Folders) -> Iterator[str]:
     """All valid runs of this checkout into results/records."""
-    runs = folders.store.runs()
-    frames, notes = parquet.newest_frames(folders.store, runs, folders.records, verify=True)
-    folders.records.mkdir(parents=True, exist_ok=True)
-    parquet.write_parquet(frames, folders.records)
+    counts, notes = parquet.collect(folders.store, folders.records, cores())
     yield from notes
-    counts = f"{frames.runs['run_id'].nunique()} runs, {len(frames.steps)} steps, {len(frames.epochs)} epochs"
-    yield f"{counts} in {folders.records}"
+    yield f"{', '.join(f'{count} {name}' for name, count in counts.items())} in {folders.records}"
 
 
 def ship(folders: Folders) -> Iterator[str]:

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from analysis import captions
-from analysis.frames import Frames, empty, from_attempts
+from analysis.attempts import from_attempts
+from analysis.frames import Frames, empty
 from analysis.records import Store
 from tests import synthetic
 

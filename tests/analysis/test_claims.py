@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 
 from analysis import claims, stats, verdicts
+from analysis.attempts import from_attempts
 from analysis.claims import Claim, Kind, Verdict, judge, reduced
-from analysis.frames import Frames, empty, flatten, from_attempts, restrict
+from analysis.frames import Frames, empty, restrict
+from analysis.leaves import flatten
 from analysis.records import Store
 from analysis.stats import Mixed, Value
 from experiments import figures

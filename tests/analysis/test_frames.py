@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from analysis.attempts import from_attempts, of_attempt
 from analysis.files import Damaged
-from analysis.frames import Frames, combine, from_attempts, of_attempt, typed
+from analysis.frames import Frames, combine, typed
 from analysis.records import Store
 from tests import synthetic
 

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
 
-from analysis.frames import Frames, combine, empty, from_attempts, restrict
+from analysis.attempts import from_attempts
+from analysis.frames import Frames, combine, empty, restrict
 from analysis.parquet import cached, newest_frames, read_parquet, write_parquet
 from analysis.records import Store
 from tests import synthetic

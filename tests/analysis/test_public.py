@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from pandas.testing import assert_frame_equal
 
-from analysis.frames import from_attempts
+from analysis.attempts import from_attempts
 from analysis.parquet import read_parquet
 from analysis.public import public, public_provenance
 from analysis.records import Store

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from analysis.attempts import from_attempts, resumptions
 from analysis.files import RankLog
-from analysis.frames import from_attempts, resumptions
 from analysis.parquet import read_parquet, write_parquet
 from analysis.records import Store
 from analysis.steps import warm

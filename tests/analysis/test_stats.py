@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from analysis import stats
-from analysis.frames import Frames, from_attempts, stack
+from analysis.attempts import from_attempts
+from analysis.frames import Frames, stack
 from analysis.records import Store
 from analysis.stats import ANY, POSITIVE, SHARE, Mixed, Value, over_units
 from analysis.steps import breakdown, phase_summary, step_seconds

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.frames import Frames, from_attempts, of_attempt
+from analysis.attempts import from_attempts, of_attempt
+from analysis.frames import Frames
 from analysis.records import Store
 from analysis.steps import WINDOW, breakdown, step_seconds, warm, warm_up
 from tests import synthetic

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from analysis.frames import from_attempts
+from analysis.attempts import from_attempts
 from analysis.parquet import read_parquet
 from analysis.records import run_id
 from experiments import figures

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from analysis import style
-from analysis.frames import Frames, empty, from_attempts, restrict
+from analysis.attempts import from_attempts
+from analysis.frames import Frames, empty, restrict
 from analysis.parquet import read_parquet, write_parquet
 from analysis.records import Store
 from experiments import figures

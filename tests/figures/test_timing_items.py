@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.frames import Frames, from_attempts
+from analysis.attempts import from_attempts
+from analysis.frames import Frames
 from analysis.published import jobs, rederived
 from analysis.records import Store, variant_configs
 from analysis.steps import step_seconds, warm

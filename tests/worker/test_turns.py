@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.frames import of_attempt
+from analysis.attempts import of_attempt
 from analysis.records import Attempt, Store
 from analysis.stats import slowdown
 from analysis.steps import warm

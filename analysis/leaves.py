@@ -1,0 +1,110 @@
+"""Configurations as flat leaves: which of them vary among several runs, and labels that show just those."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from analysis.records import IMPLIED
+
+# In the order of a label; what is not listed stands between them and the seed, as the configuration has it.
+FIRST, LAST = ("method.name", "method.density"), ("task.name", "workers", "seed")
+# A choice of one of these brings leaves of its own, which are compared only where the choice is the same.
+CHOICES = ("method", "task", "cluster", "cluster.link")
+# Named after its choice, or of turns, which have a column of their own.
+SILENT = ("cluster.where", "variants", "alternate")
+# Alone or among equals, a run is told by these.
+TELLING = ("method.name", "method.density", "task.name", "seed")
+
+
+def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}; lists become JSON text, so that every cell is one plain value."""
+    flat: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = json.dumps(value) if isinstance(value, list) else value
+    return flat
+
+
+def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The dotted leaves in which these configurations differ, in the order of a label.
+
+    A hyperparameter that only some methods have varies where these runs of one method differ in it; the
+    density, which is what methods are compared by, also where methods do.
+    """
+    rows = [{**_implied(), **flatten(config)} for config in configs]
+    names = dict.fromkeys(name for row in rows for name in row if not name.startswith(SILENT))
+    return sorted(filter(lambda name: _varies(name, rows), names), key=_place(list(names)))
+
+
+def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A label of each configuration that shows what varies among them: `topk density=0.01 seed=2`.
+
+    The method always comes first. Where nothing varies, they are told by method, density, task and seed.
+    """
+    shown = varying(configs) or TELLING
+    return [label_of(config, shown) for config in configs]
+
+
+def label_of(config: Mapping[str, Any], shown: Iterable[str]) -> str:
+    """The label of one configuration, of these leaves; what takes turns is named by its variants."""
+    flat = {**_implied(), **flatten(config)}
+    taking_turns = [part["name"] for part in config.get("variants") or []]
+    words = [", ".join(taking_turns) + " in turns" if taking_turns else str(flat["method.name"])]
+    for name in shown:
+        of_the_first = taking_turns and name.startswith("method.")
+        if name != "method.name" and flat.get(name) is not None and not of_the_first:
+            words.append(f"{short(name)}={plain(flat[name])}")
+    return " ".join(words)
+
+
+def short(name: str) -> str:
+    """A leaf as labels call it."""
+    if name in ("task.name", "cluster.name", "cluster.link.name"):
+        return name.removesuffix(".name").rpartition(".")[2]
+    return name.removeprefix("method.")
+
+
+def plain(value: Any) -> str:
+    """0.01, fused, true: as the command line takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value).replace(" ", "")
+
+
+def _varies(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    choice = next((choice for choice in reversed(CHOICES) if name.startswith(f"{choice}.")), None)
+    if choice is None or name == f"{choice}.name":
+        return len({_key(row.get(name)) for row in rows}) > 1
+    if name == "method.density":
+        return len({_key(row[name]) for row in rows if name in row}) > 1
+    found: dict[Any, set[str]] = {}
+    for row in rows:
+        if name in row:
+            found.setdefault(row.get(f"{choice}.name"), set()).add(_key(row[name]))
+    return any(len(values) > 1 for values in found.values())
+
+
+def _key(value: Any) -> str:
+    return (
+        repr(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)
+    )
+
+
+def _place(names: Sequence[str]) -> Any:
+    def of(name: str) -> tuple[int, int]:
+        if name in FIRST:
+            return 0, FIRST.index(name)
+        if name in LAST:
+            return 3, LAST.index(name)
+        return 1 if name.startswith("method.") else 2, names.index(name)
+
+    return of
+
+
+def _implied() -> dict[str, Any]:
+    """What records mean that lack a field which was added later."""
+    return {name: value for name, value in IMPLIED.items() if name != "variants"}
