@@ -1,1 +1,19 @@
 """What do the numbers say? From records to frames, statistics, verdicts and figures; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # most of what imports this package does without pandas
+    from analysis.frames import Frames
+
+TABLES = ("runs", "steps", "epochs", "spans")
+
+
+def load(results: Path | str | None = None, tables: Iterable[str] = TABLES) -> Frames:
+    """Every run there is, own and shipped, as tidy frames: see `analysis.loading.load`."""
+    from analysis import loading
+
+    return loading.load(results, tables)

@@ -5,14 +5,17 @@ Statistics, claims and figures read frames, never records. analysis/parquet.py s
 
 from __future__ import annotations
 
+import difflib
 import json
+import keyword
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.leaves import flatten
+from analysis.leaves import flatten, labels
 
 # In the order of a step. `synchronize` and `validate` occur in mode as_published only.
 PHASES = (
@@ -24,6 +27,9 @@ STEP_NUMBERS = (
     "wire_bytes", "host_syncs", "density", "update_density", "residual_norm", "loss", "lr",
 )  # fmt: skip
 EPOCH_MEANS = ("wire_bytes", "host_syncs", "density", "update_density")  # of rank 0's steps
+# In an expression: a text, or a name with its dots; not the exponent of a number.
+NAMES = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`|(?<![\w.@])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*""")
+WORDS = {*keyword.kwlist, "nan"}
 TEXT, WHOLE, NUMBER = object, np.int64, np.float64
 COLUMNS: dict[str, dict[str, type]] = {
     "runs": {"key": TEXT, "run_id": TEXT},
@@ -79,6 +85,59 @@ def stack(parts: Sequence[Frames]) -> Frames:
     runs = runs_frame([row for part in parts for row in records(part.runs)])
     tables = {name: [getattr(part, name) for part in parts] for name in ("steps", "epochs", "spans")}
     return Frames(runs, *(_stack(name, of_parts) for name, of_parts in tables.items()))
+
+
+def query(frames: Frames, expression: str) -> Frames:
+    """The runs for which an expression is true, with their steps, epochs and spans.
+
+        query(frames, "method.name == 'topk' and method.density <= 0.01")
+
+    Args:
+        expression: what `pandas.DataFrame.query` takes, over the columns of `runs`; dotted names need no
+            quotes.
+
+    Raises:
+        ValueError: it names a column that there is not, or can't be read.
+    """
+    quoted = NAMES.sub(lambda found: _as_column(found[0], list(frames.runs.columns)), expression)
+    try:
+        chosen = frames.runs.query(quoted, engine="python")
+    except Exception as error:  # whatever Python and pandas raise for what is no expression over columns
+        raise ValueError(f"{expression!r} can't be evaluated: {error}") from error
+    if not isinstance(chosen, pd.DataFrame):
+        raise ValueError(f"{expression!r} says of no run whether it is meant")
+    return restrict(frames, chosen["key"])
+
+
+def label(runs: pd.DataFrame) -> pd.Series[Any]:
+    """By key, a label of each of these runs that shows what varies among them: `topk density=0.01 seed=2`."""
+    configs = [json.loads(text) for text in runs["config_json"]]
+    variants = runs["variant"] if "variant" in runs else pd.Series(None, runs.index, dtype=object)
+    texts = [
+        f"{variant}:{text}" if isinstance(variant, str) and not text.startswith(variant) else text
+        for variant, text in zip(variants, labels(configs), strict=True)
+    ]
+    by_key: pd.Series[Any] = pd.Series(texts, index=runs["key"], dtype=object)
+    return by_key
+
+
+def _as_column(word: str, columns: Sequence[str]) -> str:
+    """A name of an expression as `DataFrame.query` wants it; texts, numbers and words of Python as they are.
+
+    Raises:
+        ValueError: no such column.
+    """
+    if word[0] in "'\"`" or word in WORDS:
+        return word
+    parts = word.split(".")
+    for length in range(len(parts), 0, -1):  # `items.str.contains`: a column, and what pandas does with it
+        if (name := ".".join(parts[:length])) in columns:
+            return ".".join([f"`{name}`", *parts[length:]])
+    close = difflib.get_close_matches(word, columns, 3)
+    advice = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise ValueError(
+        f"no column {word!r} in runs{advice} (docs/records.md lists them; texts stand in quotes)"
+    )
 
 
 def with_provenance(frames: Frames, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Frames:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.records import IMPLIED
 
-# In the order of a label; what is not listed stands between them and the seed, as the configuration has it.
-FIRST, LAST = ("method.name", "method.density"), ("task.name", "workers", "seed")
+# What tells runs apart is looked for in this order, then among the method's own leaves and the others.
+TOLD_BY = (
+    "method.name", "method.density", "task.name", "workers", "cluster.name", "cluster.link.name",
+    "timing.mode", "seed",
+)  # fmt: skip
 # A choice of one of these brings leaves of its own, which are compared only where the choice is the same.
 CHOICES = ("method", "task", "cluster", "cluster.link")
-# Named after its choice, or of turns, which have a column of their own.
+# The method and the density are shown wherever they vary, also where other leaves tell the same runs apart.
+SHOWN = TOLD_BY[:2]
+# It follows from the cluster's name, or is about turns, whose variants are named.
 SILENT = ("cluster.where", "variants", "alternate")
 # Alone or among equals, a run is told by these.
 TELLING = ("method.name", "method.density", "task.name", "seed")
@@ -30,14 +35,23 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The dotted leaves in which these configurations differ, in the order of a label.
+    """The dotted leaves that tell these configurations apart, in the order of a label.
 
-    A hyperparameter that only some methods have varies where these runs of one method differ in it; the
-    density, which is what methods are compared by, also where methods do.
+    A leaf that follows from others is left out. A method's hyperparameter varies where runs of this method
+    differ in it; the density, by which methods are compared, also where methods do.
     """
     rows = [{**_implied(), **flatten(config)} for config in configs]
     names = dict.fromkeys(name for row in rows for name in row if not name.startswith(SILENT))
-    return sorted(filter(lambda name: _varies(name, rows), names), key=_place(list(names)))
+    told: list[tuple[str, ...]] = [()] * len(rows)
+    found = list[str]()
+    for name in sorted(names, key=_order(list(names))):
+        if not _varies(name, rows):
+            continue
+        finer = [(*before, _key(row.get(name))) for before, row in zip(told, rows, strict=True)]
+        if name in SHOWN or len(set(finer)) > len(set(told)):
+            told = finer
+            found.append(name)
+    return sorted(found, key=lambda name: (name not in SHOWN, name == "seed", not name.startswith("method.")))
 
 
 def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -94,13 +108,11 @@ def _key(value: Any) -> str:
     )
 
 
-def _place(names: Sequence[str]) -> Any:
+def _order(names: Sequence[str]) -> Callable[[str], tuple[int, int]]:
     def of(name: str) -> tuple[int, int]:
-        if name in FIRST:
-            return 0, FIRST.index(name)
-        if name in LAST:
-            return 3, LAST.index(name)
-        return 1 if name.startswith("method.") else 2, names.index(name)
+        if name in TOLD_BY:
+            return 0, TOLD_BY.index(name)
+        return 1 + (not name.startswith("method.")), names.index(name)
 
     return of
 

@@ -8,7 +8,7 @@ import io
 import multiprocessing
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -124,13 +124,14 @@ def _write(path: Path, tables: Sequence[pa.Table | Path]) -> Path:
     return path
 
 
-def read_parquet(folder: Path) -> Frames:
-    """The frames in `folder`; a frame without a file is empty.
+def read_parquet(folder: Path, names: Collection[str] = Frames._fields) -> Frames:
+    """The frames in `folder`; a frame without a file, and one that is not among `names`, is empty.
 
     Raises:
         Damaged: a file is no table, or not one of these.
     """
-    return Frames(*(_read_table(folder / f"{name}.parquet") for name in Frames._fields))
+    paths = (folder / f"{name}.parquet" for name in Frames._fields)
+    return Frames(*(_read_table(path) if path.stem in names else _as_table(path, None) for path in paths))
 
 
 def newest_frames(

@@ -52,7 +52,7 @@ def warm(frames: Frames, key: str) -> Warm:
     than its warm-up is left out as a whole, unless no other steps would remain.
     """
     steps = frames.steps[frames.steps["key"] == key]
-    if steps["block"].notna().any():
+    if "block" in steps and steps["block"].notna().any():
         return _of_turns(steps)
     run = frames.runs[frames.runs["key"] == key].iloc[0]
     slowest = steps.groupby("step")["step_s"].max().sort_index()
@@ -101,7 +101,7 @@ def _slowest(warm_steps: pd.DataFrame) -> pd.Series[float]:
 
 
 def _phases(warm_steps: pd.DataFrame) -> pd.DataFrame:
-    columns = ["step_s", *(f"{phase}_s" for phase in PHASES)]
+    columns = ["step_s", *(f"{phase}_s" for phase in PHASES if f"{phase}_s" in warm_steps)]
     steps = warm_steps.set_index("step")[columns].dropna(axis="columns", how="all")
     # A phase that only one rank has (validate) takes no time on the others.
     table: pd.DataFrame = (

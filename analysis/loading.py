@@ -1,0 +1,133 @@
+"""Every record there is: this checkout's own runs and those that the repository ships."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+
+from analysis import TABLES
+from analysis.attempts import newest
+from analysis.files import Damaged, read_as
+from analysis.frames import Frames, empty, restrict, stack, typed
+from analysis.outcomes import OUTCOMES, with_outcomes
+from analysis.parquet import read_parquet
+from analysis.records import IMPLIED, Store
+from analysis.schemas import Index
+
+ROOT = Path(__file__).parent.parent
+OWN, SHIPPED = "own", "shipped"
+
+
+def load(results: Path | str | None = None, tables: Iterable[str] = TABLES) -> Frames:
+    """All runs as frames, own and shipped, without columns that are empty; see analysis/columns.py.
+
+    A run that is both is taken from the own ones. What `collect` has put into tables is read from there, only
+    newer runs from their logs.
+
+    Args:
+        results: the folder of results; by default $SPARSIFY_RESULTS, else results/ of this checkout.
+        tables: those that are needed; the others are left empty. `runs` alone is read in a moment.
+
+    Raises:
+        Damaged: a table is not as it was written.
+    """
+    folder = Path(results or os.environ.get("SPARSIFY_RESULTS") or ROOT / "results")
+    parts = {OWN: own(folder, tables)[0], SHIPPED: _read(ROOT / "results" / "shipped", tables)}
+    known = set(parts[OWN].runs["run_id"])
+    parts[SHIPPED] = restrict(
+        parts[SHIPPED], parts[SHIPPED].runs["key"][~parts[SHIPPED].runs["run_id"].isin(known)]
+    )
+    both = stack([_from(source, part) for source, part in parts.items()])
+    return tidy(both._replace(runs=_with_names(both.runs, folder)))
+
+
+def own(results: Path, tables: Iterable[str] = TABLES) -> tuple[Frames, list[str]]:
+    """This checkout's runs: from the tables of `collect`, and newer ones from their logs; and a line on each
+    that had to be left out."""
+    store, collected = Store(results / "runs"), _read(results / "records", tables)
+    known = dict(zip(collected.runs["run_id"], collected.runs.get("attempt", ()), strict=False))
+    newer, there = list[str](), set[str]()
+    for run in store.runs():
+        attempts = store.attempts(run)
+        if attempts and attempts[-1].number == known.get(run):
+            there.add(run)
+        elif attempts:
+            newer.append(run)
+    fresh, notes = newest(store, newer)
+    there |= set(known) & (set(newer) - set(fresh.runs["run_id"]))  # its newest attempt is not whole yet
+    kept = restrict(collected, collected.runs["key"][collected.runs["run_id"].isin(there)])
+    return stack([kept, _only(fresh, tables)]) if newer else kept, notes
+
+
+def tidy(frames: Frames) -> Frames:
+    """Without empty columns; what older records imply stands in them."""
+    runs = frames.runs
+    for name, value in IMPLIED.items():
+        if name in runs and value not in (None, {}):
+            runs = runs.assign(**{name: runs[name].where(runs[name].notna(), _as(runs[name], value))})
+    full = frames._replace(runs=runs)
+    return Frames(*(frame.dropna(axis="columns", how="all") if len(frame) else frame for frame in full))
+
+
+def names_of(results: Path) -> dict[str, dict[str, list[str]]]:
+    """By run, the `items` and `sweeps` that it belongs to, from the notes of figures and of sweeps."""
+    found: dict[str, dict[str, list[str]]] = {"items": {}, "sweeps": {}}
+    folders = {
+        results / "records" / "figures": "items",
+        ROOT / "results" / "shipped" / "figures": "items",
+        results / "records" / "sweeps": "sweeps",
+    }
+    for folder, column in folders.items():
+        for path in sorted(folder.glob("*.json")):
+            name = path.stem.rpartition("-")[0] if column == "items" else path.stem
+            for run in _index(path):
+                names = found[column].setdefault(run, [])
+                names += [] if name in names else [name]
+    return found
+
+
+def _index(path: Path) -> list[str]:
+    """The runs that a note lists; none where it is damaged, for then nobody knows."""
+    try:
+        index = read_as(path, Index)
+    except Damaged:
+        return []
+    return index.runs if index else []
+
+
+def _read(folder: Path, tables: Iterable[str]) -> Frames:
+    """The tables in a folder, of those asked for; outcomes are computed where they were not stored."""
+    path = folder / "runs.parquet"
+    if not path.is_file():
+        return empty()
+    if set(tables) == {"runs"} and set(OUTCOMES) <= set(pq.read_schema(path).names):
+        return read_parquet(folder, ["runs"])
+    return _only(with_outcomes(read_parquet(folder)), tables)
+
+
+def _only(frames: Frames, tables: Iterable[str]) -> Frames:
+    left_out = set(TABLES) - {"runs", *tables}
+    return frames._replace(**{name: typed(name, pd.DataFrame()) for name in left_out})
+
+
+def _from(source: str, frames: Frames) -> Frames:
+    return frames._replace(runs=frames.runs.assign(source=source))
+
+
+def _with_names(runs: pd.DataFrame, results: Path) -> pd.DataFrame:
+    named: pd.DataFrame = runs.copy(deep=False)
+    for column, of_runs in names_of(results).items():
+        names = [", ".join(of_runs.get(run, ())) or None for run in runs["run_id"]]
+        named[column] = pd.Series(names, named.index, dtype=object)
+    return named
+
+
+def _as(column: pd.Series[Any], value: Any) -> Any:
+    """The value as the column holds such: as text where it holds text."""
+    is_text = column.dropna().map(lambda one: isinstance(one, str)).any()
+    return str(value).lower() if is_text and isinstance(value, bool) else value
