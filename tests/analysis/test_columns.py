@@ -37,14 +37,15 @@ def test_every_column_that_is_written_is_described_and_every_description_is_of_o
     everything: Frames,
 ) -> None:
     for frame, table in zip(Frames._fields, everything, strict=True):
-        assert [name for name in table if columns.describe(frame, name) is None] == []
+        names = [str(name) for name in table]
+        assert [name for name in names if columns.describe(frame, name) is None] == []
         idle = [
             column.name
             for column in columns.COLUMNS[frame]
-            if not any(fnmatchcase(name, column.name) for name in table)
+            if not any(fnmatchcase(name, column.name) for name in names)
         ]
         assert idle == [], frame
-        assert [name for name in table if table[name].isna().all()] == []
+        assert [name for name in names if table[name].isna().all()] == []
 
 
 def test_a_column_is_described_once_and_its_unit_is_the_one_in_its_name() -> None:
