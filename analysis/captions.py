@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.frames import Frames
+from analysis.numbers import number
 from analysis.steps import ENOUGH_RUNS, Warm, precisions, warm
 from analysis.style import look, method_id
 
@@ -43,6 +44,11 @@ def listed(items: Iterable[object]) -> str:
 
 def is_simulated(frames: Frames) -> bool:
     return any(values(frames, "simulated"))
+
+
+def simulated(frames: Frames) -> str:
+    """Behind the name of a quantity: ', simulated' where virtual ranks made its times."""
+    return ", simulated" if is_simulated(frames) else ""
 
 
 def is_on(frames: Frames, hardware: str) -> bool:
@@ -145,9 +151,9 @@ def _end(frames: Frames, run: dict[Any, Any]) -> str:
     """What a group had reached when its turns ended."""
     variants = frames.runs[frames.runs["group"] == run["group"]]["variant"]
     width = run["alternated.half_width"]
-    known = f"{100 * width:.1f} %" if width is not None and np.isfinite(width) else "unknown"
+    known = f"{number(100 * width)} %" if width is not None and np.isfinite(width) else "unknown"
     reached: str = f"the least certain ratio to {look(variants.iloc[0]).label} had a half-width of {known}"
-    at_limit = f" at the limit of {run['alternate.limit_min']:g} minutes"
+    at_limit = f" at the limit of {number(run['alternate.limit_min'])} minutes"
     return reached + (at_limit if run["alternated.stopped"] == "limit" else "")
 
 

@@ -32,6 +32,7 @@ from typing import Any, Literal, get_args
 
 from analysis import captions
 from analysis.frames import Frames
+from analysis.numbers import number, with_unit
 from analysis.stats import Mixed, Value
 
 Kind = Literal["absolute", "ratio", "shape", "ordering", "limit"]
@@ -114,16 +115,23 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """The word, and what must be read with it: n, the reason, the horizon, the scale."""
-        word: str = self.word
-        if word == "indicated":
+        """The verdict where it stands alone: no scale is told above it."""
+        scale = (
+            [] if self.word in UNDECIDED else [mark for mark in (REDUCED, SIMULATED) if mark in self.scale]
+        )
+        said = "; ".join(filter(None, (self.because, *scale)))
+        return f"{self.word} ({said})" if said else self.word
+
+    @property
+    def because(self) -> str:
+        """What must be read with the word: n, the reason, the horizon."""
+        said = [self.reason] if self.word in ("not comparable", "inconclusive", "indicated") else []
+        if self.word == "indicated":
             assert self.ours is not None, "what is indicated was measured"
-            word = f"indicated (n = {self.ours.n}): {self.reason}"
-        said = [self.reason] if self.word in ("not comparable", "inconclusive") else []
+            said.insert(0, f"n = {self.ours.n}")
         if self.word not in UNDECIDED:
-            said += [self.flips, *(mark for mark in (REDUCED, SIMULATED) if mark in self.scale)]
-        said = [part for part in said if part]
-        return f"{word} ({'; '.join(said)})" if said else word
+            said.append(self.flips)
+        return "; ".join(filter(None, said))
 
 
 def reduced(frames: Frames, declared: Mapping[str, Any] | None) -> str:
@@ -148,10 +156,6 @@ def judge(claims: Iterable[Claim], frames: Frames, scale: str) -> list[Verdict]:
     return [_judge(claim, frames, scale) for claim in claims]
 
 
-def with_unit(value: float, unit: str) -> str:
-    return "never" if math.isinf(value) else f"{digits(value)} {unit}".strip()
-
-
 def _difference(frames: Frames, column: str, paper: Any) -> str:
     """'batch 16 instead of 128'; empty where no run differs."""
     runs = frames.runs
@@ -169,7 +173,7 @@ def _difference(frames: Frames, column: str, paper: Any) -> str:
 def _plain(value: Any) -> str:
     if isinstance(value, str):
         return "none" if value == "[]" else value
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
+    return number(value)
 
 
 def _judge(claim: Claim, frames: Frames, scale: str) -> Verdict:
@@ -238,7 +242,7 @@ def _word(claim: Claim, ours: Value) -> tuple[Word, str]:
         return "inconclusive", f"the interval includes the limit {limits}"
     wide_low, wide_high = claim.band(PARTLY)
     if claim.is_published and wide_low < least and most < wide_high:
-        return "partly", f"the interval lies within {PARTLY:g} times the tolerance"
+        return "partly", f"the interval lies within {number(PARTLY)} times the tolerance"
     return ("not reproduced" if claim.is_published else "does not hold"), "the interval lies outside the band"
 
 
@@ -256,13 +260,5 @@ def _flips(claim: Claim, frames: Frames) -> str:
         return ""
     if math.isinf(at.value):
         return "not so at the end of every run"
-    steps = captions.listed(f"{steps:,}" for steps in captions.values(frames, "steps_total"))
-    return f"so from step {at.value:,.0f} of {steps} on"
-
-
-def digits(value: float) -> str:
-    """Four significant digits or the whole part, at most six decimals, no exponent."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    decimals = max(0, 3 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(decimals, 6)}f}".rstrip("0").rstrip(".") if decimals else f"{value:,.0f}"
+    steps = captions.listed(number(steps) for steps in captions.values(frames, "steps_total"))
+    return f"so from step {number(round(at.value))} of {steps} on"

@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch as Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
+from analysis.numbers import number
 from analysis.stats import Value
 from analysis.style import PHASE_LABELS, PHASE_LOOKS, Look
 
@@ -222,7 +223,7 @@ def factor_ticks(axes: Axes) -> None:
     axes.set_xlim(low / 1.1, high * 1.6)
     ticks = [tick for tick in FACTORS if low / 1.1 <= tick <= high * 1.6]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(True, axis="x")
 
@@ -257,25 +258,8 @@ def log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
     """A logarithmic y axis with plain numbers at these ticks."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(FixedLocator(list(ticks)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def number(value: float) -> str:
-    """Three significant digits: 0.0123, 1.23, 12.3, 123, 12,345."""
-    if value == 0 or not np.isfinite(value):
-        return f"{value:g}"
-    decimals = max(0, 2 - int(np.floor(np.log10(abs(value)))))
-    return f"{value:,.{decimals}f}"
-
-
-def with_interval(value: Value | None) -> str:
-    """'1.23 [1.10, 1.40]', or '-' where there is no number."""
-    if value is None or np.isnan(value.value):
-        return "-"
-    if value.low is None or value.high is None:
-        return number(value.value)
-    return f"{number(value.value)} [{number(value.low)}, {number(value.high)}]"
 
 
 def _fill(origin: str, colour: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Verdicts as people and programs read them: the Markdown table, its counts, its notes, and the CSV file."""
+"""Verdicts as people and programs read them: the table, its counts, its notes, and the CSV file."""
 
 from __future__ import annotations
 
@@ -8,32 +8,51 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from analysis import captions
-from analysis.claims import REDUCED, SIMULATED, WORDS, Claim, Verdict, Word, about, digits, with_unit
-from analysis.stats import PRINTED
+import pandas as pd
 
+from analysis import captions
+from analysis.claims import REDUCED, SIMULATED, WORDS, Claim, Verdict, Word, about
+from analysis.numbers import ABSENT, interval, number, with_unit
+from analysis.stats import PRINTED
+from analysis.tables import Table
+
+NOTHING = "Nothing here is judged: the figure draws what was measured, and the paper gives no number."
 COLUMNS = (
     "item", "claim", "paper", "ours", "low", "high", "n", "unit", "verdict", "scale", "reason", "of", "group",
 )  # fmt: skip
 Row = tuple[str, Verdict]  # an item's name, and one of its verdicts
 
 
-def table(rows: Iterable[Row]) -> str:
-    """(item, verdict) rows as a Markdown table, and below it what their scale is."""
+def as_table(rows: Iterable[Row]) -> Table:
+    """The word first, then the claim and both numbers; what is reduced stands once, above."""
     rows = list(rows)
-    if not rows:
-        return "Nothing here is judged: the figure draws what was measured, and the paper gives no number.\n"
-    lines = ["| item | claim | paper | ours | verdict |", "|---|---|---|---|---|"]
-    for item, verdict in rows:
-        claim = verdict.claim
-        cells = (item, claim.text, paper_text(claim), ours_text(verdict), verdict.text)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    items = list(dict.fromkeys(item for item, _ in rows))
+    lines = [
+        {
+            "verdict": verdict.word,
+            "item": item,
+            "claim": verdict.claim.text,
+            "paper": paper_text(verdict.claim),
+            "ours": ours_text(verdict),
+            "because": verdict.because,
+        }
+        for item, verdict in rows
+    ]
+    columns = ["verdict", "item", "claim", "paper", "ours", "because"]
+    frame = pd.DataFrame(lines, columns=[column for column in columns if column != "item" or len(items) > 1])
+    return Table(scale(rows), frame)
+
+
+def scale(rows: Iterable[Row]) -> str:
+    """What is reduced, and in which items; empty where nothing is."""
+    rows = list(rows)
     scales: dict[str, dict[str, None]] = {}  # what is reduced -> the items, in their order
     for item, verdict in rows:
         if verdict.scale.startswith(REDUCED):
             scales.setdefault(verdict.scale.partition(";")[0], {})[item] = None
-    below = [f"\n{captions.listed(items)}: {scale}." for scale, items in scales.items()]
-    return "\n".join(lines + below) + "\n"
+    if len({item for item, _ in rows}) == 1:
+        return "; ".join(scales).capitalize()
+    return "; ".join(f"{captions.listed(items)}: {reduced}" for reduced, items in scales.items())
 
 
 def counts(rows: Iterable[Row]) -> dict[Word, int]:
@@ -50,13 +69,9 @@ def counts(rows: Iterable[Row]) -> dict[Word, int]:
     return {word: found[word] for word in WORDS if found[word]}
 
 
-def counts_table(rows: Iterable[Row]) -> str:
-    """`counts` as a Markdown table."""
-    found = counts(rows)
-    lines = (
-        "| " + " | ".join(cells) + " |" for cells in (found, ["---"] * len(found), map(str, found.values()))
-    )
-    return "\n".join(lines) + "\n"
+def counts_table(rows: Iterable[Row]) -> Table:
+    """`counts`, a column for each word."""
+    return Table("", pd.DataFrame([counts(rows)]))
 
 
 def as_csv(rows: Iterable[Row]) -> str:
@@ -90,18 +105,18 @@ def paper_text(claim: Claim) -> str:
     """The paper's value as it was published, with its unit."""
     if isinstance(claim.paper, int | float):
         return f"{claim.paper:,} {claim.unit}".strip()
-    return claim.paper or "-"
+    return claim.paper or ABSENT
 
 
 def ours_text(verdict: Verdict) -> str:
     """Our value, its interval and n; times from virtual ranks are marked."""
     value, unit = verdict.ours, verdict.claim.unit
     if value is None or math.isnan(value.value):
-        return "-"
+        return ABSENT
     text = with_unit(value.value, unit)
-    if value.low is not None and value.high is not None and value.of != PRINTED:
-        text += f" [{digits(value.low)}, {digits(value.high)}]"
-    simulated = ", *simulated*" if verdict.claim.timed and SIMULATED in verdict.scale else ""
+    if value.of != PRINTED:
+        text = f"{text} {interval(value)}".strip()
+    simulated = ", simulated" if verdict.claim.timed and SIMULATED in verdict.scale else ""
     return f"{text} (n = {value.n} {value.of if value.n != 1 else value.of.removesuffix('s')}{simulated})"
 
 
@@ -113,7 +128,7 @@ def rule(claim: Claim) -> str:
     elif claim.kind == "limit":
         band = f"Holds up to {with_unit(high, claim.unit)}."
     else:
-        band = f"Holds from {digits(low)} to {with_unit(high, claim.unit)}."
+        band = f"Holds from {number(low)} to {with_unit(high, claim.unit)}."
     return " ".join(filter(None, (band, _only(claim))))
 
 

@@ -12,6 +12,7 @@ from analysis.files import Damaged, read_as, write_atomic, write_json
 from analysis.frames import Frames, empty, restrict
 from analysis.schemas import Index
 from analysis.style import save
+from analysis.tables import Table
 from experiments import figures
 from experiments.commands._make import say
 from experiments.config.folders import Folders
@@ -29,7 +30,7 @@ class Drawn:
     item: str
     profile: str
     picture: Path
-    table: str  # Markdown
+    verdicts: Table
     source: str  # whose records
 
 
@@ -54,7 +55,7 @@ def draw(
     remarks = "".join(f"- {note}\n" for note in (f"Drawn from {source}.", *notes))
     page = figures.page(item, frames, profile, name, judged)
     write_atomic(folder / f"{name}.md", f"{page}\n{remarks}")
-    return Drawn(item, profile, picture, verdicts.table((item, verdict) for verdict in judged), source)
+    return Drawn(item, profile, picture, verdicts.as_table((item, verdict) for verdict in judged), source)
 
 
 def draw_published(item: str, folder: Path) -> Drawn:

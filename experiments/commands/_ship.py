@@ -131,6 +131,6 @@ def verdicts_page(rows: Sequence[verdicts.Row]) -> str:
         "On the records that this repository ships; claims of one cause are counted once. Each item's page, "
         "in [figures](figures), says machine, data and how each number was read; "
         f"[{VERDICTS}]({VERDICTS}) has the same as data.\n\n"
-        f"{verdicts.counts_table(rows)}\n## Judged\n\n{verdicts.table(judged)}\n"
-        f"## Not comparable, or not run\n\n{verdicts.table(others)}"
+        f"{verdicts.counts_table(rows).markdown()}\n## Judged\n\n{verdicts.as_table(judged).markdown()}\n"
+        f"## Not comparable, or not run\n\n{verdicts.as_table(others).markdown()}"
     )

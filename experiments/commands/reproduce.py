@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from analysis import verdicts
 from analysis.records import run_id
 from experiments import figures
 from experiments.commands._draw import Drawn, draw_local, draw_published
@@ -38,7 +39,8 @@ def reproduce(words: ItemsAndSettings, *, all: bool = False, force: bool = False
     how = {"force": is_forced(force), "more": all}
     drawn = [or_exit(partial(reproduce_item, item, overrides, Folders(), **how)) for item in items]
     for figure in drawn:
-        print(f"\n{figure.table}\n\n{figure.item}: {figure.picture}")
+        judged = figure.verdicts.markdown() if len(figure.verdicts.frame) else verdicts.NOTHING
+        print(f"\n{judged}\n\n{figure.item}: {figure.picture}")
     return 0
 
 

@@ -17,6 +17,7 @@ PARTS = ("TITLE", "runs", "draw", "claims", "caption")
 if TYPE_CHECKING:  # listing the items must not wait for pandas
     from analysis.claims import Verdict
     from analysis.frames import Frames
+    from analysis.tables import Table
 
 
 def items() -> dict[str, str]:
@@ -76,18 +77,27 @@ def judge(item: str, frames: Frames) -> list[Verdict]:
     return claims.judge(figure.claims(), frames, claims.reduced(frames, getattr(figure, "SCALE", None)))
 
 
+def tables(item: str, frames: Frames) -> list[Table]:
+    """The numbers behind a picture; empty where its file has no `table`."""
+    figure = load(item)
+    found: Table | list[Table] = figure.table(frames) if hasattr(figure, "table") else []
+    return found if isinstance(found, list) else [found]
+
+
 def page(item: str, frames: Frames, profile: str, picture: str, verdicts: list[Verdict]) -> str:
     """The item as Markdown: picture, caption, verdicts, tables of numbers, the reasons of the tolerances."""
-    from analysis import verdicts as as_text
+    from analysis import tables as written
+    from analysis import verdicts as judged
 
     figure = load(item)
     is_drawn = len(frames.runs) > 0 or profile == PUBLISHED
     parts = [f"# {item}: {figure.TITLE}\n"]
     if is_drawn:
         parts += [f"![{item}]({picture}.png)\n", f"{figure.caption(frames, profile)}\n"]
-    parts += ["## Verdicts\n", as_text.table((item, verdict) for verdict in verdicts)]
-    if hasattr(figure, "table") and is_drawn:
-        parts += ["## Numbers\n", figure.table(frames)]
+    rows = [(item, verdict) for verdict in verdicts]
+    parts += ["## Verdicts\n", judged.as_table(rows).markdown() if rows else f"{judged.NOTHING}\n"]
+    if is_drawn and (numbers := tables(item, frames)):
+        parts += ["## Numbers\n", written.markdown(numbers)]
     if verdicts:
-        parts += ["## How each number was read, and when it counts as reproduced\n", as_text.notes(verdicts)]
+        parts += ["## How each number was read, and when it counts as reproduced\n", judged.notes(verdicts)]
     return "\n".join(parts)

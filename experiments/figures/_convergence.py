@@ -8,6 +8,7 @@ from typing import NamedTuple
 from analysis import captions, plots, published, style
 from analysis.claims import Claim
 from analysis.frames import Frames
+from analysis.numbers import number
 from analysis.stats import Value, curve, final
 from experiments.figures import _yoon2022 as yoon2022
 
@@ -97,7 +98,9 @@ def cut(found: Iterable[str], column: str, log: Sequence[float]) -> str:
     """What of the published curves of these methods the logarithmic axis does not show; empty if nothing."""
     jobs = [published.by_machine(method, PUBLISHED[column]) for method in found]
     highest = max(float(table.max().max()) for table in jobs)
-    return f" The axis is cut: a published job rises to {highest:.0f}." if highest > ABOVE * log[-1] else ""
+    return (
+        f" The axis is cut: a published job rises to {number(highest)}." if highest > ABOVE * log[-1] else ""
+    )
 
 
 def orders(gap: Pairwise, overtakes: Pairwise, at: str = "") -> list[Claim]:
@@ -150,7 +153,7 @@ def orders(gap: Pairwise, overtakes: Pairwise, at: str = "") -> list[Claim]:
 
 def _schedule(frames: Frames) -> str:
     """Density, its warm-up and the length of an epoch."""
-    densities = captions.listed(f"{density:g}" for density in captions.values(frames, "method.density"))
+    densities = captions.listed(number(density) for density in captions.values(frames, "method.density"))
     warm = [text for text in captions.values(frames, "method.density_warmup") if text not in ("[]", "")]
     raised = f", raised to at least {captions.listed(warm)} in the first epochs" if warm else ""
     clock = captions.values(frames, "train.epoch_steps")

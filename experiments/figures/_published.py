@@ -4,9 +4,8 @@ captions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from analysis import style
+from analysis.numbers import number
 from analysis.published import resampling
 
 LOGS = (
@@ -14,7 +13,7 @@ LOGS = (
     "configuration, no seeds; tables in results/published/yoon2022), not measured by this project."
 )
 INTERVALS = (
-    f"Intervals: 95 %, {resampling.DRAWS:,} draws of blocks of {resampling.BLOCK} iterations (four "
+    f"Intervals: 95 %, {number(resampling.DRAWS)} draws of blocks of {resampling.BLOCK} iterations (four "
     "validations) within each job; how much another job would differ, they can't say."
 )
 
@@ -22,9 +21,3 @@ INTERVALS = (
 def label(gpu: str, method: str, apart: str = " ") -> str:
     """'Top-k 8 A100'."""
     return f"{style.look(method).label}{apart}8 {gpu}"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)

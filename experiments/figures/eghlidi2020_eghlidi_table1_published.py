@@ -7,12 +7,14 @@ CIFAR-10, density 1 %, 300 epochs. The sentences quoted are those of section 4.2
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 
 from analysis import plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
+from analysis.numbers import number
 from analysis.stats import PRINTED, Value
-from experiments.figures import _published as printed
+from analysis.tables import Table
 
 TITLE = "Test accuracies of Eghlidi and Jaggi's Table 1, and their statements on them"
 WORKERS = (1, 2, 4, 8)
@@ -92,9 +94,10 @@ def falling_rows() -> list[str]:
     ]
 
 
-def table(frames: Frames) -> str:
-    head = ("%", *(f"{scope}, W = {workers}" for scope in SCOPES for workers in WORKERS))
-    return printed.table(head, [(name, *(f"{value:.2f}" for value in row)) for name, row in TABLE.items()])
+def table(frames: Frames) -> Table:
+    columns = [f"{scope}, W = {workers}" for scope in SCOPES for workers in WORKERS]
+    rows = [{"method": name, **dict(zip(columns, row, strict=True))} for name, row in TABLE.items()]
+    return Table("Test accuracy as published", pd.DataFrame(rows), dict.fromkeys(columns, "%"))
 
 
 def caption(frames: Frames, profile: str) -> str:
@@ -102,10 +105,10 @@ def caption(frames: Frames, profile: str) -> str:
     return (
         "The 48 accuracies of Table 1 as printed: *published numbers, not measured by this project*, one "
         "training each as far as the paper says, so that small differences may be chance. What is judged is "
-        f"whether the sentences about the table follow from it. Layer-wise is above global by {best:.2f} "
+        f"whether the sentences about the table follow from it. Layer-wise is above global by {number(best)} "
         f"points or more in all {scope_margins().size} pairs. Top-k is the best sparse method in "
         f"{(topk_margins() > 0).sum()} of {topk_margins().size} columns; where it is not, Random-k is ahead "
-        f"by up to {-worst:.2f} points. Accuracy falls with every doubling of the workers in "
+        f"by up to {number(-worst)} points. Accuracy falls with every doubling of the workers in "
         f"{len(falling_rows())} of {2 * len(TABLE)} rows."
     )
 

@@ -15,7 +15,9 @@ import pandas as pd
 from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
+from analysis.numbers import number
 from analysis.stats import Value
+from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 
 TITLE = "All methods on CIFAR-10: accuracy, density, bytes on the wire"
@@ -188,33 +190,36 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return figure
 
 
-def table(frames: Frames) -> str:
+def table(frames: Frames) -> Table:
     """Accuracy, densities, bytes and host synchronisations per method, of the last epoch."""
     found = chosen(frames)
     dense = found.loc[found["label"] == "dense", "score"]
-    head = (
-        "method", "test top-1 (%)", "below dense (points)", "lr (others tried: their top-1)", "density",
-        "union density", "bytes per step", "host syncs per step", f"within {NEAR:g} points of dense",
-    )  # fmt: skip
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    rows = []
     for row in found.to_dict("records"):
         below = float(dense.iloc[0]) - row["score"] if len(dense) else np.nan
-        others = ", ".join(f"{other['rate']:g}: {other['score']:.2f}" for other in row["others"])
-        near = "yes" if below <= NEAR else f"no{': ' if row['why'] else ''}{row['why']}"
-        cells = (
-            row["label"], f"{row['score']:.2f}", f"{below:.2f}",
-            f"{row['rate']:g}" + (f" ({others})" if others else ""), f"{row['density']:.3g}",
-            f"{row['update_density']:.3g}", f"{row['wire_bytes']:,.0f}", f"{row['host_syncs']:.3g}", near,
-        )  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        near = "yes" if below <= NEAR else ": ".join(filter(None, ("no", row["why"])))
+        others = (f"{number(other['rate'])}: {number(other['score'])}" for other in row["others"])
+        rows.append({
+            "method": row["label"],
+            "test top-1": row["score"],
+            "below dense": below,
+            "learning rate": row["rate"],
+            "others tried: their top-1": ", ".join(others),
+            "density": row["density"],
+            "union density": row["update_density"],
+            "per step": row["wire_bytes"],
+            "host syncs per step": row["host_syncs"],
+            f"within {number(NEAR)} points of dense": near,
+        })  # fmt: skip
+    units = {"test top-1": "%", "below dense": "points", "per step": "bytes"}
+    return Table("Every method at the end of its training", pd.DataFrame(rows), units)
 
 
 def _chosen_by(frames: Frames) -> str:
     """By what the learning rate was chosen, as the records say."""
     held_out = frames.runs.get("train.held_out", pd.Series(dtype=float)).fillna(0)
     if len(held_out) and held_out.min() > 0:
-        return f"that counts which is best on {held_out.min():,.0f} training images that were held out"
+        return f"that counts which is best on {number(held_out.min())} training images that were held out"
     return "the best by final top-1 counts; its selection and its score use the same test images"
 
 
@@ -226,12 +231,12 @@ def caption(frames: Frames, profile: str) -> str:
         else ""
     )
     return (
-        f"Test top-1 of every method at the end (left; grey band: within {NEAR:g} points of dense), the "
-        "share of elements that a worker sent and that the update had (middle), and the accuracy against the "
-        "bytes that a worker sent per step, by count (right, with the numbers of the rows): methods choose "
-        "their budget differently, and only those near one vertical line compare. Densities (of elements "
-        "that are not zero) and bytes are means of rank 0's steps since the validation before the last. "
-        f"{captions.setting(frames)} Of the learning rates in the table {_chosen_by(frames)}. "
+        f"Test top-1 of every method at the end (left; grey band: within {number(NEAR)} points of dense), "
+        "the share of elements that a worker sent and that the update had (middle), and the accuracy against "
+        "the bytes that a worker sent per step, by count (right, with the numbers of the rows): methods "
+        "choose their budget differently, and only those near one vertical line compare. Densities (of "
+        "elements that are not zero) and bytes are means of rank 0's steps since the validation before the "
+        f"last. {captions.setting(frames)} Of the learning rates in the table {_chosen_by(frames)}. "
         f"{epochs} epochs = {steps} optimiser steps, half of fig3's, and one seed: a shorter training "
         f"favours Random-k, a longer one Top-k (fig3).{virtual} Host synchronisations are counted "
         "where a GPU would make the host wait."

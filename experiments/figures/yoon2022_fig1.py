@@ -40,7 +40,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             axes.set_title(style.look(method).label, loc="left")
             axes.set_xlim(0, end * 1.01)
             axes.grid(True, axis="x")
-        simulated = ", simulated" if captions.is_simulated(frames) else ""
+        simulated = captions.simulated(frames)
         grid[-1, 0].set_xlabel(f"Time since the step began (ms{simulated})")
         seen = {phase for spans in drawn.values() for phase in spans["phase"]}
         keys = plots.phase_keys([phase for phase in PHASES if phase in seen])

@@ -10,6 +10,7 @@ from analysis.claims import Claim
 from analysis.frames import Frames
 from analysis.published import curves
 from analysis.stats import over_units
+from analysis.tables import Table
 from experiments.figures import _published as printed
 from experiments.figures import _yoon2022 as yoon2022
 
@@ -59,21 +60,23 @@ def gap(workers: int) -> pd.DataFrame:
     return above
 
 
-def table(frames: Frames) -> str:
+def table(frames: Frames) -> Table:
     """End points and means of the last epochs, per job."""
     every, rows = published.epochs(), []
     for job, facts in published.jobs().set_index("job").iterrows():
         curve = every[every["job"] == job]
-        last, end = curve["top1"].tail(LAST).mean(), curve.iloc[-1]
-        rows.append((
-            str(job), style.look(facts["method"]).label,
-            f"{facts['workers']} x {facts['gpu']}, {facts['link']}",
-            f"{end['epoch']}", f"{end['top1']:.2f}", f"{last:.2f}", f"{end['val_loss']:.3f}",
-        ))  # fmt: skip
-    return printed.table(
-        ("job", "method", "workers", "epochs", "final top-1, %", f"mean of the last {LAST}", "final loss"),
-        rows,
-    )
+        end = curve.iloc[-1]
+        rows.append({
+            "job": str(job),
+            "method": style.look(facts["method"]).label,
+            "workers": f"{facts['workers']} x {facts['gpu']}, {facts['link']}",
+            "epochs": int(end["epoch"]),
+            "final top-1": float(end["top1"]),
+            f"mean of the last {LAST}": float(curve["top1"].tail(LAST).mean()),
+            "final loss": float(end["val_loss"]),
+        })  # fmt: skip
+    units = {"final top-1": "%", f"mean of the last {LAST}": "%"}
+    return Table("Where the authors' jobs ended", pd.DataFrame(rows), units)
 
 
 def caption(frames: Frames, profile: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,10 @@ from analysis import captions, plots, style
 from analysis.attribution import CAUSES, COMMUNICATION, REST, explained, waits_ms
 from analysis.claims import ANY_GPU, Claim
 from analysis.frames import Frames
+from analysis.numbers import number
 from analysis.stats import POSITIVE, Bounds, Value, of_phases, phase_difference
 from analysis.steps import breakdown, phase_summary
+from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 
 TITLE = "Breakdown of an iteration"
@@ -36,13 +38,13 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     methods = yoon2022.present(frames, MODE)
     ours = {method: parts_ms(frames, method) for method in methods}
     highest = max(step.high or step.value for step in (step_ms(frames, method) for method in methods))
-    simulated = ", simulated" if captions.is_simulated(frames) else ""
+    simulated = captions.simulated(frames)
     with plots.canvas(style.two_columns(3.2), 1, 2) as (figure, (times, shares)):
         for x, (method, parts) in enumerate(ours.items()):
             top = plots.stack(times, x, parts, least=READABLE * highest)
             step = step_ms(frames, method)
             plots.whisker(times, x + 0.24, step)
-            plots.above(times, x, max(top, step.high or 0), f"{plots.number(step.value)} ms")
+            plots.above(times, x, max(top, step.high or 0), f"{number(step.value)} ms")
             place = x - 0.21 if method in yoon2022.ITERATIONS else x
             plots.stack(shares, place, _shares(parts), width=0.38, least=7)
             plots.above(shares, place, 100, "ours", fontsize=6)
@@ -50,7 +52,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
                 paper = yoon2022.ITERATIONS[method]
                 plots.stack(shares, x + 0.21, _shares(paper.parts()), width=0.38, faint=True, least=7)
                 plots.above(
-                    shares, x + 0.21, 100, f"paper\n{paper.total:.0f} ms", color="#777777", fontsize=6
+                    shares, x + 0.21, 100, f"paper\n{number(paper.total)} ms", color="#777777", fontsize=6
                 )
         for axes in (times, shares):
             labels = [style.look(method).label.replace(", ", ",\n") for method in methods]
@@ -84,24 +86,34 @@ def step_ms(frames: Frames, method: str) -> Value:
     return step
 
 
-def table(frames: Frames) -> str:
-    """Mean and median of every phase, and the interval of the whole, in ms."""
+def table(frames: Frames) -> list[Table]:
+    """Mean and median of every phase, the interval of the whole, and what the wait comes from."""
     methods = yoon2022.present(frames, MODE)
     summaries = {method: phase_summary(frames, yoon2022.keys(frames, method, MODE)) for method in methods}
-    unit = "ms, *simulated*" if captions.is_simulated(frames) else "ms"
-    lines = [f"| {unit} | " + " | ".join(f"{style.look(m).label}: mean (median)" for m in methods) + " |"]
-    lines.append("|---|" + "---|" * len(methods))
-    for phase in (*ORDER, "step"):
-        cells = [_cell(summary, phase) for summary in summaries.values()]
-        if any(cell != "-" for cell in cells):
-            lines.append(f"| {style.PHASE_LABELS.get(phase, phase)} | " + " | ".join(cells) + " |")
-    counts = ", ".join(
+    counts = captions.listed(
         f"{style.look(method).label} {summary['n'].iloc[0]}" for method, summary in summaries.items()
     )
-    whole = [step_ms(frames, method) for method in methods]
-    lines.append("| mean of the step, 95 % | " + " | ".join(map(plots.with_interval, whole)) + " |")
-    steps = f"Steps: {counts}; ranks averaged first."
-    return "\n".join(lines) + f"\n\n{steps}\n\n{waits_table(frames, methods)}"
+    note = f"Steps: {counts}; ranks averaged first."
+    return [_phases_table(frames, summaries, name, note) for name in ("mean", "median")] + _waits(
+        frames, methods
+    )
+
+
+def _phases_table(frames: Frames, summaries: Mapping[str, pd.DataFrame], name: str, note: str) -> Table:
+    """Milliseconds of each phase, a column for each method."""
+    rows = []
+    for phase in (*ORDER, "step"):
+        cells: dict[str, Value | float | None] = {
+            style.look(method).label: 1e3 * float(summary[name][phase]) if phase in summary.index else None
+            for method, summary in summaries.items()
+        }
+        if phase == "step" and name == "mean":
+            cells = {style.look(method).label: step_ms(frames, method) for method in summaries}
+        if any(cell is not None for cell in cells.values()):
+            rows.append({"phase": style.PHASE_LABELS.get(phase, phase), **cells})
+    units = {style.look(method).label: "ms" for method in summaries}
+    title = f"Time per iteration, {name} of the steps{captions.simulated(frames)}"
+    return Table(title, pd.DataFrame(rows), units, note)
 
 
 SIGNED = (
@@ -110,23 +122,24 @@ SIGNED = (
 )
 
 
-def waits_table(frames: Frames, methods: Sequence[str]) -> str:
+def _waits(frames: Frames, methods: Sequence[str]) -> list[Table]:
     """What the last rank's lateness makes of the wait, by the part of the step, in ms and percent."""
-    keys = {method: yoon2022.keys(frames, method, MODE) for method in methods}
-    waits = {method: waits_ms(frames, own) for method, own in keys.items()}
-    lines = [
-        "| wait, because the last rank was late in | "
-        + " | ".join(style.look(m).label for m in methods)
-        + " |"
+    keys = {style.look(method).label: yoon2022.keys(frames, method, MODE) for method in methods}
+    waits = {label: waits_ms(frames, own) for label, own in keys.items()}
+    causes = (*CAUSES, REST)
+    shares = [
+        {"late in": cause, **{label: explained(frames, own, cause) for label, own in keys.items()}}
+        for cause in causes
     ]
-    lines.append("|---|" + "---|" * len(methods))
-    for cause in (*CAUSES, REST):
-        cells = [
-            f"{plots.number(waits[method][cause])} ms; {plots.with_interval(share)} %" if share else "-"
-            for method, share in ((method, explained(frames, own, cause)) for method, own in keys.items())
-        ]
-        lines.append(f"| {cause} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + f"\n\n{SIGNED}\n"
+    times = [
+        {"late in": row["late in"], **{label: waits[label][cause] if row[label] else None for label in keys}}
+        for cause, row in zip(causes, shares, strict=True)
+    ]
+    what = f"Wait, because the last rank was late{captions.simulated(frames)}"
+    return [
+        Table(f"{what}: time", pd.DataFrame(times), dict.fromkeys(keys, "ms")),
+        Table(f"{what}: share", pd.DataFrame(shares), dict.fromkeys(keys, "%"), SIGNED),
+    ]
 
 
 def caption(frames: Frames, profile: str) -> str:
@@ -146,10 +159,10 @@ def _unaccounted() -> str:
     left_out = {phase: parts[phase] for phase in ("validate", "io", "unaccounted")}
     share = 100 * sum(left_out.values()) / sum(parts.values())
     return (
-        f"In none of the paper's bars is {share:.0f} % of its dense iteration; by the authors' logs it is "
-        "rank 0's validation in every 49th iteration, for which the others wait "
-        f"({left_out['validate']:.1f} ms of each), input ({left_out['io']:.1f} ms), and the rest "
-        f"({left_out['unaccounted']:.1f} ms)."
+        f"In none of the paper's bars is {number(share)} % of its dense iteration; by the authors' logs it "
+        "is rank 0's validation in every 49th iteration, for which the others wait "
+        f"({number(left_out['validate'])} ms of each), input ({number(left_out['io'])} ms), and the rest "
+        f"({number(left_out['unaccounted'])} ms)."
     )
 
 
@@ -267,10 +280,3 @@ def _longer_communication(frames: Frames) -> Value | None:
 def _shares(parts: dict[str, float]) -> dict[str, float]:
     whole = sum(parts.values())
     return {phase: 100 * part / whole for phase, part in parts.items()}
-
-
-def _cell(summary: pd.DataFrame, phase: str) -> str:
-    if phase not in summary.index:
-        return "-"
-    mean, median = (1e3 * float(summary[name][phase]) for name in ("mean", "median"))
-    return f"{plots.number(mean)} ({plots.number(median)})"

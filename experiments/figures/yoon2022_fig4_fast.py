@@ -5,7 +5,9 @@ from __future__ import annotations
 from analysis import captions, plots, style
 from analysis.claims import ANY_GPU, Claim
 from analysis.frames import Frames
+from analysis.numbers import number
 from analysis.stats import POSITIVE, Value, of_phases, phase_ratio
+from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig4
 
@@ -24,8 +26,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return yoon2022_fig4.draw(frames, profile)
 
 
-def table(frames: Frames) -> str:
-    """Mean and median of every phase, in ms."""
+def table(frames: Frames) -> list[Table]:
     return yoon2022_fig4.table(frames)
 
 
@@ -81,7 +82,7 @@ def claims() -> list[Claim]:
             text="fused compression in % of FP + BP",
             paper=None,
             unit="%",
-            source=f"no published number; the aim is at most {LITTLE:g} % on a GPU",
+            source=f"no published number; the aim is at most {number(LITTLE)} % on a GPU",
             kind="limit",
             tolerance=LITTLE,
             reason="Meant for 8 virtual workers of VGG-16 on one GPU; on CPUs FP + BP are slower, too.",

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from analysis import plots, published, style
 from analysis.claims import Claim
 from analysis.frames import Frames
+from analysis.numbers import number
 from analysis.published import rederived
 from analysis.published.rederived import JOB, estimate
 from analysis.stats import Value
+from analysis.tables import Table
 from experiments.figures import _published as printed
 from experiments.figures import _yoon2022 as yoon2022
 
@@ -59,34 +62,41 @@ def without_validation(gpu: str, method: str) -> dict[str, float]:
     return parts | {"unaccounted": float(rederived.iteration_ms(job)[0]) - sum(parts.values())}
 
 
-def table(frames: Frames) -> str:
-    """Every number of the picture that has an interval."""
-    head = ("ms", *(printed.label(gpu, method) for gpu, method in JOB))
-    rows: dict[str, Callable[[int], str]] = {
-        "iteration, as published": lambda job: plots.number(rederived.published_iteration_ms(job)),
-        "iteration without validation": lambda job: _text(rederived.iteration_ms(job)),
-        "one validation": lambda job: _text(rederived.stall_ms(job)),
-        "compression": lambda job: _text(rederived.compression_ms(job)) if _selects(job) else "-",
+def table(frames: Frames) -> list[Table]:
+    """Every number of the picture, and their intervals."""
+    times: dict[str, Callable[[int], Value | float | None]] = {
+        "iteration, as published": rederived.published_iteration_ms,
+        "iteration without validation": lambda job: estimate(rederived.iteration_ms(job)),
+        "one validation": lambda job: estimate(rederived.stall_ms(job)),
+        "compression": lambda job: estimate(rederived.compression_ms(job)) if _selects(job) else None,
         "lateness of the last rank in it": lambda job: (
-            _text(rederived.lateness_ms(job)) if _selects(job) else "-"
+            estimate(rederived.lateness_ms(job)) if _selects(job) else None
         ),
-        "communication without stalls": lambda job: _text(rederived.communication_ms(job)),
-        "of it the last rank's": lambda job: _text(rederived.last_rank_ms(job)),
-        "waiting, % of it": lambda job: _text(100 * rederived.waiting_share(job)),
-        "communication, sparse filter": lambda job: plots.number(
-            rederived.filtered_communication_ms(job).sparse
-        ),
-        "communication, dense filter, at least": lambda job: plots.number(
-            rederived.filtered_communication_ms(job).dense
-        ),
-        "communication on lateness: slope": lambda job: _line(job, "slope"),
-        "intercept": lambda job: _line(job, "intercept"),
-        "correlation": lambda job: _line(job, "correlation"),
-        "the same without loops' first iterations: slope": lambda job: _line(job, "slope", loop_starts=False),
-        "intercept ": lambda job: _line(job, "intercept", loop_starts=False),
-        "correlation ": lambda job: _line(job, "correlation", loop_starts=False),
+        "communication without stalls": lambda job: estimate(rederived.communication_ms(job)),
+        "of it the last rank's": lambda job: estimate(rederived.last_rank_ms(job)),
+        "communication, sparse filter": lambda job: rederived.filtered_communication_ms(job).sparse,
+        "communication, dense filter, at least": lambda job: rederived.filtered_communication_ms(job).dense,
+        "communication at no lateness": lambda job: _line(job, "intercept"),
+        "the same without loops' first iterations": lambda job: _line(job, "intercept", loop_starts=False),
     }
-    return printed.table(head, [(name, *(cell(job) for job in JOB.values())) for name, cell in rows.items()])
+    shares: dict[str, Callable[[int], Value | float | None]] = {
+        "share of waiting in the communication": lambda job: estimate(rederived.waiting_share(job)),
+        "communication per lateness": lambda job: _line(job, "slope"),
+        "their correlation": lambda job: _line(job, "correlation"),
+        "communication per lateness without loops' first iterations": lambda job: _line(
+            job, "slope", loop_starts=False
+        ),
+        "their correlation without them": lambda job: _line(job, "correlation", loop_starts=False),
+    }
+    columns = {printed.label(gpu, method): job for (gpu, method), job in JOB.items()}
+    tables = []
+    for title, rows, unit in (("Times", times, "ms"), ("Waiting for the last rank", shares, "")):
+        cells = [
+            {"quantity": name, **{of: cell(job) for of, job in columns.items()}}
+            for name, cell in rows.items()
+        ]
+        tables.append(Table(title, pd.DataFrame(cells), dict.fromkeys(columns, unit)))
+    return tables
 
 
 def caption(frames: Frames, profile: str) -> str:
@@ -101,10 +111,10 @@ def caption(frames: Frames, profile: str) -> str:
         "longer is waiting. Bottom: communication of an iteration, mean over ranks, against by how much the "
         "last rank's compression was longer than the mean, with the line of least squares; crosses, left out "
         "of the line: the first of each 48 iterations, before which the training loop turns; axes show "
-        f"{100 * INSIDE:g} % of the iterations. Their filter for dense logs drops communication below 0.1 "
-        f"ms, that for sparse logs does not: under one filter dense has {plots.number(dense.sparse)} and "
-        f"Random-k {plots.number(randomk.sparse)} ms; with the dense filter Random-k would have had at least "
-        f"{plots.number(randomk.dense)}. Compression is timed without synchronising the GPU, so some of it "
+        f"{number(100 * INSIDE)} % of the iterations. Their filter for dense logs drops communication below "
+        f"0.1 ms, that for sparse logs does not: under one filter dense has {number(dense.sparse)} and "
+        f"Random-k {number(randomk.sparse)} ms; with the dense filter Random-k would have had at least "
+        f"{number(randomk.dense)}. Compression is timed without synchronising the GPU, so some of it "
         f"is BP. {printed.LOGS} {printed.INTERVALS}"
     )
 
@@ -116,7 +126,7 @@ def _bars(axes: plots.Axes, method: str) -> None:
     for i, ((_, part), parts) in enumerate(bars.items()):
         x = i + 0.5 * (i // 2)
         top = plots.stack(axes, x, parts, width=0.8, faint=part is as_published, least=READABLE * highest)
-        plots.above(axes, x, top, plots.number(top))
+        plots.above(axes, x, top, number(top))
     places = [i + 0.5 * (i // 2) for i in range(len(bars))]
     axes.set_xticks(places, ["P" if part is as_published else "V" for _, part in bars])
     for i, gpu in enumerate(gpus):
@@ -139,10 +149,13 @@ def _scatter(axes: plots.Axes, gpu: str, method: str) -> None:
     axes.plot(ends, inside.intercept[0] + inside.slope[0] * ends, color="#111111", linewidth=1.0)
     axes.set(xlim=(0, right), ylim=(0, 1.8 * top), xlabel="Lateness of the last rank (ms)")
     axes.set_title(printed.label(gpu, method, ", "))
-    text = f"y = {inside.slope[0]:.2f} x + {inside.intercept[0]:.1f} ms, r = {inside.correlation[0]:.2f}"
+    text = (
+        f"y = {number(inside.slope[0])} x + {number(inside.intercept[0])} ms, "
+        f"r = {number(inside.correlation[0])}"
+    )
     every = rederived.lateness_line(job).correlation[0]
     place: dict[str, Any] = {"transform": axes.transAxes, "va": "top", "fontsize": 6.5}
-    axes.text(0.03, 0.99, f"{text}\nwith the crosses r = {every:.2f}", **place)
+    axes.text(0.03, 0.99, f"{text}\nwith the crosses r = {number(every)}", **place)
 
 
 def _computing(job: int) -> dict[str, float]:
@@ -159,12 +172,9 @@ def _selects(job: int) -> bool:
     return bool(rederived.compression_ms(job)[0])
 
 
-def _line(job: int, part: str, loop_starts: bool = True) -> str:
-    return _text(getattr(rederived.lateness_line(job, loop_starts), part)) if _selects(job) else "-"
-
-
-def _text(draws: np.ndarray) -> str:
-    return plots.with_interval(estimate(draws))
+def _line(job: int, part: str, loop_starts: bool = True) -> Value | None:
+    """Of the line of least squares: communication against the lateness of the last rank."""
+    return estimate(getattr(rederived.lateness_line(job, loop_starts), part)) if _selects(job) else None
 
 
 def claims() -> list[Claim]:

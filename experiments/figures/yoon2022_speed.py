@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pandas as pd
+
 from analysis import captions, plots, style
 from analysis.claims import ANY_GPU, Claim
 from analysis.frames import Frames
+from analysis.numbers import number
 from analysis.published import rederived
 from analysis.published.rederived import JOB
 from analysis.stats import Value, slowdown, throughput
+from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 
 TITLE = "Training speed of dense, Top-k and Random-k SGD"
@@ -16,6 +22,7 @@ WHOLE_EPOCHS = ("alternate.block_steps=49", "alternate.limit_min=60")  # each wi
 SCALE = yoon2022.TIMING_SCALE
 SOURCE = "text of the section on training speed"
 ORIGIN = {MODE: "ours", PUBLISHED_MODE: "ours, the published protocol"}
+SPEED_UNITS = {"speed": "samples/s", "time per iteration": "dense = 1"}
 ONCE = "They ran each configuration once, so its spread is unknown; 10 % is granted."
 
 
@@ -40,7 +47,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         | _published(method)
         for method in others
     }
-    simulated = ", simulated" if captions.is_simulated(frames) else ""
+    simulated = captions.simulated(frames)
     with plots.canvas(style.two_columns(2.6), 1, 2, width_ratios=(2, 3)) as (figure, (left, right)):
         _groups(left, speeds)
         _groups(right, ratios)
@@ -55,20 +62,27 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return figure
 
 
-def table(frames: Frames) -> str:
+def table(frames: Frames) -> Table:
     """Speed and slowdown per method and mode, with intervals."""
-    simulated = ", *simulated*" if captions.is_simulated(frames) else ""
-    head = ("method", "mode", f"samples/s{simulated}", f"time per iteration, dense = 1{simulated}", "n")
-    lines = ["| " + " | ".join(head) + " |", "|---|---|---|---|---|"]
-    for mode in _modes(frames):
-        for method in yoon2022.present(frames, mode):
-            speed = throughput(frames, yoon2022.keys(frames, method, mode))
-            assert speed is not None  # `present` lists methods that have runs
-            ratio = Value(1.0) if method == "dense" else _slowdown(frames, method, mode)
-            label, n = style.look(method).label, f"{speed.n} {speed.of}"
-            cells = (label, mode, plots.with_interval(speed), plots.with_interval(ratio), n)
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        speed_row(frames, method, mode)
+        for mode in _modes(frames)
+        for method in yoon2022.present(frames, mode)
+    ]
+    return Table(f"Training speed{captions.simulated(frames)}", pd.DataFrame(rows), SPEED_UNITS)
+
+
+def speed_row(frames: Frames, method: str, mode: str) -> dict[str, Any]:
+    """A method's speed and its time relative to dense."""
+    speed = throughput(frames, yoon2022.keys(frames, method, mode))
+    assert speed is not None  # `present` lists methods that have runs
+    return {
+        "method": style.look(method).label,
+        "mode": mode,
+        "speed": speed,
+        "time per iteration": Value(1.0) if method == "dense" else _slowdown(frames, method, mode),
+        "n": f"{speed.n} {speed.of}",
+    }
 
 
 def caption(frames: Frames, profile: str) -> str:
@@ -214,7 +228,7 @@ def _speed(method: str) -> Claim:
         tolerance=0.1,
         reason=(
             f"{ONCE} 8 A100, Horovod, torch 1.8.1, validation inside the timed loop; without it "
-            f"{rederived.speed(float(rederived.iteration_ms(JOB['A100', method])[0])):,.0f}."
+            f"{number(rederived.speed(float(rederived.iteration_ms(JOB['A100', method])[0])))}."
         ),
         ours=lambda frames: _throughput(frames, method),
         accelerator="A100",

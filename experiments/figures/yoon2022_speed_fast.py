@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pandas as pd
+
 from analysis import captions, plots, style
 from analysis.claims import ANY_GPU, Claim
 from analysis.frames import Frames
 from analysis.stats import Value, slowdown, throughput
+from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures import yoon2022_speed
 from experiments.figures.yoon2022_fig4_fast import searched
 
 TITLE = "Training speed with a fast selection"
@@ -31,7 +35,7 @@ def runs(profile: str) -> list[list[str]]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     methods = yoon2022.present(frames, MODE)
-    simulated = ", simulated" if captions.is_simulated(frames) else ""
+    simulated = captions.simulated(frames)
     with plots.canvas(style.two_columns(2.6), 1, 2) as (figure, (left, right)):
         for x, method in enumerate(methods):
             if speed := throughput(frames, yoon2022.keys(frames, method, MODE)):
@@ -51,18 +55,11 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return figure
 
 
-def table(frames: Frames) -> str:
+def table(frames: Frames) -> Table:
     """Speed and slowdown per method, with intervals."""
-    simulated = ", *simulated*" if captions.is_simulated(frames) else ""
-    head = ("method", f"samples/s{simulated}", f"time per iteration, dense = 1{simulated}", "n")
-    lines = ["| " + " | ".join(head) + " |", "|---|---|---|---|"]
-    for method in yoon2022.present(frames, MODE):
-        speed = throughput(frames, yoon2022.keys(frames, method, MODE))
-        assert speed is not None  # `present` lists methods that have runs
-        ratio = Value(1.0) if method == "dense" else _slowdown(frames, method)
-        numbers = (plots.with_interval(speed), plots.with_interval(ratio), f"{speed.n} {speed.of}")
-        lines.append("| " + " | ".join((style.look(method).label, *numbers)) + " |")
-    return "\n".join(lines) + "\n"
+    rows = [yoon2022_speed.speed_row(frames, method, MODE) for method in yoon2022.present(frames, MODE)]
+    units = yoon2022_speed.SPEED_UNITS
+    return Table(f"Training speed{captions.simulated(frames)}", pd.DataFrame(rows), units)
 
 
 def caption(frames: Frames, profile: str) -> str:

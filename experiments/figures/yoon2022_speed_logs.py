@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pandas as pd
+
 from analysis import plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
+from analysis.numbers import number
 from analysis.published import rederived
 from analysis.published.rederived import JOB, estimate
 from analysis.stats import Value
+from analysis.tables import Table
 from experiments.figures import _published as printed
 from experiments.figures import _yoon2022 as yoon2022
 
@@ -64,45 +68,55 @@ def corrected(slower: tuple[str, str], quicker: tuple[str, str]) -> Value:
     return estimate(rederived.iteration_ms(JOB[slower]) / rederived.iteration_ms(JOB[quicker]))
 
 
-def table(frames: Frames) -> str:
+def table(frames: Frames) -> list[Table]:
     """Speeds per job, then ratios, then the two nodes."""
     speeds = [
-        (
-            printed.label(*of),
-            plots.number(rederived.speed(rederived.published_iteration_ms(job))),
-            plots.with_interval(estimate(rederived.speed(rederived.iteration_ms(job)))),
-        )
+        {
+            "job": printed.label(*of),
+            "as published": rederived.speed(rederived.published_iteration_ms(job)),
+            "without validation": estimate(rederived.speed(rederived.iteration_ms(job))),
+        }
         for of, job in JOB.items()
     ]
     ratios = [
-        (f"{printed.label(*slower)} / {printed.label(*quicker)}", plots.number(published(slower, quicker)),
-         plots.with_interval(corrected(slower, quicker)))
+        {
+            "jobs": f"{printed.label(*slower)} / {printed.label(*quicker)}",
+            "as published": published(slower, quicker),
+            "without validation": corrected(slower, quicker),
+        }
         for slower, quicker in (*RATIOS.values(), *MACHINES.values())
-    ]  # fmt: skip
-    head = ("as published", "without validation")
+    ]
+    changes = {method: rederived.link_change(method) for method in LINKED}
     links = [
-        (style.look(method).label, f"{100 * (change.slower - 1):+.1f}", plots.number(change.iteration),
-         plots.number(change.computing))
-        for method in LINKED for change in (rederived.link_change(method),)
-    ]  # fmt: skip
-    return "\n".join((
-        printed.table(("samples/s", *head), speeds),
-        printed.table(("time per iteration, ratio", *head), ratios),
-        printed.table(("PCIe node less NVLink node", "time, %", "ms", "FP + BP + compression, ms"), links),
-    ))  # fmt: skip
+        {
+            "method": style.look(method).label,
+            "iteration, relative": 100 * (change.slower - 1),
+            "iteration": change.iteration,
+            "FP + BP + compression": change.computing,
+        }
+        for method, change in changes.items()
+    ]
+    per_second = dict.fromkeys(("as published", "without validation"), "samples/s")
+    change_units = {"iteration, relative": "%", "iteration": "ms", "FP + BP + compression": "ms"}
+    return [
+        Table("Training speed", pd.DataFrame(speeds), per_second),
+        Table("Time per iteration, ratio", pd.DataFrame(ratios)),
+        Table("PCIe node less NVLink node", pd.DataFrame(links), change_units),
+    ]
 
 
 def caption(frames: Frames, profile: str) -> str:
     dense, topk = (rederived.link_change(method) for method in LINKED)
+    slower = [number(100 * (change.slower - 1)) for change in (dense, topk)]
     return (
         "Time per iteration, relative: light, of the published speeds; full, with rank 0's validation taken "
         "out of the timed loop, which adds the same time to every method and so pulls them together. Right: "
         "what changed from the node with NVLink to the one with PCIe (links inferred from NCCL's channels, 4 "
-        f"workers each, one job each, no interval): Top-k's iteration grew by {plots.number(topk.iteration)} "
-        f"ms, but FP + BP + compression, which no link takes part in, by {plots.number(topk.computing)}; so "
-        f"the nodes differ by more than the link. Dense grew by {plots.number(dense.iteration)} ms "
-        f"({100 * (dense.slower - 1):.1f} %; the paper's 2 % is Top-k's {100 * (topk.slower - 1):.1f} %), FP "
-        f"+ BP by {plots.number(dense.computing)}. These nodes' GPUs are not named; the first one's FP + BP "
+        f"workers each, one job each, no interval): Top-k's iteration grew by {number(topk.iteration)} "
+        f"ms, but FP + BP + compression, which no link takes part in, by {number(topk.computing)}; so "
+        f"the nodes differ by more than the link. Dense grew by {number(dense.iteration)} ms "
+        f"({slower[0]} %; the paper's 2 % is Top-k's {slower[1]} %), FP + BP by "
+        f"{number(dense.computing)}. These nodes' GPUs are not named; the first one's FP + BP "
         f"are those of the V100's. {printed.LOGS} {printed.INTERVALS} The mean speed is taken as it "
         f"was logged; one window of 48 iterations without validation printed {_free('dense')} (dense), "
         f"{_free('topk')} (Top-k) and {_free('randomk')} ms (Random-k), where "
@@ -194,11 +208,11 @@ def _longer(pair: tuple[tuple[str, str], tuple[str, str]]) -> Claim:
 
 
 def _free(method: str) -> str:
-    return plots.number(rederived.IN_A_FREE_WINDOW_MS[JOB["A100", method]])
+    return number(rederived.IN_A_FREE_WINDOW_MS[JOB["A100", method]])
 
 
 def _time(method: str) -> str:
-    return plots.number(float(rederived.iteration_ms(JOB["A100", method])[0]))
+    return number(float(rederived.iteration_ms(JOB["A100", method])[0]))
 
 
 def _groups(axes: plots.Axes, groups: dict[str, tuple[tuple[str, str], tuple[str, str]]]) -> None:

@@ -16,6 +16,7 @@ from analysis.published import rederived
 from analysis.published.rederived import JOB, estimate
 from analysis.stats import POSITIVE, Value, over_units
 from analysis.steps import units, warm
+from analysis.tables import Table
 from experiments.figures import _published as printed
 from experiments.figures import _yoon2022 as yoon2022
 
@@ -110,19 +111,24 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
                     row.artefact, (1.01, y - 0.42), xycoords=("axes fraction", "data"), fontsize=6.5, va="top"
                 )
         plots.factor_ticks(axes)
-        simulated = ", simulated" if captions.is_simulated(frames) else ""
+        simulated = captions.simulated(frames)
         axes.set_xlabel(f"With the artefact / without it{simulated}")
         figure.legend(handles=plots.dot_keys(MARKERS), loc="outside lower center", ncols=2)
     return figure
 
 
-def table(frames: Frames) -> str:
+def table(frames: Frames) -> Table:
     """The factors, with intervals."""
     cells = [
-        (row.artefact, row.number, *map(plots.with_interval, (row.ours(frames), row.theirs())))
+        {
+            "artefact": row.artefact,
+            "number": row.number,
+            "here": row.ours(frames),
+            "from their logs": row.theirs(),
+        }
         for row in rows()
     ]
-    return printed.table(("artefact", "number", "here", "from their logs"), cells)
+    return Table("With the artefact / without it", pd.DataFrame(cells))
 
 
 def caption(frames: Frames, profile: str) -> str:

@@ -12,7 +12,9 @@ import pandas as pd
 from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
+from analysis.numbers import number
 from analysis.stats import Value, curve, final, final_difference, over_units
+from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 
 TITLE = "Why Top-k lags behind dense at a small scale"
@@ -104,28 +106,29 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return figure
 
 
-def table(frames: Frames) -> str:
+def table(frames: Frames) -> Table:
     """Every variant: accuracy, the gap to its dense training, training loss, captured energy."""
     found = _by_variant(frames)
-    head = (
-        "variant", "held-out top-1 (%)", "test top-1 (%)", "below dense (points)", "training loss",
-        "energy captured at the end", "n",
-    )  # fmt: skip
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    rows = []
     for variant, keys in found.items():
         base = DENSE._replace(rate=variant.rate, horizon=variant.horizon)
-        gap = _gap(frames, base, variant) if variant.method == "topk" else None
-        values = [final(frames, keys, column) for column in ("val_top1", COLUMN)]
-        rest = [final(frames, keys, column) for column in ("train_loss", "captured_energy")]
-        cells = [label(variant), *map(plots.with_interval, [*values, gap, *rest]), str(len(keys))]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append({
+            "variant": label(variant),
+            "held-out top-1": final(frames, keys, "val_top1"),
+            "test top-1": final(frames, keys, COLUMN),
+            "below dense": _gap(frames, base, variant) if variant.method == "topk" else None,
+            "training loss": final(frames, keys, "train_loss"),
+            "energy captured at the end": final(frames, keys, "captured_energy"),
+            "n": len(keys),
+        })  # fmt: skip
+    units = {"held-out top-1": "%", "test top-1": "%", "below dense": "points"}
+    return Table("Every variant at the end of its training", pd.DataFrame(rows), units)
 
 
 def label(variant: Variant) -> str:
     """In what it differs from the paper's settings."""
-    name = "dense" if variant.method == "dense" else f"Top-k, density {variant.density:g}"
-    rate = f", rate {variant.rate:g}" if variant.rate != DENSE.rate else ""
+    name = "dense" if variant.method == "dense" else f"Top-k, density {number(variant.density)}"
+    rate = f", rate {number(variant.rate)}" if variant.rate != DENSE.rate else ""
     momentum = f", momentum {variant.momentum}" if variant.momentum != AFTER else ""
     return f"{name}{rate}{momentum}" + (f", {variant.horizon} x as long" if variant.horizon > 1 else "")
 
@@ -138,8 +141,8 @@ def caption(frames: Frames, profile: str) -> str:
         "(learning rate 0.1, momentum 0.9 after aggregation; density 0.01 in place of 0.001, and 138 epochs "
         f"of {EPOCH_STEPS} steps in place of 49, unless the axis says otherwise). "
         "Momentum before aggregation is the momentum correction of Lin et al. 2018, with or without their "
-        f"masking. {captions.setting(frames)} {HELD_OUT:,} training images are held out, and whatever is "
-        "chosen is chosen on them; drawn is the test set, seen once at the end. Bars: 95 % intervals over "
+        f"masking. {captions.setting(frames)} {number(HELD_OUT)} training images are held out, and whatever "
+        "is chosen is chosen on them; drawn is the test set, seen once at the end. Bars: 95 % intervals over "
         f"seeds, of which every training has {seeds} or more; {steps} optimiser steps; lowest right: the "
         "one against the other, every variant a point. Captured energy: ||TopK(u)||^2 / ||u||^2 of "
         "gradient plus residual u, on rank 0 in the last step of an epoch."
@@ -170,7 +173,7 @@ def claims() -> list[Claim]:
         ),
         _question(
             "four times the steps bring Top-k nearer to dense: by how much",
-            f"gap after {138 * EPOCH_STEPS:,} steps less gap after {4 * 138 * EPOCH_STEPS:,}",
+            f"gap after {number(138 * EPOCH_STEPS)} steps less gap after {number(4 * 138 * EPOCH_STEPS)}",
             lambda frames: _difference(
                 frames, (DENSE, TOPK), (DENSE._replace(horizon=4), TOPK._replace(horizon=4))
             ),
@@ -290,7 +293,7 @@ def _panel(
         for place, (_, variant) in ends.items():
             finals = [final(frames, [key], COLUMN) for key in found[variant]]
             plots.seeds(axes, place, [one.value for one in finals if one], style.look(name))
-    labels = [f"{point:g}" if isinstance(point, float) else str(point) for point in points]
+    labels = [number(point) if isinstance(point, float) else str(point) for point in points]
     axes.set_xticks(range(len(points)), [text.replace(", ", ",\n") for text in labels])
     axes.set_xlim(-0.4, len(points) - 0.6)
     axes.grid(True, axis="y")
@@ -302,7 +305,7 @@ def _captured(axes: plots.Axes, frames: Frames, found: dict[Variant, list[str]])
         keys = found.get(TOPK._replace(density=density), [])
         table = curve(frames, keys, "captured_energy")
         if len(table):
-            look = style.look("topk")._replace(label=f"{density:g}")
+            look = style.look("topk")._replace(label=number(density))
             plots.shaded(axes, table["step"], 100 * table["mean"], look, float(shade))
     axes.set(xlabel="Optimiser steps", ylabel="Captured energy (%)", ylim=(0, None), xlim=(0, None))
     axes.grid(True, axis="y")

@@ -21,21 +21,25 @@ def verdict(
     return Verdict(claim, ours, word, scale, "why")
 
 
-def test_the_table_shows_item_paper_ours_interval_and_n_and_the_scale_once() -> None:
+def test_the_word_comes_first_and_the_scale_stands_once_above() -> None:
     judged = verdict("not reproduced", scale=TINY)
-    lines = verdicts.table([("fig3", judged), ("fig2", judged)]).splitlines()
-    assert lines[2] == (
-        "| fig3 | text | 92.99 ms | 91 ms [90, 92] (n = 3 runs) | not reproduced (reduced scale) |"
-    )
-    assert lines[-1] == "fig3 and fig2: reduced scale: task tiny instead of large."
+    table = verdicts.as_table([("fig3", judged)])
+    assert table.title == "Reduced scale: task tiny instead of large"
+    assert table.header() == ["verdict", "claim", "paper", "ours", "because"]
+    assert table.texts() == [["not reproduced", "text", "92.99 ms", "91 ms [90, 92] (n = 3 runs)", ""]]
+
+
+def test_of_several_items_the_table_says_which_line_and_which_scale_is_whose() -> None:
+    judged = verdict("not reproduced", scale=TINY)
+    table = verdicts.as_table([("fig3", judged), ("fig2", judged), ("fig1", verdict())])
+    assert table.title == f"fig3 and fig2: {TINY}"
+    assert [row[:2] for row in table.texts()] == [
+        ["not reproduced", "fig3"], ["not reproduced", "fig2"], ["reproduced", "fig1"],
+    ]  # fmt: skip
 
 
 def test_one_run_is_no_runs() -> None:
     assert verdicts.ours_text(verdict(ours=Value(91.0))) == "91 ms (n = 1 run)"
-
-
-def test_without_claims_the_table_says_that_nothing_is_judged() -> None:
-    assert verdicts.table([]).startswith("Nothing here is judged")
 
 
 def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> None:
@@ -50,9 +54,8 @@ def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> 
         ("c", verdict("holds")),
     ]
     assert verdicts.counts(rows) == {"not reproduced": 1, "reproduced": 3, "holds": 1}
-    assert verdicts.counts_table(rows).splitlines() == [
-        "| not reproduced | reproduced | holds |", "| --- | --- | --- |", "| 1 | 3 | 1 |",
-    ]  # fmt: skip
+    table = verdicts.counts_table(rows)
+    assert (table.header(), table.texts()) == (["not reproduced", "reproduced", "holds"], [["1", "3", "1"]])
 
 
 def test_what_was_measured_comes_before_what_was_not() -> None:
@@ -75,5 +78,5 @@ def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> 
 
 def test_no_table_shows_nan() -> None:
     rows = [("a", verdict("inconclusive", Value(math.nan, n=n))) for n in (1, 2, 3)]
-    assert "nan" not in verdicts.table(rows).lower()
+    assert "nan" not in verdicts.as_table(rows).markdown().lower()
     assert "nan" not in verdicts.as_csv(rows).lower()

@@ -162,7 +162,7 @@ def test_simulated_times_are_labelled_in_picture_caption_and_tables(item: str, t
     labels = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
     assert any("simulated" in label for label in labels)
     assert "*Simulated* times" in figures.load(item).caption(frames, "paper")
-    assert "simulated times)" in page(item, frames, "paper") or not figures.load(item).claims()
+    assert ", simulated)" in page(item, frames, "paper") or not figures.load(item).claims()
 
 
 def test_a_machine_that_is_not_as_it_was_named_is_told(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from analysis import plots
+from analysis.numbers import number
 from experiments.bench.gpu_first.parts import Part
 from experiments.bench.gpu_first.promises import Measured, Outcome, outcomes
 from experiments.bench.gpu_first.state import State
@@ -67,9 +67,9 @@ def row(outcome: Outcome, rehearsal: bool) -> str:
 def written(measured: Measured | None, unit: str) -> str:
     if measured is None:
         return ""
-    value = plots.number(measured.median)
+    value = number(measured.median)
     if measured.low is not None and measured.high is not None:
-        value += f" [{plots.number(measured.low)}, {plots.number(measured.high)}]"
+        value += f" [{number(measured.low)}, {number(measured.high)}]"
     return f"{value} {unit} (n = {measured.n})"
 
 

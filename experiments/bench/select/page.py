@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from analysis import plots
 from analysis.captions import listed
+from analysis.numbers import number
 from experiments.bench.select.records import DENSITY, LARGE_N, LOOKS, NORMAL, Record, floor_of
 
 FLOORS = {
@@ -36,11 +36,11 @@ def table(rows: Iterable[Record]) -> str:
 
 def cells(row: Record) -> list[str]:
     per_element = row["bytes_per_element"]
-    speed = "" if per_element is None else plots.number(1e-6 * per_element * row["n"] / row["median_ms"])
+    speed = "" if per_element is None else number(1e-6 * per_element * row["n"] / row["median_ms"])
     name = row["row"] + (f" ({row['kernel']})" if row.get("kernel") else "")
     return [
         name,
-        f"{plots.number(row['median_ms'])} [{plots.number(row['low_ms'])}, {plots.number(row['high_ms'])}]",
+        f"{number(row['median_ms'])} [{number(row['low_ms'])}, {number(row['high_ms'])}]",
         times(row.get("cpu_ms")),
         str(row["repeats"]),
         times(row.get("over_add")),
@@ -58,7 +58,7 @@ def cells(row: Record) -> list[str]:
 def times(ratio: Record | None) -> str:
     if not ratio:
         return ""
-    return f"{plots.number(ratio['median'])} [{plots.number(ratio['low'])}, {plots.number(ratio['high'])}]"
+    return f"{number(ratio['median'])} [{number(ratio['low'])}, {number(ratio['high'])}]"
 
 
 def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:

@@ -1,0 +1,223 @@
+"""Tables of numbers with their units, written as Markdown, LaTeX, CSV and HTML from one frame.
+
+Texts may come from anywhere (names of methods, of files, of machines), so each form escapes what it would
+obey.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+import pandas as pd
+from pandas.api.types import is_bool
+
+from analysis import numbers
+from analysis.stats import Value
+
+EXACT = ".10g"  # numbers in CSV: more than any measurement has, and alike on every machine
+# What LaTeX would take as a command.
+TEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_",
+    "%": r"\%", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", "\u2013": "--", "\u2014": "---", "\u00d7": r"$\times$",
+    "\u00b1": r"$\pm$", "\u00b7": r"\textperiodcentered{}",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under named columns.
+
+    A cell is a number, a `Value` (a number with its interval), a text, or None where there is nothing. The
+    frame's index is not shown.
+    """
+
+    title: str
+    frame: pd.DataFrame
+    units: Mapping[str, str] = field(default_factory=dict)  # of the columns that have one
+    note: str = ""  # what a reader must know, below the table
+
+    def __post_init__(self) -> None:
+        names = list(self.frame.columns)
+        if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
+            raise ValueError(f"table {self.title!r} has more than one column {repeated[0]!r}; rename one")
+        if strangers := [name for name in self.units if name not in names]:
+            raise ValueError(
+                f"table {self.title!r} has a unit for {strangers[0]!r}, which is no column; there are: "
+                + ", ".join(map(str, names))
+            )
+
+    def header(self) -> list[str]:
+        """The names of the columns, with their units: 'step time (ms)'."""
+        return [_with_unit(str(name), self.units.get(name, "")) for name in self.frame.columns]
+
+    def rows(self) -> list[list[Any]]:
+        """The cells, a list for each row."""
+        columns = [self.frame.iloc[:, place].tolist() for place in range(self.frame.shape[1])]
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def texts(self) -> list[list[str]]:
+        """The cells as people read them."""
+        return [[text(cell) for cell in row] for row in self.rows()]
+
+    def are_numbers(self) -> list[bool]:
+        """Of each column: has it numbers only? Those stand at the right."""
+        columns = zip(*self.rows(), strict=True) if len(self.frame) else [()] * self.frame.shape[1]
+        return [
+            any(map(is_number, cells)) and all(is_number(c) or is_absent(c) for c in cells)
+            for cells in columns
+        ]
+
+    def markdown(self) -> str:
+        """A pipe table below its title, for GitHub and pandoc."""
+        ruler = ["---:" if right else "---" for right in self.are_numbers()]
+        body = [map(_in_markdown, self.header()), ruler, *(map(_in_markdown, row) for row in self.texts())]
+        lines = "".join(f"| {' | '.join(cells)} |\n" for cells in body)
+        title = f"**{_in_markdown(self.title)}**\n" if self.title else ""
+        note = f"{_in_markdown(self.note)}\n" if self.note else ""
+        return "\n".join(filter(None, (title, lines, note)))
+
+    def tex(self) -> str:
+        r"""A `table` environment; the document needs `\usepackage{booktabs}`."""
+        sides = "".join("r" if right else "l" for right in self.are_numbers())
+        rows = [" & ".join(map(in_tex, row)) + r" \\" for row in self.texts()]
+        return "\n".join((
+            r"\begin{table}",
+            r"  \centering",
+            *([rf"  \caption{{{in_tex(self.title)}}}"] if self.title else []),
+            rf"  \begin{{tabular}}{{{sides}}}",
+            r"    \toprule",
+            f"    {' & '.join(map(in_tex, self.header()))} \\\\",
+            r"    \midrule",
+            *(f"    {row}" for row in rows),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            *([rf"  \par\smallskip\footnotesize {in_tex(self.note)}"] if self.note else []),
+            r"\end{table}",
+            "",
+        ))  # fmt: skip
+
+    def csv(self) -> str:
+        """Plain numbers for programs; a column of values with intervals becomes four: it, low, high and n."""
+        out = io.StringIO()
+        lines = csv.writer(out, lineterminator="\n")
+        parts = [self._columns(place) for place in range(self.frame.shape[1])]
+        lines.writerow([_in_csv(name) for columns in parts for name, _ in columns])
+        for row in self.rows():
+            lines.writerow(
+                [_in_csv(of(cell)) for cell, columns in zip(row, parts, strict=True) for _, of in columns]
+            )
+        return out.getvalue()
+
+    def html(self) -> str:
+        """A `<table>`; `data-value` has a cell's plain number."""
+        sides = self.are_numbers()
+        head = "".join(f'<th scope="col"{_side(right)}>{_in_html(name)}</th>'
+                       for name, right in zip(self.header(), sides, strict=True))  # fmt: skip
+        body = "".join(
+            "<tr>" + "".join(_cell(cell, right) for cell, right in zip(row, sides, strict=True)) + "</tr>\n"
+            for row in self.rows()
+        )
+        caption = f"<caption>{_in_html(self.title)}</caption>\n" if self.title else ""
+        note = f'<p class="note">{_in_html(self.note)}</p>\n' if self.note else ""
+        return f"<table>\n{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{note}"
+
+    def _columns(self, place: int) -> list[tuple[str, Callable[[Any], Any]]]:
+        """What a column becomes in CSV: names, and the part of a cell that stands there."""
+        name, unit = str(self.frame.columns[place]), self.units.get(self.frame.columns[place], "")
+        if not any(isinstance(cell, Value) for cell in self.frame.iloc[:, place]):
+            return [(_with_unit(name, unit), _itself)]
+        return [
+            (_with_unit(name, unit), _number_of),
+            (_with_unit(f"{name}: low", unit), _part("low")),
+            (_with_unit(f"{name}: high", unit), _part("high")),
+            (f"{name}: n", _part("n")),
+        ]
+
+
+def is_absent(cell: Any) -> bool:
+    """Is there nothing: None, NaN, or a value that is NaN?"""
+    return bool(pd.isna(_number_of(cell)))
+
+
+def is_number(cell: Any) -> bool:
+    """Is it a number, with or without an interval? True and False are none."""
+    return isinstance(cell, Value | Real) and not is_bool(cell) and not is_absent(cell)
+
+
+def text(cell: Any) -> str:
+    """A cell as people read it."""
+    if is_absent(cell):
+        return numbers.ABSENT
+    if isinstance(cell, Value):
+        return numbers.with_interval(cell)
+    if is_bool(cell):
+        return "yes" if cell else "no"
+    return numbers.number(float(cell)) if isinstance(cell, Real) else plain(str(cell))
+
+
+def plain(words: str) -> str:
+    """On one line, without characters that a terminal would obey."""
+    return " ".join("".join(one if one.isprintable() or one.isspace() else "?" for one in words).split())
+
+
+def in_tex(words: str) -> str:
+    """Escaped for LaTeX, also what a `\\\\` in front of it would take as its own argument."""
+    escaped = "".join(TEX.get(one, one) for one in plain(words))
+    return f"{{{escaped[0]}}}{escaped[1:]}" if escaped[:1] in ("[", "*") else escaped
+
+
+def markdown(tables: Iterable[Table]) -> str:
+    return "\n".join(table.markdown() for table in tables)
+
+
+def _with_unit(name: str, unit: str) -> str:
+    return f"{name} ({unit})" if unit else name
+
+
+def _in_markdown(words: str) -> str:
+    """No pipe ends a cell, no tag opens, no word becomes a link or stands out."""
+    return re.sub(r"([\\|<*`]|(?<=\])(?=\())", r"\\\1", plain(words))
+
+
+def _in_csv(cell: Any) -> str:
+    """Plain; a text that a spreadsheet would compute is quoted as text."""
+    if is_absent(cell):
+        return ""
+    if is_number(cell):
+        return format(float(cell), EXACT)
+    words = text(cell)
+    return f"'{words}" if words.startswith(("=", "+", "-", "@")) else words
+
+
+def _in_html(words: str) -> str:
+    return html.escape(plain(words))
+
+
+def _cell(cell: Any, right: bool) -> str:
+    value = f' data-value="{format(float(_number_of(cell)), EXACT)}"' if is_number(cell) else ""
+    return f"<td{_side(right)}{value}>{_in_html(text(cell))}</td>"
+
+
+def _side(right: bool) -> str:
+    return ' class="number"' if right else ""
+
+
+def _itself(cell: Any) -> Any:
+    return cell
+
+
+def _number_of(cell: Any) -> Any:
+    return cell.value if isinstance(cell, Value) else cell
+
+
+def _part(name: str) -> Callable[[Any], Any]:
+    """What a value has beside its number, and a plain number has not."""
+    return lambda cell: getattr(cell, name) if isinstance(cell, Value) and not is_absent(cell) else None
