@@ -85,7 +85,7 @@ def _dispatch(words: Sequence[str]) -> int:
     if asks:
         from experiments.commands._help import explain
 
-        parser.epilog = explain(command)
+        parser.epilog = explain(command, rest)
     try:
         given = parser.parsed(rest)
     except SystemExit:  # argparse's way to end after help

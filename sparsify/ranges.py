@@ -53,7 +53,7 @@ def check(name: str, value: Any, allowed: Any) -> None:
         msgspec.convert(plain, allowed)
     except msgspec.ValidationError:
         if isinstance(kind, msgspec.inspect.LiteralType):
-            raise ValueError(unknown(name, value, [_word(one) for one in kind.values])) from None
+            raise ValueError(unknown(name, value, [word(one) for one in kind.values])) from None
         written = shown(repr(value)) if isinstance(value, str) else shown(value)
         raise ValueError(f"{name}={written} is out of range: it must be {described(kind)}") from None
 
@@ -79,7 +79,7 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 def shown(value: object) -> str:
     """A value as a sentence writes it: on one line, short, control characters escaped."""
-    text = value[: 2 * SHOWN] if isinstance(value, str) else _word(value)
+    text = value[: 2 * SHOWN] if isinstance(value, str) else word(value)
     text = text if text.isprintable() and text == text.strip() else repr(text)
     is_cut = len(text) > SHOWN or (isinstance(value, str) and len(value) > 2 * SHOWN)
     return text[: SHOWN - 3] + "..." if is_cut else text
@@ -99,7 +99,7 @@ def described(kind: Type) -> str:
         case msgspec.inspect.BoolType():
             return "true or false"
         case msgspec.inspect.LiteralType():
-            return "one of " + ", ".join(map(_word, kind.values))
+            return "one of " + ", ".join(map(word, kind.values))
         case msgspec.inspect.NoneType():
             return "null"
         case msgspec.inspect.StrType():
@@ -131,12 +131,12 @@ def _is_data(kind: Type) -> bool:
     return not isinstance(kind, msgspec.inspect.CustomType)
 
 
-def _word(value: object) -> str:
+def word(value: object) -> str:
     """A value as the command line takes it."""
     if value is None:
         return "null"
     if isinstance(value, int) and value.bit_length() > 4 * SHOWN:
         return f"a number of {value.bit_length()} bits"  # Python writes no more than 4300 digits
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(_word, value[:SHOWN]))}]"
+        return f"[{','.join(map(word, value[:SHOWN]))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib
 import traceback
 from collections.abc import Callable, Mapping
@@ -159,6 +160,19 @@ def parsed(path: Path) -> ast.Module:
         raise BrokenFile(f"{path}, line {error.lineno}: {error.msg}") from error
     except ValueError as error:  # a zero byte
         raise BrokenFile(f"{path}: {error}") from error
+
+
+def constant(path: Path, name: str) -> Any:
+    """What a file assigns to a name at its top, where that is a literal; else None.
+
+    Raises:
+        BrokenFile: the file has a syntax error.
+    """
+    for node in parsed(path).body:
+        if isinstance(node, ast.Assign) and any(ast.unparse(target) == name for target in node.targets):
+            with contextlib.suppress(ValueError):
+                return ast.literal_eval(node.value)
+    return None
 
 
 def _function(tree: ast.Module, path: Path, name: str) -> ast.FunctionDef:

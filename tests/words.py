@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from analysis.records import run_id
 from experiments.__main__ import main
-from experiments.config import compose, data_root
+from experiments.config import choices, compose, data_root
 
 SLOW_S = 1.0  # of this process, not of the clock on the wall
 # Few, for each choice takes a tenth of a second to compose; by hand all are tried.
@@ -90,7 +90,7 @@ def assert_sound(config: dict[str, Any]) -> None:
         "recipe": config["recipe"],
         "method": config["method"]["name"],
     }
-    usual = compose._composed(tuple(f"{group}={name}" for group, name in chosen.items()), *compose.folders())
+    usual = compose._composed(tuple(f"{group}={name}" for group, name in chosen.items()), *choices.folders())
     assert_alike(config, {key: value for key, value in usual.items() if key != "method_defaults"})
     json.dumps(config).encode()
     name = run_id(config)
@@ -160,7 +160,7 @@ def commands(groups: Mapping[str, Sequence[str]]) -> st.SearchStrategy[list[str]
 def try_words(number: int) -> None:
     """By hand: all groups, half the number as runs and half as commands, none of which takes a second."""
     data_root.reachable = lambda host: False
-    groups = {group: tuple(compose.options(group)) for group in ALL}
+    groups = {group: tuple(choices.options(group)) for group in ALL}
     slowest: tuple[float, Sequence[str]] = (0.0, ())
     for name in NAMES:  # what they import is not the words' doing
         called([name, "--help"])

@@ -23,15 +23,15 @@ that start with _ are what several commands share.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.commands import _arguments
+from experiments.commands._layout import paragraphs
 from experiments.config.meanings import meanings
 from slurm import environment
-from sparsify.registry import Registry, function_of, parsed
+from sparsify.registry import Registry, constant, function_of
 
 REGISTRY = Registry("command", __name__, Path(__file__).parent)
 GROUPS = {
@@ -55,10 +55,7 @@ def group_of(name: str) -> str:
     Raises:
         BrokenFile: the file can't be read.
     """
-    for node in parsed(REGISTRY.folder / f"{name}.py").body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "GROUP":
-            return str(ast.literal_eval(node.value))
-    return next(iter(GROUPS))
+    return str(constant(REGISTRY.folder / f"{name}.py", "GROUP") or next(iter(GROUPS)))
 
 
 def parser_of(name: str, has_meanings: bool = False) -> _arguments.Parser:
@@ -67,7 +64,7 @@ def parser_of(name: str, has_meanings: bool = False) -> _arguments.Parser:
     Raises:
         BrokenFile: its file can't be read, or has no function of its name.
     """
-    about = REGISTRY.docstring(name).partition("\nArgs:")[0].strip()
+    about = paragraphs(REGISTRY.docstring(name).partition("\nArgs:")[0])
     parser = _arguments.Parser(prog=f"{_arguments.PROGRAM} {name}", description=about)
     return _arguments.fill(
         parser, REGISTRY.parameters(name), meanings(REGISTRY, name) if has_meanings else {}

@@ -1,51 +1,102 @@
-"""The help of one command: what it does and every word it takes."""
+"""What the words behind a command can be: items, choices of groups, and settings, each with its meaning, its
+allowed values and its default.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_type_hints
+
+import msgspec
+
 from experiments import commands, figures
+from experiments.commands._layout import paragraphs, table
 from experiments.commands._words import Kind, kinds
-from experiments.config import compose, schema
-from experiments.tasks import REGISTRY as TASKS
-from sparsify.methods import REGISTRY as METHODS
+from experiments.config import choices, compose, schema
+from experiments.config.meanings import meanings
+from sparsify import ranges
+from sparsify.registry import BrokenFile, constant
+
+NAMES, OPTIONS, ITEMS = 30, 18, 26  # columns of key=value, of an option's name, of an item's
+SETS_OTHERS = ("profile", "recipe")  # of these groups, help shows what differs from a bare `run`
+PREFIX = {"link": "cluster.link."}  # where a group's settings stand, if not below its own name
 
 
-def explain(command: str) -> str:
-    """The words behind a command: its items, choices, leaves and hyperparameters."""
-    parameters, text = commands.REGISTRY.parameters(command), ""
+def explain(command: str, words: Sequence[str]) -> str:
+    """What can stand behind a command; where words choose something (method=dgc), what that is, alone."""
+    parameters = commands.REGISTRY.parameters(command)
     taken = {kind for parameter in parameters.values() for kind in kinds(parameter.allowed)}
-    if Kind.ITEM in taken:
-        text += f"items: {', '.join(figures.items())}\n"
+    chosen = [word for word in words if word.partition("=")[0] in choices.GROUPS]
+    if Kind.SETTING in taken and chosen:
+        return _chosen(command, dict(map(compose.pair, chosen)))
+    parts = [f"items:\n{table(_titles(), ITEMS)}"] if Kind.ITEM in taken else []
     if Kind.SETTING in taken:
-        text += f"\nchoices (group=option):\n{_choices()}"
-        text += f"\nleaves (key=value), with the defaults of a bare `run`:\n{_leaves()}"
-        text += f"\nhyperparameters:\n{_hyperparameters()}"
-    return text
+        hint = f"`{command} method=NAME --help` explains a method and its settings; so for all groups."
+        parts += [*_choices(), *_settings(), paragraphs(hint)]
+    return "\n".join(parts)
 
 
-def _choices() -> str:
-    return "".join(f"  {group:9} {', '.join(compose.options(group))}\n" for group in compose.GROUPS)
+def _titles() -> dict[str, str]:
+    """Items and what they show, without importing them."""
+    found = {}
+    for item, module in figures.items().items():
+        try:
+            title = constant(figures.FOLDER / f"{module.rpartition('.')[2]}.py", "TITLE")
+        except BrokenFile as broken:
+            title = f"can't be read: {broken}"
+        found[item] = str(title or "")
+    return found
 
 
-def _leaves() -> str:
+def _choices() -> Iterator[str]:
+    """Of each group the options, in a line or two each."""
+    for group in choices.GROUPS:
+        rows = {name: choices.about(group, name).partition("\n\n")[0] for name in choices.options(group)}
+        yield f"{group}=\n{table(rows, OPTIONS)}"
+
+
+def _settings() -> Iterator[str]:
+    """All settings, part by part, with the values of a bare `run`."""
     config = compose.resolve([])
-    known = {name: schema.leaf(config, name) for name in compose.leaves(config)}
-    return "".join(f"  {name}={_word(value)}\n" for name, value in known.items())
+    parts: dict[str, list[str]] = {"": []}
+    for key in compose.leaves(config):
+        parts.setdefault(key.rpartition(".")[0].partition(".")[0], []).append(key)
+    hints = get_type_hints(schema.Run)
+    yield f"settings, with the values of a bare `run`:\n{table(_rows(config, parts.pop('')), NAMES)}"
+    for part, keys in parts.items():
+        heading = f"of {part}={config[part]['name']}" if part in choices.REGISTRIES else hints[part].__doc__
+        yield f"{part}: {heading}\n{table(_rows(config, keys), NAMES)}"
 
 
-def _hyperparameters() -> str:
-    text = ""
-    for registry in (METHODS, TASKS):
-        for name in registry.names():
-            if why := registry.why_broken(name):
-                text += f"  {registry.noun}={name} can't be read: {why}\n"
-                continue
-            values = " ".join(f"{key}={_word(value)}" for key, value in registry.defaults(name).items())
-            text += f"  {registry.noun}={name}: {registry.summary(name)}\n      {values}\n"
-    return text
+def _chosen(command: str, chosen: Mapping[str, str]) -> str:
+    """The options that were chosen, each with its settings as they are then."""
+    for group, option in chosen.items():
+        compose.check_choice(group, option)
+    config, usual = (
+        compose.resolve([f"{group}={option}" for group, option in chosen.items()]),
+        compose.resolve([]),
+    )
+    leaves, parts = compose.leaves(config), list[str]()
+    for group, option in chosen.items():
+        parts.append(f"{group}={option}\n\n{paragraphs(choices.about(group, option))}")
+        if group in SETS_OTHERS:
+            keys = [key for key in leaves if schema.leaf(config, key) != schema.leaf(usual, key)]
+        else:
+            keys = [key for key in leaves if key.startswith(PREFIX.get(group, f"{group}."))]
+        if keys:
+            parts.append(f"settings:\n{table(_rows(config, keys), NAMES)}")
+    return "\n".join([*parts, f"`{command} --help` has all others\n"])
 
 
-def _word(value: object) -> str:
-    """A value as the command line takes it."""
-    if value is None:
-        return "null"
-    return str(value).replace(" ", "").replace("(", "[").replace(",)", "]").replace(")", "]")
+def _rows(config: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
+    """key=value, its meaning and the allowed values, in the words of the command line."""
+    leaves, said = compose.leaves(config), dict[str, str]()
+    for group, registry in choices.REGISTRIES.items():
+        found = meanings(registry, config[group]["name"])
+        said |= {f"{group}.{key}": meaning.replace("None:", "null:") for key, meaning in found.items()}
+    rows = {}
+    for key in keys:
+        meaning = said.get(key) or schema.meaning(leaves[key])
+        values = f"[{ranges.described(msgspec.inspect.type_info(leaves[key]))}]"
+        rows[f"{key}={ranges.word(schema.leaf(config, key))}"] = f"{meaning.rstrip('.')} {values}".strip()
+    return rows

@@ -19,55 +19,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from experiments.config import schema, variants
-from experiments.config.folders import ROOT
-from experiments.tasks import REGISTRY as TASKS
-from slurm import environment
-from sparsify.methods import REGISTRY as METHODS
+from experiments.config.choices import FIXED, GROUPS, REGISTRIES, folders, options
 from sparsify.ranges import check, quoted, shown, unknown
-from sparsify.registry import Registry
 
-CONF = ROOT / "conf"
-GROUPS = ("method", "task", "cluster", "link", "container", "profile", "recipe")
-REGISTRIES: dict[str, Registry] = {registry.noun: registry for registry in (METHODS, TASKS)}
-# Set by choosing a group's option, not by hand.
-FIXED = ("method.name", "task.name", "cluster.name", "cluster.where", "cluster.link.name", "container.name")
 VARIANTS = "give two or more, as variants={dense:'method=dense',sparse:'method=topk'}"
 LONGEST = 4000  # characters of a word, and of a path; Hydra's grammar takes half a second to read them
-
-
-def folders() -> list[Path]:
-    """The folders that configurations are found in: conf/, conf/local/ where it is, those of $SPARSIFY_CONF.
-
-    Raises:
-        ValueError: $SPARSIFY_CONF names a folder that is not there.
-    """
-    given = [folder.expanduser().absolute() for folder in environment.conf_folders()]
-    for folder in given:
-        if not folder.is_dir():
-            raise ValueError(f"SPARSIFY_CONF names {folder}, and there is no such folder")
-    return [CONF, *(folder for folder in [CONF / "local", *given] if folder.is_dir())]
-
-
-def files(group: str) -> dict[str, Path]:
-    """The files of a group by the name of their option.
-
-    Raises:
-        ValueError: two files for one option.
-    """
-    found: dict[str, Path] = {}
-    for path in (path for folder in folders() for path in sorted((folder / group).glob("*.yaml"))):
-        if path.stem in found:
-            raise ValueError(
-                f"{group}={path.stem} is in two files, {found[path.stem]} and {path}; rename one"
-            )
-        found[path.stem] = path
-    return found
-
-
-def options(group: str) -> list[str]:
-    """What can follow `group=`: the files of conf/<group>/, and every registered method or task."""
-    registered = REGISTRIES[group].names() if group in REGISTRIES else []
-    return sorted({*registered, *files(group)})
 
 
 def resolve(overrides: Sequence[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Glob, RangeSweep
 from hydra.errors import HydraException
 
 from experiments import figures
-from experiments.config import compose
+from experiments.config import choices, compose
 from experiments.config.plan import configs_of, more_configs_of, profile_of
 from sparsify.ranges import shown
 
@@ -43,8 +43,8 @@ def _values(word: str) -> list[str]:
     if isinstance(listed, RangeSweep):
         listed.shuffle = False  # it would list all of a range first, and the order changes no run
     try:
-        if isinstance(listed, Glob) and key in compose.GROUPS:
-            found = listed.filter(compose.options(key))
+        if isinstance(listed, Glob) and key in choices.GROUPS:
+            found = listed.filter(choices.options(key))
         else:
             found = [*islice(override.sweep_string_iterator(), MOST_RUNS + 1)]
     except (HydraException, ArithmeticError, ValueError) as error:

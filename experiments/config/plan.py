@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import figures
-from experiments.config import compose, data_root
+from experiments.config import choices, compose, data_root
 from sparsify.ranges import unknown
 
 
@@ -91,8 +91,8 @@ def profile_of(overrides: Sequence[str]) -> str:
     """The profile that the words ask for, else this machine's default."""
     given = [word.partition("=")[2] for word in overrides if word.startswith("profile=")]
     profile = given[-1] if given else default_profile(overrides)
-    if profile not in compose.options("profile"):
-        raise ValueError(unknown("profile", profile, compose.options("profile")))
+    if profile not in choices.options("profile"):
+        raise ValueError(unknown("profile", profile, choices.options("profile")))
     return profile
 
 

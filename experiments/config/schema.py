@@ -1,14 +1,15 @@
 """What every leaf of a configuration may be, and which values exclude each other.
 
-The keys of conf/ stand here once more, each with its type and range; those of a method or a task stand in its
-signature. What needs a model or data to be judged is judged in the run.
+The keys of conf/ stand here once more, each with its type and range, and its meaning, which help shows; those
+of a method or a task stand in its signature and its docstring. What needs a model or data to be judged is
+judged in the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, TypedDict, get_type_hints, is_typeddict
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
 from msgspec import Meta
 
@@ -38,92 +39,163 @@ ArraySize = Annotated[int, Meta(ge=1, le=4_000_001)]  # SLURM's own limit
 
 
 class Train(TypedDict):
-    epochs: Count
-    epoch_steps: Count | None
-    steps: Count | None
-    validate: Literal["epoch", "never"]
-    validate_every: Count
-    held_out: Natural
+    """How long the training goes on, and when it is validated."""
+
+    epochs: Annotated[Count, "epochs of the schedule's clock"]
+    epoch_steps: Annotated[
+        Count | None, "steps of an epoch of this clock; null: ceil(images / (batch size x workers))"
+    ]
+    steps: Annotated[Count | None, "end the run after so many steps"]
+    validate: Annotated[Literal["epoch", "never"], "after epochs, or never"]
+    validate_every: Annotated[
+        Count, "epochs between two validations; after the last epoch there always is one"
+    ]
+    held_out: Annotated[
+        Natural,
+        "for tuning: validate on so many training images, which are not trained on; on the test set at the "
+        "end only",
+    ]
 
 
 class Timing(TypedDict):
-    mode: Literal["serialised", "production", "as_published"]
-    warmup_steps: Natural
-    span_steps: Natural | None
+    """How steps are timed; see sparsify/timer.py."""
+
+    mode: Annotated[
+        Literal["serialised", "production", "as_published"],
+        "serialised: each phase is waited for; production: nothing is, as in use; as_published: as the code "
+        "of Yoon and Oh 2022 times",
+    ]
+    warmup_steps: Annotated[Natural, "steps at the beginning that are never counted"]
+    span_steps: Annotated[
+        Natural | None,
+        "steps after the warm-up of which every span is kept, for the timeline; null: all",
+    ]
 
 
 class Alternate(TypedDict):
-    blocks: Count
-    block_steps: Count
-    until: Positive
-    limit_min: Positive
+    """How long variants take turns."""
+
+    blocks: Annotated[
+        Count, "turns of each variant at least; a round has one of each, in an order drawn anew"
+    ]
+    block_steps: Annotated[Count, "steps of a turn; the first one after a change of variants is not counted"]
+    until: Annotated[
+        Positive,
+        "half-width of the 95 % interval of the logarithm of each ratio to the first variant's step time",
+    ]
+    limit_min: Annotated[Positive, "minutes after which it ends, whether that width is reached or not"]
 
 
 class Data(TypedDict):
-    root: Text | None
-    fallback: Literal["digits", "refuse"]
+    """Where data sets are."""
+
+    root: Annotated[
+        Text | None,
+        "folder that holds cifar-10-batches-py; null: $DATA_ROOT, else data/ (downloaded there)",
+    ]
+    fallback: Annotated[
+        Literal["digits", "refuse"],
+        "where CIFAR-10 can't be had: take scikit-learn's digits and say so, or refuse to run",
+    ]
 
 
 class Launch(TypedDict):
-    block: bool
-    checkpoint_min: Positive | None
-    runs_per_gpu: Threads
-    on_mismatch: Literal["stop", "label"]
+    """How runs are started and kept; no part of their key."""
+
+    block: Annotated[
+        bool,
+        "all runs of a figure in one allocation, in random order, so that they compare on the same nodes",
+    ]
+    checkpoint_min: Annotated[
+        Positive | None, "minutes between two checkpoints; null: only when told to stop"
+    ]
+    runs_per_gpu: Annotated[
+        Threads,
+        "so many trainings of virtual workers share this machine's GPU, which a small model leaves idle",
+    ]
+    on_mismatch: Annotated[
+        Literal["stop", "label"],
+        "where the machine is not as cluster.gpu and link say: stop, or record it and go on (label)",
+    ]
 
 
 class NoContainer(TypedDict):
-    name: Text
+    """What the workers run in."""
+
+    name: Annotated[Text, "the file of conf/container"]
 
 
 class Container(NoContainer):
-    image: Text
-    runtime: Literal["auto", "apptainer", "singularity"]
-    python: Text | None
-    binds: list[Text]
-    options: list[Text]
+    image: Annotated[Text, "its file in $SPARSIFY_IMAGES, else singularity/images; or a path in the checkout"]
+    runtime: Annotated[Literal["auto", "apptainer", "singularity"], "what starts it; auto: what is there"]
+    python: Annotated[Text | None, "a path in the image; null: the Python that starts the run, from outside"]
+    binds: Annotated[list[Text], "further folders, as --bind takes them: /scratch or /scratch:/data:ro"]
+    options: Annotated[list[Text], "further words for the runtime's exec"]
 
 
 class Link(TypedDict):
-    name: Text
-    alpha_s: NotNegative | None
-    beta_s_per_byte: NotNegative | None
+    """What joins the workers; a message of so many bytes takes alpha + beta x bytes where it is simulated."""
+
+    name: Annotated[Text, "the file of conf/link"]
+    alpha_s: Annotated[NotNegative | None, "seconds to start a message, for simulated runs"]
+    beta_s_per_byte: Annotated[NotNegative | None, "seconds a byte takes, for simulated runs"]
+
+
+Gpu = Annotated[
+    Text, "the model that is checked for: a100, h100, ...; any: not checked; none: there is no GPU"
+]
 
 
 class Machine(TypedDict):
-    name: Text
-    where: Literal["local", "virtual"]
-    gpu: Text
+    """Where workers run."""
+
+    name: Annotated[Text, "the file of conf/cluster"]
+    where: Annotated[Literal["local", "virtual"], "as processes, or as virtual ranks of one process"]
+    gpu: Gpu
     link: Link
 
 
 class SlurmCluster(TypedDict):
-    name: Text
-    where: Literal["slurm"]
-    gpu: Text
+    """A SLURM cluster; options that are null are left to its own defaults."""
+
+    name: Annotated[Text, "the file of conf/cluster"]
+    where: Annotated[Literal["slurm"], "as processes of SLURM's jobs"]
+    gpu: Gpu
     link: Link
-    workers_per_node: Threads
-    cpus_per_worker: Threads
-    mem_gb: Count | None
-    partition: Text | None
-    account: Text | None
-    qos: Text | None
-    reservation: Text | None
-    constraint: Text | None
-    exclude: Text | None
-    comment: Text | None
-    gres: Text | None
-    exclusive: bool
-    time_min: Minutes
-    signal_delay_s: Count
-    requeues: Natural
-    max_array: ArraySize
-    array_parallelism: ArraySize
-    srun: list[Text]
-    sbatch: list[LongOption]
-    setup: list[Text]
-    python: Text | None
-    slurm_conf: Text | None
-    interface: Text | None
+    workers_per_node: Annotated[
+        Threads, "at most, one GPU each; they are spread evenly over as few nodes as possible"
+    ]
+    cpus_per_worker: Annotated[Threads, "cores of each"]
+    mem_gb: Annotated[Count | None, "memory of a node"]
+    partition: Annotated[Text | None, "what --partition gets"]
+    account: Annotated[Text | None, "what --account gets"]
+    qos: Annotated[Text | None, "what --qos gets"]
+    reservation: Annotated[Text | None, "what --reservation gets"]
+    constraint: Annotated[Text | None, "what --constraint gets"]
+    exclude: Annotated[
+        Text | None, "nodes not to be used, as SLURM lists them; those that failed twice are added"
+    ]
+    comment: Annotated[Text | None, "what --comment gets"]
+    gres: Annotated[
+        Text | None,
+        "gpu asks for --gres=gpu:N, gpu:a100 for --gres=gpu:a100:N; null: --gpus-per-node=N",
+    ]
+    exclusive: Annotated[bool, "nobody else on the nodes: shared nodes make timings worthless"]
+    time_min: Annotated[
+        Minutes, "minutes of a job; what is not done by then is saved and goes on in the same job, requeued"
+    ]
+    signal_delay_s: Annotated[Count, "seconds before the time limit at which the workers are told to save"]
+    requeues: Annotated[Natural, "how often a job may go on after a stop"]
+    max_array: Annotated[ArraySize, "tasks of one array: MaxArraySize - 1 of `scontrol show config`"]
+    array_parallelism: Annotated[ArraySize, "tasks of one array that run at a time"]
+    srun: Annotated[list[Text], "further words for srun: [--mpi=none]"]
+    sbatch: Annotated[list[LongOption], "further words for sbatch: [--mail-type=END]"]
+    setup: Annotated[list[Text], "shell lines before srun, executed as they stand: [module load cuda]"]
+    python: Annotated[Text | None, "on the nodes, with submitit; null: the Python that submits"]
+    slurm_conf: Annotated[Text | None, "what SLURM_CONF should be, where several clusters share a login node"]
+    interface: Annotated[
+        Text | None, "network interface through which workers meet, if the nodes have several"
+    ]
 
 
 class Run(TypedDict):
@@ -135,21 +207,39 @@ class Run(TypedDict):
     container: NoContainer
     train: Train
     timing: Timing
-    variants: Variants
+    variants: Annotated[
+        Variants,
+        "what takes turns in one group of processes, so that whatever drifts meets all alike; the others are "
+        "compared with the first",
+    ]
     alternate: Alternate
     data: Data
     launch: Launch
-    workers: Workers
-    seed: Seed
-    device: Literal["cpu", "cuda"]
-    threads: Threads
-    comm: Literal["torch", "horovod"]
-    select: Literal["auto", "torch", "fused"]
-    overlap: bool
-    cuda_graph: bool
-    precision: Literal["fp32", "fp64", "tf32"]
-    profile: Text
-    recipe: Text
+    workers: Annotated[Workers, "processes of the group, or virtual ranks in one process"]
+    seed: Annotated[Seed, "of weights, order of data, and whatever else is drawn"]
+    device: Annotated[Literal["cpu", "cuda"], "what computes"]
+    threads: Annotated[Threads, "CPU threads of each process"]
+    comm: Annotated[Literal["torch", "horovod"], "torch.distributed (gloo on CPUs, nccl on GPUs), or Horovod"]
+    select: Annotated[
+        Literal["auto", "torch", "fused"],
+        "who searches gradients: torch (torch.topk and the like, as published), fused (one pass over "
+        "memory), or what suits (auto)",
+    ]
+    overlap: Annotated[
+        bool,
+        "aggregate bucket after bucket while backpropagation goes on (timing.mode=production, processes)",
+    ]
+    cuda_graph: Annotated[
+        bool,
+        "on a GPU, repeat forward and backward as one graph (timing.mode=production, no overlap): the same "
+        "numbers",
+    ]
+    precision: Annotated[
+        Literal["fp32", "fp64", "tf32"],
+        "tf32: NVIDIA's reduced products, where the GPU has them, which change the numbers",
+    ]
+    profile: Annotated[Text, "the file of conf/profile"]
+    recipe: Annotated[Text, "the file of conf/recipe"]
 
 
 def leaf(config: Mapping[str, Any], dotted: str) -> Any:
@@ -185,6 +275,12 @@ def _leaves(kind: Any, parts: Mapping[str, Any], prefix: str = "") -> Iterator[t
             yield from _leaves(described, {}, f"{prefix}{key}.")
         elif key not in (METHODS.noun, TASKS.noun):
             yield prefix + key, allowed
+
+
+def meaning(allowed: Any) -> str:
+    """What a leaf's type says that it is for."""
+    said = get_args(allowed) if get_origin(allowed) is Annotated else ()
+    return next((part for part in said if isinstance(part, str)), "")
 
 
 def check(config: Mapping[str, Any]) -> None:

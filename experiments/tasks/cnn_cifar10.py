@@ -14,7 +14,17 @@ def cnn_cifar10(
     lr_milestones: Sequence[NotNegative] = (6, 9),
     channels_last: bool = True,
 ) -> Task:
-    """A CNN of 34,058 parameters on CIFAR-10, for laptops; the paper's schedule scaled to 10 epochs."""
+    """A CNN of 34,058 parameters on CIFAR-10, for laptops; the paper's schedule scaled to 10 epochs.
+
+    Args:
+        batch_size: images of each worker in a step.
+        lr: learning rate, which does not depend on the number of workers.
+        momentum: of SGD, after aggregation.
+        weight_decay: of tensors of more than one dimension; biases and batch norm have none.
+        lr_warmup_epochs: epochs in which the learning rate rises to lr, linearly; 0: none.
+        lr_milestones: epochs after each of which the learning rate is a tenth.
+        channels_last: how images lie in memory; a matter of speed.
+    """
     return Task(
         "cifar10",
         small_cnn,

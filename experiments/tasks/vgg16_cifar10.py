@@ -17,6 +17,15 @@ def vgg16_cifar10(
     """VGG-16 with batch norm on CIFAR-10, trained as by the code that Yoon and Oh 2022 ran.
 
     That is hclhkbu/GaussianK-SGD.
+
+    Args:
+        batch_size: images of each worker in a step.
+        lr: learning rate, which does not depend on the number of workers.
+        momentum: of SGD, after aggregation.
+        weight_decay: of tensors of more than one dimension; biases and batch norm have none.
+        lr_warmup_epochs: epochs in which the learning rate rises to lr, linearly; 0: none.
+        lr_milestones: epochs after each of which the learning rate is a tenth.
+        channels_last: how images lie in memory; a matter of speed.
     """
     return Task(
         "cifar10",

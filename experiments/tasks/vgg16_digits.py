@@ -14,7 +14,17 @@ def vgg16_digits(
     lr_milestones: Sequence[NotNegative] = (81, 122, 155),
     channels_last: bool = False,
 ) -> Task:
-    """VGG-16 on scikit-learn's digits enlarged to 32 x 32: the paper's model where there is no CIFAR-10."""
+    """VGG-16 on scikit-learn's digits enlarged to 32 x 32: the paper's model where there is no CIFAR-10.
+
+    Args:
+        batch_size: images of each worker in a step.
+        lr: learning rate, which does not depend on the number of workers.
+        momentum: of SGD, after aggregation.
+        weight_decay: of tensors of more than one dimension; biases and batch norm have none.
+        lr_warmup_epochs: epochs in which the learning rate rises to lr, linearly; 0: none.
+        lr_milestones: epochs after each of which the learning rate is a tenth.
+        channels_last: how images lie in memory; a matter of speed.
+    """
     return Task(
         "digits32",
         vgg16,

@@ -30,7 +30,8 @@ def adacomp(scope: Scope = "layer", conv_bin: Bin = 50, other_bin: Bin = 500) ->
     1 / bin it can't get. Two host synchronisations per step and bucket.
 
     Args:
-        scope: see topk. Bins and scales are of each tensor, whatever a bucket spans.
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB. Bins
+            and scales are of each tensor, whatever a bucket spans.
         conv_bin: elements of a bin (L_T) in tensors of more than two dimensions.
         other_bin: elements of a bin in all others: fully connected and recurrent layers, vectors.
     """

@@ -35,7 +35,10 @@ def deft(
     the published code leaves it unsent.
 
     Args:
-        scope: see topk; fragments are cut within a bucket, so this is for large ones.
+        density: k/n, the share of the elements that all workers send together in a step.
+        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
+            MB. Fragments are cut within a bucket, so this is for large ones.
+        density_warmup: lower bounds of the density for the first epochs, one each.
     """
     return Sparsifier(density, Deft(), ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
 

@@ -7,5 +7,8 @@ def dense(scope: Scope = "global") -> Dense:
 
     The baseline of Yoon and Oh 2022 (density 1, one merged Horovod tensor). With `sparsify.ddp` it runs over
     DDP's buckets, overlapped.
+
+    Args:
+        scope: what one allreduce holds: the whole model (`global`), every tensor (`layer`), or so many MB.
     """
     return Dense(scope)

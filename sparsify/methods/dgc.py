@@ -43,17 +43,23 @@ def dgc(
     own.
 
     Args:
-        scope: as in topk; the paper's is `layer`.
-        density_warmup: the paper's is [0.25, 0.0625, 0.015625, 0.004, 0.001], one epoch each. The README of
-            the public code says the same; run without a list, the code takes 0.316, 0.1, 0.0316, 0.01,
-            0.0032.
-        momentum, nesterov, masking: see `sparsify.feedback.MomentumCorrection`.
-        clip_norm: see `sparsify.method.Sparsifier`; over the whole model.
+        density: k/n, the share of the elements that each worker sends in a step, at most.
+        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
+            MB. The paper's is `layer`.
+        density_warmup: lower bounds of the density for the first epochs, one each. The paper's are [0.25,
+            0.0625, 0.015625, 0.004, 0.001]. The README of the public code says the same; run without a list,
+            the code takes 0.316, 0.1, 0.0316, 0.01, 0.0032.
+        momentum: m of the momentum that is applied before accumulation; 0: none.
+        nesterov: take Nesterov's momentum.
+        masking: where an element was sent, its momentum begins at 0 again.
+        clip_norm: clip each worker's gradient, over the whole model, to this norm divided by sqrt(P); None:
+            do not clip.
         sample: share of the elements that the threshold is taken from; the paper's 0.001 to 0.01.
         adaptations: how often the threshold is lowered at most.
         dense_vectors: buckets of 1-D tensors only (biases, normalisations) are averaged whole, with ordinary
             momentum, as in the public code.
-        index, value: how the message is written, see `sparsify.wire.Wire`.
+        index: how indices travel: `int32`, `int64`, or `delta16`, in 2 bytes each at the cost of sorting k.
+        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
     """
     correction = MomentumCorrection(momentum, masking, nesterov)
     sparse = Sparsifier(

@@ -27,6 +27,8 @@ def efsignsgd(
     residual included, and n bytes of unpacked bits.
 
     Args:
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB. Each
+            message has one scale.
         feedback: `learning_rate`, as published; or `gradient`, which replays residuals at the rate of the
             step that sends them: the two differ where the rate changes.
     """

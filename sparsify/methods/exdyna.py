@@ -33,8 +33,12 @@ def exdyna(
     as comes in, as in `micro`.
 
     Args:
-        scope: see topk.
-        rule, threshold: see micro.
+        density: k/n, the share of the elements that all workers send together in a step.
+        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
+            MB.
+        density_warmup: lower bounds of the density for the first epochs, one each.
+        rule: how the threshold moves: `intended`, or `published`, as the public code does; see micro.
+        threshold: the first one; None: 1 / (2 sqrt k).
         blocks: how many a bucket is cut into. Their size is a multiple of 32, and what is left over belongs
             to the last partition. A bucket of fewer than 32 x blocks elements, where the published code
             divides by zero, has blocks of 32, or of n / (4 P) where that is smaller, and fewer of them.

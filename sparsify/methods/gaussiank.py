@@ -50,12 +50,18 @@ def gaussiank(
     `published` 1 per pass and 1 for the lengths.
 
     Args:
+        density: k/n, the share of the elements that each worker sends in a step: exactly (`bounded`), or what
+            the guess aims at (`published`).
+        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
+            MB.
+        density_warmup: lower bounds of the density for the first epochs, one each.
         rule: `bounded`: the Gaussian guess, bisected until between k and `slack` x k magnitudes lie above it,
             of which the k largest are sent: the same as topk. `published`: what hclhkbu/GaussianK-SGD does,
             see `GaussianThreshold`.
         passes: how many thresholds are tried at most. None: 3 (published) or 20 (bounded).
         slack: candidates per element sent, for `bounded` only. None: 2.
-        index, value: see topk.
+        index: how indices travel: `int32`, `int64`, or `delta16`, in 2 bytes each at the cost of sorting k.
+        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
     """
     check_choice("rule", rule, ("bounded", "published"))
     if rule == "published" and slack is not None:

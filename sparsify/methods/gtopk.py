@@ -31,10 +31,14 @@ def gtopk(
     P. The result is not the exact global top-k of the sum. Any number of workers; no host synchronisation.
 
     Args:
+        density: k/n, the share of the elements that each worker brings in, and that the update has.
+        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
+            MB.
+        density_warmup: lower bounds of the density for the first epochs, one each.
         leak: an element may be dropped at a merge and yet be in the final result, through other workers.
             `published`: those whose contribution was dropped take it as sent, and it is lost. `returned`: the
             worker that merged keeps the dropped sum in its own residual, so that nothing is lost.
-        index: how indices are written, see `sparsify.wire.Wire`.
+        index: how indices travel: `int32`, `int64`, or `delta16`, in 2 bytes each at the cost of sorting k.
     """
     return Sparsifier(density, TopK(), ErrorFeedback(), Tree(Wire(index), leak), scope, tuple(density_warmup))
 

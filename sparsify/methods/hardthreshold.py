@@ -40,12 +40,19 @@ def hardthreshold(
     lengths.
 
     Args:
+        density: k/n, which only sets the default threshold.
+        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
+            MB.
+        density_warmup: lower bounds of the density for the first epochs, one each.
         threshold: lambda of Sahu et al., tau of Strom. None: 1 / (2 sqrt k), Sahu et al.'s rule for a budget
             of k elements a step (4.73e-3 for ResNet-18 at density 0.001).
         send: `values`, as Sahu et al.; or `strom`: +-tau whatever the value, in one word of 32 bits (31 of
             index, one of sign), and the rest of the value stays in the residual. Then the threshold bounds
             how much of an element moves in a step: too small a tau and residuals grow without bound.
-        index, value: see topk; for `values` only.
+        index: how indices travel: `int32`, `int64`, or `delta16`, in 2 bytes each at the cost of sorting k;
+            for `values` only.
+        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`;
+            for `values` only.
 
     Raises:
         ValueError: settings that would have no effect.

@@ -38,7 +38,10 @@ def micro(
     some 1,000 steps from a threshold that suits the first gradient.
 
     Args:
-        scope: see topk. Buckets of fewer than P elements leave some workers without a partition.
+        density: k/n, the share of the elements that all workers send together in a step.
+        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
+            MB. Buckets of fewer than P elements leave some workers without a partition.
+        density_warmup: lower bounds of the density for the first epochs, one each.
         rule: `intended`, or `published`: the public code, where inside the band of 0.909 < k'/k <= 1.1 the
             threshold always rises. See `sparsify.methods._partitions.ExclusiveThreshold`.
         threshold: the first one; None: 1 / (2 sqrt k).

@@ -63,14 +63,19 @@ def oktopk(
     BERT), which the paper does not say: density_warmup=[1.0] does an epoch of it.
 
     Args:
+        density: k/n, the share of the elements that each worker selects, and about that of the update.
+        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
+            MB.
+        density_warmup: lower bounds of the density for the first epochs, one each.
         threshold_every: tau', steps between exact thresholds: 32; 128 for BERT.
         regions_every: tau, steps between new borders of the regions: 64.
         local_drift, global_drift: the factor by which a re-used threshold moves when it selects less than
             2k/3 or more than 5k/4: 1.012 and 1.008; 1.025 and 1.036 for BERT.
         balance: share out what is left equally before it goes to all, however equal it is already; left out
             in the public code but for BERT.
-        index, value: how pairs are written, see `sparsify.wire.Wire`; delta16 has a header for every message,
-            too long for pieces.
+        index: how indices travel: `int32` or `int64`; delta16 has a header for every message, too long for
+            pieces.
+        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
     """
     check_choice("index encoding", index, ("int32", "int64"))
     for name, drift in (("local_drift", local_drift), ("global_drift", global_drift)):

@@ -37,10 +37,11 @@ def powersgd(
     recovers. All workers compute P from the same bits; they must run on devices of the same kind.
 
     Args:
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB.
         rank: columns of P and Q: 2, as in most of the paper (it has 1, 2 and 4; torch's hook 1).
         min_compression_rate: tensors with fewer than two dimensions, and those that would not get smaller by
-            more than this, are averaged as they are: 2, as torch's hook. The paper compresses every matrix;
-            1 does so where it saves anything.
+            more than this, are averaged as they are: 2, as torch's hook. The paper compresses every matrix; 1
+            does so where it saves anything.
         feedback: `gradient`, as published: e <- M - P Q^T, where P Q^T is the average over the workers, as in
             the paper's code and torch's hook; the errors of all workers then add up to what is missing.
             `learning_rate` or `none`, see topk.

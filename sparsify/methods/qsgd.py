@@ -33,14 +33,15 @@ def qsgd(
     and n bytes of unpacked codes; with bits=8 the message has n bytes too.
 
     Args:
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB.
         bits: 2, 4 or 8 for each element, its sign included: 2^(bits-1) - 1 levels (the paper's s).
             sands-lab/grace takes 8 bits: 127 levels.
         block: elements that share a norm (the paper's bucket): 512; sands-lab/grace 128.
         norm: `l2`, the scheme that the paper analyses; or `max`, the largest magnitude, which sets fewer
             elements to 0 and is what its experiments scale by.
         feedback: `none`; `gradient` or `learning_rate` keep the rounding errors. With norm=l2 that is sure to
-            be stable only where block < levels^2 (49 for 4 bits, 16129 for 8). With the default block and
-            4 bits, rounding errs by more than the gradient, and the residual grows without bound.
+            be stable only where block < levels^2 (49 for 4 bits, 16129 for 8). With the default block and 4
+            bits, rounding errs by more than the gradient, and the residual grows without bound.
     """
     check_choice("feedback", feedback, ("none", "gradient", "learning_rate"))
     return QuantisedAllGather(QSGD(bits, block, norm), feedbacks.named(feedback), scope)

@@ -29,11 +29,21 @@ def randomk(
     is commented out. So there is none by default; `feedback=gradient` is the variant that theory asks for.
 
     Args:
+        density: k/n, the share of the elements that each worker sends in a step.
+        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
+            MB.
+        density_warmup: lower bounds of the density for the first epochs, one each.
+        feedback: what becomes of the elements that are not sent: added to the next gradient (`gradient`),
+            added times the learning rate of their step (`learning_rate`), dropped (`none`), or `literal`, see
+            topk.
         exchange: `allgather`, each worker's own indices and values; or `allreduce`, values only, which needs
             `shared=true`: all workers draw the same indices.
+        shared: all workers draw the same indices, so that only values need to travel.
         unbiased: scale by n/k, so that the expectation is the gradient; without feedback only.
         sampling: `hash`, in O(k); or `permutation`, the published operator torch.randperm, in O(n).
-        feedback, index, value, packed: see topk.
+        index: how indices travel: `int32`, `int64`, or `delta16`, in 2 bytes each at the cost of sorting k.
+        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
+        packed: values and indices in one message; the published code sends two.
     """
     check_choice("exchange", exchange, ("allgather", "allreduce"))
     gather = AllGather(Wire(index, value), packed=packed)

@@ -30,8 +30,12 @@ def scalecom(
     exact. Host synchronisations: none.
 
     Args:
-        beta: of the low-pass filter on residuals, `sparsify.feedback.LowPass`. 1 is plain error feedback;
-            the paper takes 0.1 to 0.3 where batch and learning rate are scaled up, which filters part of each
+        density: k/n, the share of the elements that the workers send, all of them the same ones.
+        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
+            MB.
+        density_warmup: lower bounds of the density for the first epochs, one each.
+        beta: of the low-pass filter on residuals, `sparsify.feedback.LowPass`. 1 is plain error feedback; the
+            paper takes 0.1 to 0.3 where batch and learning rate are scaled up, which filters part of each
             gradient away for good.
     """
     return Sparsifier(density, LeaderTopK(), LowPass(beta), AllReduce(), scope, tuple(density_warmup))

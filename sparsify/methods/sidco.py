@@ -45,17 +45,22 @@ def sidco(
     lengths; the fits need none (theirs: one a stage, and scipy on the host for the gamma quantile).
 
     Args:
+        density: k/n, the share of the elements that the threshold aims at.
+        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
+            MB.
+        density_warmup: lower bounds of the density for the first epochs, one each.
         fit: `exponential`, `pareto` (generalised Pareto), or `gamma`: gamma first, then generalised Pareto.
         first_ratio: what the first of several stages aims at; the others share the rest alike. Published:
             0.25.
         adapt_every: Q, steps after which the number of stages is reconsidered. Published: 5.
-        tolerance: it changes if the mean of selected / k in these steps leaves [1 - tolerance,
-            1 + tolerance]. Published: 0.2.
+        tolerance: it changes if the mean of selected / k in these steps leaves [1 - tolerance, 1 +
+            tolerance]. Published: 0.2.
         adapt: `published`: one stage more when too few were selected, one less when too many were. A tail
-            heavier than the fitted one selects too many with a single stage, and stays there, for there is
-            no stage less. `reversing`: the direction is reversed when the last change made it
-            worse (an option of the authors' code), or when no stage is left to take away or add (ours).
-        index, value: see topk.
+            heavier than the fitted one selects too many with a single stage, and stays there, for there is no
+            stage less. `reversing`: the direction is reversed when the last change made it worse (an option
+            of the authors' code), or when no stage is left to take away or add (ours).
+        index: how indices travel: `int32`, `int64`, or `delta16`, in 2 bytes each at the cost of sorting k.
+        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
     """
     select = Sidco(fit, first_ratio, adapt_every, tolerance, adapt)
     exchange = AllGather(Wire(index, value), uneven=True)

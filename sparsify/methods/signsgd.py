@@ -26,6 +26,9 @@ def signsgd(scope: Scope = "global") -> QuantisedAllGather:
     unused one) would therefore drift by the learning rate in every step: set its requires_grad to False.
 
     No host synchronisation. Two (n,) buffers besides the bucket, and n bytes of unpacked bits.
+
+    Args:
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB.
     """
     return QuantisedAllGather(Sign(), NoFeedback(), scope, majority=True)
 

@@ -43,14 +43,19 @@ def sparcml(
     The paper's quantisation of values to 2, 4 or 8 bits is missing: `value` rounds to 16 bits at most.
 
     Args:
+        density: k/n, the share of the elements that each worker selects.
+        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
+            MB.
+        density_warmup: lower bounds of the density for the first epochs, one each.
         bucket: select k n / bucket of every `bucket` elements instead of k of n; 512 in the paper. None: of
             n.
         dense_at: the share of elements from which the result travels dense. None: value bytes / (index bytes
             + value bytes), the paper's delta, from which on pairs are longer: 1/2 for 4 + 4 bytes; or less,
             where one owner's pairs, which all are padded to, are longer than a region. Ok-Topk's copy takes
             1/3.
-        index, value: how pairs are written, see `sparsify.wire.Wire`; delta16 has a header for every message,
-            too long for pieces.
+        index: how indices travel: `int32` or `int64`; delta16 has a header for every message, too long for
+            pieces.
+        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
     """
     check_choice("index encoding", index, ("int32", "int64"))
     select = TopK() if bucket is None else TopKOfEach(bucket)

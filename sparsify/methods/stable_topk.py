@@ -45,6 +45,10 @@ def stable_topk(
     Host synchronisations: none; where buckets do not divide n, one in each step that chooses.
 
     Args:
+        density: k/n, the share of the elements that the workers send at most, all of them the same ones.
+        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
+            MB.
+        density_warmup: lower bounds of the density for the first epochs, one each.
         block: B, elements of a bucket; the last may be shorter. Never more than k, so that at most k elements
             are sent: choose it well below k, else the choice is coarse (one bucket, at k < 2 block).
         every: N, steps that use the same choice. Another k (in a density warm-up) asks for another choice.

@@ -36,6 +36,8 @@ def terngrad(
     and n bytes of unpacked codes.
 
     Args:
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB. Each
+            message has one scale.
         clip: beforehand, clip to so many sigma: 2.5, as published. `inf` for no clipping.
         sigma: of the elements `about_zero`, their root mean square; or `about_mean`, their standard
             deviation, as published. Gradients have means near 0, so the two hardly differ, except that

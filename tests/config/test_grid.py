@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.config import compose
+from experiments.config import choices, compose
 from experiments.config.grid import expand, name_and_configs
 
 
@@ -29,13 +29,13 @@ def test_a_hyperparameter_is_left_out_where_a_method_lacks_it() -> None:
 def test_what_hydra_would_compose_is_what_the_quick_way_composes() -> None:
     words = ["task=vgg16_digits", "method=topk", "method.density=0.01", "train.steps=null", "data.root='a b'"]
     quick = compose.resolve(words)
-    assert {**quick, "method_defaults": {}} == compose._composed(tuple(words), *compose.folders())
+    assert {**quick, "method_defaults": {}} == compose._composed(tuple(words), *choices.folders())
     assert quick["data"]["root"] == "a b"
 
 
 def test_nothing_in_conf_refers_to_what_a_word_can_change() -> None:
     """Else the quick way would compose something else: it puts words in after references are resolved."""
-    for path in compose.CONF.rglob("*.yaml"):
+    for path in choices.CONF.rglob("*.yaml"):
         assert "${" not in path.read_text(), path
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments import figures
-from experiments.config import compose, data_root, plan
+from experiments.config import choices, compose, data_root, plan
 from experiments.config.plan import PlannedRun, configs_of, plan_runs, profile_of
 
 
@@ -17,7 +17,7 @@ def planned(*words: str) -> PlannedRun:
     return PlannedRun(compose.resolve(words), None)
 
 
-@pytest.mark.parametrize("profile", compose.options("profile"))
+@pytest.mark.parametrize("profile", choices.options("profile"))
 def test_every_figure_composes_its_runs(profile: str) -> None:
     for item in figures.items():
         assert bool(configs_of(item, profile)) == figures.has_runs(item)

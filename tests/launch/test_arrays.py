@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis.records import run_id
-from experiments.config import code_version, compose
+from experiments.config import choices, code_version, compose
 from experiments.config.folders import Folders
 from experiments.config.grid import name_and_configs
 from experiments.config.plan import PlannedRun
@@ -64,7 +64,7 @@ def test_the_plan_shows_what_a_worker_is_started_by(
 def test_every_slurm_cluster_has_a_recorded_text() -> None:
     on_slurm = {
         name
-        for name in compose.options("cluster")
+        for name in choices.options("cluster")
         if compose.resolve([f"cluster={name}"])["cluster"]["where"] == "slurm"
     }
     assert on_slurm >= set(SHIPPED)

@@ -1,0 +1,70 @@
+"""What can be chosen on the command line, group=option: files of conf/, methods, tasks. Without Hydra, which
+takes its time to import, so that completion can ask.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from experiments.config.folders import ROOT
+from experiments.tasks import REGISTRY as TASKS
+from slurm import environment
+from sparsify.methods import REGISTRY as METHODS
+from sparsify.registry import BrokenFile, Registry
+
+CONF = ROOT / "conf"
+GROUPS = ("method", "task", "cluster", "link", "container", "profile", "recipe")
+REGISTRIES: dict[str, Registry] = {registry.noun: registry for registry in (METHODS, TASKS)}
+# Set by choosing a group's option, not by hand.
+FIXED = ("method.name", "task.name", "cluster.name", "cluster.where", "cluster.link.name", "container.name")
+
+
+def folders() -> list[Path]:
+    """The folders that configurations are found in: conf/, conf/local/ where it is, those of $SPARSIFY_CONF.
+
+    Raises:
+        ValueError: $SPARSIFY_CONF names a folder that is not there.
+    """
+    given = [folder.expanduser().absolute() for folder in environment.conf_folders()]
+    for folder in given:
+        if not folder.is_dir():
+            raise ValueError(f"SPARSIFY_CONF names {folder}, and there is no such folder")
+    return [CONF, *(folder for folder in [CONF / "local", *given] if folder.is_dir())]
+
+
+def files(group: str) -> dict[str, Path]:
+    """The files of a group by the name of their option.
+
+    Raises:
+        ValueError: two files for one option.
+    """
+    found: dict[str, Path] = {}
+    for path in (path for folder in folders() for path in sorted((folder / group).glob("*.yaml"))):
+        if path.stem in found:
+            raise ValueError(
+                f"{group}={path.stem} is in two files, {found[path.stem]} and {path}; rename one"
+            )
+        found[path.stem] = path
+    return found
+
+
+def options(group: str) -> list[str]:
+    """What can follow `group=`: the files of conf/<group>/, and every registered method or task."""
+    registered = REGISTRIES[group].names() if group in REGISTRIES else []
+    return sorted({*registered, *files(group)})
+
+
+def about(group: str, option: str) -> str:
+    """What an option is: the docstring of its function, or the comment at the beginning of its file."""
+    if group in REGISTRIES and option in REGISTRIES[group].names():
+        try:
+            return REGISTRIES[group].docstring(option).partition("\nArgs:")[0].strip()
+        except BrokenFile as broken:
+            return f"can't be read: {broken}"
+    lines = []
+    for line in files(group)[option].read_text(errors="replace").splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            lines.append(line.removeprefix("#").strip())
+    return "\n".join(lines)

@@ -1,0 +1,47 @@
+"""Help has a meaning for every setting, from one place each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.config import choices, schema
+from experiments.config.meanings import meanings
+from sparsify.registry import Registry
+
+ENTRIES = [(noun, name) for noun, registry in choices.REGISTRIES.items() for name in registry.names()]
+
+
+@pytest.mark.parametrize(("noun", "name"), ENTRIES)
+def test_the_docstring_says_what_each_parameter_means_and_of_no_other(noun: str, name: str) -> None:
+    registry = choices.REGISTRIES[noun]
+    said = meanings(registry, name)
+    assert set(said) == set(registry.parameters(name))
+    for key, meaning in said.items():
+        assert len(meaning) > 10, key
+        assert not meaning.startswith(("see ", "as in ")), key  # help shows it alone
+
+
+@pytest.mark.parametrize("cluster", [schema.Machine, schema.SlurmCluster])
+@pytest.mark.parametrize("container", [schema.NoContainer, schema.Container])
+def test_every_other_setting_has_a_meaning_beside_its_type(cluster: object, container: object) -> None:
+    for key, allowed in schema._common(cluster, container):
+        assert schema.meaning(allowed), key
+
+
+def test_each_option_of_a_group_says_what_it_is() -> None:
+    for group in choices.GROUPS:
+        for option in choices.options(group):
+            assert len(choices.about(group, option)) > 10, (group, option)
+
+
+def test_defaults_may_be_computed_and_parameters_explained_together(tmp_path: Path) -> None:
+    (tmp_path / "comb.py").write_text(
+        "HALF = 1 / 2\n\n\ndef comb(density: float = 1/1000, a: float = HALF, b: int = 2) -> None:\n"
+        '    """Comb.\n\n    Args:\n        density: k/n: at\n            most.\n'
+        '        a, b: both.\n    """\n'
+    )
+    registry = Registry("method", "none", tmp_path)
+    assert registry.defaults("comb") == {"density": 0.001, "a": 0.5, "b": 2}
+    assert meanings(registry, "comb") == {"density": "k/n: at most.", "a": "both.", "b": "both."}
