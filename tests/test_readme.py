@@ -177,6 +177,13 @@ def test_make_targets_exist() -> None:
             assert target.removeprefix("reproduce-") in figures.items()
 
 
+def test_benchmarks_exist() -> None:
+    there = {path.stem for path in (ROOT / "experiments" / "bench").iterdir()}
+    named = set(re.findall(r"BENCH=([a-z]+)", "".join(PAGES.values())))
+    assert "select" in named
+    assert named <= there
+
+
 def test_make_help_lists_every_target() -> None:
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     for target in ("help", "reproduce-%", "test", "lint", "figures", "collect", "bench", "clean"):

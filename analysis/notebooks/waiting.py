@@ -64,12 +64,13 @@ job.describe(percentiles=[0.05, 0.5, 0.95]).round(2)
 # %%
 windows = job.groupby(job["iteration"] // WINDOW)[["select", "late", "wait", "send"]].median()
 windows.index = windows.index * WINDOW
-TOPK, DENSE, RANDOMK = (style.look(name).colour for name in ("topk", "dense", "randomk"))
+LATE, SEND = (style.PHASE_LOOKS[phase][0] for phase in ("select", "transfer"))  # as in the bars of fig4-logs
+WAIT, A100, V100 = "#777777", "#0072B2", "#E69F00"
 
 with plots.canvas(style.two_columns(2.6), 1, 2) as (figure, (left, right)):
-    left.plot(windows.index, windows["select"], color=TOPK)
+    left.plot(windows.index, windows["select"], color=LATE)
     left.set(xlabel="Iteration", ylabel="Selection, mean over ranks (ms)", ylim=(0, None))
-    for column, colour in (("late", TOPK), ("wait", RANDOMK), ("send", DENSE)):
+    for column, colour in (("late", LATE), ("wait", WAIT), ("send", SEND)):
         right.plot(windows.index, windows[column], color=colour, label=column)
     right.set(xlabel="Iteration", ylabel="Median of a window (ms)", ylim=(0, None))
     right.legend()
@@ -90,7 +91,7 @@ def echo(values: pd.Series, lags: range) -> list[float]:
 
 lags = range(1, 2 * WINDOW)
 with plots.canvas(style.two_columns(2.4)) as (figure, axes):
-    for gpu, colour in (("A100", TOPK), ("V100", RANDOMK)):
+    for gpu, colour in (("A100", A100), ("V100", V100)):
         late = iterations(rederived.JOB[gpu, "topk"])["late"]
         axes.plot(lags, echo(late, lags), color=colour, label=f"Top-k on 8 {gpu}")
     axes.axhline(0, color="#AAAAAA", linewidth=0.6)
@@ -110,9 +111,9 @@ with plots.canvas(style.two_columns(2.4), 1, 2, sharex=True) as (figure, both):
     for axes, gpu in zip(both, ("A100", "V100"), strict=True):
         table = iterations(rederived.JOB[gpu, "topk"])
         for values, colour, label in (
-            (table["wait"], RANDOMK, "wait"),
-            (table["wait"] - table["late"], TOPK, "wait - late"),
-            (table["send"], DENSE, "send"),
+            (table["wait"], WAIT, "wait"),
+            (table["wait"] - table["late"], LATE, "wait - late"),
+            (table["send"], SEND, "send"),
         ):
             axes.hist(values, edges, color=colour, label=label, histtype="step", density=True)
         axes.set(xlabel="ms", title=f"Top-k, 8 {gpu}")

@@ -25,7 +25,7 @@ def test_every_notebook_is_a_pair() -> None:
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_both_of_a_pair_have_the_same_cells(source: Path) -> None:
-    """`jupytext --sync` makes them so."""
+    """`jupytext --to ipynb --set-kernel python3 analysis/notebooks/*.py` makes them so."""
     pair = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
     written = jupytext.read(source)
     assert [(cell.cell_type, cell.source) for cell in pair.cells] == [
