@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from experiments.config import packages
 from experiments.worker.errors import DISK_FULL
+from slurm import environment
 from sparsify.ranges import unknown
 
 OK, FAILED, BAD_INPUT, NOBODY_READS = 0, 1, 2, 141  # as a shell counts a program that SIGPIPE ended
@@ -125,5 +126,9 @@ def _prepare_process() -> None:
 
 
 if __name__ == "__main__":
+    if (line := environment.completion_line()) is not None:
+        from experiments.commands._completion import complete
+
+        complete(line)
     _prepare_process()
     sys.exit(main(sys.argv[1:]))

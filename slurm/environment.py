@@ -116,6 +116,13 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
 
 
+def completion_line() -> str | None:
+    """What was typed up to the cursor, where a shell asks through argcomplete what may come; else None."""
+    if "_ARGCOMPLETE" not in os.environ:
+        return None
+    return os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+
+
 def flag(name: str) -> bool:
     """Is the variable set to 1, yes, true or on?"""
     return os.environ.get(name, "").lower() in ("1", "yes", "true", "on")

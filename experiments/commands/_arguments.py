@@ -20,6 +20,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **how: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **how)
+        self.taken: dict[str, argparse.Action] = {}  # what a function takes, by the parameter's name
         self.add_argument("--traceback", action="store_true", help="show where an error came from")
 
     def error(self, message: str) -> NoReturn:
@@ -51,30 +52,31 @@ def fill(parser: Parser, parameters: Mapping[str, Parameter], meanings: Mapping[
     """Give a parser what a function takes: positional parameters are words, keyword-only ones are options."""
     for name, parameter in parameters.items():
         add = _add_option if parameter.is_keyword_only else _add_words
-        add(parser, name, parameter, meanings.get(name, "").replace("%", "%%"))
+        meaning = meanings.get(name, "").replace("%", "%%")
+        parser.taken[name] = add(parser, name, parameter, meaning)
     return parser
 
 
-def _add_words(parser: Parser, name: str, parameter: Parameter, meaning: str) -> None:
+def _add_words(parser: Parser, name: str, parameter: Parameter, meaning: str) -> argparse.Action:
     allowed = parameter.allowed
     called = "|".join(kind.value for kind in kinds(allowed)) or name.upper()
-    if get_origin(_plain(allowed)) is not None:  # a sequence
-        parser.add_argument(name, nargs="*", metavar=called, help=meaning)
-    elif parameter.default == REQUIRED:
-        parser.add_argument(name, metavar=called, help=meaning, **_value(name, allowed))
-    else:
-        how = _value(name, allowed)
-        parser.add_argument(name, nargs="?", default=parameter.default, metavar=called, help=meaning, **how)
+    if get_origin(_plain(allowed)) is Sequence:
+        return parser.add_argument(name, nargs="*", metavar=called, help=meaning)
+    how = _value(name, allowed)
+    if parameter.default != REQUIRED:
+        how |= {"nargs": "?", "default": parameter.default}
+    return parser.add_argument(name, metavar=called, help=meaning, **how)
 
 
-def _add_option(parser: Parser, name: str, parameter: Parameter, meaning: str) -> None:
+def _add_option(parser: Parser, name: str, parameter: Parameter, meaning: str) -> argparse.Action:
     option = "--" + name.replace("_", "-")
     if parameter.allowed is bool:
-        parser.add_argument(option, action="store_true", help=meaning)
-        return
+        return parser.add_argument(option, action="store_true", help=meaning)
     called = "|".join(kind.value for kind in kinds(parameter.allowed)) or None
     how = _value(name, parameter.allowed)
-    parser.add_argument(option, dest=name, default=parameter.default, metavar=called, help=meaning, **how)
+    return parser.add_argument(
+        option, dest=name, default=parameter.default, metavar=called, help=meaning, **how
+    )
 
 
 def _value(name: str, allowed: Any) -> dict[str, Any]:

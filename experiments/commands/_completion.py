@@ -1,0 +1,124 @@
+"""What can stand where the cursor is, for the shell's Tab. Asked at every Tab: nothing slow is imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from experiments import commands, figures
+from experiments.commands import _overview
+from experiments.commands._arguments import Parser, fill
+from experiments.commands._words import Kind, kinds
+from experiments.config import choices, schema
+from experiments.config.folders import Folders
+from sparsify import ranges
+from sparsify.registry import BrokenFile
+
+
+def complete(line: str) -> None:
+    """Answer the shell that asks, and end this process.
+
+    Args:
+        line: what has been typed, up to the cursor.
+    """
+    import argcomplete
+
+    given = line.split()
+    parser = _Parser()
+    parser.add_argument("--version", action="store_true", help=_overview.GENERAL["--version"])
+    below = parser.add_subparsers()
+    for name in commands.names():
+        try:
+            one = below.add_parser(name, help=commands.REGISTRY.summary(name))
+            if name in given:
+                _fill(one, name, given)
+        except BrokenFile:
+            continue  # it breaks no other command
+    argcomplete.autocomplete(parser, always_complete_options="long")
+
+
+class _Parser(Parser):
+    """Flags first: argparse, of which argcomplete asks what may come, takes no words in several parts."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        flags = {f"--{name}" for name, action in self.taken.items() if action.nargs == 0}
+        ordered = sorted(args, key=lambda word: word not in flags)
+        return super().parse_known_args(ordered, namespace)
+
+
+def _fill(parser: Parser, command: str, given: Sequence[str]) -> None:
+    parameters = commands.REGISTRY.parameters(command)
+    for name, action in fill(parser, parameters, {}).taken.items():
+        if found := kinds(parameters[name].allowed):
+            vars(action)["completer"] = _completer(found, given)  # where argcomplete looks for it
+
+
+def _completer(found: Sequence[Kind], given: Sequence[str]) -> Callable[..., list[str]]:
+    def completer(prefix: str, **_: object) -> list[str]:
+        listed: dict[Kind, Callable[[], list[str]]] = {
+            Kind.ITEM: lambda: list(figures.items()),
+            Kind.SETTING: lambda: settings(prefix, given),
+            Kind.RUN: Folders().store.runs,
+            Kind.SWEEP: lambda: sorted(path.name for path in Folders().sweeps.glob("*")),
+        }
+        return [word for kind in found for word in listed[kind]()]
+
+    return completer
+
+
+def settings(prefix: str, given: Sequence[str]) -> list[str]:
+    """What `prefix` can become: the next part of a key, or key=value where its values are known; of a list
+    a,b its last.
+    """
+    key, equals, value = prefix.partition("=")
+    leaves = _leaves(given)
+    if not equals:
+        depth = prefix.count(".") + 1
+        parts = [name.split(".") for name in [*choices.GROUPS, *leaves]]
+        ends = [".".join(some[:depth]) + ("=" if len(some) <= depth else ".") for some in parts]
+        return list(dict.fromkeys(ends))
+    before = value[: value.rfind(",") + 1]
+    values = choices.options(key) if key in choices.GROUPS else _values(leaves.get(key))
+    return [f"{key}={before}{one}" for one in values]
+
+
+def _values(allowed: Any) -> Iterator[str]:
+    """The values that a type lists."""
+    if allowed is bool:
+        yield from ("true", "false")
+    elif allowed is type(None):
+        yield "null"
+    elif get_origin(allowed) is Literal:
+        yield from map(ranges.word, get_args(allowed))
+    else:
+        for part in get_args(allowed):
+            yield from _values(part)
+
+
+def _leaves(given: Iterable[str]) -> dict[str, Any]:
+    """The settings that the choices among these words have, and their types; of a grid's methods all."""
+    usual = dict(re.findall(r"^  - (\w+): (\w+)", (choices.CONF / "config.yaml").read_text(), re.MULTILINE))
+    chosen = usual | {key: value for word in given for key, _, value in [word.partition("=")]}
+    found: dict[str, Any] = {}
+    for method in chosen["method"].split(","):
+        for task in chosen["task"].split(","):
+            found |= schema.types(
+                {
+                    "method": {"name": _function("method", method) or usual["method"]},
+                    "task": {"name": _function("task", task) or usual["task"]},
+                    "cluster": {"where": "local" if chosen["cluster"] in ("local", "virtual") else "slurm"},
+                    "container": {"name": chosen["container"]},
+                }
+            )
+    return {key: allowed for key, allowed in found.items() if key not in (*choices.FIXED, *choices.GROUPS)}
+
+
+def _function(group: str, option: str) -> str:
+    """The function that an option names; a preset's file says of which it is one. Empty where it can't be
+    read.
+    """
+    path, registry = choices.files(group).get(option), choices.REGISTRIES[group]
+    base = re.search(r"^defaults: *\[(\w+)", path.read_text(), re.MULTILINE) if path else None
+    name = base.group(1) if base else option
+    return name if name in registry.names() and not registry.why_broken(name) else ""

@@ -1,0 +1,86 @@
+"""What Tab offers."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, environment_for
+
+HEAVY = {"torch", "pandas", "numpy", "hydra", "omegaconf", "griffe", "matplotlib"}
+
+
+def offered(line: str, tmp_path: Path) -> list[str]:
+    """The words that complete `python -m experiments {line}`."""
+    whole = f"python -m experiments {line}"
+    asked = {"COMP_LINE": whole, "COMP_POINT": str(len(whole)), "_ARGCOMPLETE": "3", "_ARGCOMPLETE_IFS": "\n"}
+    shell = {"_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "answer")}
+    subprocess.run(
+        [sys.executable, "-m", "experiments"], cwd=ROOT, env=environment_for(tmp_path, **asked, **shell),
+        capture_output=True, check=True, timeout=60,
+    )  # fmt: skip
+    return (tmp_path / "answer").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("line", "some", "none"),
+    [
+        ("", ["run", "reproduce", "--version"], ["_make"]),
+        ("re", ["reproduce"], ["run"]),
+        ("run m", ["method=", "method."], ["method.density=", "task="]),
+        ("run method=dg", ["method=dgc"], ["method=topk"]),
+        ("run method=topk,ran", ["method=topk,randomk", "method=topk,randomk_feedback"], ["method=topk,dgc"]),
+        ("run method=dgc --force method.mo", ["method.momentum="], ["method.density="]),
+        ("run method=randomk_feedback method.", ["method.unbiased="], ["method.momentum="]),
+        ("run cluster=generic_slurm cluster.", ["cluster.partition=", "cluster.link."], ["cluster.name="]),
+        ("run --force timing.mode=", ["timing.mode=production"], ["timing.mode="]),
+        ("run overlap=", ["overlap=true", "overlap=false"], []),
+        ("run method=nothing se", ["seed=", "select="], []),
+        ("reproduce fig4 --", ["--all", "--force"], ["--ship"]),
+        ("reproduce fig", ["fig4", "fig3-logs"], ["speed", "method="]),
+        ("why --against n", ["none-0-abcd"], ["seed="]),
+        ("completion ", ["bash", "zsh", "fish"], []),
+    ],
+)
+def test_what_can_stand_there_is_offered(line: str, some: list[str], none: list[str], tmp_path: Path) -> None:
+    (tmp_path / "runs" / "none-0-abcd").mkdir(parents=True)
+    found = offered(line, tmp_path)
+    # What is before the last sign that splits words in Bash stands there already.
+    assert {word.rpartition("=")[2] or word for word in some} <= {
+        word.rpartition("=")[2] or word for word in found
+    }, found
+    assert not set(none) & set(found)
+
+
+def test_nothing_slow_is_imported_at_a_tab(tmp_path: Path) -> None:
+    line = "python -m experiments run method=dgc method."
+    script = (
+        "import os, sys; from experiments.commands._completion import complete; import argcomplete;"
+        "argcomplete.autocomplete = lambda *words, **how: None;"
+        f"complete({line!r}); from experiments.commands import _completion;"
+        f"_completion.settings('method.', {line.split()!r}); print({HEAVY!r} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment_for(tmp_path),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "set()\n"
+
+
+def test_bash_is_given_the_answer_and_left_alone_with_other_words(tmp_path: Path) -> None:
+    python = shlex.quote(sys.executable)
+    for line, answer in (("python -m experiments run method=dg", "dgc"), ("python some_file.py", "")):
+        words = " ".join(shlex.quote(word) for word in line.split())
+        script = (
+            f'eval "$({python} -m experiments completion bash)"; COMP_WORDS=({words}); COMP_LINE={line!r};'
+            f"COMP_POINT={len(line)}; _python_m_experiments {python} 2>&1; echo ${{COMPREPLY[*]}}"
+        )
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip().splitlines()[-1:] == ([answer] if answer else []), done.stderr
