@@ -271,7 +271,7 @@ def _fill(origin: str, colour: str) -> dict[str, Any]:
 def _number_inside(axes: Axes, x: float, y: float, value: float, phase: str, faint: bool = False) -> None:
     """A phase's number in the middle of its bar, on a plain patch where a hatch would cross it."""
     colour, hatch = _phase_look(phase)
-    text = axes.text(x, y, number(value), ha="center", va="center", fontsize=6, color=_ink(colour, faint))
+    text = axes.text(x, y, number(value), ha="center", va="center", fontsize=6, color=ink(colour, faint))
     if hatch:
         text.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 0.8})
 
@@ -281,7 +281,7 @@ def _phase_look(phase: str) -> tuple[str, str]:
     return PHASE_LOOKS.get(phase, PHASE_LOOKS["unaccounted"])
 
 
-def _ink(colour: str, faint: bool = False) -> str:
+def ink(colour: str, faint: bool = False) -> str:
     """Black or white, whichever is easier to read on `colour`, by its luma (ITU-R BT.601)."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#111111" if faint or 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "white"

@@ -19,6 +19,7 @@ from experiments.config.folders import Folders
 from experiments.config.measured import remark
 
 OWN = "this machine's runs"
+SHIPPED = "the records shipped with the repository"
 TABLES = "the tables of published facts that the repository carries"
 T = TypeVar("T")
 
@@ -32,6 +33,15 @@ class Drawn:
     picture: Path
     verdicts: Table
     source: str  # whose records
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The records that a figure is drawn from."""
+
+    frames: Frames
+    source: str  # whose
+    notes: tuple[str, ...] = ()  # what to know of them
 
 
 def draw_local(item: str, profile: str, runs: Sequence[str], folders: Folders) -> Drawn:
@@ -84,8 +94,20 @@ def redraw_all(folders: Folders, items: Sequence[str]) -> tuple[list[Drawn], boo
 
 def redraw(item: str, profile: str, folders: Folders, shipped: Frames) -> Drawn | None:
     """One figure from stored records; None where no source has all of its runs."""
+    found = stored(item, profile, folders, shipped)
+    return draw(item, profile, found.frames, folders.figures, found.source, found.notes) if found else None
+
+
+def redraw_shipped(item: str, profile: str, folders: Folders, shipped: Frames, into: Path) -> Drawn | None:
+    """One figure from the records that the repository carries; None where they do not suffice."""
+    found = _shipped(item, profile, folders, shipped)
+    return draw(item, profile, found.frames, into, found.source) if found else None
+
+
+def stored(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
+    """The records of one figure, this checkout's first; None where no source has all of its runs."""
     if profile == figures.PUBLISHED:
-        return draw_published(item, folders.figures)
+        return Stored(empty(), TABLES)
     own = or_nothing(lambda: read_as(folders.index / f"{item}-{profile}.json", Index))
     if own:
         frames, notes = parquet.newest_frames(folders.store, own.runs, folders.records)
@@ -94,19 +116,16 @@ def redraw(item: str, profile: str, folders: Folders, shipped: Frames) -> Drawn 
         missing = set(own.runs) - set(frames.runs["run_id"])
         if not missing:
             valid = filter(None, map(folders.store.newest_valid, own.runs))
-            notes += [told] if (told := remark(valid)) else []
-            return draw(item, profile, frames, folders.figures, OWN, notes)
+            return Stored(frames, OWN, (*notes, *filter(None, [remark(valid)])))
         say(f"{item}-{profile} is not drawn from {OWN}: {len(missing)} of {len(own.runs)} are not here")
-    return redraw_shipped(item, profile, folders, shipped, folders.figures)
+    return _shipped(item, profile, folders, shipped)
 
 
-def redraw_shipped(item: str, profile: str, folders: Folders, shipped: Frames, into: Path) -> Drawn | None:
-    """One figure from the records that the repository carries; None where they do not suffice."""
+def _shipped(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
     index = or_nothing(lambda: read_as(folders.shipped / "figures" / f"{item}-{profile}.json", Index))
     if not index or not set(index.runs) <= set(shipped.runs["run_id"]):
         return None
-    frames = runs_of(shipped, index.runs)
-    return draw(item, profile, frames, into, "the records shipped with the repository")
+    return Stored(runs_of(shipped, index.runs), SHIPPED)
 
 
 def or_nothing(read: Callable[[], T]) -> T | None:

@@ -59,5 +59,10 @@ class Folders:
         return self.results / "figures"
 
     @property
+    def report(self) -> Path:
+        """Pages to read in a browser."""
+        return self.results / "report"
+
+    @property
     def shipped(self) -> Path:
         return ROOT / "results" / "shipped"

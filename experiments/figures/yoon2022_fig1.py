@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import captions, plots, style, timeline
 from analysis.claims import Claim
 from analysis.frames import PHASES, Frames, restrict
-from analysis.steps import warm
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig4
 
@@ -49,31 +48,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def iteration(frames: Frames, key: str) -> pd.DataFrame:
-    """The warm step nearest to their median, of those with spans: rank, phase, start_ms, took_ms from the
-    step's beginning.
-
-    Every rank has its own clock. They are laid over each other where the first wait ends, because that wait
-    is a barrier and all ranks leave it together; without one, where the step begins.
-    """
-    spans = frames.spans[frames.spans["key"] == key]
-    if not len(spans):
-        raise ValueError(f"run {key} recorded no spans; set timing.span_steps above 0")
-    slowest = warm(frames, key).steps.groupby("step")["step_s"].max()
-    step_s = frames.steps[frames.steps["key"] == key].groupby("step")["step_s"].max()
-    recorded = step_s.loc[spans["step"].unique()]
-    of_warm = recorded[recorded.index.isin(slowest.index)]  # older records kept the spans of one cold step
-    step = ((of_warm if len(of_warm) else recorded) - slowest.median()).abs().idxmin()
-    chosen = spans[spans["step"] == step].copy()
-    waits = chosen[chosen["phase"] == "wait"]
-    if set(waits["rank"]) == set(chosen["rank"]):
-        meeting = (waits["start_s"] + waits["duration_s"]).groupby(waits["rank"]).min()
-    else:
-        meeting = chosen.groupby("rank")["start_s"].min()
-    chosen["start_ms"] = 1e3 * (chosen["start_s"] - chosen["rank"].map(meeting))
-    chosen["start_ms"] -= chosen["start_ms"].min()
-    chosen["took_ms"] = 1e3 * chosen["duration_s"]
-    columns: pd.DataFrame = chosen[["rank", "phase", "start_ms", "took_ms"]]
-    return columns
+    """A typical step of a run: rank, phase, start_ms, took_ms, as `timeline.aligned` has them."""
+    spans = timeline.spans_of(frames, key)
+    return timeline.aligned(spans[spans["step"] == timeline.typical_step(frames, key)])
 
 
 def caption(frames: Frames, profile: str) -> str:

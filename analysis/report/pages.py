@@ -1,0 +1,144 @@
+"""Writes the report: pages from templates, and the assets, pictures and data that they show.
+
+    index.html             what became of the claims, and every figure
+    pages/                 verdicts, a page per item, runs, a run, two runs side by side, methods
+    assets/  files/  data/ styles and scripts; the figures' files; the runs, as scripts
+
+Pages are read from the disk, where a browser lets no page fetch a file: what scripts need are scripts. Every
+text in them is escaped, by jinja2 in pages, by `script` in data, and the pages' scripts never make markup of
+a text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from analysis.claims import WORDS
+from analysis.files import write_atomic
+from analysis.report.content import MARKS, Item, Report
+from analysis.report.runs import HERE, SHIPPED, Run, every_label, looks, settings, table
+
+SOURCE = Path(__file__).parent
+ORIGINS = {HERE: "of this machine", SHIPPED: "shipped with the repository"}
+PAGES, FILES, DATA, ASSETS = "pages", "files", "data", "assets"
+# What could end a script element, or a line in it.
+IN_SCRIPTS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+class Site:
+    """The report's folder, and how its pages are made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(SOURCE / "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.templates.filters |= {"emphasised": emphasised, "sentence": sentence}
+        self.templates.globals["marks"] = MARKS
+
+    def page(self, template: str, name: str = "", **values: Any) -> Path:
+        """Write one page; `name` where its file is not called as its template."""
+        is_index = template == "index"
+        path = self.folder / ("" if is_index else PAGES) / f"{name or template}.html"
+        text = self.templates.get_template(f"{template}.html").render(
+            page=template, up="" if is_index else "../", **values
+        )
+        return self._write(path, text)
+
+    def data(self, name: str, content: Any) -> Path:
+        """Write one script of data, which hands `content` to the page that loads it."""
+        path = self.folder / DATA / f"{name}.js"
+        return self._write(path, script(path.stem, content))
+
+    def run(self, run: Run) -> Path:
+        """Write what the page of one run shows."""
+        return self.data(f"run/{run.id}", run.details())
+
+    def begin(self) -> None:
+        """Empty the folder of what an earlier report left, and put the assets there."""
+        for part in (PAGES, FILES, DATA, ASSETS):
+            shutil.rmtree(self.folder / part, ignore_errors=True)
+        shutil.copytree(SOURCE / ASSETS, self.folder / ASSETS)
+
+    def file(self, path: Path) -> None:
+        """Put a figure's file beside the pages."""
+        (self.folder / FILES).mkdir(exist_ok=True)
+        shutil.copyfile(path, self.folder / FILES / path.name)
+
+    def _write(self, path: Path, text: str) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text, durable=False)  # it can be made again
+        return path
+
+
+def write(site: Site, report: Report, runs: Sequence[Run]) -> Path:
+    """All pages, once `Site.run` has written what the page of a run shows; returns the first one."""
+    for item in report.items:
+        for file in item.files.values():
+            site.file(file)
+        site.page("item", f"item-{item.stem}", item=item, judged=[(row, "") for row in item.judged],
+                  scales=_scales(item))  # fmt: skip
+    every = [(row, f"item-{item.stem}.html") for item in report.items for row in item.judged]
+    site.page("verdicts", report=report, judged=every)
+    labels = every_label(runs)
+    site.data("runs", table(runs, labels))
+    site.data("methods", settings(runs, labels))
+    site.data("looks", looks())
+    for page in ("runs", "run", "compare"):
+        site.page(page)
+    site.page("methods", report=report)
+    origins = Counter(origin for _, origin in {(run.run, ORIGINS[run.origin]) for run in runs})
+    words = {item.stem: _words(item) for item in report.items}
+    return site.page("index", report=report, origins=origins, words=words)
+
+
+def script(name: str, content: Any) -> str:
+    """A script that calls `report.received(name, content)`; NaN and infinities become null."""
+    text = json.dumps([name, _finite(content)], ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for sign, escaped in IN_SCRIPTS.items():
+        text = text.replace(sign, escaped)
+    return f"report.received(...{text});\n"
+
+
+def emphasised(text: str) -> Markup:
+    """A caption: what stands between asterisks stands out."""
+    return Markup(re.sub(r"\*([^*]+)\*", r"<em>\1</em>", str(escape(text))))
+
+
+def sentence(text: str) -> str:
+    """With a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def _scales(item: Item) -> list[str]:
+    """What is reduced or simulated, each once."""
+    return list(dict.fromkeys(row.scale for row in item.judged if row.scale))
+
+
+def _words(item: Item) -> dict[str, int]:
+    """How many of its claims reached each word, least favourable first."""
+    found = Counter[str](row.word for row in item.judged)
+    return {word: found[word] for word in WORDS if found[word]}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    if isinstance(value, float) and not -float("inf") < value < float("inf"):
+        return None
+    return value

@@ -1,0 +1,236 @@
+"""What the pages of runs show: a row for each, and of one its curves, phases and timeline."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from analysis import leaves, outcomes, steps, timeline
+from analysis.frames import Frames
+from analysis.plots import ink
+from analysis.style import PHASE_LABELS, PHASE_LOOKS
+
+HERE, SHIPPED = "this machine", "shipped"  # where the record of a run is from
+POINTS = 300  # of a curve over steps
+DRAWN_STEPS = 5  # in a timeline
+# What a group of runs has in common stands in columns; a label says what varies within it.
+GROUP = ("method.name", "task.name", "workers", "cluster.where", "timing.mode")
+COLUMNS = (
+    "id", "label", "run", "origin", "state", "method", "task", "workers", "seed", "mode", "simulated", "top1",
+    "loss", "step_ms", "wire_bytes", "started", "items", "why",
+)  # fmt: skip
+TELLING = (*leaves.TELLING, "workers")
+CURVES = ("train_loss", "val_loss", "val_top1", "val_top5", "test_loss", "test_top1")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, or one of the variants that took turns in it, for its row and its page."""
+
+    id: str  # of its page
+    run: str  # its name
+    origin: str  # HERE or SHIPPED
+    state: str
+    config: Mapping[str, Any]  # {} where it can't be read
+    key: str = ""
+    variant: str = ""
+    why: str = ""  # it failed, or does not count
+    started: str = ""
+    items: tuple[str, ...] = ()  # the figures that are drawn from it
+    outcomes: dict[str, float] = field(default_factory=dict)
+    simulated: bool = False
+    provenance: dict[str, Any] = field(default_factory=dict)  # as leaves
+    parts: dict[str, Any] = field(default_factory=dict)  # curves, phases, timeline
+    logs: tuple[dict[str, Any], ...] = ()  # name and last lines of each
+
+    @property
+    def leaves(self) -> dict[str, Any]:
+        """Its configuration, by dotted names."""
+        return leaves.flatten(self.config)
+
+    @property
+    def top1(self) -> float | None:
+        """Final top-1 in percent, of the test set where that was asked."""
+        return self.outcomes.get("test_top1", self.outcomes.get("val_top1"))
+
+    def details(self) -> dict[str, Any]:
+        """What its page shows."""
+        return {
+            "label": leaves.label_of(self.config, TELLING) if self.config else self.run,
+            "run": self.run, "key": self.key, "variant": self.variant, "origin": self.origin,
+            "state": self.state, "why": self.why, "items": self.items, "started": self.started,
+            "simulated": self.simulated, "outcomes": self.outcomes, "config": self.leaves,
+            "provenance": self.provenance, "logs": self.logs, **self.parts,
+        }  # fmt: skip
+
+
+def page_id(run: str, key: str) -> str:
+    """The name of a run's data: its key where that is one; else a digest, for names may be anything."""
+    if re.fullmatch(r"[0-9a-f]{12}", key) and run.endswith(f"-{key}"):
+        return key
+    return hashlib.sha256(f"{run}/{key}".encode()).hexdigest()[:16]
+
+
+def table(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
+    """The rows of all runs, by column."""
+    rows = [_row(run, label) for run, label in zip(runs, labels, strict=True)]
+    return {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
+
+
+def _row(run: Run, label: str) -> tuple[Any, ...]:
+    found, config = run.outcomes, run.leaves
+    return (
+        run.id, label, run.run, run.origin, run.state, config.get("method.name"), config.get("task.name"),
+        config.get("workers"), config.get("seed"), config.get("timing.mode"), run.simulated,
+        run.top1, found.get("test_loss", found.get("val_loss")),
+        1e3 * found["step_s"] if "step_s" in found else None, found.get("wire_bytes"), run.started, run.items,
+        run.why,
+    )  # fmt: skip
+
+
+def every_label(runs: Sequence[Run]) -> list[str]:
+    """What tells each run from the others of its method, task, workers and mode."""
+    groups = defaultdict[Any, list[int]](list)
+    for place, run in enumerate(runs):
+        groups[tuple(str(run.leaves.get(name)) for name in GROUP)].append(place)
+    found = [""] * len(runs)
+    for places in groups.values():
+        known = [place for place in places if runs[place].config]
+        for place, label in zip(known, leaves.labels([runs[place].config for place in known]), strict=True):
+            found[place] = label
+    return [label or run.run for label, run in zip(found, runs, strict=True)]
+
+
+def of_frames(frames: Frames, origin: str) -> Iterator[Run]:
+    """The runs of these frames, which are whole."""
+    if not len(frames.runs):
+        return
+    frames = outcomes.with_outcomes(frames)
+    parts = {name: dict(list(getattr(frames, name).groupby("key"))) for name in Frames._fields}
+    nothing = {name: getattr(frames, name).iloc[:0] for name in Frames._fields}
+    for key in frames.runs["key"]:
+        own = Frames(*(parts[name].get(key, nothing[name]) for name in Frames._fields))
+        yield _of_frames(own, str(key), origin)
+
+
+def _of_frames(frames: Frames, key: str, origin: str) -> Run:
+    row = {str(name): value for name, value in frames.runs.iloc[0].items()}
+    values = {name: row.get(name) for name in outcomes.OUTCOMES}
+    return Run(
+        id=page_id(row["run_id"], key),
+        run=row["run_id"],
+        origin=origin,
+        state="ok",
+        config=json.loads(row["config_json"]),
+        key=key,
+        variant=key.partition("/")[2],
+        started=row.get("started") or "",
+        outcomes={
+            name: float(value) for name, value in values.items() if value is not None and value == value
+        },
+        simulated=bool(row["simulated"]),
+        provenance=leaves.flatten(json.loads(row["provenance_json"])),
+        parts={
+            "curves": _curves(frames),
+            "steps": _steps(frames),
+            "phases": _phases(frames, key),
+            "timeline": _timeline(frames, key),
+        },
+    )
+
+
+def _curves(frames: Frames) -> dict[str, list[Any]]:
+    """Of each epoch, what was measured."""
+    epochs = frames.epochs.sort_values("epoch")
+    columns = [name for name in CURVES if name in epochs and epochs[name].notna().any()]
+    return {name: epochs[name].tolist() for name in ("epoch", "step", *columns)} if columns else {}
+
+
+def _steps(frames: Frames) -> dict[str, list[Any]]:
+    """Loss on rank 0 and time on the slowest rank, of evenly chosen steps."""
+    if not len(frames.steps):
+        return {}
+    table = frames.steps.groupby("step").agg(step_s=("step_s", "max"), loss=("loss", "first"))
+    chosen = table.iloc[_evenly(len(table), POINTS)]
+    ms = (1e3 * chosen["step_s"]).round(3)
+    return {"step": chosen.index.tolist(), "loss": chosen["loss"].tolist(), "step_ms": ms.tolist()}
+
+
+def _phases(frames: Frames, key: str) -> dict[str, float]:
+    """Mean milliseconds of each phase over ranks and warm steps, in the order of a step."""
+    if not len(frames.steps):
+        return {}
+    means = 1e3 * steps.phase_seconds(frames, key).drop(columns="step").mean()
+    return {str(phase): round(float(ms), 4) for phase, ms in means.items() if ms > 0}
+
+
+def _timeline(frames: Frames, key: str) -> list[dict[str, Any]]:
+    """The typical step first, then others evenly; of each its spans: rank, phase, start and length in ms."""
+    if not len(frames.spans) or not len(frames.steps):
+        return []
+    typical = timeline.typical_step(frames, key)
+    recorded = [step for step in sorted(frames.spans["step"].unique()) if step != typical]
+    others = [recorded[place] for place in _evenly(len(recorded), DRAWN_STEPS - 1)]
+    found = []
+    for step in [typical, *others]:
+        spans = timeline.aligned(frames.spans[frames.spans["step"] == step]).round(
+            {"start_ms": 4, "took_ms": 4}
+        )
+        columns = (spans[name].tolist() for name in ("rank", "phase", "start_ms", "took_ms"))
+        found.append({"step": int(step), "spans": [list(span) for span in zip(*columns, strict=True)]})
+    return found
+
+
+def _evenly(n: int, most: int) -> list[int]:
+    """At most so many of n places, the first and the last among them."""
+    return sorted(set(np.linspace(0, n - 1, min(n, most)).round().astype(int).tolist())) if n else []
+
+
+def settings(runs: Sequence[Run], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Accuracy against bytes: of each setting its methods, at the learning rate that was best in validation;
+    a setting with more methods first.
+    """
+    points = defaultdict[str, dict[str, dict[str, list[Run]]]](lambda: defaultdict(lambda: defaultdict(list)))
+    for run, label in zip(runs, labels, strict=True):
+        if run.top1 is not None and run.outcomes.get("wire_bytes"):
+            name = re.sub(r" (seed|task\.lr)=\S+", "", label)
+            points[_setting(run)][name][str(run.leaves.get("task.lr"))].append(run)
+    found = [
+        {"name": setting, "points": [_point(name, by_rate) for name, by_rate in methods.items()]}
+        for setting, methods in points.items()
+    ]
+    return sorted(found, key=lambda setting: (-len(setting["points"]), setting["name"]))
+
+
+def _setting(run: Run) -> str:
+    """What runs must have in common for their accuracies to compare."""
+    leaf = run.leaves
+    return (
+        f"{leaf.get('task.name')}, {leaf.get('workers')} workers x batch {leaf.get('task.batch_size')}, "
+        f"{leaf.get('train.epochs')} epochs"
+    )
+
+
+def _point(name: str, by_rate: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    def validated(rate: str) -> float:
+        return float(np.mean([run.outcomes.get("val_top1", np.nan) for run in by_rate[rate]]))
+
+    rate = max(by_rate, key=validated)
+    top1 = [run.top1 for run in by_rate[rate] if run.top1 is not None]
+    sent = [run.outcomes["wire_bytes"] for run in by_rate[rate]]
+    return {
+        "name": name, "lr": rate, "rates": len(by_rate), "n": len(top1), "top1": float(np.mean(top1)),
+        "low": min(top1), "high": max(top1), "bytes": float(np.mean(sent)),
+    }  # fmt: skip
+
+
+def looks() -> dict[str, list[str]]:
+    """Of each phase its name, its colour, and the colour of text on it."""
+    return {phase: [PHASE_LABELS[phase], colour, ink(colour)] for phase, (colour, _) in PHASE_LOOKS.items()}

@@ -1,0 +1,110 @@
+"""A run's recorded spans as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+Google's Trace Event Format, as JSON: a process for each rank, a slice for each step and each phase of a drawn
+step. Times are microseconds on the clock of rank 0. How far another rank's clock is ahead is the median over
+the drawn steps of what analysis/timeline.py finds in each: leaving a barrier may take a rank milliseconds
+once, and a clock does not jump.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.frames import Frames
+from analysis.style import PHASE_LABELS
+from analysis.timeline import meeting, spans_of
+
+STEPS = 0  # the lane of a rank that shows its steps; phases are in those after it
+FACTS = ("epoch", "loss", "wire_bytes", "density")  # of a step
+NANO = 1e9
+TOUCH_NS = 100  # spans that overlap by less follow each other: stored times have no more digits
+Event = dict[str, Any]
+
+
+def trace(frames: Frames, keys: Sequence[str], name: str) -> Event:
+    """The trace of one run: of its key, or of those of the variants that took turns in it.
+
+    Raises:
+        ValueError: no spans were recorded.
+    """
+    spans = pd.concat([spans_of(frames, key) for key in keys])
+    ahead = _ahead(spans)
+    steps = frames.steps[frames.steps["key"].isin(keys)]
+    slices = pd.concat([_slices(steps, "step_s", ahead), _slices(spans, "duration_s", ahead)])
+    slices["start"] -= slices["start"].min()
+    events = list[Event]()
+    for rank, of_rank in slices.groupby("rank"):
+        is_span = of_rank["phase"].notna()
+        lanes = [of_rank[~is_span], *_lanes(of_rank[is_span])]
+        events += _names(int(str(rank)), len(lanes))
+        events += [event for lane, rows in enumerate(lanes) for event in _events(rows, lane)]
+    simulated = bool(frames.runs.loc[frames.runs["key"].isin(keys), "simulated"].any())
+    about = {"run": name, "times": "simulated" if simulated else "measured"}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
+def _ahead(spans: pd.DataFrame) -> pd.Series[float]:
+    """How many seconds the clock of each rank is ahead of the first one's, by rank."""
+    by_step = pd.DataFrame([meeting(of_step) for _, of_step in spans.groupby(["key", "step"])])
+    found: pd.Series[float] = by_step.sub(by_step[by_step.columns.min()], axis="index").median()
+    return found
+
+
+def _slices(rows: pd.DataFrame, took: str, ahead: pd.Series[float]) -> pd.DataFrame:
+    """Steps or spans, with `start` and `took` in whole nanoseconds; of steps, phase is NaN."""
+    start = rows["start_s"] - rows["rank"].map(ahead).fillna(0.0)
+    columns = ["key", "rank", "step", "phase", *FACTS]
+    found = rows.reindex(columns=columns).assign(
+        start=(NANO * start).round().astype("int64"), took=(NANO * rows[took]).round().astype("int64")
+    )
+    ordered: pd.DataFrame = found.sort_values(["start", "took"], ascending=[True, False], kind="stable")
+    return ordered
+
+
+def _lanes(spans: pd.DataFrame) -> list[pd.DataFrame]:
+    """The spans of one rank, each in the first lane in which none is under way; at least one lane."""
+    ends, lanes = [0], list[int]()
+    for start, took in zip(spans["start"], spans["took"], strict=True):
+        lane = next((lane for lane, end in enumerate(ends) if end <= start + TOUCH_NS), len(ends))
+        ends[lane : lane + 1] = [start + took]
+        lanes.append(lane)
+    of_lane = pd.Series(lanes, index=spans.index, dtype="int64").to_numpy()
+    return [spans[of_lane == lane] for lane in range(len(ends))]
+
+
+def _names(rank: int, lanes: int) -> Iterator[Event]:
+    yield _named("process_name", rank, 0, name=f"rank {rank}")
+    yield _named("process_sort_index", rank, 0, sort_index=rank)
+    for lane, name in enumerate(["steps", "phases", *["phases at the same time"] * (lanes - 2)]):
+        yield _named("thread_name", rank, lane, name=name)
+        yield _named("thread_sort_index", rank, lane, sort_index=lane)
+
+
+def _named(what: str, rank: int, lane: int, **args: Any) -> Event:
+    return {"name": what, "ph": "M", "pid": rank, "tid": lane, "args": args}
+
+
+def _events(rows: pd.DataFrame, lane: int) -> Iterator[Event]:
+    """Complete events, in microseconds. Each ends where the next one begins at the latest, for slices of a
+    thread must not overlap.
+    """
+    room = -rows["start"].diff(-1)
+    ends = rows.assign(took=rows["took"].where(~(rows["took"] > room), room))
+    for row in ends.to_dict("records"):
+        variant, is_step = str(row["key"]).partition("/")[2], lane == STEPS
+        name = f"step {row['step']}" if is_step else PHASE_LABELS.get(row["phase"], row["phase"])
+        facts = {fact: row[fact] for fact in FACTS if is_step and math.isfinite(row[fact])}
+        yield {
+            "name": f"{variant} {name}".strip() if is_step else name,
+            "cat": "step" if is_step else "phase",
+            "ph": "X",
+            "pid": int(row["rank"]),
+            "tid": lane,
+            "ts": row["start"] / 1e3,
+            "dur": row["took"] / 1e3,
+            "args": {"step": int(row["step"]), **({"variant": variant} if variant else {}), **facts},
+        }

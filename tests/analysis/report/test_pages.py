@@ -1,0 +1,152 @@
+"""The report's files: escaped, the same for the same records, and complete by themselves."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.report import content, pages
+from analysis.report.runs import HERE, Run, page_id
+from analysis.tables import Table
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'`${1}javascript:alert(1)\u2028&amp;"
+
+
+def judged(text: str) -> content.Judged:
+    return content.Judged("fig9", text, text, text, "not reproduced", text, text, text)
+
+
+def item(text: str, folder: Path) -> content.Item:
+    picture = folder / "fig9-laptop.svg"
+    picture.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    return content.Item(
+        name="fig9",
+        profile="laptop",
+        title=text,
+        caption=f"*{text}*",
+        source=text,
+        remarks=(text,),
+        commands=(text,),
+        facts={text: text},
+        judged=(judged(text),),
+        tables=(Table(text, pd.DataFrame({text: [text]}), {text: text}, text),),
+        files={"svg": picture},
+        runs=("0123456789ab",),
+        damage=text,
+    )
+
+
+def run(text: str) -> Run:
+    return Run(
+        id=page_id(text, text),
+        run=text,
+        origin=HERE,
+        state="failed",
+        config={"method": {"name": text}, "task": {"name": text}, "workers": text},
+        why=text,
+        items=(text,),
+        provenance={text: text},
+        logs=({"name": text, "lines": [text]},),
+        parts={"commands": [text]},
+    )
+
+
+def written(text: str, folder: Path) -> dict[str, str]:
+    """The pages and data of a report in which every text is this one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    site = pages.Site(folder / "report")
+    site.begin()
+    site.run(run(text))
+    method = content.Method(text, text)
+    found = content.Report((item(text, folder),), {"not reproduced": 1}, (method,), (text,))
+    pages.write(site, found, [run(text)])
+    return {str(path.relative_to(site.folder)): path.read_text()
+            for path in sorted(site.folder.rglob("*")) if path.suffix in (".html", ".js")}  # fmt: skip
+
+
+def test_no_text_becomes_markup_or_ends_a_script(tmp_path: Path) -> None:
+    found = written(HOSTILE, tmp_path)
+    harmless = written("harmless", tmp_path / "other")
+    for name, page in found.items():
+        if name.endswith(".html"):
+            tags = re.findall(r"<[a-zA-Z!/][^>]*>", page)
+            assert [re.match(r"</?\w*", tag)[0] for tag in tags] == [  # type: ignore[index]
+                re.match(r"</?\w*", tag)[0]  # type: ignore[index]
+                for tag in re.findall(r"<[a-zA-Z!/][^>]*>", harmless[name])
+            ], name
+            assert HOSTILE not in page
+        elif name.startswith("data/"):
+            assert "<" not in page
+            assert "\u2028" not in page
+
+
+def test_what_was_escaped_is_what_is_read(tmp_path: Path) -> None:
+    found = written(HOSTILE, tmp_path)
+    assert HOSTILE in html.unescape(found["pages/item-fig9-laptop.html"])
+    name, columns = json.loads("[" + found["data/runs.js"].removeprefix("report.received(...[")[:-3])
+    assert (name, columns["run"], columns["why"]) == ("runs", [HOSTILE], [HOSTILE])
+
+
+def test_links_lead_to_files_of_the_report_and_nowhere_else(tmp_path: Path) -> None:
+    found = written("harmless", tmp_path)
+    report = tmp_path / "report"
+    for name, page in found.items():
+        for link in re.findall(r'(?:href|src)="([^"]*)"', page) if name.endswith(".html") else []:
+            assert not re.match(r"[a-z]+:|//", link) or link == "data:,", link
+            target = (report / name).parent / link.partition("#")[0]
+            assert link == "data:," or link.startswith("#") or target.is_file(), (name, link)
+
+
+def test_scripts_make_no_markup_of_texts_and_ask_nothing_of_a_network() -> None:
+    for path in (pages.SOURCE / pages.ASSETS).glob("*.js"):
+        text = path.read_text()
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(",
+                     "fetch(", "XMLHttpRequest", "WebSocket", "sendBeacon"):  # fmt: skip
+            assert word not in text, (path.name, word)
+        assert set(re.findall(r"https?://[^\"]*", text)) <= {"http://www.w3.org/2000/svg"}
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    assert written("harmless", tmp_path / "a") == written("harmless", tmp_path / "b")
+
+
+def test_an_earlier_report_leaves_nothing_behind_and_other_files_stay(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    (report / "data" / "run").mkdir(parents=True)
+    (report / "data" / "run" / "old.js").write_text("old")
+    (report / "mine.txt").write_text("mine")
+    written("harmless", tmp_path)
+    assert not (report / "data" / "run" / "old.js").exists()
+    assert (report / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("run", "key", "same"),
+    [
+        ("topk-cnn-8w-virtual-0123456789ab", "0123456789ab", True),
+        ("alternating-0123456789ab", "0123456789ab/topk", False),
+        ("../../x-0123456789ab", "../0123456789ab", False),
+        ("another-name", "0123456789ab", False),
+    ],
+)
+def test_a_page_is_named_by_its_key_or_a_digest_never_by_a_text(run: str, key: str, same: bool) -> None:
+    found = page_id(run, key)
+    assert re.fullmatch(r"[0-9a-f]{12}|[0-9a-f]{16}", found)
+    assert (found == key) == same
+
+
+def test_numbers_that_json_lacks_become_null() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert (
+        pages.script("x", {"a": [nan, 1.5], "b": -inf})
+        == 'report.received(...["x",{"a":[null,1.5],"b":null}]);\n'
+    )
+
+
+def test_a_caption_is_emphasised_and_escaped() -> None:
+    assert pages.emphasised("*Simulated* <times>") == "<em>Simulated</em> &lt;times&gt;"
