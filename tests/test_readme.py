@@ -17,6 +17,8 @@ from torch import nn
 
 import sparsify
 from analysis.claims import WORDS
+from analysis.published import rederived
+from analysis.published.rederived import JOB, published_iteration_ms
 from analysis.stats import ENOUGH
 from analysis.verdicts import as_csv
 from experiments import commands, figures
@@ -304,6 +306,25 @@ def test_the_results_in_words_are_the_shipped_ones(said: Said) -> None:
     assert len(numbers) in (1, 3)
     for number, value in zip(numbers, found, strict=False):
         assert number == f"{value:.{len(number.partition('.')[2])}f}"
+
+
+def test_the_findings_from_logs_are_those_of_the_tables() -> None:
+    topk, dense, older = (JOB[key] for key in (("A100", "topk"), ("A100", "dense"), ("V100", "topk")))
+    times = [of(job) for job in (topk, dense) for of in (_iteration_ms, published_iteration_ms)]
+    ratio = published_iteration_ms(topk) / published_iteration_ms(dense), times[0] / times[2]
+    late = [100 * rederived.lateness_line(job).correlation[0] ** 2 for job in (topk, older)]
+    text = " ".join(ITEMS.split())
+    for words in (
+        "takes {:.0f} ms instead of {:.0f} and dense {:.1f} instead of {:.1f}".format(*times),
+        f"{100 * rederived.waiting_share(topk)[0]:.0f} % of Top-k's communication on the A100s is waiting",
+        "explains {:.0f} % of its variance there, but {:.0f} % on the V100s".format(*late),
+        "dense is not {:.2f} times as fast as Top-k but {:.2f} times".format(*ratio),
+    ):
+        assert words in text
+
+
+def _iteration_ms(job: int) -> float:
+    return float(rederived.iteration_ms(job)[0])
 
 
 def test_every_item_that_is_shipped_has_a_row() -> None:
