@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from analysis import captions, verdicts
-from analysis.claims import REDUCED, Word
+from analysis.claims import REDUCED
 from analysis.files import write_atomic
+from analysis.report.content import MARKS
 from experiments.config.folders import ROOT
 
 README = ROOT / "README.md"
 BEGIN = "<!-- verdicts: written by `python -m experiments collect --ship` -->"
 END = "<!-- end of verdicts -->"
-MARKS: Mapping[Word, str] = {
-    "reproduced": "✓", "holds": "✓", "re-derived": "✓", "partly": "~", "indicated": "~", "inconclusive": "?",
-    "not reproduced": "✗", "does not hold": "✗", "not comparable": "○", "not run": "○",
-}  # fmt: skip
 
 
 class Chosen(NamedTuple):
@@ -72,7 +69,7 @@ def readme_verdicts(rows: Sequence[verdicts.Row]) -> str:
         if verdict := found.get((chosen.item, chosen.claim)):
             where = f" ({REDUCED})" if verdict.scale.startswith(REDUCED) else ""
             cells = (
-                f"{MARKS[verdict.word]} {verdict.word}{where}",
+                f"{MARKS[verdict.word][0]} {verdict.word}{where}",
                 f"[{chosen.short}](results/shipped/figures/{chosen.page})",
                 verdicts.paper_text(verdict.claim),
                 verdicts.ours_text(verdict),
