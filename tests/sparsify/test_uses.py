@@ -482,6 +482,7 @@ def test_the_density_falls_as_epochs_go_by() -> None:
         assert by_number == by_hand
 
 
+CLIPPED = 0.01  # the norm of an average that is clipped
 STUCK = "so the density stays at 1 and does not fall to 0.2"
 
 
@@ -548,6 +549,24 @@ def test_the_last_report_has_density_and_bytes() -> None:
         assert report.wire_bytes == k * (4 + next(model.parameters()).element_size())  # to one other worker
 
     virtual.run(2, body)
+
+
+def test_what_is_clipped_after_aggregate_is_the_average() -> None:
+    def body(comm: virtual.VirtualComm) -> tuple[Tensor, list[Tensor]]:
+        model = net()
+        optimiser = wrap(comm, model)
+        loss_of(model, comm.rank, 0).backward()
+        optimiser.aggregate()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIPPED)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimiser.step()
+        return norm, [(before[name] - p.detach()) / LR for name, p in model.named_parameters()]
+
+    (norm, update), (other_norm, other_update) = virtual.run(2, body)
+    assert norm == other_norm > 2 * CLIPPED
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(update, other_update, strict=True))
+    length = torch.cat([part.flatten() for part in update]).norm()
+    assert length.item() == pytest.approx(CLIPPED, rel=1e-4)
 
 
 def test_hooks_see_the_average_once_a_step() -> None:
