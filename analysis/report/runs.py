@@ -49,6 +49,7 @@ class Run:
     provenance: dict[str, Any] = field(default_factory=dict)  # as leaves
     parts: dict[str, Any] = field(default_factory=dict)  # curves, phases, timeline
     logs: tuple[dict[str, Any], ...] = ()  # name and last lines of each
+    commands: tuple[str, ...] = ()  # that tell more of it
 
     @property
     def leaves(self) -> dict[str, Any]:
@@ -67,7 +68,7 @@ class Run:
             "run": self.run, "key": self.key, "variant": self.variant, "origin": self.origin,
             "state": self.state, "why": self.why, "items": self.items, "started": self.started,
             "simulated": self.simulated, "outcomes": self.outcomes, "config": self.leaves,
-            "provenance": self.provenance, "logs": self.logs, **self.parts,
+            "provenance": self.provenance, "logs": self.logs, "commands": self.commands, **self.parts,
         }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def every_run(folders: Folders, shipped: Frames, items: Items) -> Iterator[Run]:
     for run in (*_own(folders), *of_frames(shipped, SHIPPED)):
         if run.id not in seen:
             seen.add(run.id)
-            yield replace(run, items=items.get(run.key, ()), parts={**run.parts, "commands": _commands(run)})
+            yield replace(run, items=items.get(run.key, ()), commands=_commands(run))
 
 
 def _own(folders: Folders) -> Iterator[Run]:
@@ -68,8 +68,6 @@ def _unfinished(attempt: Attempt, folders: Folders, fault: str) -> Run:
     )
 
 
-def _commands(run: Run) -> list[str]:
-    """What tells more of it."""
-    name = shlex.quote(run.run)
-    commands = [f"python -m experiments why {name}"] if run.origin == HERE else []
-    return [*commands, *([f"python -m experiments trace {name}"] if run.parts.get("timeline") else [])]
+def _commands(run: Run) -> tuple[str, ...]:
+    words = ["why"] * (run.origin == HERE) + ["trace"] * bool(run.parts.get("timeline"))
+    return tuple(f"python -m experiments {word} {shlex.quote(run.run)}" for word in words)

@@ -96,13 +96,22 @@ const report = (() => {
 
   // Data are scripts, because a page that is read from the disk may fetch nothing else.
   const waiting = new Map();
+  let loading = 0;
+  function busy(change) {
+    loading += change;
+    document.getElementById("main").setAttribute("aria-busy", String(loading > 0));
+  }
   function load(name) {
-    return new Promise((resolve, reject) => {
+    busy(+1);
+    const loaded = new Promise((resolve, reject) => {
       waiting.set(name.split("/").pop(), resolve);
       const script = element("script", { src: `../data/${name}.js` });
       script.addEventListener("error", () => reject(new Error(`There is no ${name} in this report.`)));
       document.head.append(script);
     });
+    const done = () => setTimeout(() => busy(-1)); // once who waits for it has shown it
+    loaded.then(done, done);
+    return loaded;
   }
   function received(name, content) {
     waiting.get(name)?.(content);

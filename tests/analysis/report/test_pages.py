@@ -52,7 +52,7 @@ def run(text: str) -> Run:
         items=(text,),
         provenance={text: text},
         logs=({"name": text, "lines": [text]},),
-        parts={"commands": [text]},
+        commands=(text,),
     )
 
 
