@@ -34,19 +34,23 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The dotted leaves that tell these configurations apart, in the order of a label.
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The dotted leaves that are not the same in all these configurations, most telling first.
 
-    A leaf that follows from others is left out. A method's hyperparameter varies where runs of this method
-    differ in it; the density, by which methods are compared, also where methods do.
+    A method's hyperparameter differs where runs of this method differ in it; the density, by which methods
+    are compared, also where methods do.
     """
     rows = [{**_implied(), **flatten(config)} for config in configs]
     names = dict.fromkeys(name for row in rows for name in row if not name.startswith(SILENT))
+    return [name for name in sorted(names, key=_order(list(names))) if _varies(name, rows)]
+
+
+def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Those of `differing` that it takes to tell these configurations apart, in the order of a label."""
+    rows = [{**_implied(), **flatten(config)} for config in configs]
     told: list[tuple[str, ...]] = [()] * len(rows)
     found = list[str]()
-    for name in sorted(names, key=_order(list(names))):
-        if not _varies(name, rows):
-            continue
+    for name in differing(configs):
         finer = [(*before, _key(row.get(name))) for before, row in zip(told, rows, strict=True)]
         if name in SHOWN or len(set(finer)) > len(set(told)):
             told = finer
@@ -77,7 +81,7 @@ def label_of(config: Mapping[str, Any], shown: Iterable[str]) -> str:
 
 def short(name: str) -> str:
     """A leaf as labels call it."""
-    if name in ("task.name", "cluster.name", "cluster.link.name"):
+    if name.endswith(".name"):
         return name.removesuffix(".name").rpartition(".")[2]
     return name.removeprefix("method.")
 

@@ -37,13 +37,23 @@ def load(results: Path | str | None = None, tables: Iterable[str] = TABLES) -> F
         Damaged: a table is not as it was written.
     """
     folder = Path(results or os.environ.get("SPARSIFY_RESULTS") or ROOT / "results")
-    parts = {OWN: own(folder, tables)[0], SHIPPED: _read(ROOT / "results" / "shipped", tables)}
-    known = set(parts[OWN].runs["run_id"])
-    parts[SHIPPED] = restrict(
-        parts[SHIPPED], parts[SHIPPED].runs["key"][~parts[SHIPPED].runs["run_id"].isin(known)]
-    )
+    shipped = ROOT / "results" / "shipped"
+    parts = {OWN: own(folder, tables)[0], SHIPPED: _read(shipped, tables)}
+    keys = parts[SHIPPED].runs["key"][_not_in(parts[OWN].runs, parts[SHIPPED].runs)]
+    parts[SHIPPED] = restrict(parts[SHIPPED], keys)
     both = stack([_from(source, part) for source, part in parts.items()])
-    return tidy(both._replace(runs=_with_names(both.runs, folder)))
+    return tidy(both._replace(runs=with_names(both.runs, folder, shipped)))
+
+
+def runs(results: Path, shipped: Path) -> dict[str, pd.DataFrame]:
+    """The runs alone, own and shipped, as they are in their tables."""
+    mine, theirs = own(results, ["runs"])[0].runs, _read(shipped, ["runs"]).runs
+    found = {OWN: mine, SHIPPED: theirs[_not_in(mine, theirs)]}
+    return {source: table.assign(source=source) for source, table in found.items()}
+
+
+def _not_in(mine: pd.DataFrame, theirs: pd.DataFrame) -> Any:
+    return ~theirs["run_id"].isin(set(mine["run_id"]))
 
 
 def own(results: Path, tables: Iterable[str] = TABLES) -> tuple[Frames, list[str]]:
@@ -74,12 +84,21 @@ def tidy(frames: Frames) -> Frames:
     return Frames(*(frame.dropna(axis="columns", how="all") if len(frame) else frame for frame in full))
 
 
-def names_of(results: Path) -> dict[str, dict[str, list[str]]]:
+def with_names(runs: pd.DataFrame, results: Path, shipped: Path) -> pd.DataFrame:
+    """With the items and sweeps that each run belongs to."""
+    named: pd.DataFrame = runs.copy(deep=False)
+    for column, of_runs in names_of(results, shipped).items():
+        names = [", ".join(of_runs.get(run, ())) or None for run in runs["run_id"]]
+        named[column] = pd.Series(names, named.index, dtype=object)
+    return named
+
+
+def names_of(results: Path, shipped: Path) -> dict[str, dict[str, list[str]]]:
     """By run, the `items` and `sweeps` that it belongs to, from the notes of figures and of sweeps."""
     found: dict[str, dict[str, list[str]]] = {"items": {}, "sweeps": {}}
     folders = {
         results / "records" / "figures": "items",
-        ROOT / "results" / "shipped" / "figures": "items",
+        shipped / "figures": "items",
         results / "records" / "sweeps": "sweeps",
     }
     for folder, column in folders.items():
@@ -117,14 +136,6 @@ def _only(frames: Frames, tables: Iterable[str]) -> Frames:
 
 def _from(source: str, frames: Frames) -> Frames:
     return frames._replace(runs=frames.runs.assign(source=source))
-
-
-def _with_names(runs: pd.DataFrame, results: Path) -> pd.DataFrame:
-    named: pd.DataFrame = runs.copy(deep=False)
-    for column, of_runs in names_of(results).items():
-        names = [", ".join(of_runs.get(run, ())) or None for run in runs["run_id"]]
-        named[column] = pd.Series(names, named.index, dtype=object)
-    return named
 
 
 def _as(column: pd.Series[Any], value: Any) -> Any:

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes as Axes
 from matplotlib.figure import Figure as Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch as Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullFormatter
 
 from analysis.numbers import number
 from analysis.stats import Value
@@ -25,6 +25,7 @@ from analysis.style import PHASE_LABELS, PHASE_LOOKS, Look
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
+WIDE = 10.0  # times its smallest value: from there on an axis is logarithmic
 FAINT = 0.45  # opacity of the paper's data, next to ours
 FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 ROOM_FOR_TEXT = 0.055  # share of the axis: a shorter span has no room for its number
@@ -95,6 +96,29 @@ def points(axes: Axes, x: Sequence[float], values: Sequence[Value], look: Look) 
     axes.plot(x, [value.value for value in values], color=look.colour, marker=look.marker, label=look.label)
     for at, value in zip(x, values, strict=True):
         mean_mark(axes, at, value, look)
+
+
+def across(axes: Axes, value: Value, look: Look) -> None:
+    """A value that holds for every x, as a line across, and its interval as a band."""
+    axes.axhline(
+        value.value, color=look.colour, linestyle=(0, (4, 2)), linewidth=1.0, label=look.label, zorder=1
+    )
+    if value.low is not None and value.high is not None:
+        axes.axhspan(value.low, value.high, color=look.colour, alpha=0.12, linewidth=0, zorder=0)
+
+
+def over(axes: Axes, places: Mapping[Any, float], label: str) -> None:
+    """An x axis with a tick at each of these values, logarithmic where numbers span much."""
+    at = list(places.values())
+    axes.set_xlabel(label)
+    if at and min(at) > 0 and max(at) >= WIDE * min(at) and list(places) == at:
+        axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(at))
+    axes.xaxis.set_major_formatter(
+        FixedFormatter([f"{x:g}" if isinstance(x, float) else str(x) for x in places])
+    )
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.margins(x=0.08)
 
 
 def numbered(axes: Axes, x: pd.Series, y: pd.Series, texts: Sequence[str]) -> None:

@@ -60,11 +60,18 @@ def _completer(found: Sequence[Kind], given: Sequence[str]) -> Callable[..., lis
             Kind.ITEM: lambda: list(figures.items()),
             Kind.SETTING: lambda: settings(prefix, given),
             Kind.RUN: Folders().store.runs,
+            Kind.FILTER: _filters,
             Kind.SWEEP: lambda: sorted(path.name for path in Folders().sweeps.glob("*")),
         }
         return [word for kind in found for word in listed[kind]()]
 
     return completer
+
+
+def _filters() -> list[str]:
+    """What a run can be chosen by, as far as it is one of few words."""
+    named = (f"sweep={path.stem}" for path in Folders().sweep_index.glob("*.json"))
+    return [*sorted(named), "state=", "source=", *(f"{group}=" for group in choices.GROUPS), *figures.items()]
 
 
 def settings(prefix: str, given: Sequence[str]) -> list[str]:

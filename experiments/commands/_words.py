@@ -14,6 +14,7 @@ class Kind(Enum):
     SETTING = "KEY=VALUE"  # in Hydra's grammar
     RUN = "RUN"  # part of a run's name
     SWEEP = "SWEEP"  # part of a sweep's name
+    FILTER = "FILTER"  # what a run must be: method=topk, sweep=thesis, fig3, part of its name
 
 
 Items = Annotated[Sequence[str], Kind.ITEM]
@@ -21,6 +22,7 @@ Settings = Annotated[Sequence[str], Kind.SETTING]
 ItemsAndSettings = Annotated[Sequence[str], Kind.ITEM, Kind.SETTING]
 Runs = Annotated[Sequence[str], Kind.RUN]
 SweepsAndRuns = Annotated[Sequence[str], Kind.SWEEP, Kind.RUN]
+Filters = Annotated[Sequence[str], Kind.FILTER]
 RunName = Annotated[str, Kind.RUN]
 
 

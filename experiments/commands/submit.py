@@ -3,6 +3,7 @@ from __future__ import annotations
 from experiments.commands._find import check_on_slurm
 from experiments.commands._make import say
 from experiments.commands._words import ItemsAndSettings
+from experiments.config import sweeps
 from experiments.config.folders import Folders
 from experiments.config.grid import name_and_configs
 from experiments.config.plan import plan_runs
@@ -15,13 +16,15 @@ def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False) -
     """Queue what is neither measured nor queued, return at once: submit method=topk,dgc cluster=NAME
 
     Args:
-        words: figures, with settings for their runs; or the settings of one run, or of a grid.
+        words: figures, with settings for their runs; or the settings of one run, or of a grid. sweep=NAME
+            names them for `list` and `compare`.
         all: of a figure, also the runs that make it firmer, mostly with more seeds.
         force: measure again what is already measured (earlier attempts are kept).
     """
     name, configs = name_and_configs(words, all)
-    planned = check_on_slurm(plan_runs(configs, say))
-    sweep = arrays.submit_missing(planned, Folders(), name, words, say, force)
+    planned, folders = check_on_slurm(plan_runs(configs, say)), Folders()
+    sweeps.note(folders, sweeps.named(words)[0], configs)
+    sweep = arrays.submit_missing(planned, folders, name, words, say, force)
     if sweep is None:
         say(f"nothing to submit: all {len(planned)} runs are measured or under way")
         return 0

@@ -112,7 +112,8 @@ def _parsed(key: str, text: str) -> Any:
     override = parse(f"{key}={text}")
     if override.is_sweep_override():
         raise ValueError(
-            f"{key}={shown(text)} is several values; `plan` and `submit` take those, one run does not"
+            f"{key}={shown(text)} is several values, and this is about one run; "
+            "`run`, `plan` and `submit` take several"
         )
     return override.value()
 

@@ -55,6 +55,11 @@ class Folders:
         return self.records / "figures"
 
     @property
+    def sweep_index(self) -> Path:
+        """Which runs each named sweep has asked for."""
+        return self.records / "sweeps"
+
+    @property
     def figures(self) -> Path:
         return self.results / "figures"
 

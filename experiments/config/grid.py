@@ -11,11 +11,12 @@ from hydra.core.override_parser.types import Glob, RangeSweep
 from hydra.errors import HydraException
 
 from experiments import figures
-from experiments.config import choices, compose
+from experiments.config import choices, compose, sweeps
 from experiments.config.plan import configs_of, more_configs_of, profile_of
 from sparsify.ranges import shown
 
 MOST_RUNS = 10_000
+ASKED_FOR = 1_000  # more are made on request only
 
 
 def expand(words: Sequence[str]) -> list[list[str]]:
@@ -60,9 +61,9 @@ def name_and_configs(words: Sequence[str], more: bool = False) -> tuple[str, lis
     """What `plan` and `submit` were asked for: figures' runs (and those that make them firmer), else one run,
     else a grid of them.
 
-    A grid's point at which a method lacks a hyperparameter that others have (`method=dense,topk
-    method.density=0.01`) is the run without it.
+    The name is the sweep's (`sweep=thesis`) where the words name one.
     """
+    sweep, words = sweeps.named(words)
     items = [word for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
     for item in items:
@@ -75,12 +76,32 @@ def name_and_configs(words: Sequence[str], more: bool = False) -> tuple[str, lis
     if items:
         sources = (configs_of, more_configs_of) if more else (configs_of,)
         found = [config for of in sources for item in items for config in of(item, profile, overrides)]
-        return "-".join([*items, profile]), found
-    rest = [word for word in overrides if not word.startswith("profile=")]
-    points = expand(rest)
+        return sweep or "-".join([*items, profile]), found
+    return sweep or "runs", configs(overrides)
+
+
+def configs(words: Sequence[str], many: bool = True) -> list[dict[str, Any]]:
+    """One resolved configuration for each point of the grid that the words span.
+
+    A point at which a method lacks a hyperparameter that others have (`method=dense,topk
+    method.density=0.01`) is the run without it.
+
+    Args:
+        many: also more than ASKED_FOR.
+
+    Raises:
+        ValueError: a word that can't be read, or too many points.
+    """
+    profile = profile_of(words)
+    points = expand([word for word in words if not word.startswith("profile=")])
     methods = {_method(point) for point in points}
     fitting = dict.fromkeys(tuple(_fitting(point, methods)) for point in points)
-    return "runs", [compose.resolve([*point, f"profile={profile}"]) for point in fitting]
+    if len(fitting) > ASKED_FOR and not many:
+        raise ValueError(
+            f"these words mean {len(fitting):,} runs; --yes makes them all, `plan` lists them, and fewer "
+            "values mean fewer runs"
+        )
+    return [compose.resolve([*point, f"profile={profile}"]) for point in fitting]
 
 
 def _fitting(point: Sequence[str], methods: Collection[str]) -> list[str]:

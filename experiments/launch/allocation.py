@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from analysis.files import read_json, write_json
 from analysis.records import now, run_id
-from experiments.config import compose
+from experiments.config import compose, sweeps
 from experiments.config.folders import Folders
 from experiments.config.grid import expand, name_and_configs
 from experiments.config.measured import missing
@@ -40,7 +40,9 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
         )
     _check_cluster(words)
     job, folders = environment.job_id(), Folders()
-    planned = in_random_order(plan_runs(name_and_configs(_fitted(words, here), more)[1], say))
+    configs = name_and_configs(_fitted(words, here), more)[1]
+    planned = in_random_order(plan_runs(configs, say))
+    sweeps.note(folders, sweeps.named(words)[0], configs)
     for run in planned:
         _check(run, here)
     todo = _missing(planned, folders, job, say)

@@ -1,0 +1,274 @@
+"""One quantity of many runs over one setting, by another: a table with intervals, a picture, a caption.
+
+The unit is the run; of each point the runs differ in their seed and in nothing else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis import captions, columns, plots, style
+from analysis.frames import Frames
+from analysis.leaves import differing, flatten, plain, short
+from analysis.records import IMPLIED
+from analysis.stats import ALIKE, ANY, OF_COLUMN, POSITIVE, SHARE, Bounds, Mixed, Value, over_units
+from analysis.steps import ENOUGH_RUNS, precisions
+from analysis.tables import Table
+
+LABELS = {
+    "val_top1": "validation accuracy", "val_top5": "validation top-5 accuracy", "test_top1": "test accuracy",
+    "val_loss": "validation loss", "train_loss": "training loss", "test_loss": "test loss",
+    "step_s": "time of a step", "samples_per_s": "samples per second", "wire_bytes": "bytes sent in a step",
+    "sent_density": "share that is sent", "update_density": "share that an update changes",
+    "took_s": "duration of the run",
+}  # fmt: skip
+# A unit, and larger or smaller ones: the largest that makes every value at least 1, else the smallest.
+SCALES = {
+    "s": {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3},
+    "B": {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0},
+}
+MORE_ALIKE = ("steps_total",)  # of runs that are compared by what they learned
+LEARNED = ("val_", "test_", "train_")
+
+
+class Point(NamedTuple):
+    """The runs that have the same `by` and `x`."""
+
+    by: str
+    x: Any  # None: they have no such setting
+    value: Value
+    samples: list[float]
+    against: Value | None  # ratio to the reference, or difference of shares
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`y`, a column of `Frames.runs`, over the leaf `x` of configurations, one line per value of `by`.
+
+    Against `ref`, a value of `by`, ratios are formed, of percentages differences: paired by seed.
+    """
+
+    x: str
+    y: str
+    by: str = "method.name"
+    ref: str | None = None
+
+    def points(self, frames: Frames) -> list[Point]:
+        """What is compared, in the order of `by` and `x`.
+
+        Raises:
+            ValueError: an unknown column or leaf, or no run that has it.
+            Mixed: runs of one point differ in more than their seed.
+        """
+        runs = self._measured(frames.runs)
+        groups = dict(_groups(runs, self._leaf(runs, "by"), self._leaf(runs, "x")))
+        for group in groups.values():
+            self._check(group)
+        if self.ref is not None and self.ref not in {by for by, _ in groups}:
+            there = ", ".join(sorted({by for by, _ in groups}))
+            raise ValueError(f"no run with {self.by}={self.ref} among these; there are: {there}")
+        points = []
+        for (by, x), group in groups.items():
+            samples = group.set_index("seed")[self.y].sort_index()
+            reference = self._reference(groups, by, x)
+            value = over_units(samples.to_numpy(), self._bounds, value=float(samples.mean()))
+            against = None if reference is None else self._against(samples, reference)
+            points.append(Point(by, x, value, samples.to_list(), against))
+        return points
+
+    def table(self, frames: Frames) -> Table:
+        """A row per point: the mean over its runs with its 95 % interval, and how many they are."""
+        points = self.points(frames)
+        unit, factor = self._unit(points)
+        label = LABELS.get(self.y, self.y)
+        rows: dict[str, list[Any]] = {
+            short(self.by): [point.by for point in points],
+            short(self.x): [None if point.x is None else plain(point.x) for point in points],
+            label: [point.value.times(factor) for point in points],
+            "runs": [len(point.samples) for point in points],
+        }
+        units = {label: unit} if unit else {}
+        if self.ref is not None:
+            is_share = self._bounds == SHARE
+            name = f"{'less' if is_share else 'times'} {self.ref}"
+            rows[name] = [point.against for point in points]
+            units |= {name: unit} if is_share else {}
+        return Table(self.title, pd.DataFrame(rows, dtype=object), units, self._note(frames, points))
+
+    @property
+    def title(self) -> str:
+        return f"{LABELS.get(self.y, self.y)} over {short(self.x)}, by {short(self.by)}".capitalize()
+
+    def picture(self, frames: Frames) -> plots.Figure:
+        """A line per value of `by` over `x`; what has no `x` is a line across."""
+        points = self.points(frames)
+        unit, factor = self._unit(points)
+        places = _places([point.x for point in points if point.x is not None])
+        with plots.canvas(style.two_columns(2.9)) as (figure, axes):
+            for by in dict.fromkeys(point.by for point in points):
+                of_line = [point for point in points if point.by == by]
+                self._draw(axes, [point for point in of_line if point.x is not None], places, factor)
+                for point in (point for point in of_line if point.x is None):
+                    plots.across(axes, point.value.times(factor), style.look(by))
+            plots.over(axes, places, short(self.x))
+            axes.set_ylabel(LABELS.get(self.y, self.y) + (f" ({unit})" if unit else ""))
+            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=short(self.by))
+        return figure
+
+    def caption(self, frames: Frames) -> str:
+        """What was compared, of what runs, and on what they were made."""
+        points = self.points(frames)
+        counts = sorted({len(point.samples) for point in points})
+        runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        bars = "bars are 95 % intervals of the mean (Student's)" if counts[-1] >= ENOUGH_RUNS else (
+            f"no intervals: from {ENOUGH_RUNS} seeds on there are some"
+        )  # fmt: skip
+        return (
+            f"{self.title}. Small marks are single runs, {runs} per point, with a seed each; {bars}. "
+            f"{self._note(frames, points)} {captions.setting(frames)}"
+        ).replace("  ", " ")
+
+    @property
+    def _bounds(self) -> Bounds:
+        if columns.unit(self.y) == "%":
+            return SHARE
+        return OF_COLUMN.get(self.y, POSITIVE if columns.unit(self.y) else ANY)
+
+    def _measured(self, runs: pd.DataFrame) -> pd.DataFrame:
+        """The runs that have `y`."""
+        numbers = [str(name) for name in runs.select_dtypes("number")]
+        if self.y not in numbers:
+            raise ValueError(_unknown(f"no column y={self.y} with numbers", self.y, [*LABELS, *numbers]))
+        found: pd.DataFrame = runs[runs[self.y].notna()]
+        if not len(found):
+            raise ValueError(f"none of these {len(runs)} runs has measured {self.y}")
+        return found
+
+    def _leaf(self, runs: pd.DataFrame, axis: str) -> pd.Series[Any]:
+        """The value of the leaf `x` or `by` in each run's configuration; None where it has none."""
+        name = getattr(self, axis)
+        rows = [{**IMPLIED, **flatten(json.loads(text))} for text in runs["config_json"]]
+        if not any(name in row for row in rows):
+            known = list(dict.fromkeys(leaf for row in rows for leaf in row))
+            raise ValueError(_unknown(f"no setting {axis}={name} in these runs", name, known))
+        return pd.Series([row.get(name) for row in rows], runs.index, dtype=object)
+
+    def _check(self, group: pd.DataFrame) -> None:
+        """
+        Raises:
+            Mixed: these runs are no repetitions of one measurement.
+        """
+        checked = group.assign(precision=precisions(group))
+        alike = (*ALIKE, *(MORE_ALIKE if self.y.startswith(LEARNED) else ()))
+        for column in alike:
+            if len(found := _words(checked, column)) > 1:
+                raise Mixed(_mixed(column, found))
+        configs = [json.loads(text) for text in group["config_json"]]
+        for leaf in differing(configs):
+            if leaf not in (self.x, self.by, "seed"):
+                raise Mixed(_mixed(leaf, sorted({plain(flatten(config).get(leaf)) for config in configs})))
+        if group["seed"].duplicated().any():
+            raise Mixed("these runs can't share an interval: some have one configuration and one seed")
+
+    def _reference(
+        self, groups: dict[tuple[str, Any], pd.DataFrame], by: str, x: Any
+    ) -> pd.Series[Any] | None:
+        """`y` by seed of what a point is compared with: the reference at its `x`, else where it has none."""
+        if self.ref is None or by == self.ref:
+            return None
+        found = groups.get((self.ref, x), groups.get((self.ref, None)))
+        return None if found is None else found.set_index("seed")[self.y]
+
+    def _against(self, samples: pd.Series[Any], reference: pd.Series[Any]) -> Value | None:
+        both = pd.concat(
+            [samples, reference], axis="columns", join="inner", keys=["here", "there"]
+        ).sort_index()
+        if not len(both):
+            return None
+        if self._bounds == SHARE:
+            return over_units((both["here"] - both["there"]).to_numpy(), (-100.0, 100.0))
+        return over_units((both["here"] / both["there"]).to_numpy(), POSITIVE)
+
+    def _unit(self, points: Sequence[Point]) -> tuple[str, float]:
+        """The unit to show, and what values are multiplied by."""
+        unit = columns.unit(self.y)
+        least = min(abs(point.value.value) for point in points)
+        for larger, size in SCALES.get(unit, {}).items():
+            if least >= size:
+                return larger, 1 / size
+        *_, (smallest, size) = SCALES.get(unit, {unit: 1.0}).items()
+        return smallest, 1 / size
+
+    def _note(self, frames: Frames, points: Sequence[Point]) -> str:
+        """What a reader must know: what is simulated, and in what the points differ besides."""
+        runs = self._measured(frames.runs)
+        runs = runs.assign(precision=precisions(runs))
+        notes = []
+        if self.y in ("step_s", "samples_per_s") and runs["simulated"].any():
+            notes.append("Times of virtual workers are simulated: communication follows the model of a link.")
+        found = {name: _words(runs, name) for name in ALIKE if name not in (self.x, self.by)}
+        if differing := [f"{name} ({', '.join(words)})" for name, words in found.items() if len(words) > 1]:
+            notes.append(f"The points differ in {' and '.join(differing)}, too.")
+        if any(point.value.low is None for point in points):
+            notes.append(f"Fewer than {ENOUGH_RUNS} runs give no interval.")
+        return " ".join(notes)
+
+    def _draw(
+        self, axes: plots.Axes, points: Sequence[Point], places: dict[Any, float], factor: float
+    ) -> None:
+        if not points:
+            return
+        look = style.look(points[0].by)
+        x = [places[point.x] for point in points]
+        plots.points(axes, x, [point.value.times(factor) for point in points], look)
+        for at, point in zip(x, points, strict=True):
+            plots.seeds(axes, at, [factor * sample for sample in point.samples], look)
+
+
+def _words(runs: pd.DataFrame, column: str) -> list[str]:
+    """What a column holds, shortened."""
+    return sorted({str(value)[:12] for value in runs[column].dropna()}) if column in runs else []
+
+
+def _groups(
+    runs: pd.DataFrame, by: pd.Series[Any], x: pd.Series[Any]
+) -> Iterator[tuple[tuple[str, Any], pd.DataFrame]]:
+    """Runs of the same (`by`, `x`), those without an `x` first."""
+    places = sorted({(plain(line), value) for line, value in zip(by, x, strict=True)}, key=_order)
+    for line, value in places:
+        same = [plain(a) == line and b == value for a, b in zip(by, x, strict=True)]
+        yield (line, value), runs[np.array(same)]
+
+
+def _order(place: tuple[str, Any]) -> tuple[Any, ...]:
+    line, x = place
+    is_number = isinstance(x, int | float)
+    return line, x is not None, (0, float(x)) if is_number else (1, str(x))
+
+
+def _places(values: Sequence[Any]) -> dict[Any, float]:
+    """Where on the x axis each value stands: numbers where they are, words one after the other."""
+    distinct = sorted(dict.fromkeys(values), key=lambda value: _order(("", value)))
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct):
+        return {value: float(value) for value in distinct}
+    return {value: float(place) for place, value in enumerate(distinct)}
+
+
+def _mixed(name: str, found: Sequence[str]) -> str:
+    return (
+        f"these runs can't share an interval: they differ in {name} ({', '.join(found)}); add {name}="
+        f"{found[0]} to the words, or take it as x or by"
+    )
+
+
+def _unknown(sentence: str, word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, 3, 0.5)
+    there = ", ".join(dict.fromkeys(known))
+    return f"{sentence}" + (f"; did you mean {' or '.join(close)}?" if close else "") + f" There are: {there}"

@@ -1,0 +1,180 @@
+"""Runs as a table for people: only the leaves that tell them apart, then what they came to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import loading
+from analysis.files import Damaged
+from analysis.leaves import flatten, plain, short, varying
+from analysis.records import DAMAGED, IMPLIED, Attempt
+from analysis.tables import Table
+from experiments.config.folders import Folders
+from sparsify.ranges import did_you_mean, quoted, shown
+
+KEY_DIGITS = 8  # of a run's key in a table: enough for `why`
+# Outcomes: title, column, factor, unit.
+OUTCOMES = (
+    ("top-1", "val_top1", 1, "%"), ("test top-1", "test_top1", 1, "%"), ("step", "step_s", 1e3, "ms"),
+    ("sent", "wire_bytes", 1e-3, "kB/step"),
+)  # fmt: skip
+CHOICES = ("method", "task", "cluster")  # filters say method=topk for method.name=topk
+OTHERS = {"state": "state", "source": "source", "sweep": "sweeps", "item": "items", "run": "run_id"}
+AGES = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+def every_run(folders: Folders) -> pd.DataFrame:
+    """A row per run, own and shipped, in any state: columns of `Frames.runs`, and `state`."""
+    parts = loading.runs(folders.results, folders.shipped)
+    own = parts[loading.OWN]
+    whole = dict(zip(own["run_id"], own["attempt"], strict=True)) if len(own) else {}
+    others = [
+        _unfinished(attempts[-1])
+        for run in folders.store.runs()
+        if (attempts := folders.store.attempts(run)) and attempts[-1].number != whole.get(run)
+    ]
+    # A run that was measured before an attempt that failed is shown as what it is now.
+    replaced = {row["run_id"] for row in others}
+    kept = own[~own["run_id"].isin(replaced)] if len(own) else own
+    rows = pd.DataFrame(others).assign(source=loading.OWN) if others else pd.DataFrame()
+    shipped = parts[loading.SHIPPED]
+    found: pd.DataFrame = pd.concat(
+        [kept.assign(state="ok"), rows, shipped.assign(state="ok")], ignore_index=True
+    )
+    return loading.with_names(found, folders.results, folders.shipped)
+
+
+def _unfinished(attempt: Attempt) -> dict[str, Any]:
+    """What is known of a run whose newest attempt is not whole."""
+    row: dict[str, Any] = {"run_id": attempt.run_id, "key": attempt.key, "attempt": attempt.number}
+    try:
+        manifest, config = attempt.manifest, attempt.config
+    except Damaged:
+        return {**row, "state": DAMAGED}
+    state = DAMAGED if attempt.fault() else manifest["state"]
+    times = {name: manifest.get(name) for name in ("started", "ended")}
+    return {**row, **flatten(config), **times, "config_json": json.dumps(config), "state": state}
+
+
+def filtered(runs: pd.DataFrame, words: Sequence[str]) -> pd.DataFrame:
+    """The runs that all words mean: `method=topk,dgc`, `seed=0`, `state=failed`, `sweep=thesis`, an item such
+    as `fig3`, or part of a run's name.
+
+    Without `source=`, own runs; where none of those is meant, shipped ones.
+
+    Raises:
+        ValueError: a word that means nothing here.
+    """
+    meant = np.logical_and.reduce([_matching(runs, word) for word in words] or [True])
+    is_own = runs["source"] == loading.OWN
+    if not any(word.startswith("source=") for word in words) and (meant & is_own).any():
+        meant = meant & is_own
+    found: pd.DataFrame = runs[meant].reset_index(drop=True)
+    return found
+
+
+def _matching(runs: pd.DataFrame, word: str) -> Any:
+    """True for the rows that a word means."""
+    name, equals, text = word.partition("=")
+    if not equals:
+        return _lists(runs, "items", [word]) | runs["run_id"].str.contains(word, regex=False)
+    column = OTHERS.get(name, f"{name}.name" if name in CHOICES else name)
+    wanted = text.split(",")
+    if column in ("items", "sweeps"):
+        return _lists(runs, column, wanted)
+    if column not in runs:
+        known = [*OTHERS, *CHOICES, *(str(column) for column in runs if not str(column).endswith("_json"))]
+        raise ValueError(
+            f"no filter {quoted(name)}{did_you_mean(shown(name), known)}: a leaf of the configuration "
+            "(method=topk, seed=0), a column of docs/records.md, state=, source=, sweep=, an item, or part "
+            "of a run's name"
+        )
+    values = runs[column].map(lambda value: IMPLIED.get(column) if _absent(value) else value)
+    return values.map(lambda value: any(_is(value, one) for one in wanted))
+
+
+def _lists(runs: pd.DataFrame, column: str, wanted: Collection[str]) -> Any:
+    texts = runs[column] if column in runs else pd.Series(None, runs.index, dtype=object)
+    return texts.map(lambda text: isinstance(text, str) and not {*wanted}.isdisjoint(text.split(", ")))
+
+
+def _is(value: Any, text: str) -> bool:
+    try:
+        return float(value) == float(text)
+    except (TypeError, ValueError):
+        return plain(value).lower() == text.replace(" ", "").lower()
+
+
+def table(runs: pd.DataFrame) -> Table:
+    """These runs, the newest last."""
+    if not len(runs):
+        return Table("", pd.DataFrame())
+    runs = runs.sort_values("started", kind="stable", na_position="first") if "started" in runs else runs
+    rows = [{str(name): value for name, value in row.items()} for row in runs.to_dict("records")]
+    configs = configs_of(runs)
+    shown_leaves = dict.fromkeys(["method.name", *varying([config for config in configs if config])])
+    columns: dict[str, list[Any]] = {"run": [_name(row) for row in rows]}
+    for leaf in shown_leaves:
+        columns[short(leaf)] = [_leaf(row, config, leaf) for row, config in zip(rows, configs, strict=True)]
+    columns.update(_outcomes(rows))
+    states = [row["state"] for row in rows]
+    columns |= {"state": states} if set(states) != {"ok"} else {}
+    sources = [row["source"] for row in rows]
+    columns |= {"source": sources} if len(set(sources)) > 1 else {}
+    columns["age"] = [_age(row) for row in rows]
+    units = {title: unit for title, _, _, unit in OUTCOMES if title in columns}
+    return Table("", pd.DataFrame(columns, dtype=object), units, _note(rows) if "step" in columns else "")
+
+
+def configs_of(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Their configurations; {} of one whose record is damaged."""
+    texts = runs["config_json"] if "config_json" in runs else [None] * len(runs)
+    return [json.loads(text) if isinstance(text, str) else {} for text in texts]
+
+
+def _note(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Which step times were not measured."""
+    simulated = [row.get("simulated") is True for row in rows if not _absent(row.get("step_s"))]
+    if not any(simulated):
+        return ""
+    which = "Step times are" if all(simulated) else "Step times of virtual workers are"
+    return f"{which} simulated: waits and transfers follow the model of a link."
+
+
+def _outcomes(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Those that some of the runs have."""
+    found = {
+        title: [None if _absent(row.get(column)) else factor * float(row[column]) for row in rows]
+        for title, column, factor, _ in OUTCOMES
+    }
+    return {title: values for title, values in found.items() if any(value is not None for value in values)}
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    variant = row.get("variant")
+    return str(row["key"])[:KEY_DIGITS] + (f"/{variant}" if isinstance(variant, str) else "")
+
+
+def _leaf(row: Mapping[str, Any], config: Mapping[str, Any], leaf: str) -> Any:
+    value = flatten(config).get(leaf, IMPLIED.get(leaf)) if config else row.get(leaf)
+    return None if _absent(value) else plain(value)
+
+
+def _age(row: Mapping[str, Any]) -> str | None:
+    at = next((row[name] for name in ("ended", "started") if isinstance(row.get(name), str)), None)
+    if at is None:
+        return None
+    then = datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    seconds = max(0.0, (datetime.now(timezone.utc) - then).total_seconds())
+    unit, length = next(((unit, length) for unit, length in AGES if seconds >= length), AGES[-1])
+    return f"{seconds / length:.0f} {unit}"
+
+
+def _absent(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)

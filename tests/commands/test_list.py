@@ -1,0 +1,102 @@
+"""Runs as a table: those that the words mean, told apart by what varies, in whatever state they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.files import write_json
+from analysis.records import Store
+from experiments.commands import _listing
+from experiments.commands._listing import every_run, filtered, table
+from experiments.config.folders import Folders
+from tests import synthetic
+from tests.conftest import Command, refused
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    """Two densities, three seeds; one run failed, one is damaged."""
+    folders = Folders(tmp_path / "results")
+    for density in (0.01, 0.1):
+        for seed in range(3):
+            synthetic.timed(folders.store, with_density(density, seed))
+    folders.store.begin(synthetic.config("dense")).fail("no memory")
+    damaged = synthetic.timed(folders.store, synthetic.config("randomk"))
+    damaged.rank_path(0).unlink()
+    return folders
+
+
+def with_density(density: float, seed: int) -> dict[str, object]:
+    config = synthetic.config("topk", seed=seed)
+    return config | {"method": config["method"] | {"density": density}}
+
+
+def test_a_table_has_a_column_for_each_leaf_that_varies_and_for_no_other(folders: Folders) -> None:
+    found = table(filtered(every_run(folders), ["method=topk"]))
+    assert found.header() == ["run", "method", "density", "seed", "step (ms)", "sent (kB/step)", "age"]
+    assert {row[2] for row in found.rows()} == {"0.01", "0.1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ([], 8), (["method=topk"], 6), (["method.density=1e-2"], 3), (["seed=0,2", "method=topk"], 4),
+        (["state=failed"], 1), (["state=damaged"], 1), (["method=topk", "state=ok", "select=torch"], 6),
+        (["topk-vgg16"], 6), (["method=dgc"], 0),
+    ],
+)  # fmt: skip
+def test_filters_mean_what_they_say_and_all_of_them_count(
+    folders: Folders, words: list[str], count: int
+) -> None:
+    assert len(filtered(every_run(folders), [*words, "source=own"])) == count
+
+
+def test_a_sweep_and_an_item_are_found_by_the_runs_that_they_note(folders: Folders) -> None:
+    runs = folders.store.runs()[:2]
+    for folder, name in ((folders.sweep_index, "thesis"), (folders.index, "fig4-laptop")):
+        folder.mkdir(parents=True)
+        write_json(folder / f"{name}.json", {"runs": runs})
+    for word in ("sweep=thesis", "fig4", "item=fig4"):
+        assert sorted(filtered(every_run(folders), [word, "source=own"])["run_id"]) == runs
+
+
+def test_shipped_runs_are_meant_where_no_own_one_is(folders: Folders) -> None:
+    assert set(filtered(every_run(folders), ["fig3"])["source"]) == {"shipped"}
+    assert set(filtered(every_run(folders), ["method=topk"])["source"]) == {"own"}
+
+
+def test_an_unknown_filter_is_answered_with_what_there_is(folders: Folders) -> None:
+    with pytest.raises(ValueError, match=r"no filter 'methd' \(did you mean 'method'"):
+        filtered(every_run(folders), ["methd=topk"])
+
+
+def test_a_run_that_was_measured_again_and_failed_is_shown_as_failed(folders: Folders) -> None:
+    folders.store.begin(with_density(0.01, 0)).fail("no memory")
+    runs = every_run(folders)
+    assert len(filtered(runs, ["method=topk", "source=own"])) == 6
+    assert len(filtered(runs, ["method=topk", "state=failed"])) == 1
+
+
+def test_the_command_lists_a_line_per_run(here: Command, tmp_path: Path) -> None:
+    store = Store(tmp_path / "results" / "runs")
+    for seed in range(3):
+        synthetic.timed(store, with_density(0.01, seed))
+    done = here("list", "method=topk", "seed=0,1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n| ") == 3  # the line below the header, and two runs
+    refused(here("list", "sed=0"), "did you mean 'seed'")
+    assert here("list", "method=dgc", "source=own").returncode == 1
+
+
+def test_hostile_names_are_shown_and_not_obeyed(folders: Folders) -> None:
+    runs = every_run(folders)
+    runs.loc[0, "state"] = "[red]ok[/red] | \x1b[31m"
+    assert "\\|" in table(runs).markdown()
+
+
+def test_times_since_are_in_the_largest_unit() -> None:
+    assert _listing.AGES[0] == ("d", 86_400)
+    assert _listing._age({"ended": "2020-01-01T00:00:00Z"}).endswith(" d")  # type: ignore[union-attr]
+    assert _listing._age({}) is None
