@@ -19,6 +19,7 @@ FORCE: ;
 help: ## this list
 	@awk -F':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  Words for the runs go into ARGS: make reproduce-fig3 ARGS="profile=smoke seed=1"; FORCE=1 measures again.'
+	@echo '  TORCH=cpu or TORCH=cuda names the build of torch to install.'
 
 reproduce-%: $(VENV)/.train FORCE ## fig1, fig2, fig3, fig4 or speed: missing runs, picture, verdicts (ARGS=, FORCE=1)
 	@$(RUN) reproduce $* $(ARGS)
