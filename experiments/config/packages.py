@@ -9,8 +9,8 @@ OURS = ("analysis", "experiments", "slurm", "sparsify", "tests")
 # As they are imported; requirements/ has their names on package indices.
 LIBRARY = ("msgspec", "numpy", "torch")
 FIGURES = (
-    "argcomplete", "filelock", "griffe", "hydra", "matplotlib", "msgspec", "numpy", "omegaconf", "pandas",
-    "pyarrow", "scipy", "tqdm",
+    "argcomplete", "filelock", "griffe", "hydra", "jinja2", "markupsafe", "matplotlib", "msgspec", "numpy",
+    "omegaconf", "pandas", "pyarrow", "rich", "scipy", "tqdm",
 )  # fmt: skip
 TRAIN = ("greenlet", "psutil", "sklearn", "submitit", "torchvision", *LIBRARY)
 LONGEST = 300  # characters of a reason; some packages write a page
