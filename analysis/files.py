@@ -28,6 +28,7 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 T = TypeVar("T")
 
 MOST_BYTES = 64 * 2**20  # of a file that is read as one object: a sweep of a thousand runs has 0.2 MiB
+TELLING = {"loss": "loss", "top1": "val_top1"}  # what shows how a training goes, and where a log has it
 MOST_LOG_BYTES = 2**30  # of a log: a million steps
 DEEPEST = 40  # lists and objects within each other; a manifest has 5
 MOST_WORDS = 160  # characters of a complaint: it may repeat what it complains about
@@ -212,6 +213,7 @@ class RankLog:
         self, path: Path, patience_s: float = 0.0, give_up: Callable[[], bool] = lambda: False
     ) -> None:
         self.path, self.pending = path, list[str]()
+        self.newest: dict[str, float] = {}  # what of the values added last shows how a training goes
         self.file = path.open("ab", buffering=0)
         deadline = time.monotonic() + patience_s
         while not _lock(self.file.fileno(), fcntl.LOCK_EX):
@@ -234,6 +236,8 @@ class RankLog:
 
     def add(self, kind: str, **values: Any) -> None:
         """Append a line to those in memory."""
+        if "variant" not in values:  # variants that take turns have a loss each
+            self.newest |= {name: values[key] for name, key in TELLING.items() if values.get(key) is not None}
         self.pending.append(json.dumps({"kind": kind, **values}, separators=(",", ":"), allow_nan=True))
 
     def flush(self, durable: bool = False) -> None:

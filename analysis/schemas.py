@@ -234,6 +234,8 @@ class Progress(Struct, frozen=True):
 
     step: Whole = 0
     steps: Whole | None = None
+    loss: float | None = None  # of the last step whose loss was read
+    top1: float | None = None  # percent, of the last validation
 
 
 class WorkerNote(Struct, frozen=True):

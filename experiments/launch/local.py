@@ -19,7 +19,7 @@ from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import begin_attempt, worker_command
 from experiments.launch.diagnosis import Interrupted, RunFailed, diagnose
 from experiments.launch.end_signals import EndSignals
-from experiments.launch.progress_bar import ProgressBar
+from experiments.launch.progress_bar import ProgressBar, RunProgress, labels_of
 from slurm.local import Ended, LocalWorkers
 
 POLL_S = 0.1
@@ -36,10 +36,10 @@ class Running:
     folder: Watched  # of the attempt
 
     @property
-    def progress(self) -> tuple[int, int | None]:
-        """Steps done, and steps in all once the worker has said how many."""
-        note = read_note(self.workers.folder / "progress.json", schemas.Progress) or schemas.Progress()
-        return note.step, note.steps
+    def progress(self) -> RunProgress:
+        """What the worker has said."""
+        note = read_note(self.workers.folder / "progress.json", schemas.Progress)
+        return RunProgress(self.attempt.run_id, note or schemas.Progress())
 
     def fail(self, why: str, kind: str) -> None:
         """Mark the attempt as failed, if it is still ours; whatever becomes of that, the user is told."""
@@ -59,7 +59,7 @@ def run_here(missing: Sequence[PlannedRun], folders: Folders, force: bool = Fals
     Raises:
         RunFailed: the first run that failed; the others were stopped.
     """
-    progress = ProgressBar(len(missing))
+    progress = ProgressBar(labels_of(missing))
     try:
         run_side_by_side(missing, folders, progress, force)
     finally:
@@ -102,7 +102,7 @@ def run_side_by_side(
                             progress.finished(run.attempt.run_id)
                         else:
                             saved.append(run.attempt)
-                progress.show([(run.attempt.run_id, *run.progress) for run in running], len(waiting))
+                progress.show([run.progress for run in running], len(waiting))
                 time.sleep(POLL_S)
         except BaseException as error:
             signals.ignore()  # the clean-up is not left half done

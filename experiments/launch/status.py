@@ -16,7 +16,7 @@ from experiments.config.measured import other_code, with_other
 from experiments.config.plan import PlannedRun
 from experiments.launch import diagnosis
 from experiments.launch.diagnosis import RunFailed
-from experiments.launch.progress_bar import ProgressBar
+from experiments.launch.progress_bar import ProgressBar, RunProgress, labels_of
 from slurm import queue
 from slurm.queue import EndedJob, QueuedJob
 
@@ -119,8 +119,8 @@ class StatusView:
         if job.state != "PENDING" and manifest["state"] == "submitted":
             return RunStatus("queued", f"its job begins on {job.nodes}, or is at another of its runs")
         if job.state != "PENDING":
-            done, steps = self.progress(attempt)
-            return RunStatus("running", f"on {job.nodes}", step=done, steps=steps)
+            done = self.progress(attempt)
+            return RunStatus("running", f"on {job.nodes}", step=done.step, steps=done.steps)
         why = queue.why_waiting(job.reason)
         if manifest["state"] == "preempted":
             return RunStatus("requeued", f"saved at step {step}, waits: {why}", "preempted", step)
@@ -132,11 +132,10 @@ class StatusView:
         """Of its starts."""
         return self.folders.launch(attempt)
 
-    def progress(self, attempt: Attempt) -> tuple[int, int | None]:
-        """Steps done and steps in all, from the note of the newest start."""
+    def progress(self, attempt: Attempt) -> schemas.Progress:
+        """How far it is, from the note of the newest start."""
         notes = sorted(self.folder(attempt).glob("start-*/progress.json"), key=_age)
-        note = (read_note(notes[-1], schemas.Progress) if notes else None) or schemas.Progress()
-        return note.step, note.steps
+        return (read_note(notes[-1], schemas.Progress) if notes else None) or schemas.Progress()
 
     def _is_silent(self, attempt: Attempt) -> bool:
         return attempt.state in ("submitted", "running") and self.job(attempt) not in (self.queued or ())
@@ -159,7 +158,7 @@ def watch(planned: Sequence[PlannedRun], folders: Folders) -> None:
         RunFailed: the first run that did not end well.
     """
     attempts = [attempt for run in planned if (attempt := folders.store.last(run.config))]
-    progress, done, told = ProgressBar(len(attempts)), set[str](), set[str]()
+    progress, done, told = ProgressBar(labels_of(planned)), set[str](), set[str]()
     view, asked, quiet_since = StatusView.of(folders, queue.queue()), time.monotonic(), None
     try:
         while True:
@@ -169,7 +168,7 @@ def watch(planned: Sequence[PlannedRun], folders: Folders) -> None:
                     done.add(attempt.run_id)
                     progress.finished(attempt.run_id)
             running = [
-                (attempt.run_id, run.step, run.steps)
+                RunProgress(attempt.run_id, view.progress(attempt))
                 for attempt, run in states.items()
                 if run.state == "running"
             ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -149,6 +150,7 @@ def execute(
         log = owned.enter_context(RankLog(path, PATIENCE_S, lambda: stop.told))
         if comm.rank == 0:
             attempt.check_open()
+            progress.newest = log.newest
         return record(run, comm, clock, attempt, log, facts, stop, progress)
 
     with contextlib.ExitStack() as owned:  # the attempt is this process's until its manifest is written
@@ -374,9 +376,12 @@ class ProgressNote:
 
     def __init__(self, path: Path, num_steps: int) -> None:
         self.path, self.num_steps, self.told = path, num_steps, 0.0
+        self.newest: Mapping[str, float] = {}  # loss and accuracy
 
     def __call__(self, step: int) -> None:
         clock = time.monotonic()
         if clock - self.told >= PROGRESS_S or step == self.num_steps:
             self.told = clock
-            write_atomic(self.path, json.dumps({"step": step, "steps": self.num_steps}), durable=False)
+            told = {name: value for name, value in self.newest.items() if math.isfinite(value)}
+            note = {"step": step, "steps": self.num_steps, **told}
+            write_atomic(self.path, json.dumps(note), durable=False)
