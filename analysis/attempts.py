@@ -35,7 +35,7 @@ def of_attempt(attempt: Attempt) -> tuple[Frames, list[str]]:
     Raises:
         Damaged: a file is not as it was recorded.
     """
-    found = _read(attempt)
+    found = _read(attempt, attempt.check())
     return _frames([found]), found.notes
 
 
@@ -44,7 +44,7 @@ def from_attempts(attempts: Iterable[Attempt]) -> tuple[Frames, list[str]]:
     found, notes = list[Read](), list[str]()
     for attempt in attempts:
         try:
-            found.append(_read(attempt))
+            found.append(_read(attempt, attempt.check()))
         except Damaged as damage:
             notes.append(left_out(attempt, damage.brief))
         else:
@@ -61,9 +61,9 @@ def newest(store: Store, runs: Iterable[str]) -> tuple[Frames, list[str]]:
             notes.append(f"left out {run}: there is no attempt in it")
         for attempt in reversed(attempts):
             try:
-                if attempt.check()["state"] != "ok":
+                if (manifest := attempt.check())["state"] != "ok":
                     continue
-                found.append(_read(attempt))
+                found.append(_read(attempt, manifest))
             except Damaged as damage:
                 notes.append(left_out(attempt, damage.brief))
             else:
@@ -92,9 +92,8 @@ class Read(NamedTuple):
     notes: list[str]
 
 
-def _read(attempt: Attempt) -> Read:
+def _read(attempt: Attempt, manifest: Mapping[str, Any]) -> Read:
     """See `of_attempt`."""
-    manifest = attempt.check()
     if manifest["state"] != "ok":
         raise Damaged(attempt.path, "is not a whole record")
     rows = {row["variant"]: row for row in _run_rows(attempt, manifest)}

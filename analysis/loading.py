@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from analysis.files import Damaged, read_as
 from analysis.frames import Frames, empty, restrict, stack, typed
 from analysis.outcomes import OUTCOMES, with_outcomes
 from analysis.parquet import read_parquet
-from analysis.records import IMPLIED, Store
+from analysis.records import ATTEMPT, IMPLIED, Store
 from analysis.schemas import Index
 
 ROOT = Path(__file__).parent.parent
@@ -45,29 +45,40 @@ def load(results: Path | str | None = None, tables: Iterable[str] = TABLES) -> F
     return tidy(both._replace(runs=with_names(both.runs, folder, shipped)))
 
 
-def runs(results: Path, shipped: Path) -> dict[str, pd.DataFrame]:
-    """The runs alone, own and shipped, as they are in their tables."""
-    mine, theirs = own(results, ["runs"])[0].runs, _read(shipped, ["runs"]).runs
+def runs(results: Path, shipped: Path, last: Mapping[str, int]) -> dict[str, pd.DataFrame]:
+    """The runs alone, own and shipped, as they are in their tables; `last` is of `last_attempts`."""
+    mine, theirs = own(results, ["runs"], last)[0].runs, _read(shipped, ["runs"]).runs
     found = {OWN: mine, SHIPPED: theirs[_not_in(mine, theirs)]}
     return {source: table.assign(source=source) for source, table in found.items()}
+
+
+def last_attempts(store: Store) -> dict[str, int]:
+    """The number of each run's newest attempt, by the names of folders alone: there may be many."""
+    found = {run: _numbers(store.root / run) for run in store.runs()}
+    return {run: max(numbers) for run, numbers in found.items() if numbers}
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(folder) if ATTEMPT.fullmatch(name)]
+    except OSError:  # removed meanwhile
+        return []
 
 
 def _not_in(mine: pd.DataFrame, theirs: pd.DataFrame) -> Any:
     return ~theirs["run_id"].isin(set(mine["run_id"]))
 
 
-def own(results: Path, tables: Iterable[str] = TABLES) -> tuple[Frames, list[str]]:
+def own(
+    results: Path, tables: Iterable[str] = TABLES, last: Mapping[str, int] | None = None
+) -> tuple[Frames, list[str]]:
     """This checkout's runs: from the tables of `collect`, and newer ones from their logs; and a line on each
     that had to be left out."""
     store, collected = Store(results / "runs"), _read(results / "records", tables)
     known = dict(zip(collected.runs["run_id"], collected.runs.get("attempt", ()), strict=False))
-    newer, there = list[str](), set[str]()
-    for run in store.runs():
-        attempts = store.attempts(run)
-        if attempts and attempts[-1].number == known.get(run):
-            there.add(run)
-        elif attempts:
-            newer.append(run)
+    last = last_attempts(store) if last is None else last
+    there = {run for run, number in last.items() if known.get(run) == number}
+    newer = [run for run in last if run not in there]
     fresh, notes = newest(store, newer)
     there |= set(known) & (set(newer) - set(fresh.runs["run_id"]))  # its newest attempt is not whole yet
     kept = restrict(collected, collected.runs["key"][collected.runs["run_id"].isin(there)])

@@ -57,8 +57,8 @@ def _step_seconds(frames: Frames) -> pd.Series[Any]:
     """Mean seconds of a warm step on its slowest rank, by key."""
     runs, steps = frames.runs.set_index("key"), frames.steps
     resumed = runs["resumed"].notna() if "resumed" in runs else pd.Series(False, runs.index)
-    special = set(runs.index[resumed]) | set(steps.loc[steps["block"].notna(), "key"])
-    there = set(steps["key"])
+    special = set(runs.index[resumed]) | set(steps.loc[steps["block"].notna(), "key"].unique())
+    there = set(steps["key"].unique())
     # `units` is right for all of them, and takes milliseconds for each.
     found = {
         key: float(units(frames, [key], by_block=False).means["slowest"].iloc[0]) for key in special & there

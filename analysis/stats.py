@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import scipy.special
-import scipy.stats
 
 from analysis.frames import Frames
 from analysis.steps import ENOUGH_RUNS, Units, in_blocks, precisions, units
@@ -99,6 +97,8 @@ def over_units(
         return Value(estimate, n=n, of=of)
     independent = max(2.0, n * _independent(on_scale)) if of == "blocks" else float(n)
     error = on_scale.std(ddof=1) / np.sqrt(independent)
+    import scipy.stats  # takes a second, which commands that only list need not spend
+
     half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, independent - 1) * error
     middle = onto(np.asarray(estimate))
     low, high = (float(np.clip(back(middle + side * half), *bounds)) for side in (-1, 1))
@@ -232,6 +232,8 @@ def _scale(bounds: Bounds, data: np.ndarray) -> tuple[Callable[..., Any], Callab
         return (lambda x: x), (lambda x: x)
     if high == np.inf:
         return (lambda x: np.log(x - low)), (lambda x: low + np.exp(x))
+    import scipy.special  # as above
+
     return (
         lambda x: scipy.special.logit((x - low) / (high - low)),
         lambda x: low + (high - low) * scipy.special.expit(x),

@@ -31,13 +31,14 @@ AGES = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 def every_run(folders: Folders) -> pd.DataFrame:
     """A row per run, own and shipped, in any state: columns of `Frames.runs`, and `state`."""
-    parts = loading.runs(folders.results, folders.shipped)
+    last = loading.last_attempts(folders.store)
+    parts = loading.runs(folders.results, folders.shipped, last)
     own = parts[loading.OWN]
     whole = dict(zip(own["run_id"], own["attempt"], strict=True)) if len(own) else {}
     others = [
-        _unfinished(attempts[-1])
-        for run in folders.store.runs()
-        if (attempts := folders.store.attempts(run)) and attempts[-1].number != whole.get(run)
+        _unfinished(folders.store.attempts(run)[-1])
+        for run, number in last.items()
+        if whole.get(run) != number
     ]
     # A run that was measured before an attempt that failed is shown as what it is now.
     replaced = {row["run_id"] for row in others}

@@ -9,6 +9,7 @@ from analysis import parquet, verdicts
 from analysis.claims import UNDECIDED
 from analysis.files import read_as, write_atomic, write_json
 from analysis.frames import Frames, combine, empty
+from analysis.outcomes import with_outcomes
 from analysis.public import public
 from analysis.records import run_id
 from analysis.schemas import Index
@@ -48,7 +49,7 @@ def ship(folders: Folders) -> Iterator[str]:
     for name, runs in complete.items():
         if set(runs) <= {*frames.runs["run_id"], *old}:
             write_json(indexes / f"{name}.json", {"runs": runs})
-    merged = public(combine(before, thinned(frames)))
+    merged = public(with_outcomes(combine(before, thinned(frames))))
     needed = {run for path in indexes.glob("*.json") for run in index_of(path)}
     parquet.write_parquet(runs_of(merged, needed), folders.shipped)
     shipped = parquet.read_parquet(folders.shipped)  # draw what a clone will draw from
