@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from math import isfinite
 from typing import Any, NamedTuple
+
+from analysis.numbers import number, with_unit
 
 NOT_RECORDED = "not recorded"
 NOT_SET = "not set"  # in a config: the default, or the method has no such setting
@@ -44,6 +47,16 @@ IDLE = (
 )
 # Relative. The clock rates of a busy GPU vary; a bandwidth probe of milliseconds is not precise.
 TOLERANCES = {"*.clocks.sm": 0.03, "*.clocks.mem": 0.03, "machine.bus_bandwidth": 0.1}
+# Title, column of `Frames.runs`, factor, unit.
+OUTCOMES = (
+    ("top-1", "val_top1", 1.0, "%"),
+    ("top-1 on the test set", "test_top1", 1.0, "%"),
+    ("validation loss", "val_loss", 1.0, ""),
+    ("training loss", "train_loss", 1.0, ""),
+    ("step", "step_s", 1e3, "ms"),
+    ("sent in a step", "wire_bytes", 1e-3, "kB"),
+    ("duration of the run", "took_s", 1.0, "s"),
+)
 WIDTH = 34  # characters of a value in the table
 
 
@@ -60,6 +73,27 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     """What differs, most important first."""
     found = [Difference(*pair, _weight(*pair)) for pair in _walk("", a, b)]
     return sorted(found, key=_rank)
+
+
+def outcomes(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """What two runs came to, side by side: rows of `Frames.runs`. Empty where they measured nothing alike."""
+    lines = []
+    for title, column, factor, unit in OUTCOMES:
+        here, there = (run.get(column) for run in (a, b))
+        if here is None or there is None or not (isfinite(here) and isfinite(there)):
+            continue
+        shown = [with_unit(factor * value, unit) for value in (here, there)]
+        lines.append(f"  {title:22}{shown[0]:{WIDTH}}  {shown[1]:18}  {_change(here, there, unit)}")
+    simulated = "; step times are simulated" * bool(a.get("simulated") or b.get("simulated"))
+    heading = f"  {'':22}{'A':{WIDTH}}  {'B':18}  from A to B"
+    return "\n".join([f"what they came to{simulated}", heading, *lines]) if lines else ""
+
+
+def _change(here: float, there: float, unit: str) -> str:
+    """'+1.2 points', or 'x 0.87'."""
+    if unit == "%":
+        return f"{'+' * (there >= here)}{number(there - here)} points"
+    return f"x {number(there / here)}" if here else "-"
 
 
 def text(differences: Sequence[Difference], a: str, b: str) -> str:

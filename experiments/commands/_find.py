@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from analysis.files import MOST_LOG_BYTES, Damaged, read_bytes
+from analysis.leaves import labels
 from analysis.records import DAMAGED, Attempt
 from analysis.schemas import Sweep
 from experiments.commands._make import say
@@ -61,6 +63,18 @@ def attempts_of(sweeps: Iterable[Sweep], folders: Folders, words: Sequence[str] 
             if (is_whole or any(word in run for word in words)) and (attempts := folders.store.attempts(run)):
                 found.append(attempts[-1])
     return found
+
+
+def labels_of_attempts(attempts: Sequence[Attempt]) -> list[str]:
+    """What varies among the runs of these attempts, of each; why it is not known where that can't be read."""
+    configs, troubles = dict[Attempt, dict[str, Any]](), dict[Attempt, str]()
+    for attempt in attempts:
+        try:
+            configs[attempt] = attempt.config
+        except Damaged as damage:
+            troubles[attempt] = damage.brief
+    found = dict(zip(configs, labels([*configs.values()]), strict=True)) | troubles
+    return [found[attempt] for attempt in attempts]
 
 
 def view_of(sweeps: Sequence[Sweep], folders: Folders) -> StatusView:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
+from analysis.records import run_id
+from experiments.commands._expected import Expected
 from experiments.commands._find import check_on_slurm
+from experiments.commands._listing import every_run
 from experiments.commands._make import say
 from experiments.commands._words import ItemsAndSettings
 from experiments.config.folders import Folders
@@ -10,6 +13,7 @@ from experiments.config.grid import name_and_configs
 from experiments.config.measured import missing
 from experiments.config.plan import PlannedRun, plan_runs
 from experiments.launch.arrays import Array, arrays, sbatch_texts
+from experiments.launch.progress_bar import labels_of
 
 GROUP = "cluster"
 LISTED = 30  # jobs that are described one by one
@@ -38,23 +42,19 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     todo = missing(planned, folders, say)
     where = planned[0].config["cluster"]["name"]
     print(f"{name} on {where}: {len(planned)} runs, {len(todo)} not measured yet")
+    names, expected = labels_of(todo), Expected(every_run(folders)) if todo else None
     for number, array in enumerate(arrays(todo, block)):
-        _print_array(number, array)
+        _print_array(number, array, names)
+        if expected is not None:
+            print(f"    {expected.sentence(array)}")
     print("`--sbatch` shows what sbatch is given; `submit` with the same words submits")
     return 0
 
 
-def _print_array(number: int, array: Array) -> None:
+def _print_array(number: int, array: Array, names: Mapping[str, str]) -> None:
     limit = f"{array.cluster['time_min']} min and {array.node_hours:.1f} node-hours at most"
     print(f"  array {number}: {len(array.jobs)} jobs of {array.shape}, {limit}")
     for job in array.jobs[:LISTED]:
-        print("    " + ", ".join(_short(run.config) for run in job))
+        print("    " + ", ".join(names[run_id(run.config)] for run in job))
     if len(array.jobs) > LISTED:
         print(f"    ... and {len(array.jobs) - LISTED} more")
-
-
-def _short(config: dict[str, Any]) -> str:
-    if variants := config["variants"]:
-        return f"{', '.join(variant['name'] for variant in variants)} in turns seed {config['seed']}"
-    density = config["method"].get("density")
-    return f"{config['method']['name']}" + (f"@{density}" if density else "") + f" seed {config['seed']}"

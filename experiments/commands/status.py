@@ -7,7 +7,7 @@ from datetime import datetime
 
 from analysis.records import DAMAGED, Attempt
 from analysis.schemas import Sweep
-from experiments.commands._find import attempts_of, log_files, sweeps_named, view_of
+from experiments.commands._find import attempts_of, labels_of_attempts, log_files, sweeps_named, view_of
 from experiments.commands._make import say
 from experiments.commands._words import SweepsAndRuns
 from experiments.config.folders import Folders
@@ -53,7 +53,11 @@ def _table(sweep: Sweep, view: StatusView, folders: Folders, words: Sequence[str
         if run.state != "done" or run.why or any(word in attempt.run_id for word in words)
     }
     listed = list(shown.items())[:LISTED]
-    lines += [f"  {attempt.run_id}: {_sentence(attempt, run, folders)}" for attempt, run in listed]
+    names = labels_of_attempts([attempt for attempt, _ in listed])
+    lines += [
+        f"  {attempt.run_id} ({name}): {_sentence(attempt, run, folders)}"
+        for (attempt, run), name in zip(listed, names, strict=True)
+    ]
     if len(shown) > LISTED:
         lines.append(f"  ... and {len(shown) - LISTED} more")
     return "\n".join(lines)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.compare import EXPLAINS, NOT_RECORDED, NOTHING, PERHAPS, UNKNOWN, WITHIN, compare, text
+from analysis.compare import (
+    EXPLAINS,
+    NOT_RECORDED,
+    NOTHING,
+    PERHAPS,
+    UNKNOWN,
+    WITHIN,
+    compare,
+    outcomes,
+    text,
+)
 
 
 def manifest(**provenance: Any) -> dict[str, Any]:
@@ -87,3 +97,15 @@ def test_an_image_is_compared_by_its_digest() -> None:
     other = manifest(image={"name": "cpu", "sha256": "34"})
     assert weights(manifest(), with_image) == {"image": EXPLAINS}
     assert weights(with_image, other) == {"image.sha256": EXPLAINS}
+
+
+def test_outcomes_come_with_units_and_with_what_changed() -> None:
+    here = {"val_top1": 50.0, "step_s": 0.2, "wire_bytes": 1000.0, "val_loss": float("nan")}
+    there = {"val_top1": 48.5, "step_s": 0.1, "wire_bytes": 4000.0, "val_loss": 1.0}
+    lines = {line.split("  ")[1]: line for line in outcomes(here, there).splitlines()[2:]}
+    assert list(lines) == ["top-1", "step", "sent in a step"]
+    assert lines["top-1"].split()[1:] == ["50", "%", "48.5", "%", "-1.5", "points"]
+    assert lines["step"].split()[1:] == ["200", "ms", "100", "ms", "x", "0.5"]
+    assert "simulated" not in outcomes(here, there)
+    assert "simulated" in outcomes(here, {**there, "simulated": True})
+    assert outcomes({}, there) == ""

@@ -1,0 +1,72 @@
+"""Expected node-hours come from runs that are alike, and from no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.attempts import from_attempts
+from analysis.records import Store
+from experiments.commands._expected import Expected
+from experiments.config import compose
+from experiments.config.plan import PlannedRun
+from experiments.launch.arrays import Array, arrays
+from tests import synthetic
+
+
+def planned(method: str = "topk", **changes: Any) -> PlannedRun:
+    config = compose.resolve([f"method={method}", "cluster=generic_slurm", "task=vgg16_cifar10", "workers=2"])
+    config["train"] |= {"steps": 3600, "epochs": 1000, "epoch_steps": 49}
+    return PlannedRun(config | {"device": "cpu"} | changes, None)
+
+
+def measured(tmp_path: Path, method: str = "topk", **changes: Any) -> pd.DataFrame:
+    """One run of that method on that cluster."""
+    like = planned(method).config
+    config = synthetic.config(method, cluster=like["cluster"], device="cpu", **changes)
+    config["task"] = config["task"] | {"batch_size": like["task"]["batch_size"]}
+    synthetic.timed(Store(tmp_path), config)
+    return from_attempts(Store(tmp_path).all_valid())[0].runs
+
+
+def array(*runs: PlannedRun) -> Array:
+    (found,) = arrays(runs, block=False)
+    return found
+
+
+def test_node_hours_are_steps_times_the_step_time_of_runs_that_are_alike(tmp_path: Path) -> None:
+    runs, run = measured(tmp_path), planned()
+    step_s = runs["step_s"].iloc[0]
+    expected = Expected(runs)
+    assert expected.seconds(run.config, expected.like(run.config)) == pytest.approx(3600 * step_s)
+    nodes = array(run).shape.nodes
+    assert f"expected: {nodes * step_s:.2g} node-hours" in expected.sentence(array(run))
+    assert "the times of 1 runs" in expected.sentence(array(run, planned(seed=1)))
+
+
+@pytest.mark.parametrize("changes", [{"workers": 4}, {"device": "cuda"}])
+def test_other_machines_and_numbers_of_workers_say_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+    expected = Expected(measured(tmp_path))
+    other = PlannedRun({**planned().config, **changes}, None)
+    assert not len(expected.like(other.config))
+
+
+def test_what_nothing_is_known_of_is_said(tmp_path: Path) -> None:
+    runs = measured(tmp_path)
+    both = array(planned(), planned("dense"))
+    assert "not known of 1 runs" in Expected(runs).sentence(both)
+    assert "not known" in Expected(runs).sentence(array(planned("dense")))
+    assert "not known" in Expected(pd.DataFrame()).sentence(array(planned()))
+    assert "not known" in Expected(runs.assign(simulated=True)).sentence(array(planned()))
+
+
+def test_a_run_ends_with_its_epochs_where_they_are_shorter(tmp_path: Path) -> None:
+    expected, run = Expected(measured(tmp_path)), planned()
+    run.config["train"] |= {"epochs": 2}
+    like = expected.like(run.config)
+    assert expected.seconds(run.config, like) == pytest.approx(98 * like["step_s"].iloc[0])
+    run.config["variants"] = [{"name": "a"}]
+    assert expected.seconds(run.config, like) is None
