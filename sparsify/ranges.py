@@ -6,17 +6,40 @@ trained.
 
 from __future__ import annotations
 
+import builtins
 import difflib
+import operator
+import re
 import sys
+import types
+import typing
+from collections import abc
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
-
-import msgspec
-from msgspec import Meta
-from msgspec.inspect import Type
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 LARGEST = sys.float_info.max  # no larger: infinite
 MOST = 2**31 - 1  # of things that are counted
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Within `Annotated`: the range of a number, or a regular expression for text; how a sentence says it."""
+
+    ge: float | None = None  # greater than or equal to, ...
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    pattern: str | None = None
+    description: str = ""
+
+    def holds(self, value: Any) -> bool:
+        bounds = (
+            (self.ge, operator.ge), (self.gt, operator.gt), (self.le, operator.le), (self.lt, operator.lt),
+        )  # fmt: skip
+        is_inside = all(bound is None or compare(value, bound) for bound, compare in bounds)
+        return is_inside and (self.pattern is None or re.search(self.pattern, value) is not None)
+
 
 NotNegative = Annotated[float, Meta(ge=0, le=LARGEST)]
 Positive = Annotated[float, Meta(gt=0, le=LARGEST)]
@@ -35,6 +58,9 @@ AnyFeedback = Literal["gradient", "learning_rate", "literal", "none"]
 Index = Literal["int32", "int64", "delta16"]
 Value = Literal["as_is", "fp32", "bf16", "fp16"]
 
+DATA = (
+    bool, dict, float, int, list, str, tuple, types.NoneType, abc.Sequence, typing.Any, typing.Literal,
+)  # fmt: skip
 SHOWN = 60  # characters of a value in a sentence
 
 
@@ -43,19 +69,40 @@ def check(name: str, value: Any, allowed: Any) -> None:
     Raises:
         ValueError: the value is not of the type `allowed`, or outside of its range.
     """
-    kind = msgspec.inspect.type_info(allowed)
-    if not _is_data(kind):
-        return  # a device, a path: what its own class is to judge
-    plain = value.tolist() if hasattr(value, "tolist") else value
-    try:
-        if plain != plain:  # NaN
-            raise msgspec.ValidationError
-        msgspec.convert(plain, allowed)
-    except msgspec.ValidationError:
-        if isinstance(kind, msgspec.inspect.LiteralType):
-            raise ValueError(unknown(name, value, [word(one) for one in kind.values])) from None
-        written = shown(repr(value)) if isinstance(value, str) else shown(value)
-        raise ValueError(f"{name}={written} is out of range: it must be {described(kind)}") from None
+    if not _is_data(allowed) or fits(value.tolist() if hasattr(value, "tolist") else value, allowed):
+        return  # a device or a path is for its own class to judge
+    plain, _ = _parts(allowed)
+    if get_origin(plain) is Literal:
+        raise ValueError(unknown(name, value, _words(plain)))
+    written = shown(repr(value)) if isinstance(value, str) else shown(value)
+    raise ValueError(f"{name}={written} is out of range: it must be {described(allowed)}")
+
+
+def fits(value: Any, allowed: Any) -> bool:
+    """Is it of this type and in its range? Nothing is converted, but a whole number is a number, too."""
+    plain, metas = _parts(allowed)
+    return _is_of(value, plain) and all(meta.holds(value) for meta in metas)
+
+
+def _is_of(value: Any, plain: Any) -> bool:
+    inside = get_args(plain)
+    match get_origin(plain) or plain:
+        case typing.Literal:
+            return any(type(value) is type(one) and value == one for one in inside)
+        case typing.Union | types.UnionType:
+            return any(fits(value, one) for one in inside)
+        case abc.Sequence | builtins.list | builtins.tuple:
+            return isinstance(value, list | tuple) and all(fits(each, inside[0]) for each in value)
+        case builtins.dict:
+            return isinstance(value, dict) and all(
+                fits(key, inside[0]) and fits(each, inside[1]) for key, each in value.items()
+            )
+        case builtins.float:
+            is_whole = type(value) is int and abs(value) <= LARGEST
+            return is_whole or (type(value) is float and value == value)
+        case typing.Any:
+            return True
+    return type(value) is plain
 
 
 def unknown(noun: str, word: object, known: Sequence[str]) -> str:
@@ -85,50 +132,65 @@ def shown(value: object) -> str:
     return text[: SHOWN - 3] + "..." if is_cut else text
 
 
-def described(kind: Type) -> str:
+def described(allowed: Any) -> str:
     """What values a type has, as the end of 'it must be ...'."""
-    match kind:
-        case msgspec.inspect.Metadata(extra_json_schema={"description": str(words)}):
-            return words
-        case msgspec.inspect.IntType():
-            return "a whole number" + _interval(kind)
-        case msgspec.inspect.FloatType(gt=None, ge=None, lt=None, le=None):
-            return "a number"
-        case msgspec.inspect.FloatType():
-            return ("a finite number" if kind.le == LARGEST else "a number") + _interval(kind)
-        case msgspec.inspect.BoolType():
+    plain, metas = _parts(allowed)
+    meta, inside = (metas or [Meta()])[0], get_args(plain)
+    if meta.description:
+        return meta.description
+    match get_origin(plain) or plain:
+        case builtins.int:
+            return "a whole number" + _interval(meta, is_whole=True)
+        case builtins.float:
+            return ("a finite number" if meta.le == LARGEST else "a number") + _interval(meta)
+        case builtins.bool:
             return "true or false"
-        case msgspec.inspect.LiteralType():
-            return "one of " + ", ".join(map(word, kind.values))
-        case msgspec.inspect.NoneType():
-            return "null"
-        case msgspec.inspect.StrType():
+        case builtins.str:
             return "text"
-        case msgspec.inspect.ListType() | msgspec.inspect.VarTupleType():
-            return f"a list [a,b], each {described(kind.item_type)}"
-        case msgspec.inspect.UnionType():
-            return ", or ".join(map(described, kind.types))
+        case types.NoneType:
+            return "null"
+        case typing.Literal:
+            return "one of " + ", ".join(_words(plain))
+        case abc.Sequence | builtins.list | builtins.tuple:
+            return f"a list [a,b], each {described(inside[0])}"
+        case typing.Union | types.UnionType:
+            return ", or ".join(map(described, inside))
     return "of another kind"
 
 
-def _interval(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
+def _interval(meta: Meta, is_whole: bool = False) -> str:
     """' in (0, 1]', ', 1 or more', ..."""
-    low, high = (kind.gt if kind.ge is None else kind.ge), (kind.lt if kind.le is None else kind.le)
+    low, high = (meta.gt if meta.ge is None else meta.ge), (meta.lt if meta.le is None else meta.le)
     high = None if high in (LARGEST, MOST) else high
-    if low is not None and high is not None and isinstance(kind, msgspec.inspect.IntType):
+    if low is not None and high is not None and is_whole:
         return f" from {low} to {high}"
     if low is not None and high is not None:
-        return f" in {'(' if kind.ge is None else '['}{low:g}, {high:g}{')' if kind.le is None else ']'}"
+        return f" in {'(' if meta.ge is None else '['}{low:g}, {high:g}{')' if meta.le is None else ']'}"
     if low is not None:
-        return f" above {low:g}" if kind.ge is None else f", {low:g} or more"
-    return "" if high is None else f" below {high:g}" if kind.le is None else f", {high:g} or less"
+        return f" above {low:g}" if meta.ge is None else f", {low:g} or more"
+    return "" if high is None else f" below {high:g}" if meta.le is None else f", {high:g} or less"
 
 
-def _is_data(kind: Type) -> bool:
+def _parts(allowed: Any) -> tuple[Any, list[Meta]]:
+    """A type without what annotates it, and what annotates it."""
+    if get_origin(allowed) is not Annotated:
+        return allowed, []
+    plain, *annotations = get_args(allowed)
+    return plain, [each for each in annotations if isinstance(each, Meta)]
+
+
+def _words(choice: Any) -> list[str]:
+    """The values of a Literal, sorted."""
+    return sorted(map(word, get_args(choice)))
+
+
+def _is_data(allowed: Any) -> bool:
     """Is it made of numbers, words, lists?"""
-    if isinstance(kind, msgspec.inspect.UnionType):
-        return all(map(_is_data, kind.types))
-    return not isinstance(kind, msgspec.inspect.CustomType)
+    plain, _ = _parts(allowed)
+    kind = get_origin(plain) or plain
+    if kind in (typing.Union, types.UnionType):
+        return all(map(_is_data, get_args(plain)))
+    return kind in DATA
 
 
 def word(value: object) -> str:

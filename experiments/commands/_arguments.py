@@ -84,13 +84,14 @@ def _value(name: str, allowed: Any) -> dict[str, Any]:
 
     def read(text: str) -> Any:
         try:
-            return msgspec.convert(text, allowed, strict=False)
+            value = msgspec.convert(text, allowed, strict=False)
         except msgspec.ValidationError:
-            pass
+            value = text
         try:
-            ranges.check(name, text, allowed)
+            ranges.check(name, value, allowed)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
+        return value
 
     return {"type": read, **({"choices": choices} if (choices := _choices(allowed)) else {})}
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
-import msgspec
-
 from experiments import commands, figures
 from experiments.commands._layout import paragraphs, table
 from experiments.commands._words import Kind, kinds
@@ -97,6 +95,6 @@ def _rows(config: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
     rows = {}
     for key in keys:
         meaning = said.get(key) or schema.meaning(leaves[key])
-        values = f"[{ranges.described(msgspec.inspect.type_info(leaves[key]))}]"
+        values = f"[{ranges.described(leaves[key])}]"
         rows[f"{key}={ranges.word(schema.leaf(config, key))}"] = f"{meaning.rstrip('.')} {values}".strip()
     return rows

@@ -7,7 +7,7 @@ from pathlib import Path
 
 OURS = ("analysis", "experiments", "slurm", "sparsify", "tests")
 # As they are imported; requirements/ has their names on package indices.
-LIBRARY = ("msgspec", "numpy", "torch")
+LIBRARY = ("numpy", "torch")
 FIGURES = (
     "argcomplete", "filelock", "griffe", "hydra", "jinja2", "markupsafe", "matplotlib", "msgspec", "numpy",
     "omegaconf", "pandas", "pyarrow", "rich", "scipy",

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
-from msgspec import Meta
-
 from experiments.tasks import REGISTRY as TASKS
 from sparsify import ranges
 from sparsify.methods import REGISTRY as METHODS
-from sparsify.ranges import Count, Natural, NotNegative, Positive
+from sparsify.ranges import Count, Meta, Natural, NotNegative, Positive
 from sparsify.registry import REQUIRED
 
 # A line break would be a second line of a batch script; a lone surrogate is no character, and in no record.

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from sparsify import host_sync, huge_pages
@@ -13,7 +12,7 @@ from sparsify.bucket import check_scope
 from sparsify.comm import Comm, gather_uneven
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import MethodDefaults, Step, scatter
-from sparsify.ranges import Scope
+from sparsify.ranges import Meta, Scope
 from sparsify.timer import PhaseTimer
 from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, Delivery, Sparse, work_dtype
 from sparsify.wire import joined, split

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from sparsify.checks import check_choice
@@ -15,7 +14,7 @@ from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.methods._thresholds import mask_of, prepare, reaching, take_magnitudes
-from sparsify.ranges import Count, Density, Index, Scope, Value
+from sparsify.ranges import Count, Density, Index, Meta, Scope, Value
 from sparsify.select import VariableK
 from sparsify.types import BucketContext, Selection
 from sparsify.wire import Wire

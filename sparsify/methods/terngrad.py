@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
 from sparsify.checks import check_choice, check_positive
 from sparsify.methods._quantise import Message, Rounding, read_rounded, write_rounded
 from sparsify.methods._quantised_all_gather import QuantisedAllGather
-from sparsify.ranges import FeedbackName, Scope
+from sparsify.ranges import FeedbackName, Meta, Scope
 from sparsify.types import BucketContext, Part
 from sparsify.workspace import Workspace
 

@@ -78,7 +78,7 @@ def test_options_stand_anywhere_between_words(words: str, given: str, trial: Non
         ("trial a --qui", ["no option '--qui'"]),
         ("trial a -x", ["no option '-x'"]),
         ("trial a --limit", ["--limit", "expected one argument"]),
-        ("trial a --limit 0", ["--limit: limit='0' is out of range", "1 or more"]),
+        ("trial a --limit 0", ["--limit: limit=0 is out of range", "1 or more"]),
         ("trial a --form png", ["no form 'png'", "csv, tex"]),
         ("trail", ["no command 'trail' (did you mean 'trial'?)"]),
         ("--versoin", ["no option '--versoin' (did you mean '--version'?)"]),

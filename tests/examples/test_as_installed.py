@@ -18,8 +18,8 @@ from experiments.bench.gpu_first.wheels import needed
 from sparsify.checks import DISTRIBUTION
 from tests.conftest import ROOT
 
-LIBRARY = ["msgspec", "numpy", "torch"]
-HARNESS = ("experiments", "hydra", "matplotlib", "pandas", "scipy")
+LIBRARY = ["numpy", "torch"]
+HARNESS = ("experiments", "hydra", "matplotlib", "msgspec", "pandas", "scipy")
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 ELEMENTS, DENSITY, PAIR_BYTES = 5514, 0.05, 8  # of the examples: their model, what is sent of it, and how
 pytestmark = pytest.mark.skipif(util.find_spec("setuptools") is None, reason="what builds wheels is missing")

@@ -81,7 +81,7 @@ def test_where_theirs_has_replaced_ours_the_command_says_so(site: Path, left: st
 
 
 def test_importing_takes_nothing_but_the_standard_library(site: Path) -> None:
-    others = "hydra omegaconf pandas matplotlib pyarrow scipy rich griffe torch numpy"
+    others = "hydra omegaconf pandas matplotlib pyarrow scipy msgspec rich griffe torch numpy"
     program = f"import sys; sys.modules.update(dict.fromkeys('{others}'.split())); import sparsify"
     done = python(site, "-c", f"{program}; sparsify.names(); sparsify.defaults('dgc')")
     assert (done.returncode, done.stderr) == (0, "")
