@@ -46,6 +46,9 @@ def canvas(
         assert engine is not None, "the layout is constrained"
         engine.execute(figure)
         figure.set_layout_engine("none")  # laid out once, not again for every file format
+        for axes in figure.axes:  # the last bits of what the layout solves are not always the same
+            left, bottom, width, height = (round(edge, 6) for edge in axes.get_position().bounds)
+            axes.set_position((left, bottom, width, height))
 
 
 def curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:
@@ -214,7 +217,8 @@ def bar(axes: Axes, x: float, value: Value, look: Look, width: float, origin: st
     """One bar with its interval and its number."""
     axes.bar(x, value.value, width, edgecolor=look.colour, linewidth=0.8, **_fill(origin, look.colour))
     whisker(axes, x, value)
-    above(axes, x, max(value.value, value.high or value.value), number(value.value))
+    top = max(value.value, value.high or value.value)
+    above(axes, x, top, number(value.value), fontsize=6)  # narrower than the bar
 
 
 def whisker(axes: Axes, x: float, value: Value) -> None:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
 TWO_COLUMNS = 7.16  # inches, IEEE
+# What each format would write of the day and of the program: the same picture has the same bytes anywhere.
+UNDATED = {
+    "png": ("Software",), "pdf": ("CreationDate", "Producer", "Creator"), "svg": ("Date", "Creator"),
+}  # fmt: skip
 DPI = 200  # of the PNG; the PDF is for print
 
 
@@ -108,6 +112,7 @@ def base() -> dict[RcKeyType, Any]:
         "lines.markersize": 3.5,
         "hatch.linewidth": 0.4,
         "pdf.fonttype": 42,  # TrueType: text in the PDF can be searched and edited
+        "svg.hashsalt": "sparsify",  # else names inside an SVG are drawn at random
         "savefig.dpi": DPI,
     }
 
@@ -154,17 +159,14 @@ def look(method: str) -> Look:
 
 
 def save(figure: Figure, folder: Path, name: str) -> Path:
-    """Write `name`.png (returned) and `name`.pdf; a figure always gives the same bytes."""
+    """Write `name`.png (returned), .pdf and .svg; a figure always gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    undated = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
-    png, pdf = (folder / f"{name}.{kind}" for kind in undated)
     with matplotlib.rc_context(base()):
-        for path in (png, pdf):
-            kind = path.suffix[1:]
+        for kind, nothing in UNDATED.items():
             buffer = io.BytesIO()
-            figure.savefig(buffer, format=kind, metadata=undated[kind])
-            write_atomic(path, buffer.getvalue())
-    return png
+            figure.savefig(buffer, format=kind, metadata=dict.fromkeys(nothing))
+            write_atomic(folder / f"{name}.{kind}", buffer.getvalue())
+    return folder / f"{name}.png"
 
 
 def _is_true(value: Any) -> bool:

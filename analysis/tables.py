@@ -7,18 +7,21 @@ obey.
 from __future__ import annotations
 
 import csv
+import glob
 import html
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from pandas.api.types import is_bool
 
 from analysis import numbers
+from analysis.files import write_atomic
 from analysis.stats import Value
 
 EXACT = ".10g"  # numbers in CSV: more than any measurement has, and alike on every machine
@@ -172,6 +175,22 @@ def in_tex(words: str) -> str:
     """Escaped for LaTeX, also what a `\\\\` in front of it would take as its own argument."""
     escaped = "".join(TEX.get(one, one) for one in plain(words))
     return f"{{{escaped[0]}}}{escaped[1:]}" if escaped[:1] in ("[", "*") else escaped
+
+
+def save(tables: Sequence[Table], folder: Path, name: str) -> None:
+    """Write `name`.tex with all of them; `name`.csv with the first, `name`-2.csv and so on with the others.
+
+    Those of a former drawing are replaced or removed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {f"{name}{f'-{place}' * (place > 1)}.csv": table.csv() for place, table in enumerate(tables, 1)}
+    texts |= {f"{name}.tex": "\n".join(table.tex() for table in tables)} if tables else {}
+    former = folder.glob(f"{glob.escape(name)}-[0-9].csv")
+    for path in (folder / f"{name}.tex", folder / f"{name}.csv", *former):
+        if path.name not in texts:
+            path.unlink(missing_ok=True)
+    for file, content in texts.items():
+        write_atomic(folder / file, content)
 
 
 def markdown(tables: Iterable[Table]) -> str:

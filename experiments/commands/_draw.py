@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from analysis import parquet, verdicts
+from analysis import parquet, style, tables, verdicts
 from analysis.files import Damaged, read_as, write_atomic, write_json
 from analysis.frames import Frames, empty, restrict
 from analysis.schemas import Index
-from analysis.style import save
 from analysis.tables import Table
 from experiments import figures
+from experiments.commands import _terminal as terminal
 from experiments.commands._make import say
 from experiments.config.folders import Folders
 from experiments.config.measured import remark
+from sparsify.registry import BrokenFile
 
 OWN = "this machine's runs"
 SHIPPED = "the records shipped with the repository"
@@ -30,8 +31,9 @@ class Drawn:
 
     item: str
     profile: str
-    picture: Path
+    picture: Path  # PNG; beside it lie .pdf, .svg, .md and, where the figure has a table, .csv and .tex
     verdicts: Table
+    tables: Sequence[Table]
     source: str  # whose records
 
 
@@ -50,22 +52,48 @@ def draw_local(item: str, profile: str, runs: Sequence[str], folders: Folders) -
     for note in notes:
         say(note)
     folders.index.mkdir(parents=True, exist_ok=True)
-    write_json(folders.index / f"{item}-{profile}.json", {"runs": list(runs)})
+    write_json(folders.index / f"{figures.stem(item, profile)}.json", {"runs": list(runs)})
     return draw(item, profile, frames, folders.figures, OWN, notes)
 
 
 def draw(
     item: str, profile: str, frames: Frames, folder: Path, source: str, notes: Sequence[str] = ()
 ) -> Drawn:
-    """Picture, claims and Markdown of one figure, from one set of frames."""
-    name = item if profile == figures.PUBLISHED else f"{item}-{profile}"
+    """Picture, tables, claims and page of one figure, from one set of frames."""
+    name = figures.stem(item, profile)
     folder.mkdir(parents=True, exist_ok=True)
-    picture = save(figures.load(item).draw(frames, profile), folder, name)
+    picture = style.save(figures.load(item).draw(frames, profile), folder, name)
+    numbers = figures.tables(item, frames)
+    tables.save(numbers, folder, name)
     judged = figures.judge(item, frames)
     remarks = "".join(f"- {note}\n" for note in (f"Drawn from {source}.", *notes))
-    page = figures.page(item, frames, profile, name, judged)
+    page = figures.page(item, frames, profile, name, judged, numbers)
     write_atomic(folder / f"{name}.md", f"{page}\n{remarks}")
-    return Drawn(item, profile, picture, verdicts.as_table((item, verdict) for verdict in judged), source)
+    table = verdicts.as_table((item, verdict) for verdict in judged)
+    return Drawn(item, profile, picture, table, numbers, source)
+
+
+def show(drawn: Drawn) -> None:
+    """The numbers, the verdicts and the path, for people."""
+    for table in drawn.tables:
+        terminal.show(table)
+    if len(drawn.verdicts.frame):
+        terminal.show(drawn.verdicts)
+    else:
+        print(verdicts.NOTHING)
+    print(f"\n{drawn.item}: {drawn.picture} (from {drawn.source})")
+
+
+def sound() -> list[str]:
+    """All items but those whose file is broken, which is said."""
+    found = []
+    for item in figures.items():
+        try:
+            figures.load(item)
+            found.append(item)
+        except BrokenFile as broken:
+            say(f"left out {item}: {broken}")
+    return found
 
 
 def draw_published(item: str, folder: Path) -> Drawn:
@@ -108,7 +136,7 @@ def stored(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored
     """The records of one figure, this checkout's first; None where no source has all of its runs."""
     if profile == figures.PUBLISHED:
         return Stored(empty(), TABLES)
-    own = or_nothing(lambda: read_as(folders.index / f"{item}-{profile}.json", Index))
+    own = or_nothing(lambda: read_as(folders.index / f"{figures.stem(item, profile)}.json", Index))
     if own:
         frames, notes = parquet.newest_frames(folders.store, own.runs, folders.records)
         for note in notes:
@@ -122,7 +150,8 @@ def stored(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored
 
 
 def _shipped(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
-    index = or_nothing(lambda: read_as(folders.shipped / "figures" / f"{item}-{profile}.json", Index))
+    path = folders.shipped / "figures" / f"{figures.stem(item, profile)}.json"
+    index = or_nothing(lambda: read_as(path, Index))
     if not index or not set(index.runs) <= set(shipped.runs["run_id"]):
         return None
     return Stored(runs_of(shipped, index.runs), SHIPPED)

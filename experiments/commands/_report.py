@@ -85,7 +85,7 @@ def _item(
     item: str, profile: str, title: str, found: Stored, folders: Folders
 ) -> tuple[content.Item, list[verdicts.Row]]:
     frames = found.frames
-    stem = item if profile == figures.PUBLISHED else f"{item}-{profile}"
+    stem = figures.stem(item, profile)
     if not _is_newer(folders.figures / f"{stem}.png", _sources(item, profile, folders)):
         draw(item, profile, frames, folders.figures, found.source, found.notes)
     rows = [(item, verdict) for verdict in figures.judge(item, frames)]
@@ -94,7 +94,7 @@ def _item(
         name=item,
         profile=profile,
         title=title,
-        caption=figures.load(item).caption(frames, profile),
+        caption=figures.caption(item, frames, profile),
         source=found.source,
         remarks=found.notes,
         commands=_commands(item, profile),
@@ -116,7 +116,7 @@ def _commands(item: str, profile: str) -> tuple[str, ...]:
 
 def _sources(item: str, profile: str, folders: Folders) -> list[Path]:
     """The files that a picture follows from: its records, and the code."""
-    own = folders.index / f"{item}-{profile}.json"
+    own = folders.index / f"{figures.stem(item, profile)}.json"
     records = [own, *folders.store.root.glob("*/*/run.json")] if own.is_file() else []
     code = [path for folder in ("analysis", "experiments/figures") for path in (ROOT / folder).rglob("*.py")]
     return [*records, *folders.shipped.glob("*.parquet"), *code]

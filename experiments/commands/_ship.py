@@ -14,7 +14,7 @@ from analysis.public import public
 from analysis.records import run_id
 from analysis.schemas import Index
 from experiments import figures
-from experiments.commands._draw import draw_published, redraw_shipped, runs_of
+from experiments.commands._draw import draw_published, redraw_shipped, runs_of, sound
 from experiments.commands._readme import write_readme
 from experiments.config.folders import Folders
 from experiments.config.plan import configs_of, more_configs_of
@@ -54,7 +54,8 @@ def ship(folders: Folders) -> Iterator[str]:
     parquet.write_parquet(runs_of(merged, needed), folders.shipped)
     shipped = parquet.read_parquet(folders.shipped)  # draw what a clone will draw from
     for path in sorted(indexes.glob("*.json")):
-        item, _, profile = path.stem.rpartition("-")
+        name, _, profile = path.stem.rpartition("-")
+        item = figures.of_file(name)
         drawn = redraw_shipped(item, profile, folders, shipped, indexes)
         yield f"{path.stem}: {drawn.picture if drawn else 'its runs are missing'}"
     for item in published_items():
@@ -71,7 +72,7 @@ def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tup
     """
     if not folders.store.runs():  # composing what all figures need takes its time
         return
-    for item in figures.items():
+    for item in sound():
         for profile in SHIPPED_PROFILES:
             needed, more = (
                 [run_id(config) for config in of(item, profile)] for of in (configs_of, more_configs_of)
@@ -79,12 +80,12 @@ def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tup
             here = {run for run in (*needed, *more) if folders.store.newest_valid(run)}
             if here and here.union(shipped).issuperset(needed):
                 runs = [*needed, *(run for run in more if run in here or run in shipped)]
-                yield f"{item}-{profile}", list(dict.fromkeys(runs))
+                yield figures.stem(item, profile), list(dict.fromkeys(runs))
 
 
 def published_items() -> list[str]:
     """The items that have no runs: what they are drawn from is shipped."""
-    return [item for item in figures.items() if not figures.has_runs(item)]
+    return [item for item in sound() if not figures.has_runs(item)]
 
 
 def index_of(path: Path) -> list[str]:
@@ -114,7 +115,7 @@ def shipped_verdicts(folders: Folders) -> list[verdicts.Row]:
     """The verdict on every claim of every figure that is shipped, from the shipped records."""
     shipped, rows = parquet.read_parquet(folders.shipped), list[verdicts.Row]()
     for path in sorted((folders.shipped / "figures").glob("*.json")):
-        item = path.stem.rpartition("-")[0]
+        item = figures.of_file(path.stem.rpartition("-")[0])
         rows += [(item, verdict) for verdict in figures.judge(item, runs_of(shipped, index_of(path)))]
     for item in published_items():
         rows += [(item, verdict) for verdict in figures.judge(item, empty())]

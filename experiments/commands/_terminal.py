@@ -3,26 +3,68 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import Literal
 
+from analysis.claims import UNDECIDED, Word
 from analysis.tables import Table
+
+GOOD: Sequence[Word] = ("reproduced", "holds", "re-derived")
+BAD: Sequence[Word] = ("not reproduced", "does not hold")
+COLOURS: dict[str, str] = (
+    dict.fromkeys(GOOD, "green") | dict.fromkeys(BAD, "red") | dict.fromkeys(UNDECIDED, "dim")
+)  # the others: yellow
+GAP = 2  # characters between two columns
 
 
 def show(table: Table) -> None:
     """Print a table. NO_COLOR is honoured, and what texts hold is shown, never obeyed."""
     if not sys.stdout.isatty():
-        print(table.markdown().rstrip("\n"))
+        print(table.markdown())
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as Grid
     from rich.text import Text
 
-    grid = Grid(box=SIMPLE_HEAD, pad_edge=False)
-    for name, right in zip(table.header(), table.are_numbers(), strict=True):
-        grid.add_column(Text(name), justify="right" if right else "left", overflow="fold")
-    for row in table.texts():
-        grid.add_row(*map(Text, row))
     console = Console()
-    for part in (Text(table.title, "bold"), grid, Text(table.note, "dim")):
-        if part:
-            console.print(part)
+    if table.title:
+        console.print(Text(table.title, "bold"))
+    header, rows, sides = table.header(), table.texts(), table.are_numbers()
+    widths = _widths([[title, *cells] for title, *cells in zip(header, *rows, strict=True)], console.width)
+    grid = Grid(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for title, width, right in zip(header, widths, sides, strict=False):
+        side: Literal["right", "left"] = "right" if right else "left"
+        grid.add_column(Text(title), justify=side, width=width, overflow="fold")
+    for row in rows:
+        grid.add_row(
+            *(
+                Text(cell, _colour(title, cell))
+                for title, cell in zip(header, row[: len(widths)], strict=False)
+            )
+        )
+    console.print(grid)
+    if header[len(widths) :]:
+        console.print(Text(f"This terminal is too narrow to show: {', '.join(header[len(widths) :])}"))
+    if table.note:
+        console.print(Text(table.note))
+
+
+def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Of the columns that fit in without breaking words, from the left; what is left over goes to those whose
+    texts are longest.
+    """
+    least = [max((len(word) for text in texts for word in text.split()), default=1) for texts in columns]
+    longest = [max(map(len, texts)) for texts in columns]
+    fitting = [n for n in range(1, len(columns) + 1) if sum(least[:n]) + GAP * n + 1 <= width]
+    found = least[: max(fitting, default=1)]
+    for _ in range(width - sum(found) - GAP * len(found) - 1):
+        place = max(range(len(found)), key=lambda at: longest[at] / found[at])
+        if longest[place] > found[place]:
+            found[place] += 1
+    return found
+
+
+def _colour(column: str, text: str) -> str:
+    """Of a word of a verdict."""
+    return COLOURS.get(text, "yellow") if column == "verdict" else ""

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 from experiments import figures as every
 from experiments.bench.select import figure as select_figure
-from experiments.commands._draw import redraw_all
+from experiments.commands._draw import redraw_all, show, sound
 from experiments.commands._make import say
 from experiments.commands._words import Items
 from experiments.config.folders import Folders
-from sparsify.registry import BrokenFile
 
 GROUP = "results"
 
@@ -20,12 +19,14 @@ def figures(words: Items) -> int:
         words: the figures to draw; all without words.
     """
     folders = Folders()
-    items = [word for word in words if word != "select"]  # drawn from a benchmark's records, not from runs
-    for item in items:
-        every.check(item)
-    drawn, all_written = redraw_all(folders, items or ([] if words else _sound()))
+    # That one is drawn from a benchmark's records, not from runs.
+    items = [every.find(word) for word in words if word != "select"]
+    drawn, all_written = redraw_all(folders, items or ([] if words else sound()))
     for figure in drawn:
-        print(f"{figure.picture} (from {figure.source})")
+        if items:
+            show(figure)
+        else:
+            print(f"{figure.picture} (from {figure.source})")
     benched = select_figure.redraw(folders, say) if not words or "select" in words else []
     for picture in benched:
         print(picture)
@@ -33,15 +34,3 @@ def figures(words: Items) -> int:
         say("no stored records suffice for any figure; make some with `make reproduce-fig4`")
         return 1
     return 0 if all_written else 1
-
-
-def _sound() -> list[str]:
-    """All items but those whose file is broken, which is said."""
-    found = []
-    for item in every.items():
-        try:
-            every.load(item)
-            found.append(item)
-        except BrokenFile as broken:
-            say(f"left out {item}: {broken}")
-    return found

@@ -3,10 +3,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from analysis import verdicts
 from analysis.records import run_id
 from experiments import figures
-from experiments.commands._draw import Drawn, draw_local, draw_published
+from experiments.commands._draw import Drawn, draw_local, draw_published, show
 from experiments.commands._make import is_forced, or_exit, say
 from experiments.commands._words import ItemsAndSettings
 from experiments.config.folders import Folders
@@ -25,12 +24,12 @@ def reproduce(words: ItemsAndSettings, *, all: bool = False, force: bool = False
         all: also the runs that make a figure firmer, mostly with more seeds.
         force: measure again what is already measured (earlier attempts are kept).
     """
-    items = [word for word in words if "=" not in word]
+    items = [figures.find(word) for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
     if not items:
         raise ValueError(f"reproduce what? There are: {', '.join(figures.items())}")
     for item in items:
-        figures.check(item)
+        figures.check(item)  # before a run costs hours
         if overrides and not figures.has_runs(item):
             raise ValueError(
                 f"{item} is drawn from published tables and has no runs, so that {overrides[0]} would "
@@ -39,8 +38,7 @@ def reproduce(words: ItemsAndSettings, *, all: bool = False, force: bool = False
     how = {"force": is_forced(force), "more": all}
     drawn = [or_exit(partial(reproduce_item, item, overrides, Folders(), **how)) for item in items]
     for figure in drawn:
-        judged = figure.verdicts.markdown() if len(figure.verdicts.frame) else verdicts.NOTHING
-        print(f"\n{judged}\n\n{figure.item}: {figure.picture}")
+        show(figure)
     return 0
 
 
@@ -57,7 +55,7 @@ def reproduce_item(
     say(f"{item} ({profile}): {len(planned)} runs, {len(todo)} missing")
     if absent := [] if more else [config for config in optional if not folders.store.valid(config)]:
         say(f"{item} ({profile}): {len(absent)} runs more make it firmer; --all makes them, too")
-    run_all(todo, folders, f"{item}-{profile}", [item, *overrides], say, force)
+    run_all(todo, folders, figures.stem(item, profile), [item, *overrides], say, force)
     there = [config for config in optional if folders.store.valid(config)]
     names = dict.fromkeys(run_id(config) for config in [*(run.config for run in planned), *there])
     return draw_local(item, profile, list(names), folders)

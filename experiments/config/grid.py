@@ -64,7 +64,7 @@ def name_and_configs(words: Sequence[str], more: bool = False) -> tuple[str, lis
     The name is the sweep's (`sweep=thesis`) where the words name one.
     """
     sweep, words = sweeps.named(words)
-    items = [word for word in words if "=" not in word]
+    items = [figures.find(word) for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
     for item in items:
         figures.check(item)
@@ -76,7 +76,7 @@ def name_and_configs(words: Sequence[str], more: bool = False) -> tuple[str, lis
     if items:
         sources = (configs_of, more_configs_of) if more else (configs_of,)
         found = [config for of in sources for item in items for config in of(item, profile, overrides)]
-        return sweep or "-".join([*items, profile]), found
+        return sweep or "-".join([*map(figures.file_name, items), profile]), found
     return sweep or "runs", configs(overrides)
 
 

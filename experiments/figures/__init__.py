@@ -1,4 +1,8 @@
-"""One file per figure or table, named <paper>_<item>.py: its runs, its drawing, its claims."""
+"""One file per figure or table, named <paper>_<item>.py: its runs, its drawing, its claims.
+
+The file is the item <paper>/<item>, for short <item>. Files of one's own lie beside the others: of
+thesis_density.py the item is thesis/density, for short density.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from experiments.figures import _contract
+from experiments.figures._contract import PROFILES as PROFILES
+from experiments.figures._papers import PAPERS
 from sparsify.ranges import unknown
-from sparsify.registry import BrokenFile, imported
+from sparsify.registry import imported
 
 FOLDER = Path(__file__).parent
-PROFILES = ("smoke", "laptop", "paper")
 PUBLISHED = "published"  # stands in place of a profile where an item has no runs of ours
-PARTS = ("TITLE", "runs", "draw", "claims", "caption")
 
 if TYPE_CHECKING:  # listing the items must not wait for pandas
+    from collections.abc import Sequence
+
     from analysis.claims import Verdict
     from analysis.frames import Frames
     from analysis.tables import Table
@@ -23,40 +30,76 @@ if TYPE_CHECKING:  # listing the items must not wait for pandas
 def items() -> dict[str, str]:
     """Item -> module, from the file names alone; a file that starts with _ is shared by items.
 
-    Raises:
-        ValueError: two files for one item.
+    An item has its short name here unless another one has that, too; what the repository ships keeps it.
     """
-    found: dict[str, str] = {}
-    for stem in sorted(path.stem for path in FOLDER.glob("[!_]*_*.py")):
-        item = stem.partition("_")[2].replace("_", "-")
-        if item in found:
-            both = f"{FOLDER / found[item].rpartition('.')[2]}.py and {FOLDER / stem}.py"
-            raise ValueError(f"item {item!r} is in two files, {both}; rename one")
-        found[item] = f"{__name__}.{stem}"
+    files = _files()
+    shorts = [full.partition("/")[2] for full in files]
+    found = {}
+    for full, path in files.items():
+        paper, _, short = full.partition("/")
+        is_clear = shorts.count(short) == 1 or paper in PAPERS
+        found[short if is_clear else full] = f"{__name__}.{path.stem}"
     return found
 
 
-def check(item: str) -> None:
-    """Raises ValueError, listing what there is, where there is no such item."""
-    known = list(items())
-    if item not in known:
-        raise ValueError(unknown("item", item, known))
+def shipped() -> list[str]:
+    """The items of the papers that the repository reproduces; the others are a user's own."""
+    return [item for item, module in items().items() if module.rpartition(".")[2].partition("_")[0] in PAPERS]
+
+
+def find(word: str) -> str:
+    """The item that somebody asks for, by its short or its whole name.
+
+    Raises:
+        ValueError: there is none, which lists what there is; or two have this short name.
+    """
+    files, known = _files(), items()
+    having = {full: path for full, path in files.items() if word in (full, full.partition("/")[2])}
+    if not having:
+        raise ValueError(unknown("item", word, list(known)))
+    if len(having) > 1:
+        raise ValueError(
+            f"item {word!r} is in two files, {' and '.join(map(str, having.values()))}: ask for "
+            f"{' or '.join(having)}, or rename one"
+        )
+    (path,) = having.values()
+    return next(item for item, module in known.items() if module == f"{__name__}.{path.stem}")
+
+
+def file_name(item: str) -> str:
+    """How the files that are made of an item begin."""
+    return item.replace("/", "-")
+
+
+def stem(item: str, profile: str) -> str:
+    """The name of its files, of a picture in one profile."""
+    return file_name(item) if profile == PUBLISHED else f"{file_name(item)}-{profile}"
+
+
+def of_file(name: str) -> str:
+    """The item whose files begin so."""
+    return next((item for item in items() if file_name(item) == name), name)
 
 
 def load(item: str) -> ModuleType:
-    """An item's module: TITLE, runs(profile), draw(frames, profile), claims(), caption(frames, profile).
-
-    It may have table(frames) as well, and SCALE, the paper's scale (`claims.reduced`), without which no
-    number of its runs is held to be comparable.
+    """An item's module, which has the parts that `_contract.Figure` and `_contract.Parts` describe.
 
     Raises:
-        BrokenFile: its file can't be imported, or lacks one of these.
+        BrokenFile: its file can't be imported, or is not as described.
     """
-    check(item)
-    module = imported(items()[item])
-    if missing := [name for name in PARTS if not hasattr(module, name)]:
-        raise BrokenFile(f"{module.__file__} has no {', '.join(missing)}, which every figure's file has")
+    known = items()
+    module = imported(known[item] if item in known else known[find(item)])
+    _contract.check(module)
     return module
+
+
+def check(item: str) -> None:
+    """Refuse an item whose file has a mistake that would be seen only after its runs.
+
+    Raises:
+        BrokenFile: which one.
+    """
+    _contract.check_claims(load(item))
 
 
 def has_runs(item: str) -> bool:
@@ -69,12 +112,29 @@ def profiles(item: str) -> tuple[str, ...]:
     return PROFILES if has_runs(item) else (PUBLISHED,)
 
 
+def bibtex(item: str) -> str:
+    """How the paper of an item is cited; empty where it is of none."""
+    figure, paper = load(item), items()[item].rpartition(".")[2].partition("_")[0]
+    return str(getattr(figure, "BIBTEX", PAPERS.get(paper, "")))
+
+
 def judge(item: str, frames: Frames) -> list[Verdict]:
     """A verdict on every claim of an item. `frames` holds the item's own runs and no others."""
     from analysis import claims
 
     figure = load(item)
-    return claims.judge(figure.claims(), frames, claims.reduced(frames, getattr(figure, "SCALE", None)))
+    stated = figure.claims() if hasattr(figure, "claims") else []
+    return claims.judge(stated, frames, claims.reduced(frames, getattr(figure, "SCALE", None)))
+
+
+def caption(item: str, frames: Frames, profile: str) -> str:
+    """What its file says of the picture, else where its runs were made."""
+    from analysis import captions
+
+    figure = load(item)
+    if hasattr(figure, "caption"):
+        return str(figure.caption(frames, profile))
+    return captions.setting(frames) if len(frames.runs) else ""
 
 
 def tables(item: str, frames: Frames) -> list[Table]:
@@ -84,20 +144,28 @@ def tables(item: str, frames: Frames) -> list[Table]:
     return found if isinstance(found, list) else [found]
 
 
-def page(item: str, frames: Frames, profile: str, picture: str, verdicts: list[Verdict]) -> str:
+def page(
+    item: str, frames: Frames, profile: str, picture: str, verdicts: list[Verdict], numbers: Sequence[Table]
+) -> str:
     """The item as Markdown: picture, caption, verdicts, tables of numbers, the reasons of the tolerances."""
     from analysis import tables as written
     from analysis import verdicts as judged
 
-    figure = load(item)
-    is_drawn = len(frames.runs) > 0 or profile == PUBLISHED
-    parts = [f"# {item}: {figure.TITLE}\n"]
-    if is_drawn:
-        parts += [f"![{item}]({picture}.png)\n", f"{figure.caption(frames, profile)}\n"]
+    parts = [f"# {item}: {load(item).TITLE}\n"]
+    if len(frames.runs) > 0 or profile == PUBLISHED:
+        parts += [f"![{item}]({picture}.png)\n", f"{caption(item, frames, profile)}\n"]
     rows = [(item, verdict) for verdict in verdicts]
     parts += ["## Verdicts\n", judged.as_table(rows).markdown() if rows else f"{judged.NOTHING}\n"]
-    if is_drawn and (numbers := tables(item, frames)):
+    if numbers:
         parts += ["## Numbers\n", written.markdown(numbers)]
     if verdicts:
         parts += ["## How each number was read, and when it counts as reproduced\n", judged.notes(verdicts)]
     return "\n".join(parts)
+
+
+def _files() -> dict[str, Path]:
+    """Whole name -> file."""
+    return {
+        f"{path.stem.partition('_')[0]}/{path.stem.partition('_')[2].replace('_', '-')}": path
+        for path in sorted(FOLDER.glob("[!_]*_*.py"))
+    }

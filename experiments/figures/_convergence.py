@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import pandas as pd
+
 from analysis import captions, plots, published, style
 from analysis.claims import Claim
 from analysis.frames import Frames
 from analysis.numbers import number
 from analysis.stats import Value, curve, final
+from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 
 PUBLISHED = {"val_loss": "val_loss", "val_top1": "top1"}  # our name of a column -> that of the published one
 BELOW, ABOVE = 0.85, 1.25  # the lowest and the highest tick: where a logarithmic axis ends
+ENDS = {"val_loss": yoon2022.VAL_LOSS, "val_top1": yoon2022.TOP1}
 ASIDE = 0.2  # of a method's place: ours to the left, the published ones to the right
 
 
@@ -75,6 +79,31 @@ def draw(
         handles, labels = [*handles, plots.published_key()], [*labels, yoon2022.PAPER]
         figure.legend(handles, labels, loc="outside upper center", ncols=len(handles))
     return figure
+
+
+def table(frames: Frames, found: Mapping[str, Line], columns: Mapping[str, str]) -> Table:
+    """Where every method ends, and where the paper's did.
+
+    Args:
+        columns: of the epochs, each with its unit.
+    """
+    rows = [
+        {
+            "method": line.look.label,
+            **{_words(column): final(frames, line.keys, column) for column in columns},
+            **{f"{_words(column)}, paper": ENDS[column][line.method] for column in columns},
+            "seeds": len(line.keys),
+        }
+        for line in found.values()
+    ]
+    units = {
+        f"{_words(column)}{of}": unit for column, unit in columns.items() for of in ("", ", paper") if unit
+    }
+    return Table("At the end of the training", pd.DataFrame(rows), units)
+
+
+def _words(column: str) -> str:
+    return {"val_loss": "validation loss", "val_top1": "validation top-1"}[column]
 
 
 def caption(frames: Frames, what: str) -> str:

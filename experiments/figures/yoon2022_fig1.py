@@ -10,6 +10,7 @@ import pandas as pd
 from analysis import captions, plots, style, timeline
 from analysis.claims import Claim
 from analysis.frames import PHASES, Frames, restrict
+from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig4
 
@@ -45,6 +46,20 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         keys = plots.phase_keys([phase for phase in PHASES if phase in seen])
         figure.legend(handles=keys, loc="outside lower center", ncols=5)
     return figure
+
+
+def table(frames: Frames) -> Table:
+    """How long each rank was in each phase."""
+    rows = []
+    for method in _methods(frames):
+        spans = iteration(frames, yoon2022.keys(frames, method, MODE)[0])
+        took = spans.groupby(["rank", "phase"])["took_ms"].sum()
+        for rank in sorted(set(spans["rank"])):
+            phases = {style.PHASE_LABELS.get(phase, phase): took.get((rank, phase)) for phase in PHASES}
+            rows.append({"method": style.look(method).label, "rank": f"{rank}", **phases})
+    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    units = {name: "ms" for name in frame.columns if name not in ("method", "rank")}
+    return Table(f"Time in each phase{captions.simulated(frames)}", frame, units)
 
 
 def iteration(frames: Frames, key: str) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from analysis.claims import Claim
 from analysis.frames import Frames
 from analysis.stats import Value, ahead_for_good, final, final_difference
 from analysis.style import look
+from analysis.tables import Table
 from experiments.figures import _convergence as convergence
 from experiments.figures import _yoon2022 as yoon2022
 
@@ -26,6 +27,10 @@ def more_runs(profile: str) -> list[list[str]]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     return convergence.draw(frames, convergence.lines(frames), {COLUMN: "Validation loss"}, LOG_TICKS)
+
+
+def table(frames: Frames) -> Table:
+    return convergence.table(frames, convergence.lines(frames), {COLUMN: ""})
 
 
 def caption(frames: Frames, profile: str) -> str:

@@ -6,6 +6,7 @@ from analysis import plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
 from analysis.stats import Value, ahead_for_good, final_difference
+from analysis.tables import Table
 from experiments.figures import _convergence as convergence
 from experiments.figures import _yoon2022 as yoon2022
 
@@ -62,6 +63,10 @@ def lines(frames: Frames) -> dict[str, convergence.Line]:
     if not found:
         raise ValueError("nothing to draw: there is no run")
     return found
+
+
+def table(frames: Frames) -> Table:
+    return convergence.table(frames, lines(frames), {COLUMN: "%", "val_loss": ""})
 
 
 def caption(frames: Frames, profile: str) -> str:

@@ -17,7 +17,7 @@ from experiments import figures
 from tests import synthetic
 from tests.conftest import Command, refused
 
-ITEMS = sorted(figures.items())
+ITEMS = sorted(figures.shipped())
 MEASURED = [item for item in ITEMS if figures.has_runs(item)]
 PROFILES = ("smoke", "laptop", "paper")
 MODE = {
@@ -47,7 +47,8 @@ def of_item(frames: Frames, item: str) -> Frames:
 
 def page(item: str, frames: Frames, profile: str) -> str:
     """The item's Markdown, with the verdicts on these frames."""
-    return figures.page(item, frames, profile, item, figures.judge(item, frames))
+    numbers = figures.tables(item, frames) if len(frames.runs) else []
+    return figures.page(item, frames, profile, item, figures.judge(item, frames), numbers)
 
 
 def test_the_items_of_the_main_paper_are_there() -> None:
@@ -67,8 +68,10 @@ def test_two_files_of_one_item_are_refused_with_both_paths(
     monkeypatch.setattr(figures, "FOLDER", tmp_path)
     assert list(figures.items()) == ["fig4"]
     (tmp_path / "shi2019_fig4.py").touch()
-    done = here("figures")
-    refused(done, "item 'fig4'", str(tmp_path / "shi2019_fig4.py"), str(tmp_path / "yoon2022_fig4.py"))
+    both = (str(tmp_path / "shi2019_fig4.py"), str(tmp_path / "yoon2022_fig4.py"))
+    refused(here("figures", "fig4"), "item 'fig4'", *both, "ask for shi2019/fig4 or yoon2022/fig4")
+    assert list(figures.items()) == ["shi2019/fig4", "fig4"]  # what does not ask for it goes on
+    assert (figures.find("yoon2022/fig4"), figures.find("shi2019/fig4")) == ("fig4", "shi2019/fig4")
 
 
 def test_listing_and_loading_items_needs_no_torch() -> None:

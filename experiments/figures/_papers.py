@@ -1,0 +1,24 @@
+"""The papers whose figures are here: the first part of a file's name, and how it is cited."""
+
+from __future__ import annotations
+
+PAPERS = {
+    "yoon2022": """\
+@misc{yoon2022empirical,
+  title = {Empirical Analysis on Top-k Gradient Sparsification for Distributed Deep Learning
+           in a Supercomputing Environment},
+  author = {Yoon, Daegun and Oh, Sangyoon},
+  year = {2022},
+  eprint = {2209.08497},
+  archiveprefix = {arXiv}
+}
+""",
+    "eghlidi2020": """\
+@misc{eghlidi2020sparse,
+  title = {Sparse Communication for Training Deep Networks},
+  author = {Foroutan Eghlidi, Negar and Jaggi, Martin},
+  year = {2020}
+}
+""",
+    "survey": "",  # of this project alone
+}

@@ -1,0 +1,122 @@
+"""`new` makes files that work as they are, and refuses names that could not."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from experiments import figures
+from experiments.commands import _new
+from tests.conftest import ROOT, Command, environment_for, refused
+
+COPIED = ("analysis", "conf", "experiments", "slurm", "sparsify", "pyproject.toml")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty folders for what `new` writes."""
+    for kind in _new.FOLDERS:
+        monkeypatch.setitem(_new.FOLDERS, kind, tmp_path / kind)
+    monkeypatch.setattr(figures, "FOLDER", tmp_path / "figure")
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "digits.py").touch()
+    return tmp_path
+
+
+@pytest.mark.timeout(600)
+def test_what_is_made_runs_and_is_clean(tmp_path: Path) -> None:
+    """In a copy of the checkout: a method, a task, a data set, a cluster and a figure of one's own."""
+    for name in COPIED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+
+    def call(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, check=False,
+            env=environment_for(tmp_path / "results") | {"PYTHONPATH": str(tmp_path)},
+        )  # fmt: skip
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        return done.stdout
+
+    made = {"method": "mine", "dataset": "patterns", "task": "cnn_patterns", "figure": "thesis_density",
+            "cluster": "mine"}  # fmt: skip
+    files = [call("experiments", "new", kind, name).split()[0] for kind, name in made.items()]
+    python = [file for file in files if file.endswith(".py")]
+    assert len(python) == 4
+    call("ruff", "check", *python)
+    call("ruff", "format", "--check", *python)
+    own = ("method=mine", "method.density=0.1", "task=cnn_patterns", "profile=smoke", "cluster=virtual")
+    assert "mine-cnn_patterns" in call("experiments", "run", *own)
+    assert "density-paper on mine: 12 runs" in call("experiments", "plan", "density", "cluster=mine")
+    told = call("experiments", "reproduce", "density", "profile=smoke")
+    assert "Top-k ends above Random-k" in told
+    drawn = {path.suffix for path in (tmp_path / "results" / "figures").glob("density-smoke.*")}
+    assert drawn == {".png", ".pdf", ".svg", ".md", ".csv", ".tex"}
+
+
+@pytest.mark.parametrize("kind", get_args(_new.Kind))
+def test_a_file_that_is_there_is_never_overwritten(kind: _new.Kind, elsewhere: Path, here: Command) -> None:
+    name = _new.EXAMPLES[kind]
+    assert here("new", kind, name).returncode == 0
+    (path,) = (path for path in (elsewhere / kind).iterdir() if path.stem == name)
+    path.write_text("mine")
+    refused(here("new", kind, name), str(path), "is there already")
+    with pytest.raises(ValueError, match="is there already"):
+        _new.write(kind, name, "other")
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "why"),
+    [
+        ("method", "Mine", "small letters"), ("method", "a-b", "small letters"),
+        ("method", "../a", "small letters"),
+        ("method", "_a", "a letter first"), ("method", "", "small letters"), ("method", "a" * 41, "up to 40"),
+        ("method", "class", "a word of Python"), ("method", "topk", "is there already"),
+        ("method", "randomk_feedback", "conf/method"), ("cluster", "local", "conf/cluster"),
+        ("figure", "density", "<paper>_<item>, as thesis_density"), ("figure", "thesis_", "<paper>_<item>"),
+        ("figure", "thesis_select", "figures select"), ("task", "mlp", "<network>_<data set>"),
+        ("task", "mlp_digit", "data sets are"), ("dataset", "digits", "is there already"),
+        ("métier", "a", "no kind"),
+    ],
+)  # fmt: skip
+def test_a_name_that_cannot_be_is_refused_with_what_can(
+    kind: str, name: str, why: str, here: Command
+) -> None:
+    before = {path for folder in _new.FOLDERS.values() for path in folder.glob("*")}
+    done = here("new", kind, name)
+    assert done.returncode == 2
+    assert why in done.stderr or kind == "métier"
+    assert {path for folder in _new.FOLDERS.values() for path in folder.glob("*")} == before
+
+
+@pytest.mark.parametrize("kind", get_args(_new.Kind))
+def test_nothing_of_the_example_s_name_is_left(kind: _new.Kind) -> None:
+    made = _new.text(kind, _new.EXAMPLES[kind] + "_digits" * (kind == "task"))
+    assert "example" not in made.lower().replace("examples", "").replace("for example", "")
+
+
+def test_a_task_takes_the_data_set_that_its_name_ends_in() -> None:
+    assert 'DATASET = "digits32"  #' in _new.text("task", "mlp_digits32")
+
+
+def test_a_comparison_becomes_a_figure_of_its_runs() -> None:
+    runs = [["method=topk", "method.density=0.01", f"seed={seed}"] for seed in (0, 1, 2)]
+    text = _new.figure("thesis_density", 'A "title"', runs, {"x": "method.density", "y": "val_top1"})
+    names: dict[str, object] = {}
+    exec(compile(text, "thesis_density.py", "exec"), names)
+    assert names["RUNS"] == runs
+    assert names["TITLE"] == 'A "title"'
+    assert 'COMPARED = Comparison(x="method.density", y="val_top1")\n' in text
+    functions = {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    assert functions == {"runs", "draw", "table", "caption"}
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--check", "-"], input=text, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0

@@ -1,0 +1,149 @@
+"""A figure's file is refused before anything is measured where it could not be drawn or judged afterwards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from analysis.attempts import from_attempts
+from analysis.frames import empty
+from analysis.records import Store
+from experiments import figures
+from experiments.figures import (
+    _contract,
+    eghlidi2020_eghlidi_table1_published,
+    survey_methods,
+    yoon2022_fig1,
+    yoon2022_fig2,
+    yoon2022_fig3,
+    yoon2022_fig3_logs,
+    yoon2022_fig3_slim,
+    yoon2022_fig4,
+    yoon2022_fig4_fast,
+    yoon2022_fig4_logs,
+    yoon2022_speed,
+    yoon2022_speed_fast,
+    yoon2022_speed_logs,
+    yoon2022_speed_protocol,
+    yoon2022_why_gap,
+)
+from tests import synthetic
+from tests.conftest import Command, refused
+
+# mypy compares each file with the protocol here.
+SHIPPED: list[_contract.Figure] = [
+    eghlidi2020_eghlidi_table1_published, survey_methods, yoon2022_fig1, yoon2022_fig2, yoon2022_fig3,
+    yoon2022_fig3_logs, yoon2022_fig3_slim, yoon2022_fig4, yoon2022_fig4_fast, yoon2022_fig4_logs,
+    yoon2022_speed, yoon2022_speed_fast, yoon2022_speed_logs, yoon2022_speed_protocol, yoon2022_why_gap,
+]  # fmt: skip
+LEAST = """\
+TITLE = "Density"
+
+def runs(profile):
+    return [["method=topk", f"profile={profile}"]]
+
+def draw(frames, profile):
+    raise ValueError("nothing to draw")
+"""
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Puts a file into an empty folder of figures."""
+    monkeypatch.setattr(figures, "FOLDER", tmp_path)
+    monkeypatch.setattr(figures, "__path__", [str(tmp_path)])
+    before = set(sys.modules)
+
+    def put(text: str, name: str = "thesis_density.py") -> Path:
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    yield put
+    for name in set(sys.modules) - before:
+        if name.startswith(("experiments.figures.thesis_", "experiments.figures.own_")):
+            del sys.modules[name]
+    for name in list(vars(figures)):
+        if name.startswith(("thesis_", "own_")):
+            delattr(figures, name)
+
+
+def test_every_shipped_file_is_checked_by_its_types() -> None:
+    assert len(SHIPPED) == len(figures.shipped())
+
+
+def test_title_runs_and_draw_are_enough(write: Write, tmp_path: Path) -> None:
+    write(LEAST)
+    figures.check("density")
+    assert figures.find("thesis/density") == "density"
+    assert figures.tables("density", empty()) == []
+    assert figures.judge("density", empty()) == []
+    assert figures.bibtex("density") == ""
+    frames, _ = from_attempts([synthetic.timed(Store(tmp_path / "runs"), synthetic.config())])
+    assert "synthetic CPU" in figures.caption("density", frames, "smoke")
+    assert "Nothing here is judged" in figures.page("density", frames, "smoke", "x", [], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LEAST.replace("def runs", "def rnus"), ["has no runs"]),
+        (LEAST.replace("TITLE", "TITEL"), ["has no TITLE"]),
+        (LEAST.replace("draw(frames, profile)", "draw(frame, profile)"),
+         ["line 6", "draw(frame, profile) is called as draw(frames, profile)"]),
+        (LEAST + "def table(frames, profile): ...\n",
+         ["line 8", "table(frames, profile) is called as table(frames)"]),
+        (LEAST + "table = 5\n", ["table is no function; write def table(frames)"]),
+        (LEAST + "def cliams(): ...\n", ["line 8", "nothing asks a figure for cliams; did you mean claims?"]),
+        (LEAST + "SCALES = {}\n", ["SCALES; did you mean SCALE?"]),
+        (LEAST + "SCALE = {'wrokers': 8}\n", ["SCALE has 'wrokers'", "workers"]),
+        (LEAST.replace("return [[", "return {'laptpo': 1}[profile] and [["),
+         ["line 4", "runs('smoke') raised KeyError: 'smoke'"]),
+        (LEAST.replace("return [[", "return [").replace("]]", "]"),
+         ["line 3", "[['method=topk', 'seed=0']]"]),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_refused_with_its_line_before_anything_runs(
+    text: str, said: list[str], write: Write, here: Command
+) -> None:
+    path = write(text)
+    refused(here("reproduce", "density", "profile=smoke"), str(path), *said)
+
+
+def test_claims_that_cannot_be_made_are_refused_before_anything_runs(write: Write, here: Command) -> None:
+    path = write(LEAST + "def claims():\n    return [Claim(text='a')]\n")
+    refused(here("reproduce", "density", "profile=smoke"), f"{path}, line 9", "claims() raised NameError")
+    refused(here("plan", "density", "cluster=generic_slurm"), f"{path}, line 9")
+
+
+def test_a_broken_file_is_named_and_stops_no_other_figure(
+    write: Write, here: Command, tmp_path: Path
+) -> None:
+    sound = write(LEAST, "own_sound.py")
+    broken = write("TITLE = 1 +\n")
+    assert set(figures.items()) == {"density", "sound"}
+    figures.check("sound")
+    done = here("figures")
+    assert f"left out density: {broken}, line 1" in done.stderr
+    assert str(sound) not in done.stderr
+
+
+def test_every_paper_is_cited_in_one_place() -> None:
+    assert figures.bibtex("fig3").startswith("@misc{yoon2022empirical,")
+    assert figures.bibtex("fig3") == figures.bibtex("fig4-logs")
+    assert figures.bibtex("methods") == ""
+
+
+def test_a_file_may_cite_its_own_paper(write: Write) -> None:
+    write(LEAST + "BIBTEX = '@misc{mine}'\n")
+    assert figures.bibtex("density") == "@misc{mine}"
+
+
+def test_a_contract_is_asked_of_a_file_that_has_more(write: Write) -> None:
+    """Functions of its own, imported ones and parameters with defaults are nobody's business."""
+    write("from math import sqrt\n" + LEAST.replace("(frames, profile)", "(frames, profile, axes=None)")
+          + "def lines(frames): ...\nHEIGHT = 3\n")  # fmt: skip
+    figures.check("density")
