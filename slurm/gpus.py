@@ -1,21 +1,34 @@
-"""A node's GPUs and the links between them, from `nvidia-smi`.
+"""A node's GPUs and the links between them, as NVIDIA's driver tells them through NVML.
 
-Only `survey` runs the program; the other functions parse its output.
+NVML numbers GPUs by their place on the bus and shows those that this process may open (SLURM's cgroups and
+containers hide others), whatever CUDA_VISIBLE_DEVICES says. What a driver does not know is None.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
-from itertools import pairwise, takewhile
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
-QUERY = "index,pci.bus_id,name,memory.total,driver_version,pcie.link.gen.max,pcie.link.width.max"
+import pynvml
+
 # Generation -> GB/s of one lane in one direction, after line coding: PCI-SIG base specifications 1.1 to 6.0.
 PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-TIMEOUT_S = 60  # without persistence mode the driver initialises eight GPUs one after the other
-UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")  # newer drivers underline the header of the matrix
+# What two GPUs have in common on the way to each other, in the words of `nvidia-smi topo -m`.
+ANCESTORS = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: "PIX",  # two on one board, behind its switch
+    pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
+    pynvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
+    pynvml.NVML_TOPOLOGY_NODE: "NODE",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
+}
+# What stays as it is where a GPU has no NVLink, or fewer.
+NO_SUCH_LINK = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+T = TypeVar("T")
 
 
 class Gpu(NamedTuple):
@@ -29,69 +42,170 @@ class Gpu(NamedTuple):
     memory_mib: int | None
     driver: str
     pcie: float | None  # GB/s of its slot in one direction
-    nvlinks: list[float] | None  # GB/s of each active NVLink in one direction; None: unknown to the driver
+    # GB/s of each active NVLink in one direction, 0 where the driver does not say; None: it knows of none
+    nvlinks: list[float] | None
     idle_nvlinks: int  # normal on some PCIe cards, a fault on others
     links: dict[str, str]  # bus id of another GPU -> the connection: NV12, PIX, PXB, PHB, NODE, SYS
 
 
+class NvLinks(NamedTuple):
+    """The NVLinks of one GPU."""
+
+    rates: list[float]  # GB/s of each active one in one direction; 0: the driver does not say
+    remotes: list[str | None]  # the bus id at the other end of each active one: a GPU's, or a switch's
+    idle: int
+    are_switched: bool  # do they lead to switches?
+
+
 @cache  # nothing of it changes during the life of a process
 def survey() -> dict[str, Gpu]:
-    """The GPUs that this process may use, by bus id; empty without nvidia-smi or without a driver."""
-    listing = _ask(f"--query-gpu={QUERY}", "--format=csv,noheader,nounits")
-    return parse(listing, _ask("topo", "-m"), _ask("nvlink", "--status")) if listing else {}
+    """The GPUs that this process may use, by bus id; empty without NVIDIA's driver."""
+    with driver() as is_there:
+        handles = _handles() if is_there else {}
+        driver_version = told(pynvml.nvmlSystemGetDriverVersion) or ""
+        nvlinks = {bus: _nvlinks(handle) for bus, handle in handles.items()}
+        return {
+            bus: Gpu(
+                bus,
+                told(pynvml.nvmlDeviceGetName, handle) or "",
+                _memory_mib(handle),
+                driver_version,
+                pcie_rate(
+                    told(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+                    told(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+                ),
+                own.rates if (own := nvlinks[bus]) else None,
+                own.idle if own else 0,
+                {
+                    other: entry
+                    for other in handles
+                    if other != bus and (entry := _entry(handles, nvlinks, bus, other))
+                },
+            )
+            for bus, handle in handles.items()
+        }
 
 
-def parse(listing: str, matrix: str, status: str) -> dict[str, Gpu]:
-    """The GPUs, by bus id, from the outputs of --query-gpu, topo -m and nvlink --status."""
-    rows = {int(row[0]): row for row in (line.split(", ") for line in listing.splitlines() if line.strip())}
-    bus = {index: _bus_id(row[1]) for index, row in rows.items()}
-    links, nvlinks = topology(matrix), nvlink_rates(status)
+def has_gpu() -> bool:
+    """Does NVIDIA's driver list a GPU? Asked without torch, which takes seconds to import."""
+    with driver() as is_there:
+        return is_there and bool(told(pynvml.nvmlDeviceGetCount))
+
+
+def state(bus: str) -> dict[str, str] | None:
+    """Clocks, power and temperature of a GPU at this moment, in the words of `nvidia-smi --query-gpu`; None
+    where there is none with this bus id.
+    """
+    with driver() as is_there:
+        handle = told(pynvml.nvmlDeviceGetHandleByPciBusId, bus) if is_there else None
+        if handle is None:
+            return None
+        power = told(pynvml.nvmlDeviceGetPowerUsage, handle)  # mW
+        reasons = told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+        facts = {
+            "driver_version": told(pynvml.nvmlSystemGetDriverVersion),
+            "clocks.sm": told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+            "clocks.mem": told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+            "power.draw": None if power is None else f"{power / 1000:.2f}",
+            "temperature.gpu": told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+            "clocks_throttle_reasons.active": None if reasons is None else f"0x{reasons:016X}",
+        }
+        return {name: "[N/A]" if fact is None else str(fact) for name, fact in facts.items()}
+
+
+@contextmanager
+def driver() -> Iterator[bool]:
+    """NVML, opened; False where there is no driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        told(pynvml.nvmlShutdown)
+
+
+def told(ask: Callable[..., T], *words: Any) -> T | None:
+    """What the driver says; None where it does not know."""
+    try:
+        return ask(*words)
+    except pynvml.NVMLError:
+        return None
+
+
+def _handles() -> dict[str, Any]:
+    """What NVML calls each GPU, by bus id; one that has failed is left out."""
     found = {}
-    for index, (_, _, name, memory, driver, generation, width) in rows.items():
-        rates = nvlinks.get(index)
-        found[bus[index]] = Gpu(
-            bus[index],
-            name,
-            _number(memory),
-            driver,
-            pcie_rate(_number(generation), _number(width)),
-            [rate for rate in rates if rate] if rates is not None else None,
-            rates.count(0.0) if rates else 0,
-            {bus[other]: entry for other, entry in links.get(index, {}).items() if other in bus},
-        )
+    for index in range(told(pynvml.nvmlDeviceGetCount) or 0):
+        handle = told(pynvml.nvmlDeviceGetHandleByIndex, index)
+        place = None if handle is None else told(pynvml.nvmlDeviceGetPciInfo, handle)
+        if place is not None:
+            found[bus_id(place.domain, place.bus, place.device)] = handle
     return found
 
 
-def topology(text: str) -> dict[int, dict[int, str]]:
-    """`nvidia-smi topo -m`: the connection between every two GPUs, by their indices, without network cards.
+def _memory_mib(handle: Any) -> int | None:
+    memory = told(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    return None if memory is None else memory.total // 2**20
 
-    Columns are separated by tabs, or by blanks in pasted output; only affinities, on the right, may be empty.
+
+def _nvlinks(handle: Any) -> NvLinks | None:
+    """None where the driver knows nothing of NVLinks."""
+    rates, remotes, idle, kinds = list[float](), list[str | None](), 0, list[int | None]()
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            is_active = pynvml.nvmlDeviceGetNvLinkState(handle, link)
+        except pynvml.NVMLError as error:
+            if error.value not in NO_SUCH_LINK:
+                return None
+            continue
+        if not is_active:
+            idle += 1
+            continue
+        place = told(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        rates.append(_rate(handle, link))
+        remotes.append(None if place is None else bus_id(place.domain, place.bus, place.device))
+        kinds.append(told(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link))
+    return NvLinks(rates, remotes, idle, pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH in kinds)
+
+
+def _rate(handle: Any, link: int) -> float:
+    """GB/s of an NVLink in one direction; 0 where the driver does not say. Older drivers have a field for
+    each of the first links, newer ones one field for all.
     """
-    lines = [line.split() for line in UNDERLINE.sub("", text).splitlines() if line.strip()]
-    if not lines or lines[0][0] != "GPU0":
-        return {}
-    columns = [_index(word) for word in takewhile(lambda word: word != "CPU", lines[0])]
-    return {
-        row: {
-            column: entry
-            for column, entry in zip(columns, words[1:], strict=False)
-            if column not in (None, row)
-        }
-        for words in lines[1:]
-        if (row := _index(words[0])) is not None
-    }
+    fields: list[Any] = [(pynvml.NVML_FI_DEV_NVLINK_GET_SPEED, link)]
+    if older := getattr(pynvml, f"NVML_FI_DEV_NVLINK_SPEED_MBPS_L{link}", None):
+        fields.append(older)
+    for answer in told(pynvml.nvmlDeviceGetFieldValues, handle, fields) or ():
+        if answer.nvmlReturn == pynvml.NVML_SUCCESS and answer.value.uiVal:
+            return float(answer.value.uiVal / 1000)
+    return 0.0
 
 
-def nvlink_rates(text: str) -> dict[int, list[float]]:
-    """`nvidia-smi nvlink --status`: index -> GB/s of every link of the GPU, 0 for an inactive one."""
-    rates: dict[int, list[float]] = {}
-    current: list[float] = []
-    for line in text.splitlines():
-        if gpu := re.match(r"GPU (\d+):", line):
-            rates[int(gpu[1])] = current = []
-        elif link := re.match(r"\s*Link \d+: (?:([\d.]+) GB/s|<?inactive>?)", line, re.IGNORECASE):
-            current.append(float(link[1] or 0))
-    return rates
+def _entry(handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: str, other: str) -> str | None:
+    """What joins two GPUs, as in the matrix of `nvidia-smi topo -m`: NV12, PIX, SYS ..."""
+    if count := _joined(handles, nvlinks, one, other):
+        return f"NV{count}"
+    level = told(pynvml.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
+    return None if level is None else ANCESTORS.get(level)
+
+
+def _joined(handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: str, other: str) -> int:
+    """How many NVLinks lead from one GPU to the other: its own that end there, or all of them where switches
+    are between. A virtual machine may be shown no switch: then the driver says whether the two can reach each
+    other.
+    """
+    mine, others = nvlinks[one], nvlinks[other]
+    if not mine or not others:
+        return 0
+    if direct := mine.remotes.count(other):
+        return direct
+    by_nvlink = (handles[one], handles[other], pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    reaches = told(pynvml.nvmlDeviceGetP2PStatus, *by_nvlink) == pynvml.NVML_P2P_STATUS_OK
+    is_switched = (mine.are_switched and others.are_switched) or reaches
+    return min(len(mine.rates), len(others.rates)) if is_switched else 0
 
 
 def pcie_rate(generation: int | None, width: int | None) -> float | None:
@@ -100,7 +214,7 @@ def pcie_rate(generation: int | None, width: int | None) -> float | None:
 
 
 def bus_id(domain: int, bus: int, device: int) -> str:
-    """A bus id in the format of nvidia-smi, from CUDA's numbers."""
+    """A bus id as nvidia-smi writes it, from CUDA's numbers, or NVML's."""
     return f"{domain:08X}:{bus:02X}:{device:02X}.0"
 
 
@@ -119,25 +233,3 @@ def is_model(claim: str, name: str) -> bool:
     names = {*words, *(first + second for first, second in pairwise(words))}
     is_slice = "mig" in words
     return names.issuperset(asked) and (not is_slice or words[-1] in asked)
-
-
-def _ask(*words: str) -> str:
-    """What nvidia-smi prints; empty where it fails."""
-    try:
-        done = subprocess.run(("nvidia-smi", *words), capture_output=True, text=True, timeout=TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def _index(word: str) -> int | None:
-    return int(word[3:]) if re.fullmatch(r"GPU\d+", word) else None
-
-
-def _bus_id(text: str) -> str:
-    domain, _, rest = text.upper().partition(":")
-    return f"{domain:0>8}:{rest}"
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdigit() else None  # [N/A] where the driver does not know

@@ -10,7 +10,7 @@ OURS = ("analysis", "experiments", "slurm", "sparsify", "tests")
 LIBRARY = ("numpy", "torch")
 FIGURES = (
     "argcomplete", "filelock", "griffe", "hydra", "jinja2", "markupsafe", "matplotlib", "msgspec", "numpy",
-    "omegaconf", "pandas", "pyarrow", "rich", "scipy",
+    "omegaconf", "pandas", "pyarrow", "pynvml", "rich", "scipy",
 )  # fmt: skip
 TRAIN = ("greenlet", "psutil", "sklearn", "submitit", "torchvision", *LIBRARY)
 LONGEST = 300  # characters of a reason; some packages write a page

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,6 +10,7 @@ from typing import Any
 
 from experiments import figures
 from experiments.config import choices, compose, data_root
+from slurm.gpus import has_gpu
 from sparsify.ranges import unknown
 
 
@@ -58,17 +57,6 @@ def default_profile(overrides: Sequence[str]) -> str:
         if chosen["where"] == "slurm":
             return "laptop" if chosen["gpu"] == "none" else "paper"
     return "paper" if has_gpu() else "laptop"
-
-
-def has_gpu() -> bool:
-    """Does NVIDIA's driver list a GPU? Asked without torch, which takes seconds to import."""
-    if not shutil.which("nvidia-smi"):
-        return False
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0 and "GPU" in done.stdout
 
 
 def configs_of(item: str, profile: str, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:

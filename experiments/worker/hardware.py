@@ -131,6 +131,6 @@ def fingerprint(group: WorkerGroup) -> dict[str, Any]:
 
 
 def bus(index: int) -> str:
-    """The name of a CUDA device that nvidia-smi knows too, whatever renumbers them."""
+    """The name of a CUDA device that the driver knows too, whatever renumbers them."""
     own: Any = torch.cuda.get_device_properties(index)  # torch's types do not list all that it has
     return gpus.bus_id(own.pci_domain_id, own.pci_bus_id, own.pci_device_id)

@@ -23,7 +23,7 @@ class Worker(NamedTuple):
     gpu: str
     memory_gib: float
     bus: str
-    driver: str | None  # from here on None where nvidia-smi does not say
+    driver: str | None  # from here on None where the driver does not say
     pcie: float | None  # GB/s that its slot can carry, one way
     nvlinks: list[float] | None  # GB/s of each active one, one way
     idle_nvlinks: int | None

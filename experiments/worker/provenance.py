@@ -11,11 +11,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from experiments.config import code_version
 from experiments.worker.hardware import bus
-from slurm import environment
+from slurm import environment, gpus
 from sparsify import huge_pages
 
 PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "submitit", "greenlet", "triton", "horovod")
@@ -27,7 +28,7 @@ def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[s
         "host": platform.node(),
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(_memory_bytes() / 2**30, 1),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "huge_pages": huge_pages.setting(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "before": state(device),
@@ -47,7 +48,8 @@ def state(device: torch.device) -> dict[str, Any]:
     """What may drift while a run goes on; taken before and after."""
     return {
         "load": round(os.getloadavg()[0], 2),
-        "gpu": gpu_state(device) if device.type == "cuda" else None,
+        # Users of clusters can't lock clocks, so we note them.
+        "gpu": gpus.state(bus(device.index)) if device.type == "cuda" else None,
     }
 
 
@@ -70,16 +72,6 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def gpu_state(device: torch.device) -> dict[str, str] | None:
-    """Driver, clocks, power and temperature at this moment; users of clusters can't lock clocks, so we note
-    them.
-    """
-    fields = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active"
-    query = [f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={bus(device.index)}"]
-    answer = _output(["nvidia-smi", *query])
-    return dict(zip(fields.split(","), answer.split(", "), strict=False)) if answer else None
-
-
 def _output(command: list[str]) -> str | None:
     """What a command prints, or None where it is absent or fails: a record without it is still a record."""
     try:
@@ -87,7 +79,3 @@ def _output(command: list[str]) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -28,6 +28,7 @@ from experiments.config.grid import expand
 from slurm import gpus
 from tests.bench.fake_parts import call, fake, ran
 from tests.conftest import ROOT, environment_for
+from tests.gpu_nodes import drive
 from tests.runs import wait_for
 
 IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); "
@@ -211,7 +212,7 @@ def test_bad_words_end_with_a_sentence(
 def test_without_a_gpu_it_says_how_to_rehearse(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", "")  # and no nvidia-smi on it
+    drive(monkeypatch, None)
     gpus.survey.cache_clear()
     assert gpu_first.main([]) == 2
     gpus.survey.cache_clear()

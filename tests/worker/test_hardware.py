@@ -14,9 +14,8 @@ from experiments.worker import hardware
 from experiments.worker.hardware import NO_PEERS, PROBE_BYTES, MachineMismatch, bus_bandwidth, check, settings
 from experiments.worker.hardware_claims import Worker
 from slurm import environment, gpus
-from slurm.gpus import parse
 from sparsify.comm import Comm, gather_json, virtual
-from tests.gpu_nodes import A100_LINKS, LISTING, STATUS, SWITCHED, bus, full, v100s, workers
+from tests.gpu_nodes import A100_LINKS, ALONE, SWITCHED, Driver, bus, drive, full, v100s, workers
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -29,10 +28,17 @@ def fresh() -> Iterator[None]:
     gpus.survey.cache_clear()
 
 
-def test_pcie_is_made_true_where_there_is_nvlink() -> None:
-    linked = parse(LISTING, SWITCHED, "")
-    bare = parse(LISTING, SWITCHED.replace("NV18", "PHB"), "")
-    active = parse(LISTING, "", STATUS)  # under SLURM a task may see no other GPU than its own
+def surveyed(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> dict[str, gpus.Gpu]:
+    gpus.survey.cache_clear()
+    drive(monkeypatch, driver)
+    return gpus.survey()
+
+
+def test_pcie_is_made_true_where_there_is_nvlink(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    linked = surveyed(monkeypatch, Driver(SWITCHED, is_switched=True))
+    bare = surveyed(monkeypatch, Driver(SWITCHED.replace("NV18", "PHB")))
+    # Under SLURM a task may see no other GPU than its own.
+    active = surveyed(monkeypatch, Driver(ALONE, [[25.0] * 18], is_switched=True))
     assert settings("pcie", linked) == settings("pcie", active) == settings("pcie", {}) == NO_PEERS
     assert settings("pcie", bare) == settings("nvlink", linked) == settings("loopback", linked) == {}
 
@@ -148,7 +154,7 @@ SILENT = cast(Comm, Silent())
 @pytest.mark.parametrize("link", ["loopback", "ethernet"])
 @pytest.mark.parametrize("where", ["local", "slurm", "virtual"])
 def test_on_cpus_nobody_is_asked(where: str, link: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_ask", lambda *words: pytest.fail("nvidia-smi was asked"))
+    monkeypatch.setattr(gpus, "driver", lambda: pytest.fail("the driver was asked"))
     asked = config(cluster={"where": where, "gpu": "none", "link": {"name": link}})
     hardware.prepare(asked, CPU)
     assert check(asked, CPU, SILENT) == {"checked": []}
@@ -175,9 +181,8 @@ def test_virtual_ranks_claim_a_gpu_but_no_link(monkeypatch: pytest.MonkeyPatch) 
 def test_devices_are_found_by_their_bus_however_they_are_numbered(
     fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUDA_VISIBLE_DEVICES=2,1: CUDA's device 0 is nvidia-smi's GPU2."""
-    listing = "".join(f"{index}, {bus(index)}, NVIDIA H200, 143771, 550, 5, 16\n" for index in range(3))
-    monkeypatch.setattr(gpus, "survey", lambda: parse(listing, SWITCHED, STATUS))
+    """CUDA_VISIBLE_DEVICES=2,1: CUDA's device 0 is the driver's GPU2."""
+    drive(monkeypatch, Driver(SWITCHED, [[25.0] * 18, [25.0] * 18, [14.0] * 18], is_switched=True))
     visible = [
         SimpleNamespace(
             name="NVIDIA H200", total_memory=2**37, pci_domain_id=0, pci_bus_id=16 + index, pci_device_id=0
@@ -192,7 +197,7 @@ def test_devices_are_found_by_their_bus_however_they_are_numbered(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, other: True)
     seen = hardware.facts(GPU)
-    assert (seen.bus, seen.nvlinks, seen.peers) == (bus(2), [14.062], {bus(1): True})
+    assert (seen.bus, seen.nvlinks, seen.peers) == (bus(2), [14.0] * 18, {bus(1): True})
     assert seen.links == {bus(0): "NV18", bus(1): "NV18"}
 
 
@@ -204,7 +209,7 @@ def test_torch_tells_the_bus_of_a_device() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_real_gpu_is_what_nvidia_smi_says(fresh: None) -> None:
+def test_a_real_gpu_is_what_the_driver_says(fresh: None) -> None:
     seen, node = hardware.facts(GPU), gpus.survey()
     assert node[seen.bus].name == seen.gpu.partition(" MIG ")[0]
     assert seen.driver
