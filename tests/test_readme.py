@@ -45,7 +45,12 @@ BLOCKS = [
     for page, text in PAGES.items()
     for kind, block in re.findall(r"```(\w*)\n(.*?)```", text, flags=re.DOTALL)
 ]
-LINES = [(page, line.strip()) for page, kind, block in BLOCKS if not kind for line in block.splitlines()]
+LINES = [
+    (page, line.strip())
+    for page, kind, block in BLOCKS
+    if not kind
+    for line in block.replace("\\\n", "").splitlines()
+]
 LINKS = sorted(
     {(page, target) for page, text in PAGES.items() for target in re.findall(r"\]\(([^)\s]+)\)", text)}
 )
