@@ -60,7 +60,7 @@ def _completer(found: Sequence[Kind], given: Sequence[str]) -> Callable[..., lis
             Kind.ITEM: lambda: list(figures.items()),
             Kind.SETTING: lambda: settings(prefix, given),
             Kind.RUN: Folders().store.runs,
-            Kind.FILTER: _filters,
+            Kind.FILTER: lambda: _filters(prefix, given),
             Kind.SWEEP: lambda: sorted(path.name for path in Folders().sweeps.glob("*")),
         }
         return [word for kind in found for word in listed[kind]()]
@@ -68,8 +68,13 @@ def _completer(found: Sequence[Kind], given: Sequence[str]) -> Callable[..., lis
     return completer
 
 
-def _filters() -> list[str]:
-    """What a run can be chosen by, as far as it is one of few words."""
+def _filters(prefix: str, given: Sequence[str]) -> list[str]:
+    """What a run can be chosen by, as far as it is one of few words; and what `compare` puts on its axes."""
+    key, equals, _ = prefix.partition("=")
+    if equals and key in choices.GROUPS:
+        return settings(prefix, given)
+    if equals and key in ("x", "by"):
+        return [f"{key}={name}" for name in ("method.name", "task.name", *_leaves(given))]
     named = (f"sweep={path.stem}" for path in Folders().sweep_index.glob("*.json"))
     return [*sorted(named), "state=", "source=", *(f"{group}=" for group in choices.GROUPS), *figures.items()]
 

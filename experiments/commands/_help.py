@@ -4,7 +4,7 @@ allowed values and its default.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from experiments import commands, figures
@@ -86,13 +86,12 @@ def _chosen(command: str, chosen: Mapping[str, str]) -> str:
     return "\n".join([*parts, f"`{command} --help` has all others\n"])
 
 
-def _rows(config: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
+def _rows(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, str]:
     """key=value, its meaning and the allowed values, in the words of the command line."""
-    leaves, said = compose.leaves(config), dict[str, str]()
-    for group, registry in choices.REGISTRIES.items():
-        found = meanings(registry, config[group]["name"])
+    leaves, said, rows = compose.leaves(config), dict[str, str](), dict[str, str]()
+    for group in {key.partition(".")[0] for key in keys} & choices.REGISTRIES.keys():
+        found = meanings(choices.REGISTRIES[group], config[group]["name"])
         said |= {f"{group}.{key}": meaning.replace("None:", "null:") for key, meaning in found.items()}
-    rows = {}
     for key in keys:
         meaning = said.get(key) or schema.meaning(leaves[key])
         values = f"[{ranges.described(leaves[key])}]"

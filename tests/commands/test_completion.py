@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments import commands
 from tests.conftest import ROOT, environment_for
 
 HEAVY = {"torch", "pandas", "numpy", "hydra", "omegaconf", "griffe", "matplotlib"}
@@ -44,6 +45,8 @@ def offered(line: str, tmp_path: Path) -> list[str]:
         ("reproduce fig4 --", ["--all", "--force"], ["--ship"]),
         ("reproduce fig", ["fig4", "fig3-logs"], ["speed", "method="]),
         ("why --against n", ["none-0-abcd"], ["seed="]),
+        ("list method=dg", ["method=dgc"], ["method=topk"]),
+        ("compare method=dgc x=method.m", ["x=method.momentum"], ["x=method.density"]),
         ("completion ", ["bash", "zsh", "fish"], []),
     ],
 )
@@ -57,8 +60,9 @@ def test_what_can_stand_there_is_offered(line: str, some: list[str], none: list[
     assert not set(none) & set(found)
 
 
-def test_nothing_slow_is_imported_at_a_tab(tmp_path: Path) -> None:
-    line = "python -m experiments run method=dgc method."
+@pytest.mark.parametrize("command", commands.names())
+def test_nothing_slow_is_imported_at_a_tab(command: str, tmp_path: Path) -> None:
+    line = f"python -m experiments {command} method=dgc method."
     script = (
         "import os, sys; from experiments.commands._completion import complete; import argcomplete;"
         "argcomplete.autocomplete = lambda *words, **how: None;"

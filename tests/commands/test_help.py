@@ -10,12 +10,12 @@ from tests.conftest import Command, refused
 @pytest.mark.parametrize(
     ("words", "shown", "hidden"),
     [
-        (["method=dgc"], ["Deep Gradient Compression", "method.momentum=0.9", "number in [0, 1)"], ["seed="]),
+        (["method=dgc"], ["Deep Gradient Compression", "method.momentum=0.9", "number in [0, 1)"], ["comm="]),
         (["method=topk_layerwise"], ["k of every tensor instead", "method.scope=layer"], ["task.lr="]),
         (["task=cnn_digits"], ["8 x 8", "task.batch_size=16", "images of each worker"], ["method.feedback"]),
         (["cluster=generic_slurm"], ["cluster.partition=null", "what --partition gets"], ["cluster.name"]),
         (["link=ethernet"], ["10 Gbit/s", "cluster.link.beta_s_per_byte=8e-10"], ["cluster.gpu"]),
-        (["recipe=yoon2022"], ["workers=8", "task.lr_milestones=[81,122,155]"], ["seed="]),
+        (["recipe=yoon2022"], ["workers=8", "task.lr_milestones=[81,122,155]"], ["threads="]),
         (["profile=smoke"], ["train.steps=8", "end the run after so many steps"], ["threads="]),
     ],
 )  # fmt: skip
