@@ -43,11 +43,12 @@ def machine() -> Iterator[str]:
 
 
 def methods() -> Iterator[str]:
-    """Each, with the first sentence about it."""
+    """Each, with the first sentence about it, or why its file can't be read."""
     from sparsify.methods import REGISTRY
 
     for name in REGISTRY.names():
-        yield f"{name:<13} {REGISTRY.summary(name).partition('. ')[0]}"
+        about = REGISTRY.why_broken(name) or REGISTRY.summary(name).partition(". ")[0]
+        yield f"{name:<13} {about}"
 
 
 if __name__ == "__main__":

@@ -43,6 +43,14 @@ def test_it_tells_version_kernels_and_methods(site: Path) -> None:
     assert "topk          Top-k SGD: each worker sends its k largest, keeps the rest\n" in methods
 
 
+def test_a_broken_file_is_named_and_spoils_no_other(site: Path) -> None:
+    (site / "sparsify" / "methods" / "mine.py").write_text("def mine(:\n")
+    done = python(site, "-m", "sparsify")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"\nmine          {site / 'sparsify/methods/mine.py'}, line 1: " in done.stdout
+    assert "\ntopk          Top-k SGD" in done.stdout
+
+
 def test_without_torch_it_tells_what_it_can(site: Path) -> None:
     program = (
         "import sys, importlib.util as u; find = u.find_spec\n"
