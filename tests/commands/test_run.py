@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.files import read_json
 from analysis.records import Store
 from experiments.config import data_root
 from tests import synthetic
@@ -292,3 +293,24 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_several_values_are_several_runs_which_a_sweep_names(here: Command, tmp_path: Path) -> None:
+    words = ["method=topk", *SMALL, "train.steps=2", "seed=0,1"]
+    done = here("run", *words, "sweep=thesis")
+    assert done.returncode == 0, done.stderr
+    assert "thesis: 2 runs, 2 to make" in done.stderr
+    assert "| seed |" in done.stdout
+    index = read_json(tmp_path / "results" / "records" / "sweeps" / "thesis.json")
+    assert index is not None
+    assert sorted(index["runs"]) == Store(tmp_path / "results" / "runs").runs()
+    again = here("run", *words, "sweep=other")
+    assert "all 2 runs are measured" in again.stderr
+    assert read_json(tmp_path / "results" / "records" / "sweeps" / "other.json") == index
+    assert here("list", "sweep=other", "seed=1").stdout.count("\n| ") == 2
+    assert "already measured" in here("run", "method=topk", *SMALL, "train.steps=2", "seed=1").stderr
+
+
+def test_a_grid_of_more_than_a_thousand_asks_first(here: Command, tmp_path: Path) -> None:
+    refused(here("run", "method=topk", *SMALL, "seed=range(0,1001)"), "1,001 runs", "--yes")
+    assert not (tmp_path / "results" / "runs").exists()

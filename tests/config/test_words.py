@@ -1,0 +1,45 @@
+"""What was measured can be asked for again, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis.records import measured_config, run_key
+from experiments.config import compose, words
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["method=topk", "task=cnn_digits", "profile=smoke"],
+        [
+            "method=dgc",
+            "task=cnn_cifar10",
+            "profile=laptop",
+            "method.density=0.01",
+            "workers=8",
+            "cluster=virtual",
+        ],
+        ["method=topk_layerwise", "profile=smoke", "method.density_warmup=[0.1,0.01]", "seed=3"],
+        ["method=randomk_feedback", "profile=smoke", "timing.mode=production", "method.scope=8"],
+    ],
+)
+def test_the_words_of_a_run_mean_that_run_in_every_profile(asked: list[str]) -> None:
+    config = measured_config(compose.resolve(asked))
+    (found,) = words.of_runs([config])
+    for profile in ("smoke", "laptop", "paper"):
+        assert run_key(compose.resolve([*found, f"profile={profile}"])) == run_key(config)
+
+
+def test_an_older_record_is_asked_for_with_what_it_meant() -> None:
+    config = measured_config(compose.resolve(["method=topk", "profile=smoke", "select=torch"]))
+    assert "select" not in config
+    assert "select=torch" in words.of_run(config)
+
+
+def test_what_no_words_mean_is_refused() -> None:
+    config = measured_config(compose.resolve(["method=topk", "profile=smoke"]))
+    with pytest.raises(ValueError, match=r"no words mean|there are"):
+        words.of_run({**config, "method": {**config["method"], "gone": 1}})
+    with pytest.raises(ValueError, match="turns"):
+        words.of_run({**config, "variants": [{"name": "a"}]})
