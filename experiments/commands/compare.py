@@ -6,22 +6,24 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis import style, tables
 from analysis.comparison import Comparison
 from analysis.files import write_atomic
 from analysis.frames import Frames, empty
 from analysis.leaves import varying
-from analysis.style import save as save_picture
+from experiments.commands import _new
 from experiments.commands._listing import configs_of, every_run, filtered
 from experiments.commands._make import say
 from experiments.commands._terminal import show
 from experiments.commands._words import Filters
 from experiments.config.folders import Folders
+from experiments.config.words import of_runs
 
 GROUP = "results"
 AXES = ("x", "y", "by", "ref")
 
 
-def compare(words: Filters) -> int:
+def compare(words: Filters, *, save: str | None = None) -> int:
     """A quantity over a setting, with intervals: compare sweep=thesis x=method.density y=val_top1
 
     Args:
@@ -29,6 +31,8 @@ def compare(words: Filters) -> int:
             (val_top1, test_top1, val_loss, step_s, samples_per_s, wire_bytes, ...; val_top1 by default); by=,
             the setting that has a line each (method.name by default); ref=, a value of it that the others are
             compared with, seed by seed.
+        save: write a figure's file of this name, such as thesis_density, that is yours to change and that
+            `reproduce` makes.
     """
     axes = {name: _given(words, name) for name in AXES}
     filters = [word for word in words if word.partition("=")[0] not in AXES]
@@ -40,10 +44,22 @@ def compare(words: Filters) -> int:
     by = axes["by"] or "method.name"
     compared = Comparison(axes["x"] or _only_axis(runs, by), axes["y"] or "val_top1", by, axes["ref"])
     frames = empty()._replace(runs=runs)
-    show(compared.table(frames))
-    for path in _written(compared, frames, folders, _file_name(filters, compared)):
-        say(str(path))
+    table = compared.table(frames)
+    path = None if save is None else _saved(save, compared, runs)
+    show(table)
+    for written in _written(compared, frames, folders, _file_name(filters, compared)):
+        say(str(written))
+    if path is not None:
+        say(f"{path} is yours now: `{_new.next_commands('figure', path.stem)[1]}` draws it")
     return 0
+
+
+def _saved(name: str, compared: Comparison, runs: pd.DataFrame) -> Path:
+    """The file of a figure that compares these runs, whoever makes them."""
+    axes = {"x": compared.x, "y": compared.y, "by": compared.by, "ref": compared.ref}
+    given = {axis: value for axis, value in axes.items() if value is not None}
+    wanted = of_runs(configs_of(runs))
+    return _new.write("figure", name, _new.figure(name, compared.title, wanted, given))
 
 
 def _given(words: Sequence[str], name: str) -> str | None:
@@ -66,12 +82,12 @@ def _only_axis(runs: pd.DataFrame, by: str) -> str:
 
 def _written(compared: Comparison, frames: Frames, folders: Folders, name: str) -> list[Path]:
     """The picture and the table, in every form."""
-    picture, table = save_picture(compared.picture(frames), folders.figures, name), compared.table(frames)
+    table = compared.table(frames)
+    style.save(compared.picture(frames), folders.figures, name)
+    tables.save([table], folders.figures, name)
     page = f"# {compared.title}\n\n![{name}]({name}.png)\n\n{compared.caption(frames)}\n\n{table.markdown()}"
-    texts = {".csv": table.csv(), ".tex": table.tex(), ".md": page}
-    for suffix, text in texts.items():
-        write_atomic(folders.figures / f"{name}{suffix}", text)
-    return sorted({*folders.figures.glob(f"{name}.*"), picture})
+    write_atomic(folders.figures / f"{name}.md", page)
+    return sorted(folders.figures.glob(f"{name}.*"))
 
 
 def _file_name(filters: Sequence[str], compared: Comparison) -> str:

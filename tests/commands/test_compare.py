@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from analysis.attempts import of_attempt
 from analysis.files import write_json
-from analysis.records import Store
+from analysis.records import Store, measured_config, run_key
+from experiments.commands import _new
+from experiments.config import compose
 from tests import synthetic
 from tests.conftest import Command, refused
 
@@ -36,7 +41,7 @@ def test_a_sweep_becomes_a_table_and_a_picture_in_all_forms(thesis: Path, here: 
     written = {
         path.suffix for path in (thesis / "figures").glob("compare-sweep-thesis-val_top1-over-density.*")
     }
-    assert {".png", ".pdf", ".csv", ".tex", ".md"} <= written
+    assert {".png", ".pdf", ".svg", ".csv", ".tex", ".md"} <= written
     page = (thesis / "figures" / "compare-sweep-thesis-val_top1-over-density.md").read_text()
     assert "3 per point" in page
     assert "torch 0.0.0" in page
@@ -63,3 +68,25 @@ def test_words_that_mean_nothing_are_refused(
 ) -> None:
     refused(here("compare", *words), told)
     assert not (thesis / "figures").exists()
+
+
+def test_a_comparison_that_is_saved_is_a_figure_whose_runs_are_these(
+    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_new.FOLDERS, "figure", tmp_path)
+    monkeypatch.setattr(_new, "next_commands", lambda kind, name: ("", f"reproduce {name}"))
+    store, configs = Store(tmp_path / "results" / "runs"), list[dict[str, Any]]()
+    for density in (0.01, 0.1):
+        words = ["method=topk", "task=cnn_digits", "profile=smoke", f"method.density={density}"]
+        configs.append(measured_config(compose.resolve(words)))
+        attempt = synthetic.learned(store, configs[-1])
+    done = here("compare", "source=own", "x=method.density", "--save", "thesis_density")
+    assert done.returncode == 0, done.stderr
+    figure = runpy.run_path(str(tmp_path / "thesis_density.py"))
+    for profile in ("laptop", "paper"):
+        found = [compose.resolve(words) for words in figure["runs"](profile)]
+        assert sorted(map(run_key, found)) == sorted(map(run_key, configs))
+    frames = of_attempt(attempt)[0]
+    assert figure["table"](frames).header() == ["method", "density", "validation accuracy (%)", "runs"]
+    refused(here("compare", "source=own", "x=method.density", "--save", "thesis_density"), "is there already")
+    refused(here("compare", "source=own", "x=method.density", "--save", "../density"), "can't be a name")
