@@ -113,7 +113,8 @@ def of_frames(frames: Frames, origin: str) -> Iterator[Run]:
     """The runs of these frames, which are whole."""
     if not len(frames.runs):
         return
-    frames = outcomes.with_outcomes(frames)
+    if not {*outcomes.OUTCOMES} <= {*frames.runs}:  # older tables lack them
+        frames = outcomes.with_outcomes(frames)
     parts = {name: dict(list(getattr(frames, name).groupby("key"))) for name in Frames._fields}
     nothing = {name: getattr(frames, name).iloc[:0] for name in Frames._fields}
     for key in frames.runs["key"]:

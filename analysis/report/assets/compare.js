@@ -17,16 +17,14 @@
       const [x, y] = [a, b].map((run) => (name in run.outcomes ? factor * run.outcomes[name] : null));
       const both = x !== null && y !== null;
       const timed = name === "step_s" || name === "samples_per_s";
-      return [title + (timed && (a.simulated || b.simulated) ? ", simulated" : ""), shown(x), shown(y), shown(both ? y - x : null), shown(both && x ? y / x : null)];
+      return [title + (timed && (a.simulated || b.simulated) ? ", simulated" : ""), x, y, both ? y - x : null, both && x ? y / x : null];
     });
     return rows.length ? tableOf(["Outcome", "A", "B", "B − A", "B / A"], rows) : element("p", {}, "Neither has an outcome.");
   }
 
-  const shown = (value) => (value === null ? "–" : value);
-
   function differences(a, b, absent) {
     const names = [...new Set([...Object.keys(a), ...Object.keys(b)])].sort();
-    const rows = names.filter((name) => a[name] !== b[name]).map((name) => [name, ...[a, b].map((run) => (name in run ? String(run[name]) : absent))]);
+    const rows = names.filter((name) => a[name] !== b[name]).map((name) => [name, ...[a, b].map((run) => (name in run ? String(run[name] ?? "none") : absent))]);
     return rows.length
       ? tableOf(["Name", "A", "B"], rows)
       : element("p", {}, names.length ? `All ${names.length} are alike.` : "Nothing is recorded.");

@@ -119,15 +119,14 @@ const report = (() => {
   const loadRun = (id) =>
     /^[0-9a-f]{12,16}$/.test(id) ? load(`run/${id}`) : Promise.reject(new Error("The address names no run."));
 
-  // A table of texts, numbers and elements.
+  // A table of texts, numbers and elements; null is a number that there is not.
   function tableOf(heads, rows, attributes = {}) {
-    const cell = (content) => {
-      const isNumber = typeof content === "number";
-      return element("td", isNumber ? { class: "number" } : {}, isNumber ? number(content) : content);
-    };
+    const isNumber = (content) => typeof content === "number" || content === null;
+    const sides = heads.map((_, at) => (rows.length > 0 && rows.every((row) => isNumber(row[at])) ? "number" : null));
+    const cell = (content, at) => element("td", { class: sides[at] }, isNumber(content) ? number(content) : content);
     return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": attributes.title ?? heads[0] },
-      element("table", { class: attributes.class },
-        element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
+      element("table", {},
+        element("thead", {}, element("tr", {}, ...heads.map((head, at) => element("th", { scope: "col", class: sides[at] }, head)))),
         element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map(cell))))));
   }
 

@@ -11,7 +11,7 @@
   ];
 
   const section = (title, ...parts) => element("section", {}, element("h2", {}, title), ...parts);
-  const facts = (content) => tableOf(["Name", "Value"], Object.entries(content).map(([name, value]) => [name, String(value)]));
+  const facts = (content) => tableOf(["Name", "Value"], Object.entries(content).map(([name, value]) => [name, String(value ?? "none")]));
 
   function outcomes(run) {
     const rows = OUTCOMES.filter(([name]) => name in run.outcomes).map(([name, title, unit, factor = 1]) =>
@@ -32,7 +32,7 @@
     if (!drawn.length) return null;
     const names = Object.keys(found);
     const numbers = names.length
-      ? element("details", {}, element("summary", {}, "The numbers of every epoch"), tableOf(names, found[names[0]].map((_, at) => names.map((name) => found[name][at]))))
+      ? element("details", {}, element("summary", {}, "The numbers of every epoch"), tableOf(names.map((name) => name.replaceAll("_", " ")), found[names[0]].map((_, at) => names.map((name) => found[name][at]))))
       : null;
     return section("Curves", element("div", { class: "plots" }, ...drawn), numbers);
   }

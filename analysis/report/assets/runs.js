@@ -4,8 +4,8 @@ report.load("runs").then((columns) => {
   const { address, element, number } = report;
   const PAGE = 100;
   const SHOWN = [
-    ["", null], ["Run", "label"], ["Task", "task"], ["Workers", "workers"], ["Mode", "mode"], ["Top-1 (%)", "top1"],
-    ["Loss", "loss"], ["Step (ms)", "step_ms"], ["Bytes a step", "wire_bytes"], ["From", "origin"], ["Started", "started"],
+    ["", null], ["Run", "label"], ["Top-1 (%)", "top1"], ["Loss", "loss"], ["Step (ms)", "step_ms"], ["Bytes a step", "wire_bytes"],
+    ["Task", "task"], ["Workers", "workers"], ["Mode", "mode"], ["From", "origin"], ["Started", "started"],
   ];
   const NUMBERS = ["workers", "top1", "loss", "step_ms", "wire_bytes"];
   const count = columns.id.length;
@@ -71,10 +71,9 @@ report.load("runs").then((columns) => {
     const time = columns.step_ms[at];
     const state = columns.state[at] === "ok" ? null : element("span", { class: "word bad" }, columns.state[at]);
     return element("tr", {},
-      element("td", {}, tick), element("td", { class: "label" }, link, " ", state),
-      element("td", {}, columns.task[at] ?? ""), numeric(columns.workers[at]), element("td", {}, columns.mode[at] ?? ""),
-      numeric(columns.top1[at]), numeric(columns.loss[at]),
+      element("td", {}, tick), element("td", { class: "label" }, link, " ", state), numeric(columns.top1[at]), numeric(columns.loss[at]),
       numeric(time, time !== null && columns.simulated[at] ? " sim." : ""), numeric(columns.wire_bytes[at]),
+      element("td", {}, columns.task[at] ?? ""), numeric(columns.workers[at]), element("td", {}, columns.mode[at] ?? ""),
       element("td", {}, columns.origin[at]), element("td", { class: "date" }, columns.started[at].slice(0, 10)));
   }
 

@@ -1,0 +1,137 @@
+"""The report from stored records: whole, damaged, failed, hostile; and a run's trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import figures
+from experiments.config.folders import Folders
+from tests import synthetic
+from tests.analysis.report.test_pages import HOSTILE
+from tests.conftest import Command, refused
+
+ITEMS = ("fig1", "speed-logs")  # one of runs and one of published tables, both quickly drawn
+
+
+@pytest.fixture
+def two_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = figures.items()
+    monkeypatch.setattr(figures, "items", lambda: {item: every[item] for item in ITEMS})
+
+
+@pytest.fixture
+def nothing_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout with this machine's runs alone, and without figures that need none."""
+    monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
+    monkeypatch.setattr(figures, "items", dict)
+
+
+def data(report: Path, name: str) -> Any:
+    """What a script of data hands to its page."""
+    text = (report / "data" / f"{name}.js").read_text()
+    return json.loads(text.removeprefix("report.received(...").removesuffix(");\n"))[1]
+
+
+def rows(report: Path) -> list[dict[str, Any]]:
+    columns = data(report, "runs")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.usefixtures("two_items")
+def test_shipped_records_make_a_whole_report_and_the_same_again(here: Command, tmp_path: Path) -> None:
+    done = here("report")
+    report = tmp_path / "results" / "report"
+    assert (done.returncode, done.stdout.strip()) == (0, str(report / "index.html"))
+    assert (report / "index.html").stat().st_size < 5_000_000
+    assert {row["origin"] for row in rows(report)} == {"shipped"}
+    assert all((report / "data" / "run" / f"{row['id']}.js").is_file() for row in rows(report))
+    drawn = [row for row in rows(report) if "fig1-laptop" in row["items"]]
+    assert data(report, f"run/{drawn[0]['id']}")["timeline"]
+    page = (report / "pages" / "item-fig1-laptop.html").read_text()
+    assert "make reproduce-fig1" in page
+    assert list((report / "files").glob("fig1-laptop.pdf"))
+    first = tree(report)
+    assert here("report").returncode == 0
+    assert tree(report) == first
+
+
+@pytest.mark.usefixtures("nothing_shipped")
+def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Command, tmp_path: Path) -> None:
+    folders = Folders(tmp_path / "results")
+    whole = synthetic.timed(folders.store, synthetic.config("topk"))
+    failed = folders.store.begin(synthetic.config("dense"))
+    failed.fail(f"out of memory {HOSTILE}", "out_of_memory")
+    log = folders.launch(failed) / "1_0_log.err"
+    log.parent.mkdir(parents=True)
+    log.write_text(f"Traceback\n{HOSTILE}")
+    damaged = synthetic.timed(folders.store, synthetic.config("randomk"))
+    (damaged.path / "run.json").write_text("{")
+    (folders.store.root / f"{HOSTILE.replace('/', '')}" / "001").mkdir(parents=True)
+    done = here("report")
+    assert done.returncode == 0, done.stderr
+    report = tmp_path / "results" / "report"
+    own = {row["run"]: row for row in rows(report) if row["origin"] == "this machine"}
+    assert own[whole.run_id]["state"] == "ok"
+    assert own[whole.run_id]["step_ms"] > 0
+    assert (own[failed.run_id]["state"], own[failed.run_id]["why"]) == ("failed", f"out of memory {HOSTILE}")
+    assert data(report, f"run/{own[failed.run_id]['id']}")["logs"] == [
+        {"name": "1_0_log.err", "lines": f"Traceback\n{HOSTILE}".splitlines()}
+    ]
+    assert own[damaged.run_id]["state"] == "damaged"
+    assert damaged.run_id in (report / "index.html").read_text()
+    assert len(own) == 4
+    assert {row["id"] for row in own.values()} >= {whole.key}
+    assert "<script>" not in (report / "index.html").read_text()
+
+
+@pytest.mark.usefixtures("two_items")
+def test_a_figure_that_fails_is_told_on_its_page_and_the_others_are_drawn(
+    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures.load("fig1"), "draw", lambda frames, profile: {}["nothing"])
+    done = here("report")
+    assert done.returncode == 0
+    assert "fig1 (laptop) is left out: KeyError: 'nothing'" in done.stderr
+    pages = tmp_path / "results" / "report" / "pages"
+    assert "KeyError" in (pages / "item-fig1-laptop.html").read_text()
+    assert "Not drawn" not in (pages / "item-speed-logs.html").read_text()
+
+
+@pytest.mark.usefixtures("two_items")
+def test_damaged_shipped_tables_are_named_in_the_report(
+    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
+    (tmp_path / "shipped").mkdir()
+    (tmp_path / "shipped" / "runs.parquet").write_bytes(b"PAR1 and then nothing")
+    assert here("report").returncode == 0
+    text = (tmp_path / "results" / "report" / "index.html").read_text()
+    assert "is not a whole Parquet file" in text
+
+
+def test_a_trace_is_written_plain_or_compressed(here: Command, tmp_path: Path) -> None:
+    store = Folders(tmp_path / "results").store
+    run = synthetic.timed(store, synthetic.config("topk")).run_id
+    plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
+    for path in (plain, packed):
+        done = here("trace", run, "--out", str(path))
+        assert (done.returncode, done.stdout.strip()) == (0, str(path))
+    assert json.loads(plain.read_text()) == json.loads(gzip.decompress(packed.read_bytes()))
+    assert json.loads(plain.read_text())["otherData"] == {"run": run, "times": "measured"}
+
+
+def test_a_trace_needs_one_run_that_is_whole(here: Command, tmp_path: Path) -> None:
+    store = Folders(tmp_path / "results").store
+    failed = store.begin(synthetic.config("dense"))
+    failed.fail("out of memory")
+    refused(here("trace", "nothing-of-this-name"), "0 runs match", failed.run_id)
+    refused(here("trace", failed.run_id), "has no valid attempt", "why")
