@@ -21,8 +21,9 @@ help: ## this list
 	@echo '  Words for the runs go into ARGS: make reproduce-fig3 ARGS="profile=smoke seed=1"; FORCE=1 measures again.'
 	@echo '  TORCH=cpu or TORCH=cuda names the build of torch to install.'
 
-reproduce-%: $(VENV)/.train FORCE ## fig1, fig2, fig3, fig4 or speed: missing runs, picture, verdicts (ARGS=, FORCE=1)
+reproduce-%: $(VENV)/.train FORCE ## fig1, fig2, fig3, fig4 or speed: missing runs, picture, verdicts, report (ARGS=, FORCE=1)
 	@$(RUN) reproduce $* $(ARGS)
+	@$(RUN) report --drawn
 
 test: $(VENV)/.dev ## the whole test suite that this machine can run, a process a core (CORES=1: one after the other)
 	@$(VENV)/bin/python -m pytest -n $(CORES) --maxprocesses=8 $(ARGS)

@@ -59,7 +59,7 @@ class Item:
     """A figure or table: what was drawn, from what, and what follows."""
 
     name: str
-    profile: str
+    stem: str  # of its page and its files
     title: str
     caption: str = ""
     source: str = ""  # whose records
@@ -69,13 +69,9 @@ class Item:
     judged: tuple[Judged, ...] = ()
     tables: tuple[Table, ...] = ()
     files: Mapping[str, Path] = field(default_factory=dict)  # kind (svg, pdf, csv, ...) -> file
-    runs: tuple[str, ...] = ()  # ids of its runs' pages
+    bibtex: str = ""  # of the paper
+    runs: tuple[str, ...] = ()  # keys of its runs
     damage: str = ""  # why it could not be drawn
-
-    @property
-    def stem(self) -> str:
-        """The name of its page and of its files."""
-        return self.name if self.profile == "published" else f"{self.name}-{self.profile}"
 
     @property
     def alt(self) -> str:

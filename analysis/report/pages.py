@@ -30,6 +30,10 @@ from analysis.report.runs import HERE, SHIPPED, Run, every_label, looks, setting
 SOURCE = Path(__file__).parent
 ORIGINS = {HERE: "of this machine", SHIPPED: "shipped with the repository"}
 PAGES, FILES, DATA, ASSETS = "pages", "files", "data", "assets"
+NAMES = {
+    "svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "CSV, the tables", "tex": "LaTeX, the tables",
+    "md": "Markdown, all",
+}  # fmt: skip
 # What could end a script element, or a line in it.
 IN_SCRIPTS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
@@ -47,7 +51,7 @@ class Site:
             lstrip_blocks=True,
         )
         self.templates.filters |= {"emphasised": emphasised, "sentence": sentence}
-        self.templates.globals["marks"] = MARKS
+        self.templates.globals |= {"marks": MARKS, "names": NAMES}
 
     def page(self, template: str, name: str = "", **values: Any) -> Path:
         """Write one page; `name` where its file is not called as its template."""
@@ -78,6 +82,10 @@ class Site:
         (self.folder / FILES).mkdir(exist_ok=True)
         shutil.copyfile(path, self.folder / FILES / path.name)
 
+    def text(self, name: str, text: str) -> None:
+        """Put a text beside the pages, as a file."""
+        self._write(self.folder / FILES / name, text)
+
     def _write(self, path: Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text, durable=False)  # it can be made again
@@ -89,9 +97,11 @@ def write(site: Site, report: Report, runs: Sequence[Run]) -> Path:
     for item in report.items:
         for file in item.files.values():
             site.file(file)
-        site.page("item", f"item-{item.stem}", item=item, judged=[(row, "") for row in item.judged],
+        if item.bibtex:
+            site.text(f"{item.stem}.bib", item.bibtex)
+        site.page("item", f"item-{item.stem}", item=item, judged=[(row, item.stem) for row in item.judged],
                   scales=_scales(item))  # fmt: skip
-    every = [(row, f"item-{item.stem}.html") for item in report.items for row in item.judged]
+    every = [(row, item.stem) for item in report.items for row in item.judged]
     site.page("verdicts", report=report, judged=every)
     labels = every_label(runs)
     site.data("runs", table(runs, labels))

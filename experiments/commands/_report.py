@@ -13,22 +13,26 @@ from analysis.records import DAMAGED
 from analysis.report import content, pages
 from analysis.report.runs import Run
 from experiments import figures
-from experiments.commands._draw import Stored, draw, stored
+from experiments.commands._draw import OWN, Stored, draw, stored
 from experiments.commands._make import say
 from experiments.commands._report_runs import every_run
-from experiments.config.folders import ROOT, Folders
+from experiments.config.folders import Folders
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.registry import BrokenFile
 
-KINDS = ("svg", "pdf", "png", "csv", "tex", "bib", "md")  # of a figure's files, in the order of their links
+KINDS = ("svg", "pdf", "png", "csv", "tex", "md")  # of a figure's files, in the order of their links
 
 
-def write_report(folders: Folders) -> Path:
-    """Write all pages; returns the first one."""
+def write_report(folders: Folders, draws: bool = True) -> Path:
+    """Write all pages; returns the first one.
+
+    Args:
+        draws: the figures whose picture is not there, or older than its records.
+    """
     notes = list[str]()
     shipped = _shipped(folders, notes)
     items, rows = list[content.Item](), list[verdicts.Row]()
-    for item, judged in _items(folders, shipped):
+    for item, judged in _items(folders, shipped, draws):
         items.append(item)
         rows += judged
     site = pages.Site(folders.report)
@@ -61,38 +65,39 @@ def _methods() -> Iterator[content.Method]:
         yield content.Method(name, " ".join(summary.split()), why)
 
 
-def _items(folders: Folders, shipped: Frames) -> Iterator[tuple[content.Item, list[verdicts.Row]]]:
+def _items(
+    folders: Folders, shipped: Frames, draws: bool
+) -> Iterator[tuple[content.Item, list[verdicts.Row]]]:
     """Every figure that can be drawn, with its verdicts; of one that fails, why."""
     for item in figures.items():
         try:
             title, profiles = figures.load(item).TITLE, figures.profiles(item)
         except BrokenFile as broken:
-            yield content.Item(item, figures.PUBLISHED, "Its file is broken", damage=str(broken)), []
+            yield content.Item(item, figures.file_name(item), "Its file is broken", damage=str(broken)), []
             continue
         for profile in profiles:
             found = stored(item, profile, folders, shipped)
             if found is None:
                 continue
             try:
-                yield _item(item, profile, title, found, folders)
+                yield _item(item, profile, title, found, folders, draws)
             except Exception as error:  # what a figure's file does may raise anything, and stops no other
                 why = f"{type(error).__name__}: {error}"
                 say(f"{item} ({profile}) is left out: {why}")
-                yield content.Item(item, profile, title, source=found.source, damage=why), []
+                stem = figures.stem(item, profile)
+                yield content.Item(item, stem, title, source=found.source, damage=why), []
 
 
 def _item(
-    item: str, profile: str, title: str, found: Stored, folders: Folders
+    item: str, profile: str, title: str, found: Stored, folders: Folders, draws: bool
 ) -> tuple[content.Item, list[verdicts.Row]]:
-    frames = found.frames
-    stem = figures.stem(item, profile)
-    if not _is_newer(folders.figures / f"{stem}.png", _sources(item, profile, folders)):
+    frames, stem = found.frames, figures.stem(item, profile)
+    if draws and not _is_newer(folders.figures / f"{stem}.svg", _sources(item, profile, folders)):
         draw(item, profile, frames, folders.figures, found.source, found.notes)
     rows = [(item, verdict) for verdict in figures.judge(item, frames)]
-    files = {kind: folders.figures / f"{stem}.{kind}" for kind in KINDS}
     return content.Item(
         name=item,
-        profile=profile,
+        stem=stem,
         title=title,
         caption=figures.caption(item, frames, profile),
         source=found.source,
@@ -101,9 +106,18 @@ def _item(
         facts=content.facts(frames),
         judged=content.judged(rows),
         tables=tuple(figures.tables(item, frames)),
-        files={kind: path for kind, path in files.items() if path.is_file()},
+        files=_files(stem, found, folders),
+        bibtex=figures.bibtex(item),
         runs=tuple(frames.runs["key"]),
     ), rows
+
+
+def _files(stem: str, found: Stored, folders: Folders) -> dict[str, Path]:
+    """The files of a figure by kind: those drawn here, else those that are shipped with their records."""
+    sources = [folders.figures] + [folders.shipped / "figures"] * (found.source != OWN)
+    here = next((folder for folder in sources if (folder / f"{stem}.png").is_file()), folders.figures)
+    paths = {kind: here / f"{stem}.{kind}" for kind in KINDS}
+    return {kind: path for kind, path in paths.items() if path.is_file()}
 
 
 def _commands(item: str, profile: str) -> tuple[str, ...]:
@@ -111,15 +125,15 @@ def _commands(item: str, profile: str) -> tuple[str, ...]:
     drawn = f"python -m experiments figures {item}"
     if profile == figures.PUBLISHED:
         return (drawn,)
-    return drawn, f'make reproduce-{item} ARGS="profile={profile}"'
+    return drawn, f"python -m experiments reproduce {item} profile={profile}"
 
 
 def _sources(item: str, profile: str, folders: Folders) -> list[Path]:
-    """The files that a picture follows from: its records, and the code."""
+    """The files that a picture follows from: its records, and its own code."""
     own = folders.index / f"{figures.stem(item, profile)}.json"
     records = [own, *folders.store.root.glob("*/*/run.json")] if own.is_file() else []
-    code = [path for folder in ("analysis", "experiments/figures") for path in (ROOT / folder).rglob("*.py")]
-    return [*records, *folders.shipped.glob("*.parquet"), *code]
+    code = Path(str(figures.load(item).__file__))
+    return [*records, *folders.shipped.glob("*.parquet"), code]
 
 
 def _is_newer(path: Path, sources: list[Path]) -> bool:

@@ -6,10 +6,14 @@ from experiments.config.folders import Folders
 GROUP = "results"
 
 
-def report() -> int:
+def report(*, drawn: bool = False) -> int:
     """Pages on every figure, verdict and run, to read in a browser; needs no torch (make report).
 
-    From stored records, this checkout's first. Pictures that are older than their records are drawn again.
+    From stored records, this checkout's first. Pictures that are not there yet, or are older than their
+    records, are drawn.
+
+    Args:
+        drawn: draw none, and show the pictures that are there: in seconds.
     """
-    print(write_report(Folders()))
+    print(write_report(Folders(), draws=not drawn))
     return 0

@@ -57,8 +57,9 @@ def test_shipped_records_make_a_whole_report_and_the_same_again(here: Command, t
     drawn = [row for row in rows(report) if "fig1-laptop" in row["items"]]
     assert data(report, f"run/{drawn[0]['id']}")["timeline"]
     page = (report / "pages" / "item-fig1-laptop.html").read_text()
-    assert "make reproduce-fig1" in page
-    assert list((report / "files").glob("fig1-laptop.pdf"))
+    assert "python -m experiments reproduce fig1 profile=laptop" in page
+    kinds = {path.suffix for path in (report / "files").glob("fig1-laptop.*")}
+    assert kinds == {".svg", ".pdf", ".png", ".csv", ".tex", ".md", ".bib"}
     first = tree(report)
     assert here("report").returncode == 0
     assert tree(report) == first
@@ -94,10 +95,23 @@ def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Comman
 
 
 @pytest.mark.usefixtures("two_items")
+def test_without_drawing_the_shipped_pictures_are_shown(
+    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures.load("fig1"), "draw", None)  # nobody calls it
+    assert here("report", "--drawn").returncode == 0
+    report = tmp_path / "results" / "report"
+    shipped = Folders(tmp_path).shipped / "figures" / "fig1-laptop.png"
+    assert (report / "files" / "fig1-laptop.png").read_bytes() == shipped.read_bytes()
+    assert not (tmp_path / "results" / "figures").exists()
+
+
+@pytest.mark.usefixtures("two_items")
 def test_a_figure_that_fails_is_told_on_its_page_and_the_others_are_drawn(
     here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures.load("fig1"), "draw", lambda frames, profile: {}["nothing"])
+    nothing: dict[str, Any] = {}
+    monkeypatch.setattr(figures.load("fig1"), "draw", lambda frames, profile: nothing["nothing"])
     done = here("report")
     assert done.returncode == 0
     assert "fig1 (laptop) is left out: KeyError: 'nothing'" in done.stderr

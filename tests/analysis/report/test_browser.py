@@ -61,7 +61,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "fig9-laptop.svg").write_text(SVG)
     words = ["reproduced", "not reproduced", "not comparable", "reproduced"]
     rows = [verdict(f"claim-{name} {HOSTILE}", word) for name, word in zip("dbca", words, strict=True)]
-    item = content.Item("fig9", "laptop", f"Title {HOSTILE}", HOSTILE, judged=tuple(rows),
+    item = content.Item("fig9", "fig9-laptop", f"Title {HOSTILE}", HOSTILE, judged=tuple(rows),
                         files={"svg": root / "fig9-laptop.svg"}, runs=("f" * 16,))  # fmt: skip
     methods = (content.Method("topk", HOSTILE),)
     pages.write(

@@ -26,7 +26,7 @@ def item(text: str, folder: Path) -> content.Item:
     picture.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     return content.Item(
         name="fig9",
-        profile="laptop",
+        stem="fig9-laptop",
         title=text,
         caption=f"*{text}*",
         source=text,
@@ -36,6 +36,7 @@ def item(text: str, folder: Path) -> content.Item:
         judged=(judged(text),),
         tables=(Table(text, pd.DataFrame({text: [text]}), {text: text}, text),),
         files={"svg": picture},
+        bibtex=text,
         runs=("0123456789ab",),
         damage=text,
     )
