@@ -20,6 +20,7 @@ import pandas as pd
 import analysis
 from analysis import captions, plots, stats, style
 from analysis.frames import label, query
+from analysis.tables import Table
 
 # %% [markdown]
 # ## Load, and pick runs
@@ -51,18 +52,24 @@ def megabytes_sent(run: pd.DataFrame) -> pd.Series:
 
 
 def by_method() -> dict[str, pd.DataFrame]:
-    """Per method: top-1 at each validation (mean, low, high), and the bytes sent until then."""
+    """Per method: top-1 at each validation (mean, low, high), and the megabytes sent until then."""
     found = {}
-    for name, runs in picked.runs.groupby("method.name", sort=False):
-        keys = list(runs["key"])
-        first = picked.epochs[picked.epochs["key"] == keys[0]]
+    for name, keys in keys_of.items():
+        first = picked.epochs[picked.epochs["key"] == keys[0]]  # the others have sent as much
         table = stats.curve(picked, keys, "val_top1")
-        found[str(name)] = table.assign(sent_mb=megabytes_sent(first).to_numpy())
+        found[name] = table.assign(sent_mb=megabytes_sent(first).to_numpy())
     return found
 
 
+keys_of = {str(name): list(runs["key"]) for name, runs in picked.runs.groupby("method.name", sort=False)}
 methods = by_method()
-pd.concat({name: table.iloc[[-1]] for name, table in methods.items()}).round(2)
+columns = {
+    "method": [style.look(name).label for name in methods],
+    "sent by a worker": [table["sent_mb"].iloc[-1] for table in methods.values()],
+    "top-1": [stats.final(picked, keys, "val_top1") for keys in keys_of.values()],
+}
+ends = Table("At the end of training", pd.DataFrame(columns), {"sent by a worker": "MB", "top-1": "%"})
+print(ends.markdown())
 
 # %% [markdown]
 # ## Draw
@@ -89,8 +96,12 @@ print(captions.setting(picked), captions.training(picked))
 # %% [markdown]
 # ## Save
 #
-# SVG and PDF for a thesis, PNG for the screen. The same picture always gives the same bytes.
+# SVG and PDF for a thesis, PNG for the screen; the same picture always gives the same bytes. The
+# table goes beside it, for LaTeX. To keep the figure as an item of its own, with `make
+# reproduce-...`, begin with `python -m experiments new figure thesis_bytes`.
 
 # %%
 folder = Path(os.environ.get("SPARSIFY_RESULTS") or ROOT / "results") / "figures"
-style.save(figure, folder, "accuracy-against-bytes").name
+style.save(figure, folder, "accuracy-against-bytes")
+(folder / "accuracy-against-bytes.tex").write_text(ends.tex())
+sorted(path.name for path in folder.glob("accuracy-against-bytes.*"))

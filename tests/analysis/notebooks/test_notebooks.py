@@ -53,3 +53,5 @@ def test_a_notebook_runs_without_torch_and_shows_its_figures(
     assert drawn
     for cell in drawn:
         assert any("image/png" in output.get("data", {}) for output in cell.outputs)
+    written = {path.suffix for path in tmp_path.rglob("accuracy-against-bytes.*")}
+    assert written == ({".svg", ".pdf", ".png", ".tex"} if source.stem == "own_figure" else set())
