@@ -146,6 +146,18 @@ def understood(command: str, words: list[str]) -> None:
     commands.parser_of(command).parsed([word for word in words if word != "--help"])
 
 
+def test_the_functions_that_a_run_passes_through_are_there() -> None:
+    names = re.findall(
+        r"^[0-9]+\. `([a-z_.]+)\.(\w+)`", PAGES["docs/reading-the-code.md"], flags=re.MULTILINE
+    )
+    assert len(names) >= 10
+    for module, name in names:
+        path = ROOT.joinpath(*module.split("."))
+        found = [path.with_suffix(".py"), ROOT / "experiments" / Path(*module.split(".")).with_suffix(".py")]
+        (text,) = (file.read_text() for file in found if file.exists())
+        assert re.search(rf"^(def|class) {name}\b", text, flags=re.MULTILINE), (module, name)
+
+
 def test_messages_are_still_said() -> None:
     """Some words in a row of each one, or all of a short one, stand in the code as they stand here."""
     said = code_strings()
