@@ -50,7 +50,7 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self.templates.filters |= {"emphasised": emphasised, "sentence": sentence}
+        self.templates.filters |= {"emphasised": emphasised, "sentence": sentence, "unbroken": unbroken}
         self.templates.globals |= {"marks": MARKS, "names": NAMES}
 
     def page(self, template: str, name: str = "", **values: Any) -> Path:
@@ -126,6 +126,13 @@ def script(name: str, content: Any) -> str:
 def emphasised(text: str) -> Markup:
     """A caption: what stands between asterisks stands out."""
     return Markup(re.sub(r"\*([^*]+)\*", r"<em>\1</em>", str(escape(text))))
+
+
+def unbroken(text: str) -> str:
+    """A number and its unit, an interval, or what stands in brackets is not broken between two lines."""
+    return re.sub(
+        r"\([^)]*\)|\[[^]]*\]|^[\d.,]+ \S+$", lambda part: part[0].replace(" ", "\N{NO-BREAK SPACE}"), text
+    )
 
 
 def sentence(text: str) -> str:

@@ -21,7 +21,7 @@ const charts = (() => {
       for (const factor of [1, 2, 5]) found.push(factor * 10 ** power);
     }
     const inside = found.filter((tick) => tick >= low && tick <= high);
-    return inside.length > 6 ? inside.filter((tick) => Number.isInteger(Math.log10(tick))) : inside;
+    return inside.length > 9 ? inside.filter((tick) => Number.isInteger(Math.log10(tick))) : inside;
   }
 
   const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
@@ -136,17 +136,18 @@ const charts = (() => {
     const taken = all.map((one) => box(placeX(one.x) - 4, placeY(one.y) - 4, 8, 8));
     for (const one of [...all].sort((a, b) => b.y - a.y)) {
       const [x, y] = [placeX(one.x), placeY(one.y)];
-      const width = 6.4 * one.name.length;
+      const width = 6.7 * one.name.length;
       const [left, top] = roomFor(x, y, width, taken, size);
       taken.push(box(left, top, width, 13));
       const isFar = Math.abs(top + 7 - y) > 14;
       drawn.append(
         isFar ? element("svg:line", { class: "leader", x1: x, y1: y, x2: left > x ? left - 1 : left + width, y2: top + 7 }) : "",
         element("svg:circle", { class: "point", cx: x, cy: y, r: 3.5 }, element("svg:title", {}, one.text)),
-        element("svg:text", { class: "small", x: left, y: top + 11 }, one.name),
+        element("svg:text", left > x ? { class: "small", x: left, y: top + 11 } : { class: "small", x: left + width, y: top + 11, "text-anchor": "end" }, one.name),
       );
     }
-    return element("figure", { class: "plot wide" }, element("figcaption", {}, `${yName} against ${xName.toLowerCase()}`), drawn);
+    return element("figure", { class: "plot wide" }, element("figcaption", {}, `${yName} against ${xName.toLowerCase()}`),
+      element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Accuracy against bytes" }, drawn));
   }
 
   return { lines, stack, points, keys };

@@ -16,8 +16,9 @@
     const rows = OUTCOMES.filter(([name]) => name in a.outcomes || name in b.outcomes).map(([name, title, factor = 1]) => {
       const [x, y] = [a, b].map((run) => (name in run.outcomes ? factor * run.outcomes[name] : null));
       const both = x !== null && y !== null;
-      const timed = name === "step_s" || name === "samples_per_s";
-      return [title + (timed && (a.simulated || b.simulated) ? ", simulated" : ""), x, y, both ? y - x : null, both && x ? y / x : null];
+      const isTime = name === "step_s" || name === "samples_per_s";
+      const simulated = [a, b].flatMap((run, at) => (isTime && run.simulated && name in run.outcomes ? ["AB"[at]] : []));
+      return [title + (simulated.length ? `, simulated in ${simulated.join(" and ")}` : ""), x, y, both ? y - x : null, both && x ? y / x : null];
     });
     return rows.length ? tableOf(["Outcome", "A", "B", "B − A", "B / A"], rows) : element("p", {}, "Neither has an outcome.");
   }

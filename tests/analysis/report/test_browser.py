@@ -192,7 +192,16 @@ def test_two_runs_are_compared_outcomes_first(reader: Reader) -> None:
     assert headings == ["What came out", "What was asked for", "Where it was measured"]
     first = page.locator("section").first
     assert "Bytes a worker sends a step" in first.inner_text()
-    assert page.get_by_role("cell", name="method.name").is_visible() or "differ in" in page.inner_text("main")
+
+
+def test_only_what_virtual_ranks_timed_is_called_simulated(reader: Reader) -> None:
+    page = reader.open("pages/runs", "#origin=shipped&sort=top1&q=topk")
+    for place in (0, 1):  # a training on virtual ranks, and processes that were timed
+        page.get_by_role("checkbox").nth(place).check()
+    page.get_by_role("link", name="Compare").click()
+    page.get_by_role("heading", name="What came out").wait_for()
+    assert page.get_by_role("cell", name="Step (ms)", exact=True).is_visible()
+    assert "differ in" in page.locator("p.damage").inner_text()
 
 
 def timeline_of(reader: Reader) -> tuple[Any, Any]:

@@ -151,3 +151,9 @@ def test_numbers_that_json_lacks_become_null() -> None:
 
 def test_a_caption_is_emphasised_and_escaped() -> None:
     assert pages.emphasised("*Simulated* <times>") == "<em>Simulated</em> &lt;times&gt;"
+
+
+def test_an_interval_stays_on_one_line() -> None:
+    text = pages.unbroken("71.76 % [71.1, 72.41] (n = 5 runs)")
+    assert text.replace("\N{NO-BREAK SPACE}", "_") == "71.76 % [71.1,_72.41] (n_=_5_runs)"
+    assert pages.unbroken("regardless of scheme") == "regardless of scheme"
