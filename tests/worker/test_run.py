@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from analysis.files import RankLog, read_as
+from analysis.schemas import Progress
 from experiments.worker.run import (
+    ProgressNote,
     names_of_all,
     precision_of,
     prepare_device,
@@ -74,3 +78,18 @@ def test_a_worker_without_a_gpu_of_its_own_is_told(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with pytest.raises(ValueError, match=why):
         prepare_device({"device": "cuda", "threads": torch.get_num_threads()}, Place(1, 2, 1))
+
+
+def test_the_note_of_progress_has_the_newest_loss_and_accuracy_that_are_numbers(tmp_path: Path) -> None:
+    note = ProgressNote(tmp_path / "progress.json", 100)
+    with RankLog(tmp_path / "rank0.jsonl") as log:
+        note.newest = log.newest
+        log.add("step", step=0, loss=2.5)
+        log.add("epoch", epoch=1, val_top1=12.5, train_loss=2.6)
+        log.add("step", step=1, loss=2.25)
+        log.add("step", step=1, loss=9.0, variant="dense")  # variants that take turns have a loss each
+        note(100)
+        assert read_as(note.path, Progress) == Progress(100, 100, 2.25, 12.5)
+        log.add("step", step=2, loss=float("nan"))
+        note(100)
+        assert read_as(note.path, Progress) == Progress(100, 100, None, 12.5)
