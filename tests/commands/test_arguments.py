@@ -35,7 +35,7 @@ def trial(
     With details.
 
     Args:
-        run: a 100 % real run.
+        run: 100 % of a run, in part of its name.
         words: its settings.
         quick, form: how.
         limit: so many rows.
@@ -93,7 +93,7 @@ def test_what_a_command_does_not_take_is_answered(
 def test_help_is_the_docstring_and_the_signature(trial: None, here: Command) -> None:
     helped = here("trial", "--help")
     assert helped.returncode == 0, helped.stderr
-    for text in ("[KEY=VALUE ...]", "With details.", "a 100 % real run.", "{csv,tex}", "--save-as SAVE_AS"):
+    for text in ("[KEY=VALUE ...]", "With details.", "100 % of a run", "{csv,tex}", "--save-as SAVE_AS"):
         assert text in helped.stdout
     listed = here("--help")
     assert listed.returncode == 0
