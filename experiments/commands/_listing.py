@@ -12,12 +12,13 @@ import pandas as pd
 
 from analysis import loading
 from analysis.files import Damaged
-from analysis.leaves import flatten, plain, short, varying
+from analysis.leaves import SHOWN, flatten, plain, short, varying
 from analysis.records import DAMAGED, IMPLIED, Attempt
 from analysis.tables import Table
 from experiments.config.folders import Folders
 from sparsify.ranges import did_you_mean, quoted, shown
 
+MOST_LEAVES = 4  # that have a column of their own
 KEY_DIGITS = 8  # of a run's key in a table: enough for `why`
 # Outcomes: title, column, factor, unit.
 OUTCOMES = (
@@ -112,17 +113,15 @@ def _is(value: Any, text: str) -> bool:
         return plain(value).lower() == text.replace(" ", "").lower()
 
 
-def table(runs: pd.DataFrame) -> Table:
-    """These runs, the newest last."""
+def table(runs: pd.DataFrame, in_order: bool = False) -> Table:
+    """These runs, the newest last unless they are `in_order` already."""
     if not len(runs):
         return Table("", pd.DataFrame())
-    runs = runs.sort_values("started", kind="stable", na_position="first") if "started" in runs else runs
+    if "started" in runs and not in_order:
+        runs = runs.sort_values("started", kind="stable", na_position="first")
     rows = [{str(name): value for name, value in row.items()} for row in runs.to_dict("records")]
     configs = configs_of(runs)
-    shown_leaves = dict.fromkeys(["method.name", *varying([config for config in configs if config])])
-    columns: dict[str, list[Any]] = {"run": [_name(row) for row in rows]}
-    for leaf in shown_leaves:
-        columns[short(leaf)] = [_leaf(row, config, leaf) for row, config in zip(rows, configs, strict=True)]
+    columns = {"run": [_name(row) for row in rows], **_settings(configs)}
     columns.update(_outcomes(rows))
     states = [row["state"] for row in rows]
     columns |= {"state": states} if set(states) != {"ok"} else {}
@@ -162,8 +161,23 @@ def _name(row: Mapping[str, Any]) -> str:
     return str(row["key"])[:KEY_DIGITS] + (f"/{variant}" if isinstance(variant, str) else "")
 
 
-def _leaf(row: Mapping[str, Any], config: Mapping[str, Any], leaf: str) -> Any:
-    value = flatten(config).get(leaf, IMPLIED.get(leaf)) if config else row.get(leaf)
+def _settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """A column for each leaf that varies; where they are many, those behind the density share one."""
+    leaves = dict.fromkeys(["method.name", *varying([config for config in configs if config])])
+    alone = [leaf for leaf in leaves if len(leaves) <= MOST_LEAVES or leaf in SHOWN]
+    columns = {short(leaf): [_leaf(config, leaf) for config in configs] for leaf in alone}
+    if together := [leaf for leaf in leaves if leaf not in alone]:
+        columns["settings"] = [_joined(config, together) for config in configs]
+    return columns
+
+
+def _joined(config: Mapping[str, Any], leaves: Sequence[str]) -> str:
+    values = {leaf: _leaf(config, leaf) for leaf in leaves}
+    return " ".join(f"{short(leaf)}={value}" for leaf, value in values.items() if value is not None)
+
+
+def _leaf(config: Mapping[str, Any], leaf: str) -> str | None:
+    value = flatten(config).get(leaf, IMPLIED.get(leaf) if config else None)
     return None if _absent(value) else plain(value)
 
 

@@ -58,7 +58,8 @@ def _saved(name: str, compared: Comparison, runs: pd.DataFrame) -> Path:
     """The file of a figure that compares these runs, whoever makes them."""
     axes = {"x": compared.x, "y": compared.y, "by": compared.by, "ref": compared.ref}
     given = {axis: value for axis, value in axes.items() if value is not None}
-    wanted = of_runs(configs_of(runs))
+    order = [leaf for leaf in (compared.by, compared.x, "seed") if leaf in runs]
+    wanted = of_runs(configs_of(runs.sort_values(order, kind="stable", na_position="first")))
     return _new.write("figure", name, _new.figure(name, compared.title, wanted, given))
 
 

@@ -59,11 +59,13 @@ def run(words: Settings, *, force: bool = False, yes: bool = False) -> int:
 
 
 def _show(configs: Sequence[dict[str, Any]], sweep: str | None, folders: Folders) -> None:
-    """The runs of a grid as `list` has them, and what to do with them."""
+    """The runs of a grid as `list` has them, in its order, and what to do with them."""
+    place = {run_id(config): number for number, config in enumerate(configs)}
     runs = every_run(folders)
-    show(table(runs[runs["run_id"].isin([run_id(config) for config in configs])]))
+    runs = runs[runs["run_id"].isin(place)]
+    show(table(runs.iloc[runs["run_id"].map(place).argsort(kind="stable")], in_order=True))
     if sweep:
-        say(f"`python -m experiments compare sweep={sweep} x=LEAF y=val_top1 by=method.name` draws them")
+        say(f"`python -m experiments compare sweep={sweep}` draws them")
 
 
 def _run_together(configs: Sequence[dict[str, Any]], group: Joined, folders: Folders, force: bool) -> int:
