@@ -30,6 +30,7 @@ from sparsify.comm import virtual
 from tests import worker_functions
 from tests.conftest import ROOT
 from tests.laws import live, mass
+from tests.shipped import shipped as shipped_files
 from tests.worker_functions import on_processes
 
 MOST_WORDS = 1200  # of the README: everybody finds everything from one page
@@ -55,14 +56,6 @@ LINKS = sorted(
     {(page, target) for page, text in PAGES.items() for target in re.findall(r"\]\(([^)\s]+)\)", text)}
 )
 WITH_RUNS = ("run", "plan", "submit", "sweep", "reproduce")  # commands whose words describe runs
-
-
-def tracked(folder: str) -> set[str]:
-    """The Python files of a folder that come with the repository: what a user adds needs no row."""
-    done = subprocess.run(
-        ["git", "ls-files", f"{folder}/[!_]*.py"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return {Path(name).stem for name in done.stdout.split()}
 
 
 def anchors(text: str) -> set[str]:
@@ -246,7 +239,7 @@ def test_a_method_added_as_a_file_can_be_named_at_once(tmp_path: Path) -> None:
 def test_the_table_of_methods_has_them_all() -> None:
     listed = re.findall(r"^\| `([a-z_]+)` \|", METHODS, flags=re.MULTILINE)
     assert len(listed) == len(set(listed))
-    assert tracked("sparsify/methods") <= set(listed) <= set(sparsify.names())
+    assert shipped_files("sparsify/methods") <= set(listed) <= set(sparsify.names())
 
 
 def test_the_verdicts_are_those_that_the_shipped_records_give() -> None:

@@ -31,7 +31,7 @@ class Drawn:
 
     item: str
     profile: str
-    picture: Path  # PNG; beside it lie .pdf, .svg, .md and, where the figure has a table, .csv and .tex
+    picture: Path  # PNG; beside it lie .pdf, .svg, .md; .csv and .tex of a table; .bib of a paper
     verdicts: Table
     tables: Sequence[Table]
     source: str  # whose records
@@ -65,6 +65,8 @@ def draw(
     picture = style.save(figures.load(item).draw(frames, profile), folder, name)
     numbers = figures.tables(item, frames)
     tables.save(numbers, folder, name)
+    if cited := figures.bibtex(item):
+        write_atomic(folder / f"{name}.bib", cited)
     judged = figures.judge(item, frames)
     remarks = "".join(f"- {note}\n" for note in (f"Drawn from {source}.", *notes))
     page = figures.page(item, frames, profile, name, judged, numbers)

@@ -124,7 +124,10 @@ def judge(item: str, frames: Frames) -> list[Verdict]:
 
     figure = load(item)
     stated = figure.claims() if hasattr(figure, "claims") else []
-    return claims.judge(stated, frames, claims.reduced(frames, getattr(figure, "SCALE", None)))
+    is_own = all(claim.paper is None for claim in stated)  # nobody else's scale is asked for
+    has_scale = hasattr(figure, "SCALE") or not is_own
+    scale = claims.reduced(frames, getattr(figure, "SCALE", None)) if has_scale else ""
+    return claims.judge(stated, frames, scale)
 
 
 def caption(item: str, frames: Frames, profile: str) -> str:

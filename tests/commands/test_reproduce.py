@@ -24,7 +24,7 @@ def test_two_processes_reproduce_a_figure_together_and_then_it_is_only_redrawn(
     for out, _ in said:
         assert "Nothing here is judged" in out
     drawn = {path.name for path in (results / "figures").iterdir()}
-    assert drawn == {f"fig1-smoke.{kind}" for kind in ("png", "pdf", "svg", "md", "csv", "tex")}
+    assert drawn == {f"fig1-smoke.{kind}" for kind in ("png", "pdf", "svg", "md", "csv", "tex", "bib")}
 
     again = here(*words)
     assert again.returncode == 0

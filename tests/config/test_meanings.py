@@ -9,8 +9,11 @@ import pytest
 from experiments.config import choices, schema
 from experiments.config.meanings import meanings
 from sparsify.registry import Registry
+from tests.shipped import shipped
 
-ENTRIES = [(noun, name) for noun, registry in choices.REGISTRIES.items() for name in registry.names()]
+ENTRIES = [
+    (noun, name) for noun, registry in choices.REGISTRIES.items() for name in sorted(shipped(registry.folder))
+]
 
 
 @pytest.mark.parametrize(("noun", "name"), ENTRIES)

@@ -131,6 +131,25 @@ def test_a_broken_file_is_named_and_stops_no_other_figure(
     assert str(sound) not in done.stderr
 
 
+QUESTION = """
+from analysis.claims import Claim
+from analysis.stats import Value
+
+def claims():
+    return [Claim("a", PAPER, "", "", "ordering", 0.0, "", lambda frames: Value(1.0))]
+"""
+
+
+def test_nobody_else_s_scale_is_asked_for_where_the_question_is_one_s_own(
+    write: Write, tmp_path: Path
+) -> None:
+    write(LEAST + QUESTION.replace("PAPER", "None"))
+    write(LEAST + QUESTION.replace("PAPER", "1.5"), "own_published.py")
+    frames, _ = from_attempts([synthetic.timed(Store(tmp_path / "runs"), synthetic.config())])
+    scales = [figures.judge(item, frames)[0].scale for item in ("density", "published")]
+    assert scales == ["", "reduced scale: the item does not say what the paper's is"]
+
+
 def test_every_paper_is_cited_in_one_place() -> None:
     assert figures.bibtex("fig3").startswith("@misc{yoon2022empirical,")
     assert figures.bibtex("fig3") == figures.bibtex("fig4-logs")

@@ -30,7 +30,7 @@ def example(density: Density = 0.001, scope: Scope = "global") -> Sparsifier:
         residual <- acc, and 0 at S            # what was sent is not owed any more
 
     Args:
-        density: k/n.
+        density: k/n, the share of a bucket that each worker sends.
         scope: what is one bucket: `global` (the whole model), `layer`, or so many MB.
     """
     # Workers that choose alike need no indices, and add their values up (AllReduce). Where each chooses for

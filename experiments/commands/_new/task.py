@@ -25,9 +25,13 @@ def example(
     """A small CNN, for images of 8 x 8 pixels or more.
 
     Args:
-        batch_size: of each worker.
+        batch_size: images of each worker in a step.
+        lr: the learning rate, after its warm-up.
+        momentum: of SGD, applied to the aggregated gradient.
         weight_decay: on tensors of two dimensions or more: biases and batch norm have none.
+        lr_warmup_epochs: epochs in which the learning rate rises to `lr`.
         lr_milestones: epochs after which the learning rate falls to a tenth.
+        channels_last: the layout of images in memory, which changes speed and not results.
     """
     return Task(
         DATASET,

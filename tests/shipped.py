@@ -1,0 +1,16 @@
+"""What comes with the repository: tests of documents and lists ask nothing of what a user has added."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+
+def shipped(folder: Path | str) -> set[str]:
+    """The entries of a folder that git has, by the names of their Python files."""
+    done = subprocess.run(
+        ["git", "ls-files", f"{ROOT / folder}/[!_]*.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return {Path(name).stem for name in done.stdout.split()}
