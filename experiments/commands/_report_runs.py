@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from analysis import parquet
+from analysis.attempts import from_attempts
 from analysis.files import Damaged
 from analysis.frames import Frames
 from analysis.records import DAMAGED, Attempt
@@ -15,6 +16,7 @@ from experiments.commands._find import last_lines, log_files
 from experiments.commands._make import say
 from experiments.config.folders import Folders
 
+BATCH = 250  # runs whose steps are in memory at a time
 Items = Mapping[str, tuple[str, ...]]  # by the key of a run, the figures that are drawn from it
 
 
@@ -28,20 +30,28 @@ def every_run(folders: Folders, shipped: Frames, items: Items) -> Iterator[Run]:
 
 
 def _own(folders: Folders) -> Iterator[Run]:
-    for name in folders.store.runs():
+    names = folders.store.runs()
+    for first in range(0, len(names), BATCH):
+        yield from _batch(names[first : first + BATCH], folders)
+
+
+def _batch(names: Sequence[str], folders: Folders) -> Iterator[Run]:
+    """So many runs read together, which takes a fifth of the time of one by one."""
+    valid = {name: attempt for name in names if (attempt := folders.store.newest_valid(name))}
+    frames, notes = from_attempts(valid.values())
+    found = defaultdict[str, list[Run]](list)
+    for run in of_frames(frames, HERE):
+        found[run.run].append(run)
+    for name in names:
         attempts = folders.store.attempts(name)
-        valid = folders.store.newest_valid(name)
-        if valid is not None:
-            try:
-                frames, notes = parquet.cached(valid, folders.records)
-            except Damaged as damage:
-                yield _unfinished(valid, folders, damage.brief)
-                continue
-            newer = f"A newer attempt is {attempts[-1].state}" if attempts[-1] != valid else ""
-            why = "; ".join(filter(None, [*notes, *folders.store.faults(name), newer]))
-            yield from (replace(run, why=why) for run in of_frames(frames, HERE))
+        if name in found:
+            told = [note for note in notes if valid[name].name in note]
+            newer = [f"a newer attempt is {attempts[-1].state}"] * (attempts[-1] != valid[name])
+            why = "; ".join([*told, *folders.store.faults(name), *newer])
+            yield from (replace(run, why=why) for run in found[name])
         elif attempts:
-            yield _unfinished(attempts[-1], folders, attempts[-1].fault() or "")
+            shown = valid.get(name, attempts[-1])
+            yield _unfinished(shown, folders, shown.fault(verify=True) or "")
 
 
 def _unfinished(attempt: Attempt, folders: Folders, fault: str) -> Run:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from experiments import figures
+from experiments.commands import _report_runs
 from experiments.config.folders import Folders
 from tests import synthetic
 from tests.analysis.report.test_pages import HOSTILE
@@ -71,11 +72,14 @@ def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Comman
     whole = synthetic.timed(folders.store, synthetic.config("topk"))
     failed = folders.store.begin(synthetic.config("dense"))
     failed.fail(f"out of memory {HOSTILE}", "out_of_memory")
-    log = folders.launch(failed) / "1_0_log.err"
-    log.parent.mkdir(parents=True)
-    log.write_text(f"Traceback\n{HOSTILE}")
+    said = folders.launch(failed) / "1_0_log.err"
+    said.parent.mkdir(parents=True)
+    said.write_text(f"Traceback\n{HOSTILE}")
     damaged = synthetic.timed(folders.store, synthetic.config("randomk"))
     (damaged.path / "run.json").write_text("{")
+    altered = synthetic.timed(folders.store, synthetic.config("topk", seed=1))  # as long, and other digits
+    log = altered.rank_path(1)
+    log.write_text(log.read_text().replace("1", "2"))
     (folders.store.root / f"{HOSTILE.replace('/', '')}" / "001").mkdir(parents=True)
     done = here("report")
     assert done.returncode == 0, done.stderr
@@ -88,8 +92,10 @@ def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Comman
         {"name": "1_0_log.err", "lines": f"Traceback\n{HOSTILE}".splitlines()}
     ]
     assert own[damaged.run_id]["state"] == "damaged"
+    assert (own[altered.run_id]["state"], own[altered.run_id]["step_ms"]) == ("damaged", None)
+    assert "another digest" in own[altered.run_id]["why"]
     assert damaged.run_id in (report / "index.html").read_text()
-    assert len(own) == 4
+    assert len(own) == 5
     assert {row["id"] for row in own.values()} >= {whole.key}
     assert "<script>" not in (report / "index.html").read_text()
 
@@ -149,3 +155,19 @@ def test_a_trace_needs_one_run_that_is_whole(here: Command, tmp_path: Path) -> N
     failed.fail("out of memory")
     refused(here("trace", "nothing-of-this-name"), "0 runs match", failed.run_id)
     refused(here("trace", failed.run_id), "has no valid attempt", "why")
+
+
+@pytest.mark.usefixtures("nothing_shipped")
+def test_runs_are_read_in_batches_each_once(
+    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_report_runs, "BATCH", 2)
+    store = Folders(tmp_path / "results").store
+    made = [synthetic.timed(store, synthetic.config("topk", seed=seed)) for seed in range(5)]
+    again = store.begin(synthetic.config("topk", seed=0))
+    again.fail("out of memory")
+    assert here("report").returncode == 0
+    found = {row["run"]: row for row in rows(tmp_path / "results" / "report")}
+    assert set(found) == {attempt.run_id for attempt in made}
+    assert {row["state"] for row in found.values()} == {"ok"}
+    assert found[made[0].run_id]["why"] == "a newer attempt is failed"
