@@ -11,6 +11,8 @@ import pandas as pd
 from analysis.frames import Frames
 from analysis.steps import warm
 
+ONE_CLOCK = ["key", "step", "rank"]  # spans that share these are of one clock and one step
+
 
 def spans_of(frames: Frames, key: str) -> pd.DataFrame:
     """A run's spans.
@@ -39,20 +41,22 @@ def typical_step(frames: Frames, key: str) -> int:
 
 
 def aligned(spans: pd.DataFrame) -> pd.DataFrame:
-    """The spans of one step: rank, phase, and `start_ms` and `took_ms` from the step's beginning."""
-    chosen = spans.copy()
-    chosen["start_ms"] = 1e3 * (chosen["start_s"] - chosen["rank"].map(meeting(chosen)))
-    chosen["start_ms"] -= chosen["start_ms"].min()
-    chosen["took_ms"] = 1e3 * chosen["duration_s"]
-    columns: pd.DataFrame = chosen[["rank", "phase", "start_ms", "took_ms"]]
-    return columns
+    """The spans of steps, each from its beginning: step, rank, phase, `start_ms` and `took_ms`."""
+    met = meeting(spans).reindex(pd.MultiIndex.from_frame(spans[ONE_CLOCK])).to_numpy()
+    start = spans["start_s"] - met
+    found: pd.DataFrame = spans[["step", "rank", "phase"]].assign(
+        start_ms=1e3 * (start - start.groupby([spans["key"], spans["step"]]).transform("min")),
+        took_ms=1e3 * spans["duration_s"],
+    )
+    return found
 
 
 def meeting(spans: pd.DataFrame) -> pd.Series[float]:
-    """The same moment of one step on each rank's clock, in seconds, by rank."""
+    """The same moment of each step on the clock of each rank, in seconds, by run, step and rank."""
+    began = spans.groupby(ONE_CLOCK)["start_s"].min()
     waits = spans[spans["phase"] == "wait"]
-    if set(waits["rank"]) == set(spans["rank"]):
-        found: pd.Series[float] = (waits["start_s"] + waits["duration_s"]).groupby(waits["rank"]).min()
-    else:
-        found = spans.groupby("rank")["start_s"].min()
+    ends = (waits["start_s"] + waits["duration_s"]).groupby([waits[name] for name in ONE_CLOCK]).min()
+    ends = ends.reindex(began.index)
+    all_wait = ends.notna().groupby(level=["key", "step"]).transform("all")
+    found: pd.Series[float] = ends.where(all_wait, began)
     return found

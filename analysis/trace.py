@@ -49,8 +49,9 @@ def trace(frames: Frames, keys: Sequence[str], name: str) -> Event:
 
 def _ahead(spans: pd.DataFrame) -> pd.Series[float]:
     """How many seconds the clock of each rank is ahead of the first one's, by rank."""
-    by_step = pd.DataFrame([meeting(of_step) for _, of_step in spans.groupby(["key", "step"])])
-    found: pd.Series[float] = by_step.sub(by_step[by_step.columns.min()], axis="index").median()
+    met = meeting(spans)
+    ahead = met - met.groupby(level=["key", "step"]).transform("first")
+    found: pd.Series[float] = ahead.groupby(level="rank").median()
     return found
 
 

@@ -180,14 +180,13 @@ def _timeline(frames: Frames, key: str) -> list[dict[str, Any]]:
     typical = timeline.typical_step(frames, key)
     recorded = [step for step in sorted(frames.spans["step"].unique()) if step != typical]
     others = [recorded[place] for place in _evenly(len(recorded), DRAWN_STEPS - 1)]
-    found = []
-    for step in [typical, *others]:
-        spans = timeline.aligned(frames.spans[frames.spans["step"] == step]).round(
-            {"start_ms": 4, "took_ms": 4}
-        )
-        columns = (spans[name].tolist() for name in ("rank", "phase", "start_ms", "took_ms"))
-        found.append({"step": int(step), "spans": [list(span) for span in zip(*columns, strict=True)]})
-    return found
+    chosen = frames.spans[frames.spans["step"].isin([typical, *others])]
+    spans = timeline.aligned(chosen).round({"start_ms": 4, "took_ms": 4})
+    columns = (spans[name].tolist() for name in ("step", "rank", "phase", "start_ms", "took_ms"))
+    found: dict[int, list[list[Any]]] = {int(step): [] for step in [typical, *others]}
+    for step, *span in zip(*columns, strict=True):
+        found[int(step)].append(span)
+    return [{"step": step, "spans": of_step} for step, of_step in found.items()]
 
 
 def _evenly(n: int, most: int) -> list[int]:
