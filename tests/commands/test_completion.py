@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from experiments import commands
-from tests.conftest import ROOT, environment_for
+from tests.conftest import ROOT, Command, environment_for
 
 HEAVY = {"torch", "pandas", "numpy", "hydra", "omegaconf", "griffe", "matplotlib"}
 
@@ -88,3 +89,13 @@ def test_bash_is_given_the_answer_and_left_alone_with_other_words(tmp_path: Path
             ["bash", "-c", script], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=True
         )
         assert done.stdout.strip().splitlines()[-1:] == ([answer] if answer else []), done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_can_read_what_it_is_given(shell: str, here: Command) -> None:
+    script = here("completion", shell)
+    assert script.returncode == 0
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell}")
+    read = subprocess.run([shell, "-n"], input=script.stdout, capture_output=True, text=True, check=False)
+    assert (read.returncode, read.stderr) == (0, "")
