@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +39,18 @@ def load(results: Path | str | None = None, tables: Iterable[str] = TABLES) -> F
     """
     folder = Path(results or os.environ.get("SPARSIFY_RESULTS") or ROOT / "results")
     shipped = ROOT / "results" / "shipped"
-    parts = {OWN: own(folder, tables)[0], SHIPPED: _read(shipped, tables)}
+    parts = {OWN: own(folder, tables, warnings.warn), SHIPPED: _read(shipped, tables)}
     keys = parts[SHIPPED].runs["key"][_not_in(parts[OWN].runs, parts[SHIPPED].runs)]
     parts[SHIPPED] = restrict(parts[SHIPPED], keys)
     both = stack([_from(source, part) for source, part in parts.items()])
     return tidy(both._replace(runs=with_names(both.runs, folder, shipped)))
 
 
-def runs(results: Path, shipped: Path, last: Mapping[str, int]) -> dict[str, pd.DataFrame]:
+def runs(
+    results: Path, shipped: Path, last: Mapping[str, int], say: Callable[[str], None]
+) -> dict[str, pd.DataFrame]:
     """The runs alone, own and shipped, as they are in their tables; `last` is of `last_attempts`."""
-    mine, theirs = own(results, ["runs"], last)[0].runs, _read(shipped, ["runs"]).runs
+    mine, theirs = own(results, ["runs"], say, last).runs, _read(shipped, ["runs"]).runs
     found = {OWN: mine, SHIPPED: theirs[_not_in(mine, theirs)]}
     return {source: table.assign(source=source) for source, table in found.items()}
 
@@ -70,19 +73,28 @@ def _not_in(mine: pd.DataFrame, theirs: pd.DataFrame) -> Any:
 
 
 def own(
-    results: Path, tables: Iterable[str] = TABLES, last: Mapping[str, int] | None = None
-) -> tuple[Frames, list[str]]:
-    """This checkout's runs: from the tables of `collect`, and newer ones from their logs; and a line on each
-    that had to be left out."""
-    store, collected = Store(results / "runs"), _read(results / "records", tables)
+    results: Path,
+    tables: Iterable[str],
+    say: Callable[[str], None],
+    last: Mapping[str, int] | None = None,
+) -> Frames:
+    """This checkout's runs: from the tables of `collect`, newer ones from their logs. What had to be left out
+    is said."""
+    store, collected = Store(results / "runs"), empty()
+    try:
+        collected = _read(results / "records", tables)
+    except Damaged as damage:
+        say(f"left out {damage}; runs are read from their logs, and `collect` makes the table anew")
     known = dict(zip(collected.runs["run_id"], collected.runs.get("attempt", ()), strict=False))
     last = last_attempts(store) if last is None else last
     there = {run for run, number in last.items() if known.get(run) == number}
     newer = [run for run in last if run not in there]
     fresh, notes = newest(store, newer)
+    for note in notes:
+        say(note)
     there |= set(known) & (set(newer) - set(fresh.runs["run_id"]))  # its newest attempt is not whole yet
     kept = restrict(collected, collected.runs["key"][collected.runs["run_id"].isin(there)])
-    return stack([kept, _only(fresh, tables)]) if newer else kept, notes
+    return stack([kept, _only(fresh, tables)]) if newer else kept
 
 
 def tidy(frames: Frames) -> Frames:

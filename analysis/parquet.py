@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import io
 import multiprocessing
@@ -85,9 +86,13 @@ def _each_part(
 
 
 def _write_part(store: Store, runs: Sequence[str], path: Path) -> list[str]:
-    frames, notes = newest(store, runs)
-    write_parquet(frames, path)
-    return notes
+    gc.disable()  # it would look through a million objects, none of which is in a circle, again and again
+    try:
+        frames, notes = newest(store, runs)
+        write_parquet(frames, path)
+        return notes
+    finally:
+        gc.enable()
 
 
 def _named(frames: Frames) -> Iterator[tuple[str, pd.DataFrame]]:

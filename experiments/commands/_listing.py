@@ -15,6 +15,7 @@ from analysis.files import Damaged
 from analysis.leaves import SHOWN, flatten, plain, short, varying
 from analysis.records import DAMAGED, IMPLIED, Attempt
 from analysis.tables import Table
+from experiments.commands._make import say
 from experiments.config.folders import Folders
 from sparsify.ranges import did_you_mean, quoted, shown
 
@@ -33,7 +34,7 @@ AGES = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 def every_run(folders: Folders) -> pd.DataFrame:
     """A row per run, own and shipped, in any state: columns of `Frames.runs`, and `state`."""
     last = loading.last_attempts(folders.store)
-    parts = loading.runs(folders.results, folders.shipped, last)
+    parts = loading.runs(folders.results, folders.shipped, last, say)
     own = parts[loading.OWN]
     whole = dict(zip(own["run_id"], own["attempt"], strict=True)) if len(own) else {}
     others = [
