@@ -26,8 +26,8 @@ from experiments.config.folders import ROOT
 PROJECT = "gradient-sparsification"
 THERE = ("torch", "triton", "pandas", "matplotlib", "pyarrow")
 CHECKS = (
-    "import-linter", "ipykernel", "jupytext", "mypy", "nbclient", "pandas-stubs", "ruff", "types-greenlet",
-    "types-psutil",
+    "import-linter", "ipykernel", "jupytext", "mypy", "nbclient", "pandas-stubs", "playwright", "ruff",
+    "types-greenlet", "types-psutil",
 )  # fmt: skip
 SOURCE_ONLY = ("antlr4-python3-runtime",)  # no wheel of it was published; it is plain Python
 AHEAD = 15  # minor versions: torchvision 0.26 is for torch 2.11
