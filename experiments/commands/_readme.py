@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from experiments.config.folders import ROOT
 README = ROOT / "README.md"
 BEGIN = "<!-- verdicts: written by `python -m experiments collect --ship` -->"
 END = "<!-- end of verdicts -->"
+WIDTH = 120  # of a line of the README
 
 
 class Chosen(NamedTuple):
@@ -82,4 +84,5 @@ def counted(rows: Iterable[verdicts.Row]) -> str:
     """How often each word was reached, as a sentence."""
     found = verdicts.counts(rows)
     words = captions.listed([f"{number} {word}" for word, number in found.items()])
-    return f"All {sum(found.values())} claims, those of one cause counted once: {words}."
+    sentence = f"All {sum(found.values())} claims, those of one cause counted once: {words}."
+    return textwrap.fill(sentence, WIDTH)
