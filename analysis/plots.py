@@ -218,7 +218,8 @@ def bar(axes: Axes, x: float, value: Value, look: Look, width: float, origin: st
     axes.bar(x, value.value, width, edgecolor=look.colour, linewidth=0.8, **_fill(origin, look.colour))
     whisker(axes, x, value)
     top = max(value.value, value.high or value.value)
-    above(axes, x, top, number(value.value), fontsize=6)  # narrower than the bar
+    plain = {"facecolor": "white", "edgecolor": "none", "pad": 0.2}  # no line runs through it
+    above(axes, x, top, number(value.value), fontsize=6, bbox=plain)  # narrower than the bar
 
 
 def whisker(axes: Axes, x: float, value: Value) -> None:

@@ -28,7 +28,7 @@ def test_picture_and_page_are_drawn(benched: Benched) -> None:
     page = (benched.results / "figures" / f"{store.stem}.md").read_text()
     assert "## n = 20,000, density 0.001, normal" in page
     assert "| eager |" in page
-    assert "- `paper_kernel` not run: needs a GPU" in page
+    assert "paper_kernel not run: needs a GPU" in page
 
 
 def test_records_from_before_there_was_an_add_are_drawn_against_the_copy(

@@ -11,6 +11,7 @@ from pathlib import Path
 from analysis import plots, style
 from analysis.captions import listed
 from analysis.files import Damaged, write_atomic
+from analysis.numbers import number
 from experiments.bench.select import page as select_page
 from experiments.bench.select.records import DENSITY, LARGE_N, LOOKS, NORMAL, Record, floor_of, read
 from experiments.config.folders import Folders
@@ -67,7 +68,9 @@ def draw(rows: Sequence[Record]) -> plots.Figure:
             axes.grid(visible=True, axis="y")
             axes.tick_params(axis="x", which="minor", labelbottom=False)
         times.set(xlabel=f"elements n (density {densities(by_n)}, normal)", ylabel="Time of a step (ms)")
-        ratios.set(xlabel=f"density k/n (n = {n:,}, normal)", ylabel=f"Time / time of the {FLOORS[floor]}")
+        ratios.set(
+            xlabel=f"density k/n (n = {number(n)}, normal)", ylabel=f"Time / time of the {FLOORS[floor]}"
+        )
         handles, labels = times.get_legend_handles_labels()
         for handle, label in zip(*ratios.get_legend_handles_labels(), strict=True):
             if label not in labels:
@@ -102,7 +105,7 @@ def triple(ratio: Record | None) -> Spread | None:
 
 
 def densities(rows: Sequence[Record]) -> str:
-    return listed(sorted({row["density"] for row in rows})) if rows else f"{DENSITY:g}"
+    return listed(map(number, sorted({row["density"] for row in rows}))) if rows else number(DENSITY)
 
 
 def dense_n(rows: Sequence[Record]) -> int:

@@ -4,61 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import pandas as pd
+
 from analysis.captions import listed
-from analysis.numbers import number
+from analysis.numbers import number, with_interval
+from analysis.stats import Value
+from analysis.tables import Table
 from experiments.bench.select.records import DENSITY, LARGE_N, LOOKS, NORMAL, Record, floor_of
 
 FLOORS = {
     "add": "the in-place add of the gradient, which no step can do without",
     "copy": "a copy that moves 12n bytes",
 }
-HEAD = (
-    "row", "ms: median [spread]", "CPU ms", "repetitions", "/ add", "/ copy", "eager / it",
-    "eager in huge pages / it", "bytes per element", "GB/s", "fallbacks", "host syncs", "sent / k",
-)  # fmt: skip
+UNITS = {"time of a step": "ms", "CPU time": "ms", "fallbacks": "%", "speed": "GB/s"}
 
 
 def table(rows: Iterable[Record]) -> str:
     """The rows of one case as Markdown; below it why some were not run."""
-    out = ["| " + " | ".join(HEAD) + " |", "|---|" + "---:|" * (len(HEAD) - 1)]
-    missing: dict[str, list[str]] = {}  # reason -> rows
+    measured, missing = [], dict[str, list[str]]()  # reason -> rows
     for row in rows:
         if "median_ms" in row:
-            out.append("| " + " | ".join(cells(row)) + " |")
+            measured.append(cells(row))
         else:
-            missing.setdefault(row["why"], []).append(f"`{row['row']}`")
-    if len(out) == 2:
-        out.clear()
-    elif missing:
-        out.append("")
-    return "\n".join([*out, *(f"- {listed(names)} not run: {why}" for why, names in missing.items())]) + "\n"
+            missing.setdefault(row["why"], []).append(row["row"])
+    note = "; ".join(f"{listed(names)} not run: {why}" for why, names in missing.items())
+    units = UNITS if measured else {}
+    return Table("", pd.DataFrame(measured), units, note).markdown() if measured else f"{note}\n"
 
 
-def cells(row: Record) -> list[str]:
-    per_element = row["bytes_per_element"]
-    speed = "" if per_element is None else number(1e-6 * per_element * row["n"] / row["median_ms"])
-    name = row["row"] + (f" ({row['kernel']})" if row.get("kernel") else "")
-    return [
-        name,
-        f"{number(row['median_ms'])} [{number(row['low_ms'])}, {number(row['high_ms'])}]",
-        times(row.get("cpu_ms")),
-        str(row["repeats"]),
-        times(row.get("over_add")),
-        times(row["over_copy"]),
-        times(row["eager_over"]),
-        times(row.get("eager_hugepages_over")),
-        "" if per_element is None else f"{per_element:.3g}",
-        speed,
-        "" if row["fallback_rate"] is None else f"{row['fallback_rate']:.1%}",
-        f"{row['host_syncs']:.3g}",
-        "" if row["selected_over_k"] is None else f"{row['selected_over_k']:.3g}",
-    ]
+def cells(row: Record) -> dict[str, Value | float | str | None]:
+    """What stands in a row: medians with their spread."""
+    per_element, fallback = row["bytes_per_element"], row["fallback_rate"]
+    kernel = f" ({row['kernel']})" if row.get("kernel") else ""
+    return {
+        "row": row["row"] + kernel,
+        "time of a step": Value(row["median_ms"], row["low_ms"], row["high_ms"], row["repeats"]),
+        "CPU time": spread(row.get("cpu_ms")),
+        "repetitions": row["repeats"],
+        "/ add": spread(row.get("over_add")),
+        "/ copy": spread(row["over_copy"]),
+        "eager / it": spread(row["eager_over"]),
+        "eager in huge pages / it": spread(row.get("eager_hugepages_over")),
+        "bytes per element": per_element,
+        "speed": None if per_element is None else 1e-6 * per_element * row["n"] / row["median_ms"],
+        "fallbacks": None if fallback is None else 100 * fallback,
+        "host syncs": row["host_syncs"],
+        "sent / k": row["selected_over_k"],
+    }
+
+
+def spread(ratio: Record | None) -> Value | None:
+    return Value(ratio["median"], ratio["low"], ratio["high"], ratio["n"]) if ratio else None
 
 
 def times(ratio: Record | None) -> str:
-    if not ratio:
-        return ""
-    return f"{number(ratio['median'])} [{number(ratio['low'])}, {number(ratio['high'])}]"
+    return with_interval(spread(ratio))
 
 
 def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
@@ -77,8 +77,8 @@ def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
     for _, distribution, n, density in cases:
         own = [r for r in rows if (r["n"], r["density"], r["distribution"]) == (n, density, distribution)]
         own.sort(key=lambda row: list(LOOKS).index(row["row"]))
-        title = f"## n = {n:,}, density {density:g}, {distribution}\n"
-        parts += [title, f"{own[0]['source']}; k = {own[0]['k']:,}.\n", table(own)]
+        title = f"## n = {number(n)}, density {number(density)}, {distribution}\n"
+        parts += [title, f"{own[0]['source']}; k = {number(own[0]['k'])}.\n", table(own)]
     parts += ["## The rows, and their bytes\n", legend(rows)]
     return "\n".join(parts)
 
@@ -121,7 +121,9 @@ def headline(rows: Sequence[Record]) -> list[str]:
             said[-1] += f" ({tuned} where its malloc gives huge pages)"
         if own[name].get(f"over_{floor}"):
             said[-1] += f" and takes {times(own[name][f'over_{floor}'])} times as long as the {floor}"
-    return [f"At n = {LARGE_N:,}, density {DENSITY:g}, normal: {'; '.join(said)}.\n"] if said else []
+    return (
+        [f"At n = {number(LARGE_N)}, density {number(DENSITY)}, normal: {'; '.join(said)}.\n"] if said else []
+    )
 
 
 def legend(rows: Sequence[Record]) -> str:
