@@ -32,6 +32,7 @@ TOGETHER = {
     "tests/sparsify/comm/test_horovod.py": "Horovod",
     "tests/sparsify/test_gpu.py": "GPU",
     "tests/sparsify/kernels/test_gpu_kernels.py": "GPU",
+    "tests/analysis/report/test_browser.py": "browser",
     "tests/bench/test_select.py": "benchmark",
     "tests/bench/test_select_figure.py": "benchmark",
 }
