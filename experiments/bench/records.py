@@ -1,0 +1,86 @@
+"""How long many records take: collected into tables, and listed.
+
+make bench BENCH=records [ARGS="--runs 10000"]
+
+The records are invented, in a temporary folder: 100 steps on 8 ranks, with all phases, 0.4 MB a run. Prints
+wall time, and the CPU time of all processes.
+"""
+
+from __future__ import annotations
+
+import os.path
+import sys
+
+# Run by its path, Python would look into this folder first, whose `select` is not Python's.
+if not __package__:
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import argparse
+import resource
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from analysis.files import RankLog
+from analysis.frames import PHASES
+from analysis.records import Store
+from experiments.config import compose
+from experiments.config.folders import ROOT
+
+RUNS, RANKS, STEPS = 10_000, 8, 100
+STARTED, ENDED = "2000-01-01T00:00:00Z", "2000-01-01T00:01:00Z"  # of invented runs
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(prog="make bench BENCH=records", description=__doc__.partition("\n")[0])
+    words.add_argument("--runs", type=int, default=RUNS, help="how many records")
+    asked = words.parse_args()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        invent(Store(Path(folder) / "runs"), asked.runs)
+        for command in ("collect", "list"):
+            wall_s, cpu_s = timed(command, Path(folder))
+            print(f"{command}: {asked.runs:,} runs in {wall_s:.1f} s, {cpu_s:.1f} s of CPU time")
+    return 0
+
+
+def timed(command: str, results: Path) -> tuple[float, float]:
+    """Wall and CPU seconds of one command over these results."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    call = [sys.executable, "-m", "experiments", command]
+    surroundings = {**os.environ, "SPARSIFY_RESULTS": str(results)}
+    subprocess.run(call, cwd=ROOT, env=surroundings, check=True, stdout=subprocess.DEVNULL)
+    wall_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def invent(store: Store, runs: int) -> None:
+    """Records that differ in their seed, every number of them made up."""
+    config = compose.resolve(["method=topk", "task=cnn_digits", "profile=smoke", f"workers={RANKS}"])
+    logs = list[bytes]()
+    for seed in range(runs):
+        attempt = store.begin({**config, "seed": seed})
+        for rank in range(RANKS):
+            if len(logs) == rank:
+                logs.append(_log(attempt.rank_path(rank), rank))
+            attempt.rank_path(rank).write_bytes(logs[rank])
+        facts: dict[str, Any] = {"provenance": {"cpu": "invented"}, "started": STARTED, "ended": ENDED}
+        attempt.update(state="ok", files=attempt.fingerprints(), steps=STEPS, simulated=True, **facts)
+
+
+def _log(path: Path, rank: int) -> bytes:
+    with RankLog(path) as log:
+        for step in range(STEPS):
+            phases = {phase: 0.001 * (1 + place) + 1e-6 * step for place, phase in enumerate(PHASES)}
+            log.add(
+                "step", step=step, epoch=1, start_s=100.0 * rank + 0.1 * step, step_s=sum(phases.values()),
+                phases=phases, wire_bytes=117_824, host_syncs=0, density=0.001, update_density=0.0018,
+                residual_norm=1.0 + 0.1 * step, loss=2.3 - 0.01 * step, lr=0.1,
+            )  # fmt: skip
+        log.flush()
+    return path.read_bytes()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
