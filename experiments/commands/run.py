@@ -18,7 +18,6 @@ from slurm import environment
 from slurm.environment import Joined
 
 GROUP = "here"
-MEASURED = "measured; --force measures again"
 
 
 def run(words: Settings, *, force: bool = False, yes: bool = False) -> int:
@@ -42,7 +41,8 @@ def run(words: Settings, *, force: bool = False, yes: bool = False) -> int:
     todo = planned if force else missing(planned, folders, say)
     name = sweep or ("run" if len(planned) == 1 else "runs")
     if not todo:
-        say(f"already {MEASURED}" if len(planned) == 1 else f"all {len(planned)} runs are {MEASURED}")
+        all_of_them = f"all {len(planned)} runs are " if len(planned) > 1 else ""
+        say(f"{all_of_them}already measured; --force measures again")
     else:
         if len(planned) > 1:
             say(f"{name}: {len(planned)} runs, {len(todo)} to make")
