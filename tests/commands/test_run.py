@@ -305,7 +305,7 @@ def test_several_values_are_several_runs_which_a_sweep_names(here: Command, tmp_
     assert index is not None
     assert sorted(index["runs"]) == Store(tmp_path / "results" / "runs").runs()
     again = here("run", *words, "sweep=other")
-    assert "all 2 runs are measured" in again.stderr
+    assert "all 2 runs are already measured" in again.stderr
     assert read_json(tmp_path / "results" / "records" / "sweeps" / "other.json") == index
     assert here("list", "sweep=other", "seed=1").stdout.count("\n| ") == 2
     assert "already measured" in here("run", "method=topk", *SMALL, "train.steps=2", "seed=1").stderr
