@@ -114,15 +114,6 @@ class Verdict:
     flips: str = ""  # the horizon that the ordering needs
 
     @property
-    def text(self) -> str:
-        """The verdict where it stands alone: no scale is told above it."""
-        scale = (
-            [] if self.word in UNDECIDED else [mark for mark in (REDUCED, SIMULATED) if mark in self.scale]
-        )
-        said = "; ".join(filter(None, (self.because, *scale)))
-        return f"{self.word} ({said})" if said else self.word
-
-    @property
     def because(self) -> str:
         """What must be read with the word: n, the reason, the horizon."""
         said = [self.reason] if self.word in ("not comparable", "inconclusive", "indicated") else []

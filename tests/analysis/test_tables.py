@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html.parser
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pandas as pd
 import pytest
 
 from analysis.stats import Value
-from analysis.tables import Table, markdown
+from analysis.tables import Table, markdown, save
 
 HOSTILE = (
     r"a|b <script>alert('x')</script> $x_1^2 & 5% #1 {\input{y}} `c` *d* ~e [f](g) \\" + "\x1b[31m\n=1+1"
@@ -157,6 +158,19 @@ def test_a_table_of_nothing_has_its_header() -> None:
     table = Table("", pd.DataFrame(columns=["a", "b"]))
     assert table.markdown() == "| a | b |\n| --- | --- |\n"
     assert table.csv() == "a,b\n"
+
+
+def test_a_figure_s_tables_lie_beside_it_and_those_of_a_former_drawing_do_not(tmp_path: Path) -> None:
+    (tmp_path / "fig-10.csv").touch()  # another figure's
+    save([small(), small(), small()], tmp_path, "fig")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "fig.csv", "fig-2.csv", "fig-3.csv", "fig.tex", "fig-10.csv",
+    }  # fmt: skip
+    assert (tmp_path / "fig.tex").read_text().count(r"\begin{table}") == 3
+    save([small()], tmp_path, "fig")
+    assert {path.name for path in tmp_path.iterdir()} == {"fig.csv", "fig.tex", "fig-10.csv"}
+    save([], tmp_path, "fig")
+    assert {path.name for path in tmp_path.iterdir()} == {"fig-10.csv"}
 
 
 def test_yes_and_no_are_no_numbers() -> None:

@@ -72,6 +72,8 @@ def test_two_files_of_one_item_are_refused_with_both_paths(
     refused(here("figures", "fig4"), "item 'fig4'", *both, "ask for shi2019/fig4 or yoon2022/fig4")
     assert list(figures.items()) == ["shi2019/fig4", "fig4"]  # what does not ask for it goes on
     assert (figures.find("yoon2022/fig4"), figures.find("shi2019/fig4")) == ("fig4", "shi2019/fig4")
+    assert figures.stem("shi2019/fig4", "laptop") == "shi2019-fig4-laptop"
+    assert figures.of_file("shi2019-fig4") == "shi2019/fig4"
 
 
 def test_listing_and_loading_items_needs_no_torch() -> None:
@@ -118,7 +120,7 @@ def test_every_item_draws_from_records_and_from_parquet(
 def test_the_same_records_give_the_same_bytes(everything: Frames, tmp_path: Path) -> None:
     draw, frames = figures.load("fig4").draw, of_item(everything, "fig4")
     drawn = [style.save(draw(frames, "laptop"), tmp_path, name) for name in ("a", "b")]
-    for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
+    for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
         first, second = (path.with_suffix(suffix).read_bytes() for path in drawn)
         assert first == second
         assert first.startswith(magic)

@@ -50,7 +50,7 @@ def test_each_draws_without_runs_and_the_same_bytes(item: str, tmp_path: Path) -
     module = figures.load(item)
     drawn = [style.save(module.draw(empty(), figures.PUBLISHED), tmp_path, name) for name in ("a", "b")]
     assert all(axes.has_data() for axes in module.draw(empty(), figures.PUBLISHED).axes)
-    for suffix in (".png", ".pdf"):
+    for suffix in (".png", ".pdf", ".svg"):
         first, second = (path.with_suffix(suffix).read_bytes() for path in drawn)
         assert first == second
 
