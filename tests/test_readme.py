@@ -226,6 +226,14 @@ def test_the_method_snippet_obeys_the_laws() -> None:
     torch.testing.assert_close(whole[0].updates[0], mean)
 
 
+def test_what_records_shows_in_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path))  # what is shipped, and no more
+    exec(python_block("analysis.load()"), {})
+    assert "topk density=0.01" in capsys.readouterr().out
+
+
 def test_a_method_added_as_a_file_can_be_named_at_once(tmp_path: Path) -> None:
     from sparsify.registry import Registry
 
