@@ -97,9 +97,9 @@ class Comparison:
         units = {label: unit} if unit else {}
         if self.ref is not None:
             is_share = self._bounds == SHARE
-            name = f"{'less' if is_share else 'times'} {self.ref}"
+            name = f"{'minus' if is_share else 'ratio to'} {self.ref}"
             rows[name] = [point.against for point in points]
-            units |= {name: unit} if is_share else {}
+            units |= {name: "points"} if is_share else {}
         return Table(self.title, pd.DataFrame(rows, dtype=object), units, self._note(frames, points))
 
     @property

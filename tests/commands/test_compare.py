@@ -37,7 +37,7 @@ def test_a_sweep_becomes_a_table_and_a_picture_in_all_forms(thesis: Path, here: 
     done = here("compare", "sweep=thesis", "x=method.density", "y=val_top1", "ref=dense")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("| topk |") == 2
-    assert "less dense (%)" in done.stdout
+    assert "minus dense (points)" in done.stdout
     written = {
         path.suffix for path in (thesis / "figures").glob("compare-sweep-thesis-val_top1-over-density.*")
     }
