@@ -12,7 +12,7 @@ from experiments.launch import arrays
 GROUP = "cluster"
 
 
-def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False) -> int:
+def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False, yes: bool = False) -> int:
     """Queue what is neither measured nor queued, return at once: submit method=topk,dgc cluster=NAME
 
     Args:
@@ -20,8 +20,9 @@ def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False) -
             names them for `list` and `compare`.
         all: of a figure, also the runs that make it firmer, mostly with more seeds.
         force: measure again what is already measured (earlier attempts are kept).
+        yes: also a grid of more than 1,000 runs.
     """
-    name, configs = name_and_configs(words, all)
+    name, configs = name_and_configs(words, all, yes)
     planned, folders = check_on_slurm(plan_runs(configs, say)), Folders()
     sweeps.note(folders, sweeps.named(words)[0], configs)
     sweep = arrays.submit_missing(planned, folders, name, words, say, force)

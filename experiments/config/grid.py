@@ -57,7 +57,9 @@ def _values(word: str) -> list[str]:
     return [f"{key}={value}" for value in found]
 
 
-def name_and_configs(words: Sequence[str], more: bool = False) -> tuple[str, list[dict[str, Any]]]:
+def name_and_configs(
+    words: Sequence[str], more: bool = False, many: bool = True
+) -> tuple[str, list[dict[str, Any]]]:
     """What `plan` and `submit` were asked for: figures' runs (and those that make them firmer), else one run,
     else a grid of them.
 
@@ -77,7 +79,7 @@ def name_and_configs(words: Sequence[str], more: bool = False) -> tuple[str, lis
         sources = (configs_of, more_configs_of) if more else (configs_of,)
         found = [config for of in sources for item in items for config in of(item, profile, overrides)]
         return sweep or "-".join([*map(figures.file_name, items), profile]), found
-    return sweep or "runs", configs(overrides)
+    return sweep or "runs", configs(overrides, many)
 
 
 def configs(words: Sequence[str], many: bool = True) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from analysis.records import run_id
 from experiments.config import grid, sweeps
 from experiments.config.folders import Folders
 from tests import synthetic
+from tests.conftest import Command, refused
 
 WORDS = ["task=cnn_digits", "profile=smoke", "method=topk", "method.density=0.01,0.1", "seed=0,1"]
 
@@ -41,3 +42,8 @@ def test_more_than_a_thousand_runs_are_made_on_request_only(monkeypatch: pytest.
     with pytest.raises(ValueError, match=r"4 runs; --yes"):
         grid.configs(WORDS, many=False)
     assert len(grid.configs(WORDS, many=True)) == 4
+
+
+def test_what_is_submitted_is_asked_for_alike(here: Command) -> None:
+    words = ["task=cnn_digits", "profile=smoke", "cluster=generic_slurm", "seed=range(0,1001)"]
+    refused(here("submit", *words), "1,001 runs", "--yes")
