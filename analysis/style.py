@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import matplotlib
-from matplotlib.figure import Figure
-
 from analysis.files import write_atomic
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from matplotlib.typing import RcKeyType
 
 TWO_COLUMNS = 7.16  # inches, IEEE
@@ -160,6 +158,8 @@ def look(method: str) -> Look:
 
 def save(figure: Figure, folder: Path, name: str) -> Path:
     """Write `name`.png (returned), .pdf and .svg; a figure always gives the same bytes."""
+    import matplotlib  # here, since lists and tables know labels too, and need not wait for it
+
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(base()):
         for kind, nothing in UNDATED.items():
