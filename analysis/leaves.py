@@ -90,7 +90,7 @@ def plain(value: Any) -> str:
     """0.01, fused, true: as the command line takes it."""
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value).replace(" ", "")
+    return str(value).replace(" ", "").removesuffix(".0")
 
 
 def _varies(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:

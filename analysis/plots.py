@@ -118,7 +118,7 @@ def over(axes: Axes, places: Mapping[Any, float], label: str) -> None:
         axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(at))
     axes.xaxis.set_major_formatter(
-        FixedFormatter([f"{x:g}" if isinstance(x, float) else str(x) for x in places])
+        FixedFormatter([number(x) if isinstance(x, float) else str(x) for x in places])
     )
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.08)

@@ -201,7 +201,7 @@ BIG_BATCHES = "task.batch_size=64"  # or most runs are over before they are told
 SLOWER = (*ELSEWHERE, BIG_BATCHES)
 STILL_SLOWER = (*ELSEWHERE, "task.batch_size=384")  # the command that cancels takes seconds
 # SLURM counts limits in minutes; told to stop 50 s before the end is told to stop after some seconds.
-ONE_MINUTE = (*SLOWER, "cluster.time_min=1", "cluster.signal_delay_s=50")
+ONE_MINUTE = (*ELSEWHERE, "task.batch_size=192", "cluster.time_min=1", "cluster.signal_delay_s=50")
 TROUBLES: dict[str, tuple[Trouble, tuple[str, ...]]] = {
     "kill": (kill_a_worker, SLOWER),
     "signal": (tell_to_stop, SLOWER),

@@ -37,6 +37,7 @@ def run(words: Settings, *, force: bool = False, yes: bool = False) -> int:
     if (group := environment.joined()) is not None:
         return _run_together(configs, group, folders, force)
     planned = plan_runs(configs, say)
+    configs = [run.config for run in planned]  # of other data, where those asked for are not here
     sweeps.note(folders, sweep, configs)
     todo = planned if force else missing(planned, folders, say)
     name = sweep or ("run" if len(planned) == 1 else "runs")
