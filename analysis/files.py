@@ -175,7 +175,7 @@ def _odd(value: Any, depth: int = 0) -> str:
         return next(filter(None, (_odd(part, depth + 1) for part in value)), "")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "a whole number of more than 64 bits"
-    if isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= sign <= "\udfff" for sign in value):
         return "half of a character"
     return ""
 
