@@ -108,7 +108,9 @@ def test_links_lead_somewhere(page: str, target: str) -> None:
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`cluster=mine`, a copy of the file that the README copies."""
+    """`cluster=mine`, a copy of the file that the README copies, where the user has not made it yet."""
+    if (ROOT / "conf/local/cluster/mine.yaml").exists():
+        return
     (tmp_path / "cluster").mkdir()
     shutil.copy(ROOT / "conf/cluster/generic_slurm.yaml", tmp_path / "cluster/mine.yaml")
     monkeypatch.setenv("SPARSIFY_CONF", str(tmp_path))

@@ -45,7 +45,7 @@ def test_what_is_made_runs_and_is_clean(tmp_path: Path) -> None:
         return done.stdout
 
     made = {"method": "mine", "dataset": "patterns", "task": "cnn_patterns", "figure": "thesis_density",
-            "cluster": "mine"}  # fmt: skip
+            "cluster": "in_a_test"}  # fmt: skip
     files = [call("experiments", "new", kind, name).split()[0] for kind, name in made.items()]
     python = [file for file in files if file.endswith(".py")]
     assert len(python) == 4
@@ -53,7 +53,9 @@ def test_what_is_made_runs_and_is_clean(tmp_path: Path) -> None:
     call("ruff", "format", "--check", *python)
     own = ("method=mine", "method.density=0.1", "task=cnn_patterns", "profile=smoke", "cluster=virtual")
     assert "mine-cnn_patterns" in call("experiments", "run", *own)
-    assert "density-paper on mine: 12 runs" in call("experiments", "plan", "density", "cluster=mine")
+    assert "density-paper on in_a_test: 12 runs" in call(
+        "experiments", "plan", "density", "cluster=in_a_test"
+    )
     told = call("experiments", "reproduce", "density", "profile=smoke")
     assert "Top-k ends above Random-k" in told
     drawn = {path.suffix for path in (tmp_path / "results" / "figures").glob("density-smoke.*")}
@@ -62,7 +64,7 @@ def test_what_is_made_runs_and_is_clean(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", get_args(_new.Kind))
 def test_a_file_that_is_there_is_never_overwritten(kind: _new.Kind, elsewhere: Path, here: Command) -> None:
-    name = _new.EXAMPLES[kind]
+    name = f"x{_new.EXAMPLES[kind]}"
     assert here("new", kind, name).returncode == 0
     (path,) = (path for path in (elsewhere / kind).iterdir() if path.stem == name)
     path.write_text("mine")
@@ -98,7 +100,7 @@ def test_a_name_that_cannot_be_is_refused_with_what_can(
 
 @pytest.mark.parametrize("kind", get_args(_new.Kind))
 def test_nothing_of_the_example_s_name_is_left(kind: _new.Kind) -> None:
-    made = _new.text(kind, _new.EXAMPLES[kind] + "_digits" * (kind == "task"))
+    made = _new.text(kind, f"x{_new.EXAMPLES[kind]}" + "_digits" * (kind == "task"))
     assert "example" not in made.lower().replace("examples", "").replace("for example", "")
 
 
