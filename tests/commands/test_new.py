@@ -45,7 +45,7 @@ def test_what_is_made_runs_and_is_clean(tmp_path: Path) -> None:
         return done.stdout
 
     made = {"method": "mine", "dataset": "patterns", "task": "cnn_patterns", "figure": "thesis_density",
-            "cluster": "in_a_test"}  # fmt: skip
+            "cluster": "tried"}  # fmt: skip
     files = [call("experiments", "new", kind, name).split()[0] for kind, name in made.items()]
     python = [file for file in files if file.endswith(".py")]
     assert len(python) == 4
@@ -53,9 +53,7 @@ def test_what_is_made_runs_and_is_clean(tmp_path: Path) -> None:
     call("ruff", "format", "--check", *python)
     own = ("method=mine", "method.density=0.1", "task=cnn_patterns", "profile=smoke", "cluster=virtual")
     assert "mine-cnn_patterns" in call("experiments", "run", *own)
-    assert "density-paper on in_a_test: 12 runs" in call(
-        "experiments", "plan", "density", "cluster=in_a_test"
-    )
+    assert "density-paper on tried: 12 runs" in call("experiments", "plan", "density", "cluster=tried")
     told = call("experiments", "reproduce", "density", "profile=smoke")
     assert "Top-k ends above Random-k" in told
     drawn = {path.suffix for path in (tmp_path / "results" / "figures").glob("density-smoke.*")}
