@@ -67,6 +67,7 @@ def test_a_figure_comes_out_of_real_arrays_and_is_then_only_redrawn(bench: Bench
     done = bench.command(*words)
     assert done.returncode == 0, done.stderr
     assert not mark.exists()
+    assert "| verdict | claim |" in done.stdout
     assert "fig3: " in done.stdout
     assert (bench.results / "figures" / "fig3-smoke.png").is_file()
     runs = bench.folders.store.all_valid()
