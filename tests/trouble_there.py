@@ -29,7 +29,7 @@ from tests.troubled import DEADLINE_S, STEPS, WORDS, Outcome, await_, faults_in,
 SETTLE_S = 10.0  # in which SLURM requeues a job whose node died
 # SLURM tells a dead node for so long that its job is over. A node that is back earlier, as no real one is,
 # ends the job's next start instead.
-STALE_S = 15.0
+STALE_S = 30.0
 AT_A_TIME = "cluster.array_parallelism=2"
 Trouble = Callable[["Bench", Attempt], None]
 

@@ -14,7 +14,7 @@ from experiments.launch.bad_nodes import note_failure
 from slurm import environment, queue
 from tests import trouble_there
 from tests.conftest import ROOT, refused
-from tests.devcluster import SCRIPTS, say
+from tests.devcluster import SCRIPTS, STATE, say
 from tests.runs import carry_out, orders
 from tests.trouble_there import Bench
 from tests.troubled import await_, faults_in
@@ -44,7 +44,13 @@ def troubled(devcluster: dict[str, str], tmp_path_factory: pytest.TempPathFactor
     assert {*found} == {*trouble_there.TROUBLES}, "the others' runs were quicker than their trouble"
     failures = bench.folders.scratch / "node-failures.jsonl"
     blamed = [json.loads(line)["node"] for line in failures.read_text().splitlines()]
-    return {**{name: faults_in(attempt) for name, attempt in found.items()}, "blamed": blamed}
+    faults = {name: faults_in(attempt) for name, attempt in found.items()}
+    told = (STATE / "log" / "slurmctld.log").read_text().splitlines()
+    for name, of_kind in faults.items():
+        if of_kind:  # SLURM's side of it
+            job = str(found[name].job).partition("_")[0]
+            of_kind += [line for line in told if f"JobId={job}" in line or f" {trouble_there.DYING} " in line]
+    return {**faults, "blamed": blamed}
 
 
 def sif() -> bool:
