@@ -1,12 +1,17 @@
 """Closed forms: the bytes that one worker sends, the latency terms, and the alpha-beta time of every
 collective.
 
-Rings for allreduce and allgather, a binomial tree for broadcast: the forms that Li and Hoefler 2022 (PPoPP,
-eqs. 1 to 3) and the table of Zhang's Stable Top-K slides use, here in bytes.
+Functions such as `all_reduce` are the textbook's: rings for allreduce and allgather with the latency terms of
+a tree, a binomial tree for broadcast. They are the forms that Li and Hoefler 2022 (PPoPP, eqs. 1 to 3) and
+the table of Zhang's Stable Top-K slides use, here in bytes. `ALGORITHMS` has others. `Network` turns a
+collective into seconds.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -26,10 +31,22 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Link:
-    """A network in the alpha-beta model: seconds to start a message, and seconds for each byte of it."""
+    """A network in the alpha-beta model: seconds to start a message, and seconds for each byte of it.
+
+    Raises:
+        ValueError: a time below 0, infinite, or no number: a bandwidth that is negative or zero.
+    """
 
     alpha_s: float
     beta_s_per_byte: float
+
+    def __post_init__(self) -> None:
+        for name in ("alpha_s", "beta_s_per_byte"):
+            if not 0 <= (seconds := getattr(self, name)) < math.inf:
+                raise ValueError(
+                    f"{name}={seconds} is out of range: it must be a number of at least 0; a negative or "
+                    "zero bandwidth carries nothing"
+                )
 
     def seconds(self, cost: Cost) -> float:
         return cost.messages * self.alpha_s + cost.sent_bytes * self.beta_s_per_byte
@@ -79,6 +96,112 @@ def exchange_pieces(nbytes: int, size: int) -> Cost:
 def tree(nbytes: int, size: int) -> Cost:
     """gTop-k: m bytes in each of ceil(log2 P) rounds of merging, then a broadcast."""
     return Cost(rounds(size), nbytes * rounds(size)) + broadcast(nbytes, size)
+
+
+def ring_all_reduce(nbytes: int, size: int) -> Cost:
+    """As many bytes as `all_reduce`, in 2 (P-1) steps around the ring."""
+    return Cost(2 * (size - 1), all_reduce(nbytes, size).sent_bytes)
+
+
+def ring_all_gather(nbytes: int, size: int) -> Cost:
+    """As many bytes as `all_gather`, in P-1 steps around the ring."""
+    return Cost(size - 1, all_gather(nbytes, size).sent_bytes)
+
+
+Form = Callable[[int, int], Cost]  # of bytes and workers; for `permute`, of bytes and pairs
+TEXTBOOK: Mapping[str, Form] = {
+    "all_reduce": all_reduce,
+    "all_gather": all_gather,
+    "all_to_all": all_to_all,
+    "broadcast": broadcast,
+    "permute": permute,
+}
+# What each backend does, by the names of `sparsify.comm.Comm`. All send the same bytes; latency terms differ.
+ALGORITHMS: Mapping[str, Mapping[str, Form]] = {
+    "textbook": TEXTBOOK,
+    # facebookincubator/gloo: allreduce.cc and allgather.cc are rings of two segments in flight, broadcast.cc
+    # a binomial tree, alltoallv.cc P-1 messages to each other worker in turn. torch's ProcessGroupGloo calls
+    # them with their defaults.
+    "gloo": {**TEXTBOOK, "all_reduce": ring_all_reduce, "all_gather": ring_all_gather},
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """What joins P workers: one link, or a fast one inside each node and a slower one between nodes.
+
+    Workers fill nodes in order of rank, `per_node` to each. `between` belongs to a node: its workers share
+    it. A collective over several nodes takes the part between nodes and the part inside one after another:
+
+    - all_reduce: reduce-scatter inside, allreduce between nodes, allgather inside (Goyal et al. 2017,
+      arXiv:1706.02677, section 4; Horovod's hierarchical allreduce). Inside m bytes over the p workers of a
+      node, between m bytes over N nodes.
+    - all_gather: each worker gathers from those of its own place on other nodes, p m bytes a node; then what
+      each has inside, N m bytes.
+    - broadcast: to one worker of each node, then inside.
+    - all_to_all: the bytes that stay inside a node and those that leave it; a worker sends the same to each
+      other one. The p workers of a node send p times as much over `between`.
+    - permute: pairs inside and pairs between nodes at once. The busiest node sets the pace of the latter.
+
+    Args:
+        inside: None: as `between`, so that all workers are alike.
+        per_node: workers to a node; without `inside` it makes no difference.
+        algorithm: whose latency terms, of `ALGORITHMS`.
+
+    Raises:
+        ValueError: no workers to a node, or an unknown algorithm.
+    """
+
+    between: Link
+    inside: Link | None = None
+    per_node: int = 1
+    algorithm: str = "textbook"
+
+    def __post_init__(self) -> None:
+        if self.per_node < 1:
+            raise ValueError(f"per_node={self.per_node}: a node has at least one worker")
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(f"no algorithm {self.algorithm!r}; there are: {', '.join(ALGORITHMS)}")
+
+    def seconds(self, call: str, nbytes: int, size: int) -> float:
+        """Of one collective over `size` workers.
+
+        Args:
+            call: all_reduce, all_gather, all_to_all or broadcast. For `permute` see `permute_seconds`.
+            nbytes: of the tensor that each worker brings; of all_to_all, of what it sends to others.
+        """
+        form = ALGORITHMS[self.algorithm][call]
+        if self.inside is None:
+            return self.between.seconds(form(nbytes, size))
+        local, nodes = min(self.per_node, size), -(-size // self.per_node)
+        if nodes == 1:
+            return self.inside.seconds(form(nbytes, size))
+        if call == "all_to_all":
+            return self._all_to_all(nbytes, local, size)
+        inner, outer = (nodes, local) if call == "all_gather" else (1, 1)
+        inside = self.inside.seconds(form(inner * nbytes, local))
+        return inside + self.between.seconds(form(outer * nbytes, nodes))
+
+    def _all_to_all(self, nbytes: int, local: int, size: int) -> float:
+        """In `local` - 1 messages inside the node, and one to each worker elsewhere."""
+        assert self.inside is not None
+        stays = nbytes * (local - 1) // (size - 1)
+        leaves = Cost(size - local, (nbytes - stays) * local)
+        return self.inside.seconds(Cost(local - 1, stays)) + self.between.seconds(leaves)
+
+    def permute_seconds(self, nbytes: int, route: Sequence[tuple[int, int]]) -> float:
+        """Of tensors of `nbytes` along each (source, destination) of `route`."""
+        if self.inside is None:
+            return self.between.seconds(permute(nbytes, len(route)))
+        nodes = [(source // self.per_node, to // self.per_node) for source, to in route]
+        leaving = [pair for pair in nodes if pair[0] != pair[1]]
+        # Of each node how many leave and how many arrive; a link carries both ways at once.
+        loads = Counter(source for source, _ in leaving), Counter(to for _, to in leaving)
+        busiest = max((count for load in loads for count in load.values()), default=0)
+        return max(
+            self.inside.seconds(permute(nbytes, len(nodes) - len(leaving))),
+            self.between.seconds(permute(busiest * nbytes, len(leaving))),
+        )
 
 
 class Published(NamedTuple):

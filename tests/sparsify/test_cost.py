@@ -11,6 +11,7 @@ import torch
 import sparsify
 from sparsify import cost
 from sparsify.comm import CountingComm, virtual
+from sparsify.cost import Link, Network
 from sparsify.methods.oktopk import SplitReduceBalance
 from sparsify.types import BucketContext, Sparse
 from tests.laws import gradient, live
@@ -165,3 +166,83 @@ def test_the_cost_table_of_vgg16_on_8_workers() -> None:
         found = cost.published(scheme, n, k, size)
         assert float(4 * found.least) == pytest.approx(least, rel=5e-3)
         assert float(4 * found.most) == pytest.approx(most, rel=5e-3)
+
+
+SLOW, FAST = Link(50e-6, 8e-9), Link(2e-6, 1e-10)
+CALLS = ("all_reduce", "all_gather", "all_to_all", "broadcast")
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta"), [(-1e-6, 0.0), (0.0, -1e-9), (0.0, float("inf")), (float("nan"), 0.0)]
+)
+def test_links_without_a_bandwidth_are_refused(alpha: float, beta: float) -> None:
+    with pytest.raises(ValueError, match=r"out of range: it must be a number of at least 0"):
+        Link(alpha, beta)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_a_flat_network_is_its_link(call: str, size: int) -> None:
+    price = SLOW.seconds(cost.TEXTBOOK[call](1000, size))
+    assert Network(SLOW).seconds(call, 1000, size) == price
+    assert Network(SLOW, per_node=4).seconds(call, 1000, size) == price
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_network_is_flat_where_all_workers_share_a_node_or_none_do(call: str) -> None:
+    inside, between = (link.seconds(cost.TEXTBOOK[call](1000, 4)) for link in (FAST, SLOW))
+    assert Network(SLOW, FAST, 4).seconds(call, 1000, 4) == inside
+    assert Network(SLOW, FAST, 8).seconds(call, 1000, 4) == inside
+    assert Network(SLOW, FAST, 1).seconds(call, 1000, 4) == between
+
+
+BYTE = Link(0.0, 1.0)  # seconds are bytes
+NONE = Link(0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "inside", "between"),
+    [
+        ("all_reduce", 2 * 1200 * 3 // 4, 2 * 1200 * 1 // 2),
+        ("all_gather", 3 * 2 * 1200, 4 * 1200),  # 7 m arrive at each worker: one over its link, 6 inside
+        ("all_to_all", 1200 * 3 // 7, 4 * (1200 - 1200 * 3 // 7)),  # 4 of 7 others are on the other node
+        ("broadcast", 2 * 1200, 1200),
+    ],
+)
+def test_bytes_over_both_links_of_two_nodes_of_four(call: str, inside: int, between: int) -> None:
+    assert Network(NONE, BYTE, 4).seconds(call, 1200, 8) == inside
+    assert Network(BYTE, NONE, 4).seconds(call, 1200, 8) == between
+
+
+def test_a_permutation_takes_as_long_as_its_busiest_node() -> None:
+    within, across = [(0, 1), (2, 3)], [(0, 2), (1, 3), (2, 0)]
+    network = Network(BYTE, Link(0.0, 0.5), 2)
+    assert network.permute_seconds(100, within) == 50
+    assert network.permute_seconds(100, across) == 200  # two leave node 0; what arrives does not slow them
+    assert network.permute_seconds(100, within + across) == 200
+    assert network.permute_seconds(100, []) == 0
+    assert Network(SLOW).permute_seconds(100, across) == SLOW.seconds(cost.Cost(1, 100))
+
+
+def test_gloo_pays_a_latency_for_every_step_of_its_rings() -> None:
+    one = Link(1.0, 0.0)
+    gloo, textbook = Network(one, algorithm="gloo"), Network(one)
+    assert [gloo.seconds("all_reduce", 100, size) for size in (1, 2, 4, 8)] == [0, 2, 6, 14]
+    assert [textbook.seconds("all_reduce", 100, size) for size in (1, 2, 4, 8)] == [0, 2, 4, 6]
+    assert [gloo.seconds("all_gather", 100, size) for size in (1, 2, 4, 8)] == [0, 1, 3, 7]
+
+
+@pytest.mark.parametrize("algorithm", cost.ALGORITHMS)
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_no_algorithm_sends_other_bytes_than_are_counted(algorithm: str, size: int) -> None:
+    forms = cost.ALGORITHMS[algorithm]
+    assert forms.keys() == cost.TEXTBOOK.keys()
+    for call, form in forms.items():
+        assert form(1000, size).sent_bytes == cost.TEXTBOOK[call](1000, size).sent_bytes
+
+
+def test_impossible_networks_are_refused() -> None:
+    with pytest.raises(ValueError, match="per_node=0: a node has at least one worker"):
+        Network(SLOW, FAST, 0)
+    with pytest.raises(ValueError, match="no algorithm 'tree'; there are: textbook, gloo"):
+        Network(SLOW, algorithm="tree")
