@@ -45,6 +45,7 @@ NotNegative = Annotated[float, Meta(ge=0, le=LARGEST)]
 Positive = Annotated[float, Meta(gt=0, le=LARGEST)]
 AtLeast1 = Annotated[float, Meta(ge=1, le=LARGEST)]
 Share = Annotated[float, Meta(gt=0, le=1)]
+Part = Annotated[float, Meta(ge=0, le=1)]
 Natural = Annotated[int, Meta(ge=0, le=MOST)]
 Count = Annotated[int, Meta(ge=1, le=MOST)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -38,6 +38,7 @@ class Task:
         ValueError: an unknown data set; the message lists what there is.
     """
 
+    has_metric: ClassVar[bool] = True  # is there anything to validate?
     dataset: str
     network: Callable[[int, int, int], nn.Module]
     batch_size: int  # per worker

@@ -252,6 +252,11 @@ def build_on(data: Dataset, config: Mapping[str, Any], device: torch.device) -> 
     task: Task = TASKS.build(*_name_and_values(config["task"]))
     method: Method = METHODS.build(*_name_and_values(config["method"]))
     train = config["train"]
+    if train["validate"] != "never" and not task.has_metric:
+        raise ValueError(
+            f"task={config['task']['name']} learns nothing that train.validate={train['validate']} could "
+            "measure; take train.validate=never"
+        )
     steps_per_epoch = train.get("epoch_steps") or task.steps_per_epoch(data, config["workers"])
     repeats = config.get("cuda_graph", True)  # older orders do not say
     settings = Settings(

@@ -1,0 +1,115 @@
+"""Gradients from a generator in place of a network: what is left of a step is what the method does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import Parameter
+
+from experiments.training.datasets import Dataset, Split
+from experiments.training.task import Metrics, Task
+from sparsify.types import BucketContext
+
+SPARE = 2**16  # elements beyond n: so many different gradients are views of the same memory
+TAIL = 0.25  # shape of the generalised Pareto distribution: its moments below 1 / 0.25 = 4 are finite
+NUMBER = -2  # in place of a bucket's, for the generators: no bucket has it, and -1 is the augmentation's
+EPOCH_STEPS = 100  # what an epoch is where nothing is passed over; train.epoch_steps says otherwise
+
+
+@dataclass(frozen=True)
+class VectorTask(Task):
+    """A task without data: in each step a worker's gradient is another part of one long vector of its own.
+
+    Magnitudes follow a generalised Pareto distribution, with which Abdelmoniem et al. 2021 (SIDCo,
+    arXiv:2101.10761) describe those of deep networks; signs are even. All tensors are alike.
+    """
+
+    has_metric: ClassVar[bool] = False
+    elements: int = 1
+    overlap: float = 0.0  # share of the elements that are alike on all workers
+
+    def steps_per_epoch(self, data: Dataset, workers: int) -> int:
+        return EPOCH_STEPS
+
+    def batches(
+        self,
+        data: Dataset,
+        rank: int,
+        size: int,
+        seed: int,
+        generator: Generator,
+        dtype: torch.dtype,
+        first: int = 0,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """This worker's gradients, without end: (n,) views, and nothing to compare with."""
+        own = BucketContext(seed, rank, NUMBER)
+        spare, step = min(SPARE, self.elements), first
+        long = drawn(self.elements + spare, self.overlap, own).to(generator.device, dtype)
+        while True:
+            start = own.shared.key(step) % (spare + 1)
+            yield long[start : start + self.elements], long[:0]
+            step += 1
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs
+
+    def evaluate(
+        self, model: nn.Module, data: Dataset, dtype: torch.dtype, split: Split | None = None
+    ) -> Metrics:
+        raise AssertionError("there is nothing to validate")
+
+
+def drawn(count: int, overlap: float, own: BucketContext) -> Tensor:
+    """(count,) float32, of one worker.
+
+    An element is alike on all workers with probability `overlap`, else each draws its own. So of a worker's k
+    largest about that share is among the k largest of every other one.
+    """
+    common = own.shared.generator(torch.device("cpu"))
+    theirs = heavy_tailed(count, common)
+    is_own = torch.rand(count, generator=common) >= overlap
+    return torch.where(is_own, heavy_tailed(count, own.generator(torch.device("cpu"))), theirs)
+
+
+def heavy_tailed(count: int, generator: Generator) -> Tensor:
+    """(count,) float32: generalised Pareto of shape `TAIL` and scale 1, with a sign."""
+    uniform = torch.rand(count, generator=generator).mul_(2).sub_(1)
+    return uniform.abs().neg_().add_(1).clamp_(min=2**-24).pow_(-TAIL).sub_(1).div_(TAIL).copysign_(uniform)
+
+
+class Vector(nn.Module):
+    """So many elements in matrices of one shape, whose gradient is what goes in."""
+
+    def __init__(self, elements: int, tensors: int) -> None:
+        super().__init__()
+        shape = most_square(elements // tensors)
+        self.tensors = nn.ParameterList(Parameter(torch.zeros(shape)) for _ in range(tensors))
+
+    def forward(self, gradient: Tensor) -> Tensor:
+        loss: Tensor = GivenGradient.apply(gradient, *self.tensors)
+        return loss
+
+
+class GivenGradient(torch.autograd.Function):
+    """A loss of 0 whose gradient is given: backpropagation costs nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.gradient, ctx.shapes = gradient, [p.shape for p in parameters]
+        return gradient.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        parts = ctx.gradient.split([shape.numel() for shape in ctx.shapes])
+        return (None, *(part.view(shape) for part, shape in zip(parts, ctx.shapes, strict=True)))
+
+
+def most_square(elements: int) -> tuple[int, int]:
+    """Rows and columns of a matrix, no more rows than columns, with as many rows as that allows."""
+    rows = next(rows for rows in range(math.isqrt(elements), 0, -1) if elements % rows == 0)
+    return rows, elements // rows

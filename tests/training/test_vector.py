@@ -1,0 +1,85 @@
+"""Task vector: gradients of any size, without a network."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from analysis.records import Store
+from experiments.config import compose
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from experiments.training.task import Task
+from experiments.training.vector import drawn, most_square
+from experiments.worker import run
+from sparsify.types import BucketContext
+from tests.runs import carry_out, orders, recorded
+
+CPU = torch.device("cpu")
+N = 100_000
+
+
+def gradients(task: Task, rank: int, first: int = 0, count: int = 3) -> list[torch.Tensor]:
+    data, generator = datasets.load("vector", None, CPU), torch.Generator()
+    batches = task.batches(data, rank, 2, 0, generator, torch.float32, first)
+    return [gradient for gradient, _ in itertools.islice(batches, count)]
+
+
+def test_what_reaches_the_parameters_is_the_gradient() -> None:
+    task = TASKS.build("vector", {"elements": 120, "tensors": 2})
+    model = task.model(datasets.load("vector", None, CPU), 0, CPU, torch.float32)
+    assert [tuple(p.shape) for p in model.parameters()] == [(6, 10)] * 2
+    (gradient,) = gradients(task, rank=0, count=1)
+    task.loss(model(gradient), gradient[:0]).backward()
+    assert torch.equal(torch.cat([p.grad.flatten() for p in model.parameters()]), gradient)
+
+
+def test_gradients_change_from_step_to_step_and_from_worker_to_worker_and_begin_anywhere() -> None:
+    task = TASKS.build("vector", {"elements": 1000})
+    steps, others = gradients(task, 0), gradients(task, 1)
+    assert not torch.equal(steps[0], steps[1])
+    assert not torch.equal(steps[0], others[0])
+    assert all(map(torch.equal, gradients(task, 0, first=1), [*steps[1:], *gradients(task, 0, first=3)]))
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.3, 1.0])
+def test_workers_select_alike_as_much_as_is_stated(overlap: float) -> None:
+    k = 1000
+    one, other = (
+        set(drawn(N, overlap, BucketContext(0, rank, 0)).abs().topk(k).indices.tolist()) for rank in (0, 1)
+    )
+    assert len(one & other) / k == pytest.approx(overlap, abs=0.05)
+
+
+def test_gradients_have_a_heavy_tail_and_no_preferred_sign() -> None:
+    values = drawn(N, 0.0, BucketContext(0, 0, 0))
+    assert values.isfinite().all()
+    assert values.sign().mean().abs() < 0.02
+    top = values.abs().sort(descending=True).values
+    assert top[:1000].square().sum() / top.square().sum() > 0.25  # 0.08 in a normal distribution
+
+
+def test_matrices_are_as_square_as_they_can_be() -> None:
+    assert [most_square(elements) for elements in (1, 7, 12, 100_000)] == [(1, 1), (1, 7), (3, 4), (250, 400)]
+
+
+def test_tensors_of_different_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"elements=10 can't be put into tensors=3 of one size"):
+        TASKS.build("vector", {"elements": 10, "tensors": 3})
+
+
+def test_there_is_nothing_to_validate() -> None:
+    config = compose.resolve(["task=vector", "profile=smoke"])
+    with pytest.raises(ValueError, match=r"task=vector learns nothing .* take train.validate=never"):
+        run.build(config, None, CPU)
+
+
+@pytest.mark.parametrize("method", ["topk", "dense", "powersgd"])
+def test_it_runs_on_virtual_ranks(method: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("vector")
+    words = ("task=vector", "task.elements=1000", f"method={method}", "train.validate=never")
+    told, attempt = orders(Store(folder), *words)
+    carry_out(told, attempt, folder / "start")
+    assert len(recorded(attempt, 1)) == 8
