@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from experiments.worker.hardware_claims import NO_CLAIM, OTHERWISE, Worker, WorkerGroup, between, mismatches
+from experiments.worker.hardware_claims import (
+    NO_CLAIM,
+    OTHERWISE,
+    Worker,
+    WorkerGroup,
+    between,
+    kind_of,
+    mismatches,
+)
 from slurm import environment, gpus
 from sparsify.comm import Comm, gather_json
 
@@ -40,7 +48,7 @@ def settings(link: str, node: Mapping[str, gpus.Gpu]) -> dict[str, str]:
     A node without NVLink is left to NCCL, which uses peer-to-peer below one PCIe switch.
     """
     has_nvlink = any(gpu.nvlinks or any(map(gpus.lanes, gpu.links.values())) for gpu in node.values())
-    return NO_PEERS if link == "pcie" and (has_nvlink or not node) else {}
+    return NO_PEERS if kind_of(link) == "pcie" and (has_nvlink or not node) else {}
 
 
 def prepare(config: Mapping[str, Any], device: torch.device) -> None:
@@ -60,8 +68,8 @@ def check(config: Mapping[str, Any], device: torch.device, comm: Comm) -> dict[s
     if simulated or comm.size == 1:
         link = "none"
     if device.type == "cpu":
-        gpu, link = "none", link if link in GPU_LINKS else "none"
-        found, wrong = {}, [ON_CPU.format(link=link)] if link in GPU_LINKS else []
+        gpu, link = "none", link if kind_of(link) in GPU_LINKS else "none"
+        found, wrong = {}, [ON_CPU.format(link=link)] if link != "none" else []
     else:
         mine = facts(device)
         workers = [mine] if simulated else [Worker(*seen) for seen in gather_json(comm, mine, device)]

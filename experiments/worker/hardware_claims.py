@@ -74,8 +74,8 @@ def mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
         there = f"{', '.join(hosts)} has {' and '.join(models)}"
         advice = f"choose another partition or constraint, correct cluster.gpu, {OTHERWISE}"
         found.append(f"gpu={gpu} was asked for, but {there}; {advice}")
-    if link in LINKS and len(group.workers) > 1:
-        for there, instead in LINKS[link](group):
+    if (kind := kind_of(link)) and len(group.workers) > 1:
+        for there, instead in LINKS[kind](group):
             advice = f"choose {instead}, another partition, {OTHERWISE}"
             found.append(f"link={link} was asked for, but {there}; {advice}")
             break  # the first says it best; what follows is mostly its consequence
@@ -128,8 +128,16 @@ LINKS: dict[str, Callable[[WorkerGroup], Iterator[tuple[str, str]]]] = {
     "nvlink": _nvlink,
     "pcie": _pcie,
     "ethernet": _ethernet,
+    "infiniband": _ethernet,
     "loopback": _loopback,
 }
+
+
+def kind_of(link: str) -> str | None:
+    """Which of `LINKS` a link of conf/link is: its name begins with it, as nvlink4 and ethernet_10g do. None:
+    one that nothing is claimed of.
+    """
+    return next((kind for kind in LINKS if link.startswith(kind)), None)
 
 
 def _reached(start: Worker, group: WorkerGroup) -> list[Worker]:

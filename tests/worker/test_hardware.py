@@ -40,6 +40,7 @@ def test_pcie_is_made_true_where_there_is_nvlink(fresh: None, monkeypatch: pytes
     # Under SLURM a task may see no other GPU than its own.
     active = surveyed(monkeypatch, Driver(ALONE, [[25.0] * 18], is_switched=True))
     assert settings("pcie", linked) == settings("pcie", active) == settings("pcie", {}) == NO_PEERS
+    assert settings("pcie4", linked) == NO_PEERS
     assert settings("pcie", bare) == settings("nvlink", linked) == settings("loopback", linked) == {}
 
 
@@ -151,7 +152,7 @@ class Silent:
 SILENT = cast(Comm, Silent())
 
 
-@pytest.mark.parametrize("link", ["loopback", "ethernet"])
+@pytest.mark.parametrize("link", ["loopback", "ethernet", "ethernet_1g"])
 @pytest.mark.parametrize("where", ["local", "slurm", "virtual"])
 def test_on_cpus_nobody_is_asked(where: str, link: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "driver", lambda: pytest.fail("the driver was asked"))
@@ -165,6 +166,9 @@ def test_on_cpus_nobody_is_asked(where: str, link: str, monkeypatch: pytest.Monk
 def test_on_cpus_no_link_of_gpus_can_be_claimed() -> None:
     with pytest.raises(MachineMismatch, match=r"link=nvlink .* device=cpu; choose .* link=loopback"):
         check(config(), CPU, SILENT)
+    newer = config(cluster={"where": "local", "gpu": "none", "link": {"name": "nvlink4"}})
+    with pytest.raises(MachineMismatch, match=r"link=nvlink4 was asked for"):
+        check(newer, CPU, SILENT)
     labelled = check(config(launch={"on_mismatch": "label"}), CPU, SILENT)
     assert labelled["checked"] == ["link"]
     assert len(labelled["mismatch"]) == 1

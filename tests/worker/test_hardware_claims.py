@@ -25,9 +25,12 @@ from tests.gpu_nodes import A100_LINKS, APART, BRIDGED, OFF, full, v100s, worker
             WorkerGroup(workers(full("NV12"), nvlinks=A100_LINKS) + workers(full("NV12"), host="gpu34"), 9.0),
         ),
         ("nvlink", WorkerGroup(workers(full("SYS"), (0,)), None)),
+        ("nvlink3", WorkerGroup(workers(full("NV12"), nvlinks=A100_LINKS), 203.0)),
         ("pcie", WorkerGroup(workers(full("NV12"), nccl=OFF), 18.0)),
         ("pcie", WorkerGroup(workers(full("PIX")), 24.0)),
         ("ethernet", WorkerGroup(APART, 1.0)),
+        ("infiniband_hdr", WorkerGroup(APART, 20.0)),
+        ("the_institute", WorkerGroup(APART, 1.0)),  # of whom nothing is claimed
         ("loopback", WorkerGroup(workers(full("NV12")), 200.0)),
     ],
 )
@@ -68,6 +71,9 @@ def test_true_claims_pass(link: str, group: WorkerGroup) -> None:
             ["all workers are on gpu33", "link=nvlink or"],
         ),
         ("loopback", WorkerGroup(APART, 9.0), ["on 2 nodes", "link=ethernet"]),
+        ("nvlink4", WorkerGroup(workers(full("SYS")), 9.0), ["0 and 1 on gpu33", "by SYS"]),
+        ("pcie4", WorkerGroup(APART, 9.0), ["a node of its own"]),
+        ("ethernet_10g", WorkerGroup(workers(full("NV12")), 203.0), ["all workers are on gpu33"]),
     ],
 )
 def test_false_claims_are_one_sentence(link: str, group: WorkerGroup, words: list[str]) -> None:
