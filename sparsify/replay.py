@@ -1,0 +1,317 @@
+"""Exchanges without gradients: selections in, what every worker sends out. For more workers than models fit.
+
+One process holds what the workers selected, one selection after the other, and works out which collectives
+the exchange would have called with how many bytes, as `CountingComm` would have counted them: to the byte, by
+the same rules on the same sums. A function for each exchange. Memory: two buffers of n elements, whatever P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsify import cost
+from sparsify.cost import LENGTH, Network
+from sparsify.exchange import AllGather, AllGatherBlocks, AllReduce
+from sparsify.method import Dense, Method, Sparsifier, num_selected
+from sparsify.methods._partitions import ExclusiveThreshold
+from sparsify.methods._split import differences, even_borders
+from sparsify.methods.deft import Deft
+from sparsify.methods.dgc import WithDenseVectors
+from sparsify.methods.gtopk import Tree
+from sparsify.methods.hardthreshold import SignedWords
+from sparsify.methods.oktopk import TOO_MANY, Regions, Reused, SplitReduceBalance, least
+from sparsify.methods.scalecom import LeaderTopK
+from sparsify.methods.sparcml import SplitAllGather
+from sparsify.methods.stable_topk import StableBlocks
+from sparsify.select import Union
+from sparsify.types import BucketContext, Sparse, index_dtype
+from sparsify.wire import Wire
+
+Parts = Sequence[Sparse]  # what each worker selected, by rank; may be made when it is asked for
+
+
+class Collective(NamedTuple):
+    """One collective that all workers call."""
+
+    call: str  # as in `sparsify.cost.TEXTBOOK`
+    brought: list[int]  # bytes that each worker hands in; of all_to_all, that it sends to others
+    arriving: list[int] | None = None  # of all_to_all: bytes that each worker gets from others
+    route: Sequence[tuple[int, int]] = ()  # of permute
+
+    def costs(self) -> list[cost.Cost]:
+        """What it costs each worker, as the communicator counts it."""
+        form, by_size = cost.TEXTBOOK[self.call], len(self.route) if self.route else len(self.brought)
+        return [form(nbytes, by_size) for nbytes in self.brought]
+
+    def seconds(self, network: Network) -> float:
+        """Until the last worker has what it waits for."""
+        if self.route:
+            return network.permute_seconds(max(self.brought), self.route)
+        return network.seconds(self.call, max(self.brought), len(self.brought))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All that the workers send of one bucket in one step."""
+
+    size: int
+    collectives: list[Collective]
+
+    @property
+    def sent_bytes(self) -> list[int]:
+        """By each worker."""
+        return self._summed([[each.sent_bytes for each in one.costs()] for one in self.collectives])
+
+    @property
+    def received_bytes(self) -> list[int]:
+        """By each worker. In all but all_to_all every worker receives what it sends: rings and trees."""
+        return self._summed(
+            [one.arriving or [each.sent_bytes for each in one.costs()] for one in self.collectives]
+        )
+
+    @property
+    def messages(self) -> int:
+        """Latency terms, one after the other."""
+        return sum(one.costs()[0].messages for one in self.collectives)
+
+    def seconds(self, network: Network) -> float:
+        """Simulated: by the alpha-beta model, as virtual ranks' clocks have it."""
+        return sum(one.seconds(network) for one in self.collectives)
+
+    def _summed(self, columns: list[list[int]]) -> list[int]:
+        return [sum(numbers) for numbers in zip(*columns, strict=True)] or [0] * self.size
+
+
+def balance(loads: Sequence[int]) -> float:
+    """The largest load over the mean: 1 where all workers have as much to do, P where one has everything."""
+    return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
+
+
+class Replay:
+    """A method's exchange over `size` workers, of one bucket, step by step.
+
+    Raises:
+        ValueError: of this method no exchange can be replayed.
+    """
+
+    def __init__(self, method: Method, n: int, size: int, dtype: torch.dtype = torch.float32) -> None:
+        self.method, self.n, self.size, self.dtype = sparse_part(method), n, size, dtype
+        self.step, self.state = 0, None
+        if isinstance(self.method, Sparsifier):
+            like = torch.empty(0, dtype=dtype)
+            self.state = self.method.exchange.init(like, BucketContext(0, 0, 0))
+
+    def next(self, parts: Parts, k: int | None = None) -> Traffic:
+        """One step.
+
+        Args:
+            parts: of each worker, with int32 or int64 indices.
+            k: how many were to be selected; None: what the method's density makes of n.
+        """
+        k = num_selected(self.n, self.method.density_at(10**9)) if k is None else k
+        calls = list[Collective]()
+        if isinstance(self.method, Sparsifier):
+            calls += chosen_together(self.method.select, self, k)
+            calls += exchanged(self.method.exchange, parts, self, k)
+        else:
+            calls += [alike("all_reduce", self.n * self.dtype.itemsize, self.size)]
+        self.step += 1
+        return Traffic(self.size, calls)
+
+
+def sparse_part(method: Method) -> Sparsifier | Dense:
+    """What is to be replayed of a method: the bucket is taken to be no vector, where that matters."""
+    if isinstance(method, WithDenseVectors):
+        return method.sparse
+    if isinstance(method, Sparsifier | Dense):
+        return method
+    raise ValueError(f"{method!r} exchanges no selections, so there is none to replay")
+
+
+def alike(call: str, nbytes: int, size: int) -> Collective:
+    """A collective to which all workers bring as much."""
+    return Collective(call, [nbytes] * size)
+
+
+def chosen_together(selector: Any, replay: Replay, k: int) -> list[Collective]:
+    """What the workers send to agree upon a choice."""
+    match selector:
+        case LeaderTopK():
+            return [alike("broadcast", k * index_dtype(replay.n).itemsize, replay.size)]
+        case StableBlocks():
+            blocks = -(-replay.n // min(selector.block, k))
+            is_due = replay.step % selector.every == 0
+            return [alike("all_reduce", blocks * replay.dtype.itemsize, replay.size)] if is_due else []
+        case ExclusiveThreshold() | Deft() | Union():
+            raise ValueError(
+                f"{type(selector).__name__} chooses by what the gradient holds: it can't be replayed"
+            )
+    return []
+
+
+def exchanged(exchange: Any, parts: Parts, replay: Replay, k: int) -> list[Collective]:
+    """The collectives of one exchange."""
+    n, size, dtype = replay.n, replay.size, replay.dtype
+    match exchange:
+        case AllGather(uneven=True):
+            return gathered_uneven(exchange.wire.nbytes(longest(parts), n, dtype), size)
+        case SignedWords():
+            return gathered_uneven(longest(parts) * torch.int32.itemsize, size)
+        case AllGather():
+            return gathered(exchange, n, k, size, dtype)
+        case AllGatherBlocks():
+            return [alike("all_gather", index_dtype(n).itemsize + k * dtype.itemsize, size)]
+        case AllReduce():
+            count = parts[0].indices.numel()
+            return [alike("all_reduce", count * dtype.itemsize, size)] if count else []
+        case Tree():
+            return tree(exchange.wire.nbytes(k, n, dtype), size)
+        case SplitAllGather():
+            return split_all_gather(exchange, parts, n, dtype)
+        case SplitReduceBalance():
+            assert isinstance(replay.state, Regions)
+            return split_reduce_balance(exchange, parts, n, k, replay.state, dtype)
+    raise ValueError(f"{type(exchange).__name__} can't be replayed: it has no function here")
+
+
+def gathered(exchange: AllGather, n: int, k: int, size: int, dtype: torch.dtype) -> list[Collective]:
+    if exchange.packed:
+        return [alike("all_gather", exchange.wire.nbytes(k, n, dtype), size)]
+    return [alike("all_gather", k * itemsize, size) for itemsize in (dtype.itemsize, torch.int32.itemsize)]
+
+
+def gathered_uneven(nbytes: int, size: int) -> list[Collective]:
+    """Lengths, then messages padded to the longest. `gather_uneven` sends no messages where all are empty."""
+    lengths = alike("all_gather", LENGTH, size)
+    return [lengths, alike("all_gather", nbytes, size)] if nbytes else [lengths]
+
+
+def longest(parts: Parts) -> int:
+    """The most elements that any worker selected."""
+    return max(part.indices.numel() for part in parts)
+
+
+def tree(nbytes: int, size: int) -> list[Collective]:
+    """gTop-k: two by two towards worker 0, which broadcasts. `Tree.exchange` has the same routes."""
+    rounds, stride = list[Collective](), 1
+    while stride < size:
+        route = [(to + stride, to) for to in range(0, size - stride, 2 * stride)]
+        rounds.append(Collective("permute", [nbytes] * size, route=route))
+        stride *= 2
+    return [*rounds, alike("broadcast", nbytes, size)]
+
+
+def split_all_gather(exchange: SplitAllGather, parts: Parts, n: int, dtype: torch.dtype) -> list[Collective]:
+    """SparCML."""
+    size, borders = len(parts), even_borders(n, len(parts))
+    calls, reduced = split_and_reduced(exchange.wire, parts, borders, n, dtype)
+    counts = in_regions(reduced.indices, borders)
+    calls.append(alike("all_gather", LENGTH, size))
+    if exchange.is_dense(counts, n, dtype):
+        region = max(differences(borders)) * exchange.wire.value_dtype(dtype).itemsize
+        return [*calls, alike("all_gather", region, size)]
+    return [*calls, *pairs_gathered(exchange.wire, counts, n, dtype)]
+
+
+def split_reduce_balance(
+    exchange: SplitReduceBalance, parts: Parts, n: int, k: int, state: Regions, dtype: torch.dtype
+) -> list[Collective]:
+    """Ok-Topk. Borders and the global threshold are re-used from step to step, as the exchange's."""
+    size, calls = len(parts), list[Collective]()
+    if state.step % exchange.regions_every == 0:
+        state.borders = balanced_borders(parts, n)
+        calls += [alike("all_gather", LENGTH * (size - 1), size)] if size > 1 else []
+    state.step += 1
+    split, reduced = split_and_reduced(exchange.wire, parts, state.borders, n, dtype)
+    kept, kept_calls = kept_globally(exchange, reduced, k, state.threshold, state.borders)
+    counts = in_regions(kept, state.borders)
+    calls += [*split, *kept_calls]
+    if exchange.balance:
+        calls.append(shared_out(exchange.wire, counts, n, dtype))
+        counts = differences(even_borders(sum(counts), size))
+    return [*calls, *pairs_gathered(exchange.wire, counts, n, dtype)]
+
+
+def split_and_reduced(
+    wire: Wire, parts: Parts, borders: Sequence[int], n: int, dtype: torch.dtype
+) -> tuple[list[Collective], Sparse]:
+    """Lengths of pieces, then the pieces; and the sums over all workers, taken in the order of ranks."""
+    size = len(parts)
+    sums, is_chosen = torch.zeros(n, dtype=dtype), torch.zeros(n, dtype=torch.bool)
+    pieces = torch.empty(size, size, dtype=torch.int64)  # elements from worker r to the owner of region s
+    for rank, part in enumerate(parts):
+        indices = part.indices.long()
+        sums.index_add_(0, indices, wire.rounded(part).values)
+        is_chosen.index_fill_(0, indices, True)
+        pieces[rank] = torch.tensor(in_regions(indices.sort().values, borders))
+    pieces.fill_diagonal_(0)
+    indices = is_chosen.nonzero().squeeze(1)
+    sent, arriving = (
+        [wire.nbytes(count, n, dtype) for count in pieces.sum(dim=dim).tolist()] for dim in (1, 0)
+    )
+    lengths = [LENGTH * (size - 1)] * size
+    calls = [Collective("all_to_all", lengths, lengths), Collective("all_to_all", sent, arriving)]
+    return calls, Sparse(indices, sums[indices])
+
+
+def kept_globally(
+    exchange: SplitReduceBalance, reduced: Sparse, k: int, state: Reused, borders: Sequence[int]
+) -> tuple[Tensor, list[Collective]]:
+    """Indices of the sums that reach the global threshold: `SplitReduceBalance.keep` for all workers."""
+    size, due, kept, values = len(borders) - 1, state.is_due(k), reduced.indices, reduced.values
+    calls = [alike("all_gather", LENGTH, size)]
+    if not due:
+        reaching = values.abs() >= state.threshold
+        kept, values = kept[reaching], values[reaching]
+    if not len(kept):
+        state.k = 0
+    elif due or len(kept) > TOO_MANY * k:
+        most = max(in_regions(kept, borders))
+        calls.append(alike("all_gather", most * values.element_size(), size))
+        best = values.abs().topk(min(k, len(values)), sorted=False).indices
+        state.renew(least(values[best].abs()), k, exchange.threshold_every if due else state.left)
+        kept = kept[best].sort().values
+    else:
+        state.drift(len(kept), k, exchange.drift)
+    state.left -= 1
+    return kept, calls
+
+
+def shared_out(wire: Wire, counts: Sequence[int], n: int, dtype: torch.dtype) -> Collective:
+    """The same elements in the same order, as many on each worker: what each sends to others, and gets."""
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    shares = torch.tensor(even_borders(sum(counts), len(counts)))
+    stays = (torch.minimum(starts[1:], shares[1:]) - torch.maximum(starts[:-1], shares[:-1])).clamp(min=0)
+    sent, arriving = (
+        [wire.nbytes(count, n, dtype) for count in (borders.diff() - stays).tolist()]
+        for borders in (starts, shares)
+    )
+    return Collective("all_to_all", sent, arriving)
+
+
+def pairs_gathered(wire: Wire, counts: Sequence[int], n: int, dtype: torch.dtype) -> list[Collective]:
+    """Padded to the longest; nothing where all are empty."""
+    nbytes = wire.nbytes(max(counts), n, dtype)
+    return [alike("all_gather", nbytes, len(counts))] if nbytes else []
+
+
+def balanced_borders(parts: Parts, n: int) -> list[int]:
+    """Means over the workers of the P-quantiles of what each selected, as `oktopk.balanced_borders`."""
+    size = len(parts)
+    total = torch.zeros(size - 1, dtype=torch.int64)
+    for part in parts:
+        if count := part.indices.numel():
+            total += part.indices.long().sort().values[even_borders(count, size)[1:-1]]
+        else:
+            total += torch.tensor(even_borders(n, size)[1:-1], dtype=torch.int64)
+    return [0, *(total // size).tolist(), n]
+
+
+def in_regions(indices: Tensor, borders: Sequence[int]) -> list[int]:
+    """How many of these, ascending, lie in each region."""
+    return differences(torch.searchsorted(indices, torch.tensor(borders)).tolist())
