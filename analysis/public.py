@@ -33,7 +33,7 @@ WORKER: Listed = dict.fromkeys(
 )
 MACHINE: Listed = {
     **dict.fromkeys(
-        ("checked", "hosts", "topology", "peer_access", "bus_bandwidth", "probe_s", "mismatch"), ALL
+        ("checked", "hosts", "topology", "peer_access", "bus_bandwidth", "probe_s", "link", "mismatch"), ALL
     ),
     "workers": WORKER,
     "nccl": NCCL,

@@ -73,16 +73,20 @@ def joined() -> Joined | None:
     return None
 
 
-def of_worker(where: Place, threads: int, same_host: bool) -> dict[str, str]:
-    """The environment of one worker process."""
+def of_worker(where: Place, threads: int, interface: str | None) -> dict[str, str]:
+    """The environment of one worker process.
+
+    Args:
+        interface: of the network on which gloo is to meet the others; None: the one of the host's name.
+    """
     environment = dict(os.environ)
     for name, value in zip(PLACES[0], where, strict=True):
         environment[name] = str(value)
     # Idle threads must not spin: they would take cores from the other workers.
     environment.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE")
     environment["PYTHONUNBUFFERED"] = "1"
-    if same_host:
-        environment["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo looks up the host's name, which may fail
+    if interface:
+        environment["GLOO_SOCKET_IFNAME"] = interface
     return environment
 
 

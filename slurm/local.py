@@ -9,9 +9,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm.emulated.network import EmulatedNetwork
+from slurm.emulated.switch import INTERFACE
 from slurm.environment import Place
 from slurm.worker_process import WorkerCommand, exit_code, note_exit
 
+LOOPBACK = "lo"  # where gloo need not look up the host's name, which may fail
 GRACE_S = 10.0  # that the other workers get to end by themselves once one has failed
 
 
@@ -34,10 +37,20 @@ class LocalWorkers:
         orders: the run's file of orders.
         folder: of this start, for notes and logs.
         size: how many.
+        network: on whose nodes they run, so many to a node; ended with them.
     """
 
-    def __init__(self, command: WorkerCommand, orders: str, folder: Path, size: int) -> None:
+    def __init__(
+        self,
+        command: WorkerCommand,
+        orders: str,
+        folder: Path,
+        size: int,
+        network: EmulatedNetwork | None = None,
+        per_node: int = 1,
+    ) -> None:
         self.folder, self.size = folder, size
+        self.network, self.per_node = network, per_node
         self.codes: dict[int, int] = {}
         self.failed_at: float | None = None
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -51,8 +64,16 @@ class LocalWorkers:
     def _start(self, command: WorkerCommand, orders: str, rank: int) -> subprocess.Popen[bytes]:
         log = self.folder / f"worker{rank}_log"
         with log.with_suffix(".out").open("ab") as out, log.with_suffix(".err").open("ab") as err:
-            place = Place(rank, self.size, rank)
-            return command.start(orders, self.folder, place, out.fileno(), err.fileno(), same_host=True)
+            return command.start(
+                orders,
+                self.folder,
+                Place(rank, self.size, rank),
+                out.fileno(),
+                err.fileno(),
+                same_host=True,
+                interface=INTERFACE if self.network else LOOPBACK,
+                enter=self.network.enter(rank // self.per_node) if self.network else (),
+            )
 
     def poll(self) -> Ended | None:
         """None while workers run. Once one has failed the others get a moment, then they are stopped."""
@@ -62,6 +83,7 @@ class LocalWorkers:
                 with contextlib.suppress(FileNotFoundError):  # the folder was removed: its owner will see
                     note_exit(self.folder, rank, self.codes[rank])
         if len(self.codes) == self.size:
+            self._end_network()
             return Ended(self.codes, self.size)
         if any(self.codes.values()):
             self.failed_at = self.failed_at or time.monotonic()
@@ -81,6 +103,11 @@ class LocalWorkers:
             process.kill()
         for process in self.processes.values():
             process.wait()
+        self._end_network()
+
+    def _end_network(self) -> None:
+        if self.network is not None:
+            self.network.close()
 
     def _alive(self) -> list[subprocess.Popen[bytes]]:
         return [process for process in self.processes.values() if process.poll() is None]

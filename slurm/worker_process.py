@@ -63,7 +63,15 @@ class WorkerCommand:
         return shlex.join(container.planned(self.container, words, binds, Path(self.cwd), self.gpu))
 
     def start(
-        self, orders: str, folder: Path, place: Place, stdout: int, stderr: int, same_host: bool = False
+        self,
+        orders: str,
+        folder: Path,
+        place: Place,
+        stdout: int,
+        stderr: int,
+        same_host: bool = False,
+        interface: str | None = None,
+        enter: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
         """Start the worker at `place`; leaves worker<rank>.json in `folder`.
 
@@ -74,8 +82,10 @@ class WorkerCommand:
             folder: of this start, shared by all its workers.
             stdout, stderr: file descriptors.
             same_host: all workers are on this machine.
+            interface: of the network on which workers meet.
+            enter: words before the command, of a program that starts it elsewhere on this machine.
         """
-        variables = environment.of_worker(place, self.threads, same_host)
+        variables = environment.of_worker(place, self.threads, interface)
         if same_host and not self.gpu:
             variables["CUDA_VISIBLE_DEVICES"] = ""  # no memory and no start of a GPU that is not used
         command = container.wrap(
@@ -88,7 +98,7 @@ class WorkerCommand:
         )
         bare = self.container["name"] == container.NONE  # a runtime has to take signals itself
         child = subprocess.Popen(
-            command,
+            [*enter, *command],
             cwd=self.cwd,
             env=variables,
             stdin=lifeline(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -34,6 +35,16 @@ class PlannedRun:
     def num_processes(self) -> int:
         """How many processes the run is; virtual ranks share one."""
         return 1 if self.config["cluster"]["where"] == "virtual" else int(self.config["workers"])
+
+    @property
+    def workers_per_node(self) -> int:
+        """All, where the cluster does not say it."""
+        return int(self.config["cluster"].get("workers_per_node", self.config["workers"]))
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes of that many workers."""
+        return math.ceil(int(self.config["workers"]) / self.workers_per_node)
 
     @property
     def cores(self) -> int:

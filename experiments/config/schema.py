@@ -153,6 +153,16 @@ class Machine(TypedDict):
     link: Link
 
 
+class Emulated(TypedDict):
+    """Nodes on this machine, joined by links that are slowed down to what link= says."""
+
+    name: Annotated[Text, "the file of conf/cluster"]
+    where: Annotated[Literal["netns"], "as processes of this machine, in network namespaces"]
+    gpu: Gpu
+    link: Link
+    workers_per_node: Annotated[Threads, "workers that share a network namespace, and its link to the others"]
+
+
 class SlurmCluster(TypedDict):
     """A SLURM cluster; options that are null are left to its own defaults."""
 
@@ -194,6 +204,9 @@ class SlurmCluster(TypedDict):
     interface: Annotated[
         Text | None, "network interface through which workers meet, if the nodes have several"
     ]
+
+
+CLUSTERS = {"slurm": SlurmCluster, "netns": Emulated}  # by cluster.where; others are a Machine
 
 
 class Run(TypedDict):
@@ -250,7 +263,7 @@ def leaf(config: Mapping[str, Any], dotted: str) -> Any:
 
 def types(config: Mapping[str, Any]) -> dict[str, Any]:
     """The type of every leaf that a configuration like this one has, by its dotted key."""
-    cluster = SlurmCluster if config["cluster"].get("where") == "slurm" else Machine
+    cluster = CLUSTERS.get(config["cluster"].get("where"), Machine)
     container = NoContainer if config["container"].get("name") == "none" else Container
     found = dict(_common(cluster, container))
     for registry in (METHODS, TASKS):
@@ -333,8 +346,35 @@ def _check_together(config: Mapping[str, Any]) -> None:
         raise ValueError(
             "precision=tf32 is a matter of NVIDIA's GPUs, and device=cpu; leave it out, or take device=cuda"
         )
+    if where == "netns":
+        _check_emulated(config)
     link = config["cluster"]["link"]
     if where == "virtual" and None in (link["alpha_s"], link["beta_s_per_byte"]):
         raise ValueError(
             "virtual ranks need a link with alpha and beta; choose link=nvlink, pcie or ethernet"
+        )
+
+
+def _check_emulated(config: Mapping[str, Any]) -> None:
+    link, per_node = config["cluster"]["link"], config["cluster"]["workers_per_node"]
+    if not link["beta_s_per_byte"] or link["alpha_s"] is None:
+        raise ValueError(
+            f"cluster=netns slows a link down to 1 / beta_s_per_byte, and link={link['name']} has "
+            f"alpha_s={link['alpha_s']}, beta_s_per_byte={link['beta_s_per_byte']}; choose one with numbers, "
+            "such as link=ethernet_1g, or cluster=local"
+        )
+    if config["workers"] <= per_node:
+        raise ValueError(
+            f"workers={config['workers']} fit on one node (cluster.workers_per_node={per_node}), so "
+            "nothing would cross the link; take more workers, or cluster=local"
+        )
+    if config["device"] == "cuda":
+        raise ValueError(
+            "cluster=netns emulates links for processes on the CPU; GPUs of one machine would exchange their "
+            "data without them; take device=cpu, or cluster=virtual, which simulates the link"
+        )
+    if config["comm"] == "horovod":
+        raise ValueError(
+            "comm=horovod with cluster=netns: Horovod takes all processes of one machine for one node, and "
+            "would go around the link; leave comm=torch"
         )

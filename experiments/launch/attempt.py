@@ -56,6 +56,7 @@ def begin_attempt(
     job: str | None = None,
     sweep: str | None = None,
     array: str | None = None,
+    network: Mapping[str, Any] | None = None,
 ) -> Begun:
     """Begin an attempt, or take up the last one where it can go on. The caller holds the run's lock, or knows
     that nobody else begins it.
@@ -67,6 +68,7 @@ def begin_attempt(
             stays.
         exclusive: will nothing else run on the same machines?
         job, sweep, array: SLURM's name of the job, and where `submit` noted it.
+        network: facts about the emulated one, for the record.
 
     Raises:
         Held: somebody is still at the last one.
@@ -80,7 +82,7 @@ def begin_attempt(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CANCEL).unlink(missing_ok=True)
     begun = Begun(planned, attempt, folder)
-    write_json(Path(begun.orders), orders(planned, attempt, same_host))
+    write_json(Path(begun.orders), {**orders(planned, attempt, same_host), "network": network})
     attempt.note_job(job)
     attempt.update(
         state="submitted", alone=planned.is_timing and exclusive, sweep=sweep, array=array,

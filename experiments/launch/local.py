@@ -20,6 +20,7 @@ from experiments.launch.attempt import begin_attempt, worker_command
 from experiments.launch.diagnosis import Interrupted, RunFailed, diagnose
 from experiments.launch.end_signals import EndSignals
 from experiments.launch.progress_bar import ProgressBar, RunProgress, labels_of
+from slurm.emulated.network import EmulatedNetwork, check
 from slurm.local import Ended, LocalWorkers
 
 POLL_S = 0.1
@@ -58,7 +59,9 @@ def run_here(missing: Sequence[PlannedRun], folders: Folders, force: bool = Fals
 
     Raises:
         RunFailed: the first run that failed; the others were stopped.
+        ValueError: this machine can't emulate a link that one of them asks for.
     """
+    check_networks(missing)
     progress = ProgressBar(labels_of(missing))
     try:
         run_side_by_side(missing, folders, progress, force)
@@ -159,18 +162,42 @@ def _begin(
             if signals.told:
                 return None
         newer_than = None  # what it measured meanwhile is as fresh as anything we could measure
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(lock.release)
         if newer_than is None and folders.store.valid(planned.config) is not None:
             progress.finished(name)
-            lock.release()
             return None
-        begun = begin_attempt(planned, folders, anew=newer_than is not None, same_host=True)
+        if network := network_of(planned):
+            undo.callback(network.close)
+        begun = begin_attempt(
+            planned,
+            folders,
+            anew=newer_than is not None,
+            same_host=True,
+            network=network.facts if network else None,
+        )
         command = worker_command(planned, folders, ROOT)
-        workers = LocalWorkers(command, begun.orders, begun.folder, planned.num_processes)
-        return Running(planned, begun.attempt, workers, lock, Watched(begun.attempt.path))
-    except BaseException:
-        lock.release()
-        raise
+        workers = LocalWorkers(
+            command, begun.orders, begun.folder, planned.num_processes, network, planned.workers_per_node
+        )
+        undo.pop_all()
+    return Running(planned, begun.attempt, workers, lock, Watched(begun.attempt.path))
+
+
+def network_of(planned: PlannedRun) -> EmulatedNetwork | None:
+    """Begin the network of a run with cluster=netns; None for other runs."""
+    cluster = planned.config["cluster"]
+    return EmulatedNetwork(cluster["link"], planned.num_nodes) if cluster["where"] == "netns" else None
+
+
+def check_networks(runs: Sequence[PlannedRun]) -> None:
+    """
+    Raises:
+        ValueError: this machine can't emulate a link that one of these runs asks for.
+    """
+    emulated = [run for run in runs if run.config["cluster"]["where"] == "netns"]
+    for run in {run.config["cluster"]["link"]["name"]: run for run in emulated}.values():
+        check(run.config["cluster"]["link"], max(each.num_nodes for each in emulated))
 
 
 def run_lock(folders: Folders, name: str) -> FileLock:

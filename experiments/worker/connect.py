@@ -74,6 +74,11 @@ def join(config: Mapping[str, Any], group: Joined, folder: Path, device: torch.d
             f"{group.starter} started {place.size} processes, and cluster=virtual runs all workers in one; "
             f"add cluster=local, or leave {group.starter} out"
         )
+    if config["cluster"]["where"] == "netns":
+        raise ValueError(
+            f"{group.starter} started {place.size} processes, and cluster=netns starts its workers itself, "
+            f"each on its node; leave {group.starter} out"
+        )
     if place.size != config["workers"]:
         raise ValueError(
             f"{group.starter} started {place.size} processes for workers={config['workers']}; start as many "

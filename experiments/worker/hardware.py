@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from experiments.worker import link_probe
 from experiments.worker.hardware_claims import (
     NO_CLAIM,
     OTHERWISE,
@@ -57,8 +58,14 @@ def prepare(config: Mapping[str, Any], device: torch.device) -> None:
         environment.set_for_nccl(settings(config["cluster"]["link"]["name"], gpus.survey()))
 
 
-def check(config: Mapping[str, Any], device: torch.device, comm: Comm) -> dict[str, Any]:
-    """What there is, for the record. Collective; costs nothing on CPUs and for virtual ranks.
+def check(
+    config: Mapping[str, Any], device: torch.device, comm: Comm, network: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What there is, for the record. Collective; costs nothing on CPUs and for virtual ranks, but a second
+    where the link is emulated.
+
+    Args:
+        network: facts about the emulated one, from who made it.
 
     Raises:
         MachineMismatch: on all workers alike, unless launch.on_mismatch=label.
@@ -67,9 +74,14 @@ def check(config: Mapping[str, Any], device: torch.device, comm: Comm) -> dict[s
     simulated = config["cluster"]["where"] == "virtual"  # the link too; and all ranks share a process
     if simulated or comm.size == 1:
         link = "none"
-    if device.type == "cpu":
+    found: dict[str, Any] = {}
+    if is_emulated(config["cluster"]) and comm.size > 1:
+        cluster = config["cluster"]
+        seen = link_probe.probe(comm, cluster["link"], cluster["workers_per_node"])
+        found, wrong = {"link": {**seen._asdict(), **(network or {})}}, link_probe.mismatches(link, seen)
+    elif device.type == "cpu":
         gpu, link = "none", link if kind_of(link) in GPU_LINKS else "none"
-        found, wrong = {}, [ON_CPU.format(link=link)] if link != "none" else []
+        wrong = [ON_CPU.format(link=link)] if link != "none" else []
     else:
         mine = facts(device)
         workers = [mine] if simulated else [Worker(*seen) for seen in gather_json(comm, mine, device)]
@@ -80,6 +92,11 @@ def check(config: Mapping[str, Any], device: torch.device, comm: Comm) -> dict[s
         raise MachineMismatch("; ".join(wrong))
     checked = [name for name, claim in (("gpu", gpu), ("link", link)) if claim not in NO_CLAIM]
     return {"checked": checked, **found, **({"mismatch": wrong} if wrong else {})}
+
+
+def is_emulated(cluster: Mapping[str, Any]) -> bool:
+    """Is the link between its nodes slowed down on purpose, to what cluster.link says?"""
+    return cluster["where"] == "netns" or bool(cluster.get("enter"))
 
 
 def facts(device: torch.device) -> Worker:

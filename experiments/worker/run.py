@@ -151,7 +151,7 @@ def execute(
         if comm.rank == 0:
             attempt.check_open()
             progress.newest = log.newest
-        return record(run, comm, clock, attempt, log, facts, stop, progress)
+        return record(run, comm, clock, attempt, log, facts, stop, progress, orders.get("network"))
 
     with contextlib.ExitStack() as owned:  # the attempt is this process's until its manifest is written
         try:
@@ -283,6 +283,7 @@ def record(
     facts: dict[str, Any],
     stop: Stop,
     progress: Callable[[int], None],
+    network: Mapping[str, Any] | None,
 ) -> Outcome:
     """Train as one rank of the group, and leave its log in the attempt.
 
@@ -290,9 +291,10 @@ def record(
         log: of this rank, in the attempt.
         facts: the provenance; what is found out about the machine is added.
         progress: told by rank 0 how many steps are done.
+        network: facts about the emulated one, if there is one.
     """
     config, settings = run.config, run.settings
-    facts["machine"] = hardware.check(config, settings.device, comm)
+    facts["machine"] = hardware.check(config, settings.device, comm, network)
     every_min = config.get("launch", {}).get("checkpoint_min")
     checkpointer = Checkpointer(attempt, comm, log, stop, every_min, settings.device)
     done = checkpointer.find()

@@ -1,0 +1,153 @@
+"""An emulated network as its starter sees it: begin it, start processes on its nodes, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slurm.emulated import switch
+from slurm.worker_process import before_exec
+
+PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+NAMESPACES = (("unshare", "--net"), ("unshare", "--map-root-user", "--net"))  # as root; as anybody else
+INSTEAD = "take cluster=virtual, which simulates the link, or another machine"
+END_S = 10.0  # that the holder gets to end by itself
+
+
+class Made(NamedTuple):
+    """What the holder says of the network that it made."""
+
+    pid: int  # of the holder
+    nodes: list[int]  # of each the descriptor by which the holder keeps its namespace
+    delay_s: float  # of what a node sends; 0 where the kernel can't delay
+    congestion: str  # TCP's congestion control
+
+
+class EmulatedNetwork:
+    """Nodes joined by links like this, until `close`, or until this process ends, however it does.
+
+    Args:
+        link: a choice of conf/link.
+        nodes: how many.
+
+    Raises:
+        ValueError: this machine can't have one, or the link can't be emulated.
+    """
+
+    def __init__(self, link: Mapping[str, Any], nodes: int) -> None:
+        check_link(link, nodes)
+        as_root, asked = (
+            has_root(),
+            {"nodes": nodes, **{name: link[name] for name in ("alpha_s", "beta_s_per_byte")}},
+        )
+        self.in_user_namespace = not as_root
+        command = [*NAMESPACES[not as_root], sys.executable, switch.__file__, json.dumps(asked)]
+        self.holder = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the starter, which lets workers save before this ends
+            preexec_fn=partial(before_exec, os.getpid(), ()),
+        )
+        try:
+            self.made = self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self) -> Made:
+        assert self.holder.stdout is not None
+        assert self.holder.stderr is not None
+        told = json.loads(self.holder.stdout.readline() or b"{}")
+        if "pid" in told:
+            return Made(**told)
+        why = told.get("why") or self.holder.stderr.read().decode(errors="replace").strip()
+        raise ValueError(f"cluster=netns can't have its network here ({why}); {INSTEAD}")
+
+    def enter(self, node: int) -> list[str]:
+        """The words before a command that let it run on this node."""
+        holder = Path("/proc", str(self.made.pid))
+        user = [f"--user={holder / 'ns/user'}", "--preserve-credentials"] * self.in_user_namespace
+        return ["nsenter", *user, f"--net={holder / 'fd' / str(self.made.nodes[node])}", "--"]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the record."""
+        return {"delay_s": self.made.delay_s, "congestion": self.made.congestion}
+
+    def close(self) -> None:
+        """End it; it is gone once the processes on its nodes are."""
+        for stream in (self.holder.stdin, self.holder.stdout, self.holder.stderr):
+            if stream is not None:
+                stream.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.holder.wait(END_S)
+        self.holder.kill()
+        self.holder.wait()
+
+
+def check_link(link: Mapping[str, Any], nodes: int) -> None:
+    """
+    Raises:
+        ValueError: no bandwidth follows from this link, or nothing can have so many nodes.
+    """
+    if not link["beta_s_per_byte"]:
+        raise ValueError(
+            f"link={link['name']} has beta_s_per_byte={link['beta_s_per_byte']}, so there is no bandwidth to "
+            "emulate; choose a link with a number above 0, such as link=ethernet_1g"
+        )
+    if nodes > switch.MOST_NODES:
+        raise ValueError(
+            f"an emulated network has {switch.MOST_NODES} nodes at most, and this one would have {nodes}; "
+            "take fewer workers, or a larger cluster.workers_per_node, or cluster=virtual"
+        )
+
+
+@cache
+def has_root() -> bool:
+    """May this process make network namespaces as it is, rather than in a user namespace of its own?
+
+    Raises:
+        ValueError: neither; the message says why.
+    """
+    if sys.platform != "linux":
+        raise ValueError(
+            f"cluster=netns needs Linux's network namespaces, and this is {sys.platform}; {INSTEAD}"
+        )
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        packages = " and ".join(dict.fromkeys(PROGRAMS[program] for program in missing))
+        raise ValueError(
+            f"cluster=netns needs the programs {', '.join(PROGRAMS)}, and {', '.join(missing)} is not on the "
+            f"PATH; install {packages}, or {INSTEAD}"
+        )
+    said = []
+    for words in NAMESPACES:
+        done = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return words == NAMESPACES[0]
+        said.append(done.stderr.strip())
+    raise ValueError(
+        f"cluster=netns needs network namespaces, and this machine allows none, neither as this user "
+        f"({said[0]}) nor in a user namespace ({said[1]}); run it as root, in a container with "
+        f"--cap-add=SYS_ADMIN, or allow user namespaces (sysctl user.max_user_namespaces), or {INSTEAD}"
+    )
+
+
+def check(link: Mapping[str, Any], nodes: int) -> None:
+    """Try it, before anything is begun.
+
+    Raises:
+        ValueError: this machine can't emulate this link.
+    """
+    check_link(link, nodes)
+    EmulatedNetwork(link, 1).close()
