@@ -51,13 +51,12 @@ def probe(comm: Comm, link: Mapping[str, Any], per_node: int) -> Found:
     ping_pong = [_fastest(comm, partial(there_and_back, comm, few, few, pair), ROUND_TRIPS) for pair in ring]
     pairs = [_fastest(comm, partial(there_and_back, comm, many, few, pair), REPEATS) for pair in ring]
     together = _fastest(comm, partial(send, comm, many, ring), REPEATS)
-    latency = max(ping_pong) / 2
     return Found(
         asked_gbit_s=gbit_s(1.0, link["beta_s_per_byte"]),
-        pairs_gbit_s=[gbit_s(size, seconds - latency) for seconds in pairs],
+        pairs_gbit_s=[gbit_s(size, seconds) for seconds in pairs],
         together_gbit_s=gbit_s(size, together),
         asked_latency_s=link["alpha_s"],
-        latency_s=latency,
+        latency_s=max(ping_pong) / 2,
     )
 
 
@@ -81,7 +80,8 @@ def _fastest(comm: Comm, transfer: Callable[[], object], rounds: int) -> float:
         began = time.perf_counter()
         transfer()
         taken.append(time.perf_counter() - began)
-    return min(map(max, zip(*gather_json(comm, taken, CPU), strict=True)))
+    everybody: list[list[float]] = gather_json(comm, taken, CPU)
+    return min(map(max, zip(*everybody, strict=True)))
 
 
 def gbit_s(size: float, seconds: float) -> float:
