@@ -81,7 +81,7 @@ def _fastest(comm: Comm, transfer: Callable[[], object], rounds: int) -> float:
         transfer()
         taken.append(time.perf_counter() - began)
     everybody: list[list[float]] = gather_json(comm, taken, CPU)
-    return min(map(max, zip(*everybody, strict=True)))
+    return min(max(seconds) for seconds in zip(*everybody, strict=True))
 
 
 def gbit_s(size: float, seconds: float) -> float:
