@@ -80,8 +80,8 @@ def _fastest(comm: Comm, transfer: Callable[[], object], rounds: int) -> float:
         began = time.perf_counter()
         transfer()
         taken.append(time.perf_counter() - began)
-    everybody: list[list[float]] = gather_json(comm, taken, CPU)
-    return min(max(seconds) for seconds in zip(*everybody, strict=True))
+    everybody = gather_json(comm, taken, CPU)
+    return float(min(max(seconds) for seconds in zip(*everybody, strict=True)))
 
 
 def gbit_s(size: float, seconds: float) -> float:
