@@ -122,6 +122,7 @@ STEPS = (
     Column("step_s", "s", "how long it took"),
     *(Column(f"{phase}_s", "s", f"of these for {PHASE_MEANINGS[phase]}") for phase in PHASES),
     Column("wire_bytes", "B", "that the worker put on the wire"),
+    Column("messages", "", "latency terms of its collectives, as its backend carries them out"),
     Column("host_syncs", "", "how often the host waited for the device"),
     Column("density", "", "share of the elements that it sent"),
     Column("update_density", "", "share of the elements that the update changed"),

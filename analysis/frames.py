@@ -47,7 +47,7 @@ COLUMNS: dict[str, dict[str, type]] = {
 # Columns that older tables lack; `group` is the run that variants share, `block` in which of their turns.
 LATER: dict[str, dict[str, type]] = {
     "runs": {"group": TEXT, "variant": TEXT},
-    "steps": {"block": NUMBER},  # NaN in ordinary runs; 0: warm-up
+    "steps": {"block": NUMBER, "messages": NUMBER},  # block: NaN in ordinary runs, 0 in warm-up
     "epochs": dict.fromkeys(("captured_energy", "test_loss", "test_top1"), NUMBER),
     "spans": {},
 }

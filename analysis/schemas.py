@@ -152,6 +152,7 @@ class Step(Struct, frozen=True, gc=False, tag_field="kind", tag="step"):
     phases: dict[str, Number] = {}
     spans: list[tuple[str, Number, Number]] = []
     wire_bytes: Number | None = None
+    messages: Number | None = None
     host_syncs: Number | None = None
     density: Number | None = None
     update_density: Number | None = None

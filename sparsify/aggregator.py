@@ -50,6 +50,7 @@ class Report(NamedTuple):
     num_elements: int  # of which they were selected
     wire_bytes: int  # bytes sent, as the communicator counted them
     host_syncs: int  # how often the host waited for the device
+    messages: int  # latency terms of what was sent, as the communicator counted them
 
     @property
     def density(self) -> float:
@@ -148,14 +149,14 @@ class Aggregator:
             found: what this worker is to send of it, where that is known.
         """
         grad, state = self.gradients.buckets[at].flat, self.states[at]
-        bytes_before, syncs_before = self.comm.sent_bytes, host_sync.num_syncs()
+        before, syncs_before = (self.comm.sent_bytes, self.comm.messages), host_sync.num_syncs()
         if found is None:
             selected = self.method.aggregate(grad, step, state, self.comm, self.timer)
         else:
             assert isinstance(self.method, SearchesTogether)
             selected = self.method.deliver(found, grad, step, state, self.comm, self.timer)
-        sent_bytes, syncs = self.comm.sent_bytes - bytes_before, host_sync.num_syncs() - syncs_before
-        return Report(selected, grad.numel(), sent_bytes, syncs)
+        sent_bytes, messages = self.comm.sent_bytes - before[0], self.comm.messages - before[1]
+        return Report(selected, grad.numel(), sent_bytes, host_sync.num_syncs() - syncs_before, messages)
 
     def check_finite(self, used: Sequence[bool]) -> list[bool]:
         """Raise `NonFinite` on all workers if any worker's gradient has a NaN or Inf; residuals are

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from sparsify import checkpoint, cost, host_sync
+from sparsify import checkpoint, host_sync
 from sparsify.aggregator import FORMAT, NonFinite, Report, agree, check_saved, check_unchanged
 from sparsify.bucket import Bucket, check_tensor, num_reals, shape_of
 from sparsify.comm import Comm, CountingComm
@@ -196,8 +196,8 @@ class DDPHook:
         size = self.comm.size
         work = dist.all_reduce(buffer.div_(size), group=group, async_op=True)
         assert work is not None
-        n, sent_bytes = buffer.numel(), cost.all_reduce(buffer.nbytes, size).sent_bytes
-        self._parts.append(Report(n, n, sent_bytes, 0))
+        n, sent = buffer.numel(), self.comm.forms["all_reduce"](buffer.nbytes, size)
+        self._parts.append(Report(n, n, sent.sent_bytes, 0, sent.messages))
         future: Future[Tensor] = work.get_future()
         return future.then(lambda done: done.value()[0])
 
@@ -229,10 +229,10 @@ class DDPHook:
 
     def _aggregate(self, name: str, grad: Tensor, step: Step) -> Report:
         check_unchanged(grad, self.buckets[name].flat, name)
-        bytes_before, syncs_before = self.comm.sent_bytes, host_sync.num_syncs()
+        before, syncs_before = (self.comm.sent_bytes, self.comm.messages), host_sync.num_syncs()
         selected = self.method.aggregate(grad, step, self.states[name], self.comm, self.timer)
-        sent_bytes, syncs = self.comm.sent_bytes - bytes_before, host_sync.num_syncs() - syncs_before
-        return Report(selected, grad.numel(), sent_bytes, syncs)
+        sent_bytes, messages = self.comm.sent_bytes - before[0], self.comm.messages - before[1]
+        return Report(selected, grad.numel(), sent_bytes, host_sync.num_syncs() - syncs_before, messages)
 
     def _agree(self, tensors: list[FullTensor]) -> list[bool] | None:
         """Of each tensor, has any worker used it since the last step? None: a gradient has overflowed, and

@@ -69,6 +69,7 @@ class StepLog:
                 "loss": loss,
                 "lr": lr,
                 "wire_bytes": report.wire_bytes,
+                "messages": report.messages,
                 "host_syncs": report.host_syncs,
                 "density": report.density,
                 "update_density": torch.count_nonzero(aggregator.gradients.flat) / n,

@@ -125,42 +125,43 @@ def gather_json(comm: Comm, value: Any, device: Device) -> list[Any]:
 
 
 class CountingComm:
-    """Counts the bytes that this worker sends by way of another communicator: for each collective what
-    `sparsify.cost` says of it.
+    """Counts the bytes that this worker sends by way of another communicator, and their latency terms: for
+    each collective what `sparsify.cost` says of it, with the algorithms of the communicator's backend.
     """
 
     def __init__(self, comm: Comm) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.sent_bytes = 0
+        self.forms = cost.ALGORITHMS[getattr(comm, "algorithm", "textbook")]
+        self.sent_bytes = self.messages = 0
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        self._count(cost.all_reduce(tensor.nbytes, self.size))
+        self._count(self.forms["all_reduce"](tensor.nbytes, self.size))
         return self._run(lambda: partial(self.comm.all_reduce, tensor))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        self._count(cost.all_gather(tensor.nbytes, self.size))
+        self._count(self.forms["all_gather"](tensor.nbytes, self.size))
         return self._run(lambda: partial(self.comm.all_gather, tensor))
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        self._count(cost.all_reduce(tensor.nbytes, self.size))
+        self._count(self.forms["all_reduce"](tensor.nbytes, self.size))
         return self.comm.begin_all_reduce(tensor)
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
         for tensor in tensors:
-            self._count(cost.all_gather(tensor.nbytes, self.size))
+            self._count(self.forms["all_gather"](tensor.nbytes, self.size))
         return self.comm.begin_all_gathers(tensors)
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         kept = send[self.rank] * tensor.element_size()
-        self._count(cost.all_to_all(tensor.nbytes - kept, self.size))
+        self._count(self.forms["all_to_all"](tensor.nbytes - kept, self.size))
         return self._run(lambda: partial(self.comm.all_to_all, tensor, send, receive))
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        self._count(cost.permute(tensor.nbytes, len(route)))
+        self._count(self.forms["permute"](tensor.nbytes, len(route)))
         return self._run(lambda: partial(self.comm.permute, tensor, route))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        self._count(cost.broadcast(tensor.nbytes, self.size))
+        self._count(self.forms["broadcast"](tensor.nbytes, self.size))
         return self._run(lambda: partial(self.comm.broadcast, tensor, root))
 
     def barrier(self) -> None:
@@ -171,6 +172,7 @@ class CountingComm:
 
     def _count(self, collective: cost.Cost) -> None:
         self.sent_bytes += collective.sent_bytes
+        self.messages += collective.messages
 
     def _run(self, begin: Callable[[], Callable[[], T]]) -> T:
         """Carry out a collective: `begin` begins it, and returns what waits for its result."""
@@ -194,7 +196,7 @@ class InstrumentedComm(CountingComm):
         self.timer, self.before_wait = timer, before_wait
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        self._count(cost.all_reduce(tensor.nbytes, self.size))
+        self._count(self.forms["all_reduce"](tensor.nbytes, self.size))
         return self._run(lambda: self.comm.begin_all_reduce(tensor))
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:

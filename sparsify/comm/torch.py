@@ -46,6 +46,7 @@ class TorchComm:
         self._host_group: dist.ProcessGroup | None = None  # made by the first `lagged_max`
         self._pending: tuple[dist.Work, Tensor] | None = None  # the `lagged_max` under way
         backends = str(dist.get_backend_config(group)).split(",")  # such as cpu:gloo, cuda:nccl
+        self.algorithm = "gloo" if "gloo" in str(dist.get_backend(group)) else "textbook"
         self._gathers_into_one = {name.rpartition(":")[2] for name in backends} <= GATHER_INTO_ONE
         if self.rank < 0:
             raise ValueError(

@@ -246,3 +246,21 @@ def test_impossible_networks_are_refused() -> None:
         Network(SLOW, FAST, 0)
     with pytest.raises(ValueError, match="no algorithm 'tree'; there are: textbook, gloo"):
         Network(SLOW, algorithm="tree")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"), [("textbook", 2 * 3 + 3 + 3 + 1), ("gloo", 14 + 7 + 3 + 1)]
+)
+def test_latency_terms_are_counted_as_the_backend_pays_them(algorithm: str, expected: int) -> None:
+    """Of an allreduce, an allgather, a broadcast and a permutation, on 8 workers."""
+
+    def body(comm: virtual.VirtualComm) -> int:
+        comm.algorithm = algorithm  # type: ignore[attr-defined]
+        counting, one = CountingComm(comm), torch.ones(1)
+        counting.all_reduce(one)
+        counting.all_gather(one)
+        counting.broadcast(one)
+        counting.permute(one, [(0, 1)])
+        return counting.messages
+
+    assert virtual.run(8, body) == [expected] * 8
