@@ -27,9 +27,7 @@ from tests.devcluster import SCRIPTS, STATE, say, speaking_to
 from tests.troubled import DEADLINE_S, STEPS, WORDS, Outcome, await_, faults_in, left_of, seed_of
 
 SETTLE_S = 10.0  # in which SLURM requeues a job whose node died
-# SLURM tells a dead node for so long that its job is over. A node that is back earlier, as no real one is,
-# ends the job's next start instead.
-STALE_S = 30.0
+STALE_S = 15.0  # that a node stays dead at least
 AT_A_TIME = "cluster.array_parallelism=2"
 Trouble = Callable[["Bench", Attempt], None]
 
@@ -82,6 +80,11 @@ class Bench:
         """Did its run take more than one start? One that is quicker than its trouble does not."""
         made = self.folders.store.attempts(attempt.run_id)
         return len([start for one in made for start in self.folders.launch(one).glob("start-*")]) > 1
+
+    def told(self, attempt: Attempt) -> str:
+        """What SLURM has written to the logs of its job."""
+        job = str(attempt.job).partition("_")[0]
+        return "\n".join(path.read_text() for path in self.folders.sweeps.glob(f"*/a*/{job}_*.err"))
 
     def step(self, attempt: Attempt) -> int:
         """Steps done, as its newest start has told."""
@@ -176,7 +179,11 @@ def kill_its_script(bench: Bench, attempt: Attempt) -> None:
 
 
 def kill_its_node(bench: Bench, attempt: Attempt) -> None:
-    """its node dies, with all on it"""
+    """its node dies, with all on it
+
+    SLURM goes on to tell a dead node that its job is over. One that is back when it hears of that, half a
+    minute later, ends the job's next start instead: its user submits again.
+    """
     say(bench.surroundings, SCRIPTS / "node", DYING, "kill")
     job = str(attempt.job)
     try:
@@ -187,6 +194,14 @@ def kill_its_node(bench: Bench, attempt: Attempt) -> None:
     await_(
         lambda: bench.was_interrupted(attempt) or attempt.state == "ok", f"a new start of {attempt.run_id}"
     )
+    await_(
+        lambda: attempt.state not in UNFINISHED or job not in queue.queue(),
+        f"the end of {attempt.run_id}",
+        patience([attempt]),
+        pause=0.5,
+    )
+    if attempt.state != "ok" and CANCELLED in bench.told(attempt):
+        bench.submit(f"seed={seed_of(attempt)}", *THERE, BIG_BATCHES)
 
 
 def let_it_run(bench: Bench, attempt: Attempt) -> None:
@@ -194,6 +209,7 @@ def let_it_run(bench: Bench, attempt: Attempt) -> None:
 
 
 DYING = "n4"  # the others' jobs stay away from it
+CANCELLED = f"ON {DYING} CANCELLED AT"  # as SLURM says of a step that it ended
 GONE = queue.QueuedJob("", "", "", "")
 ELSEWHERE = (f"cluster.exclude={DYING}",)
 THERE = ("cluster.workers_per_node=2", f"cluster.sbatch=['--nodelist={DYING}']")
