@@ -83,10 +83,11 @@ def data(frames: Frames) -> str:
 
 
 def workers(frames: Frames) -> str:
-    """'8 virtual workers x batch 16'."""
+    """'8 virtual workers x batch 16'; of a task without samples, '8 virtual workers'."""
     virtual = "virtual" in values(frames, "cluster.where")
     kind = "virtual workers" if virtual else "worker processes"
-    return f"{listed(values(frames, 'workers'))} {kind} x batch {listed(values(frames, 'task.batch_size'))}"
+    batches = values(frames, "task.batch_size")
+    return f"{listed(values(frames, 'workers'))} {kind}{f' x batch {listed(batches)}' if batches else ''}"
 
 
 def setting(frames: Frames) -> str:

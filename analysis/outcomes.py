@@ -40,8 +40,8 @@ def outcomes(frames: Frames) -> pd.DataFrame:
     for column in LAST:
         found[column] = last[column].reindex(runs.index)
     found["step_s"] = _step_seconds(frames).reindex(runs.index)
-    batch = pd.to_numeric(runs["workers"]) * pd.to_numeric(runs["task.batch_size"])
-    found["samples_per_s"] = batch / found["step_s"]
+    samples = pd.to_numeric(runs.get("task.batch_size", pd.Series(np.nan, runs.index)))  # vector: has none
+    found["samples_per_s"] = pd.to_numeric(runs["workers"]) * samples / found["step_s"]
     names = list(MEANS.values())
     of_rank0 = frames.steps[frames.steps["rank"] == 0].groupby("key")[names].mean()
     means = of_rank0.reindex(runs.index).combine_first(frames.epochs.groupby("key")[names].mean())

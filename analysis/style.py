@@ -47,6 +47,12 @@ LOOKS = {
     "topk-buckets-fused": Look("Top-k, fused, buckets", "#E69F00", "X", "||"),
     "topk-buckets-fused-overlapped": Look("Top-k, fused, overlapped", "#882255", "*", "++"),
     "null": Look("null (first k)", "#999999", "P", "++"),
+    "dgc": Look("DGC", "#6A3D9A", "p", "\\\\"),
+    "gaussiank": Look("Gaussian-k", "#BBAA33", "d", "oo"),
+    "gtopk": Look("gTop-k", "#33691E", "H", "xx"),
+    "oktopk": Look("Ok-Topk", "#00838F", "8", "//"),
+    "powersgd": Look("PowerSGD", "#661100", "1", "||"),
+    "sparcml": Look("SparCML", "#C2185B", ">", ".."),
 }
 # For methods without a look of their own: Tol's muted palette, chosen by the method's name, so that the
 # colour does not depend on the other methods of a figure.

@@ -20,5 +20,12 @@ PAPERS = {
   year = {2020}
 }
 """,
+    "zhang": """\
+@misc{zhang_stable_topk,
+  title = {Stable {Top-K}: Exploiting Temporal Stability of {Top-K} Gradients},
+  author = {Zhang, Zhao},
+  howpublished = {Slides, Texas Advanced Computing Center, ICICLE}
+}
+""",
     "survey": "",  # of this project alone
 }

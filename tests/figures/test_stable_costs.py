@@ -1,0 +1,89 @@
+"""The table of communication overheads: what is read from records, and what is drawn and judged of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import sparsify
+from analysis.frames import Frames, empty, runs_frame, typed
+from experiments import figures
+from experiments.figures import zhang_stable_costs as item
+from sparsify import cost
+from sparsify.replay import Replay
+from sparsify.selections import Generated, Statistics
+from sparsify.types import Sparse
+
+N = 10_000
+
+
+def frames(factor: float = 1.0, extra_messages: int = 0) -> Frames:
+    """Records as runs leave them, of exchanges that send `factor` times what the formulas say."""
+    rows, steps = list[dict[str, Any]](), list[dict[str, Any]]()
+    for size in (2, 8, 64):
+        for name, scheme in item.SCHEMES.items():
+            key, k = f"{name}{size}", 100
+            rows.append({
+                "key": key, "run_id": key, "group": f"g{size}", "variant": name, "method.name": name,
+                "method.density": None if name == "dense" else 0.01, "task.name": "vector", "workers": size,
+                "task.elements": N, "cluster.where": "virtual", "cluster.link.name": "ethernet_10g",
+                "cluster.link.alpha_s": 5e-5, "cluster.link.beta_s_per_byte": 8e-10, "simulated": True,
+                "timing.mode": "serialised", "timing.warmup_steps": 1, "provenance_json": json.dumps({}),
+                "task.batch_size": None,
+            })  # fmt: skip
+            _, most, messages = cost.published(scheme, N, k, size)
+            words = float(most) * factor + item.ANNOUNCED.get(name, 0) * (size - 1)
+            for step in range(3):
+                sent = {"wire_bytes": 4 * words, "messages": messages + extra_messages, "block": min(step, 1)}
+                steps.append({"key": key, "rank": 0, "step": step, "epoch": 0, "step_s": 0.1, **sent})
+    return empty()._replace(runs=runs_frame(rows), steps=typed("steps", pd.DataFrame(steps)))
+
+
+def words_of(found: Frames) -> dict[str, str]:
+    return {verdict.claim.text: verdict.word for verdict in figures.judge("stable-costs", found)}
+
+
+def test_what_follows_the_formulas_is_reproduced() -> None:
+    assert set(words_of(frames()).values()) == {"reproduced", "holds"}
+
+
+def test_words_beyond_the_formulas_are_told() -> None:
+    words = words_of(frames(1.01))
+    assert words["words of dense, counted over formula, where they differ most"] == "not reproduced"
+    assert (
+        words["words of oktopk without announcements, over the upper end of their range, at most"] == "holds"
+    )
+    assert "does not hold" in words_of(frames(1.4)).values()
+
+
+def test_latency_terms_beyond_the_formulas_are_told() -> None:
+    words = words_of(frames(extra_messages=1))
+    assert words["latency terms of topka, counted over formula, where they differ most"] == "not reproduced"
+
+
+def test_a_median_step_is_what_counts() -> None:
+    found = frames()
+    found.steps.loc[found.steps["block"] == 0, "wire_bytes"] = 1e9  # the first step takes thresholds
+    rows = item.counted(found)
+    assert (rows.loc[rows["method"] == "dense", "words"] == rows.loc[rows["method"] == "dense", "most"]).all()
+
+
+def test_it_is_drawn_with_times_that_are_called_simulated() -> None:
+    figure = item.draw(frames(), "laptop")
+    assert any("simulated" in axes.get_ylabel() for axes in figure.axes)
+    assert "*simulated*" in item.caption(frames(), "laptop")
+
+
+@pytest.mark.parametrize("name", item.ANNOUNCED)
+def test_announcements_are_what_exchanges_send_besides_selections(name: str) -> None:
+    """Of nothing selected only lengths travel: in a step that re-uses thresholds."""
+    size, method = 4, sparsify.build(name, density=0.01)
+    replay = Replay(method, N, size)
+    replay.next(Generated(Statistics(0.01, 0.3), N, size))
+    nothing = [Sparse(torch.empty(0, dtype=torch.int64), torch.empty(0))] * size
+    sent = max(replay.next(nothing, k=100).sent_bytes)
+    assert sent == item.WORD * item.ANNOUNCED[name] * (size - 1)
