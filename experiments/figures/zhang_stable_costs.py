@@ -9,8 +9,8 @@ are measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -99,9 +99,9 @@ def counted(frames: Frames) -> pd.DataFrame:
     return table
 
 
-def _row(frames: Frames, run: dict[str, object]) -> list[object]:
-    name, size, n = str(run["variant"]), int(str(run["workers"])), int(float(str(run["task.elements"])))
-    k = n if name == "dense" else max(1, int(float(str(run["method.density"])) * n))
+def _row(frames: Frames, run: Mapping[Any, Any]) -> list[Any]:
+    name, size, n = str(run["variant"]), int(run["workers"]), int(run["task.elements"])
+    k = n if name == "dense" else max(1, int(run["method.density"] * n))
     steps = frames.steps[(frames.steps["key"] == run["key"]) & (frames.steps["block"] > 0)]
     most_sent = steps.groupby("step")[["wire_bytes", "messages"]].max().median()
     least, most, messages = cost.published(SCHEMES[name], n, k, size)
@@ -147,9 +147,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 def _at_density(rows: pd.DataFrame, name: str) -> pd.DataFrame:
     """A method's rows over P, at the density that all P have."""
     own = rows[rows["method"] == name]
-    return own[
-        own["k"] == (own["n"] if name == "dense" else (DENSITY * own["n"]).astype(int))
-    ].drop_duplicates("P")
+    k = own["n"] if name == "dense" else (DENSITY * own["n"]).astype(int)
+    chosen: pd.DataFrame = own[own["k"] == k].drop_duplicates("P")
+    return chosen
 
 
 def _formula(
@@ -259,7 +259,7 @@ def _exactly(name: str) -> Claim:
         kind="shape",
         tolerance=0.001,
         reason="Equal but for fractions of a byte. A formula holds at any scale.",
-        ours=_worst(name, lambda row: row["words"] / row["most"]),
+        ours=_worst(name, lambda rows: rows["words"] / rows["most"]),
     )
 
 
@@ -272,7 +272,7 @@ def _in_range(name: str) -> Claim:
         kind="limit",
         tolerance=SLACK if name == "oktopk" else 1.0,
         reason="A re-used threshold may select up to 4k/3." if name == "oktopk" else "The range is a bound.",
-        ours=_worst(name, lambda row: (row["words"] - row["announced"]) / row["most"], largest=True),
+        ours=_worst(name, lambda rows: (rows["words"] - rows["announced"]) / rows["most"], largest=True),
     )
 
 
@@ -285,19 +285,19 @@ def _latency(name: str, tolerance: float, reason: str) -> Claim:
         kind="shape",
         tolerance=tolerance,
         reason=reason,
-        ours=_worst(name, lambda row: row["messages"] / row["expected"]),
+        ours=_worst(name, lambda rows: rows["messages"] / rows["expected"]),
         group=f"latency terms of {SCHEMES[name]}",
     )
 
 
 def _worst(
-    name: str, ratio: Callable[[pd.Series[float]], pd.Series[float]], largest: bool = False
+    name: str, ratio: Callable[[pd.DataFrame], Any], largest: bool = False
 ) -> Callable[[Frames], Value | None]:
     """Of a method's rows the ratio farthest from 1, or the largest. Counts have no error."""
 
     def ours(frames: Frames) -> Value | None:
         rows = counted(frames)
-        ratios = np.asarray([float(ratio(row)) for _, row in rows[rows["method"] == name].iterrows()])
+        ratios = np.asarray(ratio(rows[rows["method"] == name]), dtype=float)
         if not len(ratios):
             return None
         at = np.argmax(ratios if largest else np.abs(ratios - 1))
@@ -309,12 +309,8 @@ def _worst(
 def _growth(frames: Frames) -> Value | None:
     rows = counted(frames)
     grown = [_grown(_at_density(rows, name)["words"].to_list()) for name in ("topk", "oktopk")]
-    if None in grown:
-        return None
     topk, oktopk = grown
-    assert topk is not None
-    assert oktopk is not None
-    return _exact(topk / oktopk, len(rows))
+    return None if topk is None or oktopk is None else _exact(topk / oktopk, len(rows))
 
 
 def _grown(words: Sequence[float]) -> float | None:
