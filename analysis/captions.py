@@ -91,12 +91,32 @@ def workers(frames: Frames) -> str:
 
 
 def setting(frames: Frames) -> str:
-    """One sentence: task, data, workers, machine, torch, precision; then `label` and `code`, if any."""
+    """One sentence: task, data, workers, machine, torch, precision; then what else must be said, if any."""
     torch = listed(values(frames, "provenance.versions.torch"))
     return (
         f"{listed(values(frames, 'task.name'))} on {data(frames)}, {workers(frames)}, on {machine(frames)}, "
-        f"torch {torch}, {precision(frames)}.{label(frames)}{code(frames)}"
+        f"torch {torch}, {precision(frames)}.{emulated(frames)}{label(frames)}{code(frames)}"
     )
+
+
+def emulated(frames: Frames) -> str:
+    """What the links that token buckets slow down were found to carry; empty without any."""
+    prefix = "provenance.machine.link."
+    if f"{prefix}asked_gbit_s" not in frames.runs:
+        return ""
+    found = []
+    for name, runs in frames.runs.dropna(subset=[f"{prefix}asked_gbit_s"]).groupby("cluster.link.name"):
+        seen = runs[[column for column in runs if str(column).startswith(prefix)]]
+        seen = seen.rename(columns=lambda column: str(column).removeprefix(prefix))
+        pairs = min(min(json.loads(text)) for text in seen["pairs_gbit_s"])
+        delayed = "delay_s" in seen and bool((seen["delay_s"] > 0).all())
+        found.append(
+            f"{name} {number(seen['asked_gbit_s'].iloc[0])} Gbit/s asked, {number(pairs)} found between two "
+            f"nodes, {number(seen['together_gbit_s'].min())} with all sending at once, latency "
+            f"{number(round(1e6 * seen['latency_s'].max()))} us ({'' if delayed else 'not delayed; '}"
+            f"{number(1e6 * seen['asked_latency_s'].iloc[0])} us asked)"
+        )
+    return f" Emulated links, as the workers found them: {'; '.join(found)}." if found else ""
 
 
 def code(frames: Frames) -> str:
@@ -115,7 +135,11 @@ def _version(commit: Any, dirty: Any) -> str:
 
 def label(frames: Frames) -> str:
     """How the machine differed from the configured one, where `launch.on_mismatch=label` accepted that."""
-    found = [why for text in values(frames, "provenance.machine.mismatch") for why in json.loads(text)]
+    found = [
+        why.partition("; ")[0]  # without what could be done about it
+        for text in values(frames, "provenance.machine.mismatch")
+        for why in json.loads(text)
+    ]
     return f" *Not the machine that was named*: {'; '.join(dict.fromkeys(found))}." if found else ""
 
 

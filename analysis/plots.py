@@ -188,6 +188,15 @@ def stack(
     return bottom
 
 
+def pile(axes: Axes, y: float, parts: Mapping[str, float], height: float = 0.62) -> None:
+    """A stacked bar of phases that lies, from the left."""
+    left = 0.0
+    for phase, width in parts.items():
+        colour, hatch = _phase_look(phase)
+        axes.barh(y, width, height, left=left, color=colour, hatch=hatch, edgecolor="#7A7A7A", linewidth=0.4)
+        left += width
+
+
 def phase_keys(phases: Iterable[str]) -> list[Patch]:
     """Legend entries of `stack` and `lane`."""
     return [

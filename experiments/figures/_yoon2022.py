@@ -79,6 +79,7 @@ def timing_runs(
     variants: Mapping[str, Sequence[str]] = TIMED,
     *words: str,
     scales: Mapping[str, list[str]] = TIMING,
+    repeats: Mapping[str, Sequence[int]] = REPEATS,
 ) -> list[list[str]]:
     """The overrides of runs in which these variants take turns, with `words` for all of them.
 
@@ -87,7 +88,7 @@ def timing_runs(
     validate = "epoch" if mode == "as_published" else "never"
     named = ",".join(f"{name}:'{' '.join(own)}'" for name, own in variants.items())
     shared = [*_start(profile, scales), f"train.validate={validate}", f"timing.mode={mode}", *words]
-    return [[*shared, f"variants={{{named}}}", f"seed={seed}"] for seed in REPEATS[profile]]
+    return [[*shared, f"variants={{{named}}}", f"seed={seed}"] for seed in repeats[profile]]
 
 
 def convergence_runs(profile: str, seeds: Mapping[str, Sequence[int]] = SEEDS) -> list[list[str]]:

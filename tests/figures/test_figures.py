@@ -24,7 +24,7 @@ MEASURED = [item for item in ITEMS if figures.has_runs(item) and item not in APA
 PROFILES = ("smoke", "laptop", "paper")
 MODE = {
     "fig1": "serialised", "fig4": "serialised", "fig4-fast": "serialised", "speed": "production",
-    "speed-fast": "production", "speed-protocol": "production",
+    "speed-fast": "production", "speed-protocol": "production", "slow-links": "production",
 }  # fmt: skip
 
 
