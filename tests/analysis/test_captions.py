@@ -86,3 +86,28 @@ def test_a_run_without_a_gpu_is_on_none() -> None:
     both = none._replace(runs=pd.DataFrame({"provenance.gpu": ["NVIDIA H200", "NVIDIA A100"]}))
     assert captions.is_on(both, "NVIDIA")
     assert not captions.is_on(both, "A100")
+
+
+def test_an_emulated_link_is_told_with_the_least_that_was_found_in_any_run(tmp_path: Path) -> None:
+    found = {
+        "asked_gbit_s": 1.0, "pairs_gbit_s": [0.95, 0.9], "together_gbit_s": 0.8, "asked_latency_s": 5e-5,
+        "latency_s": 6e-5, "delay_s": 0.0,
+    }  # fmt: skip
+    store = Store(tmp_path)
+    for method, together in (("dense", 0.8), ("topk", 0.7)):
+        link = found | {"together_gbit_s": together}
+        synthetic.timed(store, synthetic.config(method), machine={"link": link})
+    said = captions.setting(from_attempts(store.all_valid())[0])
+    assert said.endswith(
+        "fp32. Emulated links, as the workers found them: loopback 1 Gbit/s asked, 0.9 found between two "
+        "nodes, 0.7 with all sending at once, latency 60 us (not delayed; 50 us asked)."
+    )
+
+
+def test_a_label_says_what_was_found_and_not_what_to_do(tmp_path: Path) -> None:
+    store, why = Store(tmp_path), "gpu=a100 was asked for, but n1 has V100; choose another partition"
+    synthetic.timed(store, synthetic.config("dense"), machine={"mismatch": [why]})
+    frames = from_attempts(store.all_valid())[0]
+    assert captions.label(frames) == (
+        " *Not the machine that was named*: gpu=a100 was asked for, but n1 has V100."
+    )
