@@ -59,8 +59,8 @@ horovod: $(VENV)/.train ## Horovod 0.28.1 for comm=horovod: built against this t
 sif: $(VENV)/.train ## a container image: IMAGE=thin (for this .venv), cpu or gpu (everything inside)
 	@$(VENV)/bin/python singularity/build $(IMAGE)
 
-slurm-up: ## a real SLURM on this machine, as root: four nodes, fake GPUs (ACCOUNTING=no: without sacct)
-	@slurm/devcluster/up $(ACCOUNTING)
+slurm-up: ## a real SLURM on this machine, as root: four nodes, fake GPUs (ACCOUNTING=no: without sacct; LINK=ethernet_1g: slow links)
+	@slurm/devcluster/up "$(ACCOUNTING)" "$(LINK)"
 
 slurm-down: ## stop that SLURM and its jobs; accounting and logs stay
 	@slurm/devcluster/down

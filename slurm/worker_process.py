@@ -39,6 +39,7 @@ class WorkerCommand:
         container: a choice of conf/container.
         binds: folders that the container needs.
         gpu: does the run use GPUs?
+        enter: words before it, that put it onto an emulated network.
     """
 
     command: list[str]
@@ -47,6 +48,7 @@ class WorkerCommand:
     container: dict[str, Any]
     binds: list[str]
     gpu: bool
+    enter: Sequence[str] = ()
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -98,7 +100,7 @@ class WorkerCommand:
         )
         bare = self.container["name"] == container.NONE  # a runtime has to take signals itself
         child = subprocess.Popen(
-            [*enter, *command],
+            [*enter, *self.enter, *command],
             cwd=self.cwd,
             env=variables,
             stdin=lifeline(),

@@ -198,6 +198,10 @@ class SlurmCluster(TypedDict):
     array_parallelism: Annotated[ArraySize, "tasks of one array that run at a time"]
     srun: Annotated[list[Text], "further words for srun: [--mpi=none]"]
     sbatch: Annotated[list[LongOption], "further words for sbatch: [--mail-type=END]"]
+    enter: Annotated[
+        list[Text],
+        "words that put a worker onto its node's emulated network; the link is then verified",
+    ]
     setup: Annotated[list[Text], "shell lines before srun, executed as they stand: [module load cuda]"]
     python: Annotated[Text | None, "on the nodes, with submitit; null: the Python that submits"]
     slurm_conf: Annotated[Text | None, "what SLURM_CONF should be, where several clusters share a login node"]

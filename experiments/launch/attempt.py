@@ -166,4 +166,5 @@ def worker_command(planned: PlannedRun, folders: Folders, code: Path) -> WorkerC
         container=dict(containers.resolved(config["container"])),
         binds=[str(bind) for bind in binds],
         gpu=config["device"] == "cuda",
+        enter=config["cluster"].get("enter", []),
     )

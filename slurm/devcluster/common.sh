@@ -39,6 +39,7 @@ marked() {
 pids() {
     case $1 in
     n[0-9]*) marked slurmd "$1" ;;
+    switch) marked python3 "$1" ;;
     *) marked "$1" "$1" ;;
     esac
 }

@@ -7,7 +7,8 @@ with all that is in them. Nothing of the machine's own network is touched, and n
 Run as a file, by any Python, with the standard library alone: the development cluster's scripts do so, too.
 
     switch.py '{"nodes": 4, "alpha_s": 5e-5, "beta_s_per_byte": 8e-9}'
-says in a line of JSON what it made (`main`), and ends when its standard input does.
+says in a line of JSON what it made (`main`), and ends when its standard input does; with a further word, `stay`,
+when it is told to.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -138,7 +140,7 @@ def delay(seconds: float) -> float:
     return seconds
 
 
-def main(asked: str) -> int:
+def main(asked: str, stay: bool = False) -> int:
     """Writes {"pid", "nodes": a descriptor of this process for each, "delay_s", "congestion"}, or {"why"}."""
     try:
         made = {"pid": os.getpid(), **build(**json.loads(asked))}
@@ -146,10 +148,12 @@ def main(asked: str) -> int:
         print(json.dumps({"why": str(error)}), flush=True)
         return 2
     print(json.dumps(made), flush=True)
+    if stay:
+        signal.pause()
     while os.read(0, 1):
         pass
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], sys.argv[2:] == ["stay"]))
