@@ -7,8 +7,8 @@ with all that is in them. Nothing of the machine's own network is touched, and n
 Run as a file, by any Python, with the standard library alone: the development cluster's scripts do so, too.
 
     switch.py '{"nodes": 4, "alpha_s": 5e-5, "beta_s_per_byte": 8e-9}'
-says in a line of JSON what it made (`main`), and ends when its standard input does; with a further word, `stay`,
-when it is told to.
+says in a line of JSON what it made (`main`), and ends when its standard input does; with a further word,
+`stay`, when it is told to.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ echo "slurmds: $(pgrep -xc slurmd --nslist net --ns $$)"
 "$0/up" no
 echo "slurmds: $(pgrep -xc slurmd --nslist net --ns $$)"
 "$0/up" no
+"$0/up" no ethernet_1g
+srun --nodes=2 bash "$0/enter" ip -o -4 address show dev eth0
 "$0/down"
 """
 
@@ -75,6 +77,8 @@ def test_down_leaves_no_process_not_even_of_a_running_job(tmp_path: Path) -> Non
     assert re.findall(r"slurmds: (\d)", said) == ["4", "3", "4"]
     assert "started: n2." in said
     assert "already up" in said
+    assert "started: switch." in said
+    assert sorted(re.findall(r"inet 10\.77\.0\.(\d)/16", said)) == ["1", "2"]
     assert "SLURM is down" in said
     assert processes_of(tmp_path) == []
 
@@ -95,6 +99,8 @@ def processes_of(state: Path) -> list[str]:
     ("script", "words", "sentence"),
     [
         ("up", ["maybe"], "ACCOUNTING is yes or no, not 'maybe'"),
+        ("up", ["yes", "wet_string"], "LINK=wet_string is no file of conf/link; there are: ethernet "),
+        ("up", ["yes", "loopback"], "LINK=loopback has no beta_s_per_byte, so there is no bandwidth"),
         ("down", ["now"], "down knows only --purge, not 'now'"),
         ("node", ["n9", "kill"], "NAME one of n1 n2 n3 n4"),
     ],
