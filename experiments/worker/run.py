@@ -30,7 +30,7 @@ from experiments.worker.connect import connect
 from experiments.worker.provenance import provenance, state
 from slurm.environment import Place
 from sparsify.comm import Comm, virtual
-from sparsify.cost import Link
+from sparsify.cost import Link, Network
 from sparsify.method import Method
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.timer import PhaseTimer, cuda_event
@@ -77,7 +77,9 @@ class Built(NamedTuple):
         """What each rank returns, in this timing mode."""
         alpha_s, beta = (self.config["cluster"]["link"][name] for name in ("alpha_s", "beta_s_per_byte"))
         event = self.event if mode == "production" else None
-        return virtual.run(self.config["workers"], body, Link(alpha_s, beta), self.synchronise, event)
+        return virtual.run(
+            self.config["workers"], body, Network(Link(alpha_s, beta)), self.synchronise, event
+        )
 
     def timer(
         self,

@@ -2,8 +2,10 @@
 
 Exactly one rank computes at a time, and ranks switch only at collectives, in rank order: everything is
 deterministic. Each rank has a clock that advances by its own computing; at a collective all clocks move to
-the latest one plus the alpha-beta cost of the link. Times read from these clocks are *simulated* and must be
-labelled so. Reading a clock makes the host wait for the device; a mark, which is read later, does not.
+the latest one plus the alpha-beta cost of the network. Times read from these clocks are *simulated* and must
+be labelled so. Reading a clock makes the host wait for the device; a mark, which is read later, does not.
+
+What all ranks hold alike need not be there P times: see `VirtualComm.first` and `VirtualComm.once`.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 
-from sparsify import cost
 from sparsify.comm import put
-from sparsify.cost import Cost, Link
+from sparsify.cost import Link, Network
 
 T = TypeVar("T")
-NO_LINK = Link(0.0, 0.0)
+NO_NETWORK = Network(Link(0.0, 0.0))
+PIECE_BYTES = 2**17  # of each rank's tensor: small enough that those of some ranks stay in a core's cache
 
 
 class Call(NamedTuple):
@@ -34,7 +36,8 @@ class Call(NamedTuple):
     alike: Any  # what must be the same on all ranks
     brought: Any  # what this rank contributes
     combine: Callable[[Sequence[Any]], Any]
-    cost: Cost | None  # None: the clocks take no notice
+    price_s: float | None  # of the network; None: the clocks take no notice
+    is_computing: bool = False  # is `combine` what every rank would compute, at the same time?
 
 
 class Event(Protocol):
@@ -56,6 +59,12 @@ class Clocks(Protocol):
     def meet(self, price_s: float | None) -> None:
         """The collective is over; without a price the clocks take no notice of it."""
 
+    def together(self, work: Callable[[], T]) -> T:
+        """Do what every rank does at this moment, once: each is charged for it, and none waits for others."""
+
+    def idle(self, rank: int, seconds: float) -> None:
+        """The computing rank does nothing for so long."""
+
     def now(self, rank: int) -> float: ...
 
 
@@ -73,12 +82,24 @@ class HostClocks:
         self.resumed[rank] = time.perf_counter()
 
     def leave(self, rank: int) -> None:
-        self.lived[rank] = self.now(rank)
+        self.synchronise()
+        self.lived[rank] += time.perf_counter() - self.resumed[rank]
 
     def meet(self, price_s: float | None) -> None:
         self.synchronise()  # combining is charged to no rank
         if price_s is not None:
             self.lived = [max(self.lived) + price_s] * len(self.lived)
+
+    def together(self, work: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        result = work()
+        self.synchronise()
+        took = time.perf_counter() - began
+        self.lived = [lived + took for lived in self.lived]
+        return result
+
+    def idle(self, rank: int, seconds: float) -> None:
+        self.lived[rank] += seconds
 
     def now(self, rank: int) -> float:
         self.synchronise()
@@ -113,15 +134,21 @@ class Mark:
         return 1e3 * (end.turn.at_s(end.event) - self.turn.at_s(self.event))
 
 
+class Between(NamedTuple):
+    """What lies between some ranks' turns and their next ones."""
+
+    before: list[Turn]
+    after: list[Turn]
+    began: Callable[[list[float]], list[float]]  # ends of the former -> beginnings of the latter, in seconds
+
+
 class DeviceClocks:
     """Kept by the device: turns begin and end with events, and nothing waits until marks are compared."""
 
     def __init__(self, size: int, event: Callable[[], Event]) -> None:
         self.event = event
         self.turns = [Turn() for _ in range(size)]
-        self.unsettled: list[
-            tuple[list[Turn], float | None, list[Turn]]
-        ] = []  # before and after a collective
+        self.unsettled: list[Between] = []
 
     def resume(self, rank: int) -> None:
         self.turns[rank].start = self.event()
@@ -130,8 +157,23 @@ class DeviceClocks:
         self.turns[rank].end = self.event()
 
     def meet(self, price_s: float | None) -> None:
-        before, self.turns = self.turns, [Turn() for _ in self.turns]
-        self.unsettled.append((before, price_s, self.turns))
+        if price_s is None:
+            self._turn(lambda ends: ends)
+        else:
+            self._turn(lambda ends: [max(ends) + price_s] * len(ends))
+
+    def together(self, work: Callable[[], T]) -> T:
+        began = self.event()
+        result = work()
+        ended = self.event()
+        self._turn(lambda ends: [end + began.elapsed_time(ended) / 1e3 for end in ends])
+        return result
+
+    def idle(self, rank: int, seconds: float) -> None:
+        self.leave(rank)
+        before, self.turns[rank] = self.turns[rank], Turn()
+        self.unsettled.append(Between([before], [self.turns[rank]], lambda ends: [ends[0] + seconds]))
+        self.resume(rank)
 
     def now(self, rank: int) -> float:
         return time.perf_counter()  # the host's own: how far the device is, it would have to wait for
@@ -141,20 +183,26 @@ class DeviceClocks:
 
     def settle(self) -> None:
         """Work out when each turn began. The device must have passed all that are over."""
-        for before, price_s, after in self.unsettled:
-            ends = [turn.at_s(turn.end) for turn in before]
-            for turn, end in zip(after, ends, strict=True):
-                turn.began_s = end if price_s is None else max(ends) + price_s
+        for before, after, began in self.unsettled:
+            beginnings = began([turn.at_s(turn.end) for turn in before])
+            for turn, beginning in zip(after, beginnings, strict=True):
+                turn.began_s = beginning
         self.unsettled.clear()
+
+    def _turn(self, began: Callable[[list[float]], list[float]]) -> None:
+        """All ranks' turns are over."""
+        before, self.turns = self.turns, [Turn() for _ in self.turns]
+        self.unsettled.append(Between(before, self.turns, began))
 
 
 class Cluster:
     """Runs the ranks and owns what they share. Use `run`."""
 
-    def __init__(self, size: int, link: Link, clocks: Clocks) -> None:
-        self.size, self.link, self.clocks = size, link, clocks
+    def __init__(self, size: int, network: Network, clocks: Clocks) -> None:
+        self.size, self.network, self.clocks = size, network, clocks
         self.calls: dict[int, Call] = {}
         self.result: Any = None
+        self.made: list[Any] = []  # by rank 0 for all, in the order of its calls of `first`
         self.scheduler, self.thread = getcurrent(), threading.get_ident()
 
     def run(self, body: Callable[[VirtualComm], T]) -> list[T]:
@@ -193,9 +241,13 @@ class Cluster:
         alike = {rank: call.alike for rank, call in self.calls.items()}
         if len(set(names.values())) > 1 or len(set(alike.values())) > 1:
             raise RuntimeError(f"the ranks do not stand at the same collective: {names}, shapes {alike}")
-        self.result = first.combine([self.calls[rank].brought for rank in range(self.size)])
-        costs = [call.cost for call in self.calls.values() if call.cost is not None]
-        self.clocks.meet(max(map(self.link.seconds, costs)) if costs else None)
+        brought = [self.calls[rank].brought for rank in range(self.size)]
+        if first.is_computing:
+            self.result = self.clocks.together(lambda: first.combine(brought))
+        else:
+            self.result = first.combine(brought)
+            prices = [call.price_s for call in self.calls.values() if call.price_s is not None]
+            self.clocks.meet(max(prices, default=None))
         self.calls.clear()
 
     def meet(self, rank: int, call: Call) -> Any:
@@ -220,6 +272,7 @@ class VirtualComm:
     def __init__(self, cluster: Cluster, rank: int) -> None:
         self.cluster, self.rank, self.size = cluster, rank, cluster.size
         self.largest = 0  # the result of the last `lagged_max`
+        self.num_first = 0  # calls of `first`
 
     def now(self) -> float:
         """Seconds that this rank has lived on its virtual clock; with events, those of the host's clock."""
@@ -230,15 +283,38 @@ class VirtualComm:
         assert isinstance(self.cluster.clocks, DeviceClocks)
         return self.cluster.clocks.mark(self.rank)
 
+    def idle(self, seconds: float) -> None:
+        """This rank's clock passes so many seconds in which it does nothing; nobody has to wait for that."""
+        self.cluster.clocks.idle(self.rank, seconds)
+
+    def first(self, make: Callable[[], T]) -> T:
+        """What rank 0 made in the same call, for what all ranks hold alike: the very object, so that it is
+        there once. Not a collective: rank 0 is always the first to come by.
+        """
+        made = self.cluster.made
+        if self.num_first == len(made):
+            made.append(make())
+        found: T = made[self.num_first]
+        self.num_first += 1
+        if self.rank == self.size - 1:
+            made[self.num_first - 1] = None  # all have it
+        return found
+
+    def once(self, work: Callable[[], None]) -> None:
+        """What all ranks would do alike to something that they hold in common: rank 0's `work` is done when
+        all have come, and each rank is charged the time.
+        """
+        self._meet("once", work, lambda works: works[0](), None, is_computing=True)
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        price = cost.all_reduce(tensor.nbytes, self.size)
-        return put(self._meet("all_reduce", tensor, total_in_rank_order, price), tensor)
+        price_s = self.cluster.network.seconds("all_reduce", tensor.nbytes, self.size)
+        totals: list[Tensor] = self._meet("all_reduce", tensor, totals_in_rank_order, price_s)
+        return put(totals[self.rank], tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         snapshot = tensor.detach().clone()  # its owner may write to it before the last rank has read it
-        gathered: list[Tensor] = self._meet(
-            "all_gather", snapshot, list, cost.all_gather(tensor.nbytes, self.size)
-        )
+        price_s = self.cluster.network.seconds("all_gather", tensor.nbytes, self.size)
+        gathered: list[Tensor] = self._meet("all_gather", snapshot, list, price_s)
         return gathered
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
@@ -250,8 +326,9 @@ class VirtualComm:
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         pieces = tensor.detach().clone().split(list(send))
-        price = cost.all_to_all(tensor.nbytes - pieces[self.rank].nbytes, self.size)
-        everyones = self._meet("all_to_all", pieces, list, price, alike=str(tensor.dtype))
+        leaves = tensor.nbytes - pieces[self.rank].nbytes
+        price_s = self.cluster.network.seconds("all_to_all", leaves, self.size)
+        everyones = self._meet("all_to_all", pieces, list, price_s, alike=str(tensor.dtype))
         mine: list[Tensor] = [theirs[self.rank] for theirs in everyones]
         if [len(piece) for piece in mine] != list(receive):
             lengths = [len(piece) for piece in mine]
@@ -259,18 +336,18 @@ class VirtualComm:
         return mine
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        price = cost.permute(tensor.nbytes, len(route))
+        price_s = self.cluster.network.permute_seconds(tensor.nbytes, route)
         alike = (tuple(tensor.shape), tuple(route))
-        tensors = self._meet("permute", tensor.detach().clone(), list, price, alike)
+        tensors = self._meet("permute", tensor.detach().clone(), list, price_s, alike)
         sources = [source for source, destination in route if destination == self.rank]
         return tensors[sources[0]] if sources else None
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        price = cost.broadcast(tensor.nbytes, self.size)
-        return put(self._meet("broadcast", tensor, lambda all_: all_[root].clone(), price), tensor)
+        price_s = self.cluster.network.seconds("broadcast", tensor.nbytes, self.size)
+        return put(self._meet("broadcast", tensor, lambda all_: all_[root].clone(), price_s), tensor)
 
     def barrier(self) -> None:
-        self._meet("barrier", None, lambda _: None, Cost(0, 0))
+        self._meet("barrier", None, lambda _: None, 0.0)
 
     def lagged_max(self, number: int) -> int:
         before, self.largest = self.largest, self._meet("lagged_max", number, max, None)
@@ -281,24 +358,26 @@ class VirtualComm:
         name: str,
         brought: Any,
         combine: Callable[[Sequence[Any]], Any],
-        price: Cost | None,
+        price_s: float | None,
         alike: Any = None,
+        is_computing: bool = False,
     ) -> Any:
         if isinstance(brought, Tensor) and alike is None:
             alike = tuple(brought.shape)
-        return self.cluster.meet(self.rank, Call(name, alike, brought, combine, price))
+        return self.cluster.meet(self.rank, Call(name, alike, brought, combine, price_s, is_computing))
 
 
 def run(
     size: int,
     body: Callable[[VirtualComm], T],
-    link: Link = NO_LINK,
+    network: Network = NO_NETWORK,
     synchronise: Callable[[], None] = lambda: None,
     event: Callable[[], Event] | None = None,
 ) -> list[T]:
     """Run `body` as `size` ranks; returns what each returned, by rank. What a rank raises is raised here.
 
     Args:
+        network: what joins the ranks, for their clocks.
         synchronise: waits for the device, e.g. torch.cuda.synchronize, so that each rank is charged its own
             kernels.
         event: notes a point in the device's time, e.g. a recorded torch.cuda.Event: no collective waits then,
@@ -307,11 +386,25 @@ def run(
     if size < 1:
         raise ValueError(f"{size=}: there must be at least one rank")
     clocks = HostClocks(size, synchronise) if event is None else DeviceClocks(size, event)
-    return Cluster(size, link, clocks).run(body)
+    return Cluster(size, network, clocks).run(body)
 
 
-def total_in_rank_order(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total.add_(tensor)
-    return total
+def totals_in_rank_order(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Every rank's copy of the sum: in place of what it brought, where each has memory of its own."""
+    if len({tensor.data_ptr() for tensor in tensors}) < len(tensors) or not all(
+        tensor.is_contiguous() for tensor in tensors
+    ):
+        total = tensors[0].clone()
+        for tensor in tensors[1:]:
+            total.add_(tensor)
+        return [total] * len(tensors)
+    flat = [tensor.detach().view(-1) for tensor in tensors]
+    piece = (
+        PIECE_BYTES // tensors[0].element_size() if tensors[0].device.type == "cpu" else tensors[0].numel()
+    )
+    for first, *others in zip(*(tensor.split(max(1, piece)) for tensor in flat), strict=True):
+        for other in others:
+            first.add_(other)
+        for other in others:
+            other.copy_(first)
+    return list(tensors)

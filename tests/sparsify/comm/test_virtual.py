@@ -12,7 +12,7 @@ import torch
 from sparsify import cost
 from sparsify.comm import virtual
 from sparsify.comm.virtual import VirtualComm
-from sparsify.cost import Link
+from sparsify.cost import Link, Network
 
 
 def test_collectives_give_every_rank_the_same() -> None:
@@ -74,7 +74,7 @@ def test_clocks_meet_at_the_latest_rank_plus_the_link() -> None:
         comm.all_gather(torch.zeros(1, dtype=torch.float64))
         return before, comm.now()
 
-    (early, end_0), (late, end_1) = virtual.run(2, body, link)
+    (early, end_0), (late, end_1) = virtual.run(2, body, Network(link))
     price = link.seconds(cost.all_gather(nbytes, 2))
     assert price == 1.0 + 0.5 * 8
     assert (
@@ -113,7 +113,7 @@ def test_marks_tell_what_the_clocks_would_have_told_and_wait_for_nothing() -> No
 
     price = link.seconds(cost.all_gather(8, 3))
     found = virtual.run(
-        3, body, link, synchronise=lambda: pytest.fail("waits"), event=lambda: Instant(device_s)
+        3, body, Network(link), synchronise=lambda: pytest.fail("waits"), event=lambda: Instant(device_s)
     )
     assert found == [
         [0.0, 20.0 + price, 2.0, 0.0, 5.0, 0.0],
