@@ -155,8 +155,17 @@ def timing(frames: Frames) -> str:
     samples = "; ".join(f"{listed(methods)} {count}" for count, methods in counts.items())
     sentences = f"Timing mode: {modes}. Steps per worker: {samples}.{turns(frames)}"
     if is_simulated(frames):
-        sentences += f" {SIMULATED}{listed(values(frames, 'cluster.link.name'))}."
+        sentences += f" {SIMULATED}{joined(frames)}."
     return sentences
+
+
+def joined(frames: Frames) -> str:
+    """What joins the workers: 'ethernet between nodes of 8, nvlink inside', or 'ethernet' alone."""
+    links = listed(values(frames, "cluster.link.name"))
+    if not (inside := values(frames, "cluster.inside.name")):
+        return links
+    size = listed(values(frames, "cluster.workers_per_node"))
+    return f"{links} between nodes of {size}, {listed(inside)} inside"
 
 
 def turns(frames: Frames) -> str:

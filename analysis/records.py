@@ -46,7 +46,7 @@ ATTEMPT = re.compile(r"[0-9]{1,9}")
 # Where and how a run is started. They change neither the mathematics nor the meaning of a record.
 LAUNCH_FIELDS = ("data", "launch", "profile", "recipe")
 # The part of a cluster's description that affects measurements; partitions, accounts and limits do not.
-CLUSTER_FIELDS = ("name", "where", "gpu", "link", "workers_per_node")
+CLUSTER_FIELDS = ("name", "where", "gpu", "link", "inside", "workers_per_node")
 # Fields that were added later: records without them mean these values, and keep their keys.
 IMPLIED = {
     "comm": "torch", "container": "none", "select": "torch", "overlap": False, "cuda_graph": True,
@@ -64,6 +64,9 @@ def measured_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a resolved config that determines what is measured."""
     kept = {name: value for name, value in config.items() if name not in LAUNCH_FIELDS}
     kept["cluster"] = {name: kept["cluster"][name] for name in CLUSTER_FIELDS if name in kept["cluster"]}
+    if kept["cluster"]["where"] == "virtual" and not kept["cluster"].get("inside"):
+        for name in ("inside", "workers_per_node"):  # one link joins all
+            kept["cluster"].pop(name, None)
     if isinstance(kept.get("container"), Mapping):
         kept["container"] = kept["container"]["name"]  # which image file was used is provenance
     if not kept.get("variants"):

@@ -14,6 +14,7 @@ import sparsify
 from experiments.bench._promises import Range, Seen, promised
 from sparsify.aggregator import Aggregator, Report
 from sparsify.comm import Comm, InstrumentedComm, virtual
+from sparsify.cost import Link, Network
 from sparsify.exchange import AllGather, AllGatherBlocks, AllReduce
 from sparsify.kernels import kernel_for
 from sparsify.method import Method, Step, num_selected
@@ -45,19 +46,31 @@ class Lived(NamedTuple):
     limits: tuple[int, int]  # on `selected`, of one step
 
 
+A_SECOND_A_BYTE = Network(Link(alpha_s=0.0, beta_s_per_byte=1.0))
+
+
 class ChargingComm(virtual.VirtualComm):
     """A virtual rank that keeps account of what the cluster charges it, and of the lengths it announces."""
 
     def __init__(self, comm: virtual.VirtualComm) -> None:
         super().__init__(comm.cluster, comm.rank)
+        self.cluster.network = A_SECOND_A_BYTE
         self.charged = 0  # bytes
         self.announced: list[int] = []
 
-    def _meet(self, name: str, brought: Any, combine: Any, price: Any, alike: Any = None) -> Any:
-        self.charged += price.sent_bytes if price is not None else 0
+    def _meet(
+        self,
+        name: str,
+        brought: Any,
+        combine: Any,
+        price_s: float | None,
+        alike: Any = None,
+        is_computing: bool = False,
+    ) -> Any:
+        self.charged += int(price_s or 0)
         if name == "all_gather" and brought.dtype == torch.int64 and brought.numel() == 1:
             self.announced.append(int(brought))
-        return super()._meet(name, brought, combine, price, alike)
+        return super()._meet(name, brought, combine, price_s, alike, is_computing)
 
 
 class BucketStep(NamedTuple):

@@ -19,8 +19,8 @@ import sparsify
 from analysis.files import write_atomic
 from experiments.config import data_root
 from experiments.training import datasets
-from experiments.training.loop import set_learning_rate
 from experiments.training.networks import vgg16
+from experiments.training.replica import set_learning_rate
 from experiments.training.task import Task
 from sparsify import huge_pages
 from sparsify.aggregator import Aggregator, NonFinite

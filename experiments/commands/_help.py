@@ -17,7 +17,10 @@ from sparsify.registry import BrokenFile, constant
 
 NAMES, OPTIONS, ITEMS = 30, 18, 26  # columns of key=value, of an option's name, of an item's
 SETS_OTHERS = ("profile", "recipe")  # of these groups, help shows what differs from a bare `run`
-PREFIX = {"link": "cluster.link."}  # where a group's settings stand, if not below its own name
+PREFIX = {
+    "link": "cluster.link.",
+    "inside": "cluster.inside.",
+}  # where a group's settings stand, if not below its own name
 
 
 def explain(command: str, words: Sequence[str]) -> str:

@@ -13,10 +13,14 @@ from sparsify.methods import REGISTRY as METHODS
 from sparsify.registry import BrokenFile, Registry
 
 CONF = ROOT / "conf"
-GROUPS = ("method", "task", "cluster", "link", "container", "profile", "recipe")
+GROUPS = ("method", "task", "cluster", "link", "inside", "container", "profile", "recipe")
+FOLDERS = {"inside": "link"}  # of a group's files, where they are another group's
 REGISTRIES: dict[str, Registry] = {registry.noun: registry for registry in (METHODS, TASKS)}
 # Set by choosing a group's option, not by hand.
-FIXED = ("method.name", "task.name", "cluster.name", "cluster.where", "cluster.link.name", "container.name")
+FIXED = (
+    "method.name", "task.name", "cluster.name", "cluster.where", "cluster.link.name", "cluster.inside",
+    "cluster.inside.name", "container.name",
+)  # fmt: skip
 
 
 def folders() -> list[Path]:
@@ -39,7 +43,9 @@ def files(group: str) -> dict[str, Path]:
         ValueError: two files for one option.
     """
     found: dict[str, Path] = {}
-    for path in (path for folder in folders() for path in sorted((folder / group).glob("*.yaml"))):
+    for path in (
+        path for folder in folders() for path in sorted((folder / FOLDERS.get(group, group)).glob("*.yaml"))
+    ):
         if path.stem in found:
             raise ValueError(
                 f"{group}={path.stem} is in two files, {found[path.stem]} and {path}; rename one"

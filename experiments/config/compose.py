@@ -23,6 +23,7 @@ from experiments.config.choices import FIXED, GROUPS, REGISTRIES, folders, optio
 from sparsify.ranges import check, quoted, shown, unknown
 
 VARIANTS = "give two or more, as variants={dense:'method=dense',sparse:'method=topk'}"
+WORKERS_PER_NODE = 8  # of virtual ranks, where a cluster's file does not say
 LONGEST = 4000  # characters of a word, and of a path; Hydra's grammar takes half a second to read them
 
 
@@ -56,7 +57,10 @@ def _resolve_one(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     for key, value in pairs:
         check_choice(key, value)
     choices = {key: value for key, value in pairs if key in GROUPS}  # of several the last counts
-    config = copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in choices.items()), *folders()))
+    inside = choices.pop("inside", None)
+    words = tuple(f"{key}={value}" for key, value in choices.items())
+    config = copy.deepcopy(_composed(words, *folders()))
+    _join_in_nodes(config, inside)
     defaults, on_gpu = config.pop("method_defaults", {}), config.pop("on_gpu", {})
     for key, value in defaults.items():
         if key in config["method"]:
@@ -88,12 +92,30 @@ def pair(word: str) -> tuple[str, str]:
 def check_choice(key: str, value: str) -> None:
     """Refuse an option that a group does not have, and a key that only a choice may set."""
     if key in FIXED:
-        group = "link" if key.startswith("cluster.link") else key.partition(".")[0]
+        group = next((name for name in ("link", "inside") if key.startswith(f"cluster.{name}")), None)
+        group = group or key.partition(".")[0]
         raise ValueError(f"{key!r} comes with the choice of {group}=, it can't be set")
     if key in GROUPS and value not in options(key):
         raise ValueError(unknown(key, value, options(key)))
     if key in REGISTRIES and value in REGISTRIES[key].names() and (why := REGISTRIES[key].why_broken(value)):
         raise ValueError(why)
+
+
+def _join_in_nodes(config: dict[str, Any], inside: str | None) -> None:
+    """Put the link that joins virtual ranks of one node into the config, by the name of its file."""
+    cluster = config["cluster"]
+    if cluster.get("where") != "virtual":
+        if inside:
+            raise ValueError(
+                f"inside={inside} joins virtual ranks of one node, and cluster={cluster['name']} has nodes "
+                "of its own; leave it out, or take cluster=virtual"
+            )
+        return
+    name = inside or cluster.get("inside")
+    if name is not None:
+        check_choice("inside", str(name))
+    link = _composed((f"link={name}",), *folders())["cluster"]["link"] if name else None
+    config["cluster"] = {"workers_per_node": WORKERS_PER_NODE, **cluster, "inside": copy.deepcopy(link)}
 
 
 def _give_momentum_to_the_method(config: dict[str, Any], given: bool) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
+from experiments.config.network import network
 from experiments.tasks import REGISTRY as TASKS
 from sparsify import ranges
 from sparsify.methods import REGISTRY as METHODS
@@ -148,7 +149,7 @@ class Machine(TypedDict):
     """Where workers run."""
 
     name: Annotated[Text, "the file of conf/cluster"]
-    where: Annotated[Literal["local", "virtual"], "as processes, or as virtual ranks of one process"]
+    where: Annotated[Literal["local"], "as processes of this machine"]
     gpu: Gpu
     link: Link
 
@@ -161,6 +162,23 @@ class Emulated(TypedDict):
     gpu: Gpu
     link: Link
     workers_per_node: Annotated[Threads, "workers that share a network namespace, and its link to the others"]
+
+
+class VirtualCluster(TypedDict):
+    """Virtual ranks of one process, as if they were on a cluster."""
+
+    name: Annotated[Text, "the file of conf/cluster"]
+    where: Annotated[Literal["virtual"], "as virtual ranks of one process"]
+    gpu: Gpu
+    link: Link
+    inside: Annotated[None, "what joins the workers of one node, as inside=nvlink; null: link joins all"]
+    workers_per_node: Annotated[Threads, "that `inside` joins; without it, it makes no difference"]
+
+
+class VirtualNodes(VirtualCluster):
+    """The same, with nodes."""
+
+    inside: Link  # type: ignore[misc]  # a link in place of none
 
 
 class SlurmCluster(TypedDict):
@@ -210,7 +228,8 @@ class SlurmCluster(TypedDict):
     ]
 
 
-CLUSTERS = {"slurm": SlurmCluster, "netns": Emulated}  # by cluster.where; others are a Machine
+# By cluster.where; others are a Machine.
+CLUSTERS: dict[str, Any] = {"slurm": SlurmCluster, "netns": Emulated, "virtual": VirtualCluster}
 
 
 class Run(TypedDict):
@@ -267,7 +286,9 @@ def leaf(config: Mapping[str, Any], dotted: str) -> Any:
 
 def types(config: Mapping[str, Any]) -> dict[str, Any]:
     """The type of every leaf that a configuration like this one has, by its dotted key."""
-    cluster = CLUSTERS.get(config["cluster"].get("where"), Machine)
+    cluster = CLUSTERS.get(str(config["cluster"].get("where")), Machine)
+    if cluster is VirtualCluster and config["cluster"].get("inside"):
+        cluster = VirtualNodes
     container = NoContainer if config["container"].get("name") == "none" else Container
     found = dict(_common(cluster, container))
     for registry in (METHODS, TASKS):
@@ -352,11 +373,8 @@ def _check_together(config: Mapping[str, Any]) -> None:
         )
     if where == "netns":
         _check_emulated(config)
-    link = config["cluster"]["link"]
-    if where == "virtual" and None in (link["alpha_s"], link["beta_s_per_byte"]):
-        raise ValueError(
-            "virtual ranks need a link with alpha and beta; choose link=nvlink, pcie or ethernet"
-        )
+    if where == "virtual":
+        network(config["cluster"])
 
 
 def _check_emulated(config: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from experiments.training.captured import CapturedEnergy
 from experiments.training.checkpoint import Checkpointer, TrainingState
 from experiments.training.datasets import Dataset
 from experiments.training.graph import Recorded, Recorder
+from experiments.training.replica import replica
 from experiments.training.step_log import STEPS_PER_WRITE, Log, StepLog
 from experiments.training.task import Metrics, Task
 from sparsify.aggregator import Aggregator, NonFinite
@@ -30,6 +31,7 @@ class Trained(NamedTuple):
     model: nn.Module
     searching: dict[str, Any]  # see `searched`
     graph: str | None  # see `graph.Recorded.outcome`; None too where it was not to be tried
+    agreed: bool  # see `Replica.agreed`
 
 
 class Settings(NamedTuple):
@@ -68,17 +70,17 @@ class Training:
         seed, device, dtype = settings.seed, settings.device, settings.dtype
         self.task, self.data, self.comm, self.timer, self.settings = task, data, comm, timer, settings
         self.model = task.model(data, seed, device, dtype)
-        for tensor in self.model.state_dict().values():
-            comm.broadcast(tensor)
-        self.optimiser = task.optimiser(self.model)
-        check_momentum(self.optimiser, method)
+        self.replica = replica(comm, self.model, task.optimiser)
+        check_momentum(self.replica.optimiser, method)
         instrumented, named = InstrumentedComm(comm, timer, self.read_loss), self.model.named_parameters()
         self.aggregator = Aggregator(method, named, instrumented, timer, seed, select=settings.select)
         self.overlap = Overlap(self.aggregator) if settings.overlap else None
         augmentation = BucketContext(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
         self.steps_per_epoch = settings.epoch_steps or task.steps_per_epoch(data, comm.size)
         self.log = StepLog(timer, comm, log, device)
-        self.state = TrainingState(self.model, self.optimiser, self.aggregator, augmentation, self.log)
+        self.state = TrainingState(
+            self.model, self.replica.optimiser, self.aggregator, augmentation, self.log
+        )
         timer.num_steps = self.done = checkpointer.restore(self.state) if checkpointer else 0
         self.batches = task.batches(data, comm.rank, comm.size, seed, augmentation, dtype, first=self.done)
         self.unread: Tensor | None = None  # as published, the loss that nobody has read
@@ -116,8 +118,7 @@ class Training:
             if not overlap:
                 report = aggregator.aggregate(epoch, rate, watch)
             with timer.phase("update"):
-                set_learning_rate(self.optimiser, rate)
-                self.optimiser.step()
+                self.replica.update(rate, aggregator.gradients.flat)
 
         self.done += 1
         if owes:
@@ -188,9 +189,8 @@ class Training:
         self.log.log.flush()
         if self.overlap:
             self.overlap.close()
-        return Trained(
-            self.model, searched(self.aggregator), self.recorded.outcome if self.recorded else None
-        )
+        graph = self.recorded.outcome if self.recorded else None
+        return Trained(self.model, searched(self.aggregator), graph, self.replica.agreed())
 
 
 def train(
@@ -224,8 +224,3 @@ def searched(aggregator: Aggregator) -> dict[str, Any]:
     found = aggregator.searching()
     total = sum(found.values(), SearchStats())
     return {"kernel": " and ".join(found) or None, **asdict(total)}
-
-
-def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimiser.param_groups:
-        group["lr"] = rate

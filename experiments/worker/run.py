@@ -16,6 +16,7 @@ import torch
 
 from analysis.files import PATIENCE_S, RankLog, write_atomic
 from analysis.records import Attempt, variant_configs
+from experiments.config.network import network
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.alternation import TurnLog, Turns, Variant, alternate
@@ -30,7 +31,6 @@ from experiments.worker.connect import connect
 from experiments.worker.provenance import provenance, state
 from slurm.environment import Place
 from sparsify.comm import Comm, virtual
-from sparsify.cost import Link, Network
 from sparsify.method import Method
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.timer import PhaseTimer, cuda_event
@@ -75,11 +75,9 @@ class Built(NamedTuple):
 
     def on_virtual_ranks(self, mode: str, body: Callable[[virtual.VirtualComm], T]) -> list[T]:
         """What each rank returns, in this timing mode."""
-        alpha_s, beta = (self.config["cluster"]["link"][name] for name in ("alpha_s", "beta_s_per_byte"))
         event = self.event if mode == "production" else None
-        return virtual.run(
-            self.config["workers"], body, Network(Link(alpha_s, beta)), self.synchronise, event
-        )
+        joined = network(self.config["cluster"])
+        return virtual.run(self.config["workers"], body, joined, self.synchronise, event)
 
     def timer(
         self,
@@ -362,7 +360,7 @@ def outcome_of(trained: Trained, comm: Comm, steps: int, steps_per_epoch: int) -
     for p in parameters:
         digest.update(p.cpu().contiguous().numpy().tobytes())
     mine = torch.tensor(list(digest.digest()), dtype=torch.int32, device=parameters[0].device)
-    agreed = all(torch.equal(mine, other) for other in comm.all_gather(mine))
+    agreed = trained.agreed and all(torch.equal(mine, other) for other in comm.all_gather(mine))
     size = sum(p.numel() for p in parameters)
     kernels = names_of_all(trained.searching["kernel"] or "", comm, parameters[0].device)
     weights, searching = digest.hexdigest(), {**trained.searching, "kernel": " and ".join(kernels) or None}

@@ -304,7 +304,14 @@ class VirtualComm:
         """What all ranks would do alike to something that they hold in common: rank 0's `work` is done when
         all have come, and each rank is charged the time.
         """
-        self._meet("once", work, lambda works: works[0](), None, is_computing=True)
+        self._meet("once", work, lambda works: works[0](), None, None, True)
+
+    def same(self, tensor: Tensor) -> Tensor:
+        """() bool on its device: has every rank brought the same bits? The clocks take no notice: no worker
+        of a real group would ask.
+        """
+        found: Tensor = self._meet("same", tensor, same_bits, None)
+        return found
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         price_s = self.cluster.network.seconds("all_reduce", tensor.nbytes, self.size)
@@ -408,3 +415,11 @@ def totals_in_rank_order(tensors: Sequence[Tensor]) -> list[Tensor]:
         for other in others:
             other.copy_(first)
     return list(tensors)
+
+
+def same_bits(tensors: Sequence[Tensor]) -> Tensor:
+    """() bool on their device, without waiting for it. Zeros of two signs differ; a NaN equals itself."""
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensors[0].element_size()]
+    first, *others = (tensor.detach().view(whole) for tensor in tensors)
+    different = [(first != other).any() for other in others]
+    return ~torch.stack(different).any() if different else torch.ones((), dtype=torch.bool)

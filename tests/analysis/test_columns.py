@@ -13,11 +13,12 @@ from analysis.files import write_json
 from analysis.frames import Frames
 from tests.conftest import Command
 
-# Of each kind of run one that takes a second: with held-out data, in the published protocol, alone.
+# Of each kind of run one that takes a second: with held-out data, in the published protocol, alone; on nodes.
 RUNS = (
     ["method=topk", "train.held_out=100", "train.epochs=1", "train.steps=null", "train.epoch_steps=2"],
     ["method=randomk", "timing.mode=as_published", "cluster=local", "train.steps=null", "train.epochs=2",
      "train.epoch_steps=1"],
+    ["method=topk", "inside=pcie"],
 )  # fmt: skip
 
 

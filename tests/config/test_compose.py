@@ -19,6 +19,8 @@ from tests.conftest import ROOT
 @pytest.mark.parametrize("group", choices.GROUPS)
 def test_every_option_composes(group: str) -> None:
     for option in choices.options(group):
+        if (group, option) == ("inside", "loopback"):  # it has no numbers, see test_network.py
+            continue
         where = ["cluster=local"] if option == "loopback" else []  # which virtual ranks can't have
         config = compose.resolve([f"{group}={option}", *where])
         json.dumps(config)  # a plain dict

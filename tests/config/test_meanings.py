@@ -26,7 +26,9 @@ def test_the_docstring_says_what_each_parameter_means_and_of_no_other(noun: str,
         assert not meaning.startswith(("see ", "as in ")), key  # help shows it alone
 
 
-@pytest.mark.parametrize("cluster", [schema.Machine, schema.SlurmCluster])
+@pytest.mark.parametrize(
+    "cluster", [schema.Machine, schema.VirtualCluster, schema.VirtualNodes, schema.SlurmCluster]
+)
 @pytest.mark.parametrize("container", [schema.NoContainer, schema.Container])
 def test_every_other_setting_has_a_meaning_beside_its_type(cluster: object, container: object) -> None:
     for key, allowed in schema._common(cluster, container):

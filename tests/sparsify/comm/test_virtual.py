@@ -122,6 +122,46 @@ def test_marks_tell_what_the_clocks_would_have_told_and_wait_for_nothing() -> No
     ]
 
 
+LINK, NODES = Link(1.0, 0.5), Network(Link(1.0, 0.5), Link(0.25, 0.125), per_node=2)
+
+
+def seconds_of_each_collective(network: Network) -> list[float]:
+    """That rank 0 of four spends in each, by a clock that shows nothing but the network."""
+
+    def body(comm: VirtualComm) -> list[float]:
+        data, marks = torch.zeros(4, dtype=torch.float64), [comm.mark()]
+        for call in (
+            lambda: comm.all_reduce(data),
+            lambda: comm.all_gather(data),
+            lambda: comm.broadcast(data),
+            lambda: comm.all_to_all(data, [1, 1, 1, 1], [1, 1, 1, 1]),
+            lambda: comm.permute(data, [(0, 1), (2, 3)]),
+            lambda: comm.permute(data, [(1, 2)]),
+        ):
+            call()
+            marks.append(comm.mark())
+        return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
+
+    return virtual.run(4, body, network, event=lambda: Instant(0.0))[0]
+
+
+def test_each_collective_costs_what_the_network_says() -> None:
+    calls = {"all_reduce": 32, "all_gather": 32, "broadcast": 32, "all_to_all": 24}
+    routes = [[(0, 1), (2, 3)], [(1, 2)]]
+    for network in (Network(LINK), NODES):
+        expected = [network.seconds(call, nbytes, 4) for call, nbytes in calls.items()]
+        expected += [network.permute_seconds(32, route) for route in routes]
+        assert seconds_of_each_collective(network) == expected
+    assert seconds_of_each_collective(NODES) != seconds_of_each_collective(Network(LINK))
+
+
+def test_nodes_of_one_worker_are_a_flat_network() -> None:
+    flat = seconds_of_each_collective(Network(LINK))
+    assert seconds_of_each_collective(Network(LINK, LINK, per_node=1)) == flat
+    other_inside = Network(LINK, Link(9.0, 9.0), per_node=1)  # which joins nobody
+    assert seconds_of_each_collective(other_inside) == flat
+
+
 def test_ranks_at_different_collectives_are_named() -> None:
     def body(comm: VirtualComm) -> None:
         comm.barrier() if comm.rank else comm.all_gather(torch.zeros(1))

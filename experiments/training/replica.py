@@ -1,0 +1,91 @@
+"""What all workers hold alike, parameters and the optimiser's state: of processes each has its own, virtual
+ranks share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sparsify.comm import Comm
+from sparsify.comm.virtual import VirtualComm
+
+MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+class Replica(Protocol):
+    """Parameters, and the optimiser that moves them."""
+
+    @property
+    def optimiser(self) -> torch.optim.Optimizer: ...
+
+    def update(self, rate: float, average: Tensor) -> None:
+        """The optimiser's step.
+
+        Args:
+            average: (n,) of all gradients, in which the parameters' own `.grad` lie.
+        """
+
+    def agreed(self) -> bool:
+        """Were the averages of all workers the same in every step, as far as is known here?"""
+
+
+def replica(comm: Comm, model: nn.Module, make: MakeOptimiser) -> Replica:
+    """Give a fresh model rank 0's values, and an optimiser. Collective."""
+    return (
+        SharedReplica(comm, model, make) if isinstance(comm, VirtualComm) else OwnReplica(comm, model, make)
+    )
+
+
+class OwnReplica:
+    """Of a process."""
+
+    def __init__(self, comm: Comm, model: nn.Module, make: MakeOptimiser) -> None:
+        for tensor in model.state_dict().values():
+            comm.broadcast(tensor)
+        self.optimiser = make(model)
+
+    def update(self, rate: float, average: Tensor) -> None:
+        step(self.optimiser, rate)
+
+    def agreed(self) -> bool:
+        return True  # each has parameters of its own, in which it would show
+
+
+class SharedReplica:
+    """Of a virtual rank: its parameters lie in rank 0's memory, and one optimiser moves them, rank 0's, when
+    all have their average. Each rank is charged the time that it takes.
+
+    That is what each would do by itself, as long as all have the same average, bit for bit; so they are
+    compared in every step. Buffers, gradients and residuals are each rank's own.
+    """
+
+    def __init__(self, comm: VirtualComm, model: nn.Module, make: MakeOptimiser) -> None:
+        self.comm = comm
+        for p, shared in zip(model.parameters(), comm.first(lambda: [*model.parameters()]), strict=True):
+            p.data = shared.data
+        self.optimiser = comm.first(lambda: make(model))
+        for buffer in model.buffers():
+            comm.broadcast(buffer)
+        self.same: Tensor | None = None  # () bool on the device, of all steps so far
+
+    def update(self, rate: float, average: Tensor) -> None:
+        same = self.comm.same(average)
+        self.same = same if self.same is None else self.same & same
+        self.comm.once(lambda: step(self.optimiser, rate))
+
+    def agreed(self) -> bool:
+        return self.same is None or bool(self.same)
+
+
+def step(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    set_learning_rate(optimiser, rate)
+    optimiser.step()
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = rate

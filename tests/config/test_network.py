@@ -1,0 +1,67 @@
+"""What joins the workers: numbers from the files of conf/link, for one link or for two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.records import measured_config, run_key
+from experiments.config import compose
+from experiments.config.network import network
+from sparsify.cost import Link, Network
+from tests.conftest import ROOT
+
+LINKS = {name: compose.resolve([f"link={name}"])["cluster"]["link"] for name in ("ethernet", "nvlink")}
+ETHERNET, NVLINK = (Link(link["alpha_s"], link["beta_s_per_byte"]) for link in LINKS.values())
+
+
+def cluster(*words: str) -> Network:
+    return network(compose.resolve(["cluster=virtual", "link=ethernet", *words])["cluster"])
+
+
+def test_workers_are_joined_by_one_link_or_by_another_one_inside_a_node() -> None:
+    assert cluster() == Network(ETHERNET)
+    assert cluster("inside=nvlink") == Network(ETHERNET, NVLINK, 8)
+    slower = Link(0.5, NVLINK.beta_s_per_byte)
+    words = ("inside=nvlink", "cluster.workers_per_node=4", "cluster.inside.alpha_s=0.5")
+    assert cluster(*words) == Network(ETHERNET, slower, 4)
+
+
+def test_a_file_of_a_cluster_names_its_link_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cluster").mkdir()
+    mine = (ROOT / "conf" / "cluster" / "virtual.yaml").read_text().replace("null", "nvlink")
+    (tmp_path / "cluster" / "mine.yaml").write_text(mine)
+    (tmp_path / "cluster" / "short.yaml").write_text("where: virtual\ngpu: none\n")
+    monkeypatch.setenv("SPARSIFY_CONF", str(tmp_path))
+    found = compose.resolve(["cluster=mine", "link=ethernet"])["cluster"]
+    assert found["inside"] == LINKS["nvlink"]
+    assert network(compose.resolve(["cluster=short", "link=ethernet"])["cluster"]) == Network(ETHERNET)
+
+
+def test_one_link_alone_leaves_the_key_of_a_run_as_it_was() -> None:
+    flat, nodes = (compose.resolve([*words]) for words in ([], ["inside=nvlink"]))
+    assert not {"inside", "workers_per_node"} & measured_config(flat)["cluster"].keys()
+    assert run_key(flat) == run_key(compose.resolve(["cluster.workers_per_node=2"]))
+    assert run_key(flat) != run_key(nodes) != run_key(compose.resolve(["inside=pcie"]))
+    assert run_key(nodes) != run_key(compose.resolve(["inside=nvlink", "cluster.workers_per_node=2"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["inside=loopback"], "inside=loopback has no alpha_s and no beta_s_per_byte"),
+        (
+            ["cluster.link.beta_s_per_byte=null"],
+            "link=nvlink has no beta_s_per_byte, .* set cluster.link.beta",
+        ),
+        (["inside=nvlnk"], r"no inside 'nvlnk' \(did you mean 'nvlink'"),
+        (["inside=nvlink", "cluster.workers_per_node=1"], "per_node=1; give a node more workers"),
+        (["inside=nvlink", "cluster=local"], "cluster=local has nodes of its own"),
+        (["cluster.inside=nvlink"], "comes with the choice of inside="),
+        (["inside=nvlink", "cluster.inside.alpha_s=-1"], "cluster.inside.alpha_s=-1 is out of range"),
+    ],
+)
+def test_a_description_that_lacks_something_is_refused(words: list[str], answer: str) -> None:
+    with pytest.raises(ValueError, match=answer):
+        compose.resolve(words)
