@@ -55,6 +55,8 @@ RUNS = (
     Column("timing.mode", "", "where clocks are read: serialised, production or as_published"),
     Column("timing.warmup_steps", "steps", "left out at the beginning, at least"),
     Column("timing.span_steps", "steps", "how many last steps have spans; without a number, all"),
+    Column("late.draw", "", "how long workers do nothing on purpose: none, constant, uniform and so on"),
+    Column("late.*", "", "of it: seconds, spread, and the only worker that is late"),
     Column("train.epochs", "epochs", "after which training ends"),
     Column("train.steps", "steps", "after which it ends, if that is earlier"),
     Column("train.epoch_steps", "steps", "of an epoch, where it is cut short"),
@@ -109,6 +111,7 @@ RUNS = (
 )  # fmt: skip
 PHASE_MEANINGS = {
     "io": "loading the batch", "forward": "forward pass", "backward": "backpropagation",
+    "late": "doing nothing, on purpose",
     "check": "looking for NaN and Inf", "select": "choosing what to send",
     "exchange": "preparing the messages", "wait": "waiting for the slowest worker",
     "transfer": "collective communication", "scatter": "adding up what was received",

@@ -17,13 +17,13 @@ import pandas as pd
 
 from analysis.leaves import flatten, labels
 
-# In the order of a step. `synchronize` and `validate` occur in mode as_published only.
+# In the order of a step. `synchronize` and `validate` occur in mode as_published only, `late` on purpose.
 PHASES = (
-    "io", "forward", "backward", "check", "select", "exchange", "wait", "transfer", "synchronize", "scatter",
-    "update", "validate",
+    "io", "forward", "backward", "late", "check", "select", "exchange", "wait", "transfer", "synchronize",
+    "scatter", "update", "validate",
 )  # fmt: skip
 STEP_NUMBERS = (
-    "start_s", "step_s", *(f"{phase}_s" for phase in PHASES),
+    "start_s", "step_s", *(f"{phase}_s" for phase in PHASES if phase != "late"),
     "wire_bytes", "host_syncs", "density", "update_density", "residual_norm", "loss", "lr",
 )  # fmt: skip
 EPOCH_MEANS = ("wire_bytes", "host_syncs", "density", "update_density")  # of rank 0's steps
@@ -47,7 +47,8 @@ COLUMNS: dict[str, dict[str, type]] = {
 # Columns that older tables lack; `group` is the run that variants share, `block` in which of their turns.
 LATER: dict[str, dict[str, type]] = {
     "runs": {"group": TEXT, "variant": TEXT},
-    "steps": {"block": NUMBER, "messages": NUMBER},  # block: NaN in ordinary runs, 0 in warm-up
+    # block: NaN in ordinary runs, 0 in warm-up
+    "steps": dict.fromkeys(("block", "messages", "late_s"), NUMBER),
     "epochs": dict.fromkeys(("captured_energy", "test_loss", "test_top1"), NUMBER),
     "spans": {},
 }

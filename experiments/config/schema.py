@@ -71,6 +71,18 @@ class Timing(TypedDict):
     ]
 
 
+class Late(TypedDict):
+    """Workers that come late on purpose: at the end of backward each does nothing for so long."""
+
+    draw: Annotated[
+        Literal["none", "constant", "uniform", "lognormal", "published"],
+        "how long: constant; uniform, from 0; lognormal; published: as the paper's workers in compression",
+    ]
+    s: Annotated[NotNegative, "seconds: constant; the most, where uniform; the median, where lognormal"]
+    spread: Annotated[NotNegative, "standard deviation of the logarithm, where lognormal"]
+    rank: Annotated[Natural | None, "the only worker that is late; null: each draws for itself"]
+
+
 class Alternate(TypedDict):
     """How long variants take turns."""
 
@@ -241,6 +253,7 @@ class Run(TypedDict):
     container: NoContainer
     train: Train
     timing: Timing
+    late: Late
     variants: Annotated[
         Variants,
         "what takes turns in one group of processes, so that whatever drifts meets all alike; the others are "
@@ -274,6 +287,13 @@ class Run(TypedDict):
     ]
     profile: Annotated[Text, "the file of conf/profile"]
     recipe: Annotated[Text, "the file of conf/recipe"]
+
+
+# Which settings each draw of lateness has a use for.
+USED_OF_LATE = {
+    "none": (), "constant": ("s", "rank"), "uniform": ("s", "rank"), "lognormal": ("s", "spread", "rank"),
+    "published": (),
+}  # fmt: skip
 
 
 def leaf(config: Mapping[str, Any], dotted: str) -> Any:
@@ -375,6 +395,7 @@ def _check_together(config: Mapping[str, Any]) -> None:
         _check_emulated(config)
     if where == "virtual":
         network(config["cluster"])
+    _check_late(config["late"], config["workers"])
 
 
 def _check_emulated(config: Mapping[str, Any]) -> None:
@@ -400,3 +421,21 @@ def _check_emulated(config: Mapping[str, Any]) -> None:
             "comm=horovod with cluster=netns: Horovod takes all processes of one machine for one node, and "
             "would go around the link; leave comm=torch"
         )
+
+
+def _check_late(late: Mapping[str, Any], workers: int) -> None:
+    used = USED_OF_LATE[late["draw"]]
+    for name in ("s", "spread"):
+        if bool(late[name]) != (name in used):
+            wants = (
+                "needs it: give it a number above 0" if name in used else "makes no use of it; leave it out"
+            )
+            raise ValueError(f"late.{name}={late[name]}: late.draw={late['draw']} {wants}")
+    if late["rank"] is None:
+        return
+    if "rank" not in used:
+        raise ValueError(
+            f"late.rank={late['rank']}: late.draw={late['draw']} is not of one worker; leave it out"
+        )
+    if late["rank"] >= workers:
+        raise ValueError(f"late.rank={late['rank']}: there are workers={workers}, counted from 0")

@@ -14,6 +14,7 @@ from experiments.training.captured import CapturedEnergy
 from experiments.training.checkpoint import Checkpointer, TrainingState
 from experiments.training.datasets import Dataset
 from experiments.training.graph import Recorded, Recorder
+from experiments.training.lateness import Lateness, be_late
 from experiments.training.replica import replica
 from experiments.training.step_log import STEPS_PER_WRITE, Log, StepLog
 from experiments.training.task import Metrics, Task
@@ -47,6 +48,7 @@ class Settings(NamedTuple):
     recorder: Recorder | None = None  # of forward and backward, to repeat them where nothing looks in
     epoch_steps: int | None = None  # of the clock of learning rate, density and validation; None: the task's
     validate_every: int = 1
+    late: Lateness | None = None  # workers that come late on purpose
 
 
 class Training:
@@ -109,6 +111,9 @@ class Training:
             if overlap:
                 overlap.begin(epoch, rate)
             loss = (self.recorded or self.forward_and_backward)(inputs, labels)
+            if late := self.settings.late:
+                with timer.phase("late"):
+                    be_late(late.seconds(step, self.comm.rank, self.comm.size), self.comm, timer.synchronise)
             if overlap:
                 report = overlap.finish()
             with timer.phase("check"):

@@ -23,6 +23,7 @@ from experiments.training.alternation import TurnLog, Turns, Variant, alternate
 from experiments.training.checkpoint import Checkpointer
 from experiments.training.datasets import Dataset
 from experiments.training.graph import CudaRecorder
+from experiments.training.lateness import Lateness
 from experiments.training.loop import Settings, Trained, Training, train
 from experiments.training.stop import Preempted, Stop
 from experiments.training.task import Task
@@ -270,6 +271,7 @@ def build_on(data: Dataset, config: Mapping[str, Any], device: torch.device) -> 
         recorder=CudaRecorder(device) if device.type == "cuda" and repeats else None,
         epoch_steps=steps_per_epoch,
         validate_every=train.get("validate_every", 1),
+        late=Lateness.of(config["late"], config["seed"]) if "late" in config else None,
     )
     return Built(config, task, data, method, settings, steps_per_epoch)
 
