@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from experiments.bench._case import Case, Timed
+from experiments.worker.memory import free_bytes
 
 TURNS, FEW_TURNS = 4, 2  # gradients that take turns; so few of them where they are large
 LARGE = 30_000_000  # elements
@@ -31,19 +32,6 @@ def leave_out(case: Case, lines: dict[str, Timed], device: torch.device, flush: 
 
 def turns(n: int) -> int:
     return TURNS if n <= LARGE else FEW_TURNS
-
-
-def free_bytes(device: torch.device) -> float:
-    """Of memory; where a container has a limit, of that."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    import psutil
-
-    free = float(psutil.virtual_memory().available)
-    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        free = min(free, float(text) - float(used.read_text()))
-    return free
 
 
 def flush_bytes(device: torch.device) -> int:

@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from torch import Generator, nn
 from analysis.files import RankLog, read_note, write_json
 from analysis.records import Attempt
 from analysis.schemas import Checkpoint
+from experiments.training.replica import of_all
 from experiments.training.state_file import Faulty, digest, read_state, sync_folder, write_state
 from experiments.training.stop import GO_ON, STOP, Preempted, Stop
 from sparsify.aggregator import Aggregator
@@ -169,7 +171,7 @@ class Checkpointer:
         folder, rank = self.attempt.checkpoints / str(done), self.comm.rank
         failed: OSError | None = None
         shared = state.shared()
-        digests = gather_json(self.comm, digest(shared), self.device)
+        digests = gather_json(self.comm, of_all(self.comm, lambda: digest(shared)), self.device)
         same_as = digests.index(digests[rank])
         try:
             log_bytes = self.log.sync()
@@ -229,7 +231,10 @@ class Checkpointer:
             return "its log is shorter than it was"
         try:
             own = read_state(folder / OWN.format(self.comm.rank), note["own"])
-            self.found = own | read_state(folder / SHARED.format(same_as), notes[same_as]["shared"])
+            path, written = folder / SHARED.format(same_as), notes[same_as]["shared"]
+            is_one = len({part["same_as"] for part in notes}) == 1
+            read = partial(read_state, path, written)
+            self.found = own | (of_all(self.comm, read) if is_one else read())
         except Faulty as error:
             return str(error)
         return None

@@ -5,7 +5,7 @@ ranks share one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sparsify.comm import Comm
 from sparsify.comm.virtual import VirtualComm
 
+T = TypeVar("T")
 MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]
 
 
@@ -79,6 +80,11 @@ class SharedReplica:
 
     def agreed(self) -> bool:
         return self.same is None or bool(self.same)
+
+
+def of_all(comm: Comm, make: Callable[[], T]) -> T:
+    """What is alike on all workers: virtual ranks make it once, and share it."""
+    return comm.first(make) if isinstance(comm, VirtualComm) else make()
 
 
 def step(optimiser: torch.optim.Optimizer, rate: float) -> None:

@@ -27,7 +27,7 @@ from experiments.training.lateness import Lateness
 from experiments.training.loop import Settings, Trained, Training, train
 from experiments.training.stop import Preempted, Stop
 from experiments.training.task import Task
-from experiments.worker import hardware
+from experiments.worker import hardware, memory
 from experiments.worker.connect import connect
 from experiments.worker.provenance import provenance, state
 from slurm.environment import Place
@@ -142,6 +142,9 @@ def execute(
     device = prepare_device(config, place)
     hardware.prepare(config, device)
     run = build(config, orders["data_root"], device)
+    if run.is_virtual:
+        built = [*run.variants.values()] or [run]
+        memory.check([(each.task, each.method, each.settings) for each in built], run.data, config["workers"])
     facts = {**provenance(run.data.name, run.data.digest, device), "image": orders.get("image")}
     facts["precision"] = precision_of(config["precision"], device)
     progress = ProgressNote(start_folder / "progress.json", run.num_steps)

@@ -1,0 +1,202 @@
+"""The straggler of Yoon and Oh 2022 by experiment: one worker is made late, by another time in each step, and
+communication is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import captions, plots, style
+from analysis.claims import Claim
+from analysis.frames import Frames
+from analysis.numbers import number
+from analysis.published import rederived
+from analysis.published.rederived import JOB, estimate
+from analysis.stats import ANY, SHARE, Value, over_units
+from analysis.steps import warm
+from analysis.tables import Table
+from experiments.figures import _published as printed
+from experiments.figures import _yoon2022 as yoon2022
+
+TITLE = "One late worker: what communication becomes"
+SCALE = yoon2022.TIMING_SCALE
+LATEST_S = 0.064  # twice the range of the published job's eight workers in compression
+LATE = ["late.draw=uniform", f"late.s={LATEST_S}", "late.rank=1"]
+# Blocks long enough for a line of their own; the model is small, so that little else makes workers wait.
+SCALES = {
+    "smoke": [
+        "task=cnn_digits", "cluster=local", "workers=2", "task.batch_size=16", "timing.warmup_steps=2",
+        "alternate.block_steps=8",
+    ],
+    "laptop": [
+        "task=cnn_cifar10", "cluster=local", "workers=2", "task.batch_size=32", "timing.warmup_steps=5",
+        "alternate.block_steps=20", "alternate.limit_min=6",
+    ],
+    "paper": ["cluster=local", "alternate.block_steps=20", "alternate.limit_min=30"],
+}  # fmt: skip
+MODE = "serialised"
+METHODS = ("dense", "topk", "randomk")
+INSIDE = 0.995  # share of the steps that the axes show
+THEIRS = ("A100", "V100")
+
+
+def runs(profile: str) -> list[list[str]]:
+    sparse = [] if profile == "paper" else yoon2022.SMALL_MODEL_DENSITY
+    variants = {
+        method: [*yoon2022.TIMED[method], *(sparse if method != "dense" else [])] for method in METHODS
+    }
+    return yoon2022.timing_runs(profile, MODE, variants, *LATE, scales=SCALES)
+
+
+def draw(frames: Frames, profile: str) -> plots.Figure:
+    methods = [method for method in METHODS if method in yoon2022.present(frames, MODE)]
+    with plots.canvas(style.two_columns(2.6), 1, len(methods), sharey=True, squeeze=False) as (figure, rows):
+        for axes, method in zip(rows[0], methods, strict=True):
+            _scatter(axes, frames, method)
+        simulated = captions.simulated(frames)
+        rows[0][0].set_ylabel(f"Communication (ms{simulated})")
+        handles, labels = rows[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
+    return figure
+
+
+def table(frames: Frames) -> Table:
+    """The lines, ours and those of the authors' logs."""
+    rows: list[dict[str, Any]] = [
+        {
+            "of": f"{style.look(method).label}, lateness injected",
+            "communication per lateness": slope(frames, method),
+            "communication at no lateness": intercept(frames, method),
+            "variance explained": explained(frames, method),
+        }
+        for method in yoon2022.present(frames, MODE)
+    ]
+    for gpu in THEIRS:
+        line = rederived.lateness_line(JOB[gpu, "topk"])
+        rows.append({
+            "of": f"{printed.label(gpu, 'topk')}, lateness in compression, logs",
+            "communication per lateness": estimate(line.slope),
+            "communication at no lateness": estimate(line.intercept),
+            "variance explained": estimate(100 * line.correlation**2),
+        })  # fmt: skip
+    units = {"communication at no lateness": "ms", "variance explained": "%"}
+    return Table("Communication against the lateness of the last worker", pd.DataFrame(rows), units)
+
+
+def caption(frames: Frames, profile: str) -> str:
+    line = rederived.lateness_line(JOB["A100", "topk"])
+    return (
+        "Communication (wait and transfer) of a step, mean over workers, against by how much the late worker "
+        "was later than the mean of all: in each step it did nothing for a time drawn anew, between 0 and "
+        f"{number(1e3 * LATEST_S)} ms, at the end of backward. Solid: the line of least squares; dashed: "
+        "that of the published job of Top-k on 8 A100, whose workers were late in compression, "
+        f"y = {number(line.slope[0])} x + {number(line.intercept[0])} ms, *derived from the authors' own job "
+        "logs* (github.com/kljp/topk_results) as are the table's last rows. Axes show "
+        f"{number(100 * INSIDE)} % of the steps. {captions.setting(frames)} {captions.timing(frames)}"
+    )
+
+
+def claims() -> list[Claim]:
+    published = rederived.lateness_line(JOB["A100", "topk"])
+    return [
+        Claim(
+            text="Top-k's communication grows with the lateness of one worker: by how much of it",
+            paper=round(float(published.slope[0]), 2),
+            unit="ms per ms",
+            source="least squares over the iterations of the published job, 8 A100; lateness in compression",
+            kind="shape",
+            tolerance=0.1,
+            reason=(
+                "At 1 all others wait for exactly as long as the last worker is late, at any scale; a tenth "
+                "is granted, which a machine with as many workers as cores may add or take away."
+            ),
+            ours=lambda frames: slope(frames, "topk"),
+            timed=True,
+        ),
+        *[_is_the_cause(method) for method in METHODS],
+    ]
+
+
+def _is_the_cause(method: str) -> Claim:
+    label = style.look(method).label
+    return Claim(
+        text=f"lateness of one worker explains {label}'s communication (share of variance)",
+        paper="the straggler is the cause",
+        unit="%",
+        source="text under Fig. 4, of Top-k; others lack the straggler, not what it does",
+        kind="ordering",
+        tolerance=50.0,
+        reason="More than half, as in fig4-logs. Here it is injected, so nothing else can be behind it.",
+        ours=lambda frames: explained(frames, method),
+        timed=True,
+        group="the straggler is the cause",
+    )
+
+
+def slope(frames: Frames, method: str) -> Value | None:
+    """Milliseconds of communication for each of lateness."""
+    return _of_blocks(frames, method, lambda late, spent: float(np.polyfit(late, spent, 1)[0]))
+
+
+def intercept(frames: Frames, method: str) -> Value | None:
+    """Communication at no lateness, ms."""
+    return _of_blocks(frames, method, lambda late, spent: float(np.polyfit(late, spent, 1)[1]))
+
+
+def explained(frames: Frames, method: str) -> Value | None:
+    """The share of the variance of communication that lateness explains, %."""
+    return _of_blocks(
+        frames, method, lambda late, spent: 100 * float(np.corrcoef(late, spent)[0, 1]) ** 2, SHARE
+    )
+
+
+def points(frames: Frames, method: str) -> pd.DataFrame:
+    """A row per warm step: `late` and `spent` in communication, in ms, and the `unit` that it belongs to."""
+    parts = []
+    for key in yoon2022.keys(frames, method, MODE):
+        steps = warm(frames, key).steps
+        spent = steps["wait_s"] + steps["transfer_s"]
+        of_step = pd.DataFrame({"late": steps["late_s"], "spent": spent}).groupby(steps["step"])
+        table = 1e3 * pd.DataFrame({
+            "late": of_step["late"].max() - of_step["late"].mean(), "spent": of_step["spent"].mean()
+        })  # fmt: skip
+        block = steps.groupby("step")["block"].first().astype(int).astype(str)
+        parts.append(table.assign(unit=f"{key} " + block))
+    return pd.concat(parts) if parts else pd.DataFrame(columns=["late", "spent", "unit"])
+
+
+def _of_blocks(
+    frames: Frames,
+    method: str,
+    statistic: Callable[[np.ndarray, np.ndarray], float],
+    bounds: tuple[float, float] = ANY,
+) -> Value | None:
+    """Of all steps together, with the interval of what the blocks say one by one."""
+    found = points(frames, method)
+    if not len(found):
+        return None
+    blocks = [
+        statistic(of_unit["late"].to_numpy(), of_unit["spent"].to_numpy())
+        for _, of_unit in found.groupby("unit", sort=False)
+    ]
+    overall = statistic(found["late"].to_numpy(), found["spent"].to_numpy())
+    return over_units(blocks, bounds, "blocks", overall)
+
+
+def _scatter(axes: plots.Axes, frames: Frames, method: str) -> None:
+    look, found = style.look(method), points(frames, method)
+    axes.plot(found["late"], found["spent"], ".", color=look.colour, markersize=2.5, alpha=0.4, mew=0)
+    right, top = (float(np.quantile(found[column], INSIDE)) for column in ("late", "spent"))
+    ends, theirs = np.array([0.0, right]), rederived.lateness_line(JOB["A100", "topk"])
+    ours = np.polyfit(found["late"], found["spent"], 1)
+    axes.plot(ends, np.polyval(ours, ends), color="#111111", linewidth=1.0, label="measured here")
+    published: dict[str, Any] = {"color": "#777777", "linestyle": (0, (4, 2)), "linewidth": 1.0}
+    axes.plot(ends, theirs.intercept[0] + theirs.slope[0] * ends, label="from the authors' logs", **published)
+    axes.set(xlim=(0, right), ylim=(0, 1.35 * top), xlabel="Lateness of the late worker (ms)")
+    axes.set_title(look.label)
+    text = f"y = {number(ours[0])} x + {number(ours[1])} ms"
+    axes.text(0.04, 0.97, text, transform=axes.transAxes, va="top", fontsize=6.5)

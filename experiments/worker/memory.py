@@ -1,0 +1,102 @@
+"""Do so many virtual ranks fit into memory? Asked before any of them is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Generator, Tensor
+
+from experiments.training.datasets import Dataset
+from experiments.training.loop import Settings
+from experiments.training.task import Task
+from sparsify.aggregator import Aggregator
+from sparsify.comm import virtual
+from sparsify.method import Method
+
+SHARE = 0.9  # of the free memory; the rest is for what one rank computes with at a time
+TENSORS = 5  # as large as the gradient, that a rank may need: itself, residual, momentum, and work buffers
+CLEARLY = 4  # times: where even that fits so often, nobody needs to look closer
+Part = tuple[Task, Method, Settings]  # that a rank trains; several where variants take turns
+
+
+def check(parts: Sequence[Part], data: Dataset, workers: int) -> None:
+    """Refuse more virtual ranks than there is memory for.
+
+    Raises:
+        ValueError: with the largest number that fits.
+    """
+    free = SHARE * free_bytes(parts[0][2].device)
+    models = [task.model(data, settings.seed, settings.device, settings.dtype) for task, _, settings in parts]
+    parameters = sum(p.nbytes for model in models for p in model.parameters())
+    shared = 2 * parameters  # and the optimiser's momentum
+    if CLEARLY * (shared + workers * TENSORS * parameters) <= free:
+        return
+    each = sum(
+        rank_bytes(model, method, settings)
+        for model, (_, method, settings) in zip(models, parts, strict=True)
+    )
+    if shared + workers * each <= free:
+        return
+    fitting = max(0, math.floor((free - shared) / each))
+    raise ValueError(
+        f"workers={workers} virtual ranks need {(shared + workers * each) / 2**30:.1f} GiB: "
+        f"{each / 2**30:.2f} each (gradients, residuals, work buffers), and {shared / 2**30:.2f} that they "
+        f"share; {free / 2**30:.1f} are free for them, which is enough for workers={fitting}"
+    )
+
+
+def rank_bytes(model: torch.nn.Module, method: Method, settings: Settings) -> int:
+    """What one rank holds of its own: buffers of the model, gradients, and the method's state after a step of
+    made-up gradients, in which it allocates what it needs.
+    """
+
+    def body(comm: virtual.VirtualComm) -> int:
+        aggregator = Aggregator(
+            method, model.named_parameters(), comm, seed=settings.seed, select=settings.select
+        )
+        flat = aggregator.gradients.flat
+        flat.normal_(generator=Generator(settings.device).manual_seed(settings.seed))
+        aggregator.aggregate()
+        storages = {
+            storage.data_ptr(): storage.nbytes()
+            for tensor in tensors([flat, *model.buffers(), *aggregator.states, aggregator.joint])
+            if (storage := tensor.untyped_storage())
+        }
+        return sum(storages.values())
+
+    return virtual.run(1, body)[0]
+
+
+def tensors(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """All tensors that an object holds, at any depth."""
+    seen = set() if seen is None else seen
+    if isinstance(tree, Tensor):
+        yield tree
+        return
+    if id(tree) in seen or isinstance(tree, str | int | float | type | None):
+        return
+    seen.add(id(tree))
+    if isinstance(tree, Mapping):
+        branches: Any = tree.values()
+    elif isinstance(tree, list | tuple | set):
+        branches = tree
+    else:
+        branches = vars(tree).values() if hasattr(tree, "__dict__") else ()
+    for branch in branches:
+        yield from tensors(branch, seen)
+
+
+def free_bytes(device: torch.device) -> float:
+    """Of memory; where a container has a limit, of that."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    free = float(psutil.virtual_memory().available)
+    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        free = min(free, float(text) - float(used.read_text()))
+    return free
