@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
+from experiments.training.lateness import Lateness
 from experiments.training.loop import Settings, train
 from slurm import environment
 from sparsify import build, names
@@ -118,6 +119,30 @@ def updates_of_every_method(comm: Comm, now: Callable[[], float]) -> dict[str, t
         found[name] = torch.stack(updates)
         found[f"{name} reduced"] = torch.tensor(noting.reduced)
     return found
+
+
+def late_and_wait(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Median seconds of a step's phases `late` and `wait` where rank 1 is late on purpose by 40 ms."""
+    torch.set_num_threads(1)
+    device, log = torch.device("cpu"), PhaseLog()
+    data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {})
+    late = Lateness("constant", 0.04, 0.0, 1, seed=0)
+    setting = Settings(0, 9, False, device, torch.float32, late=late)
+    train(task, data, build("topk", density=0.1), comm, PhaseTimer("serialised", now), log, setting)
+    return {name: torch.tensor(log.phases[name]).median() for name in ("late", "wait")}
+
+
+class PhaseLog:
+    """A log of the phases of one rank's steps."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, list[float]] = {}
+
+    def add(self, kind: str, **values: Any) -> None:
+        for phase, seconds in values.get("phases", {}).items():
+            self.phases.setdefault(phase, []).append(seconds)
+
+    def flush(self) -> None: ...
 
 
 def one_late_rank(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 import sparsify
 from experiments.tasks import REGISTRY
 from experiments.training import datasets
-from experiments.training.loop import set_learning_rate
+from experiments.training.replica import set_learning_rate
 from experiments.training.task import Task
 from sparsify.aggregator import Aggregator
 from sparsify.comm import virtual

@@ -35,12 +35,13 @@ from torch import Tensor
 
 from analysis.files import write_atomic
 from experiments.bench._case import rounded, spread
-from experiments.bench._memory import SHARE, free_bytes, turns
+from experiments.bench._memory import SHARE, turns
 from experiments.bench._side_by_side import no_collection
 from experiments.bench.select.__main__ import PUBLIC, device_of, facts
 from experiments.bench.select.records import append
 from experiments.config.folders import Folders
 from experiments.training import networks
+from experiments.worker.memory import free_bytes
 from experiments.worker.provenance import provenance
 from sparsify.kernels import Kernel, joint_kernel_for, kernel_for, pays_from
 from sparsify.method import num_selected

@@ -29,10 +29,11 @@ from torch import Tensor
 from experiments.bench import _gradients as gradients
 from experiments.bench._case import rounded, spread
 from experiments.bench._in_turn import Samples, Waits, captured, device_ms, host_us
-from experiments.bench._memory import flush_bytes, free_bytes
+from experiments.bench._memory import flush_bytes
 from experiments.bench._side_by_side import same_magnitudes
 from experiments.bench._steps import ROWS, Made, NotRun, Setup
 from experiments.bench.roofs import SIZES, checked_device, facts
+from experiments.worker.memory import free_bytes
 from sparsify.kernels.eager import Eager
 from sparsify.method import num_selected
 from sparsify.ranges import unknown

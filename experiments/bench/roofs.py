@@ -21,8 +21,8 @@ import torch
 
 from experiments.bench._case import spread
 from experiments.bench._in_turn import captured, device_ms
-from experiments.bench._memory import free_bytes
 from experiments.bench.select.__main__ import device_of
+from experiments.worker.memory import free_bytes
 from experiments.worker.provenance import cpu_model, state, versions
 
 SIZES = (14_700_000, 25_600_000, 345_000_000)

@@ -166,7 +166,8 @@ def points(frames: Frames, method: str) -> pd.DataFrame:
         })  # fmt: skip
         block = steps.groupby("step")["block"].first().astype(int).astype(str)
         parts.append(table.assign(unit=f"{key} " + block))
-    return pd.concat(parts) if parts else pd.DataFrame(columns=["late", "spent", "unit"])
+    found: pd.DataFrame = pd.concat(parts) if parts else pd.DataFrame(columns=["late", "spent", "unit"])
+    return found
 
 
 def _of_blocks(

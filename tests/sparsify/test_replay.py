@@ -67,7 +67,7 @@ def live(method: Method, size: int, skew: float = 0.0) -> list[Lived]:
             sent.append(aggregator.aggregate(watch=lambda acc, part: parts.append(part)).wire_bytes)
         return Lived([Sparse(*(field.clone() for field in part)) for part in parts], sent)
 
-    return virtual.run(size, body)
+    return virtual.run(size, body, Network(LINK))
 
 
 def replayed(method: Method, lived: list[Lived]) -> list[Traffic]:
@@ -96,8 +96,7 @@ def test_its_time_is_what_virtual_ranks_are_charged(name: str, monkeypatch: pyte
     meet = virtual.Cluster._complete
 
     def complete(cluster: virtual.Cluster) -> None:
-        costs = [call.cost for call in cluster.calls.values() if call.cost is not None]
-        prices.append(max(map(LINK.seconds, costs)))
+        prices.append(max(call.price_s or 0.0 for call in cluster.calls.values()))
         meet(cluster)
 
     monkeypatch.setattr(virtual.Cluster, "_complete", complete)

@@ -1,0 +1,136 @@
+"""Workers that come late on purpose: what is drawn, and what becomes of it on the others."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sparsify
+from analysis.records import measured_config, run_key
+from experiments.config import compose
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from experiments.training.lateness import Lateness, published
+from experiments.training.loop import Settings, train
+from sparsify.comm import virtual
+from sparsify.timer import PhaseTimer
+from tests.worker_functions import PhaseLog, late_and_wait, on_processes
+
+CPU = torch.device("cpu")
+EVERY = Lateness("lognormal", 0.02, 0.5, None, seed=3)
+LATE_MS = 40.0
+
+
+def of_all(late: Lateness, steps: int, size: int) -> np.ndarray:
+    """(steps, size) seconds, asked for in an order that no run would."""
+    found = {(step, rank): late.seconds(step, rank, size) for rank in range(size) for step in range(steps)}
+    return np.array([[found[step, rank] for rank in range(size)] for step in range(steps)])
+
+
+def test_what_is_drawn_depends_on_seed_step_and_rank_alone() -> None:
+    drawn = of_all(EVERY, 50, 4)
+    assert (drawn == of_all(EVERY, 50, 4)).all()
+    assert (drawn != of_all(EVERY._replace(seed=4), 50, 4)).all()
+    assert len(np.unique(drawn)) == drawn.size
+
+
+def test_draws_are_of_the_distribution_that_was_asked_for() -> None:
+    assert np.median(of_all(EVERY, 400, 4)) == pytest.approx(0.02, rel=0.1)
+    assert np.log(of_all(EVERY, 400, 4)).std() == pytest.approx(0.5, rel=0.1)
+    uniform = of_all(EVERY._replace(draw="uniform", spread=0.0), 400, 4)
+    assert (uniform.min(), uniform.max()) == (pytest.approx(0, abs=1e-3), pytest.approx(0.02, abs=1e-3))
+    assert (of_all(EVERY._replace(draw="constant"), 3, 2) == 0.02).all()
+
+
+def test_one_worker_alone_is_late_where_it_is_named() -> None:
+    one = of_all(EVERY._replace(rank=1), 20, 4)
+    assert (one[:, 1] > 0).all()
+    assert not one[:, [0, 2, 3]].any()
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_workers_are_as_late_as_in_the_published_iterations(size: int) -> None:
+    """Eight together are one of its rows, in another order; the range is the logs' 32 ms, by their facts."""
+    drawn = of_all(EVERY._replace(draw="published"), 300, size)
+    rows = {tuple(row) for row in np.sort(published(), axis=1)}
+    for eight in np.split(drawn, size // 8, axis=1):
+        assert {tuple(row) for row in np.sort(eight, axis=1)} <= rows
+        assert np.ptp(eight, axis=1).mean() == pytest.approx(0.0321, rel=0.1)
+    assert len(np.unique(drawn.argmax(axis=1))) == size  # anybody may be the last
+
+
+def test_fewer_workers_than_eight_are_some_of_them() -> None:
+    assert of_all(EVERY._replace(draw="published"), 20, 3).shape == (20, 3)
+
+
+def trained(mode: str, late: Lateness | None) -> list[tuple[torch.Tensor, dict[str, list[float]], float]]:
+    """Weights, phases and the time lived of three virtual ranks after four steps."""
+    data, task = datasets.load("digits", None, CPU), TASKS.build("cnn_digits", {})
+    settings = Settings(0, 4, False, CPU, torch.float32, late=late)
+
+    def body(comm: virtual.VirtualComm) -> tuple[torch.Tensor, dict[str, list[float]], float]:
+        log, began = PhaseLog(), comm.now()
+        method = sparsify.build("topk", density=0.1)
+        model = train(task, data, method, comm, PhaseTimer(mode, comm.now), log, settings).model
+        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+        return weights, log.phases, comm.now() - began
+
+    return virtual.run(3, body)
+
+
+def test_lateness_changes_no_number_and_costs_a_virtual_rank_no_time() -> None:
+    began = time.monotonic()
+    late = trained("production", Lateness("constant", 1000.0, 0.0, 1, 0))
+    assert time.monotonic() - began < 1000
+    for (weights, _, lived), (plain, _, _) in zip(late, trained("production", None), strict=True):
+        assert torch.equal(weights, plain)
+        assert lived == pytest.approx(4000, rel=0.05)  # all wait for rank 1 in each step
+
+
+def test_a_virtual_ranks_lateness_is_in_its_phase_and_in_the_others_wait() -> None:
+    """Of 1,000 s, beside which what they compute is nothing."""
+    ranks = trained("serialised", Lateness("constant", 1000.0, 0.0, 1, 0))
+    for rank, (_, phases, _) in enumerate(ranks):
+        assert phases["late"] == pytest.approx([1000.0 * (rank == 1)] * 4, abs=1.0)
+        assert phases["wait"] == pytest.approx([1000.0 * (rank != 1)] * 4, abs=1.0)
+
+
+def test_a_process_really_comes_late(tmp_path: Path) -> None:
+    """Rank 1 sleeps; rank 0 waits for as long in communication."""
+    first, second = on_processes(late_and_wait, 2, tmp_path)
+    late_s = float(second["late"])
+    assert late_s >= LATE_MS / 1e3
+    assert float(first["late"]) < 0.01
+    assert float(first["wait"]) - float(second["wait"]) == pytest.approx(late_s, rel=0.5)
+
+
+def test_nobody_is_late_by_default_and_old_keys_stay() -> None:
+    plain = compose.resolve([])
+    assert "late" not in measured_config(plain)
+    assert Lateness.of(plain["late"], seed=0) is None
+    late = compose.resolve(["late.draw=uniform", "late.s=0.01", "late.rank=0"])
+    assert run_key(late) != run_key(plain)
+    assert run_key(late) != run_key(compose.resolve(["late.draw=uniform", "late.s=0.02", "late.rank=0"]))
+    assert Lateness.of(late["late"], seed=7) == Lateness("uniform", 0.01, 0, 0, 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["late.draw=uniform"], "late.s=0: late.draw=uniform needs it"),
+        (["late.draw=lognormal", "late.s=1"], "late.spread=0: late.draw=lognormal needs it"),
+        (["late.s=0.1"], "late.s=0.1: late.draw=none makes no use of it"),
+        (["late.rank=0"], "late.rank=0: late.draw=none is not of one worker"),
+        (["late.draw=published", "late.rank=0"], "late.draw=published is not of one worker"),
+        (["late.draw=constant", "late.s=1", "late.rank=2"], "late.rank=2: there are workers=2"),
+        (["late.draw=gamma"], "uniform"),
+        (["late.draw=constant", "late.s=-1"], "late.s=-1 is out of range"),
+    ],
+)
+def test_settings_without_effect_are_refused(words: list[str], answer: str) -> None:
+    with pytest.raises(ValueError, match=answer):
+        compose.resolve(words)

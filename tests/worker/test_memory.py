@@ -1,0 +1,75 @@
+"""More virtual ranks than memory holds are refused before any is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.config import compose
+from experiments.worker import memory
+from experiments.worker.run import Built, build
+from tests.conftest import Command, refused
+
+CPU = torch.device("cpu")
+MB = 2**20
+
+
+def built(*words: str) -> Built:
+    return build(compose.resolve(["task=vector", "train.validate=never", *words]), None, CPU)
+
+
+def check(run: Built, workers: int) -> None:
+    memory.check([(run.task, run.method, run.settings)], run.data, workers)
+
+
+def rank_mb(*words: str) -> float:
+    run = built("task.elements=1000000", *words)
+    model = run.task.model(run.data, 0, CPU, torch.float32)
+    return memory.rank_bytes(model, run.method, run.settings) / MB
+
+
+def test_a_rank_holds_its_gradient_and_what_its_method_needs() -> None:
+    """4 MB a tensor: gradient; and residual; and momentum; and the work buffers of torch's operators."""
+    gradient = 4e6 / MB
+    assert rank_mb("method=dense") == pytest.approx(gradient, rel=0.01)
+    assert rank_mb("method=topk", "method.density=0.001") == pytest.approx(2 * gradient, rel=0.05)
+    assert rank_mb("method=dgc", "method.density=0.001") > 2.9 * gradient
+    plain = rank_mb("method=topk", "method.density=0.001", "select=torch")
+    assert plain > 2.9 * gradient  # magnitudes
+
+
+def test_the_most_that_fit_are_named_and_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = built("task.elements=1000000", "method=topk", "method.density=0.001")
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 100 * MB)
+    said = r"workers=64 virtual ranks need 0\.5 GiB: .* each .*; 0\.1 are free .* workers=(\d+)$"
+    with pytest.raises(ValueError, match=said) as refusal:
+        check(run, 64)
+    fitting = int(str(refusal.value).rpartition("=")[2])
+    assert 9 <= fitting <= 11  # (90 - 8) / 8
+    check(run, fitting)
+    with pytest.raises(ValueError, match=f"workers={fitting}$"):
+        check(run, fitting + 1)
+
+
+def test_where_there_is_plenty_nobody_looks_closer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "rank_bytes", lambda *_: pytest.fail("looked"))
+    check(built("task.elements=10000"), 8)
+
+
+def test_variants_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = built("task.elements=1000000", "method=topk", "method.density=0.001")
+    part: Any = (run.task, run.method, run.settings)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 100 * MB)
+    memory.check([part], run.data, 8)
+    with pytest.raises(ValueError, match="workers=8 virtual ranks need"):
+        memory.check([part, part], run.data, 8)
+
+
+def test_a_run_that_does_not_fit_ends_with_a_sentence(here: Command) -> None:
+    done = here(
+        "run", "method=topk", "task=vector", "task.elements=10000000", "train.validate=never",
+        "profile=smoke", "workers=90000", "cluster=virtual",
+    )  # fmt: skip
+    refused(done, "workers=90000 virtual ranks need", "which is enough for workers=")
