@@ -164,7 +164,7 @@ def points(frames: Frames, method: str) -> pd.DataFrame:
         table = 1e3 * pd.DataFrame({
             "late": of_step["late"].max() - of_step["late"].mean(), "spent": of_step["spent"].mean()
         })  # fmt: skip
-        block = steps.groupby("step")["block"].first().astype(int).astype(str)
+        block = steps.groupby("step")["block"].first().fillna(0).astype(int).astype(str)
         parts.append(table.assign(unit=f"{key} " + block))
     found: pd.DataFrame = pd.concat(parts) if parts else pd.DataFrame(columns=["late", "spent", "unit"])
     return found
@@ -190,7 +190,7 @@ def _of_blocks(
 
 def _scatter(axes: plots.Axes, frames: Frames, method: str) -> None:
     look, found = style.look(method), points(frames, method)
-    axes.plot(found["late"], found["spent"], ".", color=look.colour, markersize=2.5, alpha=0.4, mew=0)
+    axes.plot(found["late"], found["spent"], ".", color=look.colour, markersize=3.5, alpha=0.5, mew=0)
     right, top = (float(np.quantile(found[column], INSIDE)) for column in ("late", "spent"))
     ends, theirs = np.array([0.0, right]), rederived.lateness_line(JOB["A100", "topk"])
     ours = np.polyfit(found["late"], found["spent"], 1)

@@ -1,0 +1,70 @@
+"""The item straggler: lines through invented steps whose communication is known, and what it measures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.attempts import from_attempts
+from analysis.claims import judge
+from analysis.frames import Frames
+from analysis.records import Store, variant_configs
+from experiments.config.plan import configs_of
+from experiments.figures import yoon2022_straggler as straggler
+from tests import synthetic
+
+SLOPE, INTERCEPT_MS = 0.75, 3.0
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
+    """Communication on both ranks together is SLOPE x lateness + INTERCEPT_MS, and a little noise."""
+    timing = {"mode": "serialised", "warmup_steps": 2, "span_steps": None}
+    store = Store(tmp_path_factory.mktemp("runs"))
+    attempt = synthetic.alternated(
+        store, ["dense", "topk", "randomk"], blocks=40, block_steps=12, timing=timing
+    )
+    found = from_attempts([attempt])[0]
+    steps, draws = found.steps, np.random.default_rng(0)
+    per_step = pd.Series(64e-3 * draws.random(int(steps["step"].max()) + 1))
+    late = (steps["rank"] == 1) * steps["step"].map(per_step)
+    excess = steps["step"].map(per_step) / 2  # over the mean of both ranks
+    wait = 1e-3 * INTERCEPT_MS + SLOPE * excess + 1e-4 * draws.standard_normal(len(steps))
+    return found._replace(steps=steps.assign(late_s=late, wait_s=wait, transfer_s=0.0))
+
+
+@pytest.mark.parametrize("method", straggler.METHODS)
+def test_slope_and_intercept_are_those_of_the_steps(frames: Frames, method: str) -> None:
+    for found, true in ((straggler.slope(frames, method), SLOPE), (straggler.intercept(frames, method), 3.0)):
+        assert found is not None
+        assert found.value == pytest.approx(true, rel=0.01)
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low < true < found.high
+        assert (found.n, found.of) == (40, "blocks")
+
+
+def test_a_slope_far_from_the_published_one_is_not_reproduced(frames: Frames) -> None:
+    slope, *causes = judge(straggler.claims(), frames, "")
+    assert slope.word == "not reproduced"
+    assert {verdict.word for verdict in causes} == {"holds"}
+    steps = frames.steps
+    steeper = frames._replace(steps=steps.assign(wait_s=steps["wait_s"] / SLOPE))
+    assert judge(straggler.claims(), steeper, "")[0].word == "reproduced"
+
+
+def test_waiting_that_no_lateness_explains_is_not_blamed_on_it(frames: Frames) -> None:
+    draws = np.random.default_rng(1)
+    aimless = frames.steps.assign(wait_s=0.05 * draws.random(len(frames.steps)))
+    causes = judge(straggler.claims(), frames._replace(steps=aimless), "")[1:]
+    assert {verdict.word for verdict in causes} == {"does not hold"}
+
+
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "paper"])
+def test_all_methods_meet_the_same_late_worker_in_turns(profile: str) -> None:
+    for config in configs_of("straggler", profile):
+        assert tuple(variant_configs(config)) == straggler.METHODS
+        assert config["late"] == {"draw": "uniform", "s": 0.064, "spread": 0, "rank": 1}
+        assert config["cluster"]["where"] == "local"  # real processes
+        assert config["alternate"]["block_steps"] > 5  # a block has a line of its own
