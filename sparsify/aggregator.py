@@ -19,6 +19,7 @@ from sparsify.method import Method, SearchesTogether, Step, Watch, num_selected
 from sparsify.timer import PhaseTimer
 from sparsify.types import BucketContext, Sparse
 
+NORM_PIECE = 2**15  # elements, which in double precision stay in a core's cache
 FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
 
 
@@ -176,8 +177,12 @@ class Aggregator:
         residuals = [r for state in self.states if (r := self.method.residual(state)) is not None]
         if not residuals:
             return self.gradients.flat.new_zeros((), dtype=torch.float64)
-        norms = torch.stack(torch._foreach_norm(residuals, dtype=torch.float64))
-        return norms.square().sum().sqrt()
+        if residuals[0].is_cuda:
+            norms = torch.stack(torch._foreach_norm(residuals, dtype=torch.float64))
+            return norms.square().sum().sqrt()
+        # Six times as fast as a norm in another precision, which copies the whole.
+        pieces = (piece.double() for residual in residuals for piece in residual.split(NORM_PIECE))
+        return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum().sqrt()
 
     def searching(self) -> dict[str, SearchStats]:
         """The kernels that searched the buckets, by name, and their statistics. On a GPU one host

@@ -171,7 +171,7 @@ class Checkpointer:
         folder, rank = self.attempt.checkpoints / str(done), self.comm.rank
         failed: OSError | None = None
         shared = state.shared()
-        digests = gather_json(self.comm, of_all(self.comm, lambda: digest(shared)), self.device)
+        digests = gather_json(self.comm, digest(shared), self.device)
         same_as = digests.index(digests[rank])
         try:
             log_bytes = self.log.sync()
@@ -227,14 +227,13 @@ class Checkpointer:
         notes, folder = candidate["ranks"], self.attempt.checkpoints / str(candidate["step"])
         note = notes[self.comm.rank]
         same_as = note["same_as"]
-        if self.log.size() < note["log_bytes"]:
-            return "its log is shorter than it was"
+        is_one = len({part["same_as"] for part in notes}) == 1
+        read = partial(read_state, folder / SHARED.format(same_as), notes[same_as]["shared"])
         try:
-            own = read_state(folder / OWN.format(self.comm.rank), note["own"])
-            path, written = folder / SHARED.format(same_as), notes[same_as]["shared"]
-            is_one = len({part["same_as"] for part in notes}) == 1
-            read = partial(read_state, path, written)
-            self.found = own | (of_all(self.comm, read) if is_one else read())
+            shared = of_all(self.comm, read) if is_one else read()
+            if self.log.size() < note["log_bytes"]:
+                return "its log is shorter than it was"
+            self.found = shared | read_state(folder / OWN.format(self.comm.rank), note["own"])
         except Faulty as error:
             return str(error)
         return None

@@ -289,15 +289,22 @@ class VirtualComm:
 
     def first(self, make: Callable[[], T]) -> T:
         """What rank 0 made in the same call, for what all ranks hold alike: the very object, so that it is
-        there once. Not a collective: rank 0 is always the first to come by.
+        there once; or the error that it met. All ranks make the same calls, but it is no collective: rank 0
+        is always the first to come by.
         """
-        made = self.cluster.made
-        if self.num_first == len(made):
-            made.append(make())
-        found: T = made[self.num_first]
+        made, call = self.cluster.made, self.num_first
+        if call == len(made):
+            try:
+                made.append((make(), None))
+            except Exception as error:
+                made.append((None, error))
         self.num_first += 1
+        found: T
+        found, met = made[call]
         if self.rank == self.size - 1:
-            made[self.num_first - 1] = None  # all have it
+            made[call] = None  # all have it
+        if met is not None:
+            raise met
         return found
 
     def once(self, work: Callable[[], None]) -> None:
@@ -419,7 +426,10 @@ def totals_in_rank_order(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def same_bits(tensors: Sequence[Tensor]) -> Tensor:
     """() bool on their device, without waiting for it. Zeros of two signs differ; a NaN equals itself."""
-    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensors[0].element_size()]
+    width = 8 if tensors[0].nbytes % 8 == 0 else tensors[0].element_size()  # wide ones are compared faster
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
     first, *others = (tensor.detach().view(whole) for tensor in tensors)
+    if first.device.type == "cpu":
+        return torch.tensor(all(torch.equal(first, other) for other in others))
     different = [(first != other).any() for other in others]
     return ~torch.stack(different).any() if different else torch.ones((), dtype=torch.bool)

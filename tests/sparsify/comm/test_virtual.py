@@ -207,3 +207,49 @@ def test_pieces_of_other_lengths_than_were_expected_are_told() -> None:
 
     with pytest.raises(RuntimeError, match=r"rank 0 expects pieces of \[1, 3\], and gets \[1, 1\]"):
         virtual.run(2, body)
+
+
+def test_an_error_in_what_is_made_once_is_every_ranks() -> None:
+    calls = []
+
+    def fail() -> None:
+        calls.append("made")
+        raise OSError("no such file")
+
+    def body(comm: VirtualComm) -> str:
+        with pytest.raises(OSError, match="no such file"):
+            comm.first(fail)
+        return comm.first(lambda: f"of rank {comm.rank}")
+
+    assert virtual.run(3, body) == ["of rank 0"] * 3
+    assert calls == ["made"]
+
+
+@pytest.mark.parametrize("elements", [0, 1, 1000, 100_003])
+def test_sums_are_taken_in_rank_order_whatever_the_pieces(elements: int) -> None:
+    """Bit for bit what adding whole tensors gives; and where two ranks bring the same memory."""
+    brought = [torch.randn(elements, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
+    expected = (brought[0] + brought[1]) + brought[2]
+    for total in virtual.run(3, lambda comm: comm.all_reduce(brought[comm.rank].clone())):
+        assert torch.equal(total, expected)
+    ones = torch.ones(elements)
+    for total in virtual.run(2, lambda comm: comm.all_reduce(ones.clone() if comm.rank else ones)):
+        assert torch.equal(total, torch.full((elements,), 2.0))
+    one = torch.ones(elements)
+    assert torch.equal(virtual.run(2, lambda comm: comm.all_reduce(one))[1], torch.full((elements,), 2.0))
+
+
+def test_idle_time_moves_the_clock_of_one_rank_and_no_other() -> None:
+    """What it marked before stays where it was; the others wait for it, for exactly as long."""
+
+    def body(comm: VirtualComm) -> list[float]:
+        marks = [comm.mark()]
+        if comm.rank == 1:
+            comm.idle(0.25)
+        marks.append(comm.mark())
+        comm.barrier()
+        marks.append(comm.mark())
+        return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
+
+    found = virtual.run(3, body, event=lambda: Instant(0.0))
+    assert found == [[0.0, 0.25], [0.25, 0.0], [0.0, 0.25]]
