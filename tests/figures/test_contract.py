@@ -41,8 +41,7 @@ SHIPPED: list[_contract.Figure] = [
     eghlidi2020_eghlidi_table1_published, survey_methods, yoon2022_fig1, yoon2022_fig2, yoon2022_fig3,
     yoon2022_fig3_logs, yoon2022_fig3_slim, yoon2022_fig4, yoon2022_fig4_fast, yoon2022_fig4_logs,
     yoon2022_slow_links, yoon2022_speed, yoon2022_speed_fast, yoon2022_speed_logs, yoon2022_speed_protocol,
-    yoon2022_straggler,
-    yoon2022_why_gap, zhang_stable_costs,
+    yoon2022_straggler, yoon2022_why_gap, zhang_stable_costs,
 ]  # fmt: skip
 LEAST = """\
 TITLE = "Density"

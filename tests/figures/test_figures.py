@@ -24,11 +24,8 @@ MEASURED = [item for item in ITEMS if figures.has_runs(item) and item not in APA
 PROFILES = ("smoke", "laptop", "paper")
 MODE = {
     "fig1": "serialised", "fig4": "serialised", "fig4-fast": "serialised", "speed": "production",
-<<<<<<< HEAD
     "speed-fast": "production", "speed-protocol": "production", "slow-links": "production",
-=======
-    "speed-fast": "production", "speed-protocol": "production", "straggler": "serialised",
->>>>>>> cbe7468 (Tests of the item straggler)
+    "straggler": "serialised",
 }  # fmt: skip
 
 
