@@ -76,9 +76,20 @@ def configs_of(item: str, profile: str, overrides: Sequence[str] = ()) -> list[d
 
 
 def more_configs_of(item: str, profile: str, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Those of the runs that make a figure firmer, mostly with more seeds: drawn where they are there."""
+    """Those of the runs that make a figure firmer, mostly with more seeds: drawn where they are there. How
+    long the item's other runs take turns is none of their business.
+    """
     figure = figures.load(item)
-    return _resolved(figure.more_runs(profile), overrides) if hasattr(figure, "more_runs") else []
+    if not hasattr(figure, "more_runs"):
+        return []
+    runs, own = figure.more_runs(profile), list(overrides)
+    if _in_turns(figure.runs(profile)) and not _in_turns(runs):
+        own = [word for word in overrides if not word.startswith("alternate.")]
+    return _resolved(runs, own)
+
+
+def _in_turns(runs: Sequence[Sequence[str]]) -> bool:
+    return any(word.startswith("variants=") for run in runs for word in run)
 
 
 def _resolved(runs: Sequence[Sequence[str]], overrides: Sequence[str]) -> list[dict[str, Any]]:
