@@ -10,7 +10,7 @@ import pytest
 
 from experiments import figures
 from experiments.config import choices, compose, data_root, plan
-from experiments.config.plan import PlannedRun, configs_of, plan_runs, profile_of
+from experiments.config.plan import PlannedRun, configs_of, more_configs_of, plan_runs, profile_of
 
 
 def planned(*words: str) -> PlannedRun:
@@ -78,3 +78,13 @@ def test_what_takes_long_is_said_when_it_begins(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(data_root, "find", find)
     plan_runs([compose.resolve([f"seed={seed}"]) for seed in range(2)], said.append)
     assert said == ["downloading"]
+
+
+def test_how_long_variants_take_turns_is_no_word_for_the_trainings_beside_them() -> None:
+    words = ["alternate.limit_min=1", "threads=2"]
+    assert {config["alternate"]["limit_min"] for config in configs_of("slow-links", "laptop", words)} == {1}
+    trainings = more_configs_of("slow-links", "laptop", words)
+    assert {config["threads"] for config in trainings} == {2}
+    assert {config["alternate"]["limit_min"] for config in trainings} == {15}
+    with pytest.raises(ValueError, match=r"alternate.limit_min is of runs whose variants take turns"):
+        more_configs_of("fig2", "laptop", words)
