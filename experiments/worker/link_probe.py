@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from experiments.worker.hardware_claims import OTHERWISE
 from sparsify.comm import Comm, gather_json
 
 CPU = torch.device("cpu")
-ROUND_TRIPS = 20
+ROUND_TRIPS, COLLECTIVES = 20, 50
 TRANSFER_S = 0.1  # that the transfer of a probe takes at the bandwidth asked for
 LEAST_BYTES, MOST_BYTES = 2**18, 2**26
 REPEATS = 5
@@ -29,6 +30,7 @@ class Found(NamedTuple):
     together_gbit_s: float  # of the slowest, with all nodes sending to the next and receiving at once
     asked_latency_s: float
     latency_s: float  # half of a round trip of a few bytes between two workers, the largest of all pairs
+    step_s: float  # of an all_reduce of one number, which takes 2 (P-1) such steps: its median / 2 (P-1)
 
     @property
     def gbit_s(self) -> float:
@@ -57,6 +59,7 @@ def probe(comm: Comm, link: Mapping[str, Any], per_node: int) -> Found:
         together_gbit_s=gbit_s(size, together),
         asked_latency_s=link["alpha_s"],
         latency_s=max(ping_pong) / 2,
+        step_s=_typical(comm, partial(comm.all_reduce, few), COLLECTIVES) / (2 * (comm.size - 1)),
     )
 
 
@@ -74,14 +77,25 @@ def _fastest(comm: Comm, transfer: Callable[[], object], rounds: int) -> float:
     """Seconds of a transfer that all workers begin together, until the last one has ended it. What else the
     machine does can only make it slower: the fastest of several is the link's.
     """
+    return min(map(max, _rounds(comm, transfer, rounds)))
+
+
+def _typical(comm: Comm, collective: Callable[[], object], rounds: int) -> float:
+    """Seconds of a collective, with all that the workers on this machine's cores wait for each other: the
+    mean over workers, of the median round.
+    """
+    return statistics.median(map(statistics.fmean, _rounds(comm, collective, rounds)))
+
+
+def _rounds(comm: Comm, transfer: Callable[[], object], rounds: int) -> list[tuple[float, ...]]:
+    """Each worker's seconds of each round, which all workers begin together."""
     taken = []
     for _ in range(rounds):
         comm.barrier()
         began = time.perf_counter()
         transfer()
         taken.append(time.perf_counter() - began)
-    everybody = gather_json(comm, taken, CPU)
-    return float(min(max(seconds) for seconds in zip(*everybody, strict=True)))
+    return list(zip(*gather_json(comm, taken, CPU), strict=True))
 
 
 def gbit_s(size: float, seconds: float) -> float:

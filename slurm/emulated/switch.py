@@ -37,6 +37,10 @@ BUNDLE_S, LEAST_BUNDLE, MOST_BUNDLE = 1e-4, 3_000, 65_000  # bytes
 HEADERS = 1.1  # times a bundle: with Ethernet's, IP's and TCP's
 QUEUE_S = 0.05  # that a packet may wait at a port before others are dropped: a switch with large buffers
 LEAST_QUEUE = 4 * 2**20  # bytes, so that all workers may send to one without loss
+# What a connection may have waiting at its own node's port. Where nodes send and receive at once, the
+# acknowledgements of what they receive wait behind it, and longer queues make both directions slow. Linux
+# takes fair queues (fq_codel) against that, which not every kernel has.
+OWN_QUEUE_S = 5e-4
 CONGESTION = "reno"
 
 
@@ -97,12 +101,20 @@ def _call(name: str, *arguments: int) -> None:
         raise SetUpFailed(f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
-def prepare_tcp() -> str:
-    """No IPv6, and the usual congestion control where there is it; returns the one that there is."""
+def prepare_tcp(rate: int) -> str:
+    """No IPv6, short queues, and the usual congestion control where there is it; returns the one that there
+    is. A pause between two exchanges does not let TCP forget how fast the link is.
+    """
     settings = Path("/proc/sys/net")
-    for name, value in (("ipv6/conf/all/disable_ipv6", "1"), ("ipv4/tcp_congestion_control", CONGESTION)):
+    asked = {
+        "ipv6/conf/all/disable_ipv6": 1,
+        "ipv4/tcp_slow_start_after_idle": 0,
+        "ipv4/tcp_limit_output_bytes": round(max(OWN_QUEUE_S * rate / 8, 2 * bundle(rate))),
+        "ipv4/tcp_congestion_control": CONGESTION,
+    }
+    for name, value in asked.items():
         with contextlib.suppress(OSError):  # containers may forbid it
-            (settings / name).write_text(value)
+            (settings / name).write_text(str(value))
     return (settings / "ipv4/tcp_congestion_control").read_text().strip()
 
 
@@ -113,7 +125,7 @@ def build(nodes: int, alpha_s: float, beta_s_per_byte: float) -> dict[str, Any]:
     kept, congestion, delay_s = [], "", alpha_s
     for node in range(nodes):
         kept.append(new_namespace())
-        congestion = prepare_tcp()
+        congestion = prepare_tcp(rate)
         pipe = f"/proc/{os.getpid()}/fd/{switch}"
         run("ip", [
             "link set lo up",

@@ -19,7 +19,7 @@ from tests.conftest import Command, refused
 
 ITEMS = sorted(figures.shipped())
 # Of runs that no training is like; each has tests of its own.
-APART = ("stable-costs",)
+APART = ("link-model", "stable-costs")
 MEASURED = [item for item in ITEMS if figures.has_runs(item) and item not in APART]
 PROFILES = ("smoke", "laptop", "paper")
 MODE = {
