@@ -38,6 +38,7 @@ ANNOUNCED = {
     "oktopk": 2 * cost.LENGTH // WORD,
 }  # words for each other worker
 SLACK = 4 / 3  # of k, the most that a re-used threshold selects before it is taken anew (methods/oktopk.py)
+PADDED = 1.01  # regions of n/P elements, rounded up
 DENSITY = 0.01
 LINK = "ethernet_10g"
 
@@ -52,6 +53,7 @@ class Scale(NamedTuple):
 
 
 WORKERS = 8
+SETTLED_UP_TO = 64  # workers
 AMOUNTS = {
     "smoke": Scale(10_000, (2, 4), (), (10_000, 0.02)),
     "laptop": Scale(100_000, (2, 4, 8, 16, 64, 256), (0.001, 0.1), (1_000_000, 1.5)),
@@ -68,7 +70,7 @@ def runs(profile: str) -> list[list[str]]:
     ]  # fmt: skip
     counted = [
         *shared, f"task.elements={scale.elements}", "cluster=virtual", f"link={LINK}",
-        "timing.warmup_steps=1", "alternate.block_steps=2", "alternate.limit_min=0.001",
+        "alternate.block_steps=2", "alternate.limit_min=0.001",
     ]  # fmt: skip
     cases = [(size, DENSITY) for size in scale.workers] + [(WORKERS, density) for density in scale.densities]
     elements, minutes = scale.measured
@@ -77,9 +79,19 @@ def runs(profile: str) -> list[list[str]]:
         f"alternate.limit_min={minutes}",
     ]  # fmt: skip
     return [
-        *([*counted, f"workers={size}", _variants(density)] for size, density in cases),
+        *(
+            [*counted, f"workers={size}", f"timing.warmup_steps={_settling(size)}", _variants(density)]
+            for size, density in cases
+        ),
         [*processes, _variants(DENSITY)],
     ]
+
+
+def _settling(size: int) -> int:
+    """Steps before words are counted: residuals grow at first, and with them what Ok-Topk's re-used threshold
+    selects. With very many workers a step takes too long for that.
+    """
+    return 12 if size <= SETTLED_UP_TO else 1
 
 
 def _variants(density: float) -> str:
@@ -213,8 +225,8 @@ def caption(frames: Frames, profile: str) -> str:
     rows = counted(frames)
     sizes = captions.listed(number(n) for n in sorted(set(rows["n"])))
     return (
-        "Left: words of 4 bytes of the worker that sends most, in a step (median over the steps after the "
-        "first, which takes Ok-Topk's thresholds), counted on virtual workers, against the formulas of the "
+        "Left: words of 4 bytes of the worker that sends most, in a step (median over steps after those "
+        f"in which residuals still grow; beyond {SETTLED_UP_TO} workers after the first), counted on virtual workers, against the formulas of the "
         "slides' Table 1; TopkDSA and Ok-Topk have a range. Beside the formulas' words, these two announce "
         f"lengths: {ANNOUNCED['oktopk']} words for each other worker. The table's TopkA is Top-k here, its "
         "TopkDSA is SparCML. Right: *simulated*, by the alpha-beta model (sparsify/cost.py) from the counted "
@@ -270,8 +282,13 @@ def _in_range(name: str) -> Claim:
         unit="x",
         source=f"{SOURCE}, column bandwidth",
         kind="limit",
-        tolerance=SLACK if name == "oktopk" else 1.0,
-        reason="A re-used threshold may select up to 4k/3." if name == "oktopk" else "The range is a bound.",
+        tolerance=SLACK if name == "oktopk" else PADDED,
+        reason=(
+            "A re-used threshold may select up to 4k/3. While residuals still grow it selects more, and is taken "
+            "anew from sums that travel as well."
+            if name == "oktopk"
+            else "The range is a bound; regions are padded to the longest, by less than 1 %."
+        ),
         ours=_worst(name, lambda rows: (rows["words"] - rows["announced"]) / rows["most"], largest=True),
     )
 

@@ -1,0 +1,102 @@
+"""Advice: where its numbers come from, how they add up, and what it asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis.stats import Value
+from experiments.commands import _advice, advise
+from experiments.commands._advice import Question, Range
+from experiments.config import compose
+from sparsify.cost import Link, Network
+from tests.conftest import Command, refused
+
+EXACT = Range(0.1, 0.1, 0.1, "given")
+SLOW = Link(1e-4, 1e-8)
+
+
+def question(**others: object) -> Question:
+    known = {
+        "elements": 1_000_000, "workers": 4, "density": 0.001, "network": Network(SLOW), "compute_s": EXACT,
+        "select_s": {"topk": Range.around(0.002, "given")},
+    }  # fmt: skip
+    return Question(**{**known, **others})  # type: ignore[arg-type]
+
+
+def test_a_step_is_the_sum_of_its_parts_and_the_quickest_comes_first() -> None:
+    found = _advice.ranked(question())
+    assert [one.method for one in found] == ["topk", "dense"]
+    for one in found:
+        assert one.step.value == pytest.approx(one.compute_s + one.select_s + one.transfer_s)
+        assert one.step.low is not None
+        assert one.step.high is not None
+        assert one.step.low < one.step.value < one.step.high
+        assert one.speedup.value == pytest.approx(found[1].step.value / one.step.value)
+    # 2 (P-1)/P m beta + 2 log P alpha; (P-1) 8 k beta + log P alpha
+    assert found[1].transfer_s == pytest.approx(6_000_000e-8 + 4e-4)
+    assert found[0].transfer_s == pytest.approx(24_000e-8 + 2e-4)
+
+
+def test_what_matters_most_is_the_widest_input() -> None:
+    wide = question(compute_s=Range(0.01, 0.1, 1.0, "given"))
+    assert {one.matters for one in _advice.ranked(wide)} == {"computing time"}
+    by_name = {one.method: one.matters for one in _advice.ranked(question())}
+    assert by_name == {"dense": "bandwidth of the link", "topk": "selection time"}
+
+
+def test_an_exact_input_adds_nothing_to_the_interval_of_a_ratio() -> None:
+    (dense,) = [one for one in _advice.ranked(question()) if one.method == "dense"]
+    assert dense.speedup == Value(1.0, 1.0, 1.0)
+
+
+def test_overlap_moves_what_is_exchanged_by_regions_alone() -> None:
+    fixed = {name: Range(0.001, 0.001, 0.001, "given") for name in ("topk", "sparcml", "oktopk")}
+    steps = {name: _advice.StepTime(question(select_s=fixed), name) for name in fixed}
+    moved = {
+        name: step.seconds({_advice.SHARED: 1}) - step.seconds({_advice.SHARED: -1})
+        for name, step in steps.items()
+    }
+    assert moved["topk"] == 0
+    assert moved["sparcml"] < 0  # the more they share, the smaller is the union
+
+
+def test_published_logs_give_computing_and_selecting_on_a100() -> None:
+    config = compose.resolve(["cluster=neuron_a100", "task=vgg16_cifar10", "task.batch_size=128"])
+    found = advise._published(config)
+    assert found is not None
+    assert found["topk"].middle == pytest.approx(0.2, abs=0.015)  # 212 ms, of which 12 are BP
+    assert found["randomk"].middle < 0.01
+    assert "published" in found["dense"].source
+
+
+def test_a_table_is_printed_and_written(here: Command) -> None:
+    words = ["cluster=generic_slurm", "link=ethernet_10g", "workers=16", "parameters=resnet50"]
+    done = here("advise", *words, "compute_s=0.12..0.15", "select_s.topk=0.01", "methods=dense,topk")
+    assert done.returncode == 0, done.stderr
+    assert "Predicted step times" in done.stdout
+    assert "| Top-k |" in done.stdout
+    assert "25,557,032 parameters, 16 workers" in done.stdout
+    assert "simulated by the alpha-beta model" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["cluster=local", "compute_s=0.1"], ["loopback has no alpha and beta", "choose another link="]),
+        (["cluster=neuron_v100", "task=cnn_digits"], ["cnn_digits computes on V100", "give compute_s="]),
+        (["compute_s=0", "link=pcie"], ["compute_s=0 is out of range"]),
+        (["compute_s=fast", "link=pcie"], ["compute_s=fast is no number"]),
+        (["compute_s=0.1", "methods=topq"], ["no method 'topq'"]),
+        (["compute_s=0.1", "methods=powersgd"], ["exchanges no selections"]),
+        (
+            ["cluster=neuron_a100", "compute_s=0.1", "parameters=1000", "methods=dgc"],
+            ["how long dgc takes to select on A100", "select_s.dgc=SECONDS"],
+        ),
+        (["compute_s=0.1", "parameters=many"], ["parameters=many is no number"]),
+        (["compute_s=0.1", "density=0"], ["density=0 is out of range"]),
+        (["compute_s=0.1", "denisty=0.1"], ["no key 'denisty'", "advise also takes compute_s"]),
+        (["task=resnet1_nothing"], ["no task 'resnet1_nothing'"]),
+    ],
+)
+def test_what_is_not_known_is_asked_for(words: list[str], told: list[str], here: Command) -> None:
+    refused(here("advise", *words), *told)
