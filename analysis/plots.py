@@ -13,6 +13,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes as Axes
+from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure as Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch as Patch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
 WIDE = 10.0  # times its smallest value: from there on an axis is logarithmic
+AREA = 0.25  # opacity of an area behind lines
 FAINT = 0.45  # opacity of the paper's data, next to ours
 FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 ROOM_FOR_TEXT = 0.055  # share of the axis: a shorter span has no room for its number
@@ -323,3 +325,16 @@ def ink(colour: str, faint: bool = False) -> str:
     """Black or white, whichever is easier to read on `colour`, by its luma (ITU-R BT.601)."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#111111" if faint or 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "white"
+
+
+def areas(axes: Axes, x: np.ndarray, y: np.ndarray, winners: np.ndarray, looks: Sequence[Look]) -> None:
+    """Which of several things wins at each (y, x), in its faint colour: `winners` has their numbers."""
+    colours = ListedColormap([look.colour for look in looks])
+    edges = [number - 0.5 for number in range(len(looks) + 1)]
+    how: dict[str, Any] = {"alpha": AREA, "rasterized": True, "shading": "nearest"}
+    axes.pcolormesh(x, y, winners, cmap=colours, norm=BoundaryNorm(edges, len(looks)), **how)
+
+
+def area_keys(looks: Sequence[Look]) -> list[Patch]:
+    """Legend entries of `areas`."""
+    return [Patch(facecolor=look.colour, alpha=AREA, label=look.label) for look in looks]

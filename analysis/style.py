@@ -50,9 +50,9 @@ LOOKS = {
     "dgc": Look("DGC", "#6A3D9A", "p", "\\\\"),
     "gaussiank": Look("Gaussian-k", "#BBAA33", "d", "oo"),
     "gtopk": Look("gTop-k", "#33691E", "H", "xx"),
-    "oktopk": Look("Ok-Topk", "#00838F", "8", "//"),
+    "oktopk": Look("Ok-Topk", "#C2185B", "8", "//"),
     "powersgd": Look("PowerSGD", "#661100", "1", "||"),
-    "sparcml": Look("SparCML", "#C2185B", ">", ".."),
+    "sparcml": Look("SparCML", "#8C6BB1", ">", ".."),
 }
 # For methods without a look of their own: Tol's muted palette, chosen by the method's name, so that the
 # colour does not depend on the other methods of a figure.

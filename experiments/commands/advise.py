@@ -241,7 +241,7 @@ def elements_of(records: Frames, task: str) -> int | None:
     for run in dense.to_dict("records"):
         sent = records.steps.loc[records.steps["key"] == run["key"], "wire_bytes"].median()
         size = int(run["workers"])
-        return round(sent * size / (2 * (size - 1) * 4))
+        return round(float(sent) * size / (2 * (size - 1) * 4))
     return None
 
 

@@ -20,6 +20,15 @@ PAPERS = {
   year = {2020}
 }
 """,
+    "shi2019": """\
+@misc{shi2019understanding,
+  title = {Understanding Top-k Sparsification in Distributed Deep Learning},
+  author = {Shi, Shaohuai and Chu, Xiaowen and Cheung, Ka Chun and See, Simon},
+  year = {2019},
+  eprint = {1911.08772},
+  archiveprefix = {arXiv}
+}
+""",
     "zhang": """\
 @misc{zhang_stable_topk,
   title = {Stable {Top-K}: Exploiting Temporal Stability of {Top-K} Gradients},

@@ -180,7 +180,7 @@ def _link(frames: Frames) -> cost.Link:
 
 
 def _seconds(link: cost.Link, row: Mapping[Any, Any], elements: int) -> float:
-    """Of an exchange of so many elements at this row's density: words grow with them, announcements do not."""
+    """Of so many elements at this density: words grow with them, announcements do not."""
     words = (row["words"] - row["announced"]) * elements / row["n"] + row["announced"]
     return link.seconds(cost.Cost(round(row["messages"]), round(WORD * words)))
 
@@ -230,11 +230,11 @@ def caption(frames: Frames, profile: str) -> str:
     return (
         "Left: words of 4 bytes of the worker that sends most, in a step (median over steps after those in "
         f"which residuals still grow; beyond {SETTLED_UP_TO} workers after the first), counted on virtual "
-        "workers, against the formulas of the slides' Table 1; TopkDSA and Ok-Topk have a range. Beside the "
-        f"formulas' words, these two announce lengths: {ANNOUNCED['oktopk']} words for each other worker. "
-        "The table's TopkA is Top-k here, its TopkDSA is SparCML. Right: *simulated*, by the alpha-beta model "
-        "(sparsify/cost.py) from the counted latency terms and words, as many for each of VGG-16's "
-        f"{number(MODEL)} parameters as were counted for each of the n = {sizes} elements. Density "
+        "workers, against the formulas of the slides' Table 1; TopkDSA and Ok-Topk have a range. Beside "
+        f"the formulas' words, these two announce lengths: {ANNOUNCED['oktopk']} words for each other "
+        "worker. The table's TopkA is Top-k here, its TopkDSA is SparCML. Right: *simulated*, by the "
+        "alpha-beta model (sparsify/cost.py) from the counted latency terms and words, as many for each of "
+        f"VGG-16's {number(MODEL)} parameters as were counted for each of the n = {sizes} elements. Density "
         f"{number(DENSITY)}; gradients of task=vector, heavy-tailed, half of the elements alike on all "
         "workers. The times of two processes in the table are measured, over loopback. "
         f"{captions.setting(frames)}"

@@ -16,6 +16,8 @@ from experiments.figures import (
     _contract,
     eghlidi2020_eghlidi_table1_published,
     eghlidi2020_eghlidi_table2,
+    shi2019_shi_scaling,
+    survey_crossover,
     survey_link_model,
     survey_methods,
     yoon2022_fig1,
@@ -34,6 +36,7 @@ from experiments.figures import (
     yoon2022_straggler,
     yoon2022_why_gap,
     zhang_stable_costs,
+    zhang_stable_dgc,
 )
 from tests import synthetic
 from tests.conftest import Command, refused
@@ -44,7 +47,8 @@ SHIPPED: list[_contract.Figure] = [
     yoon2022_fig1, yoon2022_fig2, yoon2022_fig3,
     yoon2022_fig3_logs, yoon2022_fig3_slim, yoon2022_fig4, yoon2022_fig4_fast, yoon2022_fig4_logs,
     yoon2022_slow_links, yoon2022_speed, yoon2022_speed_fast, yoon2022_speed_logs, yoon2022_speed_protocol,
-    yoon2022_straggler, yoon2022_why_gap, zhang_stable_costs,
+    yoon2022_straggler, yoon2022_why_gap, zhang_stable_costs, zhang_stable_dgc, shi2019_shi_scaling,
+    survey_crossover,
 ]  # fmt: skip
 LEAST = """\
 TITLE = "Density"

@@ -19,7 +19,7 @@ from tests.conftest import Command, refused
 
 ITEMS = sorted(figures.shipped())
 # Of runs that no training is like; each has tests of its own.
-APART = ("link-model", "stable-costs")
+APART = ("crossover", "link-model", "shi-scaling", "stable-costs", "stable-dgc")
 MEASURED = [item for item in ITEMS if figures.has_runs(item) and item not in APART]
 PROFILES = ("smoke", "laptop", "paper")
 MODE = {
@@ -77,13 +77,13 @@ def test_two_files_of_one_item_are_refused_with_both_paths(
         (tmp_path / name).touch()
     monkeypatch.setattr(figures, "FOLDER", tmp_path)
     assert list(figures.items()) == ["fig4"]
-    (tmp_path / "shi2019_fig4.py").touch()
-    both = (str(tmp_path / "shi2019_fig4.py"), str(tmp_path / "yoon2022_fig4.py"))
-    refused(here("figures", "fig4"), "item 'fig4'", *both, "ask for shi2019/fig4 or yoon2022/fig4")
-    assert list(figures.items()) == ["shi2019/fig4", "fig4"]  # what does not ask for it goes on
-    assert (figures.find("yoon2022/fig4"), figures.find("shi2019/fig4")) == ("fig4", "shi2019/fig4")
-    assert figures.stem("shi2019/fig4", "laptop") == "shi2019-fig4-laptop"
-    assert figures.of_file("shi2019-fig4") == "shi2019/fig4"
+    (tmp_path / "lin2018_fig4.py").touch()
+    both = (str(tmp_path / "lin2018_fig4.py"), str(tmp_path / "yoon2022_fig4.py"))
+    refused(here("figures", "fig4"), "item 'fig4'", *both, "ask for lin2018/fig4 or yoon2022/fig4")
+    assert list(figures.items()) == ["lin2018/fig4", "fig4"]  # what does not ask for it goes on
+    assert (figures.find("yoon2022/fig4"), figures.find("lin2018/fig4")) == ("fig4", "lin2018/fig4")
+    assert figures.stem("lin2018/fig4", "laptop") == "lin2018-fig4-laptop"
+    assert figures.of_file("lin2018-fig4") == "lin2018/fig4"
 
 
 def test_listing_and_loading_items_needs_no_torch() -> None:

@@ -1,0 +1,137 @@
+"""What the items share whose times are predicted: measured or published computing and selecting, and an
+exchange by the alpha-beta model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from analysis.frames import Frames
+from analysis.published import rederived
+from analysis.published.rederived import JOB, estimate
+from analysis.steps import breakdown
+from analysis.style import method_id
+from sparsify import cost
+
+# Method -> its scheme in `sparsify.cost.published`.
+SCHEMES = {
+    "dense": "dense", "topk": "topka", "topk-fused": "topka", "dgc": "topka", "gaussiank": "gaussiank",
+    "randomk-hash": "randomk allgather", "oktopk": "oktopk",
+}  # fmt: skip
+SELECTING = ("select", "exchange", "scatter")  # phases: searching, packing, merging
+COMMUNICATING = ("wait", "transfer", "synchronize")
+WORD = 4  # bytes
+ALPHA_S = 5e-5  # seconds to start a message on Ethernet, as conf/link/ethernet_10g.yaml has it
+MODEL = 14_728_266  # parameters of VGG-16 for CIFAR-10
+SIMULATED = (
+    "*Simulated*: no gradient travelled; communicating takes what the alpha-beta model (sparsify/cost.py) "
+    "says, at 50 us a message; nothing overlaps, and nobody is late."
+)
+
+
+class Parts(NamedTuple):
+    """Seconds of a step but for communicating."""
+
+    compute_s: float
+    select_s: float
+
+
+def ethernet(gbit_s: float) -> cost.Link:
+    return cost.Link(ALPHA_S, 8e-9 / gbit_s)
+
+
+def exchange_s(method: str, elements: int, density: float, workers: int, link: cost.Link) -> float:
+    """By the published words; Ok-Topk's upper end, which its exchange keeps to (stable-costs)."""
+    k = max(1, int(density * elements))
+    found = cost.published(SCHEMES[method], elements, k, workers)
+    return link.seconds(cost.Cost(found.messages, int(WORD * found.most)))
+
+
+def measured(frames: Frames, method: str, elements: int | None = None) -> Parts | None:
+    """A method's parts, of the runs of real processes; None where there are none.
+
+    Args:
+        elements: to which selecting is scaled from those of task=vector.
+    """
+    keys = [
+        str(run["key"])
+        for run in frames.runs.to_dict("records")
+        if method_id(run) == method
+    ]  # fmt: skip
+    if not keys:
+        return None
+    parts = breakdown(frames, keys).drop(labels="step")
+    selecting = float(sum(took for phase, took in parts.items() if phase in SELECTING))
+    rest = [took for phase, took in parts.items() if phase not in (*SELECTING, *COMMUNICATING)]
+    if elements is not None:
+        own = frames.runs.loc[frames.runs["key"] == keys[0], "task.elements"].iloc[0]
+        selecting *= elements / float(own)
+    return Parts(float(sum(rest)), selecting)
+
+
+def published(method: str) -> Parts:
+    """Of Yoon and Oh 2022, 8 A100, batch 128, validation taken out, from their logs: what a dense iteration
+    takes but for communicating, and what another method's takes beyond that.
+    """
+    dense, other = (
+        rederived.iteration_ms(job) - rederived.communication_ms(job)
+        for job in (JOB["A100", "dense"], JOB["A100", method])
+    )
+    return Parts(1e-3 * estimate(dense).value, 1e-3 * estimate(other - dense).value)
+
+
+def step_s(parts: Parts, method: str, density: float, workers: int, link: cost.Link) -> float:
+    """Of VGG-16."""
+    return sum(parts) + exchange_s(method, MODEL, density, workers, link)
+
+
+def over_workers(
+    parts: Parts, method: str, density: float, sizes: Sequence[int], link: cost.Link
+) -> np.ndarray:
+    """(sizes,) seconds of a step."""
+    return np.array([step_s(parts, method, density, size, link) for size in sizes])
+
+
+# What shi-scaling and stable-dgc measure: VGG-16, two processes, all methods in turns.
+DENSITY = 0.001
+TIMED = {
+    "dense": "method=dense",
+    "topk": f"method=topk method.density={DENSITY} select=torch",
+    "topk-fused": f"method=topk method.density={DENSITY} select=fused",
+    "gaussiank": f"method=gaussiank method.density={DENSITY}",
+    "dgc": f"method=dgc method.density={DENSITY} method.scope=global method.dense_vectors=false",
+}
+SCALES = {
+    "smoke": ["task=cnn_digits", "task.batch_size=16", "alternate.limit_min=0.02"],
+    "laptop": ["task=vgg16_cifar10", "task.batch_size=32", "alternate.limit_min=5"],
+    "paper": ["task=vgg16_cifar10", "task.batch_size=128", "alternate.limit_min=20"],
+}
+
+
+def timing_runs(profile: str) -> list[list[str]]:
+    """The overrides of the run in which all of TIMED take turns."""
+    if profile not in SCALES:
+        raise ValueError(f"no profile {profile!r}; there are: {', '.join(SCALES)}")
+    own = TIMED if profile != "smoke" else {k: v.replace(str(DENSITY), "0.01") for k, v in TIMED.items()}
+    named = ",".join(f"{name}:'{words}'" for name, words in own.items())
+    return [[
+        "recipe=none", f"profile={profile}", *SCALES[profile], "cluster=local", "workers=2",
+        "train.validate=never", "timing.mode=serialised", "timing.warmup_steps=2", f"variants={{{named}}}",
+    ]]  # fmt: skip
+
+
+def all_measured(frames: Frames) -> dict[str, Parts]:
+    """Parts of each of TIMED that has runs.
+
+    Raises:
+        ValueError: dense has none.
+    """
+    found = {name: measured(frames, name) for name in TIMED} if len(frames.runs) else {}
+    known = {name: parts for name, parts in found.items() if parts is not None}
+    if "dense" not in known:
+        raise ValueError("nothing to draw: there is no run")
+    # Computing is the same for all: what is measured as dense's counts, else its noise would be the methods'.
+    return {name: Parts(known["dense"].compute_s, parts.select_s) for name, parts in known.items()}
