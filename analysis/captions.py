@@ -153,7 +153,7 @@ def timing(frames: Frames) -> str:
     for method, warm_runs in runs.items():
         counts.setdefault(_samples(warm_runs), []).append(method)
     samples = "; ".join(f"{listed(methods)} {count}" for count, methods in counts.items())
-    sentences = f"Timing mode: {modes}. Steps per worker: {samples}.{turns(frames)}"
+    sentences = f"Timing mode: {modes}. Steps per worker: {samples}.{turns(frames)}{late(frames)}"
     if is_simulated(frames):
         sentences += f" {SIMULATED}{joined(frames)}."
     return sentences
@@ -166,6 +166,19 @@ def joined(frames: Frames) -> str:
         return links
     size = listed(values(frames, "cluster.workers_per_node"))
     return f"{links} between nodes of {size}, {listed(inside)} inside"
+
+
+def late(frames: Frames) -> str:
+    """That workers came late on purpose, and how; empty where none did."""
+    draws = [draw for draw in values(frames, "late.draw") if draw != "none"]
+    if not draws:
+        return ""
+    settings = [
+        f"late.{name}={listed(map(number, found))}"
+        for name in ("s", "spread", "rank")
+        if (found := values(frames, f"late.{name}")) and (any(found) or name == "rank")
+    ]
+    return f" *Workers late on purpose*: {listed([f'late.draw={listed(draws)}', *settings])}."
 
 
 def turns(frames: Frames) -> str:

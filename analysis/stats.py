@@ -34,7 +34,7 @@ OF_COLUMN: dict[str, Bounds] = {
 # Runs that are compared must agree in these: the protocol, the problem, the arithmetic, the images.
 ALIKE = (
     "timing.mode", "task.name", "task.batch_size", "workers", "simulated", "precision",
-    "provenance.data.digest",
+    "provenance.data.digest", "late.draw", "late.s", "late.spread", "late.rank",
 )  # fmt: skip
 
 

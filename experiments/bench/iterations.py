@@ -2,7 +2,8 @@
 
 make bench BENCH=iterations ARGS="recipe=yoon2022 profile=paper method=topk select=fused precision=tf32"
 
-All workers are virtual, in this process. First in mode serialised, for the breakdown; then in mode
+All workers are virtual, in this process. First in mode serialised, for the breakdown, and for what
+simulating costs: the time of an iteration of all workers over what they computed in it; then in mode
 production, for the time of an iteration of all workers, one after the other, on the host's clock; then one
 iteration under torch's profiler, whose table and trace stay in results/bench/iterations.
 """
@@ -41,6 +42,7 @@ WARM_UP = 5  # iterations that are not counted
 WINDOWS = 4
 EPOCHS, STEPS_PER_EPOCH = 138, 49  # of the paper's training
 ROWS = 25  # of the profile's table
+COMPUTING = ("forward", "backward", "select")  # what an iteration can't do without
 Record = dict[str, Any]
 
 
@@ -76,8 +78,11 @@ def trained(run: Built, mode: str, steps: int, progress: Callable[[int], None]) 
 
 
 def breakdown(run: Built, iterations: int) -> dict[str, Any]:
-    """Of each phase the milliseconds per rank and step; and what compression takes of FP + BP, in %."""
-    ranks = trained(run, "serialised", WARM_UP + iterations, lambda step: None)
+    """Of each phase the milliseconds per rank and step; what compression takes of FP + BP, in %; and an
+    iteration of all workers as a multiple of their FP, BP and compression.
+    """
+    ends = list[float]()  # rank 0's, between two of which each worker computes as much as in a step
+    ranks = trained(run, "serialised", WARM_UP + iterations, lambda step: ends.append(time.perf_counter()))
     steps = [step for rank in ranks for step in rank[WARM_UP:]]
     names = dict.fromkeys(name for step in steps for name in step["phases"])
     phases = {name: spread([1e3 * step["phases"].get(name, 0.0) for step in steps]) for name in names}
@@ -85,7 +90,13 @@ def breakdown(run: Built, iterations: int) -> dict[str, Any]:
         100 * each.get("select", 0.0) / (each["forward"] + each["backward"])
         for each in (step["phases"] for step in steps)
     ]
-    return {"phases_ms": phases, "compression_percent": spread(shares)}
+    took = (after - before for before, after in pairwise(ends[WARM_UP - 1 :]))
+    computed = (
+        sum(rank["phases"].get(name, 0.0) for rank in of_ranks for name in COMPUTING)
+        for of_ranks in zip(*(rank[WARM_UP:] for rank in ranks), strict=True)
+    )
+    ratios = [whole / part for whole, part in zip(took, computed, strict=True)]
+    return {"phases_ms": phases, "compression_percent": spread(shares), "simulating": spread(ratios)}
 
 
 def iteration_ms(run: Built, iterations: int) -> dict[str, Any]:
@@ -165,6 +176,11 @@ def bench(words: list[str], iterations: int) -> int:
     for phase, value in {**found["phases_ms"], "iteration, all workers": one}.items():
         print(f"| {phase} | {value['median']} [{value['low']}, {value['high']}] |")
     print(folder / name)
+    ratio = found["simulating"]
+    print(
+        f"an iteration of all workers took {ratio['median']} [{ratio['low']}, {ratio['high']}] times their "
+        f"FP, BP and compression (n = {ratio['n']})"
+    )
     minutes = {key: round(one[key] * EPOCHS * STEPS_PER_EPOCH / 6e4, 3) for key in ("median", "low", "high")}
     line = {"bench": "iterations", **facts(device), **what, "iteration_ms": one, **found}
     print(json.dumps({**line, "epochs_138_min": {**minutes, "n": one["n"]}}))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from experiments.training.replica import of_all
 from experiments.training.task import Metrics
 from sparsify import host_sync
 from sparsify.aggregator import Aggregator, NonFinite, Report
@@ -72,7 +73,10 @@ class StepLog:
                 "messages": report.messages,
                 "host_syncs": report.host_syncs,
                 "density": report.density,
-                "update_density": torch.count_nonzero(aggregator.gradients.flat) / n,
+                # Of the average, which is alike on all workers.
+                "update_density": of_all(
+                    self.comm, lambda: torch.count_nonzero(aggregator.gradients.flat) / n
+                ),
                 "residual_norm": aggregator.residual_norm(),
             }
         )

@@ -9,7 +9,7 @@ import pytest
 
 from analysis import captions
 from analysis.attempts import from_attempts
-from analysis.frames import Frames, empty
+from analysis.frames import Frames, empty, restrict
 from analysis.records import Store
 from tests import synthetic
 
@@ -111,3 +111,28 @@ def test_a_label_says_what_was_found_and_not_what_to_do(tmp_path: Path) -> None:
     assert captions.label(frames) == (
         " *Not the machine that was named*: gpu=a100 was asked for, but n1 has V100."
     )
+
+
+def test_lateness_on_purpose_is_told(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    late = {"draw": "uniform", "s": 0.064, "spread": 0, "rank": 0}
+    for method, told in (("dense", {"late": late}), ("topk", {"late": late}), ("dense", {})):
+        synthetic.timed(store, synthetic.config(method) | told)
+    frames = from_attempts(store.all_valid())[0]
+    said = " *Workers late on purpose*: late.draw=uniform, late.s=0.064 and late.rank=0."
+    assert captions.late(frames) == said
+    assert said in captions.timing(frames)
+    assert captions.late(restrict(frames, list(frames.runs["key"][frames.runs["late.draw"].isna()]))) == ""
+
+
+def test_what_joins_simulated_nodes_is_told(tmp_path: Path) -> None:
+    store, base = Store(tmp_path), synthetic.learning_config("dense")
+    nvlink = {"name": "nvlink", "alpha_s": 1e-6, "beta_s_per_byte": 1e-12}
+    nodes = base["cluster"] | {"inside": nvlink, "workers_per_node": 8}
+    synthetic.timed(store, synthetic.config("dense") | {"cluster": base["cluster"]})
+    assert captions.joined(from_attempts(store.all_valid())[0]) == "loopback"
+    other = Store(tmp_path / "other")
+    synthetic.timed(other, synthetic.config("dense") | {"cluster": nodes})
+    frames = from_attempts(other.all_valid())[0]
+    assert captions.joined(frames) == "loopback between nodes of 8, nvlink inside"
+    assert "model of link loopback between nodes of 8" in captions.timing(frames)
