@@ -50,7 +50,7 @@ def advise(words: Settings, *, save: str | None = None) -> int:
     alpha-beta model. What is not known is asked for.
 
     Args:
-        words: settings of a run: cluster=, task=, workers=, link= and so on. Besides: compute_s=, seconds of
+        words: settings of a run: cluster=, task=, workers=, link=, inside= and so on. Besides: compute_s=, seconds of
             a step but for selecting and communicating; select_s.METHOD=, seconds that a method selects;
             both may be a range, as 0.1..0.2; parameters=, elements of the model, or the name of a published
             one; density=, k/n; overlap=, what two workers' selections have in common, and skew=; methods=,
@@ -58,13 +58,14 @@ def advise(words: Settings, *, save: str | None = None) -> int:
         save: the name of the files that are written.
     """
     config, given = _split(words)
+    model = given["parameters"] if given.get("parameters") in MODELS else str(config["task"]["name"])
     folders = Folders()
     records = _measured(loading.load(folders.results, ("runs", "steps")))
     question, left_out = _question(config, given, records)
     found = _advice.ranked(question)
-    table = _table(found, question, config, left_out)
+    table = _table(found, question, config, model, left_out)
     show(table)
-    name = save or _file_name(config)
+    name = save or _file_name(config, model)
     tables.save([table], folders.figures, name)
     write_atomic(folders.figures / f"{name}.md", f"# {table.title}\n\n{table.markdown()}")
     say(str(folders.figures / f"{name}.md"))
@@ -79,12 +80,16 @@ def _split(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """
     pairs = [compose.pair(word) for word in words]
     own = {key: value for key, value in pairs if key in OWN or key.startswith(SELECT)}
-    settings = [f"{key}={value}" for key, value in pairs if key not in own]
+    settings = [f"{key}={value}" for key, value in pairs if key not in (*own, "inside")]
     try:
         config = compose.resolve(settings)
     except ValueError as error:
         more = f"; advise also takes {', '.join(OWN)} and {SELECT}METHOD" if "no key" in str(error) else ""
         raise ValueError(f"{error}{more}") from error
+    if fast := dict(pairs).get("inside"):  # a run has it on virtual ranks only: real nodes have their own
+        config["cluster"]["inside"] = compose.resolve(["cluster=virtual", f"inside={fast}"])["cluster"][
+            "inside"
+        ]
     if config["cluster"]["where"] == "slurm" and not any(key == "workers" for key, _ in pairs):
         config["workers"] = config["cluster"]["workers_per_node"]
     return config, own
@@ -150,8 +155,11 @@ def _network(config: Mapping[str, Any]) -> Network:
         )
     inside = cluster.get("inside")
     fast = Link(inside["alpha_s"], inside["beta_s_per_byte"]) if inside else None
-    per_node = cluster.get("workers_per_node") or 1
-    return Network(Link(link["alpha_s"], link["beta_s_per_byte"]), fast, per_node)
+    return Network(Link(link["alpha_s"], link["beta_s_per_byte"]), fast, _per_node(config))
+
+
+def _per_node(config: Mapping[str, Any]) -> int:
+    return int(config["cluster"].get("workers_per_node") or 1)
 
 
 def _number(given: Mapping[str, str], name: str, low: float, high: float) -> float | None:
@@ -375,7 +383,11 @@ def _spread(seconds: Sequence[float], source: str) -> Range:
 
 
 def _table(
-    found: Sequence[Prediction], question: Question, config: Mapping[str, Any], left_out: Sequence[str]
+    found: Sequence[Prediction],
+    question: Question,
+    config: Mapping[str, Any],
+    model: str,
+    left_out: Sequence[str],
 ) -> tables.Table:
     rows = [
         {
@@ -392,12 +404,10 @@ def _table(
     ]
     units = dict.fromkeys(("step", "computing", "selecting", "communicating"), "ms")
     cluster = config["cluster"]
-    joined = f"link={cluster['link']['name']}" + (
-        f", inside={cluster['inside']['name']}" if cluster.get("inside") else ""
-    )
+    inside = f", inside={cluster['inside']['name']}" if cluster.get("inside") else ""
     title = (
-        f"Predicted step times: {config['task']['name']}, {number(question.elements)} parameters, "
-        f"{question.workers} workers, cluster={cluster['name']}, {joined}"
+        f"Predicted step times: {model}, {number(question.elements)} parameters, {question.workers} workers, "
+        f"cluster={cluster['name']}, link={cluster['link']['name']}{inside}"
     )
     return tables.Table(title, pd.DataFrame(rows), units, _note(question, config, left_out))
 
@@ -413,16 +423,23 @@ def _note(question: Question, config: Mapping[str, Any], left_out: Sequence[str]
         else ""
     )
     least, _, most = question.overlap
+    nodes = -(-question.workers // _per_node(config))
+    flat = (
+        f" The link joins all workers alike, also those of one of the {nodes} nodes: inside= gives what these "
+        "have."
+        if config["cluster"]["where"] == "slurm" and nodes > 1 and question.network.inside is None
+        else ""
+    )
     return (
         "Predicted, not measured; nothing overlaps, nobody is late. Where numbers come from: "
         f"{'; '.join(sources)}. Communicating: simulated by the alpha-beta model. Intervals: what the inputs "
         f"may be off by, latency by a factor of {_advice.LATENCY:g}, bandwidth of {_advice.BANDWIDTH:g}, a "
         f"single measurement or a given number of {_advice.GIVEN:g}, the others from the slowest to the "
         f"quickest run; overlap of two workers' selections {least:g} to {most:g}."
-        f"{missing}"
+        f"{flat}{missing}"
     )
 
 
-def _file_name(config: Mapping[str, Any]) -> str:
+def _file_name(config: Mapping[str, Any], model: str) -> str:
     cluster = config["cluster"]
-    return f"advise-{cluster['name']}-{cluster['link']['name']}-{config['task']['name']}-{config['workers']}w"
+    return f"advise-{cluster['name']}-{cluster['link']['name']}-{model}-{config['workers']}w"

@@ -77,6 +77,29 @@ def test_a_table_is_printed_and_written(here: Command) -> None:
     assert "| Top-k |" in done.stdout
     assert "25,557,032 parameters, 16 workers" in done.stdout
     assert "simulated by the alpha-beta model" in done.stdout
+    assert "resnet50, " in done.stdout
+    assert "joins all workers alike, also those of one of the 2 nodes" in done.stdout
+
+
+def test_nodes_have_a_link_of_their_own_inside(here: Command) -> None:
+    words = [
+        "cluster=generic_slurm",
+        "link=ethernet_10g",
+        "workers=16",
+        "parameters=resnet50",
+        "compute_s=0.1",
+    ]
+    flat, nested = (here("advise", *words, *more, "methods=dense") for more in ([], ["inside=nvlink3"]))
+    assert nested.returncode == 0, nested.stderr
+    assert "inside=nvlink3" in nested.stdout
+    assert "joins all workers alike" not in nested.stdout
+    assert step_ms(nested.stdout) < step_ms(flat.stdout)
+
+
+def step_ms(printed: str) -> float:
+    """Of dense."""
+    (row,) = [line for line in printed.splitlines() if line.startswith("| dense")]
+    return float(row.split("|")[2].split("[")[0].replace(",", ""))
 
 
 @pytest.mark.parametrize(
