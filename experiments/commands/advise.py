@@ -50,11 +50,11 @@ def advise(words: Settings, *, save: str | None = None) -> int:
     alpha-beta model. What is not known is asked for.
 
     Args:
-        words: settings of a run: cluster=, task=, workers=, link=, inside= and so on. Besides: compute_s=, seconds of
-            a step but for selecting and communicating; select_s.METHOD=, seconds that a method selects;
-            both may be a range, as 0.1..0.2; parameters=, elements of the model, or the name of a published
-            one; density=, k/n; overlap=, what two workers' selections have in common, and skew=; methods=,
-            which, with commas (topk-fused: with the fused kernel).
+        words: settings of a run: cluster=, task=, workers=, link=, inside= and so on. Besides: compute_s=,
+            seconds of a step but for selecting and communicating; select_s.METHOD=, seconds that a method
+            selects; both may be a range, as 0.1..0.2; parameters=, elements of the model, or the name of a
+            published one; density=, k/n; overlap=, what two workers' selections have in common, and skew=;
+            methods=, which, with commas (topk-fused: with the fused kernel).
         save: the name of the files that are written.
     """
     config, given = _split(words)
@@ -425,8 +425,8 @@ def _note(question: Question, config: Mapping[str, Any], left_out: Sequence[str]
     least, _, most = question.overlap
     nodes = -(-question.workers // _per_node(config))
     flat = (
-        f" The link joins all workers alike, also those of one of the {nodes} nodes: inside= gives what these "
-        "have."
+        f" The link joins all workers alike, also those of one of the {nodes} nodes: inside= says what "
+        "these have."
         if config["cluster"]["where"] == "slurm" and nodes > 1 and question.network.inside is None
         else ""
     )
