@@ -129,6 +129,7 @@ STEPS = (
     *(Column(f"{phase}_s", "s", f"of these for {PHASE_MEANINGS[phase]}") for phase in PHASES),
     Column("wire_bytes", "B", "that the worker put on the wire"),
     Column("messages", "", "latency terms of its collectives, as its backend carries them out"),
+    Column("predicted_s", "s", "that they should take on the emulated link as it was found; 0 without one"),
     Column("host_syncs", "", "how often the host waited for the device"),
     Column("density", "", "share of the elements that it sent"),
     Column("update_density", "", "share of the elements that the update changed"),

@@ -48,7 +48,7 @@ COLUMNS: dict[str, dict[str, type]] = {
 LATER: dict[str, dict[str, type]] = {
     "runs": {"group": TEXT, "variant": TEXT},
     # block: NaN in ordinary runs, 0 in warm-up
-    "steps": dict.fromkeys(("block", "messages", "late_s"), NUMBER),
+    "steps": dict.fromkeys(("block", "messages", "predicted_s", "late_s"), NUMBER),
     "epochs": dict.fromkeys(("captured_energy", "test_loss", "test_top1"), NUMBER),
     "spans": {},
 }

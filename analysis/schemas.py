@@ -153,6 +153,7 @@ class Step(Struct, frozen=True, gc=False, tag_field="kind", tag="step"):
     spans: list[tuple[str, Number, Number]] = []
     wire_bytes: Number | None = None
     messages: Number | None = None
+    predicted_s: Number | None = None
     host_syncs: Number | None = None
     density: Number | None = None
     update_density: Number | None = None

@@ -52,6 +52,7 @@ class Report(NamedTuple):
     wire_bytes: int  # bytes sent, as the communicator counted them
     host_syncs: int  # how often the host waited for the device
     messages: int  # latency terms of what was sent, as the communicator counted them
+    predicted_s: float = 0.0  # seconds that this should take, where the communicator knows its links
 
     @property
     def density(self) -> float:
@@ -150,14 +151,15 @@ class Aggregator:
             found: what this worker is to send of it, where that is known.
         """
         grad, state = self.gradients.buckets[at].flat, self.states[at]
-        before, syncs_before = (self.comm.sent_bytes, self.comm.messages), host_sync.num_syncs()
+        before, syncs_before = self.comm.counted, host_sync.num_syncs()
         if found is None:
             selected = self.method.aggregate(grad, step, state, self.comm, self.timer)
         else:
             assert isinstance(self.method, SearchesTogether)
             selected = self.method.deliver(found, grad, step, state, self.comm, self.timer)
-        sent_bytes, messages = self.comm.sent_bytes - before[0], self.comm.messages - before[1]
-        return Report(selected, grad.numel(), sent_bytes, host_sync.num_syncs() - syncs_before, messages)
+        sent_bytes, messages, predicted_s = (a - b for a, b in zip(self.comm.counted, before, strict=True))
+        syncs = host_sync.num_syncs() - syncs_before
+        return Report(selected, grad.numel(), int(sent_bytes), syncs, int(messages), predicted_s)
 
     def check_finite(self, used: Sequence[bool]) -> list[bool]:
         """Raise `NonFinite` on all workers if any worker's gradient has a NaN or Inf; residuals are

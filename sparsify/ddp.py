@@ -229,10 +229,11 @@ class DDPHook:
 
     def _aggregate(self, name: str, grad: Tensor, step: Step) -> Report:
         check_unchanged(grad, self.buckets[name].flat, name)
-        before, syncs_before = (self.comm.sent_bytes, self.comm.messages), host_sync.num_syncs()
+        before, syncs_before = self.comm.counted, host_sync.num_syncs()
         selected = self.method.aggregate(grad, step, self.states[name], self.comm, self.timer)
-        sent_bytes, messages = self.comm.sent_bytes - before[0], self.comm.messages - before[1]
-        return Report(selected, grad.numel(), sent_bytes, host_sync.num_syncs() - syncs_before, messages)
+        sent_bytes, messages, predicted_s = (a - b for a, b in zip(self.comm.counted, before, strict=True))
+        syncs = host_sync.num_syncs() - syncs_before
+        return Report(selected, grad.numel(), int(sent_bytes), syncs, int(messages), predicted_s)
 
     def _agree(self, tensors: list[FullTensor]) -> list[bool] | None:
         """Of each tensor, has any worker used it since the last step? None: a gradient has overflowed, and

@@ -162,7 +162,7 @@ def live(
                 reports.append(aggregator.aggregate(epoch=step, lr=lr))
             counted.append(comm.charged - charged)
             after.append(torch.cat(aggregator.gradients.views))
-        selected, _, wire_bytes, host_syncs, _ = map(list, zip(*reports, strict=True))
+        selected, _, wire_bytes, host_syncs, _, _ = map(list, zip(*reports, strict=True))
         residuals = [method.residual(state) for state in aggregator.states]
         held = [
             torch.zeros_like(bucket.flat) if residual is None else residual

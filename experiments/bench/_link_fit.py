@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
 
+from experiments.worker.link_probe import fitted
 from sparsify.cost import Cost
 
 RESAMPLES = 500
@@ -27,18 +27,6 @@ class Fit(NamedTuple):
     alpha_s: Number
     beta_s_per_byte: Number
     residuals: list[float]  # fitted / measured - 1 of each size, in their order
-
-
-def fitted(costs: Sequence[Cost], seconds: np.ndarray) -> tuple[float, float]:
-    """Alpha and beta, neither negative, with the least sum of squared relative errors.
-
-    Args:
-        seconds: (cases,) one for each cost.
-    """
-    rows = np.array([(cost.messages, cost.sent_bytes) for cost in costs], dtype=float)
-    scale = rows.max(axis=0)
-    (alpha, beta), _ = nnls(rows / scale / seconds[:, None], np.ones(len(seconds)))
-    return alpha / scale[0], beta / scale[1]
 
 
 def fit(costs: Sequence[Cost], samples: Sequence[Sequence[float]]) -> Fit:

@@ -69,8 +69,9 @@ class SlowComm(CountingComm):
     link = Link(0.0, 0.0)
     asked = Cost(0, 0)
 
-    def _count(self, collective: Cost) -> None:
-        super()._count(collective)
+    def _count(self, kind: str, nbytes: int, size: int) -> None:
+        super()._count(kind, nbytes, size)
+        collective = self.forms[kind](nbytes, size)
         self.asked += collective
         time.sleep(self.link.seconds(collective))
 

@@ -1,15 +1,14 @@
 """Does the alpha-beta model predict what exchanges take on a really limited link? Every exchange, several P
 and k, over emulated links.
 
-A prediction uses two kinds of numbers. What a step sent is counted (`sparsify.cost`, by gloo's algorithms):
-bytes and latency terms. What the link does is measured by the same workers before the run
-(experiments/worker/link_probe.py): alpha from an allreduce of one number, beta from a long message of each
-node to the next. Nothing is fitted to what is predicted.
+A prediction uses two kinds of numbers. What a step sent is counted as it was sent (`sparsify.cost`, by gloo's
+algorithms): latency terms and bytes of each collective. Alpha and beta of each kind of collective are fitted
+to its times at four sizes that the same workers measured before the run (experiments/worker/link_probe.py).
+Nothing is fitted to what is predicted.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,6 @@ from analysis.numbers import number
 from analysis.stats import Value
 from analysis.steps import warm
 from analysis.tables import Table
-from sparsify.cost import Cost, Link
 
 TITLE = "The alpha-beta model against exchanges over a limited link"
 LEAST_BYTES = 64 * 2**10  # sent by a worker in a step: below, latency and the scheduler decide
@@ -87,15 +85,15 @@ def cases(frames: Frames) -> pd.DataFrame:
     """
     rows = []
     for run in frames.runs.to_dict("records"):
-        link = probed(run.get("provenance_json"))
-        steps = warm(frames, str(run["key"])).steps if link else pd.DataFrame()
-        if link is None or not len(steps) or steps["messages"].isna().all():
+        steps = warm(frames, str(run["key"])).steps
+        if not steps["predicted_s"].gt(0).any():
             continue
         # The one that sends most is on the critical path.
         each = steps.groupby("step").agg({
-            "transfer_s": "max", "wire_bytes": "max", "messages": "max", "block": "first",
+            "transfer_s": "max", "wire_bytes": "max", "messages": "max", "predicted_s": "max",
+            "block": "first",
         })  # fmt: skip
-        sent = Cost(*(round(each[name].mean()) for name in ("messages", "wire_bytes")))
+        predicted = each["predicted_s"].mean()
         blocks = stretch(frames, str(run["key"])) * each.groupby("block")["transfer_s"].mean().to_numpy()
         measured = float(np.median(blocks))
         rows.append({
@@ -103,11 +101,11 @@ def cases(frames: Frames) -> pd.DataFrame:
             "density": run.get("method.density"),
             "link": run["cluster.link.name"],
             "workers": int(run["workers"]),
-            "bytes": sent.sent_bytes,
-            "messages": sent.messages,
-            "predicted": link.seconds(sent),
+            "bytes": round(each["wire_bytes"].mean()),
+            "messages": each["messages"].mean(),
+            "predicted": predicted,
             "measured": measured,
-            "ratio": link.seconds(sent) / measured,
+            "ratio": predicted / measured,
             "blocks": blocks,
         })  # fmt: skip
     columns = [
@@ -141,15 +139,6 @@ def stretch(frames: Frames, key: str) -> float:
     together = (whole["end"] - whole["begin"]).groupby("step").sum()
     slowest = spans.groupby(["step", "rank"])["duration_s"].sum().groupby("step").max()
     return float((together / slowest).median()) if len(spans) else 1.0
-
-
-def probed(provenance: Any) -> Link | None:
-    """The link as the workers found it before the run, all of them at once; None without a probe."""
-    machine = json.loads(provenance).get("machine", {}) if isinstance(provenance, str) else {}
-    found = machine.get("link")
-    if not found or "step_s" not in found:
-        return None
-    return Link(found["step_s"], 8e-9 / found["together_gbit_s"])
 
 
 def large(found: pd.DataFrame) -> pd.DataFrame:
@@ -282,9 +271,9 @@ def caption(frames: Frames, profile: str) -> str:
         f"a worker sends (right; hollow: at most {number(LEAST_BYTES // 1024)} KiB), for P = "
         f"{captions.listed(sizes)} and densities over three decades, on emulated links ({links}: one network "
         "namespace a worker, a token bucket at each end). Predicted: latency terms x alpha + bytes x beta, "
-        "both counted in the same steps for gloo's algorithms; alpha is a step of an allreduce of one "
-        "number, beta the bandwidth of all nodes sending to the next, both measured by the same workers "
-        "before each run, so nothing is fitted to what is predicted. Bands: errors of "
+        "both counted in the same steps for gloo's algorithms; alpha and beta of each kind of collective are "
+        "fitted to its times at four sizes, measured by the same workers before each run, so nothing is "
+        "fitted to what is predicted. Bands: errors of "
         f"{number(MEDIAN)} % and {number(MOST)} %. Measured: mode serialised, a barrier before each "
         "collective, from the last worker's entry until the last one's end, the median over turns. "
         f"{_where_off(large(found))} {captions.setting(frames)}{captions.turns(frames)}"

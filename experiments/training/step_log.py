@@ -71,6 +71,7 @@ class StepLog:
                 "lr": lr,
                 "wire_bytes": report.wire_bytes,
                 "messages": report.messages,
+                "predicted_s": report.predicted_s,
                 "host_syncs": report.host_syncs,
                 "density": report.density,
                 # Of the average, which is alike on all workers.

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from scipy.optimize import nnls
 from torch import Tensor
 
 from experiments.worker.hardware_claims import OTHERWISE
 from sparsify.comm import Comm, gather_json
+from sparsify.cost import ALGORITHMS, TEXTBOOK, Cost
 
 CPU = torch.device("cpu")
-ROUND_TRIPS, COLLECTIVES = 20, 50
+ROUND_TRIPS, ROUNDS = 20, 9
+CALIBRATED = (2**10, 2**15, 2**18, 2**21)  # bytes of a tensor, of all_gather of what all have after it
 TRANSFER_S = 0.1  # that the transfer of a probe takes at the bandwidth asked for
 LEAST_BYTES, MOST_BYTES = 2**18, 2**26
 REPEATS = 5
@@ -30,7 +35,7 @@ class Found(NamedTuple):
     together_gbit_s: float  # of the slowest, with all nodes sending to the next and receiving at once
     asked_latency_s: float
     latency_s: float  # half of a round trip of a few bytes between two workers, the largest of all pairs
-    step_s: float  # of an all_reduce of one number, which takes 2 (P-1) such steps: its median / 2 (P-1)
+    kinds: dict[str, tuple[float, float]]  # of each collective: alpha and beta, fitted to a few sizes
 
     @property
     def gbit_s(self) -> float:
@@ -59,7 +64,7 @@ def probe(comm: Comm, link: Mapping[str, Any], per_node: int) -> Found:
         together_gbit_s=gbit_s(size, together),
         asked_latency_s=link["alpha_s"],
         latency_s=max(ping_pong) / 2,
-        step_s=_typical(comm, partial(comm.all_reduce, few), COLLECTIVES) / (2 * (comm.size - 1)),
+        kinds=calibrated(comm, ring[0]),
     )
 
 
@@ -80,11 +85,75 @@ def _fastest(comm: Comm, transfer: Callable[[], object], rounds: int) -> float:
     return min(map(max, _rounds(comm, transfer, rounds)))
 
 
-def _typical(comm: Comm, collective: Callable[[], object], rounds: int) -> float:
-    """Seconds of a collective, with all that the workers on this machine's cores wait for each other: the
-    mean over workers, of the median round.
+def calibrated(comm: Comm, pair: tuple[int, int]) -> dict[str, tuple[float, float]]:
+    """Alpha and beta of each kind of collective, with all that workers on this machine's cores wait for each
+    other. Kinds and sizes are mixed, as in a training: what one leaves behind in TCP's windows meets another.
+
+    Args:
+        pair: from whom to whom a permutation goes.
     """
-    return statistics.median(map(statistics.fmean, _rounds(comm, collective, rounds)))
+    cases = [Case.of(comm, kind, size, pair) for kind in TEXTBOOK for size in CALIBRATED]
+    took: dict[int, list[tuple[float, float]]] = {at: [] for at in range(len(cases))}
+    order = random.Random(0)  # the same for all workers
+    for _ in range(1 + ROUNDS):  # in the first one, memory is mapped
+        for at in order.sample(range(len(cases)), len(cases)):
+            comm.barrier()
+            began = time.perf_counter()
+            cases[at].do()
+            took[at].append((began, time.perf_counter()))
+    seconds = [_typical(gather_json(comm, mine, CPU)) for mine in took.values()]
+    found = {}
+    for kind in TEXTBOOK:
+        of_kind = [at for at, case in enumerate(cases) if case.kind == kind]
+        found[kind] = fitted([cases[at].cost for at in of_kind], np.array([seconds[at] for at in of_kind]))
+    return found
+
+
+class Case(NamedTuple):
+    """A kind of collective at one size."""
+
+    kind: str
+    do: Callable[[], object]
+    cost: Cost
+
+    @classmethod
+    def of(cls, comm: Comm, kind: str, size: int, pair: tuple[int, int]) -> Case:
+        share = max(1, size // 4 // comm.size)  # elements of one of P parts
+        data = torch.zeros(share if kind == "all_gather" else share * comm.size)
+        do: Mapping[str, Callable[[], object]] = {
+            "all_reduce": partial(comm.all_reduce, data),
+            "all_gather": partial(comm.all_gather, data),
+            "all_to_all": partial(comm.all_to_all, data, [share] * comm.size, [share] * comm.size),
+            "broadcast": partial(comm.broadcast, data),
+            "permute": partial(comm.permute, data, [pair]),
+        }
+        sent = data.nbytes - 4 * share if kind == "all_to_all" else data.nbytes
+        form = ALGORITHMS[getattr(comm, "algorithm", "textbook")][kind]
+        return cls(kind, do[kind], form(sent, 1 if kind == "permute" else comm.size))
+
+
+def _typical(everybody: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """Seconds from when the last worker enters a collective until the last one leaves it, the median of its
+    rounds but the first. The workers are processes of one machine, whose clock they share.
+
+    Args:
+        everybody: of each worker when each round began and ended.
+    """
+    rounds = list(zip(*everybody, strict=True))[1:]
+    whole = [max(end for _, end in each) - max(began for began, _ in each) for each in rounds]
+    return float(statistics.median(whole))
+
+
+def fitted(costs: Sequence[Cost], seconds: np.ndarray) -> tuple[float, float]:
+    """Alpha and beta, neither negative, with the least sum of squared relative errors.
+
+    Args:
+        seconds: (cases,) one for each cost.
+    """
+    rows = np.array([(cost.messages, cost.sent_bytes) for cost in costs], dtype=float)
+    scale = rows.max(axis=0)
+    (alpha, beta), _ = nnls(rows / scale / seconds[:, None], np.ones(len(seconds)))
+    return float(alpha / scale[0]), float(beta / scale[1])
 
 
 def _rounds(comm: Comm, transfer: Callable[[], object], rounds: int) -> list[tuple[float, ...]]:

@@ -32,6 +32,8 @@ from experiments.worker.connect import connect
 from experiments.worker.provenance import provenance, state
 from slurm.environment import Place
 from sparsify.comm import Comm, virtual
+from sparsify.comm.torch import TorchComm
+from sparsify.cost import Link
 from sparsify.method import Method
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.timer import PhaseTimer, cuda_event
@@ -300,6 +302,9 @@ def record(
     """
     config, settings = run.config, run.settings
     facts["machine"] = hardware.check(config, settings.device, comm, network)
+    if isinstance(comm, TorchComm) and "link" in facts["machine"]:
+        kinds = facts["machine"]["link"]["kinds"]
+        comm.links = {kind: Link(alpha_s, beta) for kind, (alpha_s, beta) in kinds.items()}
     every_min = config.get("launch", {}).get("checkpoint_min")
     checkpointer = Checkpointer(attempt, comm, log, stop, every_min, settings.device)
     done = checkpointer.find()

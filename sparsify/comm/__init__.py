@@ -7,7 +7,7 @@ waiting and transferring.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -132,36 +132,38 @@ class CountingComm:
     def __init__(self, comm: Comm) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.forms = cost.ALGORITHMS[getattr(comm, "algorithm", "textbook")]
+        self.links: Mapping[str, cost.Link] = getattr(comm, "links", {})
         self.sent_bytes = self.messages = 0
+        self.predicted_s = 0.0  # of all collectives, on `links`; 0 without
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        self._count(self.forms["all_reduce"](tensor.nbytes, self.size))
+        self._count("all_reduce", tensor.nbytes, self.size)
         return self._run(lambda: partial(self.comm.all_reduce, tensor))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        self._count(self.forms["all_gather"](tensor.nbytes, self.size))
+        self._count("all_gather", tensor.nbytes, self.size)
         return self._run(lambda: partial(self.comm.all_gather, tensor))
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        self._count(self.forms["all_reduce"](tensor.nbytes, self.size))
+        self._count("all_reduce", tensor.nbytes, self.size)
         return self.comm.begin_all_reduce(tensor)
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
         for tensor in tensors:
-            self._count(self.forms["all_gather"](tensor.nbytes, self.size))
+            self._count("all_gather", tensor.nbytes, self.size)
         return self.comm.begin_all_gathers(tensors)
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         kept = send[self.rank] * tensor.element_size()
-        self._count(self.forms["all_to_all"](tensor.nbytes - kept, self.size))
+        self._count("all_to_all", tensor.nbytes - kept, self.size)
         return self._run(lambda: partial(self.comm.all_to_all, tensor, send, receive))
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        self._count(self.forms["permute"](tensor.nbytes, len(route)))
+        self._count("permute", tensor.nbytes, len(route))
         return self._run(lambda: partial(self.comm.permute, tensor, route))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        self._count(self.forms["broadcast"](tensor.nbytes, self.size))
+        self._count("broadcast", tensor.nbytes, self.size)
         return self._run(lambda: partial(self.comm.broadcast, tensor, root))
 
     def barrier(self) -> None:
@@ -170,9 +172,17 @@ class CountingComm:
     def lagged_max(self, number: int) -> int:
         return self.comm.lagged_max(number)  # no part of a step: neither counted nor timed
 
-    def _count(self, collective: cost.Cost) -> None:
+    @property
+    def counted(self) -> tuple[int, int, float]:
+        """Until now: bytes, latency terms, and the seconds that they are predicted to take."""
+        return self.sent_bytes, self.messages, self.predicted_s
+
+    def _count(self, kind: str, nbytes: int, size: int) -> None:
+        collective = self.forms[kind](nbytes, size)
         self.sent_bytes += collective.sent_bytes
         self.messages += collective.messages
+        if kind in self.links:
+            self.predicted_s += self.links[kind].seconds(collective)
 
     def _run(self, begin: Callable[[], Callable[[], T]]) -> T:
         """Carry out a collective: `begin` begins it, and returns what waits for its result."""
@@ -196,7 +206,7 @@ class InstrumentedComm(CountingComm):
         self.timer, self.before_wait = timer, before_wait
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        self._count(self.forms["all_reduce"](tensor.nbytes, self.size))
+        self._count("all_reduce", tensor.nbytes, self.size)
         return self._run(lambda: self.comm.begin_all_reduce(tensor))
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:

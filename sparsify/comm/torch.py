@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from sparsify.comm import GivenUp, WorkerLost, put
+from sparsify.cost import Link
 
 T = TypeVar("T")
 # A worker that hangs rather than dies is noticed after this long. Others wait while rank 0 validates, so it
@@ -46,6 +47,7 @@ class TorchComm:
         self._host_group: dist.ProcessGroup | None = None  # made by the first `lagged_max`
         self._pending: tuple[dist.Work, Tensor] | None = None  # the `lagged_max` under way
         backends = str(dist.get_backend_config(group)).split(",")  # such as cpu:gloo, cuda:nccl
+        self.links: dict[str, Link] = {}  # of each kind of collective, where somebody has measured it
         self.algorithm = "gloo" if "gloo" in str(dist.get_backend(group)) else "textbook"
         self._gathers_into_one = {name.rpartition(":")[2] for name in backends} <= GATHER_INTO_ONE
         if self.rank < 0:

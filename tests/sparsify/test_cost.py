@@ -264,3 +264,17 @@ def test_latency_terms_are_counted_as_the_backend_pays_them(algorithm: str, expe
         return counting.messages
 
     assert virtual.run(8, body) == [expected] * 8
+
+
+def test_what_collectives_should_take_is_added_up_where_links_are_known() -> None:
+    links = {"all_reduce": Link(1.0, 0.0), "broadcast": Link(0.0, 1.0)}
+
+    def body(comm: virtual.VirtualComm) -> float:
+        comm.links = links  # type: ignore[attr-defined]
+        counting, one = CountingComm(comm), torch.ones(1)
+        counting.all_reduce(one)
+        counting.broadcast(one)
+        counting.all_gather(one)  # of which nothing is known
+        return counting.predicted_s
+
+    assert virtual.run(4, body) == [4.0 + 8.0] * 4
