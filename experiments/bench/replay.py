@@ -139,5 +139,5 @@ def published(name: str, n: int, k: int, size: int) -> str:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # many short operations, to which a second thread only comes late
     sys.exit(main())
