@@ -15,6 +15,8 @@ from experiments.config.folders import Folders
 from sparsify import ranges
 from sparsify.registry import BrokenFile
 
+HERE = ("local", "virtual", "netns")  # clusters on this machine
+
 
 def complete(line: str) -> None:
     """Answer the shell that asks, and end this process.
@@ -119,7 +121,7 @@ def _leaves(given: Iterable[str]) -> dict[str, Any]:
                 {
                     "method": {"name": _function("method", method) or usual["method"]},
                     "task": {"name": _function("task", task) or usual["task"]},
-                    "cluster": {"where": "local" if chosen["cluster"] in ("local", "virtual") else "slurm"},
+                    "cluster": {"where": chosen["cluster"] if chosen["cluster"] in HERE else "slurm"},
                     "container": {"name": chosen["container"]},
                 }
             )
