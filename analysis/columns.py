@@ -44,7 +44,7 @@ RUNS = (
     Column("overlap", "", "does aggregation overlap with backpropagation?"),
     Column("cuda_graph", "", "is a GPU's search captured in a CUDA graph?"),
     Column("cluster.name", "", "the cluster, a file of conf/cluster"),
-    Column("cluster.where", "", "local, netns (slow links): processes; virtual: one process; slurm: a cluster"),
+    Column("cluster.where", "", "local, netns (slow links): processes; virtual: one of them; slurm"),
     Column("cluster.gpu", "", "the GPU that was asked for"),
     Column("cluster.link.name", "", "what joins the workers, a file of conf/link"),
     Column("cluster.link.alpha_s", "s", "latency of a message in the model of that link"),
