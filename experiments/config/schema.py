@@ -72,7 +72,7 @@ class Timing(TypedDict):
 
 
 class Late(TypedDict):
-    """Workers that come late on purpose: at the end of backward each does nothing for so long."""
+    """Workers that come late on purpose, idle at the end of backward."""
 
     draw: Annotated[
         Literal["none", "constant", "uniform", "lognormal", "published"],
