@@ -109,11 +109,12 @@ def tidy(frames: Frames) -> Frames:
 
 def with_names(runs: pd.DataFrame, results: Path, shipped: Path) -> pd.DataFrame:
     """With the items and sweeps that each run belongs to."""
-    named: pd.DataFrame = runs.copy(deep=False)
-    for column, of_runs in names_of(results, shipped).items():
-        names = [", ".join(of_runs.get(run, ())) or None for run in runs["run_id"]]
-        named[column] = pd.Series(names, named.index, dtype=object)
-    return named
+    columns = {
+        column: [", ".join(of_runs.get(run, ())) or None for run in runs["run_id"]]
+        for column, of_runs in names_of(results, shipped).items()
+    }
+    known = runs.drop(columns=[*columns], errors="ignore")
+    return pd.concat([known, pd.DataFrame(columns, runs.index, dtype=object)], axis="columns")
 
 
 def names_of(results: Path, shipped: Path) -> dict[str, dict[str, list[str]]]:
