@@ -114,7 +114,8 @@ def with_names(runs: pd.DataFrame, results: Path, shipped: Path) -> pd.DataFrame
         for column, of_runs in names_of(results, shipped).items()
     }
     known = runs.drop(columns=[*columns], errors="ignore")
-    return pd.concat([known, pd.DataFrame(columns, runs.index, dtype=object)], axis="columns")
+    named: pd.DataFrame = pd.concat([known, pd.DataFrame(columns, runs.index, dtype=object)], axis="columns")
+    return named
 
 
 def names_of(results: Path, shipped: Path) -> dict[str, dict[str, list[str]]]:
