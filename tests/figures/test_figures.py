@@ -99,7 +99,7 @@ def test_runs_are_distinct_overrides(item: str, profile: str) -> None:
     runs = figures.load(item).runs(profile)
     assert len({tuple(run) for run in runs}) == len(runs)
     for run in runs:
-        assert run[1] == f"profile={profile}"
+        assert f"profile={profile}" in run
         names = [override.partition("=")[0] for override in run]
         assert len(set(names)) == len(names), "an override given twice"
         assert "timing.mode" in names
