@@ -22,6 +22,11 @@ def number(value: float) -> str:
     return text.rstrip("0").rstrip(".") if decimals else text
 
 
+def brief(value: float, digits: int = 3) -> str:
+    """With fewer digits, where a picture has little room."""
+    return number(float(f"{value:.{digits}g}"))
+
+
 def with_unit(value: float, unit: str) -> str:
     """'91.52 %'; 'never' for a step that is not reached."""
     return "never" if math.isinf(value) else f"{number(value)} {unit}".strip()

@@ -13,7 +13,7 @@ import pandas as pd
 from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
-from analysis.numbers import number
+from analysis.numbers import brief, number
 from analysis.stats import POSITIVE, SHARE, Value, of_phases, phase_difference, slowdown
 from analysis.steps import breakdown
 from analysis.tables import Table
@@ -80,7 +80,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             against, end = _ratio(frames, method), sum(parts.values())
             text = f"{number(round(end))} ms"
             if against is not None and method != "dense":
-                text += f" ({number(float(f'{against.value:.3g}'))}x)"
+                text += f" ({brief(against.value)}x)"
             plots.above(axes, end, y, text, xytext=(3, 0), ha="left", va="center")
         axes.set_yticks(range(len(ordered)), [LABELS[method] for method in ordered])
         axes.set_ylim(len(ordered) - 0.5, -0.5)

@@ -13,7 +13,7 @@ import pandas as pd
 from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames, empty, restrict
-from analysis.numbers import number
+from analysis.numbers import brief, number
 from analysis.stats import POSITIVE, Value, curve, of_phases, phase_difference, slowdown
 from analysis.steps import breakdown
 from analysis.tables import Table
@@ -226,9 +226,9 @@ def _draw_link(axes: plots.Axes, frames: Frames, methods: Sequence[str]) -> None
         plots.pile(axes, y, parts := _parts_ms(frames, method))
         end = sum(parts.values())
         against = slowdown(frames, *(yoon2022.keys(frames, each, MODE) for each in (method, "dense")))
-        text = number(float(f"{end:.3g}"))
+        text = brief(end)
         if against is not None and method != "dense":
-            text += f" ({number(float(f'{against.value:.2g}'))}x)"
+            text += f" ({brief(against.value, 2)}x)"
         plots.above(axes, end, y, text, xytext=(3, 0), ha="left", va="center", fontsize=6)
     axes.set(xlabel=f"Time per step (ms{captions.simulated(frames)})", xlim=(0, 1.45 * longest))
     axes.set_ylim(len(methods) - 0.4, -0.6)

@@ -25,6 +25,10 @@ def test_a_number_has_four_significant_digits_or_its_whole_part(value: float, te
     assert numbers.number(value) == text
 
 
+def test_a_picture_with_little_room_has_fewer_digits() -> None:
+    assert (numbers.brief(1561.4), numbers.brief(0.4143, 2)) == ("1,560", "0.41")
+
+
 def test_an_interval_is_shown_where_there_is_one() -> None:
     assert numbers.with_interval(None) == "-"
     assert numbers.with_interval(Value(1.23456)) == "1.235"
