@@ -20,7 +20,7 @@ def question(**others: object) -> Question:
         "elements": 1_000_000, "workers": 4, "density": 0.001, "network": Network(SLOW), "compute_s": EXACT,
         "select_s": {"topk": Range.around(0.002, "given")},
     }  # fmt: skip
-    return Question(**{**known, **others})  # type: ignore[arg-type]
+    return Question(**{**known, **others})  # type: ignore[arg-type]  # each test gives its types
 
 
 def test_a_step_is_the_sum_of_its_parts_and_the_quickest_comes_first() -> None:
