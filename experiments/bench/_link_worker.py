@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from analysis.files import read_json, write_json
-from experiments.worker import lifeline
+from experiments.worker import hardware, lifeline
 from experiments.worker.connect import open_group
 from experiments.worker.run import prepare_device
 from slurm import environment
@@ -30,6 +30,7 @@ def main(orders_file: Path, folder: Path) -> int:
     assert orders is not None, orders_file
     config = orders["config"]
     device = prepare_device(config, place)
+    hardware.prepare(config, place, device)
     comm = open_group(config, place, folder, orders, device)
     found = measure(comm, device, orders["sizes"], orders["repeats"], orders["per_node"])
     if place.rank == 0:

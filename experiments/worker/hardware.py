@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from experiments.worker import link_probe
+from experiments.worker import link_probe, own_cores
 from experiments.worker.hardware_claims import (
     NO_CLAIM,
     OTHERWISE,
@@ -21,6 +21,7 @@ from experiments.worker.hardware_claims import (
     mismatches,
 )
 from slurm import environment, gpus
+from slurm.environment import Place
 from sparsify.comm import Comm, gather_json
 
 # 8 A100 reach 203 of their 234 GB/s with it, in 0.6 ms (nccl-tests on Azure's NDv4).
@@ -52,8 +53,11 @@ def settings(link: str, node: Mapping[str, gpus.Gpu]) -> dict[str, str]:
     return NO_PEERS if kind_of(link) == "pcie" and (has_nvlink or not node) else {}
 
 
-def prepare(config: Mapping[str, Any], device: torch.device) -> None:
+def prepare(config: Mapping[str, Any], place: Place, device: torch.device) -> None:
     """Make the link true, before the group starts. Under Horovod, NCCL reads the same variables."""
+    if is_emulated(config["cluster"]):
+        per_node = config["cluster"]["workers_per_node"]
+        own_cores.take(place.rank // per_node, -(-place.size // per_node))
     if device.type == "cuda" and config["cluster"]["where"] != "virtual":
         environment.set_for_nccl(settings(config["cluster"]["link"]["name"], gpus.survey()))
 
@@ -78,7 +82,8 @@ def check(
     if is_emulated(config["cluster"]) and comm.size > 1:
         cluster = config["cluster"]
         seen = link_probe.probe(comm, cluster["link"], cluster["workers_per_node"])
-        found, wrong = {"link": {**seen._asdict(), **(network or {})}}, link_probe.mismatches(link, seen)
+        found = {"link": {**seen._asdict(), **own_cores.facts(), **(network or {})}}
+        wrong = link_probe.mismatches(link, seen)
     elif device.type == "cpu":
         gpu, link = "none", link if kind_of(link) in GPU_LINKS else "none"
         wrong = [ON_CPU.format(link=link)] if link != "none" else []

@@ -19,8 +19,10 @@ from sparsify.comm import Comm, gather_json
 from sparsify.cost import ALGORITHMS, TEXTBOOK, Cost
 
 CPU = torch.device("cpu")
-ROUND_TRIPS, ROUNDS = 20, 9
-CALIBRATED = (2**10, 2**15, 2**18, 2**21)  # bytes of a tensor, of all_gather of what all have after it
+ROUND_TRIPS, ROUNDS = 20, 11
+CALIBRATED = (2**10, 2**14, 2**17, 2**20, 2**22)  # bytes of a tensor, of all_gather of what all have after it
+SMALL = CALIBRATED[:2]
+COMPUTED, PASSES = 2**20, 16  # elements, and how often they are passed over: some ms of computing
 TRANSFER_S = 0.1  # that the transfer of a probe takes at the bandwidth asked for
 LEAST_BYTES, MOST_BYTES = 2**18, 2**26
 REPEATS = 5
@@ -36,6 +38,7 @@ class Found(NamedTuple):
     asked_latency_s: float
     latency_s: float  # half of a round trip of a few bytes between two workers, the largest of all pairs
     kinds: dict[str, tuple[float, float]]  # of each collective: alpha and beta, fitted to a few sizes
+    computing_s: float  # that an exchange takes longer where workers compute before and after it
 
     @property
     def gbit_s(self) -> float:
@@ -44,7 +47,7 @@ class Found(NamedTuple):
 
 
 def probe(comm: Comm, link: Mapping[str, Any], per_node: int) -> Found:
-    """Collective. Takes about a second at 4 nodes.
+    """Collective. Takes about 5 seconds at 4 nodes and 1 Gbit/s.
 
     Args:
         link: a choice of conf/link, with alpha and beta.
@@ -58,13 +61,15 @@ def probe(comm: Comm, link: Mapping[str, Any], per_node: int) -> Found:
     ping_pong = [_fastest(comm, partial(there_and_back, comm, few, few, pair), ROUND_TRIPS) for pair in ring]
     pairs = [_fastest(comm, partial(there_and_back, comm, many, few, pair), REPEATS) for pair in ring]
     together = _fastest(comm, partial(send, comm, many, ring), REPEATS)
+    kinds, computing_s = calibrated(comm, ring[0])
     return Found(
         asked_gbit_s=gbit_s(1.0, link["beta_s_per_byte"]),
         pairs_gbit_s=[gbit_s(size, seconds) for seconds in pairs],
         together_gbit_s=gbit_s(size, together),
         asked_latency_s=link["alpha_s"],
         latency_s=max(ping_pong) / 2,
-        kinds=calibrated(comm, ring[0]),
+        kinds=kinds,
+        computing_s=computing_s,
     )
 
 
@@ -85,34 +90,51 @@ def _fastest(comm: Comm, transfer: Callable[[], object], rounds: int) -> float:
     return min(map(max, _rounds(comm, transfer, rounds)))
 
 
-def calibrated(comm: Comm, pair: tuple[int, int]) -> dict[str, tuple[float, float]]:
+def calibrated(comm: Comm, pair: tuple[int, int]) -> tuple[dict[str, tuple[float, float]], float]:
     """Alpha and beta of each kind of collective, with all that workers on this machine's cores wait for each
-    other. Kinds and sizes are mixed, as in a training: what one leaves behind in TCP's windows meets another.
+    other; and how many seconds an exchange takes longer where the workers compute before and after it, as in
+    a training: who has left it takes a core from those who still receive.
+
+    Kinds and sizes are mixed: what one leaves behind in TCP's windows meets another.
 
     Args:
         pair: from whom to whom a permutation goes.
     """
     cases = [Case.of(comm, kind, size, pair) for kind in TEXTBOOK for size in CALIBRATED]
-    took: dict[int, list[tuple[float, float]]] = {at: [] for at in range(len(cases))}
-    order = random.Random(0)  # the same for all workers
+    seconds = _measured(comm, cases, passes=0)
+    found = {}
+    for kind in TEXTBOOK:
+        of_kind = [at for at, case in enumerate(cases) if case.kind == kind]
+        found[kind] = fitted([cases[at].cost for at in of_kind], seconds[of_kind])
+    small = [at for at, case in enumerate(cases) if case.size in SMALL]
+    longer = _measured(comm, [cases[at] for at in small], PASSES) - seconds[small]
+    return found, max(0.0, float(np.median(longer)))
+
+
+def _measured(comm: Comm, cases: Sequence[Case], passes: int) -> np.ndarray:
+    """(cases,) seconds of each. Collective.
+
+    Args:
+        passes: over memory, before each case and after it.
+    """
+    took: list[list[tuple[float, float]]] = [[] for _ in cases]
+    order, computed = random.Random(0), torch.zeros(COMPUTED)  # the same order for all workers
     for _ in range(1 + ROUNDS):  # in the first one, memory is mapped
         for at in order.sample(range(len(cases)), len(cases)):
+            for _ in range(passes):
+                computed += 1
             comm.barrier()
             began = time.perf_counter()
             cases[at].do()
             took[at].append((began, time.perf_counter()))
-    seconds = [_typical(gather_json(comm, mine, CPU)) for mine in took.values()]
-    found = {}
-    for kind in TEXTBOOK:
-        of_kind = [at for at, case in enumerate(cases) if case.kind == kind]
-        found[kind] = fitted([cases[at].cost for at in of_kind], np.array([seconds[at] for at in of_kind]))
-    return found
+    return np.array([_typical(gather_json(comm, mine, CPU)) for mine in took])
 
 
 class Case(NamedTuple):
     """A kind of collective at one size."""
 
     kind: str
+    size: int
     do: Callable[[], object]
     cost: Cost
 
@@ -129,7 +151,7 @@ class Case(NamedTuple):
         }
         sent = data.nbytes - 4 * share if kind == "all_to_all" else data.nbytes
         form = ALGORITHMS[getattr(comm, "algorithm", "textbook")][kind]
-        return cls(kind, do[kind], form(sent, 1 if kind == "permute" else comm.size))
+        return cls(kind, size, do[kind], form(sent, 1 if kind == "permute" else comm.size))
 
 
 def _typical(everybody: Sequence[Sequence[tuple[float, float]]]) -> float:

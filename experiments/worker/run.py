@@ -142,7 +142,7 @@ def execute(
     """
     config = orders["config"]
     device = prepare_device(config, place)
-    hardware.prepare(config, device)
+    hardware.prepare(config, place, device)
     run = build(config, orders["data_root"], device)
     if run.is_virtual:
         built = [*run.variants.values()] or [run]

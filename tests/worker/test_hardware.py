@@ -14,6 +14,7 @@ from experiments.worker import hardware
 from experiments.worker.hardware import NO_PEERS, PROBE_BYTES, MachineMismatch, bus_bandwidth, check, settings
 from experiments.worker.hardware_claims import Worker
 from slurm import environment, gpus
+from slurm.environment import Place
 from sparsify.comm import Comm, gather_json, virtual
 from tests.gpu_nodes import A100_LINKS, ALONE, SWITCHED, Driver, bus, drive, full, v100s, workers
 
@@ -157,7 +158,7 @@ SILENT = cast(Comm, Silent())
 def test_on_cpus_nobody_is_asked(where: str, link: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "driver", lambda: pytest.fail("the driver was asked"))
     asked = config(cluster={"where": where, "gpu": "none", "link": {"name": link}})
-    hardware.prepare(asked, CPU)
+    hardware.prepare(asked, Place(0, 2, 0), CPU)
     assert check(asked, CPU, SILENT) == {"checked": []}
     old = {name: value for name, value in asked.items() if name != "launch"}
     assert check(old, CPU, SILENT) == {"checked": []}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.worker import hardware, link_probe
+from experiments.worker import hardware, link_probe, own_cores
 from experiments.worker.hardware import MachineMismatch
 from experiments.worker.link_probe import Found, mismatches
 from sparsify.comm import virtual
@@ -20,6 +20,7 @@ FOUND = Found(
     asked_latency_s=5e-5,
     latency_s=6e-5,
     kinds={"all_reduce": (1e-4, 8e-9)},
+    computing_s=1e-3,
 )
 
 
@@ -61,7 +62,7 @@ def test_a_slower_link_stops_the_run_or_labels_its_record(
         check("stop")
     found = check("label")
     assert found["checked"] == ["link"]
-    assert found["link"] == {**slow._asdict(), "delay_s": 0.0}
+    assert found["link"] == {**slow._asdict(), **own_cores.facts(), "delay_s": 0.0}
     assert len(found["mismatch"]) == 1
 
 

@@ -1,0 +1,108 @@
+"""What the kernel grants to a thread that asks for short slices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+import torch
+
+from experiments.worker import hardware, own_cores
+from experiments.worker.own_cores import SLICE_S, share, shorten, slice_s, take
+from slurm.environment import Place
+
+T = TypeVar("T")
+needs_slices = pytest.mark.skipif(
+    slice_s() is None, reason="this kernel has no slices that could be asked for"
+)
+
+
+def in_a_thread(do: Callable[[], T]) -> T:
+    """Slices belong to threads: the tests' own keeps its."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(do).result()
+
+
+@needs_slices
+def test_short_slices_are_those_of_the_threads_started_afterwards_and_of_no_other() -> None:
+    before = slice_s()
+
+    def asked() -> tuple[float | None, float | None, int]:
+        shorten()
+        return slice_s(), in_a_thread(slice_s), os.getpriority(os.PRIO_PROCESS, 0)
+
+    assert in_a_thread(asked) == (SLICE_S, SLICE_S, os.getpriority(os.PRIO_PROCESS, 0))
+    assert slice_s() == before != SLICE_S
+
+
+@needs_slices
+def test_a_nice_thread_stays_nice() -> None:
+    def asked() -> tuple[int, float | None]:
+        nice = os.nice(3)
+        shorten()
+        return os.nice(0) - nice, slice_s()
+
+    assert in_a_thread(asked) == (0, SLICE_S)
+
+
+def test_where_there_is_nothing_to_ask_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    for what, found in (("system", "Darwin"), ("machine", "riscv64")):
+        with monkeypatch.context() as changed:
+            changed.setattr(own_cores.platform, what, lambda found=found: found)
+            shorten()
+            assert slice_s() is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shares"),
+    [
+        (2, [[0, 1], [2, 3]]),
+        (3, [[0], [1], [2]]),
+        (4, [[0], [1], [2], [3]]),
+        (8, [[0], [1], [2], [3], [0], [1], [2], [3]]),
+        (6, [[0, 1, 2, 3]] * 6),
+    ],
+)
+def test_cores_are_dealt_out_evenly_or_not_at_all(nodes: int, shares: list[list[int]]) -> None:
+    assert [share(range(4), node, nodes) for node in range(nodes)] == shares
+
+
+def test_a_node_has_its_cores_and_what_it_starts_has_no_others() -> None:
+    if len(os.sched_getaffinity(0)) != os.cpu_count():
+        pytest.skip("somebody has dealt out this machine's cores already")
+    cores = sorted(os.sched_getaffinity(0))
+
+    def taken() -> tuple[set[int], set[int]]:
+        take(1, 2)
+        return os.sched_getaffinity(0), in_a_thread(lambda: os.sched_getaffinity(0))
+
+    expected = set(share(cores, 1, 2))
+    assert in_a_thread(taken) == (expected, expected)
+    assert sorted(os.sched_getaffinity(0)) == cores
+
+
+def test_cores_that_somebody_has_dealt_out_are_left() -> None:
+    first = {min(os.sched_getaffinity(0))}
+
+    def taken() -> set[int]:
+        os.sched_setaffinity(0, first)
+        take(1, 2)
+        return os.sched_getaffinity(0)
+
+    if os.cpu_count() == 1:
+        pytest.skip("one core is all of them")
+    assert in_a_thread(taken) == first
+
+
+@pytest.mark.parametrize(("where", "taken"), [("netns", [(1, 3)]), ("local", [])])
+def test_only_workers_of_emulated_nodes_take_cores(
+    monkeypatch: pytest.MonkeyPatch, where: str, taken: list[tuple[int, int]]
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(hardware.own_cores, "take", lambda node, nodes: asked.append((node, nodes)))
+    cluster = {"where": where, "link": {"name": "loopback"}, "workers_per_node": 2}
+    hardware.prepare({"cluster": cluster}, Place(2, 5, 0), torch.device("cpu"))
+    assert asked == taken
