@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -51,7 +52,7 @@ def test_a_nice_thread_stays_nice() -> None:
 def test_where_there_is_nothing_to_ask_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     for what, found in (("system", "Darwin"), ("machine", "riscv64")):
         with monkeypatch.context() as changed:
-            changed.setattr(own_cores.platform, what, lambda found=found: found)
+            changed.setattr(platform, what, lambda found=found: found)
             shorten()
             assert slice_s() is None
 
@@ -102,7 +103,7 @@ def test_only_workers_of_emulated_nodes_take_cores(
     monkeypatch: pytest.MonkeyPatch, where: str, taken: list[tuple[int, int]]
 ) -> None:
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(hardware.own_cores, "take", lambda node, nodes: asked.append((node, nodes)))
+    monkeypatch.setattr(own_cores, "take", lambda node, nodes: asked.append((node, nodes)))
     cluster = {"where": where, "link": {"name": "loopback"}, "workers_per_node": 2}
     hardware.prepare({"cluster": cluster}, Place(2, 5, 0), torch.device("cpu"))
     assert asked == taken
