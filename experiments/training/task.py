@@ -15,11 +15,11 @@ from torch.utils.data import DistributedSampler, TensorDataset
 from experiments.training.datasets import REGISTRY, Dataset, Split
 from sparsify import host_sync
 
-EVAL_BATCH = 500  # changes no result: evaluation uses running statistics, and the metrics are sums
+UNASKED = -100  # instead of a label: torch's cross-entropy leaves it out
 
 
 class Metrics(NamedTuple):
-    loss: float  # mean cross-entropy per image
+    loss: float  # mean cross-entropy per label
     top1: float  # percent
     top5: float  # percent
 
@@ -39,6 +39,9 @@ class Task:
     """
 
     has_metric: ClassVar[bool] = True  # is there anything to validate?
+    # Examples of a batch that is evaluated; changes no result: evaluation uses running statistics, and the metrics
+    # are sums.
+    eval_batch: ClassVar[int] = 500
     dataset: str
     network: Callable[[int, int, int], nn.Module]
     batch_size: int  # per worker
@@ -59,9 +62,13 @@ class Task:
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = self.network(data.channels, data.pixels, data.classes)
+            model = self.built(data)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return model.to(device, dtype).to(memory_format=layout)
+
+    def built(self, data: Dataset) -> nn.Module:
+        """The network for the data's shapes."""
+        return self.network(data.channels, data.pixels, data.classes)
 
     def optimiser(self, model: nn.Module) -> torch.optim.SGD:
         """Momentum after aggregation, no Nesterov, as published."""
@@ -83,7 +90,7 @@ class Task:
         if images // workers < self.batch_size:
             raise ValueError(
                 f"workers={workers} x task.batch_size={self.batch_size} is more than the {images} training "
-                f"images of {data.name}: each worker needs at least one full batch; take fewer workers or a "
+                f"{data.noun} of {data.name}: each worker needs at least one full batch; take fewer workers or a "
                 "smaller batch"
             )
         return math.ceil(images / (workers * self.batch_size))
@@ -130,9 +137,19 @@ class Task:
             for at in range(skipped, per_pass):
                 start = at * self.batch_size
                 chosen = order[start : start + self.batch_size]
-                inputs = data.augmented(chosen, generator).to(dtype)
-                yield self.laid_out(data.normalised(inputs)), data.train.labels[chosen]
+                yield self.drawn(data, chosen, generator, dtype)
             data_pass, skipped = data_pass + 1, 0
+
+    def drawn(
+        self, data: Dataset, chosen: Tensor, generator: Generator, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of training examples, (B,) indices, with all that is drawn for them."""
+        inputs = data.augmented(chosen, generator).to(dtype)
+        return self.laid_out(data.normalised(inputs)), data.train.labels[chosen]
+
+    def asked(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of examples to be evaluated, always the same."""
+        return self.laid_out(data.normalised(some.images.to(dtype))), some.labels
 
     def laid_out(self, inputs: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, C, H, W), in the memory layout of the model."""
@@ -140,7 +157,7 @@ class Task:
         return inputs if self.channels_last else inputs.contiguous()
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs, labels)
+        return functional.cross_entropy(outputs.flatten(0, -2), labels.flatten())
 
     @torch.no_grad()
     def evaluate(
@@ -148,20 +165,20 @@ class Task:
     ) -> Metrics:
         """Loss and accuracy over all of `data.test`, or `split`, with this worker's batch-norm statistics.
 
-        The published code averages percentages batch by batch, the last batch of 16 as heavy as the others;
-        this is the exact mean over images.
+        The code of Yoon and Oh 2022 averages percentages batch by batch, the last batch of 16 as heavy as the
+        others; this is the exact mean over labels.
         """
         model.eval()
         tested = split or data.test
-        sums = []  # of each batch: loss, hits, hits among five
-        for start in range(0, len(tested.labels), EVAL_BATCH):
-            images = tested.images[start : start + EVAL_BATCH].to(dtype)
-            labels = tested.labels[start : start + EVAL_BATCH]
-            outputs = model(self.laid_out(data.normalised(images)))
+        sums = []  # of each batch: loss, hits, hits among five, labels
+        for start in range(0, len(tested.labels), self.eval_batch):
+            some = Split(*(part[start : start + self.eval_batch] for part in tested))
+            inputs, labels = self.asked(data, some, dtype)
+            outputs, labels = model(inputs).flatten(0, -2), labels.flatten()
             loss = functional.cross_entropy(outputs, labels, reduction="sum")
             hits = outputs.topk(5, dim=1).indices == labels[:, None]
-            sums.append(torch.stack([loss.double(), hits[:, 0].sum(), hits.sum()]))
+            counts = (hits[:, 0].sum(), hits.sum(), (labels != UNASKED).sum())
+            sums.append(torch.stack([loss.double(), *counts]))
         model.train()
-        count = len(tested.labels)
-        total, top1, top5 = map(math.fsum, zip(*host_sync.to_host(torch.stack(sums)), strict=True))
+        total, top1, top5, count = map(math.fsum, zip(*host_sync.to_host(torch.stack(sums)), strict=True))
         return Metrics(total / count, 100 * top1 / count, 100 * top5 / count)

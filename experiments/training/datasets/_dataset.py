@@ -1,4 +1,4 @@
-"""What every data set is: images and labels as tensors on one device, augmented and normalised there."""
+"""What every data set is: examples and labels as tensors on one device; images are augmented and normalised there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.nn import functional
 
 
 class Split(NamedTuple):
-    images: Tensor  # (N, H, W, C) uint8
-    labels: Tensor  # (N,) int64
+    images: Tensor  # (N, H, W, C) uint8; of text (N, T) int64, numbers of words
+    labels: Tensor  # (N,) int64; of text (N, T)
 
     def to(self, device: torch.device) -> Split:
         return Split(self.images.to(device), self.labels.to(device))
@@ -34,6 +34,7 @@ class Dataset:
     mean: tuple[float, ...]  # per channel, in units of the full pixel value
     std: tuple[float, ...]
     unseen: Split | None = None  # the test set, where part of the training images stands in for it
+    noun: str = "images"  # what examples are called
 
     def to(self, device: torch.device) -> Dataset:
         unseen = self.unseen and self.unseen.to(device)
@@ -49,14 +50,14 @@ class Dataset:
         images = len(self.train.labels)
         if count >= images:
             raise ValueError(
-                f"train.held_out={count} leaves none of the {images} training images of {self.name}; "
+                f"train.held_out={count} leaves none of the {images} training {self.noun} of {self.name}; "
                 "take fewer"
             )
         order = torch.randperm(images, generator=Generator().manual_seed(0)).to(self.train.labels.device)
         held_out, kept = (
             Split(*(part[of] for part in self.train)) for of in order.split([count, images - count])
         )
-        name = f"{self.name} ({count:,} training images held out)"
+        name = f"{self.name} ({count:,} training {self.noun} held out)"
         return replace(self, name=name, train=kept, test=held_out, unseen=self.test)
 
     @property

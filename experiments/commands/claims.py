@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from analysis import parquet, verdicts
+from analysis.claims import Verdict
+from analysis.frames import Frames, empty
+from analysis.tables import Table
+from experiments import figures
+from experiments.commands._draw import or_nothing, stored
+from experiments.commands._terminal import show
+from experiments.config.folders import Folders
+from experiments.figures import _ledger
+
+GROUP = "results"
+NOT_JUDGED = "not judged"
+BEST_FIRST = ("paper", "laptop", figures.PUBLISHED)  # whose verdicts count; smoke shows that it runs
+UNMEASURED = (NOT_JUDGED, "not run")
+
+
+class Line(NamedTuple):
+    """A statement, and one claim that answers it."""
+
+    number: int
+    word: str
+    claim: str
+    paper: str
+    ours: str
+    because: str
+
+
+def claims() -> int:
+    """Every statement of the papers, and what became of it; the last line is JSON (make claims)."""
+    import pandas as pd
+
+    folders = Folders()
+    shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty()
+    judged = {item: judged_of(item, folders, shipped) for item in figures.shipped()}
+    lines = [line for of_paper in _ledger.statements().values() for line in lines_of(of_paper, judged)]
+    show(Table("", pd.DataFrame(lines, columns=Line._fields)))
+    print(json.dumps(counted(lines)))
+    return 0
+
+
+def judged_of(item: str, folders: Folders, shipped: Frames) -> list[Verdict]:
+    """Of its best profile that is stored; without one, of no runs."""
+    for profile in BEST_FIRST:
+        if profile in figures.profiles(item) and (found := stored(item, profile, folders, shipped)):
+            return figures.judge(item, found.frames)
+    return figures.judge(item, empty())
+
+
+def lines_of(
+    statements: Sequence[_ledger.Statement], judged: Mapping[str, Sequence[Verdict]]
+) -> Iterator[Line]:
+    for statement in statements:
+        answers = [
+            (item, verdict)
+            for item, begins in statement.answers.items()
+            for verdict in judged[item]
+            if verdict.claim.text.startswith(tuple(begins))
+        ]
+        for item, verdict in answers:
+            yield Line(
+                statement.number,
+                verdict.word,
+                f"{item}: {verdict.claim.text}",
+                verdicts.paper_text(verdict.claim),
+                verdicts.ours_text(verdict),
+                verdict.because or verdict.reason,
+            )
+        if statement.why or not answers:
+            yield Line(statement.number, NOT_JUDGED, statement.says, "", "", statement.why)
+
+
+def counted(lines: Sequence[Line]) -> dict[str, object]:
+    return {
+        "statements": len({line.number for line in lines}),
+        "rows": len(lines),
+        "measured or re-derived": sum(line.word not in UNMEASURED for line in lines),
+        "verdicts": dict(Counter(line.word for line in lines).most_common()),
+    }

@@ -1,0 +1,41 @@
+"""Shi et al. 2019, Understanding Top-k Sparsification in Distributed Deep Learning, arXiv:1911.08772."""
+
+from experiments.figures._ledger import Statement
+
+STATEMENTS = (
+    Statement(
+        20,
+        "Gradients plus residuals of TopK-SGD are distributed like a bell",
+        "section on gradient distributions",
+        why="The item shi-distribution is not built yet.",
+    ),
+    Statement(
+        21,
+        "What Top-k leaves out is less than (1 - k/d)^2 of the energy, where (1 - k/d) was known",
+        "theorem on the bound",
+        why="The item shi-bound is not built yet; each epoch records the captured energy.",
+    ),
+    Statement(
+        22,
+        "TopK-SGD loses no obvious accuracy",
+        "abstract",
+        {
+            "fig3": ["Top-k ends close"],
+            "fig3-slim": ["Top-k at density 0.001 ends close"],
+            "methods": ["Top-k global ends close"],
+        },
+    ),
+    Statement(
+        23,
+        "An approximate selection by the distribution costs much less than an exact one on GPUs",
+        "abstract",
+        why="`make bench BENCH=select` measures it on CPUs; the item shi-selection, which judges it, is not built "
+        "yet, and no GPU has run it.",
+    ),
+    Statement(
+        24,
+        "So TopK-SGD scales better",
+        "abstract",
+        {"shi-scaling": ["Gaussian-k scales better", "Top-k with torch.topk scales better"]},
+    ),
+)

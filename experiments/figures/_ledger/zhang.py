@@ -1,0 +1,93 @@
+"""Zhang, Stable Top-K: Exploiting Temporal Stability of Top-K Gradients (slides)."""
+
+from experiments.figures._ledger import Statement
+
+COSTS = "slide 'Current SOTA: Ok-Topk Sparsity', Table 1"
+STATEMENTS = (
+    Statement(
+        25,
+        "fp32 gradients of BERT-Large (345 million), GPT-NeoX (20 billion) and GPT-3 (175 billion) are 1.28, 74 "
+        "and 652 GB",
+        "slide 'Why Sparsity?'",
+        why="Arithmetic: 4 bytes each are 1.38, 80 and 700 GB, or 1.29, 74.5 and 652 GiB: the unit is GiB, rounded "
+        "down.",
+    ),
+    Statement(
+        26,
+        "Most gradient values are near zero",
+        "slide 'Why Sparsity?', after Shi et al.",
+        why="As statement 20.",
+    ),
+    Statement(
+        27,
+        "How many values can go before convergence suffers: 90, 99 or 99.9 %?",
+        "slide 'Why Sparsity?'",
+        {"why-gap": ["a density of 0.1"], "fig3-slim": ["ten times the density"]},
+    ),
+    Statement(
+        28,
+        "DGC speeds training up on 1 Gbit/s Ethernet, and on 10 Gbit/s",
+        "slide 'Previous SOTA: Deep Gradient Compression', charts after Lin et al.",
+        {"stable-dgc": ["DGC is faster than dense on 1 Gbit/s", "DGC gains more on 1 than on 10"]},
+    ),
+    Statement(
+        29,
+        "DGC does not help much where links are fast, because selecting costs",
+        "slide 'Previous SOTA: Deep Gradient Compression'",
+        {"stable-dgc": ["DGC does not help on NVLink 3"]},
+    ),
+    Statement(
+        30,
+        "Overheads of dense and sparse allreduces: twelve formulas; they grow with the number of workers",
+        COSTS,
+        {"stable-costs": ["words of", "latency terms of", "Top-k's words grow"]},
+    ),
+    Statement(
+        31,
+        "Gradients of BERT are sparse, too",
+        "slide after Table 1",
+        why="The item stable-heatmap is not built yet.",
+    ),
+    Statement(
+        32,
+        "Ok-Topk and S-TopK on SQuAD, GLUE and ImageNet: 88.10, 89.96 and so on",
+        "slides 'Shortcomings of Current SOTA' and the last table",
+        why="Takes BERT-Large and MAE on many GPUs for 10 to 84 hours; nothing here stands in for it.",
+    ),
+    Statement(
+        33,
+        "Regions of large gradients are stable over time, single elements are not",
+        "slides on BERT and MAE",
+        why="The item stable-heatmap is not built yet.",
+    ),
+    Statement(
+        34,
+        "OpenFold's gradients are likewise",
+        "slide on the hypothesis",
+        why="OpenFold is not run here: its data fill terabytes and its training many GPUs.",
+    ),
+    Statement(
+        35,
+        "Buckets that are too small let training diverge",
+        "slide on bucket size",
+        why="The item stable-sweep is not built yet.",
+    ),
+    Statement(
+        36,
+        "Selecting too seldom lets the stable regions decay",
+        "slide on sampling frequency",
+        why="The item stable-sweep is not built yet.",
+    ),
+    Statement(
+        37,
+        "Stable Top-K trains in the shortest time",
+        "slide on BERT and MAE",
+        why="The item stable-throughput is not built yet.",
+    ),
+    Statement(
+        38,
+        "Hours of BERT-Large: 84.3, 52.4 with Ok-Topk, 41.8 with S-TopK; of MAE 20.3, 13.3 and 11.0",
+        "last table",
+        why="The item stable-throughput is not built yet; the hours themselves take their GPUs.",
+    ),
+)

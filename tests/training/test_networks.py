@@ -1,0 +1,64 @@
+"""Networks of the papers have as many parameters as the papers, or the codes behind them, say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from experiments.training import networks
+from experiments.training.language import BERT, LSTM
+
+CIFAR, MNIST = (3, 32, 10), (1, 28, 10)
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "parameters", "tensors"),
+    [
+        (networks.vgg16, CIFAR, 14_728_266, 54),
+        (networks.resnet18, CIFAR, 11_173_962, 62),
+        (networks.slim_resnet18, CIFAR, 176_402, 62),
+        (networks.resnet20, CIFAR, 269_722, 59),
+        (networks.fnn3, MNIST, 199_210, 6),
+        (networks.lenet5, MNIST, 61_706, 10),
+    ],
+)
+def test_image_networks_are_as_large_as_they_say(
+    network: Callable[[int, int, int], nn.Module], shape: tuple[int, int, int], parameters: int, tensors: int
+) -> None:
+    model = network(*shape)
+    sizes = [p.numel() for p in model.parameters()]
+    assert (sum(sizes), len(sizes)) == (parameters, tensors)
+    assert f"{parameters:,}" in (network.__doc__ or "")
+    channels, pixels, classes = shape
+    assert model(torch.zeros(2, channels, pixels, pixels)).shape == (2, classes)
+
+
+def test_the_large_lstm_has_66_million_parameters() -> None:
+    with torch.device("meta"):
+        model = LSTM(10_000, 1500, 2)
+    assert sum(p.numel() for p in model.parameters()) == 66_034_000
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "heads", "millions"), [(128, 2, 2, 4.4), (768, 12, 12, 110), (1024, 24, 16, 335)]
+)
+def test_bert_has_its_published_sizes_with_its_published_vocabulary(
+    width: int, layers: int, heads: int, millions: float
+) -> None:
+    pytest.importorskip("transformers")
+    with torch.device("meta"):
+        model = BERT(30_522, 512, width, layers, heads)
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.02)
+
+
+def test_a_way_around_without_parameters_keeps_every_other_pixel() -> None:
+    block = networks.Residual(2, 4, stride=2, projects=False)
+    for p in block.parameters():
+        nn.init.zeros_(p)
+    inputs = torch.rand(1, 2, 4, 4)
+    found = block(inputs)
+    assert torch.equal(found[:, :2], inputs[:, :, ::2, ::2])
+    assert not found[:, 2:].any()

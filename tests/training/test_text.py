@@ -1,0 +1,123 @@
+"""Text as data sets: numbers of words, next words, hidden words; files that are no text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from experiments.training.datasets import Dataset, _text
+from experiments.training.language import HIDDEN, hidden
+from experiments.training.task import UNASKED
+
+CPU = torch.device("cpu")
+LINES = ["a b a c", "", "b a d"]
+
+
+def text(folder: Path, masked: bool = False, length: int = 3) -> Dataset:
+    (folder / "train.txt").write_text("\n".join(LINES) + "\n")
+    (folder / "test.txt").write_text("a nobody b a\n")
+    return _text.read("words", folder, ("train.txt", "test.txt"), length, CPU, masked)
+
+
+def test_the_most_frequent_words_come_first_and_labels_follow(tmp_path: Path) -> None:
+    data = text(tmp_path)
+    # a 3, <eos> 2, b 2, then by the alphabet <unk>, c, d
+    a, end, b, unknown, c, d = range(6)
+    assert data.classes == 6
+    assert data.train.images.tolist() == [[a, b, a], [c, end, b]]
+    assert data.train.labels.tolist() == [[b, a, c], [end, b, a]]
+    assert data.test.images.tolist() == [[a, unknown, b]]
+    assert data.test.labels.tolist() == [[unknown, b, a]]
+    assert d < data.classes
+
+
+def test_a_masked_text_has_a_number_for_hidden_words(tmp_path: Path) -> None:
+    data = text(tmp_path, masked=True)
+    assert data.classes == 7
+    assert torch.equal(data.train.images, data.train.labels)
+    assert len(data.train.images) == 3
+
+
+def test_a_vocabulary_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_text, "MOST_WORDS", 3)
+    data = text(tmp_path)
+    assert data.classes == 3
+    assert data.train.images.max() == 2  # what is unknown
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "has 0 words, and a sequence has 64"),
+        (b"too few words\n", "has 4 words"),
+        (b"\xff\xfe\x00", "no text in UTF-8"),
+        (b"zero \0 bytes\n", "bytes that are zero"),
+    ],
+)
+def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "train.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{folder}/train.txt.*{why}.*put plain text there"):
+        datasets.load("text64", tmp_path, CPU)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"ptb.train.txt can't be read \(No such file"):
+        datasets.load("ptb", tmp_path, CPU)
+
+
+@pytest.mark.parametrize("name", ["ptb", "ptb64", "text64", "mnist"])
+def test_files_need_a_folder(name: str) -> None:
+    with pytest.raises(ValueError, match=r"set data.root=FOLDER or \$DATA_ROOT"):
+        datasets.load(name, None, CPU)
+
+
+def test_hidden_words_are_asked_for_and_no_others() -> None:
+    words, classes = torch.randint(99, (50, 64), generator=torch.Generator().manual_seed(1)), 100
+    inputs, labels = hidden(words, classes, torch.Generator().manual_seed(0))
+    is_asked = labels != UNASKED
+    assert torch.equal(inputs[~is_asked], words[~is_asked])
+    assert torch.equal(labels[is_asked], words[is_asked])
+    share = is_asked.double().mean().item()
+    assert share == pytest.approx(HIDDEN, abs=0.02)
+    of_asked = inputs[is_asked]
+    assert (of_asked == classes - 1).double().mean().item() == pytest.approx(0.8, abs=0.05)
+    assert (of_asked == words[is_asked]).double().mean().item() == pytest.approx(0.1, abs=0.04)
+    assert inputs.min() >= 0
+
+
+def test_a_model_of_language_learns_and_its_accuracy_is_of_words(tmp_path: Path) -> None:
+    """A text in which each word follows from the one before."""
+    (tmp_path / "train.txt").write_text("one two three four five six\n" * 100)
+    (tmp_path / "test.txt").write_text("one two three four five six\n" * 20)
+    data = _text.read("rhyme", tmp_path, ("train.txt", "test.txt"), 7, CPU)
+    task = TASKS.build("smalllstm_ptb", {"width": 16, "layers": 1, "batch_size": 10, "lr": 0.5})
+    model = task.model(data, 0, CPU, torch.float32)
+    optimiser, batches = task.optimiser(model), task.batches(data, 0, 1, 0, torch.Generator(), torch.float32)
+    before = task.evaluate(model, data, torch.float32)
+    for _ in range(60):
+        inputs, labels = next(batches)
+        optimiser.zero_grad()
+        task.loss(model(inputs), labels).backward()
+        optimiser.step()
+    after = task.evaluate(model, data, torch.float32)
+    assert before.top1 < 50 < 99 < after.top1 <= 100
+    assert after.loss < before.loss
+
+
+def test_evaluation_hides_the_same_words_each_time_and_batches_others(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "train.txt").write_text("one two three four five six\n" * 100)
+    (tmp_path / "test.txt").write_text("one two three four five six\n" * 20)
+    data = _text.read("rhyme", tmp_path, ("train.txt", "test.txt"), 7, CPU, masked=True)
+    task = TASKS.build("berttiny_text64", {"width": 8, "layers": 1, "heads": 2, "batch_size": 10})
+    model = task.model(data, 0, CPU, torch.float32)
+    assert task.evaluate(model, data, torch.float32) == task.evaluate(model, data, torch.float32)
+    batches = task.batches(data, 0, 1, 0, torch.Generator().manual_seed(0), torch.float32)
+    (first, _), (second, _) = next(batches), next(batches)
+    assert not torch.equal(first, second)
