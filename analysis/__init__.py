@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # most of what imports this package does without pandas
     from analysis.frames import Frames
 
-TABLES = ("runs", "steps", "epochs", "spans")
+TABLES = ("runs", "steps", "epochs", "spans", "looks")
 
 
 def load(results: Path | str | None = None, tables: Iterable[str] = TABLES) -> Frames:

@@ -26,6 +26,7 @@ FIELDS = {
     kind: [field.name for field in msgspec.structs.fields(kind) if field.name not in SEVERAL]
     for kind in (schemas.Step, schemas.Epoch)
 }
+MEASURED = Frames._fields[1:]  # all tables but that of the runs
 WHOLE_NUMBERS = {name for columns in COLUMNS.values() for name, kind in columns.items() if kind is WHOLE}
 
 
@@ -98,7 +99,7 @@ def _read(attempt: Attempt, manifest: Mapping[str, Any]) -> Read:
         raise Damaged(attempt.path, "is not a whole record")
     rows = {row["variant"]: row for row in _run_rows(attempt, manifest)}
     notes, files = list[str](), manifest["files"]
-    tables: dict[str, list[Columns]] = {"steps": [], "epochs": [], "spans": []}
+    tables: dict[str, list[Columns]] = {name: [] for name in MEASURED}
     for rank in itertools.takewhile(lambda rank: attempt.rank_path(rank).name in files, itertools.count()):
         path = attempt.rank_path(rank)
         lines: list[schemas.Line]
@@ -114,17 +115,13 @@ def _read(attempt: Attempt, manifest: Mapping[str, Any]) -> Read:
             if epochs := [line for line in of_variant if isinstance(line, schemas.Epoch)]:
                 tables["epochs"].append({"key": _same(key, epochs), **_fields(epochs, schemas.Epoch)})
             tables["spans"].append(_spans(key, rank, steps))
+            tables["looks"].append(_looks(key, [line for line in of_variant if isinstance(line, schemas.Look)]))
     return Read([*rows.values()], tables, notes)
 
 
 def _frames(found: Sequence[Read]) -> Frames:
-    steps, epochs, spans = (
-        _table(name, [part for read in found for part in read.tables[name]])
-        for name in ("steps", "epochs", "spans")
-    )
-    return with_outcomes(
-        Frames(runs_frame([row for read in found for row in read.rows]), steps, epochs, spans)
-    )
+    tables = (_table(name, [part for read in found for part in read.tables[name]]) for name in MEASURED)
+    return with_outcomes(Frames(runs_frame([row for read in found for row in read.rows]), *tables))
 
 
 def _run_rows(attempt: Attempt, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -233,6 +230,23 @@ def _spans(key: str, rank: int, lines: Sequence[schemas.Step]) -> Columns:
         "phase": np.array(phases, dtype=object),
         "start_s": _numbers(starts),
         "duration_s": _numbers(took),
+    }
+
+
+def _looks(key: str, lines: Sequence[schemas.Look]) -> Columns:
+    found = [
+        (line.step, line.what, line.of, x, value)
+        for line in lines
+        for x, value in zip(line.xs, line.values, strict=True)
+    ]
+    steps, whats, ofs, xs, values = zip(*found, strict=True) if found else ((), (), (), (), ())
+    return {
+        "key": _same(key, found),
+        "step": np.array(steps, dtype=np.int64),
+        "what": np.array(whats, dtype=object),
+        "of": np.array(ofs, dtype=object),
+        "x": _numbers(xs),
+        "value": _numbers(values),
     }
 
 

@@ -163,12 +163,21 @@ SPANS = (
     Column("start_s", "s", "when it began, by the worker's own clock"),
     Column("duration_s", "s", "how long it took"),
 )
-COLUMNS = {"runs": RUNS, "steps": STEPS, "epochs": EPOCHS, "spans": SPANS}
+LOOKS = (
+    Column("key", "", "the run"),
+    Column("step", "", "counted from 0"),
+    Column("what", "", "histogram, left_out, heat, kept or shuffled; see experiments/training/looks.py"),
+    Column("of", "", "the tensor, or all of them; of kept and shuffled, the elements of a region too"),
+    Column("x", "", "standard deviations, density, place or steps, as `what` says"),
+    Column("value", "", "what was found there"),
+)
+COLUMNS = {"runs": RUNS, "steps": STEPS, "epochs": EPOCHS, "spans": SPANS, "looks": LOOKS}
 ROWS = {
     "runs": "A row per run, or per variant of those that took turns.",
     "steps": "A row per run, worker and step.",
     "epochs": "A row per run and validation.",
     "spans": "A row per phase of the last steps of timed runs, as figures of single steps show them.",
+    "looks": "A row per number that rank 0 looked for in what it selects from (`train.look_every`).",
 }
 BEGIN, END = "<!-- columns: written by `python -m analysis.columns` -->", "<!-- end of columns -->"
 PAGE = Path(__file__).parent.parent / "docs" / "records.md"

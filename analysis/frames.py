@@ -1,4 +1,5 @@
-"""Records as tidy frames: one row per run; per run, rank and step; per epoch; per span of a drawn step.
+"""Records as tidy frames: one row per run; per run, rank and step; per epoch; per span of a drawn step; per
+number that was looked for in gradients.
 
 Statistics, claims and figures read frames, never records. analysis/parquet.py stores them.
 """
@@ -43,6 +44,7 @@ COLUMNS: dict[str, dict[str, type]] = {
     "spans": {
         "key": TEXT, "rank": WHOLE, "step": WHOLE, "phase": TEXT, "start_s": NUMBER, "duration_s": NUMBER
     },
+    "looks": {"key": TEXT, "step": WHOLE, "what": TEXT, "of": TEXT, "x": NUMBER, "value": NUMBER},
 }  # fmt: skip
 # Columns that older tables lack; `group` is the run that variants share, `block` in which of their turns.
 LATER: dict[str, dict[str, type]] = {
@@ -51,7 +53,9 @@ LATER: dict[str, dict[str, type]] = {
     "steps": dict.fromkeys(("block", "messages", "predicted_s", "late_s"), NUMBER),
     "epochs": dict.fromkeys(("captured_energy", "test_loss", "test_top1"), NUMBER),
     "spans": {},
+    "looks": {},
 }
+NO_LOOKS = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in COLUMNS["looks"].items()})
 
 
 class Frames(NamedTuple):
@@ -63,6 +67,7 @@ class Frames(NamedTuple):
     steps: pd.DataFrame
     epochs: pd.DataFrame
     spans: pd.DataFrame
+    looks: pd.DataFrame = NO_LOOKS
 
 
 def empty() -> Frames:
@@ -84,7 +89,7 @@ def combine(old: Frames, new: Frames) -> Frames:
 def stack(parts: Sequence[Frames]) -> Frames:
     """The rows of all, which have no run in common."""
     runs = runs_frame([row for part in parts for row in records(part.runs)])
-    tables = {name: [getattr(part, name) for part in parts] for name in ("steps", "epochs", "spans")}
+    tables = {name: [getattr(part, name) for part in parts] for name in Frames._fields[1:]}
     return Frames(runs, *(_stack(name, of_parts) for name, of_parts in tables.items()))
 
 

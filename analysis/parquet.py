@@ -47,7 +47,7 @@ OF_EVERY_RUN = (
 def write_parquet(frames: Frames, folder: Path) -> list[Path]:
     """One file per frame, each replaced as a whole; returns their paths.
 
-    Steps and spans are stored as float32, whose seven digits are enough for everything but `FULL_PRECISION`.
+    Steps, spans and looks are stored as float32, whose seven digits are enough for everything but `FULL_PRECISION`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return [_write(folder / f"{name}.parquet", [_arrow(name, frame)]) for name, frame in _named(frames)]
@@ -68,7 +68,7 @@ def collect(store: Store, folder: Path, processes: int = 1) -> tuple[dict[str, i
         every = [pq.read_table(path / "runs.parquet").to_pandas() for path in paths]
         rows = runs_frame([row for part in every for row in records(part)])
         _write(folder / "runs.parquet", [_arrow("runs", rows)])
-        for name in ("steps", "epochs", "spans"):
+        for name in Frames._fields[1:]:
             _write(folder / f"{name}.parquet", [path / f"{name}.parquet" for path in paths])
     counts = {name: pq.read_metadata(folder / f"{name}.parquet").num_rows for name in ("steps", "epochs")}
     return {"runs": rows["run_id"].nunique(), **counts}, notes
@@ -100,7 +100,7 @@ def _named(frames: Frames) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _arrow(name: str, frame: pd.DataFrame) -> pa.Table:
-    if name in ("steps", "spans"):
+    if name in ("steps", "spans", "looks"):
         floats = [column for column, kind in frame.dtypes.items() if kind == NUMBER]
         frame = frame.astype({column: np.float32 for column in floats if column not in FULL_PRECISION})
     # Without pandas' own metadata, pandas 2 can read what pandas 3 wrote.

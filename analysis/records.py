@@ -51,6 +51,7 @@ CLUSTER_FIELDS = ("name", "where", "gpu", "link", "inside", "workers_per_node")
 IMPLIED = {
     "comm": "torch", "container": "none", "select": "torch", "overlap": False, "cuda_graph": True,
     "train.epoch_steps": None, "train.validate_every": 1, "train.held_out": 0,
+    "train.look_every": None,
     "variants": {}, "late": {"draw": "none", "s": 0, "spread": 0, "rank": None}, "late.draw": "none",
 }  # fmt: skip
 

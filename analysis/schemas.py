@@ -184,7 +184,18 @@ class Epoch(Struct, frozen=True, gc=False, tag_field="kind", tag="epoch"):
     test_top1: Number | None = None
 
 
-Line = Step | Epoch
+class Look(Struct, frozen=True, tag_field="kind", tag="look"):
+    """A line of rank 0's log: what was seen of one tensor in one step; see experiments/training/looks.py."""
+
+    step: Whole
+    what: Name
+    of: str
+    xs: list[Number]
+    values: list[Number]
+    variant: Name | None = None
+
+
+Line = Step | Epoch | Look
 
 
 class Copy(Struct, frozen=True):

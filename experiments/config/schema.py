@@ -54,6 +54,11 @@ class Train(TypedDict):
         "for tuning: validate on so many training images, which are not trained on; on the test set at the "
         "end only",
     ]
+    look_every: Annotated[
+        Count | None,
+        "steps between two looks at what rank 0 selects from and selects: distributions, energy left out, "
+        "whether places stay; null: never",
+    ]
 
 
 class Timing(TypedDict):

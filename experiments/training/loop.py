@@ -15,16 +15,17 @@ from experiments.training.checkpoint import Checkpointer, TrainingState
 from experiments.training.datasets import Dataset
 from experiments.training.graph import Recorded, Recorder
 from experiments.training.lateness import Lateness, be_late
+from experiments.training.looks import Looks
 from experiments.training.replica import replica
 from experiments.training.step_log import STEPS_PER_WRITE, Log, StepLog
 from experiments.training.task import Metrics, Task
 from sparsify.aggregator import Aggregator, NonFinite
 from sparsify.comm import Comm, InstrumentedComm
 from sparsify.kernels import SearchStats
-from sparsify.method import Method
+from sparsify.method import Method, Watch
 from sparsify.overlap import Overlap
 from sparsify.timer import PhaseTimer
-from sparsify.types import BucketContext
+from sparsify.types import BucketContext, Sparse
 from sparsify.wrapping import check_momentum
 
 
@@ -49,6 +50,7 @@ class Settings(NamedTuple):
     epoch_steps: int | None = None  # of the clock of learning rate, density and validation; None: the task's
     validate_every: int = 1
     late: Lateness | None = None  # workers that come late on purpose
+    look_every: int | None = None  # steps between two looks at gradients, on rank 0
 
 
 class Training:
@@ -80,6 +82,9 @@ class Training:
         augmentation = BucketContext(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
         self.steps_per_epoch = settings.epoch_steps or task.steps_per_epoch(data, comm.size)
         self.log = StepLog(timer, comm, log, device)
+        self.looks = None
+        if settings.look_every and comm.rank == 0:
+            self.looks = Looks(self.aggregator.gradients.buckets, log, settings.look_every, seed)
         self.state = TrainingState(
             self.model, self.replica.optimiser, self.aggregator, augmentation, self.log
         )
@@ -99,6 +104,7 @@ class Training:
         validates = self.validates_after(step) and not published
         owes = published and step > 0 and self.validates_after(step - 1)
         watch = CapturedEnergy() if validates else None
+        look = self.looks.at(step) if self.looks else None
         if timer.mode == "serialised":
             self.comm.barrier()  # what a rank did since its last step, records and such, is no wait of this
         with timer.step():
@@ -121,7 +127,7 @@ class Training:
                 if timer.mode == "serialised" and (layer := aggregator.gradients.nonfinite(finite)):
                     raise NonFinite(self.comm.rank, step, layer)
             if not overlap:
-                report = aggregator.aggregate(epoch, rate, watch)
+                report = aggregator.aggregate(epoch, rate, both(watch, look))
             with timer.phase("update"):
                 self.replica.update(rate, aggregator.gradients.flat)
 
@@ -222,6 +228,18 @@ def train(
         if checkpointer and training.done != settings.num_steps:
             checkpointer.end_step(training.done, training.state)
     return training.finish()
+
+
+def both(one: Watch | None, other: Watch | None) -> Watch | None:
+    """What tells both of them."""
+    if one is None or other is None:
+        return one or other
+
+    def tell(acc: Tensor, sent: Sparse) -> None:
+        one(acc, sent)
+        other(acc, sent)
+
+    return tell
 
 
 def searched(aggregator: Aggregator) -> dict[str, Any]:

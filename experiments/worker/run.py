@@ -276,6 +276,7 @@ def build_on(data: Dataset, config: Mapping[str, Any], device: torch.device) -> 
         recorder=CudaRecorder(device) if device.type == "cuda" and repeats else None,
         epoch_steps=steps_per_epoch,
         validate_every=train.get("validate_every", 1),
+        look_every=train.get("look_every"),
         late=Lateness.of(config["late"], config["seed"]) if "late" in config else None,
     )
     return Built(config, task, data, method, settings, steps_per_epoch)

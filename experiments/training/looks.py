@@ -1,0 +1,154 @@
+"""Looks at what a worker selects from, and at what it selects: how values are distributed, what selections of any
+density would leave out, and whether the same places are selected again later.
+
+Each look is some lines of the log, by `what`:
+
+histogram  of a tensor's values: x in standard deviations from 0, the value a density. Shi et al. 2019, Fig. 2.
+left_out   ||u - TopK(u)||^2 / ||u||^2, over k/d. The same, section 3.
+heat       the share of a tensor's slice that was selected, over the slice. Zhang's Stable Top-K slides.
+kept       of the regions selected some steps earlier the share that is selected again, over these steps; regions
+           are so many elements one after another, of which as large a share is selected as of elements.
+shuffled   the same for as many regions drawn at random: what chance would keep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from experiments.training.step_log import Log
+from sparsify.bucket import Bucket
+from sparsify.method import Watch
+from sparsify.types import BucketContext, Sparse
+
+EDGE, BINS = 6.0, 60  # standard deviations from 0 to the last bin's end; bins
+DENSITIES = tuple(10 ** (at / 4) for at in range(-16, 0))  # 0.0001 to 0.56
+SLICES = 64
+REGIONS = (1, 10, 100, 1000)  # elements of a region
+LAGS = (1, 2, 5, 10, 20, 50)  # looks between two that are compared
+LARGE = 1000  # elements; smaller tensors are not looked at by themselves
+ALL = "all"
+NUMBER = -3  # in place of a bucket's, for the generator: no bucket has it
+
+
+class Part(NamedTuple):
+    """A tensor within a bucket."""
+
+    name: str
+    start: int
+    end: int
+
+
+class Looks:
+    """Of one worker, over its training. What it remembers of earlier steps is in no checkpoint: after a
+    resumption nothing is compared with what was before.
+
+    Args:
+        every: steps between two looks.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], log: Log, every: int, seed: int) -> None:
+        self.log, self.every = log, every
+        self.parts = [parts(bucket) for bucket in buckets]
+        self.earlier: dict[str, deque[Tensor]] = {}  # of each tensor and size of regions, the newest last
+        self.draws = BucketContext(seed, 0, NUMBER).generator(torch.device("cpu"))
+
+    def at(self, step: int) -> Watch | None:
+        """What watches this step, if it is one that is looked at."""
+        if step % self.every:
+            return None
+        buckets = iter(self.parts)
+
+        def watch(acc: Tensor, sent: Sparse) -> None:
+            self._look(step, next(buckets), acc.detach(), sent)
+
+        return watch
+
+    def _look(self, step: int, inside: Sequence[Part], acc: Tensor, sent: Sparse) -> None:
+        values = acc.float().cpu()
+        selected = torch.zeros(len(values), dtype=torch.bool)
+        selected[sent.indices.long().cpu()] = True
+        whole = ALL if len(self.parts) == 1 else inside[0].name
+        self._note(step, "left_out", whole, DENSITIES, left_out(values))
+        for part in [*(part for part in inside if part.end - part.start >= LARGE), Part(ALL, 0, len(values))]:
+            if part.name == ALL and whole != ALL:
+                continue
+            own, mine = values[part.start : part.end], selected[part.start : part.end]
+            self._note(step, "histogram", part.name, *histogram(own))
+            if part.name != ALL:
+                self._note(step, "heat", part.name, range(SLICES), heat(mine))
+            density = float(mine.double().mean())
+            for size in REGIONS:
+                self._compare(step, f"{part.name}/{size}", regions(own, mine, size, density))
+
+    def _compare(self, step: int, of: str, now: Tensor) -> None:
+        """Keeps of these regions, and notes how many of those kept earlier are among them."""
+        kept = self.earlier.setdefault(of, deque(maxlen=max(LAGS)))
+        count, lags = int(now.sum()), [lag for lag in LAGS if lag <= len(kept)]
+        if count and lags:
+            again = [float((kept[-lag] & now).sum() / kept[-lag].sum().clamp(min=1)) for lag in lags]
+            chance = torch.zeros_like(now)
+            chance[torch.randperm(len(now), generator=self.draws)[:count]] = True
+            drawn = [float((kept[-lag] & chance).sum() / kept[-lag].sum().clamp(min=1)) for lag in lags]
+            steps = [lag * self.every for lag in lags]
+            self._note(step, "kept", of, steps, again)
+            self._note(step, "shuffled", of, steps, drawn)
+        kept.append(now)
+
+    def _note(
+        self, step: int, what: str, of: str, xs: Sequence[float], values: Sequence[float]
+    ) -> None:
+        self.log.add("look", step=step, what=what, of=of, xs=[*map(float, xs)], values=[*values])
+
+
+def parts(bucket: Bucket) -> list[Part]:
+    """The tensors of a bucket, in its order."""
+    found, start = [], 0
+    for name, shape in zip(bucket.names, bucket.shapes, strict=True):
+        found.append(Part(name, start, start := start + math.prod(shape)))
+    return found
+
+
+def histogram(values: Tensor) -> tuple[list[float], list[float]]:
+    """Middles of bins in standard deviations, and the density of the values there; nothing of constant ones."""
+    scale = float(values.square().mean().sqrt())
+    if not scale:
+        return [], []
+    width = 2 * EDGE / BINS
+    counts = torch.histc(values / scale, BINS, -EDGE, EDGE)
+    middles = [-EDGE + width * (at + 0.5) for at in range(BINS)]
+    found: list[float] = (counts / len(values) / width).tolist()
+    return middles, found
+
+
+def left_out(values: Tensor) -> list[float]:
+    """The share of the energy that Top-k leaves out, at each of `DENSITIES`."""
+    energies = values.double().square().sort(descending=True).values.cumsum(0)
+    total = float(energies[-1])
+    ks = [max(1, int(density * len(values))) for density in DENSITIES]
+    return [1 - float(energies[k - 1]) / total for k in ks] if total else [0.0] * len(ks)
+
+
+def heat(selected: Tensor) -> list[float]:
+    """The share of each of `SLICES` slices that was selected."""
+    found: list[float] = [float(piece.double().mean()) for piece in selected.tensor_split(SLICES)]
+    return found
+
+
+def regions(values: Tensor, selected: Tensor, size: int, density: float) -> Tensor:
+    """Which regions of so many elements are selected: those with the largest norms, as large a share of them as
+    `density`; of single elements those that were.
+    """
+    if size == 1:
+        return selected
+    norms = functional.pad(values, (0, -len(values) % size)).view(-1, size).norm(dim=1)
+    count = max(1, round(density * len(norms)))
+    found = torch.zeros(len(norms), dtype=torch.bool)
+    found[norms.topk(count).indices] = True
+    return found
