@@ -1,0 +1,89 @@
+"""What several items see in the same trainings: short ones of several models, looked at every few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis.frames import Frames
+from analysis.stats import ANY, Bounds, Value, over_units
+
+MODELS = {
+    "cnn_cifar10": "small CNN", "slimvgg_cifar10": "slim VGG-16", "smalllstm_ptb": "LSTM", "berttiny_ptb64": "BERT-Tiny",
+}  # fmt: skip
+TASKS = {
+    "cnn_cifar10": ["task.batch_size=16"],
+    "slimvgg_cifar10": ["task.batch_size=16"],
+    "smalllstm_ptb": ["task.batch_size=10"],
+    "berttiny_ptb64": ["task.batch_size=8"],
+}
+SHARED = [
+    "recipe=none", "cluster=virtual", "workers=2", "train.validate=never", "timing.mode=production",
+    "method=topk", "method.density=0.01", "data.fallback=refuse",
+]  # fmt: skip
+STEPS = {"smoke": 30, "laptop": 400, "paper": 4000}
+EVERY = {"smoke": 5, "laptop": 10, "paper": 50}
+SEEDS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
+
+
+def runs(profile: str) -> list[list[str]]:
+    tasks = {"cnn_digits": ["task.batch_size=16"]} if profile == "smoke" else TASKS
+    when = [f"train.steps={STEPS[profile]}", f"train.look_every={EVERY[profile]}"]
+    return [
+        [f"profile={profile}", *SHARED, f"task={task}", *words, *when, f"seed={seed}"]
+        for seed in SEEDS[profile]
+        for task, words in tasks.items()
+    ]
+
+
+def models(frames: Frames) -> dict[str, Frames]:
+    """The runs of each model, by its label, in the order of `MODELS`."""
+    names = [*MODELS, *sorted(set(frames.runs["task.name"]) - set(MODELS))]
+    return {
+        MODELS.get(name, name): of_task(frames, name) for name in names if (frames.runs["task.name"] == name).any()
+    }
+
+
+def of_task(frames: Frames, name: str) -> Frames:
+    keys = set(frames.runs["key"][frames.runs["task.name"] == name])
+    return frames._replace(
+        runs=frames.runs[frames.runs["key"].isin(keys)], looks=frames.looks[frames.looks["key"].isin(keys)]
+    )
+
+
+def seen(frames: Frames, what: str, of: str | None = None) -> pd.DataFrame:
+    """The looks of one kind."""
+    chosen = frames.looks["what"].eq(what) & (frames.looks["of"].eq(of) if of else True)
+    found: pd.DataFrame = frames.looks[chosen]
+    return found
+
+
+def largest(frames: Frames) -> str:
+    """The tensor that the most is known of: of whose regions of each size; the first of several."""
+    heat = seen(frames, "heat")
+    kept = seen(frames, "kept")
+    names = [name for name in dict.fromkeys(heat["of"]) if f"{name}/100" in set(kept["of"])]
+    return max(names, key=lambda name: len(kept[kept["of"].str.startswith(f"{name}/")]), default="")
+
+
+def over_runs(
+    frames: Frames, number: Callable[[Frames], float], bounds: Bounds = ANY
+) -> Value | None:
+    """A number of each run, as a mean with its interval."""
+    found = [number(restricted(frames, key)) for key in frames.runs["key"]]
+    known = [value for value in found if not np.isnan(value)]
+    return over_units(known, bounds) if known else None
+
+
+def restricted(frames: Frames, key: str) -> Frames:
+    return frames._replace(
+        runs=frames.runs[frames.runs["key"] == key], looks=frames.looks[frames.looks["key"] == key]
+    )
+
+
+def some_steps(steps: Sequence[int], count: int = 4) -> list[int]:
+    """The first, the last and some between them."""
+    ordered = sorted(set(steps))
+    return [ordered[round(at * (len(ordered) - 1) / (count - 1))] for at in range(count)] if ordered else []

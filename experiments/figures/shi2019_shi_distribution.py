@@ -1,0 +1,129 @@
+"""Shi et al. 2019: how what Top-k selects from, gradient plus residual, is distributed during training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis import captions, plots, style
+from analysis.claims import Claim
+from analysis.frames import Frames
+from analysis.numbers import number
+from analysis.stats import Value
+from analysis.tables import Table
+from experiments.figures import _looks as looks
+from experiments.training.looks import ALL
+
+TITLE = "What Top-k selects from: gradients plus residuals, from the first step to the last"
+COLOURS = ("#BBBBBB", "#88CCEE", "#4477AA", "#332288")
+RISE = 0.05  # of the peak, by which a density may rise again away from it: what the eye takes for one bell
+FLOOR = 1e-4  # of the drawn densities
+
+
+def runs(profile: str) -> list[list[str]]:
+    return looks.runs(profile)
+
+
+def draw(frames: Frames, profile: str) -> plots.Figure:
+    found = looks.models(frames)
+    with plots.canvas(style.two_columns(2.6), 1, len(found), squeeze=False, sharey=True) as (figure, (row,)):
+        for axes, (model, of_model) in zip(row, found.items(), strict=True):
+            of_first = looks.restricted(of_model, of_model.runs["key"].iloc[0])
+            table = looks.seen(of_first, "histogram", ALL)
+            for colour, step in zip(COLOURS, looks.some_steps(table["step"]), strict=False):
+                at = table[table["step"] == step]
+                axes.plot(at["x"], at["value"].clip(lower=FLOOR / 2), color=colour, label=f"step {step + 1}")
+            x = np.linspace(-6, 6, 241)
+            axes.plot(x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), color="black", linestyle=":", label="normal")
+            axes.set(yscale="log", ylim=(FLOOR, 20), title=model, xlabel="Value / RMS")
+        row[0].set_ylabel("Density")
+        handles, labels = row[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    return figure
+
+
+def table(frames: Frames) -> Table:
+    rows = [
+        {
+            "model": model,
+            "rise": looks.over_runs(of_model, rise),
+            "within 0.1 RMS": looks.over_runs(of_model, lambda run: within(run, 0.1)),
+            "within 1 RMS": looks.over_runs(of_model, lambda run: within(run, 1.0)),
+        }
+        for model, of_model in looks.models(frames).items()
+    ]
+    units = {"rise": "% of the peak", "within 0.1 RMS": "%", "within 1 RMS": "%"}
+    return Table("How the values lie, mean over steps", pd.DataFrame(rows), units)
+
+
+def rise(run: Frames) -> float:
+    """The most by which the density rises again on the way from its peak outwards, in % of the peak: 0 of a bell.
+    The mean over steps.
+    """
+    return _mean(run, lambda density: 100 * _rise(density))
+
+
+def _rise(density: np.ndarray) -> float:
+    peak = int(density.argmax())
+    sides = (density[peak:], density[peak::-1])
+    rises = [float((side - np.minimum.accumulate(side)).max()) for side in sides]
+    return max(rises) / float(density.max())
+
+
+def within(run: Frames, edge: float) -> float:
+    """% of the values no further from 0 than so many RMS. The mean over steps."""
+    table = looks.seen(run, "histogram", ALL)
+    width = float(np.diff(np.unique(table["x"]))[0]) if len(table) else 0.0
+    inside = table[table["x"].abs() < edge]
+    return 100 * width * float(inside.groupby("step")["value"].sum().mean()) if len(table) else float("nan")
+
+
+def _mean(run: Frames, of_density: object) -> float:
+    table = looks.seen(run, "histogram", ALL).sort_values(["step", "x"])
+    each = [of_density(at["value"].to_numpy()) for _, at in table.groupby("step")]  # type: ignore[operator]
+    return float(np.mean(each)) if each else float("nan")
+
+
+def caption(frames: Frames, profile: str) -> str:
+    return (
+        "Density of gradient plus residual on rank 0, over all tensors, in units of their root mean square, at "
+        "four steps of the first seed's training with Top-k; dotted: the normal distribution of the same spread. "
+        f"{captions.setting(frames)}"
+    )
+
+
+def claims() -> list[Claim]:
+    return [
+        *(_bell(task, label) for task, label in looks.MODELS.items()),
+        *(_near_zero(task, label) for task, label in looks.MODELS.items()),
+    ]
+
+
+def _bell(task: str, label: str) -> Claim:
+    return Claim(
+        text=f"the values of the {label} lie like a bell: how much their density rises again away from its peak",
+        paper="bell-shaped",
+        unit="% of the peak",
+        source="section on gradient distributions, and its figure",
+        kind="limit",
+        tolerance=100 * RISE,
+        reason=f"A bell falls on both sides; {number(100 * RISE)} % of the peak are what bins and eyes forgive.",
+        ours=lambda frames: _of(frames, task, rise),
+    )
+
+
+def _near_zero(task: str, label: str) -> Claim:
+    return Claim(
+        text=f"most values of the {label} are near zero: their share within the RMS, above that of a normal one",
+        paper="most values are near zero",
+        unit="points",
+        source="Zhang's slides, 'Why Sparsity?', after this paper's figure",
+        kind="ordering",
+        tolerance=0.0,
+        reason="Of a normal distribution 68.3 % lie within its standard deviation; more lie nearer to zero.",
+        ours=lambda frames: _of(frames, task, lambda run: within(run, 1.0) - 68.27),
+    )
+
+
+def _of(frames: Frames, task: str, what: object) -> Value | None:
+    return looks.over_runs(looks.of_task(frames, task), what)  # type: ignore[arg-type]
