@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.frames import Frames
+from analysis.frames import Frames, restrict
 from analysis.stats import ANY, Bounds, Value, over_units
 
 MODELS = {
@@ -47,10 +47,7 @@ def models(frames: Frames) -> dict[str, Frames]:
 
 
 def of_task(frames: Frames, name: str) -> Frames:
-    keys = set(frames.runs["key"][frames.runs["task.name"] == name])
-    return frames._replace(
-        runs=frames.runs[frames.runs["key"].isin(keys)], looks=frames.looks[frames.looks["key"].isin(keys)]
-    )
+    return restrict(frames, list(frames.runs["key"][frames.runs["task.name"] == name]))
 
 
 def seen(frames: Frames, what: str, of: str | None = None) -> pd.DataFrame:
@@ -72,18 +69,17 @@ def over_runs(
     frames: Frames, number: Callable[[Frames], float], bounds: Bounds = ANY
 ) -> Value | None:
     """A number of each run, as a mean with its interval."""
-    found = [number(restricted(frames, key)) for key in frames.runs["key"]]
+    found = [number(restrict(frames, [key])) for key in frames.runs["key"]]
     known = [value for value in found if not np.isnan(value)]
     return over_units(known, bounds) if known else None
-
-
-def restricted(frames: Frames, key: str) -> Frames:
-    return frames._replace(
-        runs=frames.runs[frames.runs["key"] == key], looks=frames.looks[frames.looks["key"] == key]
-    )
 
 
 def some_steps(steps: Sequence[int], count: int = 4) -> list[int]:
     """The first, the last and some between them."""
     ordered = sorted(set(steps))
     return [ordered[round(at * (len(ordered) - 1) / (count - 1))] for at in range(count)] if ordered else []
+
+
+def first(frames: Frames) -> Frames:
+    """The first of several runs."""
+    return restrict(frames, list(frames.runs["key"][:1]))

@@ -28,7 +28,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     found = looks.models(frames)
     with plots.canvas(style.two_columns(2.6), 1, len(found), squeeze=False, sharey=True) as (figure, (row,)):
         for axes, (model, of_model) in zip(row, found.items(), strict=True):
-            of_first = looks.restricted(of_model, of_model.runs["key"].iloc[0])
+            of_first = looks.first(of_model)
             table = looks.seen(of_first, "histogram", ALL)
             for colour, step in zip(COLOURS, looks.some_steps(table["step"]), strict=False):
                 at = table[table["step"] == step]

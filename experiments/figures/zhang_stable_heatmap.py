@@ -28,7 +28,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     found = looks.models(frames)
     with plots.canvas(style.two_columns(4.2), 2, len(found), squeeze=False, sharey="row") as (figure, (top, bottom)):
         for axes, (model, of_model) in zip(top, found.items(), strict=True):
-            of_first = looks.restricted(of_model, of_model.runs["key"].iloc[0])
+            of_first = looks.first(of_model)
             heat = looks.seen(of_first, "heat", looks.largest(of_first))
             image = heat.pivot(index="x", columns="step", values="value").to_numpy()
             relative = image / max(float(image.mean()), 1e-12)
