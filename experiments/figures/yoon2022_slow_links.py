@@ -35,7 +35,7 @@ SCALES = {
         "task=cnn_digits", "cluster=netns", "workers=2", "task.batch_size=16", "timing.warmup_steps=2",
         "launch.on_mismatch=label",
     ],
-    "laptop": ["task=vgg16_cifar10", *EMULATED, "alternate.limit_min=7"],
+    "laptop": ["task=vgg16_cifar10", *EMULATED, "alternate.limit_min=9"],
     # Of this item every profile is this machine's: no GPU takes part in an emulated link.
     "paper": ["task=vgg16_cifar10", "device=cpu", *EMULATED, "alternate.limit_min=30"],
 }  # fmt: skip
