@@ -25,6 +25,7 @@ from analysis.tables import Table
 from sparsify import cost
 
 TITLE = "Words and latency of dense and sparse allreduces, by formula and as counted"
+SCALE: dict[str, object] = {}  # the formulas are for any number of elements and workers
 # Method -> its row of the slides' table, as `sparsify.cost.published` has it.
 SCHEMES = {
     "dense": "dense", "topk": "topka", "sparcml": "topkdsa", "gtopk": "gtopk", "gaussiank": "gaussiank",
