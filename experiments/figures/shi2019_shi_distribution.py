@@ -47,12 +47,12 @@ def table(frames: Frames) -> Table:
         {
             "model": model,
             "rise": looks.over_runs(of_model, rise),
-            "within 0.1 RMS": looks.over_runs(of_model, lambda run: within(run, 0.1)),
+            "within 0.2 RMS": looks.over_runs(of_model, lambda run: within(run, 0.2)),
             "within 1 RMS": looks.over_runs(of_model, lambda run: within(run, 1.0)),
         }
         for model, of_model in looks.models(frames).items()
     ]
-    units = {"rise": "% of the peak", "within 0.1 RMS": "%", "within 1 RMS": "%"}
+    units = {"rise": "% of the peak", "within 0.2 RMS": "%", "within 1 RMS": "%"}
     return Table("How the values lie, mean over steps", pd.DataFrame(rows), units)
 
 
