@@ -167,7 +167,8 @@ def typed(name: str, frame: pd.DataFrame) -> pd.DataFrame:
     ordered: pd.DataFrame = frame.reindex(columns=[*columns, *extra]).astype(kinds)
     for column in columns.keys() - kinds.keys() - set(frame.columns):
         ordered[column] = np.full(len(frame), None, dtype=object)  # not NaN, which is no text
-    return ordered
+    # astype leaves each column by itself, and pandas warns of adding one to more than a hundred such.
+    return ordered.copy() if name == "runs" else ordered
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

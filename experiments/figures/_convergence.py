@@ -74,7 +74,7 @@ def draw(
         left.set_xlabel("Optimiser steps")
         right.set_xticks(range(len(found)), [line.look.label.replace(", ", ",\n") for line in found.values()])
         right.set(xlabel="At the end", xlim=(-0.6, len(found) - 0.4))
-        right.tick_params(axis="x", length=0)
+        right.tick_params(axis="x", length=0, **({"labelsize": 6} if len(found) > 3 else {}))
         handles, labels = left.get_legend_handles_labels()
         handles, labels = [*handles, plots.published_key()], [*labels, yoon2022.PAPER]
         figure.legend(handles, labels, loc="outside upper center", ncols=len(handles))
