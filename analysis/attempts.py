@@ -22,7 +22,7 @@ from analysis.records import Attempt, Store, left_out, read_recorded, variant_co
 
 Columns = dict[str, np.ndarray]  # of a table's rows, by name
 SEVERAL = ("phases", "spans", "variant")  # what a line has more of than one number
-FIELDS = {
+FIELDS: dict[type[schemas.Line], list[str]] = {
     kind: [field.name for field in msgspec.structs.fields(kind) if field.name not in SEVERAL]
     for kind in (schemas.Step, schemas.Epoch)
 }
@@ -115,7 +115,9 @@ def _read(attempt: Attempt, manifest: Mapping[str, Any]) -> Read:
             if epochs := [line for line in of_variant if isinstance(line, schemas.Epoch)]:
                 tables["epochs"].append({"key": _same(key, epochs), **_fields(epochs, schemas.Epoch)})
             tables["spans"].append(_spans(key, rank, steps))
-            tables["looks"].append(_looks(key, [line for line in of_variant if isinstance(line, schemas.Look)]))
+            tables["looks"].append(
+                _looks(key, [line for line in of_variant if isinstance(line, schemas.Look)])
+            )
     return Read([*rows.values()], tables, notes)
 
 

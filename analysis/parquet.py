@@ -47,7 +47,8 @@ OF_EVERY_RUN = (
 def write_parquet(frames: Frames, folder: Path) -> list[Path]:
     """One file per frame, each replaced as a whole; returns their paths.
 
-    Steps, spans and looks are stored as float32, whose seven digits are enough for everything but `FULL_PRECISION`.
+    Steps, spans and looks are stored as float32, whose seven digits are enough for everything but
+    `FULL_PRECISION`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return [_write(folder / f"{name}.parquet", [_arrow(name, frame)]) for name, frame in _named(frames)]

@@ -11,8 +11,11 @@ from analysis.frames import Frames, restrict
 from analysis.stats import ANY, Bounds, Value, over_units
 
 MODELS = {
-    "cnn_cifar10": "small CNN", "slimvgg_cifar10": "slim VGG-16", "smalllstm_ptb": "LSTM", "berttiny_ptb64": "BERT-Tiny",
-}  # fmt: skip
+    "cnn_cifar10": "small CNN",
+    "slimvgg_cifar10": "slim VGG-16",
+    "smalllstm_ptb": "LSTM",
+    "berttiny_ptb64": "BERT-Tiny",
+}
 TASKS = {
     "cnn_cifar10": ["task.batch_size=16"],
     "slimvgg_cifar10": ["task.batch_size=16"],
@@ -42,7 +45,9 @@ def models(frames: Frames) -> dict[str, Frames]:
     """The runs of each model, by its label, in the order of `MODELS`."""
     names = [*MODELS, *sorted(set(frames.runs["task.name"]) - set(MODELS))]
     return {
-        MODELS.get(name, name): of_task(frames, name) for name in names if (frames.runs["task.name"] == name).any()
+        MODELS.get(name, name): of_task(frames, name)
+        for name in names
+        if (frames.runs["task.name"] == name).any()
     }
 
 
@@ -65,9 +70,7 @@ def largest(frames: Frames) -> str:
     return max(names, key=lambda name: len(kept[kept["of"].str.startswith(f"{name}/")]), default="")
 
 
-def over_runs(
-    frames: Frames, number: Callable[[Frames], float], bounds: Bounds = ANY
-) -> Value | None:
+def over_runs(frames: Frames, number: Callable[[Frames], float], bounds: Bounds = ANY) -> Value | None:
     """A number of each run, as a mean with its interval."""
     found = [number(restrict(frames, [key])) for key in frames.runs["key"]]
     known = [value for value in found if not np.isnan(value)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 
@@ -43,7 +45,7 @@ def table(frames: Frames) -> Table:
     for model, of_model in looks.models(frames).items():
         row: dict[str, object] = {"model": model}
         for density in SHOWN:
-            row[f"k/d = {density:g}"] = looks.over_runs(of_model, lambda run, at=density: 100 * left_out(run, at))
+            row[f"k/d = {density:g}"] = looks.over_runs(of_model, partial(_percent, density=density))
         row["most over (1 - k/d)²"] = looks.over_runs(of_model, ratio, POSITIVE)
         rows.append(row)
     units = {f"k/d = {density:g}": "%" for density in SHOWN}
@@ -59,6 +61,10 @@ def left_out(run: Frames, density: float) -> float:
     return float(table.loc[table["x"] == nearest, "value"].mean())
 
 
+def _percent(run: Frames, density: float) -> float:
+    return 100 * left_out(run, density)
+
+
 def ratio(run: Frames) -> float:
     """What was left out over (1 - k/d)^2, where it is largest, of all steps and densities."""
     table = looks.seen(run, "left_out", ALL)
@@ -67,7 +73,8 @@ def ratio(run: Frames) -> float:
 
 def caption(frames: Frames, profile: str) -> str:
     return (
-        "Share of the squared norm of gradient plus residual that the k largest of d elements leave out, against "
+        "Share of the squared norm of gradient plus residual that the k largest of d elements leave "
+        "out, against "
         "k/d: mean and range over all steps that were looked at and all seeds, during training with Top-k at "
         f"density 0.01. {captions.setting(frames)}"
     )

@@ -108,7 +108,8 @@ def table(frames: Frames) -> Table:
 
 def caption(frames: Frames, profile: str) -> str:
     return (
-        "Validation during training with dense gradients, Top-k, Gaussian-k and Random-k (without feedback), the "
+        "Validation during training with dense gradients, Top-k, Gaussian-k and Random-k (without "
+        "feedback), the "
         f"sparse ones at one density; mean and interval over seeds. {captions.setting(frames)} "
         f"{captions.training(frames)}"
     )

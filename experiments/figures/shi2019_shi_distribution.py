@@ -30,11 +30,13 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         for axes, (model, of_model) in zip(row, found.items(), strict=True):
             of_first = looks.first(of_model)
             table = looks.seen(of_first, "histogram", ALL)
-            for colour, step in zip(COLOURS, looks.some_steps(table["step"]), strict=False):
+            for colour, step in zip(COLOURS, looks.some_steps(list(table["step"])), strict=False):
                 at = table[table["step"] == step]
                 axes.plot(at["x"], at["value"].clip(lower=FLOOR / 2), color=colour, label=f"step {step + 1}")
             x = np.linspace(-6, 6, 241)
-            axes.plot(x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), color="black", linestyle=":", label="normal")
+            axes.plot(
+                x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), color="black", linestyle=":", label="normal"
+            )
             axes.set(yscale="log", ylim=(FLOOR, 20), title=model, xlabel="Value / RMS")
         row[0].set_ylabel("Density")
         handles, labels = row[0].get_legend_handles_labels()
@@ -57,8 +59,8 @@ def table(frames: Frames) -> Table:
 
 
 def rise(run: Frames) -> float:
-    """The most by which the density rises again on the way from its peak outwards, in % of the peak: 0 of a bell.
-    The mean over steps.
+    """The most by which the density rises again on the way from its peak outwards, in % of the peak: 0 of a
+    bell. The mean over steps.
     """
     return _mean(run, lambda density: 100 * _rise(density))
 
@@ -86,8 +88,10 @@ def _mean(run: Frames, of_density: object) -> float:
 
 def caption(frames: Frames, profile: str) -> str:
     return (
-        "Density of gradient plus residual on rank 0, over all tensors, in units of their root mean square, at "
-        "four steps of the first seed's training with Top-k; dotted: the normal distribution of the same spread. "
+        "Density of gradient plus residual on rank 0, over all tensors, in units of their root mean "
+        "square, at "
+        "four steps of the first seed's training with Top-k; dotted: the normal distribution of the "
+        "same spread. "
         f"{captions.setting(frames)}"
     )
 
@@ -101,20 +105,20 @@ def claims() -> list[Claim]:
 
 def _bell(task: str, label: str) -> Claim:
     return Claim(
-        text=f"the values of the {label} lie like a bell: how much their density rises again away from its peak",
+        text=f"the values of the {label} lie like a bell: how much their density rises again off its peak",
         paper="bell-shaped",
         unit="% of the peak",
         source="section on gradient distributions, and its figure",
         kind="limit",
         tolerance=100 * RISE,
-        reason=f"A bell falls on both sides; {number(100 * RISE)} % of the peak are what bins and eyes forgive.",
+        reason=f"A bell falls on both sides; {number(100 * RISE)} % of the peak are what eyes forgive.",
         ours=lambda frames: _of(frames, task, rise),
     )
 
 
 def _near_zero(task: str, label: str) -> Claim:
     return Claim(
-        text=f"most values of the {label} are near zero: their share within the RMS, above that of a normal one",
+        text=f"most values of the {label} are near zero: share within the RMS, above that of a normal one",
         paper="most values are near zero",
         unit="points",
         source="Zhang's slides, 'Why Sparsity?', after this paper's figure",

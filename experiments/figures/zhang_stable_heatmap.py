@@ -1,6 +1,8 @@
-"""Zhang's Stable Top-K slides: where the top-k falls over training steps, in regions and in single elements."""
+"""Zhang's Stable Top-K slides: where the top-k falls over training steps, by regions and elements."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -26,11 +28,14 @@ def runs(profile: str) -> list[list[str]]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     found = looks.models(frames)
-    with plots.canvas(style.two_columns(4.2), 2, len(found), squeeze=False, sharey="row") as (figure, (top, bottom)):
+    with plots.canvas(style.two_columns(4.2), 2, len(found), squeeze=False, sharey="row") as (
+        figure,
+        (top, bottom),
+    ):
         for axes, (model, of_model) in zip(top, found.items(), strict=True):
             of_first = looks.first(of_model)
             heat = looks.seen(of_first, "heat", looks.largest(of_first))
-            image = heat.pivot(index="x", columns="step", values="value").to_numpy()
+            image = heat.pivot_table(index="x", columns="step", values="value").to_numpy()
             relative = image / max(float(image.mean()), 1e-12)
             extent = (0, float(heat["step"].max()), 0, SLICES)
             axes.imshow(relative, origin="lower", aspect="auto", extent=extent, vmin=0, vmax=4, cmap="Blues")
@@ -40,7 +45,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             for size in REGIONS:
                 kept, drawn = (curve(of_model, what, size) for what in ("kept", "shuffled"))
                 label = "single elements" if size == 1 else f"regions of {size:,}"
-                axes.plot(kept.index, 100 * kept, color=COLOURS[size], marker="o", markersize=2.5, label=label)
+                axes.plot(
+                    kept.index, 100 * kept, color=COLOURS[size], marker="o", markersize=2.5, label=label
+                )
                 axes.plot(drawn.index, 100 * drawn, color=COLOURS[size], linestyle=":")
             axes.set(xscale="log", xlabel="Steps later", ylim=(0, 100))
         bottom[0].set_ylabel("Selected again (%)")
@@ -50,7 +57,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def curve(frames: Frames, what: str, size: int) -> pd.Series[float]:
-    """Of the largest tensor the share that is selected again, over the steps between, mean over looks and runs."""
+    """Of the largest tensor the share that is selected again, over the steps between; means over looks and
+    runs.
+    """
     found = looks.seen(frames, what, f"{looks.largest(frames)}/{size}")
     by_lag: pd.Series[float] = found.groupby("x")["value"].mean()
     return by_lag
@@ -61,8 +70,10 @@ def table(frames: Frames) -> Table:
         {
             "model": model,
             "tensor": looks.largest(of_model),
-            **{f"{size:,}": looks.over_runs(of_model, lambda run, of=size: kept(run, of)) for size in REGIONS},
-            f"{REGION:,}, drawn at random": looks.over_runs(of_model, lambda run: kept(run, REGION, "shuffled")),
+            **{f"{size:,}": looks.over_runs(of_model, partial(kept, size=size)) for size in REGIONS},
+            f"{REGION:,}, drawn at random": looks.over_runs(
+                of_model, lambda run: kept(run, REGION, "shuffled")
+            ),
         }
         for model, of_model in looks.models(frames).items()
     ]
@@ -81,9 +92,12 @@ def kept(run: Frames, size: int, what: str = "kept") -> float:
 
 def caption(frames: Frames, profile: str) -> str:
     return (
-        "Top: where in each model's largest tensor the selected elements lie, by slice and step; white: none, "
-        "darkest: four times the mean or more (first seed, rank 0). Bottom: of what Top-k selected in that tensor, "
-        "the share that it selects again so many steps later; of regions, those with the largest norms, as large a "
+        "Top: where in each model's largest tensor the selected elements lie, by slice and step; "
+        "white: none, "
+        "darkest: four times the mean or more (first seed, rank 0). Bottom: of what Top-k selected in "
+        "that tensor, "
+        "the share that it selects again so many steps later; of regions, those with the largest "
+        "norms, as large a "
         "share of them as of elements; dotted: as many regions drawn at random. Mean over looks and seeds. "
         f"{captions.setting(frames)}"
     )
@@ -97,7 +111,9 @@ def claims() -> list[Claim]:
             _claim(
                 f"regions of the {label} are stable: more of them are selected again than by chance",
                 "regions are stable",
-                lambda frames, task=task: _of(frames, task, lambda run: kept(run, REGION) - kept(run, REGION, "shuffled")),
+                lambda frames, task=task: _of(
+                    frames, task, lambda run: kept(run, REGION) - kept(run, REGION, "shuffled")
+                ),
             ),
             _claim(
                 f"single elements of the {label} are not: fewer are selected again than regions",

@@ -55,10 +55,11 @@ def runs(profile: str) -> list[list[str]]:
     return [[*shared, *words, f"seed={seed}"] for seed in SEEDS[profile] for words in methods]
 
 
-def keys(frames: Frames, method: str, size: int | None = None, period: int | None = None) -> list[str]:
+def keys(frames: Frames, method: str, size: int = 0, period: int = 0) -> list[str]:
+    """The runs of a method; of Stable Top-K those with this B and N."""
     runs = frames.runs
     chosen = runs["method.name"].eq(method)
-    if size is not None:
+    if size:
         chosen &= runs["method.block"].eq(size) & runs["method.every"].eq(period)
     return list(runs["key"][chosen])
 
@@ -95,7 +96,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def table(frames: Frames) -> Table:
-    rows = [
+    rows: list[dict[str, object]] = [
         {"method": label, "B": None, "N": None, "training loss": loss(frames, keys(frames, method))}
         for method, label in OTHERS.items()
     ]
@@ -109,7 +110,8 @@ def table(frames: Frames) -> Table:
 
 def caption(frames: Frames, profile: str) -> str:
     return (
-        "Mean training loss of the last epoch with Stable Top-K, by bucket size and steps between two selections, "
+        "Mean training loss of the last epoch with Stable Top-K, by bucket size and steps between two "
+        "selections, "
         f"with Ok-Topk at the same density ({number(DENSITY[profile])}) and with dense training. "
         f"{captions.setting(frames)} {captions.training(frames)}"
     )
@@ -125,7 +127,8 @@ def claims() -> list[Claim]:
             f"Both with {PERIODS[2]} steps between selections.",
         ),
         _claim(
-            f"selecting seldom trains worse: loss with {SELDOM} steps between selections less that with {SOON}",
+            f"selecting seldom trains worse: loss with {SELDOM} steps between selections less that "
+            f"with {SOON}",
             "stable regions decay where selections are too rare",
             "slide on sampling frequency",
             lambda frames: _difference(frames, (USUAL, SELDOM), (USUAL, SOON)),

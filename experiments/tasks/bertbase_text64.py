@@ -36,5 +36,13 @@ def bertbase_text64(
         return BERT(classes, length, width, layers, heads)
 
     return HiddenWords(
-        "text64", network, batch_size, lr, momentum, weight_decay, lr_warmup_epochs, tuple(lr_milestones), False
+        "text64",
+        network,
+        batch_size,
+        lr,
+        momentum,
+        weight_decay,
+        lr_warmup_epochs,
+        tuple(lr_milestones),
+        False,
     )

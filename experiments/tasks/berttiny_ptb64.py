@@ -36,5 +36,13 @@ def berttiny_ptb64(
         return BERT(classes, length, width, layers, heads)
 
     return HiddenWords(
-        "ptb64", network, batch_size, lr, momentum, weight_decay, lr_warmup_epochs, tuple(lr_milestones), False
+        "ptb64",
+        network,
+        batch_size,
+        lr,
+        momentum,
+        weight_decay,
+        lr_warmup_epochs,
+        tuple(lr_milestones),
+        False,
     )

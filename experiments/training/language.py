@@ -92,7 +92,8 @@ class BERT(nn.Module):
             from transformers import BertConfig, BertForMaskedLM
         except ImportError as error:
             raise ValueError(
-                "BERT is transformers' implementation, and transformers is not installed: pip install transformers"
+                "BERT is transformers' implementation, and transformers is not installed: pip install "
+                "transformers"
             ) from error
         self.model = BertForMaskedLM(
             BertConfig(

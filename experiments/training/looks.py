@@ -1,13 +1,14 @@
-"""Looks at what a worker selects from, and at what it selects: how values are distributed, what selections of any
-density would leave out, and whether the same places are selected again later.
+"""Looks at what a worker selects from, and at what it selects: how values are distributed, what selections of
+any density would leave out, and whether the same places are selected again later.
 
 Each look is some lines of the log, by `what`:
 
-histogram  of a tensor's values: x in standard deviations from 0, the value a density. Shi et al. 2019, Fig. 2.
-left_out   ||u - TopK(u)||^2 / ||u||^2, over k/d. The same, section 3.
+histogram  of a tensor's values: x in RMS from 0, the value a density. Shi et al. 2019.
+left_out   ||u - TopK(u)||^2 / ||u||^2, over k/d. The same.
 heat       the share of a tensor's slice that was selected, over the slice. Zhang's Stable Top-K slides.
-kept       of the regions selected some steps earlier the share that is selected again, over these steps; regions
-           are so many elements one after another, of which as large a share is selected as of elements.
+kept       of the regions selected some steps earlier the share that is selected again, over these steps;
+           regions are so many elements one after another, of which as large a share is selected as of
+           elements.
 shuffled   the same for as many regions drawn at random: what chance would keep.
 """
 
@@ -101,9 +102,7 @@ class Looks:
             self._note(step, "shuffled", of, steps, drawn)
         kept.append(now)
 
-    def _note(
-        self, step: int, what: str, of: str, xs: Sequence[float], values: Sequence[float]
-    ) -> None:
+    def _note(self, step: int, what: str, of: str, xs: Sequence[float], values: Sequence[float]) -> None:
         self.log.add("look", step=step, what=what, of=of, xs=[*map(float, xs)], values=[*values])
 
 
@@ -116,7 +115,7 @@ def parts(bucket: Bucket) -> list[Part]:
 
 
 def histogram(values: Tensor) -> tuple[list[float], list[float]]:
-    """Middles of bins in standard deviations, and the density of the values there; nothing of constant ones."""
+    """Middles of bins in standard deviations, and the density of the values there; nothing of zeros."""
     scale = float(values.square().mean().sqrt())
     if not scale:
         return [], []
@@ -142,8 +141,8 @@ def heat(selected: Tensor) -> list[float]:
 
 
 def regions(values: Tensor, selected: Tensor, size: int, density: float) -> Tensor:
-    """Which regions of so many elements are selected: those with the largest norms, as large a share of them as
-    `density`; of single elements those that were.
+    """Which regions of so many elements are selected: those with the largest norms, as large a share of them
+    as `density`; of single elements those that were.
     """
     if size == 1:
         return selected

@@ -124,13 +124,13 @@ class Residual(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         around = self.around(inputs)
         if self.new_channels:
-            around = functional.pad(around[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
+            around = functional.pad(
+                around[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels)
+            )
         return functional.relu(self.body(inputs) + around)
 
 
-def resnet(
-    channels: int, classes: int, widths: Sequence[int], blocks: int, projects: bool
-) -> nn.Module:
+def resnet(channels: int, classes: int, widths: Sequence[int], blocks: int, projects: bool) -> nn.Module:
     """A residual network for 32 x 32 images: one convolution 3 x 3, then so many blocks of each width, the
     first of which halves the image but for the first width, then the mean over pixels and a linear layer.
     """

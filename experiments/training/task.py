@@ -39,8 +39,8 @@ class Task:
     """
 
     has_metric: ClassVar[bool] = True  # is there anything to validate?
-    # Examples of a batch that is evaluated; changes no result: evaluation uses running statistics, and the metrics
-    # are sums.
+    # Examples of a batch that is evaluated; changes no result: evaluation uses running statistics, and the
+    # metrics are sums.
     eval_batch: ClassVar[int] = 500
     dataset: str
     network: Callable[[int, int, int], nn.Module]
@@ -90,7 +90,8 @@ class Task:
         if images // workers < self.batch_size:
             raise ValueError(
                 f"workers={workers} x task.batch_size={self.batch_size} is more than the {images} training "
-                f"{data.noun} of {data.name}: each worker needs at least one full batch; take fewer workers or a "
+                f"{data.noun} of {data.name}: each worker needs at least one full batch; take fewer "
+                "workers or a "
                 "smaller batch"
             )
         return math.ceil(images / (workers * self.batch_size))

@@ -29,7 +29,9 @@ def test_a_statement_has_answers_that_there_are_or_says_why_not(statement: _ledg
 
 def test_every_claim_with_a_published_side_answers_a_statement() -> None:
     """Or it is there for information."""
-    answered = {(item, begin) for statement in EVERY for item, begins in statement.answers.items() for begin in begins}
+    answered = {
+        (item, begin) for statement in EVERY for item, begins in statement.answers.items() for begin in begins
+    }
     missing = [
         (item, claim.text)
         for item in figures.shipped()

@@ -79,7 +79,10 @@ def test_what_stays_is_kept_and_what_moves_is_not() -> None:
         assert (watch is None) == (step % 5 != 0)
         if watch:
             watch(acc, topk(acc, 8))
-    kept = {(line["of"], line["step"]): dict(zip(line["xs"], line["values"], strict=True)) for line in log.of("kept")}
+    kept = {
+        (line["of"], line["step"]): dict(zip(line["xs"], line["values"], strict=True))
+        for line in log.of("kept")
+    }
     assert kept["weight/1", 5] == {5.0: 0.0}
     assert kept["weight/1", 10] == {5.0: 0.0, 10.0: 0.0}
     assert kept["weight/100", 10] == {5.0: 1.0, 10.0: 1.0}

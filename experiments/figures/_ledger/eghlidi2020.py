@@ -65,7 +65,11 @@ STATEMENTS = (
         "section 4.2.2 on their Table 2",
         {
             "eghlidi-table2": [
-                "standard SGD takes longer", "Top-k takes longer", "Random-k", "Top-k's gradients", "Top-k spends",
+                "standard SGD takes longer",
+                "Top-k takes longer",
+                "Random-k",
+                "Top-k's gradients",
+                "Top-k spends",
             ]
         },
     ),

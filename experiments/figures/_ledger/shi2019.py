@@ -30,8 +30,8 @@ STATEMENTS = (
         23,
         "An approximate selection by the distribution costs much less than an exact one on GPUs",
         "abstract",
-        why="`make bench BENCH=select` measures it on CPUs; the item shi-selection, which judges it, is not built "
-        "yet, and no GPU has run it.",
+        why="`make bench BENCH=select` measures it on CPUs; the item shi-selection, which judges it, is "
+        "not built yet, and no GPU has run it.",
     ),
     Statement(
         24,

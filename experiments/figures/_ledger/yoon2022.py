@@ -10,7 +10,7 @@ STATEMENTS = (
         1,
         "An iteration of conventional averaging beside one of Top-k sparsification",
         "Fig. 1",
-        why="A drawing of how both work; fig1 draws one measured iteration of each. There is nothing to judge.",
+        why="A drawing of how both work; fig1 draws one measured iteration of each: nothing to judge.",
     ),
     Statement(
         2,
@@ -36,20 +36,32 @@ STATEMENTS = (
             "fig3": ["Random-k (no feedback) ends clearly below"],
             "fig3-slim": ["Random-k (no feedback) ends clearly below"],
         },
-        why="That it ends below is judged; its cause is not: the Random-k that they ran drops what it does not send.",
+        why="That it ends below is judged; its cause is not: the Random-k that they ran drops what it does "
+        "not send.",
     ),
     Statement(
         5,
         "8 A100 train at 17,387.49 (dense), 3,723.61 (Top-k) and 15,648.40 samples/s (Random-k)",
         "section on training speed",
-        {"speed": ["training speed, dense, 8 A100", "training speed, Top-k, 8 A100", "training speed, Random-k"]},
+        {
+            "speed": [
+                "training speed, dense, 8 A100",
+                "training speed, Top-k, 8 A100",
+                "training speed, Random-k",
+            ]
+        },
     ),
     Statement(
         6,
         "Dense is 4.67 times as fast as Top-k and 1.11 times as fast as Random-k",
         "section on training speed",
         {
-            "speed": ["dense over Top-k", "dense over Random-k", "dense trains faster", "Random-k trains faster"],
+            "speed": [
+                "dense over Top-k",
+                "dense over Random-k",
+                "dense trains faster",
+                "Random-k trains faster",
+            ],
             "speed-logs": [
                 "time per iteration without validation, Top-k / dense",
                 "time per iteration without validation, Top-k / Random-k",
@@ -64,8 +76,8 @@ STATEMENTS = (
         "Top-k is slow because sorting is slow on GPUs, and Random-k does not sort",
         "section on training speed",
         {"speed-fast": ["Top-k with torch.topk is slower than fused"]},
-        why="Their own Random-k draws its indices by torch.randperm, which sorts 14.7 million keys on a GPU and "
-        "costs 5 ms of backpropagation in their logs: sorting alone is not what is slow.",
+        why="Their own Random-k draws its indices by torch.randperm, which sorts 14.7 million keys on a "
+        "GPU and costs 5 ms of backpropagation in their logs: sorting alone is not what is slow.",
     ),
     Statement(
         8,
@@ -131,7 +143,11 @@ STATEMENTS = (
         "On 8 V100 dense is 3.38 times as fast as Top-k; dense on A100 is 1.37 times as fast as on V100",
         "section on GPU capability",
         {
-            "speed": ["dense over Top-k, 8 V100", "dense, 8 A100 over 8 V100", "training speed, dense, 8 V100"],
+            "speed": [
+                "dense over Top-k, 8 V100",
+                "dense, 8 A100 over 8 V100",
+                "training speed, dense, 8 V100",
+            ],
             "speed-logs": [
                 "time per iteration without validation, Top-k / dense, V100",
                 "time per iteration without validation, dense, V100 / A100",
@@ -152,23 +168,27 @@ STATEMENTS = (
         17,
         "A100 and V100 compute 312 and 125 TFLOPS",
         "section on GPU capability",
-        why="True of the data sheets, as peaks of half-precision tensor cores; these runs used fp32 and TF32, "
-        "whose peaks are 19.5 and 156 on the A100 and 15.7 on the V100.",
+        why="True of the data sheets, as peaks of half-precision tensor cores; these runs used fp32 and TF32 "
+        "with peaks of 19.5 and 156 on the A100 and 15.7 on the V100.",
     ),
     Statement(
         18,
         "Quantisation compresses at most 32 times, sparsification 1,000 times",
         "introduction",
         {"stable-costs": ["words of topka"]},
-        why="A density of 0.001 is 1,000 times fewer elements; with an index for each and 8 workers' parts "
-        "gathered, a worker sends 125 times fewer bytes than a ring's allreduce of all.",
+        why="A density of 0.001 is 1,000 times fewer elements; with an index for each and the parts of 8 "
+        "workers gathered, a worker sends 125 times fewer bytes than a ring's allreduce of all.",
     ),
     Statement(
         19,
         "Future work: a selection that costs little",
         "conclusion",
         {
-            "fig4-fast": ["compression with torch.topk takes longer", "compression dominates", "fused compression"],
+            "fig4-fast": [
+                "compression with torch.topk takes longer",
+                "compression dominates",
+                "fused compression",
+            ],
             "speed-fast": ["dense trains faster than Top-k, fused", "Top-k with torch.topk is slower"],
         },
     ),

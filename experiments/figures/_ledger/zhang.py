@@ -6,11 +6,12 @@ COSTS = "slide 'Current SOTA: Ok-Topk Sparsity', Table 1"
 STATEMENTS = (
     Statement(
         25,
-        "fp32 gradients of BERT-Large (345 million), GPT-NeoX (20 billion) and GPT-3 (175 billion) are 1.28, 74 "
+        "fp32 gradients of BERT-Large (345 million), GPT-NeoX (20 billion) and GPT-3 (175 billion) "
+        "are 1.28, 74 "
         "and 652 GB",
         "slide 'Why Sparsity?'",
-        why="Arithmetic: 4 bytes each are 1.38, 80 and 700 GB, or 1.29, 74.5 and 652 GiB: the unit is GiB, rounded "
-        "down.",
+        why="Arithmetic: 4 bytes each are 1.38, 80 and 700 GB, or 1.29, 74.5 and 652 GiB: the unit is GiB, "
+        "rounded down.",
     ),
     Statement(
         26,
@@ -46,15 +47,18 @@ STATEMENTS = (
         31,
         "Gradients of BERT are sparse, too",
         "slide after Table 1",
-        {"shi-distribution": ["most values of the BERT"], "shi-bound": ["Top-k leaves out less than (1 - k/d)² of the BERT"]},
+        {
+            "shi-distribution": ["most values of the BERT"],
+            "shi-bound": ["Top-k leaves out less than (1 - k/d)² of the BERT"],
+        },
     ),
     Statement(
         32,
         "Ok-Topk and S-TopK on SQuAD, GLUE and ImageNet: 88.10, 89.96 and so on",
         "slides 'Shortcomings of Current SOTA' and the last table",
         {"stable-sweep": ["Stable Top-K (B"]},
-        why="Takes BERT-Large and MAE on many GPUs for 10 to 84 hours; of the training loss alone a small model "
-        "says something.",
+        why="Takes BERT-Large and MAE on many GPUs for 10 to 84 hours; of the training loss alone a small "
+        "model says something.",
     ),
     Statement(
         33,

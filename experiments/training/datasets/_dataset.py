@@ -1,4 +1,4 @@
-"""What every data set is: examples and labels as tensors on one device; images are augmented and normalised there."""
+"""What every data set is: examples and labels as tensors on one device, where images are augmented."""
 
 from __future__ import annotations
 

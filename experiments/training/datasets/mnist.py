@@ -45,7 +45,8 @@ def mnist(root: Path | None, device: torch.device) -> Dataset:
 
 def _unusable(root: Path) -> str:
     return (
-        f"MNIST in {root} is missing or corrupt: remove {root / 'MNIST'} and run again to download it, or set "
+        f"MNIST in {root} is missing or corrupt: remove {root / 'MNIST'} and run again to download "
+        "it, or set "
         "data.root to a sound copy"
     )
 
