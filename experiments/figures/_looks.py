@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.frames import Frames, restrict
 from analysis.stats import ANY, Bounds, Value, over_units
+from experiments.training.looks import ALL
 
 MODELS = {
     "cnn_cifar10": "small CNN",
@@ -63,11 +64,9 @@ def seen(frames: Frames, what: str, of: str | None = None) -> pd.DataFrame:
 
 
 def largest(frames: Frames) -> str:
-    """The tensor that the most is known of: of whose regions of each size; the first of several."""
-    heat = seen(frames, "heat")
-    kept = seen(frames, "kept")
-    names = [name for name in dict.fromkeys(heat["of"]) if f"{name}/100" in set(kept["of"])]
-    return max(names, key=lambda name: len(kept[kept["of"].str.startswith(f"{name}/")]), default="")
+    """The tensor with the most elements."""
+    sizes = seen(frames, "size").drop_duplicates("of").set_index("of")["value"].drop(ALL, errors="ignore")
+    return str(sizes.idxmax()) if len(sizes) else ""
 
 
 def over_runs(frames: Frames, number: Callable[[Frames], float], bounds: Bounds = ANY) -> Value | None:

@@ -4,6 +4,7 @@ any density would leave out, and whether the same places are selected again late
 Each look is some lines of the log, by `what`:
 
 histogram  of a tensor's values: x in RMS from 0, the value a density. Shi et al. 2019.
+size       how many elements a tensor has, in the first step only.
 left_out   ||u - TopK(u)||^2 / ||u||^2, over k/d. The same.
 heat       the share of a tensor's slice that was selected, over the slice. Zhang's Stable Top-K slides.
 kept       of the regions selected some steps earlier the share that is selected again, over these steps;
@@ -84,6 +85,8 @@ class Looks:
             self._note(step, "histogram", part.name, *histogram(own))
             if part.name != ALL:
                 self._note(step, "heat", part.name, range(SLICES), heat(mine))
+            if step == 0:
+                self._note(step, "size", part.name, [0], [float(len(own))])
             density = float(mine.double().mean())
             for size in REGIONS:
                 self._compare(step, f"{part.name}/{size}", regions(own, mine, size, density))

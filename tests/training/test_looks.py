@@ -99,6 +99,7 @@ def test_small_tensors_are_seen_as_part_of_the_whole_only() -> None:
     assert watch is not None
     watch(flat, topk(flat, 10))
     assert [line["of"] for line in log.of("histogram")] == ["weight", ALL]
+    assert {line["of"]: line["values"] for line in log.of("size")} == {"weight": [1000.0], ALL: [1010.0]}
 
 
 def test_of_several_buckets_each_is_a_whole_of_its_own() -> None:
