@@ -166,9 +166,7 @@ SPANS = (
 LOOKS = (
     Column("key", "", "the run"),
     Column("step", "", "counted from 0"),
-    Column(
-        "what", "", "size, histogram, left_out, heat, kept or shuffled; see experiments/training/looks.py"
-    ),
+    Column("what", "", "size, histogram, left_out, heat, kept, shuffled: experiments/training/looks.py"),
     Column("of", "", "the tensor, or all of them; of kept and shuffled, the elements of a region too"),
     Column("x", "", "standard deviations, density, place or steps, as `what` says"),
     Column("value", "", "what was found there"),

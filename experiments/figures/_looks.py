@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.frames import Frames, restrict
+from analysis.looks import ALL
 from analysis.stats import ANY, Bounds, Value, over_units
-from experiments.training.looks import ALL
 
 MODELS = {
     "cnn_cifar10": "small CNN",

@@ -10,10 +10,10 @@ import pandas as pd
 from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
+from analysis.looks import ALL
 from analysis.stats import POSITIVE
 from analysis.tables import Table
 from experiments.figures import _looks as looks
-from experiments.training.looks import ALL
 
 TITLE = "What Top-k leaves out of gradient plus residual, and how it is bounded"
 SHOWN = (0.001, 0.01, 0.1)  # densities in the table

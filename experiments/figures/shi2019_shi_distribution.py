@@ -8,11 +8,11 @@ import pandas as pd
 from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
+from analysis.looks import ALL
 from analysis.numbers import number
 from analysis.stats import Value
 from analysis.tables import Table
 from experiments.figures import _looks as looks
-from experiments.training.looks import ALL
 
 TITLE = "What Top-k selects from: gradients plus residuals, from the first step to the last"
 COLOURS = ("#BBBBBB", "#88CCEE", "#4477AA", "#332288")

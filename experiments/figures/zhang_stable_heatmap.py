@@ -10,11 +10,11 @@ import pandas as pd
 from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
+from analysis.looks import REGIONS, SLICES
 from analysis.numbers import number
 from analysis.stats import Value
 from analysis.tables import Table
 from experiments.figures import _looks as looks
-from experiments.training.looks import REGIONS, SLICES
 
 TITLE = "Where Top-k's selection falls over training: regions and single elements"
 COLOURS = dict(zip(REGIONS, ("#D55E00", "#E69F00", "#56B4E9", "#0072B2"), strict=True))

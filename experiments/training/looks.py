@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from analysis.looks import ALL, REGIONS, SLICES
 from experiments.training.step_log import Log
 from sparsify.bucket import Bucket
 from sparsify.method import Watch
@@ -31,11 +32,8 @@ from sparsify.types import BucketContext, Sparse
 
 EDGE, BINS = 6.0, 60  # standard deviations from 0 to the last bin's end; bins
 DENSITIES = tuple(10 ** (at / 4) for at in range(-16, 0))  # 0.0001 to 0.56
-SLICES = 64
-REGIONS = (1, 10, 100, 1000)  # elements of a region
 LAGS = (1, 2, 5, 10, 20, 50)  # looks between two that are compared
 LARGE = 1000  # elements; smaller tensors are not looked at by themselves
-ALL = "all"
 NUMBER = -3  # in place of a bucket's, for the generator: no bucket has it
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from analysis.looks import ALL
 from experiments.training import looks
-from experiments.training.looks import ALL, DENSITIES, Looks, histogram, left_out, regions
+from experiments.training.looks import DENSITIES, Looks, histogram, left_out, regions
 from sparsify.bucket import Bucket
 from sparsify.types import Sparse
 
