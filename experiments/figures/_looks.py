@@ -53,6 +53,8 @@ def models(frames: Frames) -> dict[str, Frames]:
 
 
 def of_task(frames: Frames, name: str) -> Frames:
+    if not len(frames.runs):
+        return frames
     return restrict(frames, list(frames.runs["key"][frames.runs["task.name"] == name]))
 
 

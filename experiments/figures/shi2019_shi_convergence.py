@@ -61,6 +61,8 @@ def _trainings(profile: str, seeds: list[int]) -> list[list[str]]:
 
 def keys(frames: Frames, task: str, method: str) -> list[str]:
     runs = frames.runs
+    if not len(runs):
+        return []
     return list(runs["key"][runs["task.name"].eq(task) & runs["method.name"].eq(method)])
 
 

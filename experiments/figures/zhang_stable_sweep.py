@@ -58,6 +58,8 @@ def runs(profile: str) -> list[list[str]]:
 def keys(frames: Frames, method: str, size: int = 0, period: int = 0) -> list[str]:
     """The runs of a method; of Stable Top-K those with this B and N."""
     runs = frames.runs
+    if not len(runs):
+        return []
     chosen = runs["method.name"].eq(method)
     if size:
         chosen &= runs["method.block"].eq(size) & runs["method.every"].eq(period)
@@ -138,17 +140,18 @@ def claims() -> list[Claim]:
             f"Stable Top-K (B = {USUAL}, N = {SOON}) trains to a lower loss than Ok-Topk: by how much",
             "maintains a lower training loss",
             "slide on throughput",
-            lambda frames: final_difference(
-                frames, keys(frames, "oktopk"), keys(frames, "stable_topk", USUAL, SOON), COLUMN
-            ),
+            lambda frames: _gap(frames, keys(frames, "oktopk"), keys(frames, "stable_topk", USUAL, SOON)),
             "The same density; theirs are BERT-Large and MAE.",
         ),
     ]
 
 
 def _difference(frames: Frames, worse: tuple[int, int], better: tuple[int, int]) -> Value | None:
-    here, there = (keys(frames, "stable_topk", *cell) for cell in (worse, better))
-    return final_difference(frames, here, there, COLUMN)
+    return _gap(frames, *(keys(frames, "stable_topk", *cell) for cell in (worse, better)))
+
+
+def _gap(frames: Frames, here: list[str], there: list[str]) -> Value | None:
+    return final_difference(frames, here, there, COLUMN) if here and there else None
 
 
 def _claim(text: str, paper: str, source: str, ours: object, reason: str) -> Claim:
