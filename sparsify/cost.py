@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Any, NamedTuple
 
 LENGTH = 8  # bytes of the int64 that announces a length
@@ -212,6 +213,7 @@ class Published(NamedTuple):
     messages: int  # latency terms
 
 
+@cache  # a map of bandwidths asks for the same ones again and again
 def published(scheme: str, n: int, k: int, size: int) -> Published:
     """Bandwidth and latency of dense and sparse allreduces of k of n elements over P workers.
 

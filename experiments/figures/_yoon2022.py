@@ -127,8 +127,15 @@ def present(frames: Frames, mode: str = "") -> list[str]:
     return methods
 
 
+# Of a run's hundred columns those that say which method it is, and how it was timed.
+TELLING = (
+    "key", "variant", "method.name", "method.scope", "method.feedback", "select", "overlap", "timing.mode",
+)  # fmt: skip
+
+
 def _rows(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(name): value for name, value in run.items()} for run in runs.to_dict("records")]
+    told = runs[[name for name in TELLING if name in runs]]
+    return [{str(name): value for name, value in run.items()} for run in told.to_dict("records")]
 
 
 # Rank 0's last validation, after epoch 138 of 49 steps [log, jobs 130673, 130672, 130675].

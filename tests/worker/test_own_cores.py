@@ -85,17 +85,25 @@ def test_a_node_has_its_cores_and_what_it_starts_has_no_others() -> None:
     assert sorted(os.sched_getaffinity(0)) == cores
 
 
-def test_cores_that_somebody_has_dealt_out_are_left() -> None:
-    first = {min(os.sched_getaffinity(0))}
+def test_cores_that_somebody_has_dealt_out_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the machine had one more than this process may use."""
+    cores = os.sched_getaffinity(0)
+    monkeypatch.setattr(os, "cpu_count", lambda: len(cores) + 1)
 
     def taken() -> set[int]:
-        os.sched_setaffinity(0, first)
-        take(1, 2)
+        take(1, len(cores))
         return os.sched_getaffinity(0)
 
-    if os.cpu_count() == 1:
-        pytest.skip("one core is all of them")
-    assert in_a_thread(taken) == first
+    assert in_a_thread(taken) == cores
+
+
+@needs_slices
+def test_who_takes_cores_has_short_slices() -> None:
+    def taken() -> float | None:
+        take(0, 1)
+        return slice_s()
+
+    assert in_a_thread(taken) == SLICE_S
 
 
 @pytest.mark.parametrize(("where", "taken"), [("netns", [(1, 3)]), ("local", [])])
