@@ -63,6 +63,7 @@ RUNS = (
     Column("train.validate", "", "epoch: the run is there for its learning curve; never: for its times"),
     Column("train.held_out", "images", "of the training set that validation takes instead of the test set"),
     Column("train.validate_every", "epochs", "between two validations"),
+    Column("train.look_every", "steps", "between two looks at what is selected from; empty: none"),
     Column("alternate.blocks", "turns", "of each variant, at least"),
     Column("alternate.block_steps", "steps", "of a turn"),
     Column("alternate.until", "", "the half-width of ratios at which turns end"),

@@ -158,9 +158,18 @@ def final(frames: Frames, keys: Sequence[str], column: str) -> Value | None:
     return _mean(last, column) if len(last) else None
 
 
-def final_difference(frames: Frames, keys: Sequence[str], others: Sequence[str], column: str) -> Value | None:
-    """`column` at the last epoch, `keys` minus `others`; paired by seed, that is, by initial weights."""
-    _alike(frames, [*keys, *others], "steps_total")
+def final_difference(
+    frames: Frames, keys: Sequence[str], others: Sequence[str], column: str, by: str = ""
+) -> Value | None:
+    """`column` at the last epoch, `keys` minus `others`; paired by seed, that is, by initial weights.
+
+    Args:
+        by: in which column both sides may differ, where it is what is compared; within a side none may.
+    """
+    if by:
+        _alike(frames, keys)
+        _alike(frames, others)
+    _alike(frames, [*keys, *others], "steps_total", without=by)
     here, there = _last(frames, keys, column), _last(frames, others, column)
     seeds = [seed for seed in here.index if seed in there.index]
     low, high = OF_COLUMN.get(column, ANY)
@@ -248,14 +257,18 @@ def _independent(series: np.ndarray) -> float:
     return (1 - r) / (1 + r) if r > 0 else 1.0
 
 
-def _alike(frames: Frames, keys: Sequence[str], *more: str) -> None:
+def _alike(frames: Frames, keys: Sequence[str], *more: str, without: str = "") -> None:
     """
+    Args:
+        more: columns that must be the same besides `ALIKE`.
+        without: a column of `ALIKE` that need not be.
+
     Raises:
         Mixed: the runs differ in what a comparison must hold fixed.
     """
     runs = frames.runs[frames.runs["key"].isin(keys)]
     runs = runs.assign(precision=precisions(runs))
-    for column in (*ALIKE, *more):
+    for column in (name for name in (*ALIKE, *more) if name != without):
         found = sorted({str(value)[:12] for value in runs[column].dropna()}) if column in runs else []
         if len(found) > 1:
             raise Mixed(

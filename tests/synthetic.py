@@ -152,6 +152,36 @@ def learned(store: Store, config: dict[str, Any], steps_per_epoch: int = 390, **
     return attempt
 
 
+def ended(store: Store, config: dict[str, Any], top1: float, loss: float) -> Attempt:
+    """A finished training of two epochs that ends with this accuracy and this loss, seeds differing a
+    little.
+    """
+    attempt = store.begin(config)
+    log = RankLog(attempt.rank_path(0))
+    for epoch in (1, 2):
+        log.add(
+            "epoch", epoch=epoch, step=100 * epoch, train_loss=loss + 2 - epoch, val_loss=loss,
+            val_top1=top1 - 5 * (2 - epoch) + 0.1 * config["seed"], val_top5=99.0, wall_s=20.0 * epoch,
+            wire_bytes=100, host_syncs=0, density=1.0, update_density=1.0, captured_energy=None,
+        )  # fmt: skip
+    log.flush()
+    log.close()
+    _finish(attempt, config, steps=200)
+    return attempt
+
+
+def looked(store: Store, config: dict[str, Any], looks: list[dict[str, Any]]) -> Attempt:
+    """A finished training that was looked at; `looks` as experiments/training/looks.py logs them."""
+    attempt = store.begin(config)
+    log = RankLog(attempt.rank_path(0))
+    for look in looks:
+        log.add("look", **look)
+    log.flush()
+    log.close()
+    _finish(attempt, config)
+    return attempt
+
+
 def _add_step(
     log: RankLog,
     config: dict[str, Any],

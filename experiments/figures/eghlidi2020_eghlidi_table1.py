@@ -186,4 +186,4 @@ def claims() -> list[Claim]:
 
 def _gap(frames: Frames, above: tuple[str, str, int], below: tuple[str, str, int]) -> Value | None:
     here, there = keys(frames, *above), keys(frames, *below)
-    return final_difference(frames, here, there, COLUMN) if here and there else None
+    return final_difference(frames, here, there, COLUMN, by="workers") if here and there else None

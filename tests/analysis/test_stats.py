@@ -258,6 +258,19 @@ def test_trainings_of_different_length_are_not_compared(tmp_path: Path) -> None:
         stats.final_difference(frames, learned(frames, "dense"), learned(frames, "topk"), "val_top1")
 
 
+def test_sides_may_differ_in_what_is_compared_but_no_side_within_itself(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for workers in (2, 4):
+        synthetic.learned(store, synthetic.learning_config(workers=workers))
+    runs = from_attempts(store.all_valid())[0]
+    few, many = (list(runs.runs["key"][runs.runs["workers"] == workers]) for workers in (2, 4))
+    with pytest.raises(Mixed, match="workers"):
+        stats.final_difference(runs, few, many, "val_top1")
+    assert found(stats.final_difference(runs, few, many, "val_top1", by="workers")).value == 0
+    with pytest.raises(Mixed, match="workers"):
+        stats.final_difference(runs, [*few, *many], many, "val_top1", by="workers")
+
+
 def test_finals_are_of_the_last_epoch_and_differences_pair_by_seed(frames: Frames) -> None:
     epochs = frames.epochs[frames.epochs["key"].isin(learned(frames, "topk"))]
     last = epochs[epochs["epoch"] == 10]["val_top1"]

@@ -18,8 +18,11 @@ from tests import synthetic
 from tests.conftest import Command, refused
 
 ITEMS = sorted(figures.shipped())
-# Of runs that no training is like; each has tests of its own.
-APART = ("crossover", "link-model", "shi-scaling", "stable-costs", "stable-dgc")
+# Of runs that these are not like; each has tests of its own.
+APART = (
+    "crossover", "eghlidi-table1", "link-model", "shi-bound", "shi-convergence", "shi-distribution",
+    "shi-scaling", "stable-costs", "stable-dgc", "stable-heatmap", "stable-sweep",
+)  # fmt: skip
 MEASURED = [item for item in ITEMS if figures.has_runs(item) and item not in APART]
 PROFILES = ("smoke", "laptop", "paper")
 MODE = {
