@@ -141,7 +141,8 @@ def test_no_obvious_loss_is_one_point(tmp_path: Path) -> None:
             verdict("shi-convergence", frames, f"{method} loses no obvious accuracy, {task}")
             for method in ("Top-k", "Gaussian-k")
         )
-        assert topk.ours is not None and gaussian.ours is not None
+        assert topk.ours is not None
+        assert gaussian.ours is not None
         assert (topk.ours.value, gaussian.ours.value) == pytest.approx((0.3, 5.0))
         assert topk.word != gaussian.word
         above = verdict("shi-convergence", frames, f"Top-k ends above Random-k, {task}")
