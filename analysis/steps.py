@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.frames import PHASES, Frames
+from analysis.remembered import remembered
 
 WINDOW = 5  # steps in a rolling median
 SETTLED = 0.02  # warm: the rolling median moves by less than this fraction from one step to the next
@@ -45,6 +46,7 @@ def warm_up(step_s: Sequence[float] | np.ndarray, at_least: int) -> int:
     return most
 
 
+@remembered
 def warm(frames: Frames, key: str) -> Warm:
     """The steps of a run after its warm-up, which ends at the same step on every rank.
 
@@ -128,6 +130,7 @@ class Units(NamedTuple):
     of: str  # blocks, or runs
 
 
+@remembered
 def in_blocks(frames: Frames, keys: Sequence[str]) -> bool:
     """Do blocks count as units: were all these runs measured in some, in fewer than ENOUGH_RUNS groups?"""
     if "block" not in frames.steps or "group" not in frames.runs:
@@ -138,6 +141,7 @@ def in_blocks(frames: Frames, keys: Sequence[str]) -> bool:
     return bool(whole) and groups.nunique() < ENOUGH_RUNS
 
 
+@remembered
 def units(frames: Frames, keys: Sequence[str], by_block: bool | None = None) -> Units:
     """The units of replication of a method's runs; `by_block` where they must pair with those of another."""
     by_block = in_blocks(frames, keys) if by_block is None else by_block

@@ -12,6 +12,7 @@ import numpy as np
 from analysis.frames import Frames
 from analysis.published import rederived
 from analysis.published.rederived import JOB, estimate
+from analysis.remembered import remembered
 from analysis.steps import breakdown
 from analysis.style import method_id
 from sparsify import cost
@@ -50,6 +51,7 @@ def exchange_s(method: str, elements: int, density: float, workers: int, link: c
     return link.seconds(cost.Cost(found.messages, int(WORD * found.most)))
 
 
+@remembered
 def measured(frames: Frames, method: str, elements: int | None = None) -> Parts | None:
     """A method's parts, of the runs of real processes; None where there are none.
 

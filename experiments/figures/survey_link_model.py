@@ -20,6 +20,7 @@ from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
 from analysis.numbers import number
+from analysis.remembered import remembered
 from analysis.stats import Value
 from analysis.steps import warm
 from analysis.tables import Table
@@ -83,6 +84,7 @@ def runs(profile: str) -> list[list[str]]:
     ]  # fmt: skip
 
 
+@remembered
 def cases(frames: Frames) -> pd.DataFrame:
     """A row per exchange, k, P and link: what was sent, predicted and measured, and their ratio; `blocks` has
     the measured seconds of each turn.

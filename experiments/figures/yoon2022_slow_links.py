@@ -14,6 +14,7 @@ from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames, empty, restrict
 from analysis.numbers import brief, number
+from analysis.remembered import remembered
 from analysis.stats import POSITIVE, Value, curve, of_phases, phase_difference, slowdown
 from analysis.steps import breakdown
 from analysis.tables import Table
@@ -126,6 +127,7 @@ def more_runs(profile: str) -> list[list[str]]:
 # ------------------------------------------------------------------------------------
 
 
+@remembered
 def _part(frames: Frames, validate: str, is_slim: bool) -> Frames:
     """The runs that took turns (validate: `never`) or trained (`epoch`), of the slim model or of others."""
     runs = frames.runs
@@ -135,6 +137,7 @@ def _part(frames: Frames, validate: str, is_slim: bool) -> Frames:
     return restrict(frames, list(runs["key"][mine & (runs["task.name"].eq("slimvgg_cifar10") == is_slim)]))
 
 
+@remembered
 def links(frames: Frames) -> dict[str, Frames]:
     """The runs of each link that took turns over it, the slowest link first; without the slim model's."""
     timed = _part(frames, "never", is_slim=False)

@@ -19,6 +19,7 @@ from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
 from analysis.numbers import number
+from analysis.remembered import remembered
 from analysis.stats import COUNTED, Value
 from analysis.steps import breakdown
 from analysis.tables import Table
@@ -102,6 +103,7 @@ def _variants(density: float) -> str:
     return f"variants={{{named}}}"
 
 
+@remembered
 def counted(frames: Frames) -> pd.DataFrame:
     """A row for each method, number of workers and k: words and latency terms of the worker that sends most,
     the median over the steps after the first one; the published ones beside them.
