@@ -12,7 +12,7 @@ RUN := $(VENV)/bin/python -m experiments
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint figures claims report collect bench gpu-first gpu-wheels horovod sif slurm-up slurm-down clean FORCE
+.PHONY: help test lint figures claims validate report collect bench gpu-first gpu-wheels horovod sif slurm-up slurm-down clean FORCE
 # A prerequisite that is never up to date: pattern rules can't be phony.
 FORCE: ;
 
@@ -39,6 +39,9 @@ figures: $(VENV)/.figures ## every figure and table again from stored records; n
 
 claims: $(VENV)/.figures ## every statement of the papers and what became of it; the last line is JSON; needs no torch
 	@$(RUN) claims
+
+validate: $(VENV)/.figures ## reads all stored records and compares them with their digests and schemas; needs no torch
+	@$(RUN) validate
 
 report: $(VENV)/.figures ## pages on every figure, verdict and run, to read in a browser; needs no torch
 	@$(RUN) report $(ARGS)

@@ -36,6 +36,7 @@ from analysis.records import Attempt, Store, fingerprint, left_out, read_recorde
 # These need more than the seven digits of a float32: a clock that runs for hours, and exact byte counts.
 FULL_PRECISION = ("start_s", "wire_bytes")
 RUNS_OF_A_PART = 250
+SCHEMA_KEY = "schema"  # in a file's metadata; older files have none, and are of schema 1
 COPY = "copy.json"  # in the folder of an attempt's own tables: what they were when they were written
 # Without these no figure can be drawn.
 OF_EVERY_RUN = (
@@ -112,6 +113,7 @@ def _write(path: Path, tables: Sequence[pa.Table | Path]) -> Path:
     """One file of these tables or files, below each other; what one of them lacks is empty there."""
     kinds = [pq.read_schema(table) if isinstance(table, Path) else table.schema for table in tables]
     whole = pa.unify_schemas(kinds, promote_options="permissive")
+    whole = whole.with_metadata({SCHEMA_KEY: str(schemas.SCHEMA)})
     floats = [field.name for field in whole if pa.types.is_floating(field.type)]
     buffer = io.BytesIO()
     writer = pq.ParquetWriter(
@@ -234,9 +236,13 @@ def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:
     if raw is None:
         return typed(name, pd.DataFrame())
     try:
-        frame = pq.read_table(io.BytesIO(raw)).to_pandas()
+        table = pq.read_table(io.BytesIO(raw))
+        frame = table.to_pandas()
     except (pa.ArrowException, OSError) as error:
         raise Damaged(path, "is not a whole Parquet file") from error
+    schema = (table.schema.metadata or {}).get(SCHEMA_KEY.encode(), b"1").decode(errors="replace")
+    if schema != str(schemas.SCHEMA):
+        raise Damaged(path, f"has schema {schema}, and this code reads schema {schemas.SCHEMA}")
     needed = (*COLUMNS[name], *(OF_EVERY_RUN if name == "runs" and len(frame) else ()))
     if missing := [column for column in needed if column not in frame.columns]:
         raise Damaged(path, f"is not as it was written: it has no column {missing[0]}")

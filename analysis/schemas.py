@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-SCHEMA = 1  # of a manifest
+SCHEMA = 1  # of a manifest, and of tables
 # Of a whole number in a record: more would not fit a table's column.
 Whole = Annotated[int, Meta(ge=0, le=2**53)]
 Number = Annotated[float, Meta(gt=-1e18, lt=1e18)]

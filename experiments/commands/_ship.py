@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from analysis import parquet, verdicts
 from analysis.claims import UNDECIDED
 from analysis.files import read_as, write_atomic, write_json
 from analysis.frames import Frames, combine, empty
+from analysis.looks import ALL
 from analysis.outcomes import with_outcomes
 from analysis.public import public
 from analysis.records import run_id
@@ -100,7 +103,8 @@ def index_of(path: Path) -> list[str]:
 
 def thinned(frames: Frames) -> Frames:
     """Without the steps of trainings that are there for their curve: epochs say what figures draw, and 60
-    trainings of 3,519 steps on 8 ranks would be 50 MB. They stay in the checkout that ran them.
+    trainings of 3,519 steps on 8 ranks would be 50 MB. Without the looks that no figure draws, which would be
+    as much. They stay in the checkout that ran them.
     """
     runs = frames.runs
     if not len(runs):
@@ -108,7 +112,21 @@ def thinned(frames: Frames) -> Frames:
     is_curve = runs["train.validate"].eq("epoch") & runs["timing.mode"].ne("as_published")
     steps = frames.steps[~frames.steps["key"].isin(runs["key"][is_curve])].reset_index(drop=True)
     spans = frames.spans[~frames.spans["key"].isin(runs["key"][is_curve])].reset_index(drop=True)
-    return frames._replace(steps=steps, spans=spans)
+    return frames._replace(steps=steps, spans=spans, looks=drawn(frames.looks))
+
+
+def drawn(looks: pd.DataFrame) -> pd.DataFrame:
+    """Of each run those at the whole model and at its largest tensor; of the others the last histograms."""
+    if not len(looks):
+        return looks
+    sizes = looks[looks["what"].eq("size") & looks["of"].ne(ALL)].sort_values("value")
+    largest = looks["key"].map(sizes.groupby("key")["of"].last())
+    tensor = looks["of"].str.split("/").str[0]  # regions of it are "tensor/elements"
+    last = looks["step"].eq(looks.groupby("key")["step"].transform("max"))
+    kept = tensor.eq(ALL) | tensor.eq(largest) | looks["what"].eq("size")
+    chosen: pd.DataFrame = looks[kept | (looks["what"].eq("histogram") & last)]
+    chosen = chosen.reset_index(drop=True)
+    return chosen
 
 
 def shipped_verdicts(folders: Folders) -> list[verdicts.Row]:

@@ -26,22 +26,37 @@ def runs(profile: str) -> list[list[str]]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     found = looks.models(frames)
-    with plots.canvas(style.two_columns(2.6), 1, len(found), squeeze=False, sharey=True) as (figure, (row,)):
+    size = style.two_columns(4.2)
+    with plots.canvas(size, 2, len(found), squeeze=False, sharey=True) as (figure, (row, layers)):
         for axes, (model, of_model) in zip(row, found.items(), strict=True):
             of_first = looks.first(of_model)
             table = looks.seen(of_first, "histogram", ALL)
             for colour, step in zip(COLOURS, looks.some_steps(list(table["step"])), strict=False):
                 at = table[table["step"] == step]
                 axes.plot(at["x"], at["value"].clip(lower=FLOOR / 2), color=colour, label=f"step {step + 1}")
+            axes.set(title=model)
+        for axes, of_model in zip(layers, found.values(), strict=True):
+            for _, at in last_of_each(looks.first(of_model)):
+                axes.plot(at["x"], at["value"].clip(lower=FLOOR / 2), color="#999999", linewidth=0.5)
+        for axes in (*row, *layers):
             x = np.linspace(-6, 6, 241)
             axes.plot(
                 x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), color="black", linestyle=":", label="normal"
             )
-            axes.set(yscale="log", ylim=(FLOOR, 20), title=model, xlabel="Value / RMS")
-        row[0].set_ylabel("Density")
+            axes.set(yscale="log", ylim=(FLOOR, 20), xlabel="Value / RMS")
+        row[0].set_ylabel("Density, all tensors")
+        layers[0].set_ylabel("Density, tensor by tensor")
         handles, labels = row[0].get_legend_handles_labels()
+        handles, labels = handles + layers[0].lines[:1], [*labels, "each tensor, last step"]
         figure.legend(handles, labels, loc="outside lower center", ncols=5)
     return figure
+
+
+def last_of_each(run: Frames) -> list[tuple[str, pd.DataFrame]]:
+    """The last histogram of each tensor, the whole model's apart."""
+    found = looks.seen(run, "histogram")
+    last = found[found["of"].ne(ALL) & found["step"].eq(found["step"].max())]
+    return [(str(name), at) for name, at in last.groupby("of")]
 
 
 def table(frames: Frames) -> Table:
@@ -88,10 +103,10 @@ def _mean(run: Frames, of_density: object) -> float:
 
 def caption(frames: Frames, profile: str) -> str:
     return (
-        "Density of gradient plus residual on rank 0, over all tensors, in units of their root mean "
-        "square, at "
-        "four steps of the first seed's training with Top-k; dotted: the normal distribution of the "
-        "same spread. "
+        "Density of gradient plus residual on rank 0 in the first seed's training with Top-k, in units of "
+        "the root mean square. Top: over all tensors, at four steps; bottom: of every tensor of 1,000 "
+        "elements and more by itself, at the last of them. Dotted: the normal distribution of the same "
+        "spread. "
         f"{captions.setting(frames)}"
     )
 

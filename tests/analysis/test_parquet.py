@@ -55,7 +55,7 @@ def test_empty_frames_survive_everything(tmp_path: Path, frames: Frames) -> None
     assert notes == []
     write_parquet(nothing, tmp_path)
     for again in (read_parquet(tmp_path), read_parquet(tmp_path / "nowhere"), restrict(frames, [])):
-        assert [len(frame) for frame in again] == [0, 0, 0, 0]
+        assert [len(frame) for frame in again] == [0, 0, 0, 0, 0]
         assert_frame_equal(combine(again, frames).steps, frames.steps)
         assert_frame_equal(combine(frames, again).epochs, frames.epochs)
     assert list(empty().steps.columns) == list(frames.steps.columns)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from analysis import parquet
+from analysis.files import Damaged, read_lines
+from analysis.frames import Frames
+from analysis.published import tables
+from analysis.records import run_id
+from experiments import figures
+from experiments.commands._ship import index_of
+from experiments.config.folders import Folders
+from experiments.config.plan import configs_of, more_configs_of
+
+GROUP = "results"
+MOST_SHIPPED_MB = 50  # what everyone who clones the repository has to fetch
+
+
+def validate() -> int:
+    """Reads all that is stored, compares it with its digests and schemas, and says what is wrong (make
+    validate); then the exit code is 1.
+
+    Of shipped figures it also says which were drawn from runs that their item does not ask for any more.
+    """
+    folders = Folders()
+    wrong = [*_own(folders), *_shipped(folders), *_published(), *_benchmarks(folders)]
+    for line in (*wrong, *map("for information: {}".format, outdated(folders))):
+        print(line)
+    print(f"{len(wrong)} wrong" if wrong else "all records are as they were written")
+    return 1 if wrong else 0
+
+
+def _own(folders: Folders) -> Iterator[str]:
+    """Runs and tables of this checkout. A run is read by itself, so that thousands need no more memory."""
+    runs = folders.store.runs()
+    for run in runs:
+        yield from parquet.newest_frames(folders.store, [run], folders.records, verify=True)[1]
+    yield from _tables(folders.records)
+    print(f"{len(runs)} runs in {folders.store.root}")
+
+
+def _tables(folder: Path) -> Iterator[str]:
+    for name in Frames._fields:
+        try:
+            parquet.read_parquet(folder, [name])
+        except Damaged as damage:
+            yield str(damage)
+
+
+def _shipped(folders: Folders) -> Iterator[str]:
+    broken = list(_tables(folders.shipped))
+    yield from broken
+    there = set() if broken else set(parquet.read_parquet(folders.shipped, ["runs"]).runs["run_id"])
+    indexes = _indexes(folders)
+    for path in indexes:
+        try:
+            missing = set(index_of(path)) - there
+        except Damaged as damage:
+            yield str(damage)
+            continue
+        if missing and not broken:
+            yield f"{path.stem} is shipped without {len(missing)} of its runs: {min(missing)}"
+    size_mb = sum(path.stat().st_size for path in folders.shipped.rglob("*") if path.is_file()) / 1e6
+    if size_mb > MOST_SHIPPED_MB:
+        yield f"{folders.shipped} has {size_mb:.0f} MB, more than {MOST_SHIPPED_MB}"
+    print(f"{len(there)} runs and {len(indexes)} figures of them, {size_mb:.0f} MB, in {folders.shipped}")
+
+
+def outdated(folders: Folders) -> Iterator[str]:
+    """A line on each shipped figure with runs that its item has not planned."""
+    for path in _indexes(folders):
+        name, _, profile = path.stem.rpartition("-")
+        try:
+            item, drawn = figures.of_file(name), set(index_of(path))
+        except (Damaged, ValueError):
+            continue
+        configs = [*configs_of(item, profile), *more_configs_of(item, profile)]
+        if stale := drawn - set(map(run_id, configs)):
+            yield (
+                f"{path.stem} is drawn from {len(stale)} runs that {item} does not ask for any more; "
+                f"`reproduce {item} profile={profile}` and `collect --ship` replace them"
+            )
+
+
+def _indexes(folders: Folders) -> list[Path]:
+    return sorted((folders.shipped / "figures").glob("*.json"))
+
+
+def _published() -> Iterator[str]:
+    try:
+        read = tables.read(tables.FOLDER)
+        print(f"{sum(map(len, read))} rows of published facts in {tables.FOLDER}")
+    except Damaged as damage:
+        yield str(damage)
+
+
+def _benchmarks(folders: Folders) -> Iterator[str]:
+    for folder in (folders.results / "bench", folders.shipped / "bench"):
+        for path in sorted(folder.glob("*.jsonl")):
+            try:
+                _, others = read_lines(path)
+            except Damaged as damage:
+                yield str(damage)
+            else:
+                if others:
+                    yield f"{path} has {others} lines that are no records"
