@@ -44,6 +44,10 @@ def ethernet(gbit_s: float) -> cost.Link:
     return cost.Link(ALPHA_S, 8e-9 / gbit_s)
 
 
+FAST = "NVLink 3"  # as conf/link/nvlink3.yaml has it
+LINKS = {"1 Gbit/s": ethernet(1), "10 Gbit/s": ethernet(10), FAST: cost.Link(3.4e-6, 4.17e-12)}
+
+
 def exchange_s(method: str, elements: int, density: float, workers: int, link: cost.Link) -> float:
     """By the published words; Ok-Topk's upper end, which its exchange keeps to (stable-costs)."""
     k = max(1, int(density * elements))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
 from analysis import captions, plots, style
@@ -20,6 +21,7 @@ from analysis.steps import breakdown
 from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig3_slim as slim
+from experiments.figures._reaching import first_step
 
 TITLE = "Slow links: who is faster than dense at 1 and 10 Gbit/s, and to the same accuracy"
 MODE = "production"
@@ -73,6 +75,12 @@ CURVES = {
     "topk-denser": "topk-denser-fused",
     "randomk": "randomk-hash",
 }
+SLIM_VARIANTS = {
+    "dense": ["method=dense"],
+    "topk-fused": FUSED,
+    "topk-denser-fused": [*FUSED, f"method.density={slim.DENSER}"],
+    "randomk-hash": yoon2022.TIMED["randomk-hash"],
+}
 COMMUNICATION = ("wait", "transfer")
 
 
@@ -88,12 +96,6 @@ def runs(profile: str) -> list[list[str]]:
         "oktopk": ["method=oktopk", "method.density_warmup=[]"],
         "powersgd": ["method=powersgd"],
     }
-    small = {
-        "dense": ["method=dense"],
-        "topk-fused": FUSED,
-        "topk-denser-fused": [*FUSED, f"method.density={slim.DENSER}"],
-        "randomk-hash": yoon2022.TIMED["randomk-hash"],
-    }
     found = [
         run
         for link in LINKS
@@ -101,15 +103,18 @@ def runs(profile: str) -> list[list[str]]:
             profile, MODE, variants, f"link={link}", scales=SCALES, repeats=REPEATS
         )
     ]
-    if profile == "smoke":
-        return found
+    return found + (slim_runs(profile) if profile != "smoke" else [])
+
+
+def slim_runs(profile: str) -> list[list[str]]:
+    """What a step of the model of fig3-slim takes over the slowest link."""
     names = [word.partition("=")[0] for word in SCALES[profile]]
     words = [
         f"{name}={SLIM[name]}" if name in SLIM else word
         for name, word in zip(names, SCALES[profile], strict=True)
     ]
-    return found + yoon2022.timing_runs(
-        profile, MODE, small, f"link={LINKS[0]}", scales={profile: words}, repeats=REPEATS
+    return yoon2022.timing_runs(
+        profile, MODE, SLIM_VARIANTS, f"link={LINKS[0]}", scales={profile: words}, repeats=REPEATS
     )
 
 
@@ -194,8 +199,8 @@ def seconds_to(frames: Frames, name: str, accuracy: float) -> Value | None:
     if not trainings or step is None:
         return None
     table = curve(frames, trainings, slim.COLUMN)
-    reached = table["step"][table["mean"] >= accuracy]
-    return step.times(float(reached.iloc[0])) if len(reached) else None
+    reached = first_step(table["step"], table["mean"], accuracy)
+    return step.times(reached) if reached < np.inf else None
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

@@ -17,16 +17,10 @@ from analysis.numbers import number
 from analysis.stats import Value
 from analysis.tables import Table
 from experiments.figures import _predicted
-from experiments.figures._predicted import DENSITY, Parts
+from experiments.figures._predicted import DENSITY, FAST, LINKS, Parts
 from sparsify import cost
 
 TITLE = "DGC's speed-up over dense on 1 and 10 Gbit/s, simulated"
-LINKS = {
-    "1 Gbit/s": _predicted.ethernet(1),
-    "10 Gbit/s": _predicted.ethernet(10),
-    "NVLink 3": cost.Link(3.4e-6, 4.17e-12),
-}
-FAST = "NVLink 3"  # as conf/link/nvlink3.yaml has it
 WORKERS = (2, 4, 8, 16, 32, 64)
 JUDGED = 8
 COLOURS = {"1 Gbit/s": "#0072B2", "10 Gbit/s": "#D55E00", FAST: "#555555"}

@@ -21,9 +21,11 @@ from experiments.figures import (
     shi2019_shi_convergence,
     shi2019_shi_distribution,
     shi2019_shi_scaling,
+    shi2019_shi_selection,
     survey_crossover,
     survey_link_model,
     survey_methods,
+    survey_time_to_accuracy,
     yoon2022_fig1,
     yoon2022_fig2,
     yoon2022_fig3,
@@ -49,14 +51,13 @@ from tests.conftest import Command, refused
 
 # mypy compares each file with the protocol here.
 SHIPPED: list[_contract.Figure] = [
-    eghlidi2020_eghlidi_table1,
-    eghlidi2020_eghlidi_table1_published, eghlidi2020_eghlidi_table2, survey_link_model, survey_methods,
-    yoon2022_fig1, yoon2022_fig2, yoon2022_fig3,
-    yoon2022_fig3_logs, yoon2022_fig3_slim, yoon2022_fig4, yoon2022_fig4_fast, yoon2022_fig4_logs,
-    yoon2022_slow_links, yoon2022_speed, yoon2022_speed_fast, yoon2022_speed_logs, yoon2022_speed_protocol,
-    yoon2022_straggler, yoon2022_why_gap, zhang_stable_costs, zhang_stable_dgc, shi2019_shi_scaling,
-    survey_crossover, shi2019_shi_bound, shi2019_shi_convergence, shi2019_shi_distribution,
-    zhang_stable_heatmap, zhang_stable_sweep,
+    eghlidi2020_eghlidi_table1, eghlidi2020_eghlidi_table1_published, eghlidi2020_eghlidi_table2,
+    shi2019_shi_bound, shi2019_shi_convergence, shi2019_shi_distribution, shi2019_shi_scaling,
+    shi2019_shi_selection, survey_crossover, survey_link_model, survey_methods, survey_time_to_accuracy,
+    yoon2022_fig1, yoon2022_fig2, yoon2022_fig3, yoon2022_fig3_logs, yoon2022_fig3_slim, yoon2022_fig4,
+    yoon2022_fig4_fast, yoon2022_fig4_logs, yoon2022_slow_links, yoon2022_speed, yoon2022_speed_fast,
+    yoon2022_speed_logs, yoon2022_speed_protocol, yoon2022_straggler, yoon2022_why_gap,
+    zhang_stable_costs, zhang_stable_dgc, zhang_stable_heatmap, zhang_stable_sweep,
 ]  # fmt: skip
 LEAST = """\
 TITLE = "Density"

@@ -21,7 +21,8 @@ ITEMS = sorted(figures.shipped())
 # Of runs that these are not like; each has tests of its own.
 APART = (
     "crossover", "eghlidi-table1", "link-model", "shi-bound", "shi-convergence", "shi-distribution",
-    "shi-scaling", "stable-costs", "stable-dgc", "stable-heatmap", "stable-sweep",
+    "shi-scaling", "shi-selection", "stable-costs", "stable-dgc", "stable-heatmap", "stable-sweep",
+    "time-to-accuracy",
 )  # fmt: skip
 MEASURED = [item for item in ITEMS if figures.has_runs(item) and item not in APART]
 PROFILES = ("smoke", "laptop", "paper")

@@ -116,7 +116,7 @@ def test_a_free_selection_on_a_free_link_scales_perfectly() -> None:
 
 def test_dgc_gains_less_the_faster_the_link_is() -> None:
     parts = Parts(0.5, 0.1)
-    gains = [zhang_stable_dgc.speedup(parts, link)[2] for link in zhang_stable_dgc.LINKS.values()]
+    gains = [zhang_stable_dgc.speedup(parts, link)[2] for link in _predicted.LINKS.values()]
     assert gains == sorted(gains, reverse=True)
     assert gains[-1] < 1
 

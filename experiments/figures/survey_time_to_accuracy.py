@@ -1,0 +1,252 @@
+"""Which method has an accuracy first? The trainings of fig3-slim against time, by link.
+
+Not a figure of a paper. A training's steps are those of fig3-slim; what a step takes is measured on this
+machine, and for other links put together from measured computing and selecting and a simulated exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pandas as pd
+
+from analysis import captions, plots, style
+from analysis.claims import Claim
+from analysis.frames import Frames, restrict
+from analysis.numbers import number
+from analysis.stats import POSITIVE, Value, curve, final, of_phases
+from analysis.tables import Table
+from experiments.figures import _predicted
+from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures import yoon2022_fig3_slim as slim
+from experiments.figures import yoon2022_slow_links as slow_links
+from experiments.figures._predicted import FAST, LINKS
+from experiments.figures._reaching import seconds_to, sooner, steps_to
+
+TITLE = "Validation accuracy against time, by link"
+MODE = "serialised"  # which tells computing from selecting
+TIMING = {
+    "smoke": yoon2022.TIMING["smoke"],
+    "laptop": [
+        "task=slimvgg_cifar10", "cluster=local", "workers=2", "task.batch_size=8", "timing.warmup_steps=2",
+        "alternate.limit_min=4",
+    ],
+    "paper": [
+        "task=slimvgg_cifar10", "cluster=virtual", "task.batch_size=8", "timing.warmup_steps=2",
+        "alternate.limit_min=10",
+    ],
+}  # fmt: skip
+# Name in fig3-slim -> the scheme by which it exchanges (`_predicted.SCHEMES`).
+SCHEMES = {"dense": "dense", "topk": "topk", "topk-denser": "topk", "randomk": "randomk-hash"}
+LOOPBACK, EMULATED = "loopback, measured", "1 Gbit/s, emulated, measured"
+LEVELS = tuple(range(10, 100, 10))  # % top-1
+SHOWN = 3  # of them, the highest that are reached
+JUDGED = 70  # % top-1
+
+
+def runs(profile: str) -> list[list[str]]:
+    """The trainings of fig3-slim, and one group of processes in which their steps take turns."""
+    timed = yoon2022.timing_runs(
+        profile, MODE, slow_links.SLIM_VARIANTS, scales=TIMING, repeats={profile: [0]}
+    )
+    return [*slim.runs(profile), *timed]
+
+
+def more_runs(profile: str) -> list[list[str]]:
+    """More seeds, and the step over a link that is really slow, which slow-links measures."""
+    emulated = slow_links.slim_runs(profile) if profile != "smoke" else []
+    return [*slim.more_runs(profile), *emulated]
+
+
+# --- what was measured
+# ------------------------------------------------------------------------------------
+
+
+def trainings(frames: Frames) -> dict[str, list[str]]:
+    """Keys by their name in fig3-slim."""
+    found = _having(frames, lambda runs: runs["train.validate"].eq("epoch"))
+    return {name: line.keys for name, line in slim.lines(found).items()} if len(found.runs) else {}
+
+
+def _timed(frames: Frames) -> Frames:
+    """The steps that were measured without an emulated link."""
+    return _having(
+        frames, lambda runs: runs["train.validate"].eq("never") & runs["cluster.where"].ne("netns")
+    )
+
+
+def _emulated(frames: Frames) -> Frames:
+    return _having(frames, lambda runs: runs["cluster.where"].eq("netns"))
+
+
+def _having(frames: Frames, chosen: Callable[[pd.DataFrame], pd.Series[bool]]) -> Frames:
+    return restrict(frames, list(frames.runs["key"][chosen(frames.runs)])) if len(frames.runs) else frames
+
+
+def step_s(frames: Frames, name: str) -> dict[str, float]:
+    """Seconds of a step by link, the slowest simulated link first; then as it was measured."""
+    timed, found = _timed(frames), dict[str, float]()
+    parts = _predicted.measured(timed, slow_links.CURVES[name]) if len(timed.runs) else None
+    dense = _predicted.measured(timed, "dense") if len(timed.runs) else None
+    keys = trainings(frames).get(name)
+    if keys and parts and dense:
+        run = frames.runs.set_index("key").loc[keys[0]]
+        elements, workers = int(run["parameters"]), int(run["workers"])
+        density = 1.0 if name == "dense" else float(run["method.density"])
+        for link, joined in LINKS.items():
+            exchange = _predicted.exchange_s(SCHEMES[name], elements, density, workers, joined)
+            # Computing is the same for all: dense's counts, else its noise would be the methods'.
+            found[f"{link}, simulated"] = dense.compute_s + parts.select_s + exchange
+    local = _having(timed, lambda runs: runs["cluster.where"].eq("local"))
+    for where, of in ((LOOPBACK, local), (EMULATED, _emulated(frames))):
+        if measured := _measured(of, slow_links.CURVES[name]):
+            found[where] = measured.value
+    return found
+
+
+def _measured(frames: Frames, method: str) -> Value | None:
+    return of_phases(frames, yoon2022.keys(frames, method), ("slowest",), lambda seconds: seconds, POSITIVE)
+
+
+def by_link(frames: Frames) -> dict[str, dict[str, float]]:
+    """Link -> name -> seconds of a step; of what was trained and timed.
+
+    Raises:
+        ValueError: nothing was both.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for name in trainings(frames):
+        for link, seconds in step_s(frames, name).items():
+            found.setdefault(link, {})[name] = seconds
+    if not found:
+        raise ValueError("nothing to draw: there is no training whose step was timed as well")
+    return found
+
+
+def steps_of(frames: Frames, name: str, level: float) -> dict[object, float]:
+    """By seed, the steps until a validation first shows so many % of top-1."""
+    return steps_to(frames, trainings(frames).get(name, []), slim.COLUMN, level)
+
+
+def shown(frames: Frames) -> list[int]:
+    """The highest of LEVELS that a training of each seed of some method reaches."""
+    reached = [
+        level
+        for level in LEVELS
+        if any(_all_reach(steps_of(frames, name, level)) for name in trainings(frames))
+    ]
+    return reached[-SHOWN:]
+
+
+def _all_reach(steps: Mapping[object, float]) -> bool:
+    return bool(steps) and max(steps.values()) < float("inf")
+
+
+# --- what is shown
+# ------------------------------------------------------------------------------------
+
+
+def look(name: str) -> style.Look:
+    return slim.LOOKS.get(name, style.look(name))
+
+
+def draw(frames: Frames, profile: str) -> plots.Figure:
+    links = by_link(frames)
+    with plots.canvas(style.two_columns(2.9), 1, len(links), sharey=True, squeeze=False) as (figure, (row,)):
+        for axes, (link, steps) in zip(row, links.items(), strict=True):
+            for name, seconds in steps.items():
+                table = curve(frames, trainings(frames)[name], slim.COLUMN)
+                plots.curve(axes, table["step"] * seconds / 60, table, look(name))
+            title, *how = link.split(", ", 1)
+            axes.set_title("\n".join([title, *how]))
+            axes.set(xlabel="Minutes")
+            axes.set_xlim(left=0)
+            axes.grid(True)
+        row[0].set_ylabel("Validation top-1 (%)")
+        handles, labels = row[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def table(frames: Frames) -> Table:
+    levels = shown(frames)
+    rows = [
+        {
+            "link": link,
+            "method": look(name).label,
+            "step": 1e3 * seconds,
+            **{f"{level} %": seconds_to(steps_of(frames, name, level), seconds) for level in levels},
+            "at the end": final(frames, trainings(frames)[name], slim.COLUMN),
+        }
+        for link, steps in by_link(frames).items()
+        for name, seconds in steps.items()
+    ]
+    units = {"step": "ms", "at the end": "%"} | {f"{level} %": "s" for level in levels}
+    return Table("Time until a validation first shows an accuracy", pd.DataFrame(rows), units, NOTE)
+
+
+NOTE = (
+    "Means over seeds; a dash where not every seed gets there. Intervals are over seeds, of the number of "
+    "steps; a step's time counts as known."
+)
+
+
+def caption(frames: Frames, profile: str) -> str:
+    trained = _having(frames, lambda runs: runs["train.validate"].eq("epoch"))
+    workers = captions.listed(captions.values(trained, "workers"))
+    timed = captions.listed(captions.values(_timed(frames), "workers"))
+    every = captions.listed(captions.values(trained, "train.validate_every"))
+    emulated = (
+        f" {EMULATED}: as {workers} processes on this machine's cores measured it over a link that token "
+        "buckets slow down, where they share these cores."
+    )
+    return (
+        f"Validation top-1 against time: the trainings of fig3-slim, {workers} virtual workers, validated "
+        f"every {every} epochs, at what a step takes. Simulated: computing and selecting as measured of "
+        f"{timed} workers with a core each, and the exchange of {workers} by the alpha-beta model "
+        f"(sparsify/cost.py), at 50 us a message on Ethernet; NVLink 3: 240 GB/s, 3.4 us a message; nothing "
+        f"overlaps, nobody is late. {LOOPBACK}: the whole step of {timed} processes. The fused search "
+        "selects. Steps of the first two epochs, whose density is higher, count like the others."
+        f"{emulated if len(_emulated(frames).runs) else ''} {captions.setting(frames)} "
+        f"{captions.training(trained)} {captions.timing(_timed(frames))}"
+    )
+
+
+# --- claims
+# ------------------------------------------------------------------------------------
+
+
+def claims() -> list[Claim]:
+    narrow, wide = "1 Gbit/s, simulated", f"{FAST}, simulated"
+    return [
+        _claim(narrow, "topk", "dense"),
+        _claim(narrow, "topk-denser", "dense"),
+        _claim(EMULATED, "topk", "dense"),
+        _claim(LOOPBACK, "dense", "topk"),
+        _claim(wide, "dense", "topk"),
+    ]
+
+
+def _claim(link: str, fast: str, slow: str) -> Claim:
+    where = link if link in (LOOPBACK, EMULATED) else f"over {link}"
+    return Claim(
+        text=f"{look(fast).label} has {number(JUDGED)} % before {look(slow).label}: how many times as soon, "
+        f"{where}",
+        paper=None,
+        unit="x",
+        source="no published number",
+        kind="ordering",
+        tolerance=1.0,
+        reason="More than once is sooner; 0 where only the other one gets there.",
+        ours=lambda frames: _sooner(frames, link, fast, slow),
+        timed=True,
+    )
+
+
+def _sooner(frames: Frames, link: str, fast: str, slow: str) -> Value | None:
+    steps = {name: step_s(frames, name).get(link) for name in (fast, slow)} if len(frames.runs) else {}
+    quick, long = steps.get(fast), steps.get(slow)
+    if quick is None or long is None:
+        return None
+    of_slow, of_fast = (steps_of(frames, name, JUDGED) for name in (slow, fast))
+    return sooner(of_slow, long, of_fast, quick)
