@@ -21,6 +21,7 @@ from sparsify import cost
 SCHEMES = {
     "dense": "dense", "topk": "topka", "topk-fused": "topka", "dgc": "topka", "gaussiank": "gaussiank",
     "randomk-hash": "randomk allgather", "oktopk": "oktopk",
+    "stable_topk": "randomk allreduce",  # values without indices
 }  # fmt: skip
 SELECTING = ("select", "exchange", "scatter")  # phases: searching, packing, merging
 COMMUNICATING = ("wait", "transfer", "synchronize")

@@ -45,6 +45,7 @@ from experiments.figures import (
     zhang_stable_dgc,
     zhang_stable_heatmap,
     zhang_stable_sweep,
+    zhang_stable_throughput,
 )
 from tests import synthetic
 from tests.conftest import Command, refused
@@ -58,6 +59,7 @@ SHIPPED: list[_contract.Figure] = [
     yoon2022_fig4_fast, yoon2022_fig4_logs, yoon2022_slow_links, yoon2022_speed, yoon2022_speed_fast,
     yoon2022_speed_logs, yoon2022_speed_protocol, yoon2022_straggler, yoon2022_why_gap,
     zhang_stable_costs, zhang_stable_dgc, zhang_stable_heatmap, zhang_stable_sweep,
+    zhang_stable_throughput,
 ]  # fmt: skip
 LEAST = """\
 TITLE = "Density"

@@ -22,7 +22,7 @@ ITEMS = sorted(figures.shipped())
 APART = (
     "crossover", "eghlidi-table1", "link-model", "shi-bound", "shi-convergence", "shi-distribution",
     "shi-scaling", "shi-selection", "stable-costs", "stable-dgc", "stable-heatmap", "stable-sweep",
-    "time-to-accuracy",
+    "stable-throughput", "time-to-accuracy",
 )  # fmt: skip
 MEASURED = [item for item in ITEMS if figures.has_runs(item) and item not in APART]
 PROFILES = ("smoke", "laptop", "paper")
