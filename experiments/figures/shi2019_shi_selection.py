@@ -15,6 +15,7 @@ from analysis import captions, plots, style
 from analysis.claims import ANY_GPU, Claim
 from analysis.frames import Frames
 from analysis.numbers import number
+from analysis.remembered import remembered
 from analysis.stats import COUNTED, POSITIVE, Value, of_phases, phase_ratio
 from analysis.steps import warm
 from analysis.tables import Table
@@ -87,6 +88,7 @@ def milliseconds(frames: Frames, method: str, size: int) -> Value | None:
     return found.times(1e3) if found else None
 
 
+@remembered
 def gain(frames: Frames, method: str, size: int, over: str = EXACT) -> Value | None:
     """Time of another method's selecting over that of this one's, paired by turns."""
     return phase_ratio(frames, keys(frames, over, size), keys(frames, method, size), "select")

@@ -14,6 +14,7 @@ from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames, restrict
 from analysis.numbers import number
+from analysis.remembered import remembered
 from analysis.stats import POSITIVE, Value, curve, final, of_phases
 from analysis.tables import Table
 from experiments.figures import _predicted
@@ -62,12 +63,14 @@ def more_runs(profile: str) -> list[list[str]]:
 # ------------------------------------------------------------------------------------
 
 
+@remembered
 def trainings(frames: Frames) -> dict[str, list[str]]:
     """Keys by their name in fig3-slim."""
     found = _having(frames, lambda runs: runs["train.validate"].eq("epoch"))
     return {name: line.keys for name, line in slim.lines(found).items()} if len(found.runs) else {}
 
 
+@remembered
 def _timed(frames: Frames) -> Frames:
     """The steps that were measured without an emulated link."""
     return _having(
@@ -75,6 +78,7 @@ def _timed(frames: Frames) -> Frames:
     )
 
 
+@remembered
 def _emulated(frames: Frames) -> Frames:
     return _having(frames, lambda runs: runs["cluster.where"].eq("netns"))
 
@@ -83,6 +87,7 @@ def _having(frames: Frames, chosen: Callable[[pd.DataFrame], pd.Series[bool]]) -
     return restrict(frames, list(frames.runs["key"][chosen(frames.runs)])) if len(frames.runs) else frames
 
 
+@remembered
 def step_s(frames: Frames, name: str) -> dict[str, float]:
     """Seconds of a step by link, the slowest simulated link first; then as it was measured."""
     timed, found = _timed(frames), dict[str, float]()

@@ -17,6 +17,7 @@ from analysis import captions, plots, style
 from analysis.claims import ANY_GPU, Claim
 from analysis.frames import Frames, restrict
 from analysis.numbers import number
+from analysis.remembered import remembered
 from analysis.stats import POSITIVE, Value, curve, of_phases, slowdown, throughput
 from analysis.tables import Table
 from experiments.figures import _predicted
@@ -164,6 +165,7 @@ def trained(frames: Frames, task: str) -> dict[str, list[str]]:
     return {method: own for method, own in found.items() if own}
 
 
+@remembered
 def step_s(frames: Frames, task: str, method: str) -> Value | None:
     """Of the slowest worker, simulated."""
     own = keys(frames, task, method, "never")
@@ -196,6 +198,7 @@ def times_as_soon(frames: Frames, task: str, method: str, other: str) -> Value |
 # ------------------------------------------------------------------------------------
 
 
+@remembered
 def added(frames: Frames, elements: int) -> dict[str, Parts]:
     """By method: what was measured without a network, selecting scaled to so many elements."""
     vectors = [*frames.runs["key"][frames.runs["task.name"].eq("vector")]] if len(frames.runs) else []
