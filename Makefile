@@ -12,7 +12,7 @@ RUN := $(VENV)/bin/python -m experiments
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint figures claims validate report collect bench gpu-first gpu-wheels horovod sif slurm-up slurm-down clean FORCE
+.PHONY: help test lint figures claims validate report collect bench gpu-first gpu-wheels horovod transformers sif slurm-up slurm-down clean FORCE
 # A prerequisite that is never up to date: pattern rules can't be phony.
 FORCE: ;
 
@@ -61,6 +61,9 @@ gpu-wheels: $(VENV)/.dev ## packages for a machine without a network into WHEELS
 horovod: $(VENV)/.train ## Horovod 0.28.1 for comm=horovod: built against this torch once, then found in a cache
 	@wheel=$$($(VENV)/bin/python singularity/horovod/build) \
 	 && $(PIP) --no-deps --force-reinstall "$$wheel" && $(PIP) cloudpickle packaging psutil pyyaml
+
+transformers: $(VENV)/.train ## Hugging Face's, for tasks with BERT or a masked autoencoder
+	@$(PIP) -r requirements/transformers.txt
 
 sif: $(VENV)/.train ## a container image: IMAGE=thin (for this .venv), cpu or gpu (everything inside)
 	@$(VENV)/bin/python singularity/build $(IMAGE)

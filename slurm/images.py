@@ -32,6 +32,7 @@ TEMPLATE = ("singularity/sparsify.def", "singularity/two_ranks.py")
 # Sources of images with the project's environment, and of those with Horovod.
 PACKAGES = (
     "constraints.txt", "requirements/library.txt", "requirements/figures.txt", "requirements/train.txt",
+    "requirements/transformers.txt",
 )  # fmt: skip
 HOROVOD = ("singularity/horovod/build",)
 

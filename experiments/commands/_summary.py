@@ -53,6 +53,8 @@ def _measured(attempt: Attempt) -> list[str]:
         lines.append(_median_step(attempt, [step.step_s for step in steps]))
     if epochs and epochs[-1].val_top1 is not None:
         lines.append(f"  top-1 {epochs[-1].val_top1:.2f} % after {epochs[-1].step} steps")
+    elif epochs and epochs[-1].val_loss is not None:
+        lines.append(f"  validation loss {epochs[-1].val_loss:.4g} after {epochs[-1].step} steps")
     return lines
 
 

@@ -43,6 +43,7 @@ class Files:
     folder: str  # what the folder of all data sets must contain
     host: str | None = None  # its function `download` needs this host; None: it has no such function
     size: str = ""  # of the download
+    instead: str = ""  # a data set without files, on which the same networks can be timed
 
 
 @cache
@@ -114,6 +115,7 @@ def find(config: dict[str, Any], say: Callable[[str], None]) -> tuple[dict[str, 
     if config["data"]["root"] is not None:
         raise ValueError(
             f"data.root={root} has no {files.folder}; point it at the folder that holds {files.folder}"
+            f"{_or_timed(config, files)}"
         )
     if download(dataset, files, root, say):
         return config, root
@@ -122,7 +124,7 @@ def find(config: dict[str, Any], say: Callable[[str], None]) -> tuple[dict[str, 
     if changed is None:
         raise ValueError(
             f"{files.title} is not in {root} and could not be downloaded: put {files.folder} there, or say "
-            "where it is with data.root=FOLDER or $DATA_ROOT"
+            f"where it is with data.root=FOLDER or $DATA_ROOT{_or_timed(config, files)}"
         )
     name = changed["task"]["name"]
     say(f"{files.title} was not found (see DATA_ROOT): using scikit-learn's digits instead, task {name}")
@@ -140,6 +142,12 @@ def substituted(config: dict[str, Any], dataset: str) -> dict[str, Any] | None:
         "name": name
     }
     return changed
+
+
+def _or_timed(config: dict[str, Any], files: Files) -> str:
+    """The end of a sentence: which task needs no files."""
+    changed = substituted(config, files.instead) if files.instead else None
+    return f"; task={changed['task']['name']}, which is for timing only, needs none" if changed else ""
 
 
 def download(dataset: str, files: Files, root: Path, say: Callable[[str], None]) -> bool:

@@ -16,12 +16,14 @@ MODELS = {
     "slimvgg_cifar10": "slim VGG-16",
     "smalllstm_ptb": "LSTM",
     "berttiny_ptb64": "BERT-Tiny",
+    "maetiny_cifar10": "MAE",
 }
 TASKS = {
     "cnn_cifar10": ["task.batch_size=16"],
     "slimvgg_cifar10": ["task.batch_size=16"],
     "smalllstm_ptb": ["task.batch_size=10"],
     "berttiny_ptb64": ["task.batch_size=8"],
+    "maetiny_cifar10": ["task.batch_size=16"],
 }
 SHARED = [
     "recipe=none", "cluster=virtual", "workers=2", "train.validate=never", "timing.mode=production",

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 
 from experiments.training.datasets import Dataset, Split
 from experiments.training.task import UNASKED, Task
+from experiments.training.transformers import needed_for
 
 HIDDEN = 0.15  # of the words are guessed; of these
 REPLACED, RANDOM = 0.8, 0.1  # are hidden, and replaced by another word; the rest stays (Devlin et al. 2019)
@@ -88,15 +89,9 @@ class BERT(nn.Module):
 
     def __init__(self, classes: int, length: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
-        try:
-            from transformers import BertConfig, BertForMaskedLM
-        except ImportError as error:
-            raise ValueError(
-                "BERT is transformers' implementation, and transformers is not installed: pip install "
-                "transformers"
-            ) from error
-        self.model = BertForMaskedLM(
-            BertConfig(
+        transformers = needed_for("BERT")
+        self.model = transformers.BertForMaskedLM(
+            transformers.BertConfig(
                 vocab_size=classes,
                 hidden_size=width,
                 num_hidden_layers=layers,

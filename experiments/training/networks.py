@@ -164,3 +164,25 @@ def resnet20(channels: int, pixels: int, classes: int) -> nn.Module:
     Ways around blocks that change shape have no parameters (option A).
     """
     return resnet(channels, classes, (16, 32, 64), blocks=3, projects=False)
+
+
+def imagenet_resnet50(channels: int, pixels: int, classes: int) -> nn.Module:
+    """torchvision's ResNet-50 (He et al. 2016, with strides in the 3 x 3 convolutions): 25,557,032 parameters
+    for ImageNet in 161 tensors.
+    """
+    from torchvision.models import resnet50
+
+    model: nn.Module = resnet50(weights=None, num_classes=classes)
+    return model
+
+
+def imagenet_vgg16(channels: int, pixels: int, classes: int) -> nn.Module:
+    """torchvision's VGG-16 (Simonyan and Zisserman 2015, configuration D): 138,357,544 parameters for
+    ImageNet in 32 tensors.
+
+    Without dropout, which would draw from torch's own generator.
+    """
+    from torchvision.models import vgg16
+
+    model: nn.Module = vgg16(weights=None, num_classes=classes, dropout=0.0)
+    return model

@@ -19,9 +19,9 @@ UNASKED = -100  # instead of a label: torch's cross-entropy leaves it out
 
 
 class Metrics(NamedTuple):
-    loss: float  # mean cross-entropy per label
-    top1: float  # percent
-    top5: float  # percent
+    loss: float  # mean cross-entropy per label, or what else the task minimises
+    top1: float | None = None  # percent; None where there are no classes to be right about
+    top5: float | None = None  # percent
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Task:
 
     def asked(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Inputs and labels of examples to be evaluated, always the same."""
-        return self.laid_out(data.normalised(some.images.to(dtype))), some.labels
+        return self.laid_out(data.normalised(data.opened(some.images).to(dtype))), some.labels
 
     def laid_out(self, inputs: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, C, H, W), in the memory layout of the model."""
@@ -177,9 +177,16 @@ class Task:
             inputs, labels = self.asked(data, some, dtype)
             outputs, labels = model(inputs).flatten(0, -2), labels.flatten()
             loss = functional.cross_entropy(outputs, labels, reduction="sum")
-            hits = outputs.topk(5, dim=1).indices == labels[:, None]
+            hits = outputs.topk(min(5, data.classes), dim=1).indices == labels[:, None]
             counts = (hits[:, 0].sum(), hits.sum(), (labels != UNASKED).sum())
             sums.append(torch.stack([loss.double(), *counts]))
         model.train()
         total, top1, top5, count = map(math.fsum, zip(*host_sync.to_host(torch.stack(sums)), strict=True))
         return Metrics(total / count, 100 * top1 / count, 100 * top5 / count)
+
+
+@dataclass(frozen=True)
+class LargeImages(Task):
+    """Of 224 x 224 pixels, of which fewer are evaluated at a time."""
+
+    eval_batch: ClassVar[int] = 50

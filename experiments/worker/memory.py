@@ -36,6 +36,11 @@ def check(parts: Sequence[Part], data: Dataset, workers: int) -> None:
     shared = 2 * parameters  # and the optimiser's momentum
     if CLEARLY * (shared + workers * TENSORS * parameters) <= free:
         return
+    if shared + parameters > free:  # not even one rank's gradient: no trial, which might end the process
+        raise ValueError(
+            f"the model does not fit into memory: with momentum and one worker's gradient it is "
+            f"{(shared + parameters) / 2**30:.2f} GiB, and {free / 2**30:.2f} are free; take a smaller one"
+        )
     each = sum(
         rank_bytes(model, method, settings)
         for model, (_, method, settings) in zip(models, parts, strict=True)

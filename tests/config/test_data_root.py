@@ -127,6 +127,6 @@ def test_finding_data_needs_no_torch() -> None:
 
 def test_a_task_is_named_after_a_data_set_that_there_is() -> None:
     with pytest.raises(
-        ValueError, match=r"no data set 'mnist'.*task 'cnn_mnist' is named <network>_<data set>"
+        ValueError, match=r"no data set 'svhn'.*task 'cnn_svhn' is named <network>_<data set>"
     ):
-        data_root.dataset_of("cnn_mnist")
+        data_root.dataset_of("cnn_svhn")

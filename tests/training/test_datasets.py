@@ -62,6 +62,21 @@ def test_corrupt_data_are_refused(tmp_path: Path) -> None:
         datasets.load("cifar10", tmp_path, CPU)
 
 
+def test_a_folder_that_is_not_mnist_s_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"MNIST in .* is missing or corrupt: .* a sound copy"):
+        datasets.load("mnist", tmp_path, CPU)
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + b"\0\0\0\x02" * 3 + bytes(8))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + b"\0\0\0\x02" + bytes(2))
+    with pytest.raises(ValueError, match=r"MNIST in .* is missing or corrupt"):  # of two images, 2 x 2
+        datasets.load("mnist", tmp_path, CPU)
+    (folder / "train-images-idx3-ubyte").write_bytes(b"not an image")
+    with pytest.raises(ValueError, match=r"MNIST in .* is missing or corrupt"):
+        datasets.load("mnist", tmp_path, CPU)
+
+
 def test_augmentation_is_a_padded_crop_and_a_flip() -> None:
     data = one_image()
     pixels = torch.arange(32 * 32 * 3).view(32, 32, 3) % 251 + 1

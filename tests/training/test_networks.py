@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from experiments.tasks import REGISTRY as TASKS
 from experiments.training import networks
 from experiments.training.language import BERT, LSTM
 
@@ -34,6 +36,28 @@ def test_image_networks_are_as_large_as_they_say(
     assert f"{parameters:,}" in (network.__doc__ or "")
     channels, pixels, classes = shape
     assert model(torch.zeros(2, channels, pixels, pixels)).shape == (2, classes)
+
+
+@pytest.mark.parametrize(
+    ("network", "parameters", "tensors"),
+    [(networks.imagenet_resnet50, 25_557_032, 161), (networks.imagenet_vgg16, 138_357_544, 32)],
+)
+def test_networks_for_imagenet_are_as_large_as_they_say(
+    network: Callable[[int, int, int], nn.Module], parameters: int, tensors: int
+) -> None:
+    with torch.device("meta"):
+        model = network(3, 224, 1000)
+        assert model(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
+    sizes = [p.numel() for p in model.parameters()]
+    assert (sum(sizes), len(sizes)) == (parameters, tensors)
+    assert f"{parameters:,}" in (network.__doc__ or "")
+    assert not any(module.p for module in model.modules() if isinstance(module, nn.Dropout))
+
+
+@pytest.mark.parametrize("network", ["resnet50", "vgg16", "maebase", "maelarge"])
+def test_what_is_timed_on_synthetic_images_is_what_is_trained_on_imagenet(network: str) -> None:
+    real, timed = (TASKS.build(f"{network}_{data}", {}) for data in ("imagenet", "images224"))
+    assert replace(real, dataset="images224") == timed
 
 
 def test_the_large_lstm_has_66_million_parameters() -> None:

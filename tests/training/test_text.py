@@ -12,6 +12,7 @@ from experiments.training import datasets
 from experiments.training.datasets import Dataset, _text
 from experiments.training.language import HIDDEN, hidden
 from experiments.training.task import UNASKED
+from tests.conftest import Command, refused
 
 CPU = torch.device("cpu")
 LINES = ["a b a c", "", "b a d"]
@@ -71,6 +72,22 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         datasets.load("ptb", tmp_path, CPU)
 
 
+@pytest.mark.parametrize("name", ["ptb", "ptb64"])
+def test_a_folder_without_mikolov_s_files_is_another_s(name: str, tmp_path: Path) -> None:
+    (tmp_path / "ptb").mkdir()
+    (tmp_path / "ptb" / "wsj_0001.mrg").write_text("( (S (NP-SBJ (NNP Pierre) (NNP Vinken))))")
+    with pytest.raises(ValueError, match=r"ptb/ptb.train.txt can't be read .*put plain text there"):
+        datasets.load(name, tmp_path, CPU)
+
+
+def test_a_binary_file_ends_a_run_with_a_sentence(tmp_path: Path, here: Command) -> None:
+    (tmp_path / "text").mkdir()
+    for name in ("train.txt", "test.txt"):
+        (tmp_path / "text" / name).write_bytes(bytes(range(256)) * 10)
+    done = here("run", "task=berttiny_text64", "profile=smoke", "cluster=virtual", f"data.root={tmp_path}")
+    refused(done, "text/train.txt is no text in UTF-8", "put plain text there")
+
+
 @pytest.mark.parametrize("name", ["ptb", "ptb64", "text64", "mnist"])
 def test_files_need_a_folder(name: str) -> None:
     with pytest.raises(ValueError, match=r"set data.root=FOLDER or \$DATA_ROOT"):
@@ -108,6 +125,16 @@ def test_a_model_of_language_learns_and_its_accuracy_is_of_words(tmp_path: Path)
     after = task.evaluate(model, data, torch.float32)
     assert before.top1 < 50 < 99 < after.top1 <= 100
     assert after.loss < before.loss
+
+
+def test_a_text_of_one_word_has_an_accuracy(tmp_path: Path) -> None:
+    """Of fewer classes than five."""
+    for name in ("train.txt", "test.txt"):
+        (tmp_path / name).write_text("word " * 100)
+    data = _text.read("word", tmp_path, ("train.txt", "test.txt"), 7, CPU)
+    task = TASKS.build("smalllstm_ptb", {"width": 4, "layers": 1})
+    assert data.classes == 3
+    assert task.evaluate(task.model(data, 0, CPU, torch.float32), data, torch.float32).top5 == 100
 
 
 def test_evaluation_hides_the_same_words_each_time_and_batches_others(tmp_path: Path) -> None:

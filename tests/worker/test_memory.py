@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from experiments.config import compose
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
 from experiments.worker import memory
 from experiments.worker.run import Built, build
 from tests.conftest import Command, refused
@@ -65,6 +67,35 @@ def test_variants_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     memory.check([part], run.data, 8)
     with pytest.raises(ValueError, match="workers=8 virtual ranks need"):
         memory.check([part, part], run.data, 8)
+
+
+@pytest.mark.parametrize("task", ["maetiny_cifar10", "cnn_digits"])
+def test_a_model_that_does_not_fit_is_refused_before_it_is_tried(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if task.startswith("mae"):
+        pytest.importorskip("transformers")
+    some, data = TASKS.build(task, {}), datasets.load("digits32", None, CPU)
+    part: Any = (some, *built("method=topk", "method.density=0.01")[3:5])
+    monkeypatch.setattr(memory, "rank_bytes", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 2**17)
+    with pytest.raises(
+        ValueError, match=r"the model does not fit into memory: .* GiB, .* take a smaller one"
+    ):
+        memory.check([part], data, 8)
+
+
+@pytest.mark.parametrize("task", ["maetiny_cifar10", "resnet50_imagenet"])
+def test_the_new_models_are_counted_too(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters that are not trained are no gradient."""
+    if task.startswith("mae"):
+        pytest.importorskip("transformers")
+    some, data = TASKS.build(task, {}), datasets.load("digits32", None, CPU)
+    part: Any = (some, *built("method=topk", "method.density=0.01")[3:5])
+    size = sum(p.nbytes for p in some.model(data, 0, CPU, torch.float32).parameters())
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 12 * size)
+    with pytest.raises(ValueError, match=r"which is enough for workers=(4|3)$"):
+        memory.check([part], data, 8)
 
 
 def test_a_run_that_does_not_fit_ends_with_a_sentence(here: Command) -> None:

@@ -13,7 +13,8 @@ from torch.nn import functional
 
 
 class Split(NamedTuple):
-    images: Tensor  # (N, H, W, C) uint8; of text (N, T) int64, numbers of words
+    # (N, H, W, C) uint8; of text (N, T) int64, numbers of words; of images in files (N,) int64, their numbers
+    images: Tensor
     labels: Tensor  # (N,) int64; of text (N, T)
 
     def to(self, device: torch.device) -> Split:
@@ -67,6 +68,10 @@ class Dataset:
     @property
     def channels(self) -> int:
         return self.test.images.shape[3]
+
+    def opened(self, images: Tensor) -> Tensor:
+        """(B, H, W, C) uint8, as they are evaluated, of what a split holds of them."""
+        return images
 
     def augmented(self, chosen: Tensor, generator: Generator) -> Tensor:
         """(B,) indices -> (B, H, W, C) images, cropped and flipped in one gather.

@@ -1,0 +1,156 @@
+"""Masked autoencoders (He et al. 2022, arXiv:2111.06377): hidden patches of images are guessed from others.
+
+The paper trains them with AdamW; here they are trained as all tasks are, by SGD with momentum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from experiments.training.datasets import Dataset, Split
+from experiments.training.task import Metrics, Task
+from experiments.training.transformers import needed_for
+
+HIDDEN = 0.75  # of the patches
+WIDER = 4  # times, within each layer
+SLOWEST = 10_000  # of the sines of positions, the longest wavelength in patches, over 2 pi
+
+
+class Size(NamedTuple):
+    """Of encoder and decoder, both Vision Transformers."""
+
+    patch: int  # pixels, of each side
+    width: int
+    layers: int
+    heads: int
+    decoder_width: int
+    decoder_layers: int
+    decoder_heads: int
+
+    def network(self, channels: int, pixels: int, classes: int) -> MAE:
+        return MAE(channels, pixels, self)
+
+
+TINY = Size(4, 64, 4, 4, 48, 2, 4)
+BASE = Size(16, 768, 12, 12, 512, 8, 16)  # ViT-B/16, and the decoder of the paper's Table 1
+LARGE = Size(16, 1024, 24, 16, 512, 8, 16)  # ViT-L/16
+
+
+@dataclass(frozen=True)
+class MaskedImages(Task):
+    """What is validated is the loss, over always the same hidden patches; there is no accuracy.
+
+    A batch is a row for each image: its pixels, then a number for each patch, drawn by the run's generator.
+    The three quarters of the patches with the largest numbers are hidden.
+    """
+
+    eval_batch: ClassVar[int] = 100
+    patch: int = 16
+
+    def drawn(
+        self, data: Dataset, chosen: Tensor, generator: Generator, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        images, labels = super().drawn(data, chosen, generator, dtype)
+        return self.with_numbers(images, generator), labels
+
+    def asked(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        images, labels = super().asked(data, some, dtype)
+        return self.with_numbers(images, Generator(images.device).manual_seed(0)), labels
+
+    def with_numbers(self, images: Tensor, generator: Generator) -> Tensor:
+        """(B, C, H, W) -> (B, C H W + patches)."""
+        shape = (len(images), (images.shape[-1] // self.patch) ** 2)
+        numbers = torch.rand(shape, generator=generator, device=images.device)
+        return torch.cat([images.flatten(1), numbers.to(images.dtype)], dim=1)
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs
+
+    @torch.no_grad()
+    def evaluate(
+        self, model: nn.Module, data: Dataset, dtype: torch.dtype, split: Split | None = None
+    ) -> Metrics:
+        model.eval()
+        tested, sums = split or data.test, list[Tensor]()
+        for start in range(0, len(tested.labels), self.eval_batch):
+            some = Split(*(part[start : start + self.eval_batch] for part in tested))
+            inputs, labels = self.asked(data, some, dtype)
+            sums.append(model(inputs).double() * len(labels))
+        model.train()
+        return Metrics(math.fsum(torch.stack(sums).tolist()) / len(tested.labels))
+
+
+class MAE(nn.Module):
+    """ViTMAEForPreTraining of transformers; weights are drawn and positions fixed as in the paper's code.
+
+    transformers 5.23 leaves all positions at zero, so that hidden patches would all be guessed alike.
+
+    Raises:
+        ValueError: transformers is not installed.
+    """
+
+    def __init__(self, channels: int, pixels: int, size: Size) -> None:
+        super().__init__()
+        transformers = needed_for("The masked autoencoder")
+        self.shape, self.patches = (channels, pixels, pixels), (pixels // size.patch) ** 2
+        self.model = transformers.ViTMAEForPreTraining(
+            transformers.ViTMAEConfig(
+                image_size=pixels,
+                num_channels=channels,
+                patch_size=size.patch,
+                hidden_size=size.width,
+                num_hidden_layers=size.layers,
+                num_attention_heads=size.heads,
+                intermediate_size=WIDER * size.width,
+                decoder_hidden_size=size.decoder_width,
+                decoder_num_hidden_layers=size.decoder_layers,
+                decoder_num_attention_heads=size.decoder_heads,
+                decoder_intermediate_size=WIDER * size.decoder_width,
+                hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0,
+                mask_ratio=HIDDEN,
+                norm_pix_loss=True,
+            )
+        )
+        embeddings, decoder = self.model.vit.embeddings, self.model.decoder
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                nn.init.xavier_uniform_(module.weight.flatten(1))  # a view
+        for token in (embeddings.cls_token, decoder.mask_token):
+            nn.init.normal_(token, std=0.02)
+        # As buffers: no gradient is selected from, exchanged or decayed.
+        _fix(embeddings, "position_embeddings", pixels // size.patch)
+        _fix(decoder, "decoder_pos_embed", pixels // size.patch)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(B, C H W + patches) -> the mean squared error over hidden patches.
+
+        Pixels are normalised, those of each patch by themselves.
+        """
+        images, numbers = rows.split([math.prod(self.shape), self.patches], dim=1)
+        loss: Tensor = self.model(images.unflatten(1, self.shape), noise=numbers).loss
+        return loss
+
+
+def _fix(module: nn.Module, name: str, side: int) -> None:
+    """Replace a parameter by sines of positions, for patches in rows of `side`."""
+    given = getattr(module, name)
+    delattr(module, name)
+    module.register_buffer(name, positions(side, given.shape[-1]).to(given.device))
+
+
+def positions(side: int, width: int) -> Tensor:
+    """(1, 1 + side^2, width): sines and cosines of each patch's column, then of its row.
+
+    In the order of the paper's code; zeros for the token before the patches.
+    """
+    speeds = SLOWEST ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
+    angles = torch.arange(side, dtype=torch.float64)[:, None] * speeds
+    waves = torch.cat([angles.sin(), angles.cos()], dim=1)  # (side, width / 2)
+    patches = torch.cat([waves.repeat(side, 1), waves.repeat_interleave(side, dim=0)], dim=1)
+    return torch.cat([torch.zeros(1, width, dtype=torch.float64), patches])[None].float()

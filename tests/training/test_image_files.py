@@ -1,0 +1,232 @@
+"""Images in files: read batch by batch, cropped as torchvision does it, by the run's generator alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms
+
+from analysis.records import Store
+from experiments.config import compose, data_root
+from experiments.training import datasets
+from experiments.training.datasets import Dataset
+from experiments.training.datasets._image_files import TRIES, box, middle, read
+from experiments.training.networks import small_cnn
+from experiments.training.stop import Preempted
+from experiments.training.task import LargeImages
+from tests.conftest import Command, refused
+from tests.runs import StopAt, carry_out, measured, orders, recorded
+
+CPU = torch.device("cpu")
+CLASSES = ("n01", "n02", "n03")
+SIZES = ((64, 48), (50, 90), (300, 260))  # width, height
+
+
+def save(path: Path, size: tuple[int, int], seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(256, size=(*size[::-1], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder of data sets with a tiny ImageNet: of each class 4 images for training, one for validation."""
+    for number, name in enumerate(CLASSES):
+        for at in range(5):
+            part = "val" if at == 4 else "train"
+            path = tmp_path / "data" / "imagenet" / part / name / f"{at}.JPEG"
+            save(path, SIZES[at % 3], seed=10 * number + at)
+    return tmp_path / "data"
+
+
+def imagenet(root: Path) -> Dataset:
+    return datasets.load("imagenet", root, CPU)
+
+
+def task(batch_size: int = 4) -> LargeImages:
+    return LargeImages("imagenet", small_cnn, batch_size, 0.1, 0.9, 0.0, 0, (), False)
+
+
+def test_images_are_read_by_number_and_labelled_by_their_folder(root: Path) -> None:
+    data = imagenet(root)
+    assert (len(data.train.labels), len(data.test.labels), data.classes) == (12, 3, 3)
+    assert (data.pixels, data.channels) == (224, 3)
+    assert data.train.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert data.name == "12 images of 3 classes in place of ImageNet"
+    opened = data.opened(data.test.images)
+    assert (opened.shape, opened.dtype) == ((3, 224, 224, 3), torch.uint8)
+    expected = read(root / "imagenet" / "val" / "n03" / "4.JPEG", middle)
+    assert torch.equal(opened[2], torch.from_numpy(expected.copy()))
+
+
+def test_tested_images_are_what_torchvision_makes_of_them(root: Path) -> None:
+    path = root / "imagenet" / "train" / "n01" / "1.JPEG"
+    theirs = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)])
+    with Image.open(path) as image:
+        assert np.array_equal(read(path, middle), np.asarray(theirs(image.convert("RGB"))))
+
+
+def test_a_grey_image_has_three_channels(tmp_path: Path) -> None:
+    Image.new("L", (300, 300), 77).save(tmp_path / "grey.png")
+    assert (read(tmp_path / "grey.png", middle) == 77).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_crops_lie_within_the_image_and_have_torchvision_s_areas_and_shapes(size: tuple[int, int]) -> None:
+    width, height = size
+    draws = torch.rand(500, TRIES * 4, generator=torch.Generator().manual_seed(0)).tolist()
+    found = [box(width, height, row) for row in draws]
+    for top, left, h, w in found:
+        assert 0 <= top <= height - h
+        assert 0 <= left <= width - w
+    shares = torch.tensor([h * w / (width * height) for _, _, h, w in found])
+    ratios = torch.tensor([w / h for _, _, h, w in found])
+    assert shares.min() >= 0.07  # 0.08 before sides are rounded
+    assert 0.7 < ratios.min() < 0.8
+    assert 1.25 < ratios.max() < 1.4
+    torch.manual_seed(0)
+    image, law = torch.empty(3, height, width), transforms.RandomResizedCrop
+    theirs = [law.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(500)]
+    means = [sum(h * w for _, _, h, w in boxes) / 500 / (width * height) for boxes in (found, theirs)]
+    assert means[0] == pytest.approx(means[1], abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [((1000, 10), (0, 493, 10, 13)), ((10, 1000), (493, 0, 13, 10))]
+)
+def test_an_image_that_no_crop_fits_is_cut_in_the_middle(
+    size: tuple[int, int], expected: Sequence[int]
+) -> None:
+    impossible = [0.999, 0.5, 0.5, 0.5] * TRIES
+    assert box(*size, impossible) == tuple(expected)
+
+
+def test_batches_depend_on_the_run_s_generator_alone_and_begin_anywhere(root: Path) -> None:
+    data, states, batches = imagenet(root), [], []
+    generator = torch.Generator().manual_seed(5)
+    drawn = task().batches(data, 0, 1, 3, generator, torch.float32)
+    for _ in range(5):
+        states.append(generator.get_state())
+        batches.append(next(drawn))
+    assert len({batch.sum().item() for batch, _ in batches}) == 5
+    torch.manual_seed(99)
+    for number, (inputs, labels) in enumerate(batches):
+        generator.set_state(states[number])
+        again, those = next(task().batches(data, 0, 1, 3, generator, torch.float32, first=number))
+        assert torch.equal(again, inputs)
+        assert torch.equal(those, labels)
+        assert again.shape == (4, 3, 224, 224)
+
+
+@pytest.mark.usefixtures("every_step")
+def test_training_goes_on_to_the_same_bits(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = imagenet(root)
+    monkeypatch.setattr(datasets, "load", lambda *_: data)
+    words = (
+        "task=cnn_cifar10", "task.batch_size=2", "method=topk", "cluster=virtual", "workers=2",
+        "train.steps=6",
+    )  # fmt: skip
+    told, straight = orders(Store(tmp_path / "runs"), *words)
+    carry_out(told, straight, tmp_path / "a")
+    told, attempt = orders(Store(tmp_path / "runs"), *words)
+    with pytest.raises(Preempted):
+        carry_out(told, attempt, tmp_path / "b", StopAt(6))
+    carry_out(told, attempt, tmp_path / "b")
+    assert attempt.manifest["weights"] == straight.manifest["weights"]
+    assert measured(recorded(attempt, 1)) == measured(recorded(straight, 1))
+    assert "in place of ImageNet" in attempt.manifest["provenance"]["data"]["name"]
+
+
+def test_held_out_images_are_training_files(root: Path) -> None:
+    data = imagenet(root).holding_out(5)
+    assert (len(data.train.labels), len(data.test.labels)) == (7, 5)
+    assert sorted([*data.train.images.tolist(), *data.test.images.tolist()]) == [*range(12)]
+    assert data.opened(data.test.images).shape[0] == 5
+
+
+def test_accuracy_of_few_classes_counts(root: Path) -> None:
+    data, tiny = imagenet(root), task()
+    metrics = tiny.evaluate(tiny.model(data, 0, CPU, torch.float32), data, torch.float32)
+    assert metrics.top5 == 100
+    assert math.isfinite(metrics.loss)
+
+
+def test_the_digest_follows_names_and_sizes(root: Path) -> None:
+    before, path = imagenet(root).digest, root / "imagenet" / "train" / "n02" / "0.JPEG"
+    assert imagenet(root).digest == before
+    path.write_bytes(path.read_bytes() + b"\0")
+    longer = imagenet(root).digest
+    path.rename(path.with_name("9.JPEG"))
+    assert len({before, longer, imagenet(root).digest}) == 3
+
+
+def test_a_folder_that_is_another_s_is_refused(root: Path) -> None:
+    folder = root / "imagenet"
+    (folder / "val" / "n03").rename(folder / "val" / "n04")
+    with pytest.raises(ValueError, match=r"3 classes to train and 3 to validate, and n03 is in train/ alone"):
+        imagenet(root)
+    (folder / "val" / "n04" / "4.JPEG").unlink()
+    with pytest.raises(ValueError, match=r"imagenet/val is not laid out as ImageNet \(Found no valid file"):
+        imagenet(root)
+    (folder / "val").rename(folder / "ILSVRC2012_img_val")
+    with pytest.raises(
+        ValueError, match=r"imagenet/val .*No such file.* it needs train/ and val/ .*_images224"
+    ):
+        imagenet(root)
+    (folder / "val").mkdir()
+    save(folder / "val" / "ILSVRC2012_val_00000001.JPEG", SIZES[0], 0)
+    with pytest.raises(
+        ValueError, match=r"imagenet/val .*Couldn't find any class folder.*one for each class"
+    ):
+        imagenet(root)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", b"half"])
+def test_a_file_that_is_no_image_is_named_when_it_is_opened(root: Path, content: bytes) -> None:
+    path = root / "imagenet" / "train" / "n02" / "3.JPEG"
+    path.write_bytes(path.read_bytes()[:300] if content == b"half" else content)
+    data = imagenet(root)
+    with pytest.raises(ValueError, match=f"{path} is no image that can be opened"):
+        data.augmented(torch.arange(12), torch.Generator())
+
+
+def test_a_broken_image_ends_a_run_with_a_sentence(root: Path, here: Command) -> None:
+    for path in root.rglob("*.JPEG"):
+        path.write_bytes(b"no image")
+    done = here(
+        "run", "task=resnet50_imagenet", "task.batch_size=2", "profile=smoke", "cluster=virtual",
+        f"data.root={root}",
+    )  # fmt: skip
+    refused(done, ".JPEG is no image that can be opened")
+
+
+def test_without_the_folder_the_task_on_synthetic_images_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"has no imagenet; point .* task=resnet50_images224, which is for timing only"
+    ):
+        data_root.find(compose.resolve(["task=resnet50_imagenet", f"data.root={tmp_path}"]), print)
+    monkeypatch.setenv("DATA_ROOT", str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"ImageNet is not in .* task=maelarge_images224, which is for timing"
+    ):
+        data_root.find(compose.resolve(["task=maelarge_imagenet"]), print)
+    with pytest.raises(ValueError, match=r"ImageNet has no folder: .*_images224 time"):
+        datasets.load("imagenet", None, CPU)
+
+
+def test_synthetic_images_are_always_the_same_and_say_what_they_are_for() -> None:
+    data = datasets.load("images224", None, CPU)
+    assert data.name == "synthetic images, for timing only"
+    assert data.train.images.shape == (1024, 224, 224, 3)
+    assert data.classes == 1000
+    assert data.digest == "02f21bd9e32106bd66ae99c4780708ed055f04c8f878b40ece48b57f86c3be2b"
