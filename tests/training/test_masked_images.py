@@ -29,10 +29,6 @@ from tests.runs import StopAt, carry_out, measured, orders, recorded
 
 CPU = torch.device("cpu")
 SMALL = Size(8, 16, 1, 2, 16, 1, 2)
-WAVES = (
-    lambda place: math.sin(place), lambda place: math.sin(place / 100),
-    lambda place: math.cos(place), lambda place: math.cos(place / 100),
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +113,12 @@ def test_positions_are_the_paper_s() -> None:
     assert not found[0].any()
     for patch in range(9):
         row, column = divmod(patch, 3)
-        expected = [wave(place) for place in (column, row) for wave in WAVES]
+        expected = [
+            wave(place / slower)
+            for place in (column, row)
+            for wave in (math.sin, math.cos)
+            for slower in (1, 100)
+        ]
         torch.testing.assert_close(found[1 + patch], torch.tensor(expected))
 
 

@@ -79,9 +79,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_tried(
     part: Any = (some, *built("method=topk", "method.density=0.01")[3:5])
     monkeypatch.setattr(memory, "rank_bytes", lambda *_: pytest.fail("tried"))
     monkeypatch.setattr(memory, "free_bytes", lambda device: 2**17)
-    with pytest.raises(
-        ValueError, match=r"the model does not fit into memory: .* GiB, .* take a smaller one"
-    ):
+    with pytest.raises(ValueError, match=r"the model does not fit into memory: .* take a smaller one"):
         memory.check([part], data, 8)
 
 
