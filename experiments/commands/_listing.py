@@ -23,8 +23,8 @@ MOST_LEAVES = 4  # that have a column of their own
 KEY_DIGITS = 8  # of a run's key in a table: enough for `why`
 # Outcomes: title, column, factor, unit.
 OUTCOMES = (
-    ("top-1", "val_top1", 1, "%"), ("test top-1", "test_top1", 1, "%"), ("step", "step_s", 1e3, "ms"),
-    ("sent", "wire_bytes", 1e-3, "kB/step"),
+    ("top-1", "val_top1", 1, "%"), ("test top-1", "test_top1", 1, "%"), ("loss", "val_loss", 1, ""),
+    ("step", "step_s", 1e3, "ms"), ("sent", "wire_bytes", 1e-3, "kB/step"),
 )  # fmt: skip
 CHOICES = ("method", "task", "cluster")  # filters say method=topk for method.name=topk
 OTHERS = {"state": "state", "source": "source", "sweep": "sweeps", "item": "items", "run": "run_id"}
@@ -74,7 +74,7 @@ def filtered(runs: pd.DataFrame, words: Sequence[str]) -> pd.DataFrame:
     Raises:
         ValueError: a word that means nothing here.
     """
-    meant = np.logical_and.reduce([_matching(runs, word) for word in words] or [True])
+    meant = np.logical_and.reduce([np.ones(len(runs), bool), *(_matching(runs, word) for word in words)])
     is_own = runs["source"] == loading.OWN
     if not any(word.startswith("source=") for word in words) and (meant & is_own).any():
         meant = meant & is_own
@@ -149,9 +149,14 @@ def _note(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _outcomes(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Those that some of the runs have."""
+    """Those that some of the runs have; the loss of those without an accuracy."""
     found = {
-        title: [None if _absent(row.get(column)) else factor * float(row[column]) for row in rows]
+        title: [
+            None
+            if _absent(row.get(column)) or (title == "loss" and not _absent(row.get("val_top1")))
+            else factor * float(row[column])
+            for row in rows
+        ]
         for title, column, factor, _ in OUTCOMES
     }
     return {title: values for title, values in found.items() if any(value is not None for value in values)}

@@ -28,9 +28,9 @@ def compare(words: Filters, *, save: str | None = None) -> int:
 
     Args:
         words: which runs, as for `list`; x=, the setting along the axis; y=, a column of docs/records.md
-            (val_top1, test_top1, val_loss, step_s, samples_per_s, wire_bytes, ...; val_top1 by default); by=,
-            the setting that has a line each (method.name by default); ref=, a value of it that the others are
-            compared with, seed by seed.
+            (val_top1, test_top1, val_loss, step_s, samples_per_s, wire_bytes, ...; by default val_top1, or
+            val_loss where nothing is classified); by=, the setting that has a line each (method.name by
+            default); ref=, a value of it that the others are compared with, seed by seed.
         save: write a figure's file of this name, such as thesis_density, that is yours to change and that
             `reproduce` makes.
     """
@@ -42,7 +42,7 @@ def compare(words: Filters, *, save: str | None = None) -> int:
     if not len(runs):
         raise ValueError("no whole run is meant by these words; `list` shows what there is")
     by = axes["by"] or "method.name"
-    compared = Comparison(axes["x"] or _only_axis(runs, by), axes["y"] or "val_top1", by, axes["ref"])
+    compared = Comparison(axes["x"] or _only_axis(runs, by), axes["y"] or _quality(runs), by, axes["ref"])
     frames = empty()._replace(runs=runs)
     table = compared.table(frames)
     path = None if save is None else _saved(save, compared, runs)
@@ -66,6 +66,11 @@ def _saved(name: str, compared: Comparison, runs: pd.DataFrame) -> Path:
 def _given(words: Sequence[str], name: str) -> str | None:
     given = [word.partition("=")[2] for word in words if word.startswith(f"{name}=")]
     return given[-1] if given else None
+
+
+def _quality(runs: pd.DataFrame) -> str:
+    """What tells how good a training is."""
+    return "val_top1" if runs["val_top1"].notna().any() or not runs["val_loss"].notna().any() else "val_loss"
 
 
 def _only_axis(runs: pd.DataFrame, by: str) -> str:
