@@ -70,7 +70,8 @@ def _given(words: Sequence[str], name: str) -> str | None:
 
 def _quality(runs: pd.DataFrame) -> str:
     """What tells how good a training is."""
-    return "val_top1" if runs["val_top1"].notna().any() or not runs["val_loss"].notna().any() else "val_loss"
+    has = {name: name in runs and runs[name].notna().any() for name in ("val_top1", "val_loss")}
+    return "val_loss" if has["val_loss"] and not has["val_top1"] else "val_top1"
 
 
 def _only_axis(runs: pd.DataFrame, by: str) -> str:

@@ -6,12 +6,13 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from analysis.attempts import of_attempt
 from analysis.files import write_json
 from analysis.records import Store, measured_config, run_key
-from experiments.commands import _new
+from experiments.commands import _new, compare
 from experiments.config import compose
 from tests import synthetic
 from tests.conftest import Command, refused
@@ -50,6 +51,13 @@ def test_a_sweep_becomes_a_table_and_a_picture_in_all_forms(thesis: Path, here: 
 def test_what_varies_is_the_axis_where_none_is_given(thesis: Path, here: Command) -> None:
     assert "| method | density |" in here("compare", "sweep=thesis").stdout
     refused(here("compare", "sweep=thesis", "seed=0", "method=dense"), "compare over what?", "say x=")
+
+
+def test_trainings_without_an_accuracy_are_compared_by_their_loss() -> None:
+    without = pd.DataFrame({"val_top1": [None, None], "val_loss": [0.5, None]})
+    assert compare._quality(without) == "val_loss"
+    assert compare._quality(without.assign(val_top1=[None, 71.0])) == "val_top1"
+    assert compare._quality(without[["val_top1"]]) == "val_top1"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from analysis.files import write_json
@@ -65,6 +66,16 @@ def test_a_sweep_and_an_item_are_found_by_the_runs_that_they_note(folders: Folde
 def test_shipped_runs_are_meant_where_no_own_one_is(folders: Folders) -> None:
     assert set(filtered(every_run(folders), ["fig3"])["source"]) == {"shipped"}
     assert set(filtered(every_run(folders), ["method=topk"])["source"]) == {"own"}
+
+
+def test_shipped_runs_are_all_that_is_listed_where_there_is_no_own_one(tmp_path: Path) -> None:
+    shipped = every_run(Folders(tmp_path / "results"))
+    assert len(filtered(shipped, [])) == len(shipped) > 0
+
+
+def test_runs_without_an_accuracy_show_their_loss(tmp_path: Path) -> None:
+    runs = pd.DataFrame({"val_top1": [71.0, None], "val_loss": [0.9, 1.25], "key": ["a", "b"]})
+    assert _listing._outcomes(runs.to_dict("records")) == {"top-1": [71.0, None], "loss": [None, 1.25]}
 
 
 def test_an_unknown_filter_is_answered_with_what_there_is(folders: Folders) -> None:
