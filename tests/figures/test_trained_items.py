@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ TRAINED = ("shi-convergence", "stable-sweep", "eghlidi-table1")
 TENSOR = "large.weight"
 
 
+@cache
 def all_configs(item: str) -> list[Config]:
     """Of all seeds."""
     return [*configs_of(item, "laptop"), *more_configs_of(item, "laptop")]
@@ -90,12 +92,8 @@ def test_items_of_looks_are_drawn_from_records_and_from_parquet(item: str, tmp_p
     assert [table.markdown() for table in first] == [table.markdown() for table in second]
     figure = figures.load(item).draw(frames, "laptop")
     assert all(axes.has_data() for axes in figure.axes)
-    assert len(figure.axes) % len({run[-1] for run in map(tuple, names(item))}) == 0
-
-
-def names(item: str) -> list[list[str]]:
-    """The tasks of its runs."""
-    return [[word for word in run if word.startswith("task=")] for run in figures.load(item).runs("laptop")]
+    tasks = {word for run in figures.load(item).runs("laptop") for word in run if word.startswith("task=")}
+    assert len(figure.axes) % len(tasks) == 0
 
 
 def test_one_bell_is_told_from_two(tmp_path: Path) -> None:
