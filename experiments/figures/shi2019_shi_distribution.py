@@ -48,7 +48,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         layers[0].set_ylabel("Density, tensor by tensor")
         handles, labels = row[0].get_legend_handles_labels()
         handles, labels = handles + layers[0].lines[:1], [*labels, "each tensor, last step"]
-        figure.legend(handles, labels, loc="outside lower center", ncols=5)
+        figure.legend(handles, labels, loc="outside lower center", ncols=6)
     return figure
 
 
