@@ -267,8 +267,9 @@ def test_sides_may_differ_in_what_is_compared_but_no_side_within_itself(tmp_path
     with pytest.raises(Mixed, match="workers"):
         stats.final_difference(runs, few, many, "val_top1")
     assert found(stats.final_difference(runs, few, many, "val_top1", by="workers")).value == 0
-    with pytest.raises(Mixed, match="workers"):
-        stats.final_difference(runs, [*few, *many], many, "val_top1", by="workers")
+    for sides in (([*few, *many], many), (few, [*few, *many])):
+        with pytest.raises(Mixed, match="workers"):
+            stats.final_difference(runs, *sides, "val_top1", by="workers")
 
 
 def test_finals_are_of_the_last_epoch_and_differences_pair_by_seed(frames: Frames) -> None:
