@@ -99,6 +99,8 @@ def cell(frames: Frames, scheme: str, scope: str, size: int) -> Value | None:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
+    if not len(frames.runs):
+        raise ValueError("nothing to draw: there is no run")
     with plots.canvas(style.two_columns(2.9), 1, 2, sharey=True) as (figure, panels):
         for axes, scope in zip(panels, SCOPES, strict=True):
             for scheme, (colour, marker, _) in LOOKS.items():

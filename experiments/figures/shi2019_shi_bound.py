@@ -24,6 +24,8 @@ def runs(profile: str) -> list[list[str]]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
+    if not len(frames.runs):
+        raise ValueError("nothing to draw: there is no run")
     found = looks.models(frames)
     with plots.canvas(style.two_columns(2.6), 1, len(found), squeeze=False, sharey=True) as (figure, (row,)):
         for axes, (model, of_model) in zip(row, found.items(), strict=True):

@@ -77,6 +77,8 @@ def column(task: str) -> str:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
+    if not len(frames.runs):
+        raise ValueError("nothing to draw: there is no run")
     found = tasks(frames)
     with plots.canvas(style.two_columns(2.6), 1, len(found), squeeze=False) as (figure, (row,)):
         for axes, task in zip(row, found, strict=True):

@@ -25,6 +25,8 @@ def runs(profile: str) -> list[list[str]]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
+    if not len(frames.runs):
+        raise ValueError("nothing to draw: there is no run")
     found = looks.models(frames)
     size = style.two_columns(4.2)
     with plots.canvas(size, 2, len(found), squeeze=False, sharey=True) as (figure, (row, layers)):

@@ -27,6 +27,8 @@ def runs(profile: str) -> list[list[str]]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
+    if not len(frames.runs):
+        raise ValueError("nothing to draw: there is no run")
     found = looks.models(frames)
     with plots.canvas(style.two_columns(4.2), 2, len(found), squeeze=False, sharey="row") as (
         figure,

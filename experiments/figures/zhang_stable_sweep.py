@@ -79,6 +79,8 @@ def loss(frames: Frames, found: Sequence[str]) -> Value | None:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
+    if not len(frames.runs):
+        raise ValueError("nothing to draw: there is no run")
     with plots.canvas(style.two_columns(2.9), 1, 1) as (figure, axes):
         periods = sorted({period for _, period in cells(frames)})
         for size in sorted({size for size, _ in cells(frames)}):
