@@ -75,7 +75,7 @@ def _trainings(profile: str, seeds: list[int]) -> list[list[str]]:
 
 def _scope(scheme: str, scope: str, size: int) -> list[str]:
     """Their learning rates grow with the number of workers."""
-    rate = f"task.lr={RATES[scope] * size:g}"
+    rate = f"task.lr={round(RATES[scope] * size, 2)}"
     return [rate] if scheme == "Standard SGD" else [SCOPE_WORDS[scope], rate]
 
 

@@ -11,6 +11,7 @@ from analysis import captions, plots, style
 from analysis.claims import Claim
 from analysis.frames import Frames
 from analysis.looks import ALL
+from analysis.numbers import number
 from analysis.stats import POSITIVE
 from analysis.tables import Table
 from experiments.figures import _looks as looks
@@ -47,10 +48,10 @@ def table(frames: Frames) -> Table:
     for model, of_model in looks.models(frames).items():
         row: dict[str, object] = {"model": model}
         for density in SHOWN:
-            row[f"k/d = {density:g}"] = looks.over_runs(of_model, partial(_percent, density=density))
+            row[f"k/d = {number(density)}"] = looks.over_runs(of_model, partial(_percent, density=density))
         row["most over (1 - k/d)²"] = looks.over_runs(of_model, ratio, POSITIVE)
         rows.append(row)
-    units = {f"k/d = {density:g}": "%" for density in SHOWN}
+    units = {f"k/d = {number(density)}": "%" for density in SHOWN}
     return Table("Energy left out, mean over steps", pd.DataFrame(rows), units)
 
 

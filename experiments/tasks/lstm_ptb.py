@@ -19,7 +19,7 @@ def lstm_ptb(
 
     Args:
         width: of word vectors and of each layer's state.
-        layers: of LSTM.
+        layers: of LSTM, one above the other.
         batch_size: sequences of each worker in a step, of 35 words.
         lr: learning rate, which does not depend on the number of workers.
         momentum: of SGD, after aggregation.

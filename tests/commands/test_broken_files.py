@@ -83,7 +83,7 @@ def test_a_broken_data_set_is_named(
 
 def test_an_unknown_data_set_is_refused_with_the_list() -> None:
     known = "there are: cifar10, digits, digits32"
-    with pytest.raises(ValueError, match=f"no data set 'mnist'; {known}"):
-        Task("mnist", small_cnn, 16, 0.1, 0.9, 0.0, 1, (), False)
-    with pytest.raises(ValueError, match=f"no data set 'mnist'; {known}(, \\w+)*; task 'mlp_mnist' is named"):
-        data_root.dataset_of("mlp_mnist")
+    with pytest.raises(ValueError, match=f"no data set 'svhn'; {known}"):
+        Task("svhn", small_cnn, 16, 0.1, 0.9, 0.0, 1, (), False)
+    with pytest.raises(ValueError, match=f"no data set 'svhn'; {known}(, \\w+)*; task 'mlp_svhn' is named"):
+        data_root.dataset_of("mlp_svhn")

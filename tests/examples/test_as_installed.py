@@ -77,7 +77,7 @@ def test_a_wheel_holds_all_of_the_package_and_says_what_it_needs(wheel: Path) ->
     (about,) = metadata.distributions(path=[str(wheel)])
     own = [line for line in about.requires or () if "extra" not in line]
     assert [re.split(r"[^\w-]", line)[0] for line in own] == LIBRARY
-    assert about.metadata.get_all("Provides-Extra") == ["figures", "train", "dev"]
+    assert about.metadata.get_all("Provides-Extra") == ["figures", "train", "transformers", "dev"]
     (command,) = about.entry_points
     assert (command.name, command.value) == ("sparsify", "sparsify.__main__:main")
 
