@@ -205,7 +205,15 @@ def kill_its_node(bench: Bench, attempt: Attempt) -> None:
 
 
 def let_it_run(bench: Bench, attempt: Attempt) -> None:
-    """the time limit draws near"""
+    """the time limit draws near
+
+    On a busy machine a start takes all of its minute until it heeds the signal; SLURM ends it, and nobody
+    requeues it: its user submits again.
+    """
+    job = str(attempt.job)
+    await_(lambda: job not in queue.queue(), f"the end of job {job}", patience([attempt]), pause=0.5)
+    if attempt.state != "ok" and TIMED_OUT in bench.told(attempt):
+        bench.submit(f"seed={seed_of(attempt)}", *ELSEWHERE, LARGE_BATCHES)
 
 
 DYING = "n4"  # the others' jobs stay away from it
@@ -217,7 +225,9 @@ BIG_BATCHES = "task.batch_size=64"  # or most runs are over before they are told
 SLOWER = (*ELSEWHERE, BIG_BATCHES)
 STILL_SLOWER = (*ELSEWHERE, "task.batch_size=384")  # the command that cancels takes seconds
 # SLURM counts limits in minutes; told to stop 50 s before the end is told to stop after some seconds.
-ONE_MINUTE = (*ELSEWHERE, "task.batch_size=192", "cluster.time_min=1", "cluster.signal_delay_s=50")
+LARGE_BATCHES = "task.batch_size=192"
+TIMED_OUT = "DUE TO TIME LIMIT"  # as SLURM says of a job that it ended
+ONE_MINUTE = (*ELSEWHERE, LARGE_BATCHES, "cluster.time_min=1", "cluster.signal_delay_s=50")
 TROUBLES: dict[str, tuple[Trouble, tuple[str, ...]]] = {
     "kill": (kill_a_worker, SLOWER),
     "signal": (tell_to_stop, SLOWER),
