@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
 
@@ -97,9 +99,9 @@ def within(run: Frames, edge: float) -> float:
     return 100 * width * float(inside.groupby("step")["value"].sum().mean()) if len(table) else float("nan")
 
 
-def _mean(run: Frames, of_density: object) -> float:
+def _mean(run: Frames, of_density: Callable[[np.ndarray], float]) -> float:
     table = looks.seen(run, "histogram", ALL).sort_values(["step", "x"])
-    each = [of_density(at["value"].to_numpy()) for _, at in table.groupby("step")]  # type: ignore[operator]
+    each = [of_density(at["value"].to_numpy()) for _, at in table.groupby("step")]
     return float(np.mean(each)) if each else float("nan")
 
 
@@ -146,5 +148,5 @@ def _near_zero(task: str, label: str) -> Claim:
     )
 
 
-def _of(frames: Frames, task: str, what: object) -> Value | None:
-    return looks.over_runs(looks.of_task(frames, task), what)  # type: ignore[arg-type]
+def _of(frames: Frames, task: str, what: Callable[[Frames], float]) -> Value | None:
+    return looks.over_runs(looks.of_task(frames, task), what)

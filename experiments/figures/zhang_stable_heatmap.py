@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -113,20 +114,26 @@ def claims() -> list[Claim]:
             _claim(
                 f"regions of the {label} are stable: more of them are selected again than by chance",
                 "regions are stable",
-                lambda frames, task=task: _of(
-                    frames, task, lambda run: kept(run, REGION) - kept(run, REGION, "shuffled")
-                ),
+                partial(_of, task=task, what=_above_chance),
             ),
             _claim(
                 f"single elements of the {label} are not: fewer are selected again than regions",
                 "individual gradient positions are not",
-                lambda frames, task=task: _of(frames, task, lambda run: kept(run, REGION) - kept(run, 1)),
+                partial(_of, task=task, what=_above_elements),
             ),
         )
     ]
 
 
-def _claim(text: str, paper: str, ours: object) -> Claim:
+def _above_chance(run: Frames) -> float:
+    return kept(run, REGION) - kept(run, REGION, "shuffled")
+
+
+def _above_elements(run: Frames) -> float:
+    return kept(run, REGION) - kept(run, 1)
+
+
+def _claim(text: str, paper: str, ours: Callable[[Frames], Value | None]) -> Claim:
     return Claim(
         text=text,
         paper=paper,
@@ -135,9 +142,9 @@ def _claim(text: str, paper: str, ours: object) -> Claim:
         kind="ordering",
         tolerance=0.0,
         reason=f"Any margin counts, {LATER} steps later, regions of {number(REGION)} elements.",
-        ours=ours,  # type: ignore[arg-type]
+        ours=ours,
     )
 
 
-def _of(frames: Frames, task: str, what: object) -> Value | None:
-    return looks.over_runs(looks.of_task(frames, task), what)  # type: ignore[arg-type]
+def _of(frames: Frames, task: str, what: Callable[[Frames], float]) -> Value | None:
+    return looks.over_runs(looks.of_task(frames, task), what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
@@ -156,8 +156,8 @@ def _gap(frames: Frames, here: list[str], there: list[str]) -> Value | None:
     return final_difference(frames, here, there, COLUMN) if here and there else None
 
 
-def _claim(text: str, paper: str, source: str, ours: object, reason: str) -> Claim:
+def _claim(text: str, paper: str, source: str, ours: Callable[[Frames], Value | None], reason: str) -> Claim:
     return Claim(
         text=text, paper=paper, unit="", source=source, kind="ordering", tolerance=0.0,
-        reason=f"Any margin counts. {reason}", ours=ours,  # type: ignore[arg-type]
+        reason=f"Any margin counts. {reason}", ours=ours,
     )  # fmt: skip
