@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.frames import Frames
+from analysis.remembered import remembered
 from analysis.steps import ENOUGH_RUNS, Units, in_blocks, precisions, units
 
 CONFIDENCE = 0.95
@@ -257,6 +258,7 @@ def _independent(series: np.ndarray) -> float:
     return (1 - r) / (1 + r) if r > 0 else 1.0
 
 
+@remembered
 def _alike(frames: Frames, keys: Sequence[str], *more: str, without: str = "") -> None:
     """
     Args:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,11 +22,14 @@ from experiments.commands import _terminal as terminal
 from experiments.commands._make import say
 from experiments.config.folders import Folders
 from experiments.config.measured import remark
+from experiments.launch.local import cores
 from sparsify.registry import BrokenFile
 
 OWN = "this machine's runs"
 SHIPPED = "the records shipped with the repository"
 TABLES = "the tables of published facts that the repository carries"
+MOST_PROCESSES = 8  # each has all libraries in memory
+WORTH_A_PROCESS = 4  # figures: it takes as long to start as one or two take to draw
 T = TypeVar("T")
 
 
@@ -107,37 +115,65 @@ def redraw_all(folders: Folders, items: Sequence[str]) -> tuple[list[Drawn], boo
     """Every figure that was drawn before, from this checkout's runs where they are, else from the shipped
     ones; and those of published tables. False where one of them can't be written, which is said.
     """
-    every, all_written = list[Drawn](), True
     shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty()
-    for item in items:
-        for profile in figures.profiles(item):
-            try:
-                drawn = redraw(item, profile, folders, shipped)
-            except OSError as error:
-                where = error.filename2 or error.filename
-                say(f"{item}-{profile} can't be written: {where}: {error.strerror}")
-                all_written = False
-            else:
-                every += [drawn] if drawn else []
+    names = [(item, profile) for item in items for profile in figures.profiles(item)]
+    every, all_written = list[Drawn](), True
+    found = (_or_error(partial(stored, *name, folders, shipped)) for name in names)
+    for (item, profile), drawn in zip(names, draw_each(names, found, folders.figures), strict=True):
+        if isinstance(drawn, OSError):
+            say(f"{item}-{profile} can't be written: {drawn.filename2 or drawn.filename}: {drawn.strerror}")
+            all_written = False
+        elif drawn:
+            every.append(drawn)
     return every, all_written
 
 
-def redraw(item: str, profile: str, folders: Folders, shipped: Frames) -> Drawn | None:
-    """One figure from stored records; None where no source has all of its runs."""
-    found = stored(item, profile, folders, shipped)
-    return draw(item, profile, found.frames, folders.figures, found.source, found.notes) if found else None
+def draw_each(
+    names: Sequence[tuple[str, str]], found: Iterable[Stored | OSError | None], folder: Path
+) -> Iterator[Drawn | OSError | None]:
+    """Figures in their order, as many at a time as there are cores.
+
+    Args:
+        names: item and profile of each.
+        found: the records of each, read when its turn comes: those of all need not be in memory at once.
+            None and errors are passed on.
+    """
+    processes = min(cores(), MOST_PROCESSES, len(names) // WORTH_A_PROCESS)
+    if processes < 2:
+        yield from (_drawn(*name, records, folder) for name, records in zip(names, found, strict=True))
+        return
+    # A forked process could wait for a lock that a thread of this one held.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, _leave_interrupts_to_the_first) as pool:
+        waiting = deque[Future[Drawn | OSError | None]]()
+        for name, records in zip(names, found, strict=True):
+            waiting.append(pool.submit(_drawn, *name, records, folder))
+            if len(waiting) > 2 * processes:
+                yield waiting.popleft().result()
+        for future in waiting:
+            yield future.result()
 
 
-def redraw_shipped(item: str, profile: str, folders: Folders, shipped: Frames, into: Path) -> Drawn | None:
-    """One figure from the records that the repository carries; None where they do not suffice."""
-    found = _shipped(item, profile, folders, shipped)
-    return draw(item, profile, found.frames, into, found.source) if found else None
+def _drawn(item: str, profile: str, found: Stored | OSError | None, folder: Path) -> Drawn | OSError | None:
+    if not isinstance(found, Stored):
+        return found
+    return _or_error(partial(draw, item, profile, found.frames, folder, found.source, found.notes))
+
+
+def _or_error(do: Callable[[], T]) -> T | OSError:
+    try:
+        return do()
+    except OSError as error:
+        return error
+
+
+def _leave_interrupts_to_the_first() -> None:
+    """Ctrl-C reaches every process; one sentence about it is enough."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def stored(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
     """The records of one figure, this checkout's first; None where no source has all of its runs."""
-    if profile == figures.PUBLISHED:
-        return Stored(empty(), TABLES)
     own = or_nothing(lambda: read_as(folders.index / f"{figures.stem(item, profile)}.json", Index))
     if own:
         frames, notes = parquet.newest_frames(folders.store, own.runs, folders.records)
@@ -148,10 +184,13 @@ def stored(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored
             valid = filter(None, map(folders.store.newest_valid, own.runs))
             return Stored(frames, OWN, (*notes, *filter(None, [remark(valid)])))
         say(f"{item}-{profile} is not drawn from {OWN}: {len(missing)} of {len(own.runs)} are not here")
-    return _shipped(item, profile, folders, shipped)
+    return stored_shipped(item, profile, folders, shipped)
 
 
-def _shipped(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
+def stored_shipped(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
+    """The records of one figure that the repository carries; None where they do not suffice."""
+    if profile == figures.PUBLISHED:
+        return Stored(empty(), TABLES)
     path = folders.shipped / "figures" / f"{figures.stem(item, profile)}.json"
     index = or_nothing(lambda: read_as(path, Index))
     if not index or not set(index.runs) <= set(shipped.runs["run_id"]):

@@ -17,7 +17,7 @@ from analysis.public import public
 from analysis.records import run_id
 from analysis.schemas import Index
 from experiments import figures
-from experiments.commands._draw import draw_published, redraw_shipped, runs_of, sound
+from experiments.commands._draw import draw_each, runs_of, sound, stored_shipped
 from experiments.commands._readme import write_readme
 from experiments.config.folders import Folders
 from experiments.config.plan import configs_of, more_configs_of
@@ -56,13 +56,14 @@ def ship(folders: Folders) -> Iterator[str]:
     needed = {run for path in indexes.glob("*.json") for run in index_of(path)}
     parquet.write_parquet(runs_of(merged, needed), folders.shipped)
     shipped = parquet.read_parquet(folders.shipped)  # draw what a clone will draw from
-    for path in sorted(indexes.glob("*.json")):
-        name, _, profile = path.stem.rpartition("-")
-        item = figures.of_file(name)
-        drawn = redraw_shipped(item, profile, folders, shipped, indexes)
-        yield f"{path.stem}: {drawn.picture if drawn else 'its runs are missing'}"
-    for item in published_items():
-        yield f"{item}: {draw_published(item, indexes).picture}"
+    drawn_from_runs = (path.stem.rpartition("-") for path in sorted(indexes.glob("*.json")))
+    names = [(figures.of_file(name), profile) for name, _, profile in drawn_from_runs]
+    names += [(item, figures.PUBLISHED) for item in published_items()]
+    found = (stored_shipped(*name, folders, shipped) for name in names)
+    for (item, profile), drawn in zip(names, draw_each(names, found, indexes), strict=True):
+        if isinstance(drawn, OSError):
+            raise drawn
+        yield f"{figures.stem(item, profile)}: {drawn.picture if drawn else 'its runs are missing'}"
     rows = shipped_verdicts(folders)
     write_atomic(folders.shipped / VERDICTS, verdicts.as_csv(rows))
     write_atomic(folders.shipped / VERDICTS_PAGE, verdicts_page(rows))

@@ -16,6 +16,7 @@ import pandas as pd
 import scipy.stats
 
 from analysis.frames import Frames
+from analysis.remembered import remembered
 from analysis.style import method_id
 
 METHODS = ("dense", "topk", "randomk")
@@ -101,6 +102,7 @@ def convergence_runs(profile: str, seeds: Mapping[str, Sequence[int]] = SEEDS) -
     ]
 
 
+@remembered
 def keys(frames: Frames, method: str, mode: str = "") -> list[str]:
     """The runs of a method (and timing mode), in the order of their seeds."""
     if not len(frames.runs):
