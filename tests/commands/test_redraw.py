@@ -11,6 +11,7 @@ import pytest
 
 from analysis.files import write_json
 from experiments import figures
+from experiments.commands import _draw
 from experiments.config.folders import Folders
 from experiments.config.plan import configs_of
 from tests import synthetic
@@ -18,21 +19,21 @@ from tests.conftest import ROOT, Command, environment_for
 
 WITHOUT_TORCH = """
 import sys
-class Absent:  # as where it is not installed
+class Absent:  # as where it is not installed, in every process
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("torch", "torchvision", "greenlet", "submitit", "sklearn", "psutil"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
-from experiments.__main__ import main
-sys.exit(main(["figures"]))
 """
 
 
 def test_all_figures_are_drawn_from_the_shipped_records_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT_TORCH)
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH],
+        [sys.executable, "-m", "experiments", "figures"],
         cwd=ROOT,
-        env=environment_for(tmp_path / "results"),
+        env={**environment_for(tmp_path / "results"), "PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,
         text=True,
         timeout=300,
@@ -51,6 +52,24 @@ def test_all_figures_are_drawn_from_the_shipped_records_without_torch(tmp_path: 
         assert ours.read_text().split("Drawn from")[0] == shipped.read_text().split("Drawn from")[0]
         for kind in ("csv", "tex"):
             assert_same(ours.with_suffix(f".{kind}"), shipped.with_suffix(f".{kind}"))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_figures_that_can_not_be_written_are_named_and_stop_no_others(
+    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    monkeypatch.setattr(_draw, "cores", lambda: processes)
+    monkeypatch.setattr(_draw, "WORTH_A_PROCESS", 1)
+    drawn = tmp_path / "results" / "figures"
+    (drawn / "fig3-logs.csv").mkdir(parents=True)  # a folder where a file belongs
+    done = here("figures", "fig3-logs", "eghlidi-table1-published")
+    assert done.returncode == 1
+    assert f"fig3-logs-published can't be written: {drawn / 'fig3-logs.csv'}" in done.stderr
+    assert f"eghlidi-table1-published: {drawn / 'eghlidi-table1-published.png'}" in done.stdout
+    shipped = ROOT / "results" / "shipped" / "figures"
+    for kind in ("csv", "svg"):
+        name = f"eghlidi-table1-published.{kind}"
+        assert (drawn / name).read_bytes() == (shipped / name).read_bytes()
 
 
 def assert_same(ours: Path, shipped: Path) -> None:
