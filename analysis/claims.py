@@ -152,13 +152,19 @@ def _difference(frames: Frames, column: str, paper: Any) -> str:
     runs = frames.runs
     if column not in runs:
         return ""
-    found = []
+    found = set()
     for device, value in zip(runs.get("device", [None] * len(runs)), runs[column], strict=True):
         expected = paper[device] if isinstance(paper, Mapping) else paper
         missing = value is None or (isinstance(value, float) and math.isnan(value))
         if not missing and value != expected:
-            found.append(f"{_plain(value)} instead of {_plain(expected)}")
-    return f"{SCALE_NAMES[column]} {captions.listed(dict.fromkeys(found))}" if found else ""
+            found.add((value, expected))
+    told = [f"{_plain(value)} instead of {_plain(expected)}" for value, expected in sorted(found, key=_by_value)]
+    return f"{SCALE_NAMES[column]} {captions.listed(dict.fromkeys(told))}" if told else ""
+
+
+def _by_value(pair: tuple[Any, Any]) -> tuple[bool, Any]:
+    """Numbers by their size, then words: the order of the records says nothing."""
+    return isinstance(pair[0], str), pair[0]
 
 
 def _plain(value: Any) -> str:
