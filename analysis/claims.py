@@ -158,7 +158,8 @@ def _difference(frames: Frames, column: str, paper: Any) -> str:
         missing = value is None or (isinstance(value, float) and math.isnan(value))
         if not missing and value != expected:
             found.add((value, expected))
-    told = [f"{_plain(value)} instead of {_plain(expected)}" for value, expected in sorted(found, key=_by_value)]
+    ordered = sorted(found, key=_by_value)
+    told = [f"{_plain(value)} instead of {_plain(expected)}" for value, expected in ordered]
     return f"{SCALE_NAMES[column]} {captions.listed(dict.fromkeys(told))}" if told else ""
 
 
