@@ -302,11 +302,11 @@ SAID = (
     ),
     Said("7.19 times as long", "speed-logs", "time per iteration without validation, Top-k / dense"),
     Said(
-        "18.4 times shorter [9.1, 37.1]", "fig4-fast",
+        "19.8 times shorter [17.5, 22.5]", "fig4-fast",
         "compression with torch.topk takes longer than fused: how many times",
     ),
     Said(
-        "0.87 [0.66, 1.15] of dense's time", "speed-fast",
+        "0.93 [0.89, 0.97] of dense's time", "speed-fast",
         "dense trains faster than Top-k, fused: how much longer Top-k's iteration is",
     ),
     Said(

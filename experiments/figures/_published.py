@@ -8,10 +8,11 @@ from analysis import style
 from analysis.numbers import number
 from analysis.published import resampling
 
-LOGS = (
-    "Numbers: *derived from the authors' own job logs* (github.com/kljp/topk_results; one run per "
+FROM_LOGS = (
+    "*derived from the authors' own job logs* (github.com/kljp/topk_results; one run per "
     "configuration, no seeds; tables in results/published/yoon2022), not measured by this project."
 )
+LOGS = f"Numbers: {FROM_LOGS}"
 INTERVALS = (
     f"Intervals: 95 %, {number(resampling.DRAWS)} draws of blocks of {resampling.BLOCK} iterations (four "
     "validations) within each job; how much another job would differ, they can't say."

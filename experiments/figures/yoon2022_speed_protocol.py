@@ -139,7 +139,7 @@ def caption(frames: Frames, profile: str) -> str:
         "phases, so on a GPU what one phase has queued is counted in the next, while a CPU queues nothing; "
         "Random-k was drawn by torch.randperm. What TF32 does is not here: their A100s used it, their V100s "
         "have none, and no two of their logs differ in that alone. "
-        f"{captions.setting(frames)} {captions.timing(frames)} {printed.LOGS}"
+        f"{captions.setting(frames)} {captions.timing(frames)} Squares: {printed.FROM_LOGS}"
     )
 
 

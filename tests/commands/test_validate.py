@@ -74,6 +74,10 @@ def test_runs_that_are_not_planned_any_more_are_told(shipped: Path) -> None:
     assert told.startswith("fig4-laptop is drawn from 1 runs that fig4 does not ask for any more")
 
 
+def test_every_shipped_figure_is_drawn_from_the_runs_that_its_item_asks_for() -> None:
+    assert list(command.outdated(Folders())) == []
+
+
 def test_a_table_of_another_schema_is_refused_and_an_older_file_is_read(shipped: Path) -> None:
     path = shipped / "runs.parquet"
     table = pq.read_table(path)
