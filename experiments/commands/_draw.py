@@ -6,7 +6,8 @@ import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -145,13 +146,31 @@ def draw_each(
     # A forked process could wait for a lock that a thread of this one held.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, _leave_interrupts_to_the_first) as pool:
-        waiting = deque[Future[Drawn | OSError | None]]()
+        waiting = deque[Callable[[], Drawn | OSError | None]]()
         for name, records in zip(names, found, strict=True):
-            waiting.append(pool.submit(_drawn, *name, records, folder))
+            waiting.append(_begun(pool, partial(_drawn, *name, records, folder)))
             if len(waiting) > 2 * processes:
-                yield waiting.popleft().result()
-        for future in waiting:
-            yield future.result()
+                yield waiting.popleft()()
+        for drawn in waiting:
+            yield drawn()
+
+
+def _begun(pool: ProcessPoolExecutor, do: Callable[[], T]) -> Callable[[], T]:
+    """What waits for its result. Processes that were killed, as where memory runs out, leave the rest to
+    this one.
+    """
+    try:
+        future = pool.submit(do)
+    except BrokenProcessPool:
+        return do
+
+    def result() -> T:
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            return do()
+
+    return result
 
 
 def _drawn(item: str, profile: str, found: Stored | OSError | None, folder: Path) -> Drawn | OSError | None:

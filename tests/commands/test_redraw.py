@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from analysis.files import write_json
+from analysis.frames import empty
 from experiments import figures
 from experiments.commands import _draw
 from experiments.config.folders import Folders
@@ -70,6 +73,29 @@ def test_figures_that_can_not_be_written_are_named_and_stop_no_others(
     for kind in ("csv", "svg"):
         name = f"eghlidi-table1-published.{kind}"
         assert (drawn / name).read_bytes() == (shipped / name).read_bytes()
+
+
+def test_processes_that_are_killed_leave_their_figures_to_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_draw, "cores", lambda: 2)
+    monkeypatch.setattr(_draw, "WORTH_A_PROCESS", 1)
+    names = [(item, "published") for item in ("eghlidi-table1-published", "fig3-logs") * 4]
+    folders = Folders(tmp_path)
+    killed = list[object]()
+
+    def found() -> Iterator[_draw.Stored | None]:
+        for name in names:
+            for process in multiprocessing.active_children():
+                process.kill()
+                killed.append(process)
+            yield _draw.stored(*name, folders, empty())
+
+    drawn = list(_draw.draw_each(names, found(), tmp_path))
+    assert killed
+    assert [(each.item, each.picture.exists()) for each in drawn if isinstance(each, _draw.Drawn)] == [
+        (item, True) for item, _ in names
+    ]
 
 
 def assert_same(ours: Path, shipped: Path) -> None:
