@@ -152,11 +152,25 @@ def of_phases(
     return _of_means(found, phases, statistic, bounds) if set(phases) <= set(found.means) else None
 
 
-def final(frames: Frames, keys: Sequence[str], column: str) -> Value | None:
-    """`column` at the last epoch, over runs that differ in their seed."""
+def final(frames: Frames, keys: Sequence[str], column: str, geometric: bool = False) -> Value | None:
+    """`column` at the last epoch, over runs that differ in their seed.
+
+    Args:
+        geometric: the geometric mean, of what may differ by powers of ten, as losses do where some diverged.
+    """
     _alike(frames, keys, "steps_total")
     last = _last(frames, keys, column)
-    return _mean(last, column) if len(last) else None
+    if not len(last):
+        return None
+    return over_units(last.to_numpy(), POSITIVE) if geometric else _mean(last, column)
+
+
+def final_ratio(frames: Frames, keys: Sequence[str], others: Sequence[str], column: str) -> Value | None:
+    """`column` at the last epoch, `keys` over `others`; paired by seed, that is, by initial weights."""
+    _alike(frames, [*keys, *others], "steps_total")
+    here, there = _last(frames, keys, column), _last(frames, others, column)
+    seeds = [seed for seed in here.index if seed in there.index]
+    return over_units((here[seeds] / there[seeds]).to_numpy(), POSITIVE) if seeds else None
 
 
 def final_difference(

@@ -108,10 +108,17 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     if not found:
         raise ValueError("nothing to draw: there is no run")
     with plots.canvas(style.two_columns(3.2), 1, 2) as (figure, (times, gains)):
-        for method, look in LOOKS.items():
-            _line(times, {size: milliseconds(frames, method, size) for size in found}, look)
-            if method != EXACT:
-                _line(gains, {size: gain(frames, method, size) for size in found}, look)
+        for axes, measure in ((times, milliseconds), (gains, gain)):
+            values = {
+                method: {size: value for size in found if (value := measure(frames, method, size))}
+                for method in LOOKS
+            }
+            for method, look in LOOKS.items():
+                if method != EXACT or axes is times:
+                    plots.points(axes, list(values[method]), list(values[method].values()), look)
+            every = [value.value for of_method in values.values() for value in of_method.values()]
+            if every:  # an interval over few turns that resemble each other may span powers of ten
+                axes.set_ylim(min(every) / 2, 2 * max(every))
         gains.axhline(1, color=LOOKS[EXACT].colour, linestyle="--", linewidth=1)
         times.set(ylabel="Time of selecting (ms)")
         gains.set(ylabel="Time of torch.topk / own")
@@ -122,12 +129,6 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             axes.grid(visible=True, axis="y")
         figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
-
-
-def _line(axes: plots.Axes, by_size: dict[int, Value | None], look: style.Look) -> None:
-    known = {size: value for size, value in by_size.items() if value is not None}
-    if known:
-        plots.points(axes, list(known), list(known.values()), look)
 
 
 def table(frames: Frames) -> list[Table]:
@@ -160,7 +161,7 @@ def caption(frames: Frames, profile: str) -> str:
     return (
         "Left: time of selecting in a step of one worker, which adds the gradient to the residual, searches, "
         "and takes what it found out of the residual. Right: the time of torch.topk over it; above the "
-        "dashed line is faster. Density "
+        "dashed line is faster. Intervals that reach the frame go on beyond it (table). Density "
         f"{captions.listed(map(number, captions.values(frames, 'method.density')))}; gradients from a "
         "generator, heavy-tailed. DGC's has its memory of momentum besides, at momentum 0, which is one more "
         f"pass. {threads} thread{'s' if threads != '1' else ''}. {captions.setting(frames)} "

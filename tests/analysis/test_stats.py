@@ -284,6 +284,21 @@ def test_finals_are_of_the_last_epoch_and_differences_pair_by_seed(frames: Frame
     assert np.diff(interval(gap)) == pytest.approx(0.0, abs=1e-9)
 
 
+def test_what_differs_by_powers_of_ten_has_a_geometric_mean_and_ratios_pair_by_seed(frames: Frames) -> None:
+    losses = (2.0, 20.0, 2e6)
+    both = [learned(frames, "dense"), learned(frames, "topk")]
+    last = frames.epochs["epoch"].eq(frames.epochs["epoch"].max())
+    epochs = frames.epochs.astype({"train_loss": float})
+    for keys, factor in zip(both, (3.0, 1.0), strict=True):
+        for run, loss in zip(keys, losses, strict=True):
+            epochs.loc[last & epochs["key"].eq(run), "train_loss"] = factor * loss
+    diverged = frames._replace(epochs=epochs)
+    mean = found(stats.final(diverged, both[1], "train_loss", geometric=True))
+    assert mean.value == pytest.approx((2.0 * 20.0 * 2e6) ** (1 / 3))
+    ratio = found(stats.final_ratio(diverged, list(reversed(both[0])), both[1], "train_loss"))
+    assert (ratio.value, *interval(ratio)) == pytest.approx((3.0, 3.0, 3.0))
+
+
 def test_a_curve_says_how_many_runs_are_in_it(frames: Frames) -> None:
     curve = stats.curve(frames, learned(frames, "dense"), "val_loss")
     assert list(curve["epoch"]) == list(range(1, 11))

@@ -157,9 +157,9 @@ def test_the_sweep_tells_small_buckets_and_rare_selection(tmp_path: Path) -> Non
 
     frames = trained(tmp_path, "stable-sweep", end)
     small, seldom, better = (each.ours and each.ours.value for each in figures.judge("stable-sweep", frames))
-    assert small == pytest.approx(1 - 1 / 100)
-    assert seldom == pytest.approx((200 - 10) / 100)
-    assert better == pytest.approx(1.2 - 1.11)
+    assert small == pytest.approx(2.5 / 1.51)
+    assert seldom == pytest.approx(3.01 / 1.11)
+    assert better == pytest.approx(1.2 / 1.11)
 
 
 def test_each_cell_of_table_1_is_its_own_scheme_scope_and_size(tmp_path: Path) -> None:
