@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.frames import Frames, restrict
 from analysis.looks import ALL
-from analysis.stats import ANY, Bounds, Value, over_units
+from analysis.stats import Bounds, Value, over_units
 
 MODELS = {
     "cnn_cifar10": "small CNN",
@@ -73,11 +73,11 @@ def largest(frames: Frames) -> str:
     return str(sizes.idxmax()) if len(sizes) else ""
 
 
-def over_runs(frames: Frames, number: Callable[[Frames], float], bounds: Bounds = ANY) -> Value | None:
-    """A number of each run, as a mean with its interval."""
+def over_runs(frames: Frames, number: Callable[[Frames], float], bounds: Bounds) -> Value | None:
+    """A number of each run, as an arithmetic mean with its interval within what the number can be."""
     found = [number(restrict(frames, [key])) for key in frames.runs["key"]]
     known = [value for value in found if not np.isnan(value)]
-    return over_units(known, bounds) if known else None
+    return over_units(known, bounds, value=float(np.mean(known))) if known else None
 
 
 def some_steps(steps: Sequence[int], count: int = 4) -> list[int]:

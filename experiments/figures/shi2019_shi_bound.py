@@ -12,7 +12,7 @@ from analysis.claims import Claim
 from analysis.frames import Frames
 from analysis.looks import ALL
 from analysis.numbers import number
-from analysis.stats import POSITIVE, Value
+from analysis.stats import POSITIVE, SHARE, Value
 from analysis.tables import Table
 from experiments.figures import _looks as looks
 
@@ -48,7 +48,9 @@ def table(frames: Frames) -> Table:
     for model, of_model in looks.models(frames).items():
         row: dict[str, object] = {"model": model}
         for density in SHOWN:
-            row[f"k/d = {number(density)}"] = looks.over_runs(of_model, partial(_percent, density=density))
+            row[f"k/d = {number(density)}"] = looks.over_runs(
+                of_model, partial(_percent, density=density), SHARE
+            )
         row["most over (1 - k/d)²"] = looks.over_runs(of_model, ratio, POSITIVE)
         rows.append(row)
     units = {f"k/d = {number(density)}": "%" for density in SHOWN}

@@ -12,12 +12,13 @@ from analysis.claims import Claim
 from analysis.frames import Frames
 from analysis.looks import ALL
 from analysis.numbers import number
-from analysis.stats import Value
+from analysis.stats import SHARE, Bounds, Value
 from analysis.tables import Table
 from experiments.figures import _looks as looks
 
 TITLE = "What Top-k selects from: gradients plus residuals, from the first step to the last"
 COLOURS = ("#BBBBBB", "#88CCEE", "#4477AA", "#332288")
+NORMAL = 68.27  # %, within the standard deviation of a normal distribution
 RISE = 0.05  # of the peak, by which a density may rise again away from it: what the eye takes for one bell
 FLOOR = 1e-4  # of the drawn densities
 
@@ -67,9 +68,9 @@ def table(frames: Frames) -> Table:
     rows = [
         {
             "model": model,
-            "rise": looks.over_runs(of_model, rise),
-            "within 0.2 RMS": looks.over_runs(of_model, lambda run: within(run, 0.2)),
-            "within 1 RMS": looks.over_runs(of_model, lambda run: within(run, 1.0)),
+            "rise": looks.over_runs(of_model, rise, SHARE),
+            "within 0.2 RMS": looks.over_runs(of_model, lambda run: within(run, 0.2), SHARE),
+            "within 1 RMS": looks.over_runs(of_model, lambda run: within(run, 1.0), SHARE),
         }
         for model, of_model in looks.models(frames).items()
     ]
@@ -131,7 +132,7 @@ def _bell(task: str, label: str) -> Claim:
         kind="limit",
         tolerance=100 * RISE,
         reason=f"A bell falls on both sides; {number(100 * RISE)} % of the peak are what eyes forgive.",
-        ours=lambda frames: _of(frames, task, rise),
+        ours=lambda frames: _of(frames, task, rise, SHARE),
     )
 
 
@@ -144,9 +145,9 @@ def _near_zero(task: str, label: str) -> Claim:
         kind="ordering",
         tolerance=0.0,
         reason="Of a normal distribution 68.3 % lie within its standard deviation; more lie nearer to zero.",
-        ours=lambda frames: _of(frames, task, lambda run: within(run, 1.0) - 68.27),
+        ours=lambda frames: _of(frames, task, lambda run: within(run, 1.0) - NORMAL, (-NORMAL, 100 - NORMAL)),
     )
 
 
-def _of(frames: Frames, task: str, what: Callable[[Frames], float]) -> Value | None:
-    return looks.over_runs(looks.of_task(frames, task), what)
+def _of(frames: Frames, task: str, what: Callable[[Frames], float], bounds: Bounds) -> Value | None:
+    return looks.over_runs(looks.of_task(frames, task), what, bounds)

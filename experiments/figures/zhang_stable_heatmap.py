@@ -13,7 +13,7 @@ from analysis.claims import Claim
 from analysis.frames import Frames
 from analysis.looks import REGIONS, SLICES
 from analysis.numbers import number
-from analysis.stats import Value
+from analysis.stats import SHARE, Value
 from analysis.tables import Table
 from experiments.figures import _looks as looks
 
@@ -73,9 +73,9 @@ def table(frames: Frames) -> Table:
         {
             "model": model,
             "tensor": looks.largest(of_model),
-            **{f"{size:,}": looks.over_runs(of_model, partial(kept, size=size)) for size in REGIONS},
+            **{f"{size:,}": looks.over_runs(of_model, partial(kept, size=size), SHARE) for size in REGIONS},
             f"{REGION:,}, drawn at random": looks.over_runs(
-                of_model, lambda run: kept(run, REGION, "shuffled")
+                of_model, lambda run: kept(run, REGION, "shuffled"), SHARE
             ),
         }
         for model, of_model in looks.models(frames).items()
@@ -147,4 +147,4 @@ def _claim(text: str, paper: str, ours: Callable[[Frames], Value | None]) -> Cla
 
 
 def _of(frames: Frames, task: str, what: Callable[[Frames], float]) -> Value | None:
-    return looks.over_runs(looks.of_task(frames, task), what)
+    return looks.over_runs(looks.of_task(frames, task), what, (-100.0, 100.0))
