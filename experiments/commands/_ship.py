@@ -11,7 +11,7 @@ from analysis import parquet, verdicts
 from analysis.claims import UNDECIDED
 from analysis.files import read_as, write_atomic, write_json
 from analysis.frames import Frames, combine, empty
-from analysis.looks import ALL
+from analysis.looks import ALL, largest_tensors
 from analysis.outcomes import with_outcomes
 from analysis.public import public
 from analysis.records import run_id
@@ -120,8 +120,7 @@ def drawn(looks: pd.DataFrame) -> pd.DataFrame:
     """Of each run those at the whole model and at its largest tensor; of the others the last histograms."""
     if not len(looks):
         return looks
-    sizes = looks[looks["what"].eq("size") & looks["of"].ne(ALL)].sort_values("value")
-    largest = looks["key"].map(sizes.groupby("key")["of"].last())
+    largest = looks["key"].map(largest_tensors(looks))
     tensor = looks["of"].str.split("/").str[0]  # regions of it are "tensor/elements"
     last = looks["step"].eq(looks.groupby("key")["step"].transform("max"))
     kept = tensor.eq(ALL) | tensor.eq(largest) | looks["what"].eq("size")

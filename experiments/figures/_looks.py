@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.frames import Frames, restrict
-from analysis.looks import ALL
+from analysis.looks import largest_tensors
 from analysis.stats import Bounds, Value, over_units
 
 MODELS = {
@@ -68,9 +68,9 @@ def seen(frames: Frames, what: str, of: str | None = None) -> pd.DataFrame:
 
 
 def largest(frames: Frames) -> str:
-    """The tensor with the most elements."""
-    sizes = seen(frames, "size").drop_duplicates("of").set_index("of")["value"].drop(ALL, errors="ignore")
-    return str(sizes.idxmax()) if len(sizes) else ""
+    """The tensor with the most elements, of a model."""
+    by_run = largest_tensors(frames.looks)
+    return str(by_run.iloc[0]) if len(by_run) else ""
 
 
 def over_runs(frames: Frames, number: Callable[[Frames], float], bounds: Bounds) -> Value | None:

@@ -94,12 +94,12 @@ def test_looks_are_shipped_as_far_as_they_are_drawn(tmp_path: Path) -> None:
     store = Folders(tmp_path).store
     looks = [
         {"step": 0, "what": "size", "of": of, "xs": [0.0], "values": [size]}
-        for of, size in (("all", 30.0), ("small", 10.0), ("large", 20.0))
+        for of, size in (("all", 50.0), ("small", 10.0), ("last", 20.0), ("large", 20.0))
     ]
     looks += [
         {"step": step, "what": what, "of": of + of_region, "xs": [1.0], "values": [0.5]}
         for step in (0, 5)
-        for of in ("all", "small", "large")
+        for of in ("all", "small", "last", "large")
         for what, of_region in (("histogram", ""), ("kept", "/10"))
     ]
     frames, _ = from_attempts([synthetic.looked(store, synthetic.config("topk"), looks)])
@@ -107,7 +107,7 @@ def test_looks_are_shipped_as_far_as_they_are_drawn(tmp_path: Path) -> None:
     told = set(zip(kept["step"], kept["what"], kept["of"], strict=True))
     assert len(told) == len(kept)
     assert {(step, of) for step, what, of in told if what == "histogram"} == {
-        (0, "all"), (0, "large"), (5, "all"), (5, "small"), (5, "large"),
+        (0, "all"), (0, "large"), (5, "all"), (5, "small"), (5, "last"), (5, "large"),
     }  # fmt: skip
     assert {of for _, what, of in told if what == "kept"} == {"all/10", "large/10"}
-    assert {of for _, what, of in told if what == "size"} == {"all", "small", "large"}
+    assert {of for _, what, of in told if what == "size"} == {"all", "small", "last", "large"}
