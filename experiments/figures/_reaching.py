@@ -1,9 +1,9 @@
-"""When a training has an accuracy, or a loss: the step at which its curve first gets there."""
+"""When a training has an accuracy, or a loss: between which two validations its curve first gets there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,40 +11,75 @@ from analysis.frames import Frames
 from analysis.stats import POSITIVE, Value, over_units
 
 
-def first_step(steps: Iterable[float], values: Iterable[float], level: float, falls: bool = False) -> float:
-    """The first step with at least this value, of what falls at most this one; infinite where none has."""
+class Reached(NamedTuple):
+    """The last validated step before it gets there, and the step that shows it; infinite where none does."""
+
+    after: float
+    at: float
+
+
+Steps = Mapping[Any, Reached]  # by seed
+
+
+def reached(steps: Iterable[float], values: Iterable[float], level: float, falls: bool = False) -> Reached:
+    """First with at least this value, of what falls at most this one."""
+    before = 0.0
     for step, value in zip(steps, values, strict=True):
         if value <= level if falls else value >= level:
-            return float(step)
-    return np.inf
+            return Reached(before, float(step))
+        before = float(step)
+    return Reached(before, np.inf)
 
 
 def steps_to(
     frames: Frames, keys: Sequence[str], column: str, level: float, falls: bool = False
-) -> dict[Any, float]:
-    """By seed; infinite of a training that does not get there."""
+) -> dict[Any, Reached]:
+    """By seed, of the trainings that validated."""
     seeds = frames.runs.set_index("key")["seed"]
     epochs = frames.epochs.dropna(subset=[column]).sort_values("epoch")
     of_key = {key: epochs[epochs["key"].eq(key)] for key in keys}
     return {
-        seeds[key]: first_step(own["step"], own[column], level, falls)
-        for key, own in of_key.items()
-        if len(own)
+        seeds[key]: reached(own["step"], own[column], level, falls) for key, own in of_key.items() if len(own)
     }
 
 
-def seconds_to(steps: dict[Any, float], step_s: float) -> Value | None:
-    """The mean over seeds, at so many seconds a step; None where one of them does not get there."""
-    taken = [count * step_s for count in steps.values()]
-    return over_units(taken, POSITIVE) if taken and np.isfinite(taken).all() else None
+def all_reach(steps: Steps) -> bool:
+    return bool(steps) and all(np.isfinite(each.at) for each in steps.values())
 
 
-def sooner(
-    slow: dict[Any, float], slow_step_s: float, fast: dict[Any, float], fast_step_s: float
-) -> Value | None:
+def seconds_to(steps: Steps, step_s: float) -> Value | None:
+    """The mean over seeds, at so many seconds a step; None where one of them does not get there.
+
+    The interval is that over seeds, and begins as if each had got there right after the validation before:
+    seeds that get there at the same validation are not alike for certain.
+    """
+    if not all_reach(steps):
+        return None
+    earliest, latest = (over_units([each[end] for each in steps.values()], POSITIVE) for end in (0, 1))
+    return latest._replace(low=earliest.low).times(step_s)
+
+
+def sooner(slow: Steps, fast: Steps, times: Value) -> Value | None:
     """How many times as long the slow one takes, paired by seed: 0 where it gets there and the fast one does
     not, infinite the other way round; None where no pair has one that gets there.
+
+    The interval reaches from the earliest that the slow one can have got there, by the latest of the fast
+    one, to the opposite: between two validations nobody looked, and who did not get there might have after
+    the last. Both edges take the worst of `times` as well.
+
+    Args:
+        times: a step's time, the slow one's over the fast one's. Without an interval, as of simulated times,
+            the result has none.
     """
-    pairs = [(slow[seed] * slow_step_s, fast[seed] * fast_step_s) for seed in slow if seed in fast]
-    ratios = [long / short for long, short in pairs if np.isfinite(min(long, short))]
-    return over_units(ratios, POSITIVE) if ratios else None
+    pairs = [(slow[seed], fast[seed]) for seed in slow if seed in fast]
+    pairs = [(long, short) for long, short in pairs if np.isfinite(min(long.at, short.at))]
+    if not pairs:
+        return None
+    estimate = over_units([long.at / short.at for long, short in pairs], POSITIVE).times(times.value)
+    least = over_units([long.after / short.at for long, short in pairs], POSITIVE).low
+    if least is None or times.low is None or times.high is None:
+        return Value(estimate.value, n=estimate.n)
+    ends = [long.at / short.after if short.after else np.inf for long, short in pairs]
+    most = over_units(ends, POSITIVE).high if np.isfinite(ends).all() else np.inf
+    assert most is not None, "as many pairs have an interval below"
+    return Value(estimate.value, least * times.low, most * times.high, estimate.n)

@@ -95,14 +95,11 @@ def kept(run: Frames, size: int, what: str = "kept") -> float:
 
 def caption(frames: Frames, profile: str) -> str:
     return (
-        "Top: where in each model's largest tensor the selected elements lie, by slice and step; "
-        "white: none, "
-        "darkest: four times the mean or more (first seed, rank 0). Bottom: of what Top-k selected in "
-        "that tensor, "
-        "the share that it selects again so many steps later; of regions, those with the largest "
-        "norms, as large a "
-        "share of them as of elements; dotted: as many regions drawn at random. Mean over looks and seeds. "
-        f"{captions.setting(frames)}"
+        "Top: where in each model's largest tensor (of several as large, the first by name) the selected "
+        "elements lie, by slice and step; white: none, darkest: four times the mean or more (first seed, "
+        "rank 0). Bottom: of what Top-k selected in that tensor, the share that it selects again so many "
+        "steps later; of regions, those with the largest norms, as large a share of them as of elements; "
+        f"dotted: as many regions drawn at random. Mean over looks and seeds. {captions.setting(frames)}"
     )
 
 

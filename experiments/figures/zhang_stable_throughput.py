@@ -22,7 +22,7 @@ from analysis.stats import POSITIVE, Value, curve, of_phases, slowdown, throughp
 from analysis.tables import Table
 from experiments.figures import _predicted
 from experiments.figures._predicted import Parts
-from experiments.figures._reaching import seconds_to, sooner, steps_to
+from experiments.figures._reaching import Steps, seconds_to, sooner, steps_to
 from sparsify import cost
 
 TITLE = "Throughput and time to a loss with Stable Top-K, beside dense, Top-k and Ok-Topk"
@@ -184,7 +184,7 @@ def level(frames: Frames, task: str) -> float:
     return float(epochs.groupby("key")[COLUMN].min().max())
 
 
-def reaching(frames: Frames, task: str, method: str) -> dict[object, float]:
+def reaching(frames: Frames, task: str, method: str) -> Steps:
     """Steps until a mean loss of an epoch is down to `level`, by seed."""
     own = trained(frames, task).get(method, [])
     return steps_to(frames, own, COLUMN, level(frames, task), falls=True) if own else {}
@@ -195,8 +195,8 @@ def times_as_soon(frames: Frames, task: str, method: str, other: str) -> Value |
     mine, theirs = step_s(frames, task, method), step_s(frames, task, other)
     if mine is None or theirs is None:
         return None
-    pair = [reaching(frames, task, each) for each in (other, method)]
-    return sooner(pair[0], theirs.value, pair[1], mine.value)
+    slow, fast = (reaching(frames, task, each) for each in (other, method))
+    return sooner(slow, fast, Value(theirs.value / mine.value))
 
 
 # --- models as large as theirs, predicted

@@ -11,13 +11,14 @@ import pytest
 
 from analysis.claims import Verdict
 from analysis.frames import Frames, empty, runs_frame, typed
+from analysis.stats import Value
 from experiments import figures
 from experiments.config.plan import configs_of, more_configs_of
 from experiments.figures import _predicted
 from experiments.figures import survey_time_to_accuracy as item
 from experiments.figures import yoon2022_fig3_slim as slim
 from experiments.figures import yoon2022_slow_links as slow_links
-from experiments.figures._reaching import first_step, seconds_to, sooner, steps_to
+from experiments.figures._reaching import Reached, reached, seconds_to, sooner, steps_to
 
 ELEMENTS, WORKERS, EVERY = 924_186, 8, 49
 COMPUTE_S, WAIT_S = 0.05, 0.4
@@ -107,16 +108,20 @@ def test_a_simulated_step_is_computing_selecting_and_the_exchange_of_all_workers
     assert found[item.LOOPBACK] == pytest.approx(COMPUTE_S + SELECT_S["topk"] + WAIT_S)
 
 
-def test_on_a_narrow_link_top_k_is_sooner_and_on_a_fast_one_dense() -> None:
-    assert on("1 Gbit/s, simulated", "Top-k, 0.001", "dense", frames(select_s=0.001)).word == "holds"
-    assert on("NVLink 3", "dense", "Top-k", frames()).word == "holds"
+def test_on_the_loopback_dense_is_sooner_and_what_is_simulated_decides_nothing() -> None:
+    assert on(item.LOOPBACK, "dense", "Top-k", frames()).word == "holds"
+    narrow = on("1 Gbit/s, simulated", "Top-k, 0.001", "dense", frames(select_s=0.001))
+    assert (narrow.word, narrow.reason) == ("indicated", "in this direction")
+    wide = on("NVLink 3", "dense", "Top-k", frames())
+    assert (wide.word, wide.reason) == ("indicated", "in this direction")
 
 
-def test_both_turn_round_where_selecting_or_training_is_otherwise() -> None:
+def test_all_turn_round_where_selecting_or_training_is_otherwise() -> None:
     slow = frames(select_s=5.0)
-    assert on("1 Gbit/s, simulated", "Top-k, 0.001", "dense", slow).word == "does not hold"
-    quick = frames(select_s=0.0001, gains={"topk": 20.0})
-    assert on("NVLink 3", "dense", "Top-k", quick).word == "does not hold"
+    assert on("1 Gbit/s, simulated", "Top-k, 0.001", "dense", slow).reason == "not in this direction"
+    quick = frames(select_s=0.0001, gains={"topk": 40.0})
+    assert on("NVLink 3", "dense", "Top-k", quick).reason == "not in this direction"
+    assert on(item.LOOPBACK, "dense", "Top-k", quick).word == "does not hold"
 
 
 def test_who_never_gets_there_is_not_sooner() -> None:
@@ -124,8 +129,10 @@ def test_who_never_gets_there_is_not_sooner() -> None:
     found = on("1 Gbit/s, simulated", "Top-k, 0.001", "dense", never)
     assert found.ours is not None
     assert found.ours.value == 0
-    assert found.word == "does not hold"
-    assert on("NVLink 3", "dense", "Top-k", never).word == "indicated"  # without end: no interval
+    assert found.reason == "not in this direction"
+    sooner = on(item.LOOPBACK, "dense", "Top-k", never)
+    assert sooner.ours is not None
+    assert (sooner.word, sooner.ours.value, sooner.ours.high) == ("holds", np.inf, np.inf)
 
 
 def test_without_the_emulated_link_its_claim_is_not_run() -> None:
@@ -150,29 +157,64 @@ def test_picture_and_table_have_each_link_and_method() -> None:
 # ------------------------------------------------------------------------------------
 
 
-def test_the_first_step_that_is_there_counts() -> None:
-    assert first_step([10, 20, 30], [50.0, 61.0, 59.0], 60) == 20
-    assert first_step([10, 20, 30], [3.0, 2.0, 2.5], 2.0, falls=True) == 20
-    assert first_step([10, 20], [1.0, 2.0], 3) == np.inf
+def test_the_first_step_that_is_there_counts_and_the_one_before_is_told() -> None:
+    assert reached([10, 20, 30], [50.0, 61.0, 59.0], 60) == (10, 20)
+    assert reached([10, 20, 30], [3.0, 2.0, 2.5], 2.0, falls=True) == (10, 20)
+    assert reached([10, 20], [5.0, 1.0], 3) == (0, 10)
+    assert reached([10, 20], [1.0, 2.0], 3) == (20, np.inf)
 
 
 def test_steps_are_counted_by_seed() -> None:
     found = steps_to(frames(), ["dense-0", "dense-2"], "val_top1", 70.1)
-    assert found == {0: 8 * EVERY, 2: 7 * EVERY}
+    assert found == {0: (7 * EVERY, 8 * EVERY), 2: (6 * EVERY, 7 * EVERY)}
+
+
+CERTAIN = Value(2.0, 1.9, 2.1, 50, "blocks")  # of step times
+NEVER = Reached(900, np.inf)
 
 
 def test_ratios_are_paired_by_seed() -> None:
-    value = sooner({0: 100.0, 1: 200.0, 2: 400.0}, 2.0, {2: 200.0, 0: 50.0, 1: 100.0}, 1.0)
+    slow = {0: Reached(90, 100), 1: Reached(190, 200), 2: Reached(390, 400)}
+    fast = {2: Reached(190, 200), 0: Reached(45, 50), 1: Reached(95, 100)}
+    value = sooner(slow, fast, CERTAIN)
     assert value is not None
     assert value.value == pytest.approx(4)
-    assert value.low == pytest.approx(4)
     assert value.n == 3
-    assert sooner({0: np.inf}, 1.0, {0: np.inf}, 1.0) is None
+    assert sooner({0: NEVER}, {0: NEVER}, CERTAIN) is None
+    assert sooner({0: NEVER}, {1: Reached(0, 10)}, CERTAIN) is None
+
+
+def test_seeds_that_get_there_at_the_same_validation_are_not_certain() -> None:
+    slow, fast = (dict.fromkeys(SEEDS, Reached(*ends)) for ends in ((200, 300), (100, 200)))
+    value = sooner(slow, fast, CERTAIN)
+    assert value is not None
+    assert value.value == pytest.approx(3)
+    assert (value.low, value.high) == (pytest.approx(1.9 * 200 / 200), pytest.approx(2.1 * 300 / 100))
+    assert sooner(slow, fast, Value(2.0)) == Value(pytest.approx(3), n=3)
+    seconds = seconds_to(slow, 0.5)
+    assert seconds == (pytest.approx(150), pytest.approx(100), pytest.approx(150), 3, "runs")
+
+
+def test_who_gets_there_at_the_first_validation_may_have_done_so_at_once() -> None:
+    slow, fast = (dict.fromkeys(SEEDS, Reached(*ends)) for ends in ((200, 300), (0, 100)))
+    value = sooner(slow, fast, CERTAIN)
+    assert value is not None
+    assert (value.low, value.high) == (pytest.approx(1.9 * 2), np.inf)
+
+
+def test_who_does_not_get_there_might_have_after_the_last_validation() -> None:
+    there, never = dict.fromkeys(SEEDS, Reached(200, 300)), dict.fromkeys(SEEDS, NEVER)
+    value = sooner(there, never, CERTAIN)
+    assert value is not None
+    assert (value.value, value.low, value.high) == (0, 0, pytest.approx(2.1 * 300 / 900))
+    value = sooner(never, there, CERTAIN)
+    assert value is not None
+    assert (value.value, value.low, value.high) == (np.inf, pytest.approx(1.9 * 900 / 300), np.inf)
 
 
 def test_a_mean_time_needs_every_seed() -> None:
-    assert seconds_to({0: 10.0, 1: np.inf}, 0.5) is None
+    assert seconds_to({0: Reached(5, 10), 1: NEVER}, 0.5) is None
     assert seconds_to({}, 0.5) is None
-    value = seconds_to({0: 10.0}, 0.5)
+    value = seconds_to({0: Reached(5, 10)}, 0.5)
     assert value is not None
-    assert value.value == pytest.approx(5)
+    assert (value.value, value.low) == (pytest.approx(5), None)
