@@ -189,27 +189,30 @@ def test_seeds_that_get_there_at_the_same_validation_are_not_certain() -> None:
     value = sooner(slow, fast, CERTAIN)
     assert value is not None
     assert value.value == pytest.approx(3)
-    assert (value.low, value.high) == (pytest.approx(1.9 * 200 / 200), pytest.approx(2.1 * 300 / 100))
-    assert sooner(slow, fast, Value(2.0)) == Value(pytest.approx(3), n=3)
+    assert [value.low, value.high] == pytest.approx([1.9 * 200 / 200, 2.1 * 300 / 100])
+    undecided = sooner(slow, fast, Value(2.0))
+    assert undecided is not None
+    assert (round(undecided.value, 9), undecided.low, undecided.n) == (3, None, 3)
     seconds = seconds_to(slow, 0.5)
-    assert seconds == (pytest.approx(150), pytest.approx(100), pytest.approx(150), 3, "runs")
+    assert seconds is not None
+    assert [seconds.value, seconds.low, seconds.high] == pytest.approx([150, 100, 150])
 
 
 def test_who_gets_there_at_the_first_validation_may_have_done_so_at_once() -> None:
     slow, fast = (dict.fromkeys(SEEDS, Reached(*ends)) for ends in ((200, 300), (0, 100)))
     value = sooner(slow, fast, CERTAIN)
     assert value is not None
-    assert (value.low, value.high) == (pytest.approx(1.9 * 2), np.inf)
+    assert [value.low, value.high] == pytest.approx([1.9 * 2, np.inf])
 
 
 def test_who_does_not_get_there_might_have_after_the_last_validation() -> None:
     there, never = dict.fromkeys(SEEDS, Reached(200, 300)), dict.fromkeys(SEEDS, NEVER)
     value = sooner(there, never, CERTAIN)
     assert value is not None
-    assert (value.value, value.low, value.high) == (0, 0, pytest.approx(2.1 * 300 / 900))
+    assert [value.value, value.low, value.high] == pytest.approx([0, 0, 2.1 * 300 / 900])
     value = sooner(never, there, CERTAIN)
     assert value is not None
-    assert (value.value, value.low, value.high) == (np.inf, pytest.approx(1.9 * 900 / 300), np.inf)
+    assert [value.value, value.low, value.high] == pytest.approx([np.inf, 1.9 * 900 / 300, np.inf])
 
 
 def test_a_mean_time_needs_every_seed() -> None:
@@ -217,4 +220,4 @@ def test_a_mean_time_needs_every_seed() -> None:
     assert seconds_to({}, 0.5) is None
     value = seconds_to({0: Reached(5, 10)}, 0.5)
     assert value is not None
-    assert (value.value, value.low) == (pytest.approx(5), None)
+    assert (value.value, value.low) == (5, None)
