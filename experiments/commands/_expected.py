@@ -7,10 +7,18 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.numbers import brief
 from experiments.launch.arrays import Array
 
 # What a step's time depends on most. Of a run's seed, density and learning rate it does not, or hardly.
 ALIKE = ("method.name", "task.name", "task.batch_size", "workers", "device", "cluster.name", "cluster.gpu")
+
+
+def hours(array: Array, node_hours: float) -> str:
+    """'44 node-hours'; of nodes with GPUs '44 node-hours (352 GPU-hours)'."""
+    gpus = array.shape.gpus_per_node
+    on_gpus = f" ({brief(gpus * node_hours)} GPU-hours)" if gpus else ""
+    return f"{brief(node_hours)} node-hours{on_gpus}"
 
 
 class Expected:
@@ -37,7 +45,7 @@ class Expected:
             return "expected node-hours are not known: no run like these was measured there"
         rest = f"; not known of {unknown} runs, none like them was measured there" if unknown else ""
         return (
-            f"expected: {node_s / 3600:.2g} node-hours, by the times of {len(used)} runs like these; "
+            f"expected: {hours(array, node_s / 3600)}, by the times of {len(used)} runs like these; "
             f"what starting and validating take comes on top{rest}"
         )
 

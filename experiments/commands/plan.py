@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from analysis.records import run_id
-from experiments.commands._expected import Expected
+from experiments.commands._expected import Expected, hours
 from experiments.commands._find import check_on_slurm
 from experiments.commands._listing import every_run
 from experiments.commands._make import say
@@ -52,7 +52,7 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
 
 
 def _print_array(number: int, array: Array, names: Mapping[str, str]) -> None:
-    limit = f"{array.cluster['time_min']} min and {array.node_hours:.1f} node-hours at most"
+    limit = f"{array.cluster['time_min']} min and {hours(array, array.node_hours)} at most"
     print(f"  array {number}: {len(array.jobs)} jobs of {array.shape}, {limit}")
     for job in array.jobs[:LISTED]:
         print("    " + ", ".join(names[run_id(run.config)] for run in job))

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.attempts import from_attempts
 from analysis.records import Store
-from experiments.commands._expected import Expected
+from experiments.commands._expected import Expected, hours
 from experiments.config import compose
 from experiments.config.plan import PlannedRun
 from experiments.launch.arrays import Array, arrays
@@ -43,8 +43,14 @@ def test_node_hours_are_steps_times_the_step_time_of_runs_that_are_alike(tmp_pat
     expected = Expected(runs)
     assert expected.seconds(run.config, expected.like(run.config)) == pytest.approx(3600 * step_s)
     nodes = array(run).shape.nodes
-    assert f"expected: {nodes * step_s:.2g} node-hours" in expected.sentence(array(run))
+    assert f"expected: {hours(array(run), nodes * step_s)}, by" in expected.sentence(array(run))
     assert "the times of 1 runs" in expected.sentence(array(run, planned(seed=1)))
+
+
+def test_hours_of_gpus_are_told_where_there_are_some() -> None:
+    assert hours(array(planned()), 44) == "44 node-hours"
+    config = compose.resolve(["cluster=neuron_a100", "workers=8"]) | {"device": "cuda"}
+    assert hours(array(PlannedRun(config, None)), 44) == "44 node-hours (352 GPU-hours)"
 
 
 @pytest.mark.parametrize("changes", [{"workers": 4}, {"device": "cuda"}])
