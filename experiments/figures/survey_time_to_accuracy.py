@@ -205,6 +205,9 @@ def caption(frames: Frames, profile: str) -> str:
         f" {EMULATED}: as {workers} processes on this machine's cores measured it over a link that token "
         "buckets slow down, where they share these cores."
     )
+    falls = [each.strip("[]") for each in captions.values(trained, "task.lr_milestones") if each != "[]"]
+    rise = "The steep rise is the fall of the learning rate (after epochs "
+    told = f" {rise}{captions.listed(falls)})." if falls else ""
     return (
         f"Validation top-1 against time: the trainings of fig3-slim, {workers} virtual workers, validated "
         f"every {every} epochs, at what a step takes. Simulated: computing and selecting as measured of "
@@ -212,7 +215,7 @@ def caption(frames: Frames, profile: str) -> str:
         f"(sparsify/cost.py), at 50 us a message on Ethernet; NVLink 3: 240 GB/s, 3.4 us a message; nothing "
         f"overlaps, nobody is late. {LOOPBACK}: the whole step of {timed} processes. The fused search "
         "selects. Steps of the first two epochs, whose density is higher, count like the others."
-        f"{emulated if len(_emulated(frames).runs) else ''} {captions.setting(frames)} "
+        f"{told}{emulated if len(_emulated(frames).runs) else ''} {captions.setting(frames)} "
         f"{captions.training(trained)} {captions.timing(_timed(frames))}"
     )
 
