@@ -91,6 +91,6 @@ STATEMENTS = (
         "Algorithm 1, line 11: the residual is what was selected from less the aggregated update",
         "Algorithm 1",
         why="Taken literally it is wrong: each worker must subtract what it sent itself, as the text says. "
-        "`method.feedback=literal` does what is printed.",
+        "method.feedback=literal does what is printed.",
     ),
 )
