@@ -35,6 +35,8 @@ def steps_to(
     frames: Frames, keys: Sequence[str], column: str, level: float, falls: bool = False
 ) -> dict[Any, Reached]:
     """By seed, of the trainings that validated."""
+    if not keys:
+        return {}
     seeds = frames.runs.set_index("key")["seed"]
     epochs = frames.epochs.dropna(subset=[column]).sort_values("epoch")
     of_key = {key: epochs[epochs["key"].eq(key)] for key in keys}
