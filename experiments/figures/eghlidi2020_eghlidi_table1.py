@@ -37,7 +37,7 @@ SIGNATURE = ("Standard SGD", "Top-k", COLLAPSING)  # of the laptop: what the tab
 RATES = {"layer-wise": 0.1, "global": 0.01}  # of one worker; of dense training the first
 SCOPE_WORDS = {"layer-wise": "method.scope=layer", "global": "method.scope=global"}
 # Their sparsified optimiser, released in mlbench-core (optim/pytorch/optim.py), has none; with 0.9, as their
-# text has it for all, Block-random-k of one worker ends at chance here.
+# text has it for all, Block-random-k of one worker ended at chance (small CNN, one seed, not stored).
 NO_MOMENTUM = "task.momentum=0"
 TRAININGS = {
     "smoke": [
@@ -85,7 +85,9 @@ def _trainings(profile: str, seeds: list[int]) -> list[list[str]]:
 
 
 def _momentum(scheme: str, profile: str) -> list[str]:
-    """The small CNN has none in standard SGD either: at 0.9 and their learning rate it ends at chance."""
+    """The small CNN has none in standard SGD either: with 0.9 and their learning rate it ended at chance (one
+    seed, not stored).
+    """
     return [] if scheme == "Standard SGD" and profile == "paper" else [NO_MOMENTUM]
 
 
@@ -150,9 +152,7 @@ def table(frames: Frames) -> Table:
 
 
 def caption(frames: Frames, profile: str) -> str:
-    standard = (
-        "with momentum 0.9" if profile == "paper" else "without, too: with 0.9 this small CNN is at chance"
-    )
+    standard = "with momentum 0.9" if profile == "paper" else "here without, too"
     return (
         "Test accuracy at the end of training against the number of workers, by scheme and by what is "
         "selected from: every tensor by itself, or the whole model. Dotted: Table 1 of Eghlidi and Jaggi "
