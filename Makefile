@@ -50,13 +50,13 @@ collect: $(VENV)/.figures ## all runs into results/records/*.parquet
 	@$(RUN) collect $(ARGS)
 
 bench: $(VENV)/.train ## a benchmark: BENCH=timer, methods, bytes, operators, launch, select, auto, overlap, link, roofs, kernels, ... (ARGS=)
-	@$(VENV)/bin/python -m experiments.bench.$(BENCH) $(ARGS)
+	@$(VENV)/bin/python -m experiments bench $(BENCH) $(ARGS)
 
 gpu-first: $(VENV)/.dev ## a GPU's first minutes, part by part, resumable (ARGS="--plan", "--minutes 9", "device=cpu")
-	@$(VENV)/bin/python -m experiments.bench.gpu_first $(ARGS)
+	@$(VENV)/bin/python -m experiments bench gpu_first $(ARGS)
 
 gpu-wheels: $(VENV)/.dev ## packages for a machine without a network into WHEELS=folder (ARGS="--python 3.12 --torch 2.11")
-	@$(VENV)/bin/python -m experiments.bench.gpu_first.wheels $(WHEELS) $(ARGS)
+	@$(VENV)/bin/python -m experiments bench gpu_wheels $(WHEELS) $(ARGS)
 
 horovod: $(VENV)/.train ## Horovod 0.28.1 for comm=horovod: built against this torch once, then found in a cache
 	@wheel=$$($(VENV)/bin/python singularity/horovod/build) \

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # most of what imports this package does without pandas
-    from analysis.frames import Frames
+    from analysis.records.frames import Frames
 
 TABLES = ("runs", "steps", "epochs", "spans", "looks")
 
 
 def load(results: Path | str | None = None, tables: Iterable[str] = TABLES) -> Frames:
-    """Every run there is, own and shipped, as tidy frames: see `analysis.loading.load`."""
-    from analysis import loading
+    """Every run there is, own and shipped, as tidy frames: see `analysis.records.loading.load`."""
+    from analysis.records import loading
 
     return loading.load(results, tables)

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.frames import Frames
+from analysis.records.frames import Frames
+from analysis.records.steps import in_blocks, warm
 from analysis.stats import ANY, Value, over_units
-from analysis.steps import in_blocks, warm
 
 CAUSES = {"input": ("io",), "FP + BP": ("forward", "backward"), "selection": ("select",)}
 REST = "rest"

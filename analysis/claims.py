@@ -30,12 +30,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from analysis import captions
-from analysis.frames import Frames
-from analysis.numbers import number, with_unit
+from analysis.pictures import captions
+from analysis.pictures.numbers import number, with_unit
+from analysis.records.frames import Frames
 from analysis.stats import Mixed, Value
 
-Kind = Literal["absolute", "ratio", "shape", "ordering", "limit"]
+ClaimKind = Literal["absolute", "ratio", "shape", "ordering", "limit"]
 NUMBERS = ("absolute", "ratio")  # kinds that only the paper's scale can decide
 # From the least favourable on: claims of one group count once, with the first of their words.
 Word = Literal[
@@ -64,17 +64,20 @@ class Claim:
     paper: float | str | None  # the published number; else in words where the statement is, or nothing
     unit: str
     source: str  # where in the paper, and how the value was read
-    kind: Kind
+    kind: ClaimKind
     tolerance: float
     reason: str  # why this tolerance, and what a reader should know before comparing
-    ours: Callable[[Frames], Value | None]
+    ours: Callable[..., Value | None]  # of frames, and of what stands in `of`
     accelerator: str = ""  # the GPU that it is about, a part of its driver's name for it, or ANY_GPU
     link: str = ""  # what joins the workers, as in conf/link: NVLink, PCIe
     timed: bool = False  # computed from times, which virtual ranks simulate
     group: str = ""  # claims that follow from one cause are counted once
     rederived: bool = False  # computed from the authors' own logs, not from records of ours
     # For an ordering that depends on how long one trains: the step from which on it stays as it is.
-    flips_at: Callable[[Frames], Value | None] | None = None
+    flips_at: Callable[..., Value | None] | None = None  # of frames and of `of`, too
+    of: tuple[Any, ...] = ()
+    id: str = ""  # stable, short: "ends-close"; derived from the text where there is none
+    answers: tuple[str, ...] = ()  # the statements of papers that it answers, by their ids
 
     def __post_init__(self) -> None:
         if self.kind in ("absolute", "ratio", "shape"):
@@ -83,7 +86,7 @@ class Claim:
 
     @property
     def is_published(self) -> bool:
-        """Has it a published number?"""
+        """Whether it has a published number."""
         return isinstance(self.paper, int | float)
 
     def band(self, widen: float = 1.0) -> tuple[float, float]:
@@ -115,7 +118,7 @@ class Verdict:
 
     @property
     def because(self) -> str:
-        """What must be read with the word: n, the reason, the horizon."""
+        """All that must be read with the word: n, the reason, the horizon."""
         said = [self.reason] if self.word in ("not comparable", "inconclusive", "indicated") else []
         if self.word == "indicated":
             assert self.ours is not None, "what is indicated was measured"
@@ -126,7 +129,7 @@ class Verdict:
 
 
 def reduced(frames: Frames, declared: Mapping[str, Any] | None) -> str:
-    """In which fields the runs differ from what the paper ran, in words; empty where in none.
+    """Differences of the runs from what the paper ran, in words; empty where there are none.
 
     Args:
         declared: the paper's values by column of `frames.runs`, as the item states them in SCALE; where the
@@ -178,7 +181,7 @@ def _judge(claim: Claim, frames: Frames, scale: str) -> Verdict:
     simulated = SIMULATED if claim.timed and captions.is_simulated(frames) else ""
     where = "" if claim.rederived else "; ".join(filter(None, (scale, simulated)))
     try:
-        ours = claim.ours(frames)
+        ours = claim.ours(frames, *claim.of)
     except Mixed as mixture:
         return Verdict(claim, None, "not comparable", where, str(mixture))
     if ours is None:
@@ -190,7 +193,7 @@ def _judge(claim: Claim, frames: Frames, scale: str) -> Verdict:
 
 
 def _elsewhere(claim: Claim, frames: Frames, scale: str) -> str:
-    """Why these records cannot judge the claim; empty where they can."""
+    """Reason why these records cannot judge the claim; empty where they can."""
     exactly = claim.link or claim.accelerator not in ("", ANY_GPU)
     if not _is_on(frames, claim.accelerator):
         return f"about {about(claim)}; measured on {_hardware(frames)}"
@@ -252,8 +255,8 @@ def _side(claim: Claim, value: float) -> str:
 
 
 def _flips(claim: Claim, frames: Frames) -> str:
-    """From which step on the ordering stays so, of how many."""
-    at = claim.flips_at(frames) if claim.flips_at else None
+    """The step from which on the ordering stays so, of how many."""
+    at = claim.flips_at(frames, *claim.of) if claim.flips_at else None
     if at is None:
         return ""
     if math.isinf(at.value):

@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from math import isfinite
 from typing import Any, NamedTuple
 
-from analysis.numbers import number, with_unit
+from analysis.pictures.numbers import number, with_unit
+from analysis.records.columns import TITLES
 
 NOT_RECORDED = "not recorded"
 NOT_SET = "not set"  # in a config: the default, or the method has no such setting
@@ -47,16 +48,6 @@ IDLE = (
 )
 # Relative. The clock rates of a busy GPU vary; a bandwidth probe of milliseconds is not precise.
 TOLERANCES = {"*.clocks.sm": 0.03, "*.clocks.mem": 0.03, "machine.bus_bandwidth": 0.1}
-# Title, column of `Frames.runs`, factor, unit.
-OUTCOMES = (
-    ("top-1", "val_top1", 1.0, "%"),
-    ("top-1 on the test set", "test_top1", 1.0, "%"),
-    ("validation loss", "val_loss", 1.0, ""),
-    ("training loss", "train_loss", 1.0, ""),
-    ("step", "step_s", 1e3, "ms"),
-    ("sent in a step", "wire_bytes", 1e-3, "kB"),
-    ("duration of the run", "took_s", 1.0, "s"),
-)
 WIDTH = 34  # characters of a value in the table
 
 
@@ -70,20 +61,21 @@ class Difference(NamedTuple):
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """What differs, most important first."""
+    """Differences, most important first."""
     found = [Difference(*pair, _weight(*pair)) for pair in _walk("", a, b)]
     return sorted(found, key=_rank)
 
 
 def outcomes(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """What two runs came to, side by side: rows of `Frames.runs`. Empty where they measured nothing alike."""
+    """Outcomes of two runs side by side, from rows of `Frames.runs`; empty where none is in both."""
     lines = []
-    for title, column, factor, unit in OUTCOMES:
+    for column, title in TITLES.items():
         here, there = (run.get(column) for run in (a, b))
-        if here is None or there is None or not (isfinite(here) and isfinite(there)):
+        if not title.beside or here is None or there is None or not (isfinite(here) and isfinite(there)):
             continue
-        shown = [with_unit(factor * value, unit) for value in (here, there)]
-        lines.append(f"  {title:22}{shown[0]:{WIDTH}}  {shown[1]:18}  {_change(here, there, unit)}")
+        shown = [with_unit(title.factor * value, title.unit) for value in (here, there)]
+        change = _change(here, there, title.unit)
+        lines.append(f"  {title.beside:22}{shown[0]:{WIDTH}}  {shown[1]:18}  {change}")
     simulated = "; step times are simulated" * bool(a.get("simulated") or b.get("simulated"))
     heading = f"  {'':22}{'A':{WIDTH}}  {'B':18}  from A to B"
     return "\n".join([f"what they came to{simulated}", heading, *lines]) if lines else ""

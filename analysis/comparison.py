@@ -14,21 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis import captions, columns, plots, style
-from analysis.frames import Frames
-from analysis.leaves import differing, flatten, plain, short
-from analysis.records import IMPLIED
+from analysis import plots
+from analysis.pictures import captions, style
+from analysis.records import columns
+from analysis.records.columns import IMPLIED, TITLES
+from analysis.records.configs import differing, flatten, plain, short
+from analysis.records.frames import Frames
+from analysis.records.steps import ENOUGH_RUNS, precisions
 from analysis.stats import ALIKE, ANY, OF_COLUMN, POSITIVE, SHARE, Bounds, Mixed, Value, over_units
-from analysis.steps import ENOUGH_RUNS, precisions
 from analysis.tables import Table
 
-LABELS = {
-    "val_top1": "validation accuracy", "val_top5": "validation top-5 accuracy", "test_top1": "test accuracy",
-    "val_loss": "validation loss", "train_loss": "training loss", "test_loss": "test loss",
-    "step_s": "time of a step", "samples_per_s": "samples per second", "wire_bytes": "bytes sent in a step",
-    "sent_density": "share that is sent", "update_density": "share that an update changes",
-    "took_s": "duration of the run",
-}  # fmt: skip
 # A unit, and larger or smaller ones: the largest that makes every value at least 1, else the smallest.
 SCALES = {
     "s": {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3},
@@ -61,7 +56,7 @@ class Comparison:
     ref: str | None = None
 
     def points(self, frames: Frames) -> list[Point]:
-        """What is compared, in the order of `by` and `x`.
+        """Points to compare, in the order of `by` and `x`.
 
         Raises:
             ValueError: an unknown column or leaf, or no run that has it.
@@ -87,7 +82,7 @@ class Comparison:
         """A row per point: the mean over its runs with its 95 % interval, and how many they are."""
         points = self.points(frames)
         unit, factor = self._unit(points)
-        label = LABELS.get(self.y, self.y)
+        label = self._label
         rows: dict[str, list[Any]] = {
             short(self.by): [point.by for point in points],
             short(self.x): [None if point.x is None else plain(point.x) for point in points],
@@ -104,7 +99,8 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        return f"{LABELS.get(self.y, self.y)} over {short(self.x)}, by {short(self.by)}".capitalize()
+        """Headline of the table and the picture."""
+        return f"{self._label} over {short(self.x)}, by {short(self.by)}".capitalize()
 
     def picture(self, frames: Frames) -> plots.Figure:
         """A line per value of `by` over `x`; what has no `x` is a line across."""
@@ -118,12 +114,12 @@ class Comparison:
                 for point in (point for point in of_line if point.x is None):
                     plots.across(axes, point.value.times(factor), style.look(by))
             plots.over(axes, places, short(self.x))
-            axes.set_ylabel(LABELS.get(self.y, self.y) + (f" ({unit})" if unit else ""))
+            axes.set_ylabel(self._label + (f" ({unit})" if unit else ""))
             axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=short(self.by))
         return figure
 
     def caption(self, frames: Frames) -> str:
-        """What was compared, of what runs, and on what they were made."""
+        """Account of what was compared, of the runs, and of the machines that made them."""
         points = self.points(frames)
         counts = sorted({len(point.samples) for point in points})
         runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -136,6 +132,11 @@ class Comparison:
         ).replace("  ", " ")
 
     @property
+    def _label(self) -> str:
+        """The name of `y` for people."""
+        return TITLES[self.y].label if self.y in TITLES else self.y
+
+    @property
     def _bounds(self) -> Bounds:
         if columns.unit(self.y) == "%":
             return SHARE
@@ -145,7 +146,7 @@ class Comparison:
         """The runs that have `y`."""
         numbers = [str(name) for name in runs.select_dtypes("number")]
         if self.y not in numbers:
-            raise ValueError(_unknown(f"no column y={self.y} with numbers", self.y, [*LABELS, *numbers]))
+            raise ValueError(_unknown(f"no column y={self.y} with numbers", self.y, [*TITLES, *numbers]))
         found: pd.DataFrame = runs[runs[self.y].notna()]
         if not len(found):
             raise ValueError(f"none of these {len(runs)} runs has measured {self.y}")
@@ -207,7 +208,7 @@ class Comparison:
         return smallest, 1 / size
 
     def _note(self, frames: Frames, points: Sequence[Point]) -> str:
-        """What a reader must know: what is simulated, and in what the points differ besides."""
+        """Note of what is simulated, and of what else the points differ in."""
         runs = self._measured(frames.runs)
         runs = runs.assign(precision=precisions(runs))
         notes = []
@@ -233,7 +234,7 @@ class Comparison:
 
 
 def _words(runs: pd.DataFrame, column: str) -> list[str]:
-    """What a column holds, shortened."""
+    """Distinct values of a column, shortened."""
     return sorted({str(value)[:12] for value in runs[column].dropna()}) if column in runs else []
 
 
@@ -254,7 +255,7 @@ def _order(place: tuple[str, Any]) -> tuple[Any, ...]:
 
 
 def _places(values: Sequence[Any]) -> dict[Any, float]:
-    """Where on the x axis each value stands: numbers where they are, words one after the other."""
+    """Place of each value on the x axis: numbers where they are, words one after the other."""
     distinct = sorted(dict.fromkeys(values), key=lambda value: _order(("", value)))
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct):
         return {value: float(value) for value in distinct}

@@ -1,340 +1,348 @@
-"""What figures are drawn with: curves with bands, way points, stacked bars, bars with intervals, lanes.
+"""Pictures by kind: data in, a figure out. An item says what is particular to it, and no more.
 
-Exports Axes, Figure and Patch as well: figures name these types, and only this folder imports matplotlib.
+A panel is a function of axes. Each kind makes one of its data: `curves`, `piles`, `stacks`,
+`ratio_bars`, `dots`, `heatmap`, `areas`; `picture` lays panels out on a page, with the legend outside. What a
+kind takes as further words (`title`, `xlabel`, `ylim`, ...) is what `Axes.set` takes.
+
+Exports Axes, Figure and the single marks as well: only this folder imports matplotlib.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes as Axes
-from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.figure import Figure as Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch as Patch
-from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullFormatter
+from matplotlib.artist import Artist
 
-from analysis.numbers import number
+from analysis.pictures import marks, style
+from analysis.pictures.marks import Axes as Axes
+from analysis.pictures.marks import Figure as Figure
+from analysis.pictures.marks import above as above
+from analysis.pictures.marks import across as across
+from analysis.pictures.marks import canvas as canvas
+from analysis.pictures.marks import curve as curve
+from analysis.pictures.marks import log_ticks as log_ticks
+from analysis.pictures.marks import over as over
+from analysis.pictures.marks import points as points
+from analysis.pictures.marks import seeds as seeds
+from analysis.pictures.style import Look
 from analysis.stats import Value
-from analysis.style import PHASE_LABELS, PHASE_LOOKS, Look
 
-if TYPE_CHECKING:
-    from matplotlib.typing import RcKeyType
-
-WIDE = 10.0  # times its smallest value: from there on an axis is logarithmic
-AREA = 0.25  # opacity of an area behind lines
-FAINT = 0.45  # opacity of the paper's data, next to ours
-FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
-ROOM_FOR_TEXT = 0.055  # share of the axis: a shorter span has no room for its number
+EMPTY = "nothing to draw: there is no run"
+Which = Literal["x", "y", "both"]
+Panel = Callable[[Axes], None]
+P = ParamSpec("P")
+GREY: dict[str, Any] = {"color": "#777777", "linewidth": 0.6, "zorder": 0}  # a level to compare with
+DOTTED: dict[str, Any] = {"linestyle": ":", "linewidth": 0.8, "marker": "", "label": None}  # published
 
 
-@contextmanager
-def canvas(
-    settings: Mapping[RcKeyType, Any], rows: int = 1, columns: int = 1, **how: Any
-) -> Iterator[tuple[Figure, Any]]:
-    """A figure and its axes, drawn inside the block with these matplotlib settings.
+def picture(
+    panels: Sequence[Panel],
+    height: float,
+    *,
+    rows: int = 1,
+    ylabel: str | Sequence[str] = "",
+    keys: Iterable[Artist] = (),
+    loc: Any = "outside lower center",
+    ncols: int = 0,
+    **how: Any,
+) -> Figure:
+    """Panels beside each other, in as many rows, as wide as a page.
 
-    `how` goes to `Figure.subplots`; the axes are one object, or an array of them.
+    Args:
+        height: in inches.
+        ylabel: of the first panel of each row; one for all, or one for each.
+        keys: first entries of the legend, before all that has a label.
+        loc: where the legend stands outside the panels.
+        ncols: of the legend; by default one for each entry.
+        how: goes to `Figure.subplots`.
+
+    Raises:
+        ValueError: there is no panel.
     """
-    with matplotlib.rc_context(dict(settings)):
-        figure = Figure(layout="constrained")
-        yield figure, figure.subplots(rows, columns, **how)
-        engine = figure.get_layout_engine()
-        assert engine is not None, "the layout is constrained"
-        engine.execute(figure)
-        figure.set_layout_engine("none")  # laid out once, not again for every file format
-        for axes in figure.axes:  # the last bits of what the layout solves are not always the same
-            left, bottom, width, height = (round(edge, 6) for edge in axes.get_position().bounds)
-            axes.set_position((left, bottom, width, height))
+    if not panels:
+        raise ValueError(EMPTY)
+    columns = len(panels) // rows
+    with canvas(style.two_columns(height), rows, columns, squeeze=False, **how) as (figure, grid):
+        for axes, panel in zip(grid.flat, panels, strict=True):
+            panel(axes)
+        for axes, label in zip(
+            grid[:, 0], [ylabel] * rows if isinstance(ylabel, str) else ylabel, strict=True
+        ):
+            axes.set_ylabel(label or axes.get_ylabel())
+        if entries := [*keys, *_labelled(grid.flat)]:
+            names = [str(entry.get_label()) for entry in entries]
+            figure.legend(entries, names, loc=loc, ncols=ncols or len(entries))
+    return figure
 
 
-def curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:
-    """A mean over epochs, and its interval as a band where there are enough runs for one."""
-    every = max(1, len(x) // 10)
-    axes.plot(
-        x, table["mean"], color=look.colour, marker=look.marker, markevery=every, label=look.label, zorder=3
-    )
-    if table["low"].notna().any():
-        axes.fill_between(
-            x, table["low"], table["high"], color=look.colour, alpha=0.18, linewidth=0, zorder=2
-        )
+def _labelled(panels: Iterable[Axes]) -> list[Artist]:
+    """Handles of all that has a label, each label once."""
+    found: dict[str, Artist] = {}
+    for axes in panels:
+        if axes.get_legend() is None:
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                found.setdefault(label, handle)
+    return list(found.values())
 
 
-def published_curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:
-    """A published curve, drawn faintly below ours, and the range of several (columns mean, low, high)."""
-    faint: dict[str, Any] = {"color": look.colour, "alpha": FAINT, "zorder": 1}
-    axes.plot(x, table["mean"], linestyle=(0, (1, 1.2)), linewidth=0.9, **faint)
-    if table["low"].notna().any():
-        axes.fill_between(x, table["low"], table["high"], **faint | {"alpha": 0.12}, linewidth=0)
+def kind(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, Panel]:
+    """A function that draws on axes, as one that makes a panel."""
+
+    @wraps(draw)
+    def of(*args: P.args, **kwargs: P.kwargs) -> Panel:
+        return lambda axes: draw(axes, *args, **kwargs)
+
+    return of
 
 
-def published_key() -> Line2D:
-    """The legend entry of `published_curve` and `published_points`."""
-    style: dict[str, Any] = {"color": "#777777", "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
-    return Line2D([], [], marker="o", mfc="white", **style)
+class Curve(NamedTuple):
+    """A line of a picture, and what `Axes.plot` takes to draw it in another way than its look.
+
+    Its y is numbers, or a list of values with intervals, or a table with the columns mean, low and high;
+    without an x it is one value, and the line goes across.
+    """
+
+    look: Look
+    x: Any
+    y: Any
+    how: Mapping[str, Any] = {}
 
 
-def decay(axes: Axes, x: float) -> None:
-    """Where the learning rate falls."""
-    axes.axvline(x, color="#AAAAAA", linewidth=0.6, zorder=0)
+class Band(NamedTuple):
+    """An area between two curves."""
+
+    look: Look
+    x: Any
+    low: Any
+    high: Any
+    alpha: float = 0.18
 
 
-def seeds(axes: Axes, x: float, values: Sequence[float], look: Look) -> None:
-    """The single values behind a mean."""
-    axes.plot([x] * len(values), values, look.marker, color=look.colour, alpha=0.55, markersize=2.6, mew=0)
-
-
-def mean_mark(axes: Axes, x: float, value: Value, look: Look) -> None:
-    """A mean with its interval, as a bar across and a line up and down."""
-    axes.plot(x, value.value, "_", color=look.colour, markersize=7, markeredgewidth=1.2)
-    if value.low is not None and value.high is not None:
-        axes.plot([x, x], [value.low, value.high], color=look.colour, linewidth=1)
-
-
-def points(axes: Axes, x: Sequence[float], values: Sequence[Value], look: Look) -> None:
-    """Values with their intervals, joined by a line."""
-    axes.plot(x, [value.value for value in values], color=look.colour, marker=look.marker, label=look.label)
-    for at, value in zip(x, values, strict=True):
-        mean_mark(axes, at, value, look)
-
-
-def across(axes: Axes, value: Value, look: Look) -> None:
-    """A value that holds for every x, as a line across, and its interval as a band."""
-    axes.axhline(
-        value.value, color=look.colour, linestyle=(0, (4, 2)), linewidth=1.0, label=look.label, zorder=1
-    )
-    if value.low is not None and value.high is not None:
-        axes.axhspan(value.low, value.high, color=look.colour, alpha=0.12, linewidth=0, zorder=0)
-
-
-def over(axes: Axes, places: Mapping[Any, float], label: str) -> None:
-    """An x axis with a tick at each of these values, logarithmic where numbers span much."""
-    at = list(places.values())
-    axes.set_xlabel(label)
-    if at and min(at) > 0 and max(at) >= WIDE * min(at) and list(places) == at:
-        axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(at))
-    axes.xaxis.set_major_formatter(
-        FixedFormatter([number(x) if isinstance(x, float) else str(x) for x in places])
-    )
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.margins(x=0.08)
-
-
-def numbered(axes: Axes, x: pd.Series, y: pd.Series, texts: Sequence[str]) -> None:
-    """Points on a logarithmic x axis with a short text each; texts that would overlap are moved apart."""
-    axes.plot(x, y, "o", color="#0072B2", ms=3)
-    axes.set_xscale("log")
-    axes.margins(x=0.12)
-    least = 0.035 * (float(y.max()) - float(y.min()) or 1.0)  # between two texts
-    taken: list[tuple[float, float]] = []
-
-    def overlaps(here: float, height: float) -> bool:
-        return any(
-            abs(np.log10(here / other)) < 0.2 and abs(height - place) < least for other, place in taken
-        )
-
-    for at in np.argsort(-y.to_numpy()):
-        place = float(y.iloc[at])
-        while overlaps(float(x.iloc[at]), place):
-            place -= least / 4
-        taken.append((float(x.iloc[at]), place))
-        axes.annotate(
-            texts[at],
-            (float(x.iloc[at]), float(y.iloc[at])),
-            (1.1 * float(x.iloc[at]), place),
-            fontsize=6,
-            va="center",
-            arrowprops={"arrowstyle": "-", "lw": 0.3, "color": "#999999", "shrinkA": 0, "shrinkB": 0},
-        )
-
-
-def shaded(axes: Axes, x: pd.Series, y: pd.Series, look: Look, shade: float) -> None:
-    """One of several curves of a method, told apart by opacity and a label at its end."""
-    axes.plot(x, y, color=look.colour, alpha=shade)
-    axes.annotate(look.label, (float(x.iloc[-1]), float(y.iloc[-1])), xytext=(2, 0),
-                  textcoords="offset points", va="center", fontsize=6, color=look.colour)  # fmt: skip
-
-
-def published_points(axes: Axes, x: float, values: Sequence[float], look: Look) -> None:
-    """Single published values, open."""
-    how: dict[str, Any] = {"mec": look.colour, "mfc": "white", "alpha": FAINT + 0.2}
-    axes.plot([x] * len(values), values, look.marker, markersize=3.2, **how)
-
-
-def stack(
+@kind
+def curves(
     axes: Axes,
-    x: float,
-    parts: Mapping[str, float],
-    width: float = 0.6,
-    faint: bool = False,
-    least: float = np.inf,
-) -> float:
-    """A stacked bar of phases, from the bottom up; parts of at least `least` show their number.
+    /,
+    lines: Iterable[Curve | Band],
+    *,
+    sizes: Sequence[int] = (),
+    log: Sequence[float] = (),
+    level: float | None = None,
+    grid: Which | None = "both",
+    **words: Any,
+) -> None:
+    """Lines over one axis, with bands or intervals where they have them.
 
-    Returns its height.
+    Args:
+        sizes: the ticks of x, each twice the one before or more.
+        log: the ticks of y, which is then logarithmic.
+        level: of y, drawn across.
+        grid: along which axis, if any.
     """
-    bottom = 0.0
-    for phase, height in parts.items():
-        colour, hatch = PHASE_LOOKS[phase]
-        edge: dict[str, Any] = {"edgecolor": "#7A7A7A", "linewidth": 0.4, "alpha": FAINT if faint else 1.0}
-        axes.bar(x, height, width, bottom=bottom, color=colour, hatch=hatch, **edge)
-        if height >= least:
-            _number_inside(axes, x, bottom + height / 2, height, phase, faint)
-        bottom += height
-    return bottom
+    for line in lines:
+        _line(axes, line)
+    if level is not None:
+        axes.axhline(level, **GREY)
+    if sizes:
+        doublings(axes, sizes)
+    finish(axes, log=log, grid=grid, **words)
 
 
-def pile(axes: Axes, y: float, parts: Mapping[str, float], height: float = 0.62) -> None:
-    """A stacked bar of phases that lies, from the left."""
-    left = 0.0
-    for phase, width in parts.items():
-        colour, hatch = _phase_look(phase)
-        axes.barh(y, width, height, left=left, color=colour, hatch=hatch, edgecolor="#7A7A7A", linewidth=0.4)
-        left += width
+def _line(axes: Axes, line: Curve | Band) -> None:
+    if isinstance(line, Band):
+        axes.fill_between(line.x, line.low, line.high, color=line.look.colour, alpha=line.alpha, linewidth=0)
+    elif line.x is None:
+        marks.across(axes, line.y, line.look, **line.how)
+    elif not len(line.x):
+        return  # nothing was measured: no entry in the legend
+    elif isinstance(line.y, pd.DataFrame):
+        marks.curve(axes, line.x, line.y, line.look)
+    elif isinstance(line.y, list) and isinstance(line.y[0], Value):
+        marks.points(axes, line.x, line.y, line.look)
+    else:
+        look = {"color": line.look.colour, "marker": line.look.marker, "label": line.look.label}
+        axes.plot(line.x, line.y, **look | dict(line.how))
 
 
-def phase_keys(phases: Iterable[str]) -> list[Patch]:
-    """Legend entries of `stack` and `lane`."""
-    return [
-        Patch(
-            facecolor=PHASE_LOOKS[phase][0],
-            hatch=PHASE_LOOKS[phase][1],
-            edgecolor="#7A7A7A",
-            lw=0.4,
-            label=PHASE_LABELS[phase],
-        )
-        for phase in phases
-    ]
+def layered(*panels: Panel) -> Panel:
+    """Panels over each other, on the same axes."""
+
+    def draw(axes: Axes) -> None:
+        for panel in panels:
+            panel(axes)
+
+    return draw
 
 
-# How bars of one quantity differ by where the number comes from. `None` takes the method's colour.
-ORIGINS: dict[str, dict[str, Any]] = {
-    "ours": {"facecolor": None},
-    "ours, the published protocol": {"facecolor": "none", "hatch": "////"},
-    "published, 8 A100": {"facecolor": None, "alpha": 0.3},
-    "published, corrected": {"facecolor": "none", "linestyle": (0, (3, 1.5))},
-    "as published": {"facecolor": None, "alpha": 0.3},
-    "without validation": {"facecolor": None},
-}
+@kind
+def shade(axes: Axes, /, along: Literal["x", "y"], low: float, high: float, colour: str = "#F0F0F0") -> None:
+    """A grey area behind what lies between two values of x, or of y."""
+    span = axes.axvspan if along == "x" else axes.axhspan
+    span(low, high, color=colour, zorder=-1)
 
 
-def bar(axes: Axes, x: float, value: Value, look: Look, width: float, origin: str = "ours") -> None:
-    """One bar with its interval and its number."""
-    axes.bar(x, value.value, width, edgecolor=look.colour, linewidth=0.8, **_fill(origin, look.colour))
-    whisker(axes, x, value)
-    top = max(value.value, value.high or value.value)
-    plain = {"facecolor": "white", "edgecolor": "none", "pad": 0.2}  # no line runs through it
-    above(axes, x, top, number(value.value), fontsize=6, bbox=plain)  # narrower than the bar
+@kind
+def upright(axes: Axes, /, x: float) -> None:
+    """A thin line up, where something changes."""
+    marks.decay(axes, x)
 
 
-def whisker(axes: Axes, x: float, value: Value) -> None:
-    """A value's interval, where it has one."""
-    if value.low is not None and value.high is not None:
-        error = [[max(0.0, value.value - value.low)], [max(0.0, value.high - value.value)]]
-        axes.errorbar(x, value.value, error, fmt="none", ecolor="#444444", elinewidth=0.8, capsize=2)
+class Bar(NamedTuple):
+    """Parts of a whole, by phase, and the text at its end."""
+
+    label: str  # of its place
+    parts: Mapping[str, float]
+    text: str = ""
+    place: float = 0.0  # aside of its place
+    faint: bool = False  # published
 
 
-def dot(axes: Axes, y: float, value: Value, marker: str, colour: str) -> None:
-    """One value at a height, with its interval along the x axis and its number beside it."""
-    low, high = (edge if edge is not None else value.value for edge in (value.low, value.high))
-    axes.plot([low, high], [y, y], color=colour, linewidth=1.0, solid_capstyle="butt", zorder=2)
-    axes.plot([value.value], [y], marker=marker, color=colour, markersize=4, zorder=3)
-    above(axes, high, y, number(value.value), xytext=(4, 0), ha="left", va="center", color=colour)
+@kind
+def piles(axes: Axes, /, bars: Sequence[Bar], **words: Any) -> None:
+    """Stacked bars of phases that lie below each other, each with a text behind it."""
+    for y, each in enumerate(bars):
+        marks.pile(axes, y, each.parts)
+        behind: dict[str, Any] = {"xytext": (3, 0), "ha": "left", "va": "center"}
+        marks.above(axes, sum(each.parts.values()), y, each.text, **behind)
+    from_top(axes, [each.label for each in bars])
+    finish(axes, **words)
 
 
-def dot_keys(origins: Mapping[str, tuple[str, str]]) -> list[Line2D]:
-    """Legend entries of `dot`: marker and colour by origin."""
-    return [
-        Line2D([], [], linestyle="", marker=marker, color=colour, label=origin)
-        for origin, (marker, colour) in origins.items()
-    ]
+@kind
+def stacks(
+    axes: Axes, /, bars: Sequence[Bar], *, width: float = 0.6, least: float = np.inf, **words: Any
+) -> None:
+    """Stacked bars of phases that stand beside each other, each with a text above it; those with the same
+    label share a place.
+
+    Args:
+        least: parts of so much show their number.
+    """
+    labels = list(dict.fromkeys(each.label for each in bars))
+    for each in bars:
+        x = labels.index(each.label) + each.place
+        top = marks.stack(axes, x, each.parts, width, each.faint, least)
+        marks.above(axes, x, top, each.text, **({"color": "#777777", "fontsize": 6} if each.faint else {}))
+    beside(axes, labels)
+    finish(axes, **words)
 
 
-def factor_ticks(axes: Axes) -> None:
-    """A logarithmic x axis of factors, in plain numbers, with room for text at the right end."""
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    axes.set_xlim(low / 1.1, high * 1.6)
-    ticks = [tick for tick in FACTORS if low / 1.1 <= tick <= high * 1.6]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.grid(True, axis="x")
+@kind
+def ratio_bars(
+    axes: Axes,
+    /,
+    groups: Mapping[str, Sequence[tuple[Look, str, Value]]],
+    *,
+    level: float | None = None,
+    **words: Any,
+) -> None:
+    """Bars with intervals and numbers, in groups: of each look, origin (`marks.ORIGINS`), value."""
+    width = 0.8 / max((len(group) for group in groups.values()), default=1)
+    for x, group in enumerate(groups.values()):
+        for at, (look, origin, value) in enumerate(group):
+            place = x + (at - (len(group) - 1) / 2) * width
+            marks.bar(axes, place, value, look, 0.9 * width, origin)
+    if level is not None:
+        axes.axhline(level, **GREY)
+    beside(axes, list(groups))
+    axes.margins(y=0.12)
+    finish(axes, **words)
 
 
-def above(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:
-    """Small text just above a point; `how` overrides its placement and style."""
-    place = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 6.5}
-    placed: dict[str, Any] = place | how
-    axes.annotate(text, (x, y), **placed)
+class Dot(NamedTuple):
+    """A mark or several, and what `Axes.plot` takes beside their look."""
+
+    look: Look
+    x: Any
+    y: Any
+    how: Mapping[str, Any] = {}
 
 
-def origin_keys(origins: Iterable[str]) -> list[Patch]:
-    """Legend entries of `bar`, in grey because every method has these origins."""
-    grey = "#555555"
-    return [Patch(edgecolor=grey, linewidth=0.8, label=origin, **_fill(origin, grey)) for origin in origins]
+@kind
+def dots(
+    axes: Axes,
+    /,
+    found: Iterable[Dot],
+    *,
+    rows: Sequence[str] = (),
+    grid: Which | None = None,
+    log: Sequence[float] = (),
+    factors: bool = False,
+    **words: Any,
+) -> None:
+    """Single marks; of `rows` from the top, y is the number of the row.
+
+    Args:
+        factors: whether x is of factors, which are ticks of a logarithmic axis.
+    """
+    for each in found:
+        look = {
+            "color": each.look.colour,
+            "marker": each.look.marker,
+            "label": each.look.label,
+            "linestyle": "",
+        }
+        axes.plot(each.x, each.y, **look | dict(each.how))
+    if rows:
+        from_top(axes, rows)
+    if factors:
+        marks.factor_ticks(axes)
+    finish(axes, grid=grid, log=log, **words)
 
 
-def lane(axes: Axes, y: float, spans: pd.DataFrame, axis_ms: float, height: float = 0.7) -> None:
-    """One rank's spans (columns start_ms, took_ms, phase) as a horizontal lane at `y`."""
-    for phase, of_phase in spans.groupby("phase", sort=False):
-        colour, hatch = _phase_look(str(phase))
-        bars = list(zip(of_phase["start_ms"], of_phase["took_ms"], strict=True))
-        axes.broken_barh(
-            bars, (y - height / 2, height), facecolor=colour, hatch=hatch, edgecolor="#7A7A7A", lw=0.3
-        )
-        for start, took in bars:
-            if took >= ROOM_FOR_TEXT * axis_ms:
-                _number_inside(axes, start + took / 2, y, took, str(phase))
+@kind
+def heatmap(axes: Axes, /, cells: np.ndarray, end: float, **words: Any) -> None:
+    """(rows from the bottom, columns up to `end`) in blues: white is none, darkest four times the mean."""
+    relative = cells / max(float(cells.mean()), 1e-12)
+    shown: dict[str, Any] = {"origin": "lower", "aspect": "auto", "vmin": 0, "vmax": 4, "cmap": "Blues"}
+    axes.imshow(relative, extent=(0, end, 0, len(cells)), **shown)
+    finish(axes, **words)
 
 
-def log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
-    """A logarithmic y axis with plain numbers at these ticks."""
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(FixedLocator(list(ticks)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+@kind
+def areas(
+    axes: Axes,
+    /,
+    x: np.ndarray,
+    y: np.ndarray,
+    winners: np.ndarray,
+    looks: Sequence[Look],
+    lines: Iterable[Curve] = (),
+    **words: Any,
+) -> None:
+    """The winner of `looks` at each (y, x), by its number, and lines above; both axes logarithmic."""
+    marks.areas(axes, x, y, winners, looks)
+    for line in lines:
+        _line(axes, line)
+    finish(axes, xscale="log", yscale="log", xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), **words)
 
 
-def _fill(origin: str, colour: str) -> dict[str, Any]:
-    """How a bar of this origin is filled, in the method's colour."""
-    fill = ORIGINS[origin]
-    return fill | {"facecolor": fill["facecolor"] or colour}
+def finish(axes: Axes, *, log: Sequence[float] = (), grid: Which | None = None, **words: Any) -> None:
+    """The end of all kinds: labels, limits, ticks of a logarithmic y, a grid."""
+    axes.set(**words)
+    if len(log):
+        marks.log_ticks(axes, log)
+    if grid:
+        axes.grid(visible=True, axis=grid)
 
 
-def _number_inside(axes: Axes, x: float, y: float, value: float, phase: str, faint: bool = False) -> None:
-    """A phase's number in the middle of its bar, on a plain patch where a hatch would cross it."""
-    colour, hatch = _phase_look(phase)
-    text = axes.text(x, y, number(value), ha="center", va="center", fontsize=6, color=ink(colour, faint))
-    if hatch:
-        text.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 0.8})
+def doublings(axes: Axes, sizes: Sequence[int], labels: Sequence[str] = ()) -> None:
+    """A logarithmic x axis of sizes that double, with a tick at each."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, labels or [str(size) for size in sizes])
 
 
-def _phase_look(phase: str) -> tuple[str, str]:
-    """Colour and hatch; phases that style.py does not know look unaccounted."""
-    return PHASE_LOOKS.get(phase, PHASE_LOOKS["unaccounted"])
+def from_top(axes: Axes, labels: Sequence[str]) -> None:
+    """A row for each of these, the first at the top."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
 
 
-def ink(colour: str, faint: bool = False) -> str:
-    """Black or white, whichever is easier to read on `colour`, by its luma (ITU-R BT.601)."""
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#111111" if faint or 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "white"
-
-
-def areas(axes: Axes, x: np.ndarray, y: np.ndarray, winners: np.ndarray, looks: Sequence[Look]) -> None:
-    """Which of several things wins at each (y, x), in its faint colour: `winners` has their numbers."""
-    colours = ListedColormap([look.colour for look in looks])
-    edges = [number - 0.5 for number in range(len(looks) + 1)]
-    how: dict[str, Any] = {"alpha": AREA, "rasterized": True, "shading": "nearest"}
-    axes.pcolormesh(x, y, winners, cmap=colours, norm=BoundaryNorm(edges, len(looks)), **how)
-
-
-def area_keys(looks: Sequence[Look]) -> list[Patch]:
-    """Legend entries of `areas`."""
-    return [Patch(facecolor=look.colour, alpha=AREA, label=look.label) for look in looks]
+def beside(axes: Axes, labels: Sequence[str]) -> None:
+    """A place for each of these on the x axis."""
+    axes.set_xticks(range(len(labels)), [label.replace(", ", ",\n") for label in labels])
+    axes.tick_params(axis="x", length=0)

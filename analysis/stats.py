@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.frames import Frames
-from analysis.remembered import remembered
-from analysis.steps import ENOUGH_RUNS, Units, in_blocks, precisions, units
+from analysis.records.frames import Frames, remembered
+from analysis.records.steps import ENOUGH_RUNS, Units, in_blocks, precisions, units
 
 CONFIDENCE = 0.95
 # How many independent samples make a verdict possible, by their kind. Blocks share their processes, their
@@ -52,25 +51,30 @@ class Value(NamedTuple):
     n: int = 1
     of: str = "runs"  # or blocks
 
+    @classmethod
+    def exact(cls, value: float, n: int, of: str) -> Value:
+        """A value without an error: a count, or what printed values say of themselves."""
+        return cls(float(value), float(value), float(value), n, of)
+
     @property
     def decides(self) -> bool:
-        """Has it an interval, over so many samples that a verdict may rest on it?"""
+        """Check that it has an interval, over so many samples that a verdict may rest on it."""
         return self.low is not None and self.high is not None and self.n >= ENOUGH.get(self.of, np.inf)
 
     @property
     def half_width(self) -> float:
-        """Of a ratio's interval, relative, on the log scale: 0.05 is 5 %. Infinite without an interval."""
+        """Relative half-width of a ratio's interval, on the log scale: 0.05 is 5 %. Infinite without one."""
         if self.low is None or self.high is None or self.low <= 0:
             return float(np.inf)
         return float(np.sqrt(self.high / self.low) - 1)
 
     def more_in_percent(self) -> Value:
-        """For a ratio: by how many percent it exceeds 1."""
+        """Percent by which a ratio exceeds 1."""
         low, high = (None if edge is None else edge - 1 for edge in (self.low, self.high))
         return Value(self.value - 1, low, high, self.n, self.of).times(100)
 
     def times(self, factor: float) -> Value:
-        """In another unit, by a positive factor."""
+        """The value in another unit, by a positive factor."""
         low, high = (None if edge is None else factor * edge for edge in (self.low, self.high))
         return Value(factor * self.value, low, high, self.n, self.of)
 
@@ -104,6 +108,13 @@ def over_units(
     middle = onto(np.asarray(estimate))
     low, high = (float(np.clip(back(middle + side * half), *bounds)) for side in (-1, 1))
     return Value(estimate, low, high, n, of)
+
+
+def resampled_medians(samples: Sequence[np.ndarray], draws: int = 1000) -> np.ndarray:
+    """(samples, draws) medians of each sample's resamples, the same ones whenever it is called."""
+    at_random = np.random.default_rng(0)
+    medians = [np.median(at_random.choice(each, (draws, len(each))), axis=1) for each in samples]
+    return np.array(medians)
 
 
 def throughput(frames: Frames, keys: Sequence[str]) -> Value | None:
@@ -150,6 +161,11 @@ def of_phases(
     _alike(frames, keys)
     found = units(frames, keys)
     return _of_means(found, phases, statistic, bounds) if set(phases) <= set(found.means) else None
+
+
+def taken(frames: Frames, keys: Sequence[str], *phases: str, unit: float = 1.0) -> Value | None:
+    """The time that phases take together, in seconds, or so many units of one; `slowest` is a whole step."""
+    return of_phases(frames, keys, phases, lambda *seconds: unit * sum(seconds), POSITIVE)
 
 
 def final(frames: Frames, keys: Sequence[str], column: str, geometric: bool = False) -> Value | None:
@@ -265,7 +281,7 @@ def _scale(bounds: Bounds, data: np.ndarray) -> tuple[Callable[..., Any], Callab
 
 
 def _independent(series: np.ndarray) -> float:
-    """Which share of a series counts, by the correlation r of neighbours; all where r is negative."""
+    """Share of a series that counts, by the correlation r of neighbours; all where r is negative."""
     deviation = series - series.mean()
     spread = float((deviation**2).sum())
     r = float((deviation[1:] * deviation[:-1]).sum()) / spread if spread else 0.0

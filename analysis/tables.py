@@ -20,8 +20,8 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_bool
 
-from analysis import numbers
-from analysis.files import write_atomic
+from analysis.pictures import numbers
+from analysis.records.files import write_atomic
 from analysis.stats import Value
 
 EXACT = ".10g"  # numbers in CSV: more than any measurement has, and alike on every machine
@@ -71,7 +71,7 @@ class Table:
         return [[text(cell) for cell in row] for row in self.rows()]
 
     def are_numbers(self) -> list[bool]:
-        """Of each column: has it numbers only? Those stand at the right."""
+        """True for each column of numbers only, which stand at the right."""
         columns = zip(*self.rows(), strict=True) if len(self.frame) else [()] * self.frame.shape[1]
         return [
             any(map(is_number, cells)) and all(is_number(c) or is_absent(c) for c in cells)
@@ -133,7 +133,7 @@ class Table:
         return f"<table>\n{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{note}"
 
     def _columns(self, place: int) -> list[tuple[str, Callable[[Any], Any]]]:
-        """What a column becomes in CSV: names, and the part of a cell that stands there."""
+        """The columns that one becomes in CSV: names, and the part of a cell that stands there."""
         name, unit = str(self.frame.columns[place]), self.units.get(self.frame.columns[place], "")
         if not any(isinstance(cell, Value) for cell in self.frame.iloc[:, place]):
             return [(_with_unit(name, unit), _itself)]
@@ -146,12 +146,12 @@ class Table:
 
 
 def is_absent(cell: Any) -> bool:
-    """Is there nothing: None, NaN, or a value that is NaN?"""
+    """True for None, NaN, and a value that is NaN."""
     return bool(pd.isna(_number_of(cell)))
 
 
 def is_number(cell: Any) -> bool:
-    """Is it a number, with or without an interval? True and False are none."""
+    """True for a number, with or without an interval; booleans are none."""
     return isinstance(cell, Value | Real) and not is_bool(cell) and not is_absent(cell)
 
 
@@ -167,7 +167,7 @@ def text(cell: Any) -> str:
 
 
 def plain(words: str) -> str:
-    """On one line, without characters that a terminal would obey."""
+    """Words on one line, without characters that a terminal would obey."""
     return " ".join("".join(one if one.isprintable() or one.isspace() else "?" for one in words).split())
 
 
@@ -238,5 +238,5 @@ def _number_of(cell: Any) -> Any:
 
 
 def _part(name: str) -> Callable[[Any], Any]:
-    """What a value has beside its number, and a plain number has not."""
+    """A part that a value has beside its number, and a plain number has not."""
     return lambda cell: getattr(cell, name) if isinstance(cell, Value) and not is_absent(cell) else None

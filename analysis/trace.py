@@ -2,8 +2,8 @@
 
 Google's Trace Event Format, as JSON: a process for each rank, a slice for each step and each phase of a drawn
 step. Times are microseconds on the clock of rank 0. How far another rank's clock is ahead is the median over
-the drawn steps of what analysis/timeline.py finds in each: leaving a barrier may take a rank milliseconds
-once, and a clock does not jump.
+the drawn steps of what analysis/pictures/timeline.py finds in each: leaving a barrier may take a rank
+milliseconds once, and a clock does not jump.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.frames import Frames
-from analysis.style import PHASE_LABELS
-from analysis.timeline import meeting, spans_of
+from analysis.pictures.timeline import meeting, spans_of
+from analysis.records import phases
+from analysis.records.frames import Frames
 
 STEPS = 0  # the lane of a rank that shows its steps; phases are in those after it
-FACTS = ("epoch", "loss", "wire_bytes", "density")  # of a step
+FACTS = ("epoch", "loss", "wire_bytes", "sent_density")  # of a step
 NANO = 1e9
 TOUCH_NS = 100  # spans that overlap by less follow each other: stored times have no more digits
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 
-def trace(frames: Frames, keys: Sequence[str], name: str) -> Event:
+def trace(frames: Frames, keys: Sequence[str], name: str) -> TraceEvent:
     """The trace of one run: of its key, or of those of the variants that took turns in it.
 
     Raises:
@@ -36,7 +36,7 @@ def trace(frames: Frames, keys: Sequence[str], name: str) -> Event:
     steps = frames.steps[frames.steps["key"].isin(keys)]
     slices = pd.concat([_slices(steps, "step_s", ahead), _slices(spans, "duration_s", ahead)])
     slices["start"] -= slices["start"].min()
-    events = list[Event]()
+    events = list[TraceEvent]()
     for rank, of_rank in slices.groupby("rank"):
         is_span = of_rank["phase"].notna()
         lanes = [of_rank[~is_span], *_lanes(of_rank[is_span])]
@@ -48,7 +48,7 @@ def trace(frames: Frames, keys: Sequence[str], name: str) -> Event:
 
 
 def _ahead(spans: pd.DataFrame) -> pd.Series[float]:
-    """How many seconds the clock of each rank is ahead of the first one's, by rank."""
+    """Seconds by which the clock of each rank is ahead of the first one's."""
     met = meeting(spans)
     ahead = met - met.groupby(level=["key", "step"]).transform("first")
     found: pd.Series[float] = ahead.groupby(level="rank").median()
@@ -77,7 +77,7 @@ def _lanes(spans: pd.DataFrame) -> list[pd.DataFrame]:
     return [spans[of_lane == lane] for lane in range(len(ends))]
 
 
-def _names(rank: int, lanes: int) -> Iterator[Event]:
+def _names(rank: int, lanes: int) -> Iterator[TraceEvent]:
     yield _named("process_name", rank, 0, name=f"rank {rank}")
     yield _named("process_sort_index", rank, 0, sort_index=rank)
     for lane, name in enumerate(["steps", "phases", *["phases at the same time"] * (lanes - 2)]):
@@ -85,11 +85,11 @@ def _names(rank: int, lanes: int) -> Iterator[Event]:
         yield _named("thread_sort_index", rank, lane, sort_index=lane)
 
 
-def _named(what: str, rank: int, lane: int, **args: Any) -> Event:
+def _named(what: str, rank: int, lane: int, **args: Any) -> TraceEvent:
     return {"name": what, "ph": "M", "pid": rank, "tid": lane, "args": args}
 
 
-def _events(rows: pd.DataFrame, lane: int) -> Iterator[Event]:
+def _events(rows: pd.DataFrame, lane: int) -> Iterator[TraceEvent]:
     """Complete events, in microseconds. Each ends where the next one begins at the latest, for slices of a
     thread must not overlap.
     """
@@ -97,7 +97,7 @@ def _events(rows: pd.DataFrame, lane: int) -> Iterator[Event]:
     ends = rows.assign(took=rows["took"].where(~(rows["took"] > room), room))
     for row in ends.to_dict("records"):
         variant, is_step = str(row["key"]).partition("/")[2], lane == STEPS
-        name = f"step {row['step']}" if is_step else PHASE_LABELS.get(row["phase"], row["phase"])
+        name = f"step {row['step']}" if is_step else phases.find(row["phase"]).label
         facts = {fact: row[fact] for fact in FACTS if is_step and math.isfinite(row[fact])}
         yield {
             "name": f"{variant} {name}".strip() if is_step else name,

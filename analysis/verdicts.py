@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from analysis import captions
 from analysis.claims import REDUCED, SIMULATED, WORDS, Claim, Verdict, Word, about
-from analysis.numbers import ABSENT, interval, number, with_unit
+from analysis.pictures import captions
+from analysis.pictures.numbers import ABSENT, interval, number, with_unit
 from analysis.stats import PRINTED
 from analysis.tables import Table
 
@@ -44,7 +44,7 @@ def as_table(rows: Iterable[Row]) -> Table:
 
 
 def scale(rows: Iterable[Row]) -> str:
-    """What is reduced, and in which items; empty where nothing is."""
+    """The reductions, and the items that have them; empty where nothing is reduced."""
     rows = list(rows)
     scales: dict[str, dict[str, None]] = {}  # what is reduced -> the items, in their order
     for item, verdict in rows:
@@ -56,14 +56,14 @@ def scale(rows: Iterable[Row]) -> str:
 
 
 def counts(rows: Iterable[Row]) -> dict[Word, int]:
-    """How often each word was reached; a group of claims counts once, with its least favourable word.
+    """Number of times that each word was reached; a group counts once, with its least favourable word.
 
     Experiments of different scale are different evidence, also on one cause.
     """
     causes: dict[tuple[str, ...], list[Word]] = {}
     for item, verdict in rows:
         claim = verdict.claim
-        cause = (claim.group, verdict.scale) if claim.group else (item, claim.text)
+        cause = (claim.group, verdict.scale) if claim.group else (item, claim.id or claim.text)
         causes.setdefault(cause, []).append(verdict.word)
     found = Counter(min(words, key=WORDS.index) for words in causes.values())
     return {word: found[word] for word in WORDS if found[word]}
@@ -96,7 +96,7 @@ def as_csv(rows: Iterable[Row]) -> str:
 
 
 def notes(verdicts: Sequence[Verdict]) -> str:
-    """Where each number was read, when the claim holds and why, as a Markdown list."""
+    """A Markdown list of where each number was read, when the claim holds and why."""
     claims = [verdict.claim for verdict in verdicts]
     return "".join(f"- {claim.text}: {claim.source}. {rule(claim)} {claim.reason}\n" for claim in claims)
 
@@ -121,7 +121,7 @@ def ours_text(verdict: Verdict) -> str:
 
 
 def rule(claim: Claim) -> str:
-    """When the claim holds and for which machine, in words."""
+    """The band in which the claim holds, and for which machine, in words."""
     low, high = claim.band()
     if claim.kind == "ordering":
         band = f"Holds above {with_unit(low, claim.unit)}."

@@ -47,8 +47,8 @@ def main() -> None:
         report = optimiser.last_report  # None: a gradient has overflowed, and all workers skipped the step
         if rank == 0 and step % 100 == 0 and report is not None:
             print(
-                f"step {step}: loss {loss.item():.3f}, norm {norm.item():.2f}, density {report.density:.4f}, "
-                f"{report.wire_bytes} bytes",
+                f"step {step}: loss {loss.item():.3f}, norm {norm.item():.2f}, "
+                f"density {report.sent_density:.4f}, {report.wire_bytes} bytes",
                 flush=True,
             )
 

@@ -7,10 +7,10 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from experiments.config import packages
-from experiments.worker.errors import DISK_FULL
+from experiments.worker.errors import DISK_FULL, trouble_of_import
 from slurm import environment
 from sparsify.ranges import unknown
 
@@ -32,7 +32,7 @@ IN_THE_WAY = {
 def main(words: Sequence[str]) -> int:
     is_traced = "--traceback" in words
     try:
-        code = _dispatch(words)
+        code = _command(words)()
         print(end="", flush=True)
         return code
     except BrokenPipeError:  # `plan ... | head`; what is still buffered must not fail once more
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
     except ValueError as error:
         return _end(error, str(error), BAD_INPUT, is_traced)
     except ImportError as error:
-        if (trouble := packages.trouble(error)) is None:
+        if (trouble := trouble_of_import(error)) is None:
             raise
         return _end(error, trouble[1], BAD_INPUT, is_traced)
     except OSError as error:
@@ -71,18 +71,21 @@ def _end(error: BaseException, sentence: str, code: int, is_traced: bool) -> int
     return code
 
 
-def _dispatch(words: Sequence[str]) -> int:
-    """Carry out a command. Options may stand before it; what all commands import is not imported for help."""
+def _command(words: Sequence[str]) -> Callable[[], int]:
+    """The command that words mean, with what it is given; help is printed at once.
+
+    Options may stand before a command; what all commands import is not imported for help.
+    """
     from experiments import commands
 
     at = next((number for number, word in enumerate(words) if not word.startswith("-")), None)
     if at is None:
-        return _without_command(words)
+        return partial(_without_command, words)
     command, rest = words[at], [*words[:at], *words[at + 1 :]]
     if command not in commands.names():
         raise ValueError(unknown("command", command, commands.names()))
     asks = not {"-h", "--help"}.isdisjoint(rest)
-    parser = commands.parser_of(command, has_meanings=asks)
+    parser = commands.parser_of(command, rest, has_meanings=asks)
     if asks:
         from experiments.commands._help import explain
 
@@ -90,17 +93,17 @@ def _dispatch(words: Sequence[str]) -> int:
     try:
         given = parser.parsed(rest)
     except SystemExit:  # argparse's way to end after help
-        return OK
-    return commands.execute(command, given)
+        return lambda: OK
+    return partial(commands.function_of(command), **given)
 
 
 def _without_command(options: Sequence[str]) -> int:
     """What options mean alone: all commands, or the version."""
-    from experiments.commands import _overview
+    from experiments import commands
 
-    if strangers := [option for option in options if option not in _overview.ALONE]:
-        raise ValueError(unknown("option", strangers[0], sorted(_overview.ALONE)))
-    print(_overview.version() if "--version" in options else _overview.overview(), end="")
+    if strangers := [option for option in options if option not in commands.ALONE]:
+        raise ValueError(unknown("option", strangers[0], sorted(commands.ALONE)))
+    print(commands.version() if "--version" in options else commands.overview(), end="")
     return OK if options else BAD_INPUT
 
 
@@ -127,7 +130,7 @@ def _prepare_process() -> None:
 
 if __name__ == "__main__":
     if (line := environment.completion_line()) is not None:
-        from experiments.commands._completion import complete
+        from experiments.commands.completion import complete
 
         complete(line)
     _prepare_process()

@@ -1,7 +1,7 @@
 """A command and a choice of conf/container -> the command line that runs it in the image.
 
 Only this module decides what a container sees of the machine: folders, GPUs, environment variables. It works
-the same with apptainer and with singularity; with `container=none` the result is the command itself.
+the same with apptainer and with singularity; without an image the result is the command itself.
 Standard library only.
 """
 
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm import images
+from slurm.images import ImageChoice
 
-NONE = "none"
 START_TIMEOUT_S = 120.0  # for a container that does nothing; a file system may be slow at first
 
 RUNTIMES = ("auto", *images.RUNTIMES)
@@ -43,12 +43,13 @@ SYSTEM = {Path("/"), Path("/usr/local")} | {
 
 
 def wrap(
-    container: Mapping[str, Any],
+    container: ImageChoice | None,
     command: Sequence[str],
     binds: Sequence[Path],
     cwd: Path,
     environment: Mapping[str, str],
     gpu: bool,
+    for_people: bool = False,
 ) -> list[str]:
     """The command line that runs `command` in the image, or `command` itself without one.
 
@@ -58,36 +59,18 @@ def wrap(
         binds: folders that the process needs, mounted under the same paths as outside.
         environment: the process gets those that PASSED names, unchanged. They become words of the command
             line, because runtimes split `--env` at commas and pass APPTAINERENV_ variables through a shell.
+        for_people: show it on a machine that may have neither the program nor the image.
 
     Raises:
         ValueError: there is no program that runs images, or no image.
     """
-    if container["name"] == NONE:
+    if container is None:
         return [*command]
-    return _wrapped(_program(container), _image(container), container, command, binds, cwd, environment, gpu)
-
-
-def planned(
-    container: Mapping[str, Any], command: Sequence[str], binds: Sequence[Path], cwd: Path, gpu: bool
-) -> list[str]:
-    """The command line of `wrap` for people, on a machine that may have neither the program nor the image."""
-    if container["name"] == NONE:
-        return [*command]
-    wanted = container["runtime"]
-    program = images.runtime(wanted) or ("apptainer" if wanted == "auto" else wanted)
-    return _wrapped(program, images.locate(container["image"]), container, command, binds, cwd, {}, gpu)
-
-
-def _wrapped(
-    program: str,
-    image: Path,
-    container: Mapping[str, Any],
-    command: Sequence[str],
-    binds: Sequence[Path],
-    cwd: Path,
-    environment: Mapping[str, str],
-    gpu: bool,
-) -> list[str]:
+    if for_people:
+        wanted, image = container.runtime, images.locate(container.image)
+        program = images.runtime(wanted) or ("apptainer" if wanted == "auto" else wanted)
+    else:
+        program, image = _program(container), _image(container)
     words = [program, "--quiet", "exec", "--cleanenv", "--no-home", "--pwd", str(cwd)]
     # No --contain: ranks of one node communicate through /dev/shm, and each would get its own.
     if os.geteuid() == 0:
@@ -96,15 +79,15 @@ def _wrapped(
         words.append("--nv")
     for bind in mounted([*binds, cwd]):
         words += ["--mount", mount(bind)]
-    for bind in container["binds"]:
-        words += ["--bind", bind]
+    for own in container.binds:
+        words += ["--bind", own]
     assignments = [f"{name}={value}" for name, value in sorted(environment.items()) if passed(name)]
-    python = container["python"] or command[0]
-    return [*words, *container["options"], str(image), "env", *assignments, python, *command[1:]]
+    python = container.python or command[0]
+    return [*words, *container.options, str(image), "env", *assignments, python, *command[1:]]
 
 
 def passed(name: str) -> bool:
-    """May this variable enter a container?"""
+    """Tell whether this variable may enter a container."""
     return PASSED.fullmatch(name) is not None and SECRET.search(name) is None
 
 
@@ -123,21 +106,12 @@ def mount(folder: Path) -> str:
     return line.getvalue()
 
 
-def resolved(container: Mapping[str, Any]) -> dict[str, Any]:
-    """The choice with the full path of its image: jobs run in a copy of the code, which has no images."""
-    if container["name"] == NONE:
-        return dict(container)
-    return {**container, "image": str(images.locate(container["image"]))}
-
-
-def facts(container: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Provenance: which image and which runtime; None without a container."""
-    if container["name"] == NONE:
-        return None
+def facts(container: ImageChoice) -> dict[str, Any]:
+    """Provenance: which image and which runtime."""
     program, image = _program(container), _image(container)
     found = images.inspect(image, program)
     return {
-        "name": container["name"],
+        "name": container.name,
         "file": image.name,
         "sha256": found["sha256"],
         "arch": images.architecture(image),
@@ -147,14 +121,12 @@ def facts(container: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def check(container: Mapping[str, Any]) -> None:
+def check(container: ImageChoice) -> None:
     """Make sure that processes can be started in the container on this machine, by starting one.
 
     Raises:
         ValueError: why they cannot, and what to do.
     """
-    if container["name"] == NONE:
-        return
     program, image = _program(container), _image(container)
     built_for = images.architecture(image)
     if built_for is None:
@@ -172,54 +144,49 @@ def check(container: Mapping[str, Any]) -> None:
             f"container.image={image} was built from another definition ({definition}) than the checkout's "
             f"({now}): other packages or another recipe; build it again with `make sif IMAGE={name}`"
         )
-    _try(container)
-
-
-def _try(container: Mapping[str, Any]) -> None:
-    """Start a Python that does nothing."""
     here = [Path(sys.prefix), Path(sys.base_prefix)]
     command = wrap(container, [sys.executable, "-c", ""], here, images.ROOT, {}, gpu=False)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise ValueError(
-            f"container={container['name']}: {command[0]} did not start within {START_TIMEOUT_S:.0f} s; is "
-            f"the file system that holds {container['image']} well?"
+            f"container={container.name}: {command[0]} did not start within {START_TIMEOUT_S:.0f} s; is "
+            f"the file system that holds {container.image} well?"
         ) from None
     if done.returncode:
         raise ValueError(
-            f"container={container['name']}: {container['python'] or sys.executable} does not start in "
-            f"{container['image']}: {images.last_line(done.stderr)}"
+            f"container={container.name}: {container.python or sys.executable} does not start in "
+            f"{container.image}: {images.last_line(done.stderr)}"
         )
 
 
-def _program(container: Mapping[str, Any]) -> str:
+def _program(container: ImageChoice) -> str:
     """The runtime's path."""
-    wanted = container["runtime"]
+    wanted = container.runtime
     if wanted not in RUNTIMES:
         raise ValueError(f"container.runtime={wanted!r} must be one of {', '.join(RUNTIMES)}")
     if (program := images.runtime(wanted)) is None:
         sought = "neither apptainer nor singularity is" if wanted == "auto" else f"{wanted} is not"
         raise ValueError(
-            f"container={container['name']} was asked for, but {sought} here; load the cluster's module (and "
+            f"container={container.name} was asked for, but {sought} here; load the cluster's module (and "
             "name it in cluster.setup, for the jobs), or say container=none"
         )
     return program
 
 
-def _image(container: Mapping[str, Any]) -> Path:
+def _image(container: ImageChoice) -> Path:
     """The image's path."""
-    path = images.locate(container["image"])
+    path = images.locate(container.image)
     if not path.is_file():
         raise ValueError(
-            f"container={container['name']}: there is no image {path}; build it with `{_make(container)}`, "
+            f"container={container.name}: there is no image {path}; build it with `{_make(container)}`, "
             "or name another with container.image=FILE"
         )
     return path
 
 
-def _make(container: Mapping[str, Any]) -> str:
+def _make(container: ImageChoice) -> str:
     """The command that builds this image; a description of somebody's own has a name of its own."""
-    named = (container["name"], Path(container["image"]).stem)
+    named = (container.name, Path(container.image).stem)
     known = [name for name in named if (images.ROOT / "singularity" / f"{name}.args").exists()]
     return f"make sif IMAGE={(*known, *named)[0]}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-class Place(NamedTuple):
+class WorkerPlace(NamedTuple):
     """The rank of a process in its group."""
 
     rank: int
@@ -19,37 +19,33 @@ class Place(NamedTuple):
     local_rank: int  # among the processes of one node
 
 
-# From our own launcher, torchrun, SLURM; the first complete set counts.
-PLACES = (
-    ("SPARSIFY_RANK", "SPARSIFY_SIZE", "SPARSIFY_LOCAL_RANK"),
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-)
+# Who starts the processes of a group -> the variables that say a process's place in it.
+STARTERS = {
+    "us": ("SPARSIFY_RANK", "SPARSIFY_SIZE", "SPARSIFY_LOCAL_RANK"),
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    # The size is a job step's: SLURM_NTASKS is set in every batch script and salloc shell as well.
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+}
 
 
-def place() -> Place:
-    """This process's place; without a group it is rank 0 of 1."""
-    for names in PLACES:
-        if all(name in os.environ for name in names):
-            return Place(*(int(os.environ[name]) for name in names))
-    return Place(0, 1, 0)
+def place_of(starter: str) -> WorkerPlace | None:
+    """This process's place in the group that one of STARTERS started; None where it did not."""
+    found = [os.environ.get(name, "") for name in STARTERS[starter]]
+    return WorkerPlace(*map(int, found)) if all(value.isdigit() for value in found) else None
+
+
+def place() -> WorkerPlace:
+    """This process's place among the workers that we started; without others it is rank 0 of 1."""
+    return place_of("us") or WorkerPlace(0, 1, 0)
 
 
 class Joined(NamedTuple):
     """A group of processes that an external launcher started with our command line; this is one of them."""
 
     starter: str  # of STARTERS
-    place: Place
-
-
-# External launcher -> the variables that it sets.
-STARTERS = {
-    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
-    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    "torchrun": PLACES[1],
-    # The size is a job step's: SLURM_NTASKS is set in every batch script and salloc shell as well.
-    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-}
+    place: WorkerPlace
 
 
 def joined() -> Joined | None:
@@ -58,29 +54,28 @@ def joined() -> Joined | None:
     Raises:
         ValueError: torchrun's variables are set, and torchrun was not there.
     """
-    for starter, names in STARTERS.items():
-        found = [os.environ.get(name, "") for name in names]
-        if all(value.isdigit() for value in found) and int(found[1]) > 1:
+    for starter in [*STARTERS][1:]:
+        if (found := place_of(starter)) and found.size > 1:
             # Only steps that srun started have a number; a batch script's has not.
             if starter == "srun" and not os.environ.get("SLURM_STEP_ID", "").isdigit():
                 continue
             if starter == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ:
                 raise ValueError(
-                    f"{', '.join(names)} are set, as torchrun does, but not by torchrun (there is no "
-                    "TORCHELASTIC_RUN_ID): unset them, or start these processes with torchrun"
+                    f"{', '.join(STARTERS[starter])} are set, as torchrun does, but not by torchrun (there "
+                    "is no TORCHELASTIC_RUN_ID): unset them, or start these processes with torchrun"
                 )
-            return Joined(starter, Place(*(int(value) for value in found)))
+            return Joined(starter, found)
     return None
 
 
-def of_worker(where: Place, threads: int, interface: str | None) -> dict[str, str]:
+def of_worker(where: WorkerPlace, threads: int, interface: str | None) -> dict[str, str]:
     """The environment of one worker process.
 
     Args:
         interface: of the network on which gloo is to meet the others; None: the one of the host's name.
     """
     environment = dict(os.environ)
-    for name, value in zip(PLACES[0], where, strict=True):
+    for name, value in zip(STARTERS["us"], where, strict=True):
         environment[name] = str(value)
     # Idle threads must not spin: they would take cores from the other workers.
     environment.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE")
@@ -121,14 +116,14 @@ def cache_root() -> Path:
 
 
 def completion_line() -> str | None:
-    """What was typed up to the cursor, where a shell asks through argcomplete what may come; else None."""
+    """The line up to the cursor, where a shell asks through argcomplete what may come; else None."""
     if "_ARGCOMPLETE" not in os.environ:
         return None
     return os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
 
 
 def flag(name: str) -> bool:
-    """Is the variable set to 1, yes, true or on?"""
+    """Tell whether the variable is set to 1, yes, true or on."""
     return os.environ.get(name, "").lower() in ("1", "yes", "true", "on")
 
 
@@ -142,7 +137,7 @@ def job_id() -> str:
 
 
 def restarts() -> int:
-    """How often SLURM has requeued this job."""
+    """Number of times that SLURM has requeued this job."""
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
@@ -216,19 +211,6 @@ def use_slurm(conf: str | None) -> None:
     """Let SLURM's commands read this configuration file; needed on a login node of several clusters."""
     if conf:
         os.environ["SLURM_CONF"] = os.path.expanduser(conf)
-
-
-@contextlib.contextmanager
-def as_submitit() -> Iterator[None]:
-    """Processes started inside the block find their rank in SLURM's variables, as submitit's jobs do."""
-    before = os.environ.get("SUBMITIT_EXECUTOR")
-    os.environ["SUBMITIT_EXECUTOR"] = "slurm"
-    try:
-        yield
-    finally:
-        del os.environ["SUBMITIT_EXECUTOR"]
-        if before is not None:
-            os.environ["SUBMITIT_EXECUTOR"] = before
 
 
 # Settings of the libraries that workers communicate with.

@@ -31,7 +31,7 @@ NO_SUCH_LINK = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUM
 T = TypeVar("T")
 
 
-class Gpu(NamedTuple):
+class NodeGpu(NamedTuple):
     """One GPU of this node.
 
     Its bus id identifies it: indices change with CUDA_VISIBLE_DEVICES, under SLURM and in containers.
@@ -39,7 +39,6 @@ class Gpu(NamedTuple):
 
     bus: str  # 00000000:07:00.0
     name: str
-    memory_mib: int | None
     driver: str
     pcie: float | None  # GB/s of its slot in one direction
     # GB/s of each active NVLink in one direction, 0 where the driver does not say; None: it knows of none
@@ -58,17 +57,16 @@ class NvLinks(NamedTuple):
 
 
 @cache  # nothing of it changes during the life of a process
-def survey() -> dict[str, Gpu]:
+def survey() -> dict[str, NodeGpu]:
     """The GPUs that this process may use, by bus id; empty without NVIDIA's driver."""
     with driver() as is_there:
         handles = _handles() if is_there else {}
         driver_version = told(pynvml.nvmlSystemGetDriverVersion) or ""
         nvlinks = {bus: _nvlinks(handle) for bus, handle in handles.items()}
         return {
-            bus: Gpu(
+            bus: NodeGpu(
                 bus,
                 told(pynvml.nvmlDeviceGetName, handle) or "",
-                _memory_mib(handle),
                 driver_version,
                 pcie_rate(
                     told(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
@@ -87,7 +85,7 @@ def survey() -> dict[str, Gpu]:
 
 
 def has_gpu() -> bool:
-    """Does NVIDIA's driver list a GPU? Asked without torch, which takes seconds to import."""
+    """Tell whether NVIDIA's driver lists a GPU. Asked without torch, which takes seconds to import."""
     with driver() as is_there:
         return is_there and bool(told(pynvml.nvmlDeviceGetCount))
 
@@ -128,7 +126,7 @@ def driver() -> Iterator[bool]:
 
 
 def told(ask: Callable[..., T], *words: Any) -> T | None:
-    """What the driver says; None where it does not know."""
+    """The driver's answer; None where it does not know."""
     try:
         return ask(*words)
     except pynvml.NVMLError:
@@ -136,7 +134,7 @@ def told(ask: Callable[..., T], *words: Any) -> T | None:
 
 
 def _handles() -> dict[str, Any]:
-    """What NVML calls each GPU, by bus id; one that has failed is left out."""
+    """NVML's handle of each GPU, by bus id; one that has failed is left out."""
     found = {}
     for index in range(told(pynvml.nvmlDeviceGetCount) or 0):
         handle = told(pynvml.nvmlDeviceGetHandleByIndex, index)
@@ -146,13 +144,8 @@ def _handles() -> dict[str, Any]:
     return found
 
 
-def _memory_mib(handle: Any) -> int | None:
-    memory = told(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    return None if memory is None else memory.total // 2**20
-
-
 def _nvlinks(handle: Any) -> NvLinks | None:
-    """None where the driver knows nothing of NVLinks."""
+    """The NVLinks of a GPU; None where the driver knows nothing of any."""
     rates, remotes, idle, kinds = list[float](), list[str | None](), 0, list[int | None]()
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
@@ -185,7 +178,7 @@ def _rate(handle: Any, link: int) -> float:
 
 
 def _entry(handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: str, other: str) -> str | None:
-    """What joins two GPUs, as in the matrix of `nvidia-smi topo -m`: NV12, PIX, SYS ..."""
+    """The connection of two GPUs, as in the matrix of `nvidia-smi topo -m`: NV12, PIX, SYS ..."""
     if count := _joined(handles, nvlinks, one, other):
         return f"NV{count}"
     level = told(pynvml.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
@@ -193,9 +186,9 @@ def _entry(handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: str
 
 
 def _joined(handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: str, other: str) -> int:
-    """How many NVLinks lead from one GPU to the other: its own that end there, or all of them where switches
-    are between. A virtual machine may be shown no switch: then the driver says whether the two can reach each
-    other.
+    """Number of NVLinks that lead from one GPU to the other: its own that end there, or all of them where
+    switches are between. A virtual machine may be shown no switch: then the driver says whether the two can
+    reach each other.
     """
     mine, others = nvlinks[one], nvlinks[other]
     if not mine or not others:
@@ -224,7 +217,7 @@ def lanes(entry: str | None) -> int:
 
 
 def is_model(claim: str, name: str) -> bool:
-    """Does a config's word name this GPU?
+    """Tell whether a config's word names this GPU.
 
     a100 and a100_80gb name 'NVIDIA A100 80GB PCIe'; 3090 and rtx_3090 name 'NVIDIA GeForce RTX 3090'; h200
     does not name 'NVIDIA GH200 480GB'. A slice (MIG) needs its own name: a100_3g.20gb.

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,18 @@ PACKAGES = (
     "requirements/transformers.txt",
 )  # fmt: skip
 HOROVOD = ("singularity/horovod/build",)
+
+
+@dataclass(frozen=True)
+class ImageChoice:
+    """An image that processes are to run in, and how; a choice of conf/container explains the fields."""
+
+    name: str
+    image: str
+    runtime: str = "auto"
+    python: str | None = None
+    binds: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 def unpacked() -> Path:
@@ -117,17 +130,10 @@ def definition(name: str) -> str:
     return sha.hexdigest()[:12]
 
 
-def choice(name: str) -> dict[str, Any]:
-    """What conf/container says about one of our images, for code without a configuration."""
+def choice(name: str) -> ImageChoice:
+    """The choice of one of our images, for code without a configuration."""
     python = None if arguments(name)["environment"] == "none" else PYTHON
-    return {
-        "name": name,
-        "image": f"{name}.sif",
-        "runtime": "auto",
-        "python": python,
-        "binds": [],
-        "options": [],
-    }
+    return ImageChoice(name, f"{name}.sif", python=python)
 
 
 def inspect(path: Path, program: str) -> dict[str, Any]:

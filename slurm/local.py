@@ -6,28 +6,15 @@ import contextlib
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.emulated.network import EmulatedNetwork
 from slurm.emulated.switch import INTERFACE
-from slurm.environment import Place
+from slurm.environment import WorkerPlace
 from slurm.worker_process import WorkerCommand, exit_code, note_exit
 
 LOOPBACK = "lo"  # where gloo need not look up the host's name, which may fail
 GRACE_S = 10.0  # that the other workers get to end by themselves once one has failed
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a group of workers ended."""
-
-    codes: dict[int, int]  # exit code by rank, negative for a signal; only those that ended by themselves
-    size: int
-
-    @property
-    def ok(self) -> bool:
-        return len(self.codes) == self.size and not any(self.codes.values())
 
 
 class LocalWorkers:
@@ -49,48 +36,46 @@ class LocalWorkers:
         network: EmulatedNetwork | None = None,
         per_node: int = 1,
     ) -> None:
-        self.folder, self.size = folder, size
-        self.network, self.per_node = network, per_node
+        self.folder, self.size, self.network = folder, size, network
         self.codes: dict[int, int] = {}
         self.failed_at: float | None = None
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         try:
             for rank in range(size):
-                self.processes[rank] = self._start(command, orders, rank)
+                log = folder / f"worker{rank}_log"
+                with log.with_suffix(".out").open("ab") as out, log.with_suffix(".err").open("ab") as err:
+                    self.processes[rank] = command.start(
+                        orders,
+                        folder,
+                        WorkerPlace(rank, size, rank),
+                        out.fileno(),
+                        err.fileno(),
+                        same_host=True,
+                        interface=INTERFACE if network else LOOPBACK,
+                        enter=network.enter(rank // per_node) if network else (),
+                    )
         except BaseException:
             self.cancel()
             raise
 
-    def _start(self, command: WorkerCommand, orders: str, rank: int) -> subprocess.Popen[bytes]:
-        log = self.folder / f"worker{rank}_log"
-        with log.with_suffix(".out").open("ab") as out, log.with_suffix(".err").open("ab") as err:
-            return command.start(
-                orders,
-                self.folder,
-                Place(rank, self.size, rank),
-                out.fileno(),
-                err.fileno(),
-                same_host=True,
-                interface=INTERFACE if self.network else LOOPBACK,
-                enter=self.network.enter(rank // self.per_node) if self.network else (),
-            )
+    def poll(self) -> dict[int, int] | None:
+        """Exit code by rank, negative for a signal, once all have ended; None while workers run.
 
-    def poll(self) -> Ended | None:
-        """None while workers run. Once one has failed the others get a moment, then they are stopped."""
+        Once one has failed the others get a moment, then they are stopped: those did not fail, and have none.
+        """
         for rank, process in self.processes.items():
             if rank not in self.codes and (code := process.poll()) is not None:
                 self.codes[rank] = exit_code(code)
                 with contextlib.suppress(FileNotFoundError):  # the folder was removed: its owner will see
                     note_exit(self.folder, rank, self.codes[rank])
-        if len(self.codes) == self.size:
-            self._end_network()
-            return Ended(self.codes, self.size)
-        if any(self.codes.values()):
+        if len(self.codes) < self.size:
+            if not any(self.codes.values()):
+                return None
             self.failed_at = self.failed_at or time.monotonic()
-            if time.monotonic() - self.failed_at > GRACE_S:
-                self.cancel()
-                return Ended(self.codes, self.size)  # those that were stopped did not fail
-        return None
+            if time.monotonic() - self.failed_at <= GRACE_S:
+                return None
+        self.cancel()
+        return self.codes
 
     def tell_to_stop(self) -> None:
         """Let all workers save and end; `poll` tells when they have."""
@@ -103,9 +88,6 @@ class LocalWorkers:
             process.kill()
         for process in self.processes.values():
             process.wait()
-        self._end_network()
-
-    def _end_network(self) -> None:
         if self.network is not None:
             self.network.close()
 

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 TIMEOUT_S = 60  # of one command; a controller under load answers slowly
@@ -26,14 +26,14 @@ class QueuedJob(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """How a job ended, from SLURM's accounting."""
+    """The end of a job, from SLURM's accounting."""
 
     state: str  # COMPLETED, CANCELLED, NODE_FAIL, OUT_OF_MEMORY, TIMEOUT, ...
     nodes: str
     at: str  # local time
 
     def seconds_ago(self) -> float | None:
-        """Since then; None where SLURM does not know a time."""
+        """Seconds since then; None where SLURM does not know a time."""
         try:
             return time.time() - time.mktime(time.strptime(self.at, "%Y-%m-%dT%H:%M:%S"))
         except ValueError:  # "Unknown"
@@ -56,24 +56,16 @@ def queue() -> dict[str, QueuedJob]:
 
 
 def accounts(jobs: Iterable[str]) -> dict[str, EndedJob]:
-    """How these jobs ended, by id. Empty on a cluster without accounting, of which there are many."""
+    """The ends of these jobs, by id. Empty on a cluster without accounting, of which there are many."""
     arrays = sorted({job.partition("_")[0] for job in jobs})
-    if not arrays:
-        return {}
     try:
-        lines = "".join(
-            command("sacct", "-X", "-n", "-P", "--format=JobID,State,End,NodeList", "-j", ",".join(part))
-            for part in _parts(arrays)
-        )
+        return dict(end for part in _parts(arrays) for end in _accounted("-j", ",".join(part)))
     except SlurmError:
         return {}
-    fields = (line.split("|", 3) for line in lines.splitlines() if line.count("|") >= 3)
-    # "CANCELLED by 1000" is CANCELLED.
-    return {job: EndedJob(state.partition(" ")[0], nodes, at) for job, state, at, nodes in fields}
 
 
 def past_ends(job: str, starts: int) -> list[EndedJob] | None:
-    """How each start of a requeued job ended; None on a cluster without accounting.
+    """The end of each start of a requeued job; None on a cluster without accounting.
 
     Args:
         starts: that have ended. SLURM notes ends some time after them; it is asked again until it knows so
@@ -82,20 +74,19 @@ def past_ends(job: str, starts: int) -> list[EndedJob] | None:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            lines = command(
-                "sacct", "--duplicates", "-X", "-n", "-P", "--format=State,End,NodeList", "-j", job
-            ).splitlines()
+            ends = [end for _, end in _accounted("--duplicates", "-j", job) if end.state not in NOT_ENDED]
         except SlurmError:
             return None
-        fields = (line.split("|", 2) for line in lines if line.count("|") >= 2)
-        ends = [
-            EndedJob(word, nodes, at)
-            for state, at, nodes in fields
-            if (word := state.partition(" ")[0]) not in NOT_ENDED
-        ]
         if len(ends) >= starts or time.monotonic() > deadline:
             return ends
         time.sleep(1)
+
+
+def _accounted(*words: str) -> Iterator[tuple[str, EndedJob]]:
+    """Jobs by id, as SLURM's accounting has them."""
+    said = command("sacct", "-X", "-n", "-P", "--format=JobID,State,End,NodeList", *words)
+    for job, state, at, nodes in (line.split("|", 3) for line in said.splitlines() if line.count("|") >= 3):
+        yield job, EndedJob(state.partition(" ")[0], nodes, at)  # "CANCELLED by 1000" is CANCELLED
 
 
 def cancel(jobs: Sequence[str]) -> None:
@@ -117,7 +108,7 @@ def keep_away(job: str, nodes: Iterable[str]) -> None:
 
 
 def has_nodes_alone(job: str) -> bool:
-    """Does nobody else run on this job's nodes? Not where SLURM does not say so."""
+    """Tell whether nobody else runs on this job's nodes; no, where SLURM does not say so."""
     try:
         return "OverSubscribe=NO" in command("scontrol", "--oneliner", "show", "job", job).split()
     except SlurmError:
@@ -125,7 +116,7 @@ def has_nodes_alone(job: str) -> bool:
 
 
 def down(nodes: Iterable[str]) -> set[str]:
-    """Which of these nodes SLURM cannot use."""
+    """Nodes among these that SLURM cannot use."""
     lines = command("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T")
     states = (line.split("|", 1) for line in lines.splitlines() if "|" in line)
     return {node for node, state in states if re.search(r"down|drain|fail|\*", state.strip())}
@@ -137,7 +128,7 @@ def expand(nodes: str) -> list[str]:
 
 
 def command(*words: str) -> str:
-    """What a command of SLURM prints.
+    """The output of a command of SLURM.
 
     Raises:
         SlurmError: it is not installed, it failed, or it did not answer.

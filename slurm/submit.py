@@ -24,7 +24,7 @@ def submit_array(
 
     Args:
         folder: for submitit's files and the logs; on a file system that the nodes share.
-        options: from `cluster.parameters`.
+        options: of submitit's SlurmExecutor.
         python: on the nodes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One worker's process: how it is started on this machine, in its container, and what its end means."""
+"""How workers are started on this machine, each in its container, and what their ends mean."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import ctypes
 import json
 import os
 import platform
+import select
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import threading
+import time
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,23 +22,26 @@ from typing import Any
 import msgspec
 
 from slurm import container, environment
-from slurm.environment import Place
+from slurm.environment import WorkerPlace
+from slurm.images import ImageChoice
 
+POLL_S = 1.0  # between two looks whether the starter is there
+CHUNK = 4096
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a worker that saved and stopped as told
-# SLURM's announcement, and what ends other programs; SIGUSR2 is what a starter passes on.
+# SLURM sends SIGUSR2 to every process of a job step, and their starter may forward it: it comes once, twice,
+# or to some workers only. The others mean the same; a terminal sends them to its whole group.
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-@dataclass(frozen=True)
-class WorkerCommand:
-    """What the workers of a run are started by, wherever that is. Plain data: it travels as JSON.
+class WorkerCommand(msgspec.Struct, frozen=True):
+    """The command that starts the workers of a run, wherever that is. Plain data: it travels as JSON.
 
     Args:
         command: of a worker; its run's orders and the folder of this start follow it.
         cwd: where the code is.
         threads: of each worker.
-        container: a choice of conf/container.
+        container: the image that they run in; None: in none.
         binds: folders that the container needs.
         gpu: does the run use GPUs?
         enter: words before it, that put it onto an emulated network.
@@ -45,30 +50,26 @@ class WorkerCommand:
     command: list[str]
     cwd: str
     threads: int
-    container: dict[str, Any]
+    container: ImageChoice | None
     binds: list[str]
     gpu: bool
-    enter: Sequence[str] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> WorkerCommand:
-        """The same again, from an object that may have other fields as well."""
-        return cls(**{name: content[name] for name in cls.__dataclass_fields__})
+    enter: list[str] = []
 
     def text(self) -> str:
         """The command line of a worker, in its container, as a shell takes it; for people."""
-        words = [*self.command, "ORDERS", "FOLDER"]
-        binds = [Path(bind) for bind in self.binds]
-        return shlex.join(container.planned(self.container, words, binds, Path(self.cwd), self.gpu))
+        return shlex.join(self._wrapped(["ORDERS", "FOLDER"], {}, for_people=True))
+
+    def _wrapped(
+        self, words: Sequence[str], variables: dict[str, str], for_people: bool = False
+    ) -> list[str]:
+        binds, command = [Path(bind) for bind in self.binds], [*self.command, *words]
+        return container.wrap(self.container, command, binds, Path(self.cwd), variables, self.gpu, for_people)
 
     def start(
         self,
         orders: str,
         folder: Path,
-        place: Place,
+        place: WorkerPlace,
         stdout: int,
         stderr: int,
         same_host: bool = False,
@@ -90,17 +91,9 @@ class WorkerCommand:
         variables = environment.of_worker(place, self.threads, interface)
         if same_host and not self.gpu:
             variables["CUDA_VISIBLE_DEVICES"] = ""  # no memory and no start of a GPU that is not used
-        command = container.wrap(
-            self.container,
-            [*self.command, orders, str(folder)],
-            [Path(bind) for bind in self.binds],
-            Path(self.cwd),
-            variables,
-            self.gpu,
-        )
-        bare = self.container["name"] == container.NONE  # a runtime has to take signals itself
+        bare = self.container is None  # a runtime has to take signals itself
         child = subprocess.Popen(
-            [*enter, *self.enter, *command],
+            [*enter, *self.enter, *self._wrapped([orders, str(folder)], variables)],
             cwd=self.cwd,
             env=variables,
             stdin=lifeline(),
@@ -110,6 +103,33 @@ class WorkerCommand:
         )
         note(folder / f"worker{place.rank}.json", rank=place.rank, pid=child.pid, node=environment.node())
         return child
+
+
+class JobRun(msgspec.Struct, frozen=True):
+    """One run of a job: the file that its workers are given, and the folder of its starts."""
+
+    orders: str
+    folder: str
+
+    @property
+    def start(self) -> Path:
+        """The folder of this start, the same on all workers: a job that is requeued starts in one
+        of its own.
+        """
+        return Path(self.folder) / f"start-{environment.start_name()}"
+
+
+class JobSpec(msgspec.Struct, frozen=True):
+    """The work of one SLURM job: these runs, one after the other, each with a process per worker."""
+
+    runs: list[JobRun]
+    command: WorkerCommand
+    tasks: int
+    requeues: int  # how often it may go on after a stop
+
+    def write(self, path: Path) -> None:
+        """Leave it where the job will find it."""
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1))
 
 
 def exit_code(code: int) -> int:
@@ -156,10 +176,47 @@ def lifeline() -> int:
 
 
 def before_exec(parent: int, held_back: Sequence[signal.Signals]) -> None:
-    """Between fork and exec: let Linux kill this process when its parent ends; block these signals."""
+    """Prepare a process after fork: let Linux kill it when its parent ends; block these signals."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before it could be watched
             os.kill(os.getpid(), signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
+
+
+# A worker ends when its starter does, whatever ends that: nobody would watch it any more, or stop it.
+
+
+def end_with_stdin() -> None:
+    """End a worker of our own starters, whose standard input, `lifeline`, ends with them."""
+    _end_after(_read_stdin)
+
+
+def end_with_parent() -> None:
+    """End with the process that started this one, as torchrun, mpirun or srun did."""
+    parent = os.getppid()
+    _end_after(lambda: _await_end(parent))
+
+
+def _end_after(wait: Callable[[], None]) -> None:
+    """A thread waits for the starter's end, and takes no time until it comes."""
+
+    def watch() -> None:
+        wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def _read_stdin() -> None:
+    while os.read(0, CHUNK):
+        pass
+
+
+def _await_end(parent: int) -> None:
+    try:
+        select.select([os.pidfd_open(parent)], [], [])
+    except (AttributeError, OSError):  # neither every system nor every Linux has it
+        while os.getppid() == parent:
+            time.sleep(POLL_S)

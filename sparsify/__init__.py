@@ -3,7 +3,7 @@
 >>> import sparsify
 >>> "topk" in sparsify.names()
 True
->>> method = sparsify.build("topk", density=0.01)
+>>> method = sparsify.topk(density=0.01)  # or, where the name is data: sparsify.build("topk", density=0.01)
 
 Importing this package does not import torch; building a method does.
 """
@@ -14,13 +14,36 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsify.checks import check_unmixed, needs_torch
-from sparsify.methods import build, defaults, names
+from sparsify.core.checks import check_unmixed, needs_torch
+from sparsify.methods import build, builder, defaults, names
 
-if TYPE_CHECKING:
-    from sparsify.aggregator import redistribute
-    from sparsify.ddp import register
-    from sparsify.optimiser import DistributedOptimiser as distribute
+if TYPE_CHECKING:  # what editors complete; a method of your own works without a line here
+    from sparsify.doors.aggregator import redistribute
+    from sparsify.doors.ddp import register
+    from sparsify.doors.optimiser import DistributedOptimiser as distribute
+    from sparsify.methods.adacomp import adacomp as adacomp
+    from sparsify.methods.blockrandomk import blockrandomk as blockrandomk
+    from sparsify.methods.control import control as control
+    from sparsify.methods.deft import deft as deft
+    from sparsify.methods.dense import dense as dense
+    from sparsify.methods.dgc import dgc as dgc
+    from sparsify.methods.efsignsgd import efsignsgd as efsignsgd
+    from sparsify.methods.exdyna import exdyna as exdyna
+    from sparsify.methods.gaussiank import gaussiank as gaussiank
+    from sparsify.methods.gtopk import gtopk as gtopk
+    from sparsify.methods.hardthreshold import hardthreshold as hardthreshold
+    from sparsify.methods.micro import micro as micro
+    from sparsify.methods.oktopk import oktopk as oktopk
+    from sparsify.methods.powersgd import powersgd as powersgd
+    from sparsify.methods.qsgd import qsgd as qsgd
+    from sparsify.methods.randomk import randomk as randomk
+    from sparsify.methods.scalecom import scalecom as scalecom
+    from sparsify.methods.sidco import sidco as sidco
+    from sparsify.methods.signsgd import signsgd as signsgd
+    from sparsify.methods.sparcml import sparcml as sparcml
+    from sparsify.methods.stable_topk import stable_topk as stable_topk
+    from sparsify.methods.terngrad import terngrad as terngrad
+    from sparsify.methods.topk import topk as topk
 
 __all__ = ["build", "defaults", "distribute", "names", "redistribute", "register"]
 __version__ = "0.1.0"
@@ -29,21 +52,23 @@ check_unmixed(Path(__file__).parent)
 
 # What needs torch is imported when it is asked for.
 WITH_TORCH = {
-    "distribute": ("sparsify.optimiser", "DistributedOptimiser"),
-    "redistribute": ("sparsify.aggregator", "redistribute"),
-    "register": ("sparsify.ddp", "register"),
+    "distribute": ("sparsify.doors.optimiser", "DistributedOptimiser"),
+    "redistribute": ("sparsify.doors.aggregator", "redistribute"),
+    "register": ("sparsify.doors.ddp", "register"),
 }
 
 
 if not TYPE_CHECKING:  # type checkers know these from above, and that there are no others
 
     def __getattr__(name: str) -> Any:
-        if name not in WITH_TORCH:
-            raise AttributeError(f"module 'sparsify' has no attribute {name!r}")
-        module, attribute = WITH_TORCH[name]
-        with needs_torch(f"sparsify.{name}"):
-            return getattr(importlib.import_module(module), attribute)
+        if name in WITH_TORCH:
+            module, attribute = WITH_TORCH[name]
+            with needs_torch(f"sparsify.{name}"):
+                return getattr(importlib.import_module(module), attribute)
+        if name in names():
+            return builder(name)
+        raise AttributeError(f"module 'sparsify' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *names()})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 import sparsify
-from sparsify.checks import DISTRIBUTION, THEIRS
+from sparsify.core.checks import DISTRIBUTION, THEIRS
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
 
 
 def machine() -> Iterator[str]:
-    """What selects here, in lines. A first call may take seconds, in which kernels are compiled."""
+    """Lines on what selects here. A first call may take seconds, in which kernels are compiled."""
     if find_spec("torch") is None:
         yield "PyTorch is not installed here, so methods can be listed, but not built: pip install torch"
         return

@@ -21,7 +21,7 @@ LENGTH = 8  # bytes of the int64 that announces a length
 
 
 class Cost(NamedTuple):
-    """What one collective costs each worker."""
+    """Cost of one collective, for each worker."""
 
     messages: int  # latency terms, alpha each
     sent_bytes: int  # bandwidth terms, beta each: bytes that a worker on the critical path sends
@@ -50,6 +50,7 @@ class Link:
                 )
 
     def seconds(self, cost: Cost) -> float:
+        """Seconds that a collective of this cost takes."""
         return cost.messages * self.alpha_s + cost.sent_bytes * self.beta_s_per_byte
 
 
@@ -100,12 +101,12 @@ def tree(nbytes: int, size: int) -> Cost:
 
 
 def ring_all_reduce(nbytes: int, size: int) -> Cost:
-    """As many bytes as `all_reduce`, in 2 (P-1) steps around the ring."""
+    """Bytes of `all_reduce`, in 2 (P-1) steps around the ring."""
     return Cost(2 * (size - 1), all_reduce(nbytes, size).sent_bytes)
 
 
 def ring_all_gather(nbytes: int, size: int) -> Cost:
-    """As many bytes as `all_gather`, in P-1 steps around the ring."""
+    """Bytes of `all_gather`, in P-1 steps around the ring."""
     return Cost(size - 1, all_gather(nbytes, size).sent_bytes)
 
 
@@ -129,7 +130,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Form]] = {
 
 @dataclass(frozen=True)
 class Network:
-    """What joins P workers: one link, or a fast one inside each node and a slower one between nodes.
+    """Network of P workers: one link, or a fast one inside each node and a slower one between nodes.
 
     Workers fill nodes in order of rank, `per_node` to each. `between` belongs to a node: its workers share
     it. A collective over several nodes takes the part between nodes and the part inside one after another:
@@ -165,7 +166,7 @@ class Network:
             raise ValueError(f"no algorithm {self.algorithm!r}; there are: {', '.join(ALGORITHMS)}")
 
     def seconds(self, call: str, nbytes: int, size: int) -> float:
-        """Of one collective over `size` workers.
+        """Seconds of one collective over `size` workers.
 
         Args:
             call: all_reduce, all_gather, all_to_all or broadcast. For `permute` see `permute_seconds`.
@@ -184,14 +185,14 @@ class Network:
         return inside + self.between.seconds(form(outer * nbytes, nodes))
 
     def _all_to_all(self, nbytes: int, local: int, size: int) -> float:
-        """In `local` - 1 messages inside the node, and one to each worker elsewhere."""
+        """Broadcast in `local` - 1 messages inside the node, and one to each worker elsewhere."""
         assert self.inside is not None
         stays = nbytes * (local - 1) // (size - 1)
         leaves = Cost(size - local, (nbytes - stays) * local)
         return self.inside.seconds(Cost(local - 1, stays)) + self.between.seconds(leaves)
 
     def permute_seconds(self, nbytes: int, route: Sequence[tuple[int, int]]) -> float:
-        """Of tensors of `nbytes` along each (source, destination) of `route`."""
+        """Seconds of tensors of `nbytes` along each (source, destination) of `route`."""
         if self.inside is None:
             return self.between.seconds(permute(nbytes, len(route)))
         nodes = [(source // self.per_node, to // self.per_node) for source, to in route]
@@ -205,8 +206,8 @@ class Network:
         )
 
 
-class Published(NamedTuple):
-    """What the literature says a scheme costs each worker."""
+class PublishedCost(NamedTuple):
+    """Cost of a scheme for each worker, by the literature."""
 
     least: Fraction  # words: numbers or indices of one width
     most: Fraction
@@ -214,7 +215,7 @@ class Published(NamedTuple):
 
 
 @cache  # a map of bandwidths asks for the same ones again and again
-def published(scheme: str, n: int, k: int, size: int) -> Published:
+def published(scheme: str, n: int, k: int, size: int) -> PublishedCost:
     """Bandwidth and latency of dense and sparse allreduces of k of n elements over P workers.
 
     The first six are Table 1 of Zhang's Stable Top-K slides, which takes it from Li and Hoefler 2022; the
@@ -241,4 +242,4 @@ def published(scheme: str, n: int, k: int, size: int) -> Published:
     }
     if scheme not in forms:
         raise ValueError(f"no scheme {scheme!r}; there are: {', '.join(forms)}")
-    return Published(*forms[scheme])
+    return PublishedCost(*forms[scheme])

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from sparsify.comm import Comm, gather_uneven
-from sparsify.types import BucketContext, Delivery, Part, Slice, Sparse, index_dtype
-from sparsify.wire import Wire, joined, split
+from sparsify.comm import Comm, exchange_pieces, gather_uneven
+from sparsify.core import host_sync
+from sparsify.core.wire import Wire, joined, split
+from sparsify.types import (
+    BucketContext,
+    Call,
+    Delivery,
+    Part,
+    PromisedBytes,
+    SeenStep,
+    Slice,
+    Sparse,
+    index_dtype,
+    uneven_gather,
+)
 
 
 class Exchange(Protocol):
+    """Part of a method that sums the workers' selections."""
+
     @property
     def needs_shared(self) -> bool:
-        """Are indices left unsent, so that every worker must have chosen the same?"""
+        """True if indices are left unsent, so that every worker must have chosen the same."""
 
     @property
     def needs_exact(self) -> bool:
@@ -28,11 +44,23 @@ class Exchange(Protocol):
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: Any) -> Delivery:
         """One worker's selection in, the total over all workers out. Alike on all workers, to the bit."""
 
-    def broken_laws(self) -> dict[str, str]: ...
+    def promised(self, seen: SeenStep) -> PromisedBytes:
+        """Bytes that a worker sends, see `Part.promised`."""
+
+    def broken_laws(self) -> dict[str, str]:
+        """Laws that can't hold, and why."""
+
+
+class Stateless(Part):
+    """Base of exchanges that keep nothing from step to step."""
+
+    def init(self, like: Tensor, context: BucketContext) -> None:
+        """State of a bucket like this one."""
+        return None
 
 
 @dataclass(frozen=True)
-class AllGather(Part):
+class AllGather(Stateless):
     """All-gather of values and indices, in one packed message (`wire` says how it is written).
 
     The sum is taken worker by worker in rank order, so that all workers get the same bits. Yoon and Oh 2022
@@ -56,12 +84,11 @@ class AllGather(Part):
 
     @property
     def needs_exact(self) -> bool:
+        """True where all workers must bring as many elements."""
         return not self.uneven
 
-    def init(self, like: Tensor, context: BucketContext) -> None:
-        return None
-
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        """Sum of all workers' selections, see `Exchange.exchange`."""
         if not self.packed:
             values, indices = comm.begin_all_gathers([part.values, part.indices.int()])()
             return Delivery([Sparse(*pair) for pair in zip(indices, values, strict=True)], [part])
@@ -70,18 +97,25 @@ class AllGather(Part):
         total = [self.wire.read_all(message, n, part.values.dtype) for message in messages]
         return Delivery([*total], [self.wire.rounded(part)])
 
+    def calls(self, seen: SeenStep) -> list[Call]:
+        """Collectives of a step, see `Part.calls`."""
+        most = max(seen.selected)
+        if not self.packed:
+            each = seen.work.itemsize, seen.index_nbytes
+            return [Call("all_gather", nbytes * most) for nbytes in each]
+        nbytes = self.wire.nbytes(most, seen.n, seen.work)
+        return uneven_gather(nbytes) if self.uneven else [Call("all_gather", nbytes)]
+
 
 @dataclass(frozen=True)
-class AllGatherBlocks(Part):
+class AllGatherBlocks(Stateless):
     """All-gather of consecutive indices: one start and k values from each worker. Eghlidi and Jaggi 2020."""
 
     needs_shared: ClassVar[bool] = False
     needs_exact: ClassVar[bool] = True
 
-    def init(self, like: Tensor, context: BucketContext) -> None:
-        return None
-
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        """Sum of all workers' selections, see `Exchange.exchange`."""
         start = index_dtype(n)
         messages = comm.all_gather(joined(part.indices[:1].to(start), part.values))
         row, total = torch.arange(k, device=part.values.device), list[Sparse | Slice]()
@@ -90,19 +124,92 @@ class AllGatherBlocks(Part):
             total.append(Sparse((first + row) % n, values))
         return Delivery(total, [part])
 
+    def calls(self, seen: SeenStep) -> list[Call]:
+        """Collectives of a step, see `Part.calls`."""
+        return [Call("all_gather", seen.index_nbytes + seen.work.itemsize * max(seen.selected))]
+
 
 @dataclass(frozen=True)
-class AllReduce(Part):
+class AllReduce(Stateless):
     """All-reduce of values: no indices are sent, so all workers must have chosen alike."""
 
     needs_shared: ClassVar[bool] = True
     needs_exact: ClassVar[bool] = False
 
-    def init(self, like: Tensor, context: BucketContext) -> None:
-        return None
-
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        """Sum of all workers' selections, see `Exchange.exchange`."""
         if not part.values.numel():
             return Delivery([], [])  # alike everywhere, since the choice is
         total = Sparse(part.indices, comm.all_reduce(part.values.clone()))
         return Delivery([total], [part])
+
+    def calls(self, seen: SeenStep) -> list[Call]:
+        """Collectives of a step, see `Part.calls`."""
+        nbytes = seen.work.itemsize * max(seen.selected)
+        return [Call("all_reduce", nbytes)] if nbytes else []
+
+
+# Split and reduce: every worker owns a region of the bucket and sums what all have selected in it.
+
+
+def even_borders(n: int, size: int) -> list[int]:
+    """size + 1 positions that divide n into regions whose lengths differ by at most 1."""
+    return [n * rank // size for rank in range(size + 1)]
+
+
+def split_and_reduce(part: Sparse, borders: Sequence[int], n: int, comm: Comm, wire: Wire) -> Sparse:
+    """One worker's selection in, the sum over all workers of its own region out: (m,) with ascending indices,
+    sums taken in the order of ranks. Region r reaches from borders[r] to borders[r + 1]. Three host
+    synchronisations: how much goes to each worker, how much comes from each, and how many different indices
+    that makes.
+    """
+    indices, order = part.indices.long().sort()
+    values = part.values[order]
+    cuts = torch.searchsorted(indices, host_sync.to_device(list(borders), indices))
+    lengths = differences(host_sync.to_host(cuts))
+    messages = [
+        wire.write(Sparse(*piece), n)
+        for piece in zip(indices.split(lengths), values.split(lengths), strict=True)
+    ]
+    pieces = exchange_pieces(comm, torch.cat(messages), [len(message) for message in messages])
+    return sum_by_rank([wire.read_all(piece, n, part.values.dtype) for piece in pieces])
+
+
+def gather_counts(comm: Comm, part: Sparse) -> list[int]:
+    """Number of elements that each worker has. One host synchronisation."""
+    count = host_sync.to_device([part.indices.numel()], part.indices)
+    return [int(count) for count in host_sync.to_host(torch.cat(comm.all_gather(count)))]
+
+
+def gather_pairs(part: Sparse, counts: Sequence[int], n: int, comm: Comm, wire: Wire) -> list[Sparse]:
+    """All-gather of selections, by rank, whose lengths are known (`gather_counts`): padded to the longest."""
+    dtype = part.values.dtype
+    lengths = [wire.nbytes(count, n, dtype) for count in counts]
+    if not max(lengths):
+        return [part]
+    message = wire.write(part, n)
+    messages = comm.all_gather(torch.cat([message, message.new_zeros(max(lengths) - len(message))]))
+    return [
+        wire.read(message[:length], count, n, dtype)
+        for message, length, count in zip(messages, lengths, counts, strict=True)
+    ]
+
+
+def sum_by_rank(received: Sequence[Sparse]) -> Sparse:
+    """Several selections as one with distinct, ascending indices. One host synchronisation."""
+    host_sync.count_sync()  # for how many different ones there are
+    indices = torch.unique(torch.cat([part.indices.long() for part in received]))
+    values = received[0].values.new_zeros(indices.numel())
+    for part in received:  # distinct within each, so the order of the sum is fixed
+        values.index_add_(0, torch.searchsorted(indices, part.indices.long()), part.values)
+    return Sparse(indices, values)
+
+
+def differences(positions: Sequence[int]) -> list[int]:
+    """Lengths between each position and the next."""
+    return [int(end) - int(start) for start, end in pairwise(positions)]
+
+
+def rounding_errors(total: Sparse, rounded: Sparse) -> Sparse:
+    """Errors that an owner must take back into its residual, as delivered: its sums arrive rounded."""
+    return Sparse(total.indices, rounded.values - total.values)

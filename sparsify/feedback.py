@@ -9,11 +9,14 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from sparsify import huge_pages
+from sparsify.core import huge_pages
+from sparsify.ranges import MomentumFactor, Share
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, Delivery, Part, Sparse, work_dtype
 
 
 class Feedback(Protocol):
+    """Part of a method that keeps what was not sent."""
+
     def init(self, like: Tensor) -> Any:
         """The state for a bucket like this one."""
 
@@ -28,7 +31,8 @@ class Feedback(Protocol):
     def residual(self, state: Any) -> Tensor | None:
         """The residual at this moment, (n,); None where nothing is kept."""
 
-    def broken_laws(self) -> dict[str, str]: ...
+    def broken_laws(self) -> dict[str, str]:
+        """Laws that can't hold, and why."""
 
 
 class FusableFeedback(Part, ABC):
@@ -39,8 +43,14 @@ class FusableFeedback(Part, ABC):
         """(n,) and (n,): acc is their sum, in place of the first; None: nothing is left to be added."""
 
     def accumulate(self, grad: Tensor, lr: float, state: Any) -> Tensor:
+        """Add the residual, see `Feedback.accumulate`."""
         acc, addend = self.operands(grad, lr, state)
         return acc if addend is None else acc.add_(addend)
+
+    def residual(self, state: Any) -> Tensor | None:
+        """This worker's residual, (n,); of a state that is more than it, the field of this name."""
+        found: Tensor = state.residual
+        return found
 
 
 @dataclass(frozen=True)
@@ -50,16 +60,20 @@ class NoFeedback(FusableFeedback):
     exceptions: ClassVar[dict[str, str]] = {NOTHING_IS_LOST: "there is no residual: what is not sent is lost"}
 
     def init(self, like: Tensor) -> Tensor | None:
+        """State of a bucket like this one."""
         dtype = work_dtype(like.dtype)
         return None if dtype == like.dtype else huge_pages.advise(torch.empty_like(like, dtype=dtype))
 
     def operands(self, grad: Tensor, lr: float, state: Tensor | None) -> tuple[Tensor, None]:
+        """Buffer and addend, see `FusableFeedback.operands`."""
         return (grad if state is None else state.copy_(grad)), None
 
     def retain(self, delivery: Delivery, state: Tensor | None) -> None:
+        """Keep what was not delivered."""
         return None
 
     def residual(self, state: Tensor | None) -> None:
+        """This worker's residual, (n,)."""
         return None
 
 
@@ -72,16 +86,20 @@ class ErrorFeedback(FusableFeedback):
     """
 
     def init(self, like: Tensor) -> Tensor:
+        """State of a bucket like this one."""
         return huge_pages.zeros_like(like, work_dtype(like.dtype))
 
     def operands(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Buffer and addend, see `FusableFeedback.operands`."""
         return state, grad  # the residual's own buffer serves as acc: nothing of size n is allocated
 
     def retain(self, delivery: Delivery, state: Tensor) -> None:
+        """Keep what was not delivered."""
         for part in delivery.delivered:
             part.add_to(state, alpha=-1)
 
     def residual(self, state: Tensor) -> Tensor:
+        """This worker's residual, (n,)."""
         return state
 
 
@@ -107,9 +125,11 @@ class LearningRateFeedback(FusableFeedback):
     """
 
     def init(self, like: Tensor) -> Scaled:
+        """State of a bucket like this one."""
         return Scaled(huge_pages.zeros_like(like, work_dtype(like.dtype)))
 
     def operands(self, grad: Tensor, lr: float, state: Scaled) -> tuple[Tensor, Tensor | None]:
+        """Buffer and addend, see `FusableFeedback.operands`."""
         if not lr >= 0:
             raise ValueError(f"feedback in the learning-rate domain divides by {lr=}; keep it at or above 0")
         if lr == 0:
@@ -120,11 +140,9 @@ class LearningRateFeedback(FusableFeedback):
         return state.residual, grad
 
     def retain(self, delivery: Delivery, state: Scaled) -> None:
+        """Keep what was not delivered."""
         for part in delivery.delivered:
             part.add_to(state.residual, alpha=-1)
-
-    def residual(self, state: Scaled) -> Tensor:
-        return state.residual
 
 
 @dataclass(frozen=True)
@@ -138,6 +156,7 @@ class LiteralFeedback(LearningRateFeedback):
     """
 
     def retain(self, delivery: Delivery, state: Scaled) -> None:
+        """Keep what was not delivered."""
         for part in delivery.total:
             part.add_to(state.residual, alpha=-1)
 
@@ -158,15 +177,12 @@ class MomentumCorrection(FusableFeedback):
     The optimiser behind it must have no momentum of its own.
     """
 
-    momentum: float = 0.9
+    momentum: MomentumFactor = 0.9
     masking: bool = True
     nesterov: bool = False
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum} is out of range: it must lie in [0, 1)")
-
     def broken_laws(self) -> dict[str, str]:
+        """Laws that can't hold, and why."""
         counted = "momentum counts a gradient up to 1 / (1 - momentum) times; with momentum=0 nothing is lost"
         broken = {NOTHING_IS_LOST: counted} if self.momentum else {}
         if self.momentum and self.nesterov:
@@ -174,10 +190,12 @@ class MomentumCorrection(FusableFeedback):
         return broken
 
     def init(self, like: Tensor) -> Velocity:
+        """State of a bucket like this one."""
         u, v = (huge_pages.zeros_like(like, work_dtype(like.dtype)) for _ in range(2))
         return Velocity(u, v)
 
     def operands(self, grad: Tensor, lr: float, state: Velocity) -> tuple[Tensor, Tensor]:
+        """Buffer and addend, see `FusableFeedback.operands`."""
         u, v = state.momentum, state.residual
         if self.nesterov:
             u.add_(grad).mul_(self.momentum)
@@ -186,17 +204,15 @@ class MomentumCorrection(FusableFeedback):
         return v, u
 
     def retain(self, delivery: Delivery, state: Velocity) -> None:
+        """Keep what was not delivered."""
         for part in delivery.delivered:
             part.add_to(state.residual, alpha=-1)
             if self.masking and isinstance(part, Sparse):
                 state.momentum.index_fill_(0, part.indices.long(), 0)
 
-    def residual(self, state: Velocity) -> Tensor:
-        return state.residual
-
 
 @dataclass
-class Filtered:
+class LowPassState:
     """A residual, and between accumulate and retain the sum that was selected from."""
 
     residual: Tensor  # (n,) m in the paper
@@ -209,33 +225,34 @@ class LowPass(Part):
     (ScaleCom, NeurIPS), eq. 5. beta = 1 is plain error feedback; they take 0.1 to 0.3 for large batches.
     """
 
-    beta: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.beta <= 1:
-            raise ValueError(f"beta={self.beta} is out of range: it must lie in (0, 1]")
+    beta: Share = 1.0
 
     def broken_laws(self) -> dict[str, str]:
+        """Laws that can't hold, and why."""
         return {} if self.beta == 1 else {NOTHING_IS_LOST: "beta < 1 filters part of each gradient away"}
 
-    def init(self, like: Tensor) -> Filtered:
+    def init(self, like: Tensor) -> LowPassState:
+        """State of a bucket like this one."""
         dtype = work_dtype(like.dtype)
         work = None if dtype == like.dtype else huge_pages.advise(torch.empty_like(like, dtype=dtype))
-        return Filtered(huge_pages.zeros_like(like, dtype), work)
+        return LowPassState(huge_pages.zeros_like(like, dtype), work)
 
-    def accumulate(self, grad: Tensor, lr: float, state: Filtered) -> Tensor:
+    def accumulate(self, grad: Tensor, lr: float, state: LowPassState) -> Tensor:
         # The gradient's own buffer serves as acc, since m itself is still needed; half types get a wider one.
+        """Add the residual, see `Feedback.accumulate`."""
         is_wide = grad.dtype == state.residual.dtype
         state.acc = grad.add_(state.residual) if is_wide else torch.add(state.residual, grad, out=state.acc)
         return state.acc
 
-    def retain(self, delivery: Delivery, state: Filtered) -> None:
+    def retain(self, delivery: Delivery, state: LowPassState) -> None:
+        """Keep what was not delivered."""
         assert state.acc is not None
         state.residual.lerp_(state.acc, self.beta)
         for part in delivery.delivered:
             part.add_to(state.residual, alpha=-self.beta)
 
-    def residual(self, state: Filtered) -> Tensor:
+    def residual(self, state: LowPassState) -> Tensor:
+        """This worker's residual, (n,)."""
         return state.residual
 
 

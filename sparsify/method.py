@@ -9,31 +9,34 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from sparsify.bucket import check_scope
+from sparsify import cost, ranges
 from sparsify.comm import Comm
+from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import Exchange
 from sparsify.feedback import Feedback, FusableFeedback, LearningRateFeedback
-from sparsify.kernels import TOGETHER_UP_TO, JointKernel, joint_kernel_for
+from sparsify.kernels import TOGETHER_UP_TO, JointKernel, Workspace, joint_kernel_for
+from sparsify.ranges import Density, Positive, Scope
 from sparsify.select import FusableSelector, JointSelector, Selector
-from sparsify.timer import PhaseTimer
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
     BucketContext,
+    PromisedBytes,
+    SeenStep,
     Selection,
     Slice,
     Sparse,
+    exactly,
     work_dtype,
 )
-from sparsify.workspace import Workspace
 
 Watch = Callable[[Tensor, Sparse], None]
 
 
 class Step(NamedTuple):
-    """What changes from step to step, and is the same for all workers."""
+    """Values that change from step to step, and are the same for all workers."""
 
-    density: float  # k/n to send in this step
+    step_density: float  # k/n to send in this step
     lr: float = 1.0  # of the optimiser
     watch: Watch | None = None  # a sparsifier tells it of (n,) that it selects from, and of what it will send
 
@@ -47,11 +50,11 @@ class Method(Protocol):
 
     @property
     def scope(self) -> str | float:
-        """What one bucket spans, see `sparsify.bucket`."""
+        """Stretch that one bucket spans, see `sparsify.core.bucket`."""
 
     @property
     def momentum_inside(self) -> bool:
-        """Does it apply momentum itself, so that the optimiser must have none?"""
+        """True if it applies momentum itself, so that the optimiser must have none."""
 
     @property
     def needs_lr(self) -> bool:
@@ -63,13 +66,13 @@ class Method(Protocol):
 
     @property
     def num_warmup_epochs(self) -> int:
-        """Of epochs with a density of their own; 0: it does not matter which epoch it is."""
+        """Number of epochs with a density of their own; 0: it does not matter which epoch it is."""
 
     def density_at(self, epoch: int) -> float:
         """k/n in the given epoch, counted from 0."""
 
     def prepare(self, grads: list[Tensor], comm: Comm) -> None:
-        """What is done to the gradient of the whole model, in place, before its buckets are aggregated.
+        """Change the gradient of the whole model in place, before its buckets are aggregated.
 
         Args:
             grads: (n,) of each bucket.
@@ -83,6 +86,9 @@ class Method(Protocol):
 
     def residual(self, state: Any) -> Tensor | None:
         """This worker's residual, (n,); None where nothing is kept."""
+
+    def promised(self, seen: SeenStep) -> PromisedBytes | None:
+        """Bytes that a worker sends of a bucket in a step, see `Part.promised`; None: no closed form."""
 
     def broken_laws(self) -> dict[str, str]:
         """The laws that can't hold, and why."""
@@ -100,7 +106,7 @@ class SearchesTogether(Protocol):
     """Methods that can search several buckets at once, if these are aggregated together."""
 
     def joint_search(self, likes: Sequence[Tensor], select: str) -> JointSearch | None:
-        """Which of these buckets are to be searched together; None: each by itself."""
+        """Buckets that are to be searched together; None: each by itself."""
 
     def search_together(
         self,
@@ -110,7 +116,7 @@ class SearchesTogether(Protocol):
         states: Sequence[Any],
         timer: PhaseTimer,
     ) -> dict[int, Sparse]:
-        """What this worker is to send of each of them.
+        """Parts that this worker is to send of each of them.
 
         Args:
             grads, steps, states: of all buckets.
@@ -129,24 +135,36 @@ class MethodDefaults:
     needs_whole_gradient: ClassVar[bool] = False
     num_warmup_epochs: ClassVar[int] = 0
 
+    def __post_init__(self) -> None:
+        ranges.check_fields(self)
+
     @property
     def needs_lr(self) -> bool:
+        """True where feedback follows the learning rate."""
         return False
 
     def density_at(self, epoch: int) -> float:
+        """Share of the elements that is sent in this epoch."""
         return 1.0
 
     def prepare(self, grads: list[Tensor], comm: Comm) -> None:
+        """Change the whole gradient in place before its buckets are aggregated."""
         return None
 
     def residual(self, state: Any) -> Tensor | None:
+        """This worker's residual, (n,)."""
+        return None
+
+    def promised(self, seen: SeenStep) -> PromisedBytes | None:
+        """Bytes that a worker sends, in closed form."""
         return None
 
     def broken_laws(self) -> dict[str, str]:
+        """Laws that can't hold, and why."""
         return {}
 
 
-class State(NamedTuple):
+class SparsifierState(NamedTuple):
     """All that a sparsifier remembers of one bucket."""
 
     select: Any
@@ -161,7 +179,7 @@ class Sparsifier:
 
     Args:
         density: k/n.
-        scope: what one bucket spans, see `sparsify.bucket`.
+        scope: what one bucket spans, see `sparsify.core.bucket`.
         density_warmup: lower bounds of the density in the first epochs, one each.
         unbiased: scale what is sent by n/k, so that its expectation is the gradient; for random choices that
             keep no residual.
@@ -173,18 +191,21 @@ class Sparsifier:
         ValueError: density outside (0, 1], or parts that do not fit together.
     """
 
-    density: float
+    density: Density
     select: Selector
     feedback: Feedback
     exchange: Exchange
-    scope: str | float = "global"
-    density_warmup: tuple[float, ...] = ()
+    scope: Scope = "global"
+    density_warmup: tuple[Density, ...] = ()
     unbiased: bool = False
     average: bool = True
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
 
-    def aggregate(self, grad: Tensor, step: Step, state: State, comm: Comm, timer: PhaseTimer) -> int:
-        k = num_selected(grad.numel(), step.density)
+    def aggregate(
+        self, grad: Tensor, step: Step, state: SparsifierState, comm: Comm, timer: PhaseTimer
+    ) -> int:
+        """Average one bucket in place, see `Method.aggregate`."""
+        k = num_selected(grad.numel(), step.step_density)
         with timer.phase("select"):
             acc, selection = self.accumulate_and_select(grad, k, step.lr, state, comm)
             part = selection.of(acc)
@@ -193,9 +214,10 @@ class Sparsifier:
         return self.deliver(part, grad, step, state, comm, timer)
 
     def deliver(
-        self, part: Sparse, grad: Tensor, step: Step, state: State, comm: Comm, timer: PhaseTimer
+        self, part: Sparse, grad: Tensor, step: Step, state: SparsifierState, comm: Comm, timer: PhaseTimer
     ) -> int:
-        n, k = grad.numel(), num_selected(grad.numel(), step.density)
+        """Exchange what was chosen, keep the rest, and write the average, see `SearchesTogether.deliver`."""
+        n, k = grad.numel(), num_selected(grad.numel(), step.step_density)
         with timer.phase("exchange"):
             delivery = self.exchange.exchange(part, n, k, comm, state.exchange)
         with timer.phase("select"):
@@ -206,9 +228,9 @@ class Sparsifier:
         return part.indices.numel()
 
     def accumulate_and_select(
-        self, grad: Tensor, k: int, lr: float, state: State, comm: Comm
+        self, grad: Tensor, k: int, lr: float, state: SparsifierState, comm: Comm
     ) -> tuple[Tensor, Selection]:
-        """In one pass where feedback and selector allow it: then the selector does the addition."""
+        """Accumulate and select, in one pass where both allow it: then the selector does the addition."""
         if isinstance(self.feedback, FusableFeedback) and isinstance(self.select, FusableSelector):
             acc, addend = self.feedback.operands(grad, lr, state.feedback)
             return acc, self.select.accumulate_and_select(acc, addend, k, comm, state.select)
@@ -216,6 +238,7 @@ class Sparsifier:
         return acc, self.select.select(acc, k, comm, state.select)
 
     def joint_search(self, likes: Sequence[Tensor], select: str) -> JointSearch | None:
+        """Buckets that are small enough, and a kernel for all of them."""
         if not (isinstance(self.feedback, FusableFeedback) and isinstance(self.select, JointSelector)):
             return None
         buckets = [at for at, like in enumerate(likes) if like.numel() <= TOGETHER_UP_TO]
@@ -227,23 +250,25 @@ class Sparsifier:
         joint: JointSearch,
         grads: Sequence[Tensor],
         steps: Sequence[Step],
-        states: Sequence[State],
+        states: Sequence[SparsifierState],
         timer: PhaseTimer,
     ) -> dict[int, Sparse]:
+        """Accumulate and search these buckets at once."""
         assert isinstance(self.feedback, FusableFeedback)
         assert isinstance(self.select, JointSelector)
         with timer.phase("select"):
             operands = [
                 self.feedback.operands(grads[at], steps[at].lr, states[at].feedback) for at in joint.buckets
             ]
-            ks = [num_selected(grads[at].numel(), steps[at].density) for at in joint.buckets]
+            ks = [num_selected(grads[at].numel(), steps[at].step_density) for at in joint.buckets]
             accs, addends = zip(*operands, strict=True)
             parts = self.select.search_all(accs, addends, ks, joint.kernel)
         return dict(zip(joint.buckets, parts, strict=True))
 
-    def init(self, like: Tensor, context: BucketContext) -> State:
+    def init(self, like: Tensor, context: BucketContext) -> SparsifierState:
+        """State of a bucket like this one."""
         wide = None if work_dtype(like.dtype) == like.dtype else Workspace(like)
-        return State(
+        return SparsifierState(
             self.select.init(like, context), self.feedback.init(like), self.exchange.init(like, context), wide
         )
 
@@ -256,6 +281,7 @@ class Sparsifier:
         )
 
     def prepare(self, grads: list[Tensor], comm: Comm) -> None:
+        """Change the whole gradient in place before its buckets are aggregated."""
         if self.clip_norm is not None:
             limit = self.clip_norm / comm.size**0.5
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
@@ -263,24 +289,34 @@ class Sparsifier:
 
     @property
     def momentum_inside(self) -> bool:
+        """True where the method applies momentum itself."""
         return getattr(self.feedback, "momentum", 0) > 0
 
     @property
     def needs_lr(self) -> bool:
+        """True where feedback follows the learning rate."""
         return isinstance(self.feedback, LearningRateFeedback)
 
     @property
     def needs_whole_gradient(self) -> bool:
+        """True where the norm of the whole gradient is needed first."""
         return self.clip_norm is not None
 
     @property
     def num_warmup_epochs(self) -> int:
+        """Number of epochs with a density of their own."""
         return len(self.density_warmup)
 
-    def residual(self, state: State) -> Tensor | None:
+    def residual(self, state: SparsifierState) -> Tensor | None:
+        """This worker's residual, (n,)."""
         return self.feedback.residual(state.feedback)
 
+    def promised(self, seen: SeenStep) -> PromisedBytes:
+        """Bytes that a worker sends, in closed form."""
+        return self.select.promised(seen) + self.exchange.promised(seen)
+
     def broken_laws(self) -> dict[str, str]:
+        """Laws that can't hold, and why."""
         broken = self.select.broken_laws() | self.feedback.broken_laws() | self.exchange.broken_laws()
         if not self.average:
             broken[DENSE_AT_DENSITY_1] = "the sum is not divided by the number of workers"
@@ -290,9 +326,7 @@ class Sparsifier:
         return broken
 
     def __post_init__(self) -> None:
-        for density in (self.density, *self.density_warmup):
-            check_density(density)
-        check_scope(self.scope)
+        ranges.check_fields(self)
         select, exchange = type(self.select).__name__, type(self.exchange).__name__
         if self.exchange.needs_shared and not self.select.shared:
             raise ValueError(
@@ -309,27 +343,28 @@ class Sparsifier:
                 "unbiased=True scales what is sent by n/k, which with error feedback would count it n/k "
                 "times; take feedback=none, or unbiased=False"
             )
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm={self.clip_norm} is out of range: it must be above 0")
 
 
 @dataclass(frozen=True)
 class Dense(MethodDefaults):
     """Plain averaging of everything."""
 
-    scope: str | float = "global"
-
-    def __post_init__(self) -> None:
-        check_scope(self.scope)
+    scope: Scope = "global"
 
     def init(self, like: Tensor, context: BucketContext) -> None:
+        """State of a bucket like this one."""
         return None
 
     def aggregate(self, grad: Tensor, step: Step, state: None, comm: Comm, timer: PhaseTimer) -> int:
+        """Average one bucket in place, see `Method.aggregate`."""
         comm.all_reduce(grad)
         with timer.phase("scatter"):
             grad.div_(comm.size)
         return grad.numel()
+
+    def promised(self, seen: SeenStep) -> PromisedBytes:
+        """Bytes that a worker sends, in closed form."""
+        return exactly(cost.all_reduce(seen.n * seen.dtype.itemsize, seen.size))
 
 
 def scatter(total: list[Sparse | Slice], scale: float, grad: Tensor, wide: Tensor | None) -> None:
@@ -347,8 +382,3 @@ def scatter(total: list[Sparse | Slice], scale: float, grad: Tensor, wide: Tenso
 def num_selected(n: int, density: float) -> int:
     """k: the whole part of density times n, at least 1 of a bucket that is not empty. Shi et al.'s code."""
     return min(n, max(1, int(density * n)))
-
-
-def check_density(density: float) -> None:
-    if not 0 < density <= 1:  # also refuses NaN
-        raise ValueError(f"{density=} is out of range: the share of gradients to send must lie in (0, 1]")

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import builtins
 import difflib
+import functools
+import inspect
 import operator
 import re
 import sys
 import types
 import typing
 from collections import abc
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
+P = ParamSpec("P")
+R = TypeVar("R")
 LARGEST = sys.float_info.max  # no larger: infinite
 MOST = 2**31 - 1  # of things that are counted
 
@@ -34,6 +38,7 @@ class Meta:
     description: str = ""
 
     def holds(self, value: Any) -> bool:
+        """True where the value lies within all bounds."""
         bounds = (
             (self.ge, operator.ge), (self.gt, operator.gt), (self.le, operator.le), (self.lt, operator.lt),
         )  # fmt: skip
@@ -45,7 +50,7 @@ NotNegative = Annotated[float, Meta(ge=0, le=LARGEST)]
 Positive = Annotated[float, Meta(gt=0, le=LARGEST)]
 AtLeast1 = Annotated[float, Meta(ge=1, le=LARGEST)]
 Share = Annotated[float, Meta(gt=0, le=1)]
-Part = Annotated[float, Meta(ge=0, le=1)]
+Portion = Annotated[float, Meta(ge=0, le=1)]
 Natural = Annotated[int, Meta(ge=0, le=MOST)]
 Count = Annotated[int, Meta(ge=1, le=MOST)]
 
@@ -56,8 +61,9 @@ Megabytes = Annotated[float, Meta(gt=0, le=LARGEST, description="a bucket size i
 Scope = Literal["global", "layer"] | Megabytes
 FeedbackName = Literal["gradient", "learning_rate", "none"]
 AnyFeedback = Literal["gradient", "learning_rate", "literal", "none"]
+FollowRule = Literal["intended", "published"]
 Index = Literal["int32", "int64", "delta16"]
-Value = Literal["as_is", "fp32", "bf16", "fp16"]
+ValueType = Literal["as_is", "fp32", "bf16", "fp16"]
 
 DATA = (
     bool, dict, float, int, list, str, tuple, types.NoneType, abc.Sequence, typing.Any, typing.Literal,
@@ -79,8 +85,32 @@ def check(name: str, value: Any, allowed: Any) -> None:
     raise ValueError(f"{name}={written} is out of range: it must be {described(allowed)}")
 
 
+def check_fields(part: Any) -> None:
+    """Refuse a dataclass of which a field is not of its type, or outside of its range."""
+    for field in fields(part):
+        check(field.name, getattr(part, field.name), _hints(part.__class__)[field.name])
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that refuses values outside of the types in its signature, whoever calls it."""
+
+    @functools.wraps(function)
+    def call(*values: P.args, **named: P.kwargs) -> R:
+        hints = _hints(function)
+        for name, value in inspect.signature(function).bind(*values, **named).arguments.items():
+            check(name, value, hints[name])
+        return function(*values, **named)
+
+    return call
+
+
+@functools.cache
+def _hints(described: Any) -> dict[str, Any]:
+    return typing.get_type_hints(described, include_extras=True)
+
+
 def fits(value: Any, allowed: Any) -> bool:
-    """Is it of this type and in its range? Nothing is converted, but a whole number is a number, too."""
+    """True if it is of this type and in its range. Nothing is converted, but a whole number is a number."""
     plain, metas = _parts(allowed)
     return _is_of(value, plain) and all(meta.holds(value) for meta in metas)
 
@@ -114,7 +144,7 @@ def unknown(noun: str, word: object, known: Sequence[str]) -> str:
 
 
 def quoted(word: object) -> str:
-    """As `shown`, in quotes."""
+    """Text of `shown`, in quotes."""
     text = shown(word)
     return text if text[:1] in ("'", '"') else f"'{text}'"
 
@@ -134,7 +164,7 @@ def shown(value: object) -> str:
 
 
 def described(allowed: Any) -> str:
-    """What values a type has, as the end of 'it must be ...'."""
+    """Description of a type's values, as the end of 'it must be ...'."""
     plain, metas = _parts(allowed)
     meta, inside = (metas or [Meta()])[0], get_args(plain)
     if meta.description:
@@ -186,7 +216,7 @@ def _words(choice: Any) -> list[str]:
 
 
 def _is_data(allowed: Any) -> bool:
-    """Is it made of numbers, words, lists?"""
+    """True if it is made of numbers, words, lists."""
     plain, _ = _parts(allowed)
     kind = get_origin(plain) or plain
     if kind in (typing.Union, types.UnionType):

@@ -2,7 +2,8 @@
 
 One process holds what the workers selected, one selection after the other, and works out which collectives
 the exchange would have called with how many bytes, as `CountingComm` would have counted them: to the byte, by
-the same rules on the same sums. A function for each exchange. Memory: two buffers of n elements, whatever P.
+the same rules on the same sums. Where numbers of elements tell all, by `Part.calls`; else by a function for
+the exchange. Memory: two buffers of n elements, whatever P.
 """
 
 from __future__ import annotations
@@ -15,24 +16,20 @@ import torch
 from torch import Tensor
 
 from sparsify import cost
+from sparsify.core.wire import Wire
 from sparsify.cost import LENGTH, Network
-from sparsify.exchange import AllGather, AllGatherBlocks, AllReduce
+from sparsify.exchange import differences, even_borders
 from sparsify.method import Dense, Method, Sparsifier, num_selected
-from sparsify.methods._partitions import ExclusiveThreshold
-from sparsify.methods._split import differences, even_borders
 from sparsify.methods.deft import Deft
 from sparsify.methods.dgc import WithDenseVectors
 from sparsify.methods.gtopk import Tree
-from sparsify.methods.hardthreshold import SignedWords
+from sparsify.methods.micro import ExclusiveThreshold
 from sparsify.methods.oktopk import TOO_MANY, Regions, Reused, SplitReduceBalance, least
-from sparsify.methods.scalecom import LeaderTopK
 from sparsify.methods.sparcml import SplitAllGather
-from sparsify.methods.stable_topk import StableBlocks
 from sparsify.select import Union
-from sparsify.types import BucketContext, Sparse, index_dtype
-from sparsify.wire import Wire
+from sparsify.types import BucketContext, Part, SeenStep, Sparse
 
-Parts = Sequence[Sparse]  # what each worker selected, by rank; may be made when it is asked for
+Selected = Sequence[Sparse]  # what each worker selected, by rank; may be made when it is asked for
 
 
 class Collective(NamedTuple):
@@ -44,19 +41,19 @@ class Collective(NamedTuple):
     route: Sequence[tuple[int, int]] = ()  # of permute
 
     def costs(self) -> list[cost.Cost]:
-        """What it costs each worker, as the communicator counts it."""
+        """Cost for each worker, as the communicator counts it."""
         form, by_size = cost.TEXTBOOK[self.call], len(self.route) if self.route else len(self.brought)
         return [form(nbytes, by_size) for nbytes in self.brought]
 
     def seconds(self, network: Network) -> float:
-        """Until the last worker has what it waits for."""
+        """Seconds until the last worker has what it waits for."""
         if self.route:
             return network.permute_seconds(max(self.brought), self.route)
         return network.seconds(self.call, max(self.brought), len(self.brought))
 
 
 @dataclass(frozen=True)
-class Traffic:
+class BucketTraffic:
     """All that the workers send of one bucket in one step."""
 
     size: int
@@ -64,12 +61,14 @@ class Traffic:
 
     @property
     def sent_bytes(self) -> list[int]:
-        """By each worker."""
+        """Bytes that each worker sends."""
         return self._summed([[each.sent_bytes for each in one.costs()] for one in self.collectives])
 
     @property
     def received_bytes(self) -> list[int]:
-        """By each worker. In all but all_to_all every worker receives what it sends: rings and trees."""
+        """Bytes that each worker receives. In all but all_to_all every worker receives what it sends: rings
+        and trees.
+        """
         return self._summed(
             [one.arriving or [each.sent_bytes for each in one.costs()] for one in self.collectives]
         )
@@ -106,7 +105,7 @@ class Replay:
             like = torch.empty(0, dtype=dtype)
             self.state = self.method.exchange.init(like, BucketContext(0, 0, 0))
 
-    def next(self, parts: Parts, k: int | None = None) -> Traffic:
+    def next(self, parts: Selected, k: int | None = None) -> BucketTraffic:
         """One step.
 
         Args:
@@ -116,16 +115,17 @@ class Replay:
         k = num_selected(self.n, self.method.density_at(10**9)) if k is None else k
         calls = list[Collective]()
         if isinstance(self.method, Sparsifier):
-            calls += chosen_together(self.method.select, self, k)
-            calls += exchanged(self.method.exchange, parts, self, k)
+            seen = SeenStep(((self.n,),), k, self.dtype, self.size, self.step, [])
+            calls += chosen_together(self.method.select, seen)
+            calls += exchanged(self.method.exchange, parts, seen, self.state)
         else:
             calls += [alike("all_reduce", self.n * self.dtype.itemsize, self.size)]
         self.step += 1
-        return Traffic(self.size, calls)
+        return BucketTraffic(self.size, calls)
 
 
 def sparse_part(method: Method) -> Sparsifier | Dense:
-    """What is to be replayed of a method: the bucket is taken to be no vector, where that matters."""
+    """Part of a method that can be replayed: the bucket is taken to be no vector, where that matters."""
     if isinstance(method, WithDenseVectors):
         return method.sparse
     if isinstance(method, Sparsifier | Dense):
@@ -138,62 +138,43 @@ def alike(call: str, nbytes: int, size: int) -> Collective:
     return Collective(call, [nbytes] * size)
 
 
-def chosen_together(selector: Any, replay: Replay, k: int) -> list[Collective]:
-    """What the workers send to agree upon a choice."""
-    match selector:
-        case LeaderTopK():
-            return [alike("broadcast", k * index_dtype(replay.n).itemsize, replay.size)]
-        case StableBlocks():
-            blocks = -(-replay.n // min(selector.block, k))
-            is_due = replay.step % selector.every == 0
-            return [alike("all_reduce", blocks * replay.dtype.itemsize, replay.size)] if is_due else []
-        case ExclusiveThreshold() | Deft() | Union():
-            raise ValueError(
-                f"{type(selector).__name__} chooses by what the gradient holds: it can't be replayed"
-            )
-    return []
+def called(part: Part, seen: SeenStep) -> list[Collective]:
+    """Collectives of a part for which numbers of elements tell all."""
+    return [alike(call.kind, call.nbytes, seen.size) for call in part.calls(seen)]
 
 
-def exchanged(exchange: Any, parts: Parts, replay: Replay, k: int) -> list[Collective]:
+def chosen_together(selector: Any, seen: SeenStep) -> list[Collective]:
+    """Collectives by which the workers agree upon a choice."""
+    if isinstance(selector, ExclusiveThreshold | Deft | Union):
+        raise ValueError(
+            f"{type(selector).__name__} chooses by what the gradient holds: it can't be replayed"
+        )
+    return called(selector, seen) if isinstance(selector, Part) else []
+
+
+def exchanged(exchange: Any, parts: Selected, seen: SeenStep, state: Any) -> list[Collective]:
     """The collectives of one exchange."""
-    n, size, dtype = replay.n, replay.size, replay.dtype
+    n, size, dtype, k = seen.n, seen.size, seen.dtype, seen.k
     match exchange:
-        case AllGather(uneven=True):
-            return gathered_uneven(exchange.wire.nbytes(longest(parts), n, dtype), size)
-        case SignedWords():
-            return gathered_uneven(longest(parts) * torch.int32.itemsize, size)
-        case AllGather():
-            return gathered(exchange, n, k, size, dtype)
-        case AllGatherBlocks():
-            return [alike("all_gather", index_dtype(n).itemsize + k * dtype.itemsize, size)]
-        case AllReduce():
-            count = parts[0].indices.numel()
-            return [alike("all_reduce", count * dtype.itemsize, size)] if count else []
         case Tree():
             return tree(exchange.wire.nbytes(k, n, dtype), size)
         case SplitAllGather():
             return split_all_gather(exchange, parts, n, dtype)
         case SplitReduceBalance():
-            assert isinstance(replay.state, Regions)
-            return split_reduce_balance(exchange, parts, n, k, replay.state, dtype)
+            assert isinstance(state, Regions)
+            return split_reduce_balance(exchange, parts, n, k, state, dtype)
+        case Part() if type(exchange).calls is not Part.calls:
+            return called(exchange, seen._replace(selected=counted(exchange, parts, k, size)))
     raise ValueError(f"{type(exchange).__name__} can't be replayed: it has no function here")
 
 
-def gathered(exchange: AllGather, n: int, k: int, size: int, dtype: torch.dtype) -> list[Collective]:
-    if exchange.packed:
-        return [alike("all_gather", exchange.wire.nbytes(k, n, dtype), size)]
-    return [alike("all_gather", k * itemsize, size) for itemsize in (dtype.itemsize, torch.int32.itemsize)]
-
-
-def gathered_uneven(nbytes: int, size: int) -> list[Collective]:
-    """Lengths, then messages padded to the longest. `gather_uneven` sends no messages where all are empty."""
-    lengths = alike("all_gather", LENGTH, size)
-    return [lengths, alike("all_gather", nbytes, size)] if nbytes else [lengths]
-
-
-def longest(parts: Parts) -> int:
-    """The most elements that any worker selected."""
-    return max(part.indices.numel() for part in parts)
+def counted(exchange: Any, parts: Selected, k: int, size: int) -> list[int]:
+    """Elements that each worker brings; no more of `parts` is made than tells them."""
+    if exchange.needs_exact:
+        return [k] * size
+    if exchange.needs_shared:
+        return [parts[0].indices.numel()] * size
+    return [part.indices.numel() for part in parts]
 
 
 def tree(nbytes: int, size: int) -> list[Collective]:
@@ -206,7 +187,9 @@ def tree(nbytes: int, size: int) -> list[Collective]:
     return [*rounds, alike("broadcast", nbytes, size)]
 
 
-def split_all_gather(exchange: SplitAllGather, parts: Parts, n: int, dtype: torch.dtype) -> list[Collective]:
+def split_all_gather(
+    exchange: SplitAllGather, parts: Selected, n: int, dtype: torch.dtype
+) -> list[Collective]:
     """SparCML."""
     size, borders = len(parts), even_borders(n, len(parts))
     calls, reduced = split_and_reduced(exchange.wire, parts, borders, n, dtype)
@@ -219,7 +202,7 @@ def split_all_gather(exchange: SplitAllGather, parts: Parts, n: int, dtype: torc
 
 
 def split_reduce_balance(
-    exchange: SplitReduceBalance, parts: Parts, n: int, k: int, state: Regions, dtype: torch.dtype
+    exchange: SplitReduceBalance, parts: Selected, n: int, k: int, state: Regions, dtype: torch.dtype
 ) -> list[Collective]:
     """Ok-Topk. Borders and the global threshold are re-used from step to step, as the exchange's."""
     size, calls = len(parts), list[Collective]()
@@ -238,7 +221,7 @@ def split_reduce_balance(
 
 
 def split_and_reduced(
-    wire: Wire, parts: Parts, borders: Sequence[int], n: int, dtype: torch.dtype
+    wire: Wire, parts: Selected, borders: Sequence[int], n: int, dtype: torch.dtype
 ) -> tuple[list[Collective], Sparse]:
     """Lengths of pieces, then the pieces; and the sums over all workers, taken in the order of ranks."""
     size = len(parts)
@@ -300,7 +283,7 @@ def pairs_gathered(wire: Wire, counts: Sequence[int], n: int, dtype: torch.dtype
     return [alike("all_gather", nbytes, len(counts))] if nbytes else []
 
 
-def balanced_borders(parts: Parts, n: int) -> list[int]:
+def balanced_borders(parts: Selected, n: int) -> list[int]:
     """Means over the workers of the P-quantiles of what each selected, as `oktopk.balanced_borders`."""
     size = len(parts)
     total = torch.zeros(size - 1, dtype=torch.int64)
@@ -313,5 +296,5 @@ def balanced_borders(parts: Parts, n: int) -> list[int]:
 
 
 def in_regions(indices: Tensor, borders: Sequence[int]) -> list[int]:
-    """How many of these, ascending, lie in each region."""
+    """Number of these, ascending, that lie in each region."""
     return differences(torch.searchsorted(indices, torch.tensor(borders)).tolist())

@@ -6,28 +6,39 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
 
-from sparsify import host_sync
-from sparsify.checks import check_choice, check_k
+from sparsify import cost
 from sparsify.comm import Comm, gather_uneven
-from sparsify.kernels import JointKernel, Kernel
-from sparsify.seeds import scrambled
-from sparsify.types import BucketContext, Part, Selection, Sparse, index_dtype
-from sparsify.workspace import Workspace
+from sparsify.core import host_sync
+from sparsify.core.checks import check_k
+from sparsify.kernels import Eager, JointKernel, Kernel, Workspace
+from sparsify.types import (
+    BucketContext,
+    Part,
+    PromisedBytes,
+    SeenStep,
+    Selection,
+    Sparse,
+    between,
+    index_dtype,
+    scrambled,
+)
 
 
 class Selector(Protocol):
+    """Part of a method that chooses k of n."""
+
     @property
     def shared(self) -> bool:
-        """Do all workers choose alike?"""
+        """True if all workers choose alike."""
 
     @property
     def exact(self) -> bool:
-        """Does every worker choose the same number, known beforehand?"""
+        """True if every worker chooses the same number, known beforehand."""
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
         """The state for a bucket like this one."""
@@ -35,7 +46,11 @@ class Selector(Protocol):
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
         """(n,) -> (k',) distinct indices in [0, n). `acc` is not to be written to."""
 
-    def broken_laws(self) -> dict[str, str]: ...
+    def promised(self, seen: SeenStep) -> PromisedBytes:
+        """Bytes that a worker sends so that all agree upon a choice, see `Part.promised`."""
+
+    def broken_laws(self) -> dict[str, str]:
+        """Laws that can't hold, and why."""
 
 
 @runtime_checkable
@@ -55,26 +70,27 @@ class JointSelector(Protocol):
     def search_all(
         self, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int], kernel: JointKernel
     ) -> list[Sparse]:
-        """Of each bucket: acc (n,) += grad (n,); what is chosen of it."""
+        """Chosen parts of each bucket, after acc (n,) += grad (n,)."""
 
 
 class ExactlyK(Part):
-    """What selectors share that always choose k."""
+    """Base of selectors that always choose k."""
 
     exact: ClassVar[bool] = True
 
 
 class VariableK(Part):
-    """What selectors share whose count depends on the data, each worker its own."""
+    """Base of selectors whose count depends on the data, each worker its own."""
 
     shared: ClassVar[bool] = False
     exact: ClassVar[bool] = False
 
 
 class KernelSelector(Part, ABC):
-    """What selectors share that are one search by a kernel, and save nothing."""
+    """Base of selectors that are one search by a kernel, and save nothing."""
 
     def init(self, like: Tensor, context: BucketContext) -> Workspace:
+        """State of a bucket like this one."""
         return Workspace.searching(like, context)
 
     @abstractmethod
@@ -82,11 +98,13 @@ class KernelSelector(Part, ABC):
         """acc (n,) += grad (n,); what is chosen of it."""
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         return self.accumulate_and_select(acc, None, k, comm, state)
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Workspace
     ) -> Selection:
+        """Add and choose in one pass, see `FusableSelector`."""
         found = self.search(acc, grad, k, state.kernel)
         return Selection(*found)
 
@@ -98,11 +116,13 @@ class TopK(KernelSelector, ExactlyK):
     shared: ClassVar[bool] = False
 
     def search(self, acc: Tensor, grad: Tensor | None, k: int, kernel: Kernel) -> Sparse:
+        """Search one bucket with this kernel."""
         return kernel.topk(acc, grad, k)
 
     def search_all(
         self, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int], kernel: JointKernel
     ) -> list[Sparse]:
+        """Search several buckets at once."""
         return kernel.topk(accs, grads, ks)
 
 
@@ -126,7 +146,7 @@ class Permutations:
     generator: Generator
 
 
-SAMPLINGS = ("hash", "permutation")
+Drawing = Literal["hash", "permutation"]
 
 
 @dataclass(frozen=True)
@@ -140,16 +160,15 @@ class RandomK(ExactlyK):
     """
 
     shared: bool = False
-    sampling: str = "hash"
-
-    def __post_init__(self) -> None:
-        check_choice("sampling", self.sampling, SAMPLINGS)
+    sampling: Drawing = "hash"
 
     def init(self, like: Tensor, context: BucketContext) -> Draws | Permutations:
+        """State of a bucket like this one."""
         context = context.shared if self.shared else context
         return Draws(context) if self.sampling == "hash" else Permutations(context.generator(like.device))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Draws | Permutations) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         n = acc.numel()
         check_k(k, n)
         if isinstance(state, Permutations):
@@ -203,9 +222,11 @@ class BlockRandomK(ExactlyK):
     aligned: bool = False
 
     def init(self, like: Tensor, context: BucketContext) -> Draws:
+        """State of a bucket like this one."""
         return Draws(context.shared if self.shared else context)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Draws) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         n = acc.numel()
         check_k(k, n)
         start = state.key() % (n // k) * k if self.aligned else state.key() % n
@@ -227,9 +248,11 @@ class FirstK(ExactlyK):
     shared: ClassVar[bool] = True
 
     def init(self, like: Tensor, context: BucketContext) -> AllIndices:
+        """State of a bucket like this one."""
         return AllIndices(torch.arange(like.numel(), device=like.device))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: AllIndices) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         check_k(k, acc.numel())
         return Selection(state.indices[:k])
 
@@ -247,13 +270,80 @@ class Union(Part):
     exact: ClassVar[bool] = False
 
     def broken_laws(self) -> dict[str, str]:
+        """Laws that can't hold, and why."""
         return self.own.broken_laws()
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
+        """State of a bucket like this one."""
         return self.own.init(like, context)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         chosen = self.own.select(acc, k, comm, state).indices
         gathered = gather_uneven(comm, chosen.to(index_dtype(acc.numel())))
         host_sync.count_sync()  # for the size of the union
         return Selection(torch.unique(torch.cat(gathered)))
+
+
+# Exclusive choices: each worker selects in its own part, so that no index is chosen twice. What DEFT, MiCRO
+# and ExDyna share; facts from their public code (kljp/deft, kljp/micro, kljp/exdyna).
+
+
+def split_evenly(n: int, size: int) -> list[int]:
+    """n as a sum of `size` numbers that differ by at most 1, larger ones first."""
+    return [n // size + (at < n % size) for at in range(size)]
+
+
+class Exclusive(NamedTuple):
+    """The choices of all workers, worker by worker."""
+
+    indices: Tensor  # (k',) distinct; alike on all workers
+    counts: list[int]  # of each worker
+
+
+def gather_exclusive(comm: Comm, chosen: Tensor, n: int) -> Exclusive:
+    """Union of choices that do not overlap: nothing to sort, no index twice. One host synchronisation.
+
+    Indices travel as int32 where that suffices (published: int64), padded to the longest list as there.
+    """
+    gathered = gather_uneven(comm, chosen.to(index_dtype(n)))
+    return Exclusive(torch.cat(gathered), [len(indices) for indices in gathered])
+
+
+def promised_union(seen: SeenStep) -> PromisedBytes:
+    """Bytes of `gather_exclusive`: lists of indices, padded to the longest."""
+    (together,) = set(seen.selected)
+    longest = (-(-together // seen.size), together) if seen.longest is None else (seen.longest, seen.longest)
+    least, most = (cost.gather_uneven(seen.index_nbytes * count, seen.size) for count in longest)
+    return between([least], [most])
+
+
+# What selectors share that compare magnitudes with a threshold. Plain operators take the magnitudes once,
+# and compare them with one threshold after the other, as published code does. The other kernels compare
+# while they read, so nothing is taken beforehand.
+
+
+def take_magnitudes(acc: Tensor, workspace: Workspace) -> Tensor:
+    """(n,) -> (n,): |acc|, in a buffer."""
+    return torch.abs(acc, out=workspace.buffer("magnitudes"))
+
+
+def mask_of(workspace: Workspace) -> Tensor:
+    """(n,) bool, a buffer."""
+    return workspace.buffer("mask", torch.bool)
+
+
+def prepare(acc: Tensor, workspace: Workspace) -> None:
+    """Take magnitudes, before one or several calls of `reaching` with this acc."""
+    if isinstance(workspace.kernel, Eager):
+        take_magnitudes(acc, workspace)
+
+
+def reaching(acc: Tensor, threshold: Tensor | float, workspace: Workspace, strict: bool = False) -> Selection:
+    """Indices where |acc| >= threshold (> if strict), ascending; after `prepare`. One host sync."""
+    if isinstance(workspace.kernel, Eager):
+        compare = torch.gt if strict else torch.ge
+        mask = compare(workspace.buffer("magnitudes"), threshold, out=mask_of(workspace))
+        return Selection(host_sync.nonzero(mask))
+    found = workspace.kernel.above(acc, None, threshold, strict)
+    return Selection(*found)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from operator import add
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-from sparsify.seeds import scrambled
+from sparsify import cost, ranges
 
 # Laws that a method may be excused from, by name; `exceptions` says why. The test suite checks that what is
 # excused does fail.
@@ -15,14 +18,89 @@ NOTHING_IS_LOST = "nothing is lost"
 DENSE_AT_DENSITY_1 = "dense at density 1"
 
 
+class PromisedBytes(NamedTuple):
+    """Bytes that a worker will send. `least` and `most` differ where more matters than `SeenStep` has."""
+
+    least: int
+    most: int
+
+    def __add__(self, other: Any) -> PromisedBytes:
+        return PromisedBytes(self.least + other.least, self.most + other.most)
+
+
+def exactly(*collectives: cost.Cost) -> PromisedBytes:
+    """The bytes of these collectives together."""
+    return between(collectives, collectives)
+
+
+def between(least: Sequence[cost.Cost], most: Sequence[cost.Cost]) -> PromisedBytes:
+    """Bytes from those of some collectives to those of others."""
+    return PromisedBytes(*(sum(one.sent_bytes for one in collectives) for collectives in (least, most)))
+
+
+class Call(NamedTuple):
+    """A collective to which all workers bring as many bytes."""
+
+    kind: str  # as in `sparsify.cost.TEXTBOOK`
+    nbytes: int
+
+
+def uneven_gather(longest_nbytes: int) -> list[Call]:
+    """Collectives of `sparsify.comm.gather_uneven`: lengths, then tensors padded to the longest, if any."""
+    padded = [Call("all_gather", longest_nbytes)] if longest_nbytes else []
+    return [Call("all_gather", cost.LENGTH), *padded]
+
+
+class SeenStep(NamedTuple):
+    """One bucket in one step, as it looks from outside: what `promised` is told."""
+
+    shapes: tuple[tuple[int, ...], ...]  # of its tensors
+    k: int
+    dtype: torch.dtype
+    size: int  # workers
+    step: int
+    selected: list[int]  # elements that each worker sent
+    longest: int | None = None  # the largest number of elements that any worker chose itself, where known
+
+    @property
+    def n(self) -> int:
+        """Elements of the bucket."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes)
+
+    @property
+    def work(self) -> torch.dtype:
+        """The type that values are sent as."""
+        return work_dtype(self.dtype)
+
+    @property
+    def index_nbytes(self) -> int:
+        """Bytes of an index."""
+        return index_dtype(self.n).itemsize
+
+
 class Part:
     """A selector, a feedback, an exchange or a quantiser."""
 
     exceptions: ClassVar[dict[str, str]] = {}  # law -> why it can't hold
 
+    def __post_init__(self) -> None:
+        ranges.check_fields(self)
+
     def broken_laws(self) -> dict[str, str]:
         """`exceptions`, unless they depend on hyperparameters."""
         return self.exceptions
+
+    def calls(self, seen: SeenStep) -> list[Call]:
+        """Collectives of this part for a bucket in a step, in order, where numbers of elements tell them; a
+        part without `calls` of its own sends nothing, or says in `promised` what it sends.
+        """
+        return []
+
+    def promised(self, seen: SeenStep) -> PromisedBytes:
+        """Closed form of the bytes that this part sends of a bucket in a step, from numbers of elements.
+        What is counted must be equal, or lie between.
+        """
+        return exactly(*(cost.TEXTBOOK[kind](nbytes, seen.size) for kind, nbytes in self.calls(seen)))
 
 
 class Sparse(NamedTuple):
@@ -49,17 +127,18 @@ class Slice(NamedTuple):
     values: Tensor  # (m,)
 
     def add_to(self, buffer: Tensor, alpha: float = 1) -> None:
+        """buffer (n,) += alpha x these."""
         buffer[self.start : self.start + self.values.numel()].add_(self.values.to(buffer.dtype), alpha=alpha)
 
 
 class Selection(NamedTuple):
-    """What a selector chose."""
+    """Elements that a selector chose."""
 
     indices: Tensor  # (k',) distinct
     values: Tensor | None = None  # (k',) of these elements, where the selector has read them anyway
 
     def of(self, acc: Tensor) -> Sparse:
-        """With the values that acc (n,) has there."""
+        """The elements with the values that acc (n,) has there."""
         return Sparse(self.indices, acc[self.indices] if self.values is None else self.values)
 
 
@@ -71,7 +150,7 @@ class Delivery(NamedTuple):
 
 
 class BucketContext(NamedTuple):
-    """Which bucket of which worker a state belongs to, and what lies in it."""
+    """The bucket and the worker that a state belongs to, and the shapes in it."""
 
     seed: int
     rank: int
@@ -119,3 +198,26 @@ def members(indices: Tensor, of: Tensor) -> Tensor:
         return torch.zeros_like(indices, dtype=torch.bool)
     found = torch.searchsorted(of, indices).clamp_(max=of.numel() - 1)
     return of[found] == indices
+
+
+def scrambled(number: int) -> int:
+    """A bijection of 64 bits in which every input bit moves half of the output bits: splitmix64's last step,
+    Steele et al. 2014.
+    """
+    number &= 2**64 - 1
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
+    return number ^ number >> 31
+
+
+@dataclass
+class SearchStats:
+    """Counts of what a kernel's `topk` did so far."""
+
+    steps: int = 0  # calls
+    fallbacks: int = 0  # of these, how many found that their guessed bound was wrong
+    candidates: int = 0  # elements that reached a guessed bound, all calls together
+    selected: int = 0  # elements that were selected, all calls together
+
+    def __add__(self, other: SearchStats) -> SearchStats:
+        return SearchStats(*map(add, astuple(self), astuple(other)))

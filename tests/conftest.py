@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from experiments.__main__ import main
-from tests.devcluster import devcluster as devcluster
+from tests.slurm.devcluster import devcluster as devcluster
 
 # Torch reads these when it is imported. The tests' tensors are small, and each process of pytest-xdist has a
 # core of its own.
@@ -34,7 +34,6 @@ TOGETHER = {
     "tests/sparsify/kernels/test_gpu_kernels.py": "GPU",
     "tests/analysis/report/test_browser.py": "browser",
     "tests/bench/test_select.py": "benchmark",
-    "tests/bench/test_select_figure.py": "benchmark",
 }
 
 

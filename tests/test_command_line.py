@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records import Store
+from analysis.records.store import Store
 from tests.conftest import ROOT, Command, environment_for
 
 CALL = f"{shlex.quote(sys.executable)} -m experiments"

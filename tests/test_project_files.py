@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import sparsify
-from sparsify.checks import DISTRIBUTION
+from sparsify.core.checks import DISTRIBUTION
 from tests.conftest import ROOT
 
 LISTS = sorted(path.name for path in (ROOT / "requirements").glob("*.txt"))

@@ -22,16 +22,24 @@ from analysis.report.content import MARKS
 from analysis.stats import ENOUGH
 from analysis.verdicts import as_csv
 from experiments import commands, figures
-from experiments.commands._readme import BEGIN, CHOSEN, END, readme_verdicts
-from experiments.commands._ship import VERDICTS, VERDICTS_PAGE, shipped_verdicts, verdicts_page
+from experiments.commands.collect import (
+    BEGIN,
+    CHOSEN,
+    END,
+    VERDICTS,
+    VERDICTS_PAGE,
+    readme_verdicts,
+    shipped_verdicts,
+    verdicts_page,
+)
 from experiments.config.folders import Folders
-from experiments.config.grid import name_and_configs
+from experiments.figures.runs import name_and_configs
 from sparsify.comm import virtual
-from tests import worker_functions
+from tests.analysis.shipped import shipped as shipped_files
 from tests.conftest import ROOT
-from tests.laws import live, mass
-from tests.shipped import shipped as shipped_files
-from tests.worker_functions import on_processes
+from tests.sparsify import worker_functions
+from tests.sparsify.laws import live, mass
+from tests.sparsify.worker_functions import on_processes
 
 MOST_WORDS = 1200  # of the README: everybody finds everything from one page
 ROW = 3  # words
@@ -215,7 +223,7 @@ def test_the_diffs_put_topk_into_a_plain_loop_and_into_ddp(tmp_path: Path) -> No
 
 def test_the_method_snippet_obeys_the_laws() -> None:
     names: dict[str, Any] = {}
-    exec(python_block("def comb"), names)
+    exec(compile(python_block("def comb"), "comb.py", "exec", dont_inherit=True), names)
     for size in (1, 3, 4):
         lived = live(names["comb"](density=0.1), size, steps=6)
         torch.testing.assert_close(*mass(lived))
@@ -237,7 +245,7 @@ def test_what_records_shows_in_python_runs(
 
 
 def test_a_method_added_as_a_file_can_be_named_at_once(tmp_path: Path) -> None:
-    from sparsify.registry import Registry
+    from sparsify.spec import Registry
 
     (tmp_path / "comb.py").write_text(python_block("def comb"))
     registry = Registry("method", "none", tmp_path)
@@ -287,52 +295,32 @@ def test_the_chosen_verdicts_are_shipped_and_one_of_them_is_not_reproduced() -> 
 
 
 class Said(NamedTuple):
-    """Words of the README, and the shipped verdict that they tell."""
+    """Words of the README, and the claim whose shipped verdict they tell."""
 
     words: str
-    item: str
     claim: str
 
 
 SAID = (
-    Said("5.4 points of top-1 below dense [4.4, 6.3]", "fig3", "Top-k ends close to dense in top-1"),
-    Said(
-        "19.7 points [19.1, 20.3] below Top-k", "fig3",
-        "Random-k (no feedback) ends clearly below Top-k in top-1",
-    ),
-    Said("7.19 times as long", "speed-logs", "time per iteration without validation, Top-k / dense"),
-    Said(
-        "19.8 times shorter [17.5, 22.5]", "fig4-fast",
-        "compression with torch.topk takes longer than fused: how many times",
-    ),
-    Said(
-        "0.93 [0.89, 0.97] of dense's time", "speed-fast",
-        "dense trains faster than Top-k, fused: how much longer Top-k's iteration is",
-    ),
-    Said(
-        "2.9 times [2.8, 3.1] as fast as a dense one", "slow-links",
-        "on 1 Gbit/s, Top-k, fused is faster than dense: how many times",
-    ),
-    Said(
-        "1.3 times [1.3, 1.4] with torch's selection", "slow-links",
-        "on 1 Gbit/s, Top-k, torch.topk is faster than dense: how many times",
-    ),
-    Said(
-        "2.9 below [1.0, 4.8], three seeds", "fig3-slim",
-        "Top-k at density 0.001 ends close to dense in top-1",
-    ),
-    Said(
-        "70 % accuracy 1.7 times [1.5, 1.9] as soon", "slow-links",
-        "on 1 Gbit/s, Top-k has an accuracy sooner than dense, the highest of both: how many times",
-    ),
-)  # fmt: skip
+    Said("5.4 points of top-1 below dense [4.4, 6.3]", "fig3.topk-ends-close"),
+    Said("19.7 points [19.1, 20.3] below Top-k", "fig3.randomk-ends-below"),
+    Said("7.19 times as long", "speed-logs.ratio.top-k-dense"),
+    Said("19.8 times shorter [17.5, 22.5]", "fig4-fast.torch-longer-than-fused"),
+    Said("0.93 [0.89, 0.97] of dense's time", "speed-fast.faster.dense-fused"),
+    Said("2.9 times [2.8, 3.1] as fast as a dense one", "slow-links.faster.ethernet_1g.topk-fused"),
+    Said("1.3 times [1.3, 1.4] with torch's selection", "slow-links.faster.ethernet_1g.topk"),
+    Said("2.9 below [1.0, 4.8], three seeds", "fig3-slim.topk-ends-close"),
+    Said("70 % accuracy 1.7 times [1.5, 1.9] as soon", "slow-links.accuracy-sooner"),
+)
 
 
-@pytest.mark.parametrize("said", SAID, ids=lambda said: said.item)
+@pytest.mark.parametrize("said", SAID, ids=lambda said: said.claim)
 def test_the_results_in_words_are_the_shipped_ones(said: Said) -> None:
     """To the digits that the words have; of what is longer by so many percent, the ratio is told."""
     assert said.words in " ".join(README.split())
-    (row,) = [row for row in shipped() if (row["item"], row["claim"]) == (said.item, said.claim)]
+    item = said.claim.partition(".")[0]
+    (claim,) = [claim for claim in figures.claims(item) if claim.id == said.claim]
+    (row,) = [row for row in shipped() if (row["item"], row["claim"]) == (item, claim.text)]
     found = [float(row[column]) for column in ("ours", "low", "high") if row[column]]
     if row["unit"] == "%":
         found = [1 + number / 100 for number in found]

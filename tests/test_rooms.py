@@ -1,12 +1,24 @@
-"""Where everything is: few entries in experiments/, and tests in folders named as the code's."""
+"""Where everything is: rooms with few entries, modules that are read in one sitting, and every name once."""
 
 from __future__ import annotations
 
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import ROOT
 
 PACKAGES = ("sparsify", "slurm", "analysis", "examples")
+CODE = ("sparsify", "slurm", "analysis", "experiments")
+# Rooms in which every file is an entry that somebody asks for by its name.
+REGISTRIES = (
+    "sparsify/methods", "experiments/bench", "experiments/commands", "experiments/figures",
+    "experiments/training/datasets",
+)  # fmt: skip
+MOST_ENTRIES, MOST_LINES, DOCUMENTED = 15, 400, 0.9
 
 
 def folders(root: Path) -> set[str]:
@@ -14,12 +26,71 @@ def folders(root: Path) -> set[str]:
     return {str(path.parent.relative_to(root)) for path in root.rglob("*.py")} - {"."}
 
 
+def modules() -> list[Path]:
+    return [path for package in CODE for path in sorted((ROOT / package).rglob("*.py"))]
+
+
 def test_there_are_at_most_ten_entries_directly_under_experiments() -> None:
     entries = {path.name for path in (ROOT / "experiments").iterdir()} - {"__pycache__"}
     assert len(entries) <= 10, sorted(entries)
+
+
+def test_what_tests_share_lies_in_the_folder_that_it_serves() -> None:
+    loose = {path.name for path in (ROOT / "tests").glob("*.py") if not path.name.startswith("test_")}
+    assert loose == {"conftest.py"}
 
 
 def test_every_folder_of_tests_is_named_as_a_folder_of_the_code() -> None:
     code = folders(ROOT / "experiments") | set(PACKAGES)
     code |= {f"{package}/{folder}" for package in PACKAGES for folder in folders(ROOT / package)}
     assert folders(ROOT / "tests") <= code
+
+
+def test_no_room_is_full() -> None:
+    entries: dict[str, set[str]] = defaultdict(set)
+    for path in modules():
+        parts = path.relative_to(ROOT).parts
+        for depth, entry in enumerate(parts[1:], 1):
+            if entry != "__init__.py":
+                entries["/".join(parts[:depth])].add(entry)
+    full = {
+        room: len(found)
+        for room, found in entries.items()
+        if len(found) > MOST_ENTRIES and room not in REGISTRIES
+    }
+    assert not full
+
+
+@pytest.mark.parametrize("package", CODE)
+def test_no_module_is_long(package: str) -> None:
+    lengths = {path: path.read_text().count("\n") for path in (ROOT / package).rglob("*.py")}
+    assert not {path: length for path, length in lengths.items() if length > MOST_LINES}
+
+
+def test_every_class_has_a_name_of_its_own() -> None:
+    named = Counter(
+        node.name
+        for path in modules()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert not [name for name, times in named.items() if times > 1]
+
+
+def test_what_is_public_has_a_docstring() -> None:
+    documented = [
+        ast.get_docstring(node) is not None
+        for path in modules()
+        if not path.stem.startswith("_") or path.stem in ("__init__", "__main__")
+        for node in public(ast.parse(path.read_text()))
+    ]
+    assert sum(documented) >= DOCUMENTED * len(documented)
+
+
+def public(node: ast.AST) -> Iterator[ast.ClassDef | ast.FunctionDef]:
+    """The classes, functions and methods below it whose names have no underscore first."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef) and not child.name.startswith("_"):
+            yield child
+            if isinstance(child, ast.ClassDef):
+                yield from public(child)

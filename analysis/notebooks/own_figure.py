@@ -18,8 +18,9 @@ sys.path.insert(0, str(ROOT))  # the checkout; only the library is installed
 import pandas as pd
 
 import analysis
-from analysis import captions, plots, stats, style
-from analysis.frames import label, query
+from analysis import plots, stats
+from analysis.pictures import captions, style
+from analysis.records.frames import label, query
 from analysis.tables import Table
 
 # %% [markdown]

@@ -21,8 +21,10 @@ sys.path.insert(0, str(ROOT))  # the checkout; only the library is installed
 import numpy as np
 import pandas as pd
 
-from analysis import plots, published, style
+from analysis import plots, published
+from analysis.pictures import style
 from analysis.published import rederived
+from analysis.records import phases
 
 # %% [markdown]
 # The jobs that ran once each; times in ms. Those of four workers logged no iterations.
@@ -64,7 +66,7 @@ job.describe(percentiles=[0.05, 0.5, 0.95]).round(2)
 # %%
 windows = job.groupby(job["iteration"] // WINDOW)[["select", "late", "wait", "send"]].median()
 windows.index = windows.index * WINDOW
-LATE, SEND = (style.PHASE_LOOKS[phase][0] for phase in ("select", "transfer"))  # as in the bars of fig4-logs
+LATE, SEND = (phases.find(phase).colour for phase in ("select", "transfer"))  # as in the bars of fig4-logs
 WAIT, A100, V100 = "#777777", "#0072B2", "#E69F00"
 
 with plots.canvas(style.two_columns(2.6), 1, 2) as (figure, (left, right)):

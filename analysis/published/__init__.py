@@ -8,7 +8,6 @@ makes the tables again from a clone.
 
 from __future__ import annotations
 
-from analysis.published.curves import band, by_machine, decays
-from analysis.published.tables import epochs, iterations, jobs
+from analysis.published.tables import band, by_machine, decays, epochs, iterations, jobs, over_machines
 
-__all__ = ["band", "by_machine", "decays", "epochs", "iterations", "jobs"]
+__all__ = ["band", "by_machine", "decays", "epochs", "iterations", "jobs", "over_machines"]

@@ -21,13 +21,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.files import MOST_LOG_BYTES, Damaged, read_bytes
+from analysis.records.files import MOST_LOG_BYTES, Damaged, read_bytes
 
 LONG_WAIT_US = 500_000  # no wait for others' gradients is as long; one for a validation is
 
 
 class Job(NamedTuple):
-    """What the logs do not say of a job, or not in one place."""
+    """Facts of a job that its logs do not state, or not in one place."""
 
     gpu: str
     link: str
@@ -72,7 +72,7 @@ COMMUNICATION = re.compile(rf"COMM={SECONDS}|COMM_TOTAL={SECONDS}, COMM_VAL={SEC
 
 
 @dataclass(frozen=True)
-class Training:
+class LoggedTraining:
     """The numbers in a job's topk.e, in the order of their lines."""
 
     speeds: list[float]  # samples/s of one rank, the mean of 48 iterations
@@ -88,7 +88,7 @@ class Training:
         return {"samples_per_s": round(job.workers * float(np.mean(self.speeds)), 2), **times}
 
 
-def read_training(path: Path, job: Job, batch: int = 128) -> Training:
+def read_training(path: Path, job: Job, batch: int = 128) -> LoggedTraining:
     """topk.e<job>.
 
     Raises:
@@ -116,7 +116,7 @@ def read_training(path: Path, job: Job, batch: int = 128) -> Training:
     if [epoch for epoch, *_ in epochs] != [*range(1, len(epochs) + 1)]:
         raise Damaged(path, "has an epoch twice, or lacks one")
     forward, backward, fetching = ([float(line[part]) for line in phases] for part in (1, 2, 4))
-    return Training([float(speed) for _, speed in windows], forward, backward, fetching, epochs)
+    return LoggedTraining([float(speed) for _, speed in windows], forward, backward, fetching, epochs)
 
 
 def read_iterations(path: Path, job: Job) -> pd.DataFrame:

@@ -13,10 +13,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import schemas
-from analysis.files import Damaged, read_as, write_atomic, write_json
 from analysis.published.log_files import JOBS, read_iterations, read_training
-from analysis.records import fingerprint, read_recorded
+from analysis.records import schema
+from analysis.records.files import Damaged, fingerprint, read_as, read_recorded, write_atomic, write_json
 
 FOLDER = Path(__file__).parents[2] / "results" / "published" / "yoon2022"
 DIGESTS = "digests.json"
@@ -57,6 +56,40 @@ def iterations() -> pd.DataFrame:
     return table
 
 
+def by_machine(method: str, column: str = "top1", workers: int = 8) -> pd.DataFrame:
+    """`column` of `epochs`, with a row per epoch and a column per machine; empty where the method did not
+    run.
+    """
+    curves = epochs().merge(jobs()[["job", "link"]], on="job")
+    mine = curves[(curves["method"] == method) & (curves["workers"] == workers)]
+    table: pd.DataFrame = mine.assign(machine=mine["gpu"] + ", " + mine["link"]).pivot_table(
+        index="epoch", columns="machine", values=column
+    )
+    return table
+
+
+def band(method: str, column: str = "top1", workers: int = 8) -> pd.DataFrame:
+    """Per epoch: mean, and as low and high the range over the machines, NaN where there was one.
+
+    The range of two jobs is no interval of confidence.
+    """
+    return over_machines(by_machine(method, column, workers))
+
+
+def over_machines(table: pd.DataFrame) -> pd.DataFrame:
+    """The columns of `band` from one column per machine."""
+    low, high = (table.min(axis=1), table.max(axis=1)) if table.shape[1] > 1 else (np.nan, np.nan)
+    limits: pd.DataFrame = pd.DataFrame({"mean": table.mean(axis=1), "low": low, "high": high}).reset_index()
+    return limits
+
+
+def decays() -> list[int]:
+    """The epochs that ended with a smaller learning rate than the one before, the same in all jobs."""
+    rates = epochs().pivot_table(index="epoch", columns="job", values="lr").dropna()
+    fell = (rates.diff() < 0).all(axis=1)
+    return [int(epoch) for epoch in fell.index[fell]]
+
+
 def from_logs(clone: Path) -> Tables:
     """The tables from a clone of the authors' repository.
 
@@ -88,7 +121,7 @@ def read(folder: Path) -> Tables:
     Raises:
         Damaged: one is missing, or does not match its digest.
     """
-    digests = read_as(folder / DIGESTS, schemas.Published)
+    digests = read_as(folder / DIGESTS, schema.TableDigests)
     if digests is None:
         raise Damaged(folder / DIGESTS, "is missing; `git checkout` brings it back")
     return Tables(*(_decoded(folder / _file(name), digests) for name in Tables._fields))
@@ -157,7 +190,7 @@ def _encoded(name: str, table: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def _decoded(path: Path, digests: schemas.Published) -> pd.DataFrame:
+def _decoded(path: Path, digests: schema.TableDigests) -> pd.DataFrame:
     recorded = digests.files.get(path.name)
     if recorded is None:
         raise Damaged(path.parent / DIGESTS, f"has no digest of {path.name}")
@@ -172,7 +205,7 @@ def _decoded(path: Path, digests: schemas.Published) -> pd.DataFrame:
 
 
 def _unequal(one: pd.Series, other: pd.Series) -> int:
-    """In how many rows."""
+    """Number of rows."""
     if not pd.api.types.is_numeric_dtype(one):
         return int((one.to_numpy() != other.to_numpy()).sum())
     here, there = (column.to_numpy(dtype=float, na_value=np.nan) for column in (one, other))

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from analysis import captions, verdicts
+from analysis import verdicts
 from analysis.claims import WORDS, Word
-from analysis.frames import Frames
+from analysis.pictures import captions
+from analysis.records.frames import Frames
 from analysis.tables import Table
 
 # A word's sign and its tone, for readers who do not see colours and for those who do.
@@ -42,10 +43,12 @@ class Judged:
 
     @property
     def mark(self) -> str:
+        """Sign of its word."""
         return MARKS[self.word][0]
 
     @property
     def tone(self) -> str:
+        """Class of its colour."""
         return MARKS[self.word][1]
 
     @property
@@ -75,7 +78,7 @@ class Item:
 
     @property
     def alt(self) -> str:
-        """Of its picture, for readers who do not see it."""
+        """Description of its picture, for readers who do not see it."""
         return (
             f"{self.title}. The page of {self.stem} says how it was measured, and has its numbers as tables."
         )
@@ -120,7 +123,7 @@ def versions(frames: Frames) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodCard:
     """A method of the library, and what was measured of it."""
 
     name: str
@@ -129,10 +132,10 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Report:
+class Contents:
     """All that the pages show, but for the runs, which are written one by one."""
 
     items: tuple[Item, ...]
     counts: Mapping[Word, int]  # how often each word was reached; claims of one cause count once
-    methods: tuple[Method, ...] = ()
+    methods: tuple[MethodCard, ...] = ()
     notes: tuple[str, ...] = ()  # what had to be left out, and why

@@ -23,9 +23,9 @@ import jinja2
 from markupsafe import Markup, escape
 
 from analysis.claims import WORDS
-from analysis.files import write_atomic
-from analysis.report.content import MARKS, Item, Report
-from analysis.report.runs import HERE, SHIPPED, Run, every_label, looks, settings, table
+from analysis.records.files import write_atomic
+from analysis.report.content import MARKS, Contents, Item
+from analysis.report.runs import HERE, SHIPPED, RunPage, every_label, looks, settings, table
 
 SOURCE = Path(__file__).parent
 ORIGINS = {HERE: "of this machine", SHIPPED: "shipped with the repository"}
@@ -67,7 +67,7 @@ class Site:
         path = self.folder / DATA / f"{name}.js"
         return self._write(path, script(path.stem, content))
 
-    def run(self, run: Run) -> Path:
+    def run(self, run: RunPage) -> Path:
         """Write what the page of one run shows."""
         return self.data(f"run/{run.id}", run.details())
 
@@ -92,7 +92,7 @@ class Site:
         return path
 
 
-def write(site: Site, report: Report, runs: Sequence[Run]) -> Path:
+def write(site: Site, report: Contents, runs: Sequence[RunPage]) -> Path:
     """All pages, once `Site.run` has written what the page of a run shows; returns the first one."""
     for item in report.items:
         for file in item.files.values():
@@ -136,17 +136,17 @@ def unbroken(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital first letter."""
+    """The text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def _scales(item: Item) -> list[str]:
-    """What is reduced or simulated, each once."""
+    """Notes of what is reduced or simulated, each once."""
     return list(dict.fromkeys(row.scale for row in item.judged if row.scale))
 
 
 def _words(item: Item) -> dict[str, int]:
-    """How many of its claims reached each word, least favourable first."""
+    """Counts of its claims by word, least favourable first."""
     found = Counter[str](row.word for row in item.judged)
     return {word: found[word] for word in WORDS if found[word]}
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from analysis import leaves, outcomes, steps, timeline
-from analysis.frames import Frames
-from analysis.plots import ink
-from analysis.style import PHASE_LABELS, PHASE_LOOKS
+from analysis.pictures import timeline
+from analysis.pictures.marks import ink
+from analysis.records import columns, configs, phases, steps
+from analysis.records.frames import Frames
+from analysis.records.steps import with_outcomes
 
 HERE, SHIPPED = "this machine", "shipped"  # where the record of a run is from
 POINTS = 300  # of a curve over steps
@@ -26,12 +27,12 @@ COLUMNS = (
     "id", "label", "run", "origin", "state", "method", "task", "workers", "seed", "mode", "simulated", "top1",
     "loss", "step_ms", "wire_bytes", "started", "items", "why",
 )  # fmt: skip
-TELLING = (*leaves.TELLING, "workers")
+TELLING = (*configs.TELLING, "workers")
 CURVES = ("train_loss", "val_loss", "val_top1", "val_top5", "test_loss", "test_top1")
 
 
 @dataclass(frozen=True)
-class Run:
+class RunPage:
     """A run, or one of the variants that took turns in it, for its row and its page."""
 
     id: str  # of its page
@@ -53,8 +54,8 @@ class Run:
 
     @property
     def leaves(self) -> dict[str, Any]:
-        """Its configuration, by dotted names."""
-        return leaves.flatten(self.config)
+        """Configuration by dotted names."""
+        return configs.flatten(self.config)
 
     @property
     def top1(self) -> float | None:
@@ -62,9 +63,9 @@ class Run:
         return self.outcomes.get("test_top1", self.outcomes.get("val_top1"))
 
     def details(self) -> dict[str, Any]:
-        """What its page shows."""
+        """Content of its page."""
         return {
-            "label": leaves.label_of(self.config, TELLING) if self.config else self.run,
+            "label": configs.label_of(self.config, TELLING) if self.config else self.run,
             "run": self.run, "key": self.key, "variant": self.variant, "origin": self.origin,
             "state": self.state, "why": self.why, "items": self.items, "started": self.started,
             "simulated": self.simulated, "outcomes": self.outcomes, "config": self.leaves,
@@ -79,13 +80,13 @@ def page_id(run: str, key: str) -> str:
     return hashlib.sha256(f"{run}/{key}".encode()).hexdigest()[:16]
 
 
-def table(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
+def table(runs: Sequence[RunPage], labels: Sequence[str]) -> dict[str, Any]:
     """The rows of all runs, by column."""
     rows = [_row(run, label) for run, label in zip(runs, labels, strict=True)]
     return {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
 
 
-def _row(run: Run, label: str) -> tuple[Any, ...]:
+def _row(run: RunPage, label: str) -> tuple[Any, ...]:
     found, config = run.outcomes, run.leaves
     return (
         run.id, label, run.run, run.origin, run.state, config.get("method.name"), config.get("task.name"),
@@ -96,25 +97,25 @@ def _row(run: Run, label: str) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def every_label(runs: Sequence[Run]) -> list[str]:
-    """What tells each run from the others of its method, task, workers and mode."""
+def every_label(runs: Sequence[RunPage]) -> list[str]:
+    """Labels that tell each run from the others of its method, task, workers and mode."""
     groups = defaultdict[Any, list[int]](list)
     for place, run in enumerate(runs):
         groups[tuple(str(run.leaves.get(name)) for name in GROUP)].append(place)
     found = [""] * len(runs)
     for places in groups.values():
         known = [place for place in places if runs[place].config]
-        for place, label in zip(known, leaves.labels([runs[place].config for place in known]), strict=True):
+        for place, label in zip(known, configs.labels([runs[place].config for place in known]), strict=True):
             found[place] = label
     return [label or run.run for label, run in zip(found, runs, strict=True)]
 
 
-def of_frames(frames: Frames, origin: str) -> Iterator[Run]:
+def of_frames(frames: Frames, origin: str) -> Iterator[RunPage]:
     """The runs of these frames, which are whole."""
     if not len(frames.runs):
         return
-    if not {*outcomes.OUTCOMES} <= {*frames.runs}:  # older tables lack them
-        frames = outcomes.with_outcomes(frames)
+    if not {*columns.OUTCOMES} <= {*frames.runs}:  # older tables lack them
+        frames = with_outcomes(frames)
     parts = {name: dict(list(getattr(frames, name).groupby("key"))) for name in Frames._fields}
     nothing = {name: getattr(frames, name).iloc[:0] for name in Frames._fields}
     for key in frames.runs["key"]:
@@ -122,10 +123,10 @@ def of_frames(frames: Frames, origin: str) -> Iterator[Run]:
         yield _of_frames(own, str(key), origin)
 
 
-def _of_frames(frames: Frames, key: str, origin: str) -> Run:
+def _of_frames(frames: Frames, key: str, origin: str) -> RunPage:
     row = {str(name): value for name, value in frames.runs.iloc[0].items()}
-    values = {name: row.get(name) for name in outcomes.OUTCOMES}
-    return Run(
+    values = {name: row.get(name) for name in columns.OUTCOMES}
+    return RunPage(
         id=page_id(row["run_id"], key),
         run=row["run_id"],
         origin=origin,
@@ -138,7 +139,7 @@ def _of_frames(frames: Frames, key: str, origin: str) -> Run:
             name: float(value) for name, value in values.items() if value is not None and value == value
         },
         simulated=bool(row["simulated"]),
-        provenance=leaves.flatten(json.loads(row["provenance_json"])),
+        provenance=configs.flatten(json.loads(row["provenance_json"])),
         parts={
             "curves": _curves(frames),
             "steps": _steps(frames),
@@ -149,7 +150,7 @@ def _of_frames(frames: Frames, key: str, origin: str) -> Run:
 
 
 def _curves(frames: Frames) -> dict[str, list[Any]]:
-    """Of each epoch, what was measured."""
+    """Measurements of each epoch."""
     epochs = frames.epochs.sort_values("epoch")
     columns = [name for name in CURVES if name in epochs and epochs[name].notna().any()]
     return {name: epochs[name].tolist() for name in ("epoch", "step", *columns)} if columns else {}
@@ -190,19 +191,20 @@ def _timeline(frames: Frames, key: str) -> list[dict[str, Any]]:
 
 
 def _evenly(n: int, most: int) -> list[int]:
-    """At most so many of n places, the first and the last among them."""
+    """Up to so many of n places, the first and the last among them."""
     return sorted(set(np.linspace(0, n - 1, min(n, most)).round().astype(int).tolist())) if n else []
 
 
-def settings(runs: Sequence[Run], labels: Sequence[str]) -> list[dict[str, Any]]:
+def settings(runs: Sequence[RunPage], labels: Sequence[str]) -> list[dict[str, Any]]:
     """Accuracy against bytes: of each setting its methods, at the learning rate that was best in validation;
     a setting with more methods first.
     """
-    points = defaultdict[str, dict[str, dict[str, list[Run]]]](lambda: defaultdict(lambda: defaultdict(list)))
+    points: dict[str, dict[str, dict[str, list[RunPage]]]] = {}
     for run, label in zip(runs, labels, strict=True):
         if run.top1 is not None and run.outcomes.get("wire_bytes"):
             name = re.sub(r" (seed|task\.lr)=\S+", "", label)
-            points[_setting(run)][name][str(run.leaves.get("task.lr"))].append(run)
+            by_rate = points.setdefault(_setting(run), {}).setdefault(name, {})
+            by_rate.setdefault(str(run.leaves.get("task.lr")), []).append(run)
     found = [
         {"name": setting, "points": [_point(name, by_rate) for name, by_rate in methods.items()]}
         for setting, methods in points.items()
@@ -210,8 +212,8 @@ def settings(runs: Sequence[Run], labels: Sequence[str]) -> list[dict[str, Any]]
     return sorted(found, key=lambda setting: (-len(setting["points"]), setting["name"]))
 
 
-def _setting(run: Run) -> str:
-    """What runs must have in common for their accuracies to compare."""
+def _setting(run: RunPage) -> str:
+    """Facts that runs must share for their accuracies to compare."""
     leaf = run.leaves
     return (
         f"{leaf.get('task.name')}, {leaf.get('workers')} workers x batch {leaf.get('task.batch_size')}, "
@@ -219,7 +221,7 @@ def _setting(run: Run) -> str:
     )
 
 
-def _point(name: str, by_rate: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+def _point(name: str, by_rate: Mapping[str, Sequence[RunPage]]) -> dict[str, Any]:
     def validated(rate: str) -> float:
         return float(np.mean([run.outcomes.get("val_top1", np.nan) for run in by_rate[rate]]))
 
@@ -233,5 +235,5 @@ def _point(name: str, by_rate: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
 
 
 def looks() -> dict[str, list[str]]:
-    """Of each phase its name, its colour, and the colour of text on it."""
-    return {phase: [PHASE_LABELS[phase], colour, ink(colour)] for phase, (colour, _) in PHASE_LOOKS.items()}
+    """Name and colour of each phase, and the colour of text on it."""
+    return {name: [phase.label, phase.colour, ink(phase.colour)] for name, phase in phases.DRAWN.items()}

@@ -1,4 +1,19 @@
-"""Benchmarks: `make bench BENCH=NAME`; files that start with _ are parts of them.
+"""Benchmarks: one file each, with a function of its own name; the folder is the list.
 
-Each prints its machine, medians with spread, and one line of JSON last.
+`make bench BENCH=NAME ARGS="..."` is `python -m experiments bench NAME ...`. As of a command, the function's
+signature is the options and its docstring the help. It returns a `Bench` (`_runner`): cases, how one is
+measured, and what its rows show; the runner measures, records, goes on and prints for all of them. Files that
+start with _ are what several benchmarks share.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from sparsify.spec import LIGHT, Registry
+
+REGISTRY = Registry("benchmark", __name__, Path(__file__).parent, light=(*LIGHT, __name__))
+
+Device = Literal["cpu", "cuda"]
+SIZES = (14_700_000, 25_600_000, 345_000_000)  # VGG-16, ResNet-50, BERT-Large

@@ -16,16 +16,18 @@ import torch
 from torch import Generator, Tensor, nn
 
 import sparsify
-from analysis.files import write_atomic
+from analysis.records.files import write_atomic
 from experiments.config import data_root
 from experiments.training import datasets
+from experiments.training.datasets import Dataset
 from experiments.training.networks import vgg16
 from experiments.training.replica import set_learning_rate
 from experiments.training.task import Task
-from sparsify import huge_pages
-from sparsify.aggregator import Aggregator, NonFinite
 from sparsify.comm import virtual
-from sparsify.types import BucketContext
+from sparsify.core import huge_pages
+from sparsify.doors.aggregator import Aggregator
+from sparsify.doors.engine import NonFinite
+from sparsify.types import BucketContext, Sparse
 
 SCALE = 1e-3  # of synthetic gradients, as in training
 KEPT = 4  # gradients of a training that are kept
@@ -35,8 +37,8 @@ SEGMENTS, SMALLEST, LARGEST = 64, 1e-4, 1.0  # of mixed scales
 NONZERO = 0.01  # share of the elements, where most are zero
 
 
-class Inputs(NamedTuple):
-    """What a benchmark's steps are fed with, one step after the other."""
+class StepInputs(NamedTuple):
+    """Inputs of a benchmark's steps, one step after the other."""
 
     residual: Tensor  # (n,) float32, before the first step
     gradients: Tensor  # (turns, n) float32, in one piece of memory
@@ -85,7 +87,7 @@ SYNTHETIC: dict[str, tuple[Callable[[Tensor, Generator], None], str]] = {
 FIRST_TIED = "first_tied"  # what is hardest for a guessed bound
 
 
-def synthetic(name: str, n: int, turns: int, device: torch.device) -> Inputs:
+def synthetic(name: str, n: int, turns: int, device: torch.device) -> StepInputs:
     """Numbers of a distribution, always the same; the residual is what a gradient before them left."""
     generator = Generator(device).manual_seed(0)
     fill, words = SYNTHETIC[name]
@@ -93,20 +95,20 @@ def synthetic(name: str, n: int, turns: int, device: torch.device) -> Inputs:
     residual, gradients = (huge_pages.advise(torch.empty(size, device=device)) for size in sizes)
     for vector in (residual, *gradients):
         fill(vector, generator)
-    return Inputs(residual, gradients, words)
+    return StepInputs(residual, gradients, words)
 
 
-def first_tied(n: int, turns: int, device: torch.device) -> Inputs:
+def first_tied(n: int, turns: int, device: torch.device) -> StepInputs:
     """A training's first step in bfloat16, where very many elements tie; as many bytes as `synthetic`."""
     made = synthetic("ties", n, 2 * turns, device)
     source = (
         f"the first step of a training: no residual; {made.source}, in bfloat16, which torch.add adds to "
         "float32 slowly, so that here it is no floor"
     )
-    return Inputs(made.residual.zero_(), made.gradients.bfloat16(), source, is_first_step=True)
+    return StepInputs(made.residual.zero_(), made.gradients.bfloat16(), source, is_first_step=True)
 
 
-def inputs(name: str, n: int, turns: int, kept: Path, device: torch.device) -> Inputs:
+def inputs(name: str, n: int, turns: int, kept: Path, device: torch.device) -> StepInputs:
     """
     Args:
         name: of a distribution, or of a network.
@@ -135,7 +137,10 @@ NETWORKS: dict[str, tuple[Callable[[int, int, int], nn.Module], int]] = {
 }
 
 
-def real(name: str, folder: Path, device: torch.device) -> Inputs:
+DISTRIBUTIONS = (*SYNTHETIC, FIRST_TIED, *NETWORKS)
+
+
+def real(name: str, folder: Path, device: torch.device) -> StepInputs:
     """Residual and gradients of a network in training, from `folder`, or from a training now.
 
     CIFAR-10 where $DATA_ROOT has it, else scikit-learn's digits, enlarged to 32 x 32; `source` says which.
@@ -152,7 +157,7 @@ def real(name: str, folder: Path, device: torch.device) -> Inputs:
     # Copied into memory as the library allocates it.
     loaded = (kept["residual"], kept["gradients"])
     residual, gradients = (huge_pages.advise(torch.empty_like(part)).copy_(part) for part in loaded)
-    return Inputs(residual, gradients, kept["source"])
+    return StepInputs(residual, gradients, kept["source"])
 
 
 def trained(name: str, dataset: str, root: Path, device: torch.device) -> dict[str, Any]:
@@ -160,40 +165,71 @@ def trained(name: str, dataset: str, root: Path, device: torch.device) -> dict[s
     network, size = NETWORKS[name]
     data = datasets.load(dataset, root, device)
     task = Task(dataset, network, BATCH, RATE, MOMENTUM, WEIGHT_DECAY, 0, (), channels_last=False)
-    steps = STEPS[device.type]
+    steps, losses = STEPS[device.type], list[float]()
+    residual, gradients = torch.empty(0), torch.empty(KEPT, size, device=device)
 
-    def body(comm: virtual.VirtualComm) -> dict[str, Any]:
-        model = task.model(data, 0, device, torch.float32)
-        optimiser = task.optimiser(model)
-        method = sparsify.build("topk", density=DENSITY)
-        aggregator = Aggregator(method, model.named_parameters(), comm)
+    def look(step: int, loss: Tensor, aggregator: Aggregator) -> None:
+        nonlocal residual
         flat = aggregator.gradients.flat
         assert flat.numel() == size, (name, flat.numel())
-        batches = task.batches(data, 0, 1, 0, BucketContext(0, 0, -1).generator(device), torch.float32)
-        residual, gradients = torch.empty(0), torch.empty(KEPT, size, device=device)
-        losses = list[float]()
+        losses.append(loss.item())
+        if not math.isfinite(losses[-1]) or not flat.isfinite().all():
+            raise NonFinite(0, step, name)
+        if (turn := step - (steps - KEPT)) >= 0:
+            if turn == 0:
+                owed = aggregator.method.residual(aggregator.states[0])
+                assert owed is not None, aggregator.method
+                residual = owed.clone()
+            gradients[turn].copy_(flat)
+
+    train_briefly(task, data, device, 1, steps, DENSITY, look, rate=RATE)
+    source = (
+        f"{name} on {data.name}, steps {steps - KEPT} to {steps} of a training by Top-k at density "
+        f"{DENSITY:g}, batch {BATCH}, loss {losses[0]:.2f} -> {losses[-1]:.2f}"
+    )
+    return {"residual": residual.cpu(), "gradients": gradients.cpu(), "source": source}
+
+
+def train_briefly(
+    task: Task,
+    data: Dataset,
+    device: torch.device,
+    size: int,
+    steps: int,
+    density: float,
+    look: Callable[[int, Tensor, Aggregator], None] = lambda step, loss, aggregator: None,
+    rate: float | None = None,
+) -> tuple[list[Sparse], int]:
+    """A few steps with Top-k over the whole model on virtual workers: what each worker selected in the last
+    one, and of how many elements.
+
+    Args:
+        look: called with gradients that are not aggregated yet.
+        rate: of learning; the task's own by default.
+    """
+    method = sparsify.build("topk", density=density)
+
+    def body(comm: virtual.VirtualComm) -> tuple[Sparse, int]:
+        model = task.model(data, 0, device, torch.float32)
+        optimiser, aggregator = task.optimiser(model), Aggregator(method, model.named_parameters(), comm)
+        augmentation = BucketContext(0, comm.rank, -1).generator(device)
+        batches = task.batches(data, comm.rank, size, 0, augmentation, torch.float32)
+        watched = list[Sparse]()
+
+        def watch(acc: Tensor, part: Sparse) -> None:
+            watched[:] = [Sparse(part.indices.clone(), part.values.clone())]
+
         for step in range(steps):
             inputs, labels = next(batches)
-            loss = task.loss(model(inputs), labels)
-            losses.append(loss.item())
             aggregator.gradients.zero_()
+            loss = task.loss(model(inputs), labels)
             loss.backward()
-            if not math.isfinite(losses[-1]) or not flat.isfinite().all():
-                raise NonFinite(0, step, name)
-            if (turn := step - (steps - KEPT)) >= 0:
-                if turn == 0:
-                    owed = method.residual(aggregator.states[0])
-                    assert owed is not None, method
-                    residual = owed.clone()
-                gradients[turn].copy_(flat)
-            aggregator.aggregate(0, RATE)
-            set_learning_rate(optimiser, RATE)
+            look(step, loss.detach(), aggregator)
+            own = task.learning_rate(step, task.steps_per_epoch(data, size)) if rate is None else rate
+            aggregator.aggregate(0, own, watch)
+            set_learning_rate(optimiser, own)
             optimiser.step()
-        source = (
-            f"{name} on {data.name}, steps {steps - KEPT} to {steps} of a training by Top-k at density "
-            f"{DENSITY:g}, batch {BATCH}, loss {losses[0]:.2f} -> {losses[-1]:.2f}"
-        )
-        return {"residual": residual.cpu(), "gradients": gradients.cpu(), "source": source}
+        return watched[0], aggregator.num_elements
 
-    (kept,) = virtual.run(1, body)
-    return kept
+    lived = virtual.run(size, body)
+    return [part for part, _ in lived], lived[0][1]

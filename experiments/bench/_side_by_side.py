@@ -1,29 +1,69 @@
-"""Steps timed side by side: on the same inputs, in turn, with cold caches, within the memory that is free."""
+"""Steps timed side by side: on the same inputs, in turn, with cold caches, within the memory that is free.
+
+As a program it is the process of a `Follower`: for every turn that it reads, one step of torch.topk, and a
+line of JSON.
+"""
 
 from __future__ import annotations
 
-import gc
+import json
+import random
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from experiments.bench import _gradients as gradients
-from experiments.bench._case import Case, Timed
-from experiments.bench._follower import Ended, Follower
-from experiments.bench._memory import turns
-from experiments.bench._steps import Made, NotRun, Setup
-from sparsify import host_sync, huge_pages, kernels
+from experiments.bench._steps import ROWS, Made, NotRun, Setup
+from experiments.bench._timing import Clock, lacking, no_collection
+from sparsify import kernels
+from sparsify.core import host_sync, huge_pages
 from sparsify.method import num_selected
-from sparsify.types import Sparse
+from sparsify.types import SearchStats, Sparse
 
 LEAST = 3  # repetitions of every row, however long they take
 IDLE_S = 0.01  # OpenMP's threads spin for a while after a parallel operation; they may not meet the next row
 SETTLING = 3  # untimed steps of the residual
+TURNS, FEW_TURNS = 4, 2  # gradients that take turns; so few of them where they are large
+LARGE = 30_000_000  # elements
+SHARED = 2.5  # floats per element: magnitudes (twice) and mask of the plain operators, candidates
+
+
+class SelectCase(NamedTuple):
+    """The input of all rows."""
+
+    n: int
+    density: float
+    distribution: str
+
+    def __str__(self) -> str:
+        return f"n = {self.n:,}, density {self.density:g}, {self.distribution}"
+
+
+@dataclass
+class StepTimes:
+    """Samples of one row in one case."""
+
+    samples: dict[int, float] = field(default_factory=dict)  # repetition -> ms
+    cpu: dict[int, float] = field(default_factory=dict)  # repetition -> ms of all threads' CPU time
+    selected: list[int] = field(default_factory=list)
+    kernel: str | None = None
+    waits: int = 0
+    stats: SearchStats = field(default_factory=SearchStats)  # the kernel's, of these steps
+    why: str | None = None  # the reason, if it was not run
+
+    @property
+    def spent_s(self) -> float:
+        return sum(self.samples.values()) / 1000
+
+    def add(self, turn: int, wall_ms: float, cpu_ms: float | None) -> None:
+        """A sample."""
+        self.samples[turn] = wall_ms
+        if cpu_ms is not None:
+            self.cpu[turn] = cpu_ms
 
 
 class SideBySide:
@@ -38,23 +78,22 @@ class SideBySide:
 
     def __init__(
         self,
-        case: Case,
-        lines: dict[str, Timed],
+        case: SelectCase,
+        lines: dict[str, StepTimes],
         named: set[str],
         flush: int,
         kept: Path,
         device: torch.device,
     ) -> None:
-        n, density, distribution = case
+        n, density, distribution = self.case = case
+        self.lines = lines
         self.inputs = gradients.inputs(distribution, n, turns(n), kept, device)
         self.residual = self.inputs.residual
         self.work = huge_pages.advise(torch.empty_like(self.residual))
-        words = (*map(str, case), str(torch.get_num_threads()), str(flush), str(kept.resolve()))
-        self.setup = Setup(self.work, num_selected(n, density), self.inputs.gradients, words)
+        words = json.dumps([*case, torch.get_num_threads(), flush, str(kept.resolve())])
+        self.setup = Setup(self.work, num_selected(n, density), self.inputs.gradients, (words,))
         self.made = ready(lines, self.setup, named)
-        self.guide = kernels.kernel_for(
-            self.work
-        )  # exact: it knows the threshold, and how the residual goes on
+        self.guide = kernels.kernel_for(self.work)  # exact: knows the threshold, and how the residual goes on
         self.best = Sparse(torch.empty(0), torch.empty(0))  # what it chose in this turn
         self.cold = torch.full((flush // 4,), 1.0, device=device)
         self.clock = Clock(device)
@@ -65,7 +104,7 @@ class SideBySide:
         self.setup.threshold.copy_(self.best.values.abs().min())
 
     def step(self, name: str) -> Sparse | None:
-        """What the row chose; `clock` knows how long it took."""
+        """The elements that the row chose; `clock` knows how long it took."""
         self.work.copy_(self.residual)
         self.cold.sum()  # read, not written: what a step finds in the cache has no need to go to memory
         if not self.clock.cuda:
@@ -80,95 +119,83 @@ class SideBySide:
         self.residual.add_(self.grad)
         self.best.add_to(self.residual, alpha=-1)
 
+    def measured(self, repeats: int, seconds: float) -> tuple[str, dict[str, str]]:
+        """Fill in the rows. Returns what the gradients are, and a sentence for each row that chose others
+        than it should.
+        """
+        differ, settled = dict[str, str](), dict[str, SearchStats]()
+        order = random.Random(0)
+        with no_collection():
+            for turn in range(-SETTLING, repeats + 1):  # in turn 0 the rows run, and are not counted
+                self.begin(turn)
+                for name in order.sample(list(self.made), len(self.made)) if turn >= 0 else ():
+                    timed, made = self.lines[name], self.made[name]
+                    if timed.spent_s > seconds and len(timed.samples) >= LEAST:
+                        continue
+                    waits = host_sync.num_syncs()
+                    if made.follower is not None:
+                        differs, selected = self.followed(name, turn)
+                    else:
+                        chosen = self.step(name)
+                        differs = turn == 0 and ROWS[name].exact and not same_magnitudes(chosen, self.best)
+                        selected = None if chosen is None else chosen.indices.numel()
+                    if turn == 0:
+                        settled[name] = stats_of(made.kernel)
+                        if differs:
+                            differ[name] = (
+                                f"{self.case}: {name} selects other magnitudes than {self.guide.name}"
+                            )
+                        continue
+                    timed.waits += host_sync.num_syncs() - waits
+                    timed.selected += [] if selected is None else [selected]
+                for name, wall_ms, cpu_ms in self.clock.read():
+                    if turn > 0:
+                        self.lines[name].add(turn, wall_ms, cpu_ms)
+                self.go_on()
+        for name, (_, kernel, _) in self.made.items():
+            if kernel is not None:
+                timed, done, before = self.lines[name], kernel.stats(), settled[name]
+                timed.kernel = kernel.name
+                timed.stats = SearchStats(
+                    done.steps - before.steps,
+                    done.fallbacks - before.fallbacks,
+                    done.candidates - before.candidates,
+                )
+        return self.inputs.source, differ
 
-def measure(
-    case: Case,
-    lines: dict[str, Timed],
-    named: set[str],
-    repeats: int,
-    seconds: float,
-    flush: int,
-    kept: Path,
-    device: torch.device,
-) -> tuple[str, list[tuple[str, str]]]:
-    """Fill in the rows. Returns what the gradients are, and pairs of a row and a kernel that disagree."""
-    bench = SideBySide(case, lines, named, flush, kept, device)
-    made, differ, settled = bench.made, list[tuple[str, str]](), dict[str, kernels.SearchStats]()
-    with no_collection():
-        for turn in range(-SETTLING, repeats + 1):  # in turn 0 the rows run, and are not counted
-            bench.begin(turn)
-            for name in started(list(made), turn) if turn >= 0 else ():
-                timed = lines[name]
-                if timed.spent_s > seconds and len(timed.samples) >= LEAST:
-                    continue
-                if (follower := made[name].follower) is not None:
-                    if follow(follower, timed, turn):
-                        differ.append((name, bench.guide.name))
-                    continue
-                waits = host_sync.num_syncs()
-                chosen = bench.step(name)
-                if turn == 0:
-                    settled[name] = stats_of(made[name].kernel)
-                    if timed.row.exact and not same_magnitudes(chosen, bench.best):
-                        differ.append((name, bench.guide.name))
-                    continue
-                timed.waits += host_sync.num_syncs() - waits
-                if chosen is not None:
-                    timed.selected.append(chosen.indices.numel())
-            for name, wall_ms, cpu_ms in bench.clock.read():
-                if turn > 0:
-                    lines[name].samples[turn] = wall_ms
-                    if cpu_ms is not None:
-                        lines[name].cpu[turn] = cpu_ms
-            bench.go_on()
-    for name, (_, kernel, _) in made.items():
-        if kernel is not None:
-            timed, done, before = lines[name], kernel.stats(), settled[name]
-            timed.kernel = kernel.name
-            timed.steps = done.steps - before.steps
-            timed.fallbacks = done.fallbacks - before.fallbacks
-            timed.candidates = done.candidates - before.candidates
-    return bench.inputs.source, differ
-
-
-def follow(follower: Follower, timed: Timed, turn: int) -> bool:
-    """A step in another process; did it choose others than it should?"""
-    if timed.why is not None:
-        return False
-    try:
-        took = follower.step(turn)
-    except Ended as why:
-        timed.why = str(why)
-        timed.samples.clear()
-        return False
-    if turn > 0:
-        timed.samples[turn], timed.cpu[turn] = took["wall_ms"], took["cpu_ms"]
-        timed.selected.append(int(took["selected"]))
-    return turn == 0 and bool(took["differs"])
+    def followed(self, name: str, turn: int) -> tuple[bool, int | None]:
+        """A step in another process: did it choose others than it should, and how many?"""
+        timed, follower = self.lines[name], self.made[name].follower
+        assert follower is not None
+        if timed.why is not None:
+            return False, None
+        try:
+            took = follower.step(turn)
+        except NotRun as why:
+            timed.why = str(why)
+            timed.samples.clear()
+            return False, None
+        if turn > 0:
+            timed.add(turn, took["wall_ms"], took["cpu_ms"])
+        return bool(took["differs"]), int(took["selected"])
 
 
-def ready(lines: dict[str, Timed], setup: Setup, named: set[str]) -> dict[str, Made]:
+def ready(lines: dict[str, StepTimes], setup: Setup, named: set[str]) -> dict[str, Made]:
     """The steps that this machine can run; the lines of the others say why not."""
     made = {}
     for name, timed in lines.items():
         if timed.why is None:
             setup.named = name in named
             try:
-                made[name] = timed.row.make(setup)
+                made[name] = ROWS[name].make(setup)
             except NotRun as reason:
                 timed.why = str(reason)
     return made
 
 
-def started(names: list[str], turn: int) -> list[str]:
-    """Another row goes first each time."""
-    first = turn % len(names) if names else 0
-    return names[first:] + names[:first]
-
-
-def stats_of(kernel: kernels.Kernel | None) -> kernels.SearchStats:
+def stats_of(kernel: kernels.Kernel | None) -> SearchStats:
     """A copy, for a kernel may go on counting in the object that it returned."""
-    return kernels.SearchStats() if kernel is None else replace(kernel.stats())
+    return SearchStats() if kernel is None else replace(kernel.stats())
 
 
 def same_magnitudes(chosen: Sparse | None, best: Sparse) -> bool:
@@ -177,44 +204,53 @@ def same_magnitudes(chosen: Sparse | None, best: Sparse) -> bool:
     return torch.equal(ours, theirs)
 
 
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Python's garbage is collected outside of timed steps."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+def leave_out(case: SelectCase, lines: dict[str, StepTimes], device: torch.device, flush: int) -> bool:
+    """Mark the rows that do not fit into memory, the largest first. Does any fit?"""
+    held = {name: ROWS[name].held for name in lines}  # of the rows that are kept
+    passing = {name: ROWS[name].passing(device.type) for name in lines}
+    for name in sorted(lines, key=lambda name: held[name] + passing[name], reverse=True):
+        of_rows = sum(held.values()) + max(passing.values())
+        needed = 4 * case.n * (SHARED + 2 + turns(case.n) + of_rows)  # 2: residual and acc
+        if not (why := lacking(needed, device, flush)):
+            break
+        lines[name].why = why
+        del held[name], passing[name]
+    return bool(held)
 
 
-class Clock:
-    """Milliseconds of each step: events on a GPU, read at the end of a repetition; else the host's clock, and
-    the CPU time of all threads of this process.
-    """
+def turns(n: int) -> int:
+    return TURNS if n <= LARGE else FEW_TURNS
 
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-        self.taken: list[tuple[str, Any, float | None]] = []
 
-    @contextmanager
-    def timing(self, name: str) -> Iterator[None]:
-        if self.cuda:
-            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            before.record()
-            yield
-            after.record()
-            self.taken.append((name, (before, after), None))
-        else:
-            worked, began = time.process_time(), time.perf_counter()
-            yield
-            ended = time.perf_counter()
-            self.taken.append((name, 1e3 * (ended - began), 1e3 * (time.process_time() - worked)))
+def flush_bytes(device: torch.device) -> int:
+    """More than the last cache holds."""
+    if device.type == "cuda":
+        return 4 * int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = [2**26]  # where the system does not say
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(int(text[:-1]) * {"K": 2**10, "M": 2**20}[text[-1]])
+    return max(sizes) * 9 // 8
 
-    def read(self) -> list[tuple[str, float, float | None]]:
-        """What was timed since the last call: row, wall time, CPU time."""
-        if self.cuda:
-            torch.cuda.synchronize()
-            self.taken = [(name, before.elapsed_time(after), None) for name, (before, after), _ in self.taken]
-        taken, self.taken = self.taken, []
-        return taken
+
+def follow(n: int, density: float, distribution: str, threads: int, flush: int, kept: str) -> None:
+    """Take a step of torch.topk for every turn that is read, until the input ends."""
+    torch.set_num_threads(threads)
+    case = SelectCase(n, density, distribution)
+    bench = SideBySide(case, {"eager": StepTimes()}, set(), flush, Path(kept), torch.device("cpu"))
+    done = -SETTLING - 1
+    for line in sys.stdin:
+        for turn in range(done + 1, int(line) + 1):
+            if turn > -SETTLING:
+                bench.go_on()
+            bench.begin(turn)
+        done = int(line)
+        chosen = bench.step("eager")
+        ((_, wall_ms, cpu_ms),) = bench.clock.read()
+        assert chosen is not None
+        answer = {"selected": chosen.indices.numel(), "differs": not same_magnitudes(chosen, bench.best)}
+        print(json.dumps({"wall_ms": wall_ms, "cpu_ms": cpu_ms} | answer), flush=True)
+
+
+if __name__ == "__main__":
+    follow(*json.loads(sys.argv[1]))

@@ -6,8 +6,12 @@ acc as `sparsify.feedback.ErrorFeedback` does: acc -= value, where selected.
 
 from __future__ import annotations
 
+import json
 import platform
-from collections.abc import Callable
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -15,20 +19,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from experiments.bench import _traffic as traffic
-from experiments.bench._follower import Follower
-from sparsify import huge_pages
-from sparsify.kernels import Kernel, native
-from sparsify.kernels.eager import Eager
+from experiments.config.folders import ROOT
+from sparsify.core import huge_pages
+from sparsify.kernels import Eager, Kernel, Workspace
 from sparsify.kernels.native import Native, Unavailable
 from sparsify.kernels.vectorised import Vectorised
 from sparsify.methods.dgc import DgcSample, Sampling
 from sparsify.methods.gaussiank import GaussianThreshold
 from sparsify.select import Draws
 from sparsify.types import BucketContext, Sparse
-from sparsify.workspace import Workspace
 
-Step = Callable[[Tensor, Tensor], Sparse | None]
+StepCall = Callable[[Tensor, Tensor], Sparse | None]
 
 MANY = 30_000_000  # elements, above which a CPU takes seconds for the slowest steps
 COPIED = 1.5  # floats read, and as many written, per element: 12 bytes
@@ -43,9 +44,51 @@ class NotRun(Exception):
     """This machine cannot run a step; the message says why."""
 
 
+class Follower:
+    """`_side_by_side` as a program, which makes the same inputs, and takes a step whenever it is told to.
+
+    Args:
+        words: of its command line.
+        tunables: of glibc.
+    """
+
+    def __init__(self, words: Sequence[str], tunables: str) -> None:
+        command = [sys.executable, "-m", "experiments.bench._side_by_side", *words]
+        self.process = subprocess.Popen(
+            ["env", f"GLIBC_TUNABLES={tunables}", *command],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.end = weakref.finalize(self, stop, self.process)
+
+    def step(self, turn: int) -> dict[str, float]:
+        """Wall and CPU time of its step in this turn, in ms; how many it selected, and do these differ from
+        its guide's?
+
+        Raises:
+            NotRun: it did not take it.
+        """
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(f"{turn}\n")
+            self.process.stdin.flush()
+            answer: dict[str, float] = json.loads(self.process.stdout.readline())
+        except (BrokenPipeError, json.JSONDecodeError):
+            _, said = self.process.communicate()
+            last = said.strip().splitlines()[-1:] or ["without a word"]
+            code = self.process.returncode
+            raise NotRun(f"its process ended with code {code}: {last[0]}") from None
+        return answer
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
 @dataclass
 class Setup:
-    """What steps are made of, for one n and k."""
+    """Ingredients of steps, for one n and k."""
 
     like: Tensor  # (n,)
     k: int
@@ -63,13 +106,21 @@ class Setup:
 
     @cached_property
     def workspace(self) -> Workspace:
-        """Of the plain operators; shared by all steps of those, for it holds nothing from step to step."""
+        """The plain operators' workspace; all their steps share it, for it holds nothing between steps."""
         return Workspace.searching(self.like, CONTEXT)
 
     def fused(self, **options: int) -> Kernel:
         """The fused kernel of this device. Raises NotRun."""
         try:
-            return (gpu_class() if self.cuda else native_class())(self.like, **options)
+            if self.cuda:
+                from sparsify.kernels import gpu
+
+                return gpu.Gpu(self.like, **options)
+            return Native(self.like, None, **options)
+        except ImportError as error:
+            raise NotRun(f"no Triton: {error}") from error
+        except Unavailable as error:
+            raise NotRun(f"no compiler, or what it made does not run: {error}") from error
         except ValueError as error:
             raise NotRun(str(error)) from error
 
@@ -77,38 +128,20 @@ class Setup:
 class Made(NamedTuple):
     """A step that is ready, and the kernel within it, if any."""
 
-    step: Step
+    step: StepCall
     kernel: Kernel | None = None
     follower: Follower | None = None  # the process that takes the step instead
 
 
 @dataclass(frozen=True)
-class Row:
+class StepKind:
     """One of the steps that are compared."""
 
-    name: str
     words: str
     make: Callable[[Setup], Made]
-    traffic: Callable[[traffic.Seen], traffic.Traffic]
     exact: bool = False  # it selects exactly the k largest
     held: float = 0.0  # floats per element that stay allocated from step to step
     passing: Callable[[str], float] = lambda device: 0.0  # floats per element that a step allocates and frees
-
-
-def gpu_class() -> Callable[..., Kernel]:
-    try:
-        from sparsify.kernels import gpu
-    except ImportError as error:
-        raise NotRun(f"no Triton: {error}") from error
-    return gpu.Gpu
-
-
-def native_class() -> Callable[..., Kernel]:
-    try:
-        native.library()
-    except Unavailable as error:
-        raise NotRun(f"no compiler, or what it made does not run: {error}") from error
-    return Native
 
 
 def emptied(acc: Tensor, found: Sparse) -> Sparse:
@@ -125,22 +158,10 @@ def by_kernel(kernel: Kernel, k: int) -> Made:
     return Made(lambda acc, grad: emptied(acc, kernel.topk(acc, grad, k)), kernel)
 
 
-def eager(setup: Setup) -> Made:
-    return by_kernel(setup.workspace.kernel, setup.k)._replace(kernel=None)  # it guesses nothing
-
-
 def numpy(setup: Setup) -> Made:
     if setup.cuda:
         raise NotRun("numpy is for CPUs")
     return by_kernel(Vectorised(setup.like), setup.k)
-
-
-def fused(setup: Setup) -> Made:
-    return by_kernel(setup.fused(), setup.k)
-
-
-def fallback(setup: Setup) -> Made:
-    return by_kernel(setup.fused(bound=UNREACHED), setup.k)
 
 
 def eager_in_huge_pages(setup: Setup) -> Made:
@@ -151,11 +172,7 @@ def eager_in_huge_pages(setup: Setup) -> Made:
         raise NotRun(f"needs glibc 2.35, this is {library or platform.system()} {version}")
     if huge_pages.setting() not in ("always", "madvise"):
         raise NotRun(f"needs huge pages; the system's setting is {huge_pages.setting()}")
-    return Made(nothing, follower=Follower(setup.words, "glibc.malloc.hugetlb=1"))
-
-
-def nothing(acc: Tensor, grad: Tensor) -> None:
-    return None
+    return Made(lambda acc, grad: None, follower=Follower(setup.words, "glibc.malloc.hugetlb=1"))
 
 
 def add(setup: Setup) -> Made:
@@ -170,10 +187,7 @@ def threshold(setup: Setup) -> Made:
         kernel = setup.fused()
     except NotRun:
         kernel = Eager(setup.like) if setup.cuda else Vectorised(setup.like)
-    return Made(
-        lambda acc, grad: emptied(acc, kernel.above(acc, grad, setup.threshold)),
-        kernel,
-    )
+    return Made(lambda acc, grad: emptied(acc, kernel.above(acc, grad, setup.threshold)), kernel)
 
 
 def sort(setup: Setup) -> Made:
@@ -216,22 +230,9 @@ def compiler() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(masked, dynamic=True)
 
 
-def gaussiank(setup: Setup) -> Made:
-    rule = GaussianThreshold()
-
-    def step(acc: Tensor, grad: Tensor) -> Sparse:
-        return at(acc.add_(grad), rule.select(acc, setup.k, ALONE, setup.workspace).indices)
-
-    return Made(step)
-
-
-def dgc(setup: Setup) -> Made:
-    rule, state = DgcSample(), Sampling(Draws(CONTEXT), setup.workspace)
-
-    def step(acc: Tensor, grad: Tensor) -> Sparse:
-        return at(acc.add_(grad), rule.select(acc, setup.k, ALONE, state).indices)
-
-    return Made(step)
+def by_rule(rule: Any, state: Any, k: int) -> Made:
+    """A selector of `sparsify`, which finds about k."""
+    return Made(lambda acc, grad: at(acc.add_(grad), rule.select(acc, k, ALONE, state).indices))
 
 
 def copy(setup: Setup) -> Made:
@@ -271,30 +272,34 @@ def topk_memory(device: str) -> float:
 
 
 ROWS = {
-    row.name: row
-    for row in (
-        Row("add", "the floor: acc += grad alone, in place", add, traffic.of_add),
-        Row("copy", "a copy into existing memory of as many bytes", copy, traffic.of_copy, held=COPIED),
-        Row("fused", "exact, one pass: C++ on a CPU, Triton on a GPU", fused, traffic.of_fused, exact=True),
-        Row("numpy", "exact, one pass in chunks that stay in cache, in numpy", numpy, traffic.of_fused,
-            exact=True),
-        Row("eager", "exact, plain torch: add, abs, topk, gather", eager, traffic.of_eager, exact=True,
-            passing=topk_memory),
-        Row("eager_hugepages", "`eager` in a process of its own, whose malloc gives huge pages "
-            "(GLIBC_TUNABLES=glibc.malloc.hugetlb=1)", eager_in_huge_pages, traffic.of_eager, exact=True,
-            held=FOLLOWED, passing=topk_memory),
-        Row("fallback", "`fused` with a guess that is always wrong, so that it has to look at the whole sum",
-            fallback, traffic.of_fallback, exact=True),
-        Row("threshold", "all beyond the k-th magnitude, which is *given*; one pass", threshold,
-            traffic.of_threshold, held=0.25),
-        Row("dgc", "about k: DGC's sampled threshold, as `sparsify.methods.dgc` has it", dgc, traffic.of_dgc),
-        Row("gaussiank", "about k: Gaussian-k's published rule, as `sparsify.methods.gaussiank` has it",
-            gaussiank, traffic.of_gaussiank),
-        Row("compile", "torch.compile of the mask form with nonzero_static; the threshold is *given*",
-            compiled, traffic.of_masked, passing=lambda device: 1.25),
-        Row("sort", "exact: add, abs, torch.sort, gather", sort, traffic.of_sort, exact=True,
-            passing=lambda device: 5.0),
-        Row("paper_kernel", "exact: add, abs, and one thread block alone, as topk of torch 1.8.1 (emulated)",
-            paper_kernel, traffic.of_paper_kernel, exact=True),
-    )
+    "add": StepKind("the floor: acc += grad alone, in place", add),
+    "copy": StepKind("a copy into existing memory of as many bytes", copy, held=COPIED),
+    "fused": StepKind(
+        "exact, one pass: C++ on a CPU, Triton on a GPU",
+        lambda setup: by_kernel(setup.fused(), setup.k), exact=True),
+    "numpy": StepKind("exact, one pass in chunks that stay in cache, in numpy", numpy, exact=True),
+    "eager": StepKind(  # without its kernel, which guesses nothing
+        "exact, plain torch: add, abs, topk, gather",
+        lambda setup: Made(by_kernel(setup.workspace.kernel, setup.k).step), exact=True, passing=topk_memory),
+    "eager_hugepages": StepKind(
+        "`eager` in a process of its own, whose malloc gives huge pages (GLIBC_TUNABLES="
+        "glibc.malloc.hugetlb=1)", eager_in_huge_pages, exact=True, held=FOLLOWED, passing=topk_memory),
+    "fallback": StepKind(
+        "`fused` with a guess that is always wrong, so that it has to look at the whole sum",
+        lambda setup: by_kernel(setup.fused(bound=UNREACHED), setup.k), exact=True),
+    "threshold": StepKind(
+        "all beyond the k-th magnitude, which is *given*; one pass", threshold, held=0.25),
+    "dgc": StepKind(
+        "about k: DGC's sampled threshold, as `sparsify.methods.dgc` has it",
+        lambda setup: by_rule(DgcSample(), Sampling(Draws(CONTEXT), setup.workspace), setup.k)),
+    "gaussiank": StepKind(
+        "about k: Gaussian-k's published rule, as `sparsify.methods.gaussiank` has it",
+        lambda setup: by_rule(GaussianThreshold(), setup.workspace, setup.k)),
+    "compile": StepKind(
+        "torch.compile of the mask form with nonzero_static; the threshold is *given*", compiled,
+        passing=lambda device: 1.25),
+    "sort": StepKind("exact: add, abs, torch.sort, gather", sort, exact=True, passing=lambda device: 5.0),
+    "paper_kernel": StepKind(
+        "exact: add, abs, and one thread block alone, as topk of torch 1.8.1 (emulated)", paper_kernel,
+        exact=True),
 }  # fmt: skip

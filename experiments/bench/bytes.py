@@ -1,37 +1,22 @@
-"""Bytes on the wire: as each method promises, as the communicator counts, and as the literature has them.
-
-make bench BENCH=bytes [ARGS="--n 100000 --methods topk,gtopk"]
-
-Every method sends one bucket of normal gradients, for several numbers of workers P and densities k/n.
-*promised* is what closed forms say, given how many elements each worker sent (promises.py, by the forms of
-sparsify/cost.py); *counted* is what went through the communicator in the same step, on rank 0. They must be
-equal, or counted must lie in the promised range. *published* is the bandwidth term of the literature for a
-nominal k, in bytes of 4 per word (`sparsify.cost.published`: Table 1 of Zhang's Stable Top-K slides, after Li
-and Hoefler 2022, and a few rows more); announcements of lengths come on top of it, and thresholds select
-about k.
-"""
+"""Bytes on the wire."""
 
 from __future__ import annotations
 
-import os.path
-import sys
-
-# Run by its path, Python would look into this folder first, whose `select` is not Python's.
-if not __package__:
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-import argparse
+from collections.abc import Iterator
 
 import torch
 from torch.nn import Parameter
 
 import sparsify
-from experiments.bench._promises import Range, Seen, promised
+from experiments.bench._runner import WRONG, Bench, Record
+from experiments.bench._timing import device_of, facts
 from sparsify import cost
-from sparsify.aggregator import Aggregator, Report
 from sparsify.comm import virtual
-from sparsify.method import num_selected
-from sparsify.ranges import shown, unknown
+from sparsify.doors.aggregator import Aggregator
+from sparsify.doors.engine import StepReport
+from sparsify.method import Method, num_selected
+from sparsify.ranges import Count, unknown
+from sparsify.types import SeenStep
 
 WORKERS, DENSITIES, STEPS = (2, 4, 8, 16), (0.001, 0.01, 0.1), 3
 ROW = 100  # gradients are a matrix, as PowerSGD needs
@@ -42,56 +27,73 @@ SCHEMES = {
 }  # fmt: skip
 
 
-def main() -> int:
-    words = argparse.ArgumentParser(prog="make bench BENCH=bytes", description=__doc__.partition("\n")[0])
-    words.add_argument("--n", type=elements, default=100_000, help=f"elements, in rows of {ROW}")
-    words.add_argument("--methods", default=",".join(sparsify.names()), help="names, with commas")
-    asked = words.parse_args()
-    for name in asked.methods.split(","):
+def bytes(*, n: Count = 100_000, methods: str = "") -> Bench:
+    """Bytes on the wire: as each method promises, as the communicator counts, and as the literature has them.
+
+    Every method sends one bucket of normal gradients, for several numbers of workers P and densities k/n.
+    *promised* is what closed forms say, given how many elements each worker sent (a method's `promised`, by
+    the forms of sparsify/cost.py); *counted* is what went through the communicator in the same step, on rank
+    0. They must be equal, or counted must lie in the promised range. *published* is the bandwidth term of the
+    literature for a nominal k, in bytes of 4 per word (`sparsify.cost.published`: Table 1 of Zhang's Stable
+    Top-K slides, after Li and Hoefler 2022, and a few rows more); announcements of lengths come on top of it,
+    and thresholds select about k.
+
+    Args:
+        n: elements, in rows of 100.
+        methods: names, with commas; all by default.
+    """
+    if n % ROW:
+        raise ValueError(f"--n {n}: {n} is no multiple of {ROW}, the length of a row")
+    names = named(methods)
+    cases = [
+        {"method": name, "workers": size, "density": density, "n": n}
+        for name in names
+        for size in WORKERS
+        for density in (DENSITIES if has_density(name) else DENSITIES[:1])
+    ]
+    return Bench(
+        about=facts(device_of("cpu")),
+        cases=cases,
+        measure=measure,
+        heading="method | P | k | sent | promised | counted | kept | published",
+        row="{method} | {workers} | {k:,} | {sent:,} | {promised:,} | {counted:,} | {kept} | "
+        "{published:,.0f}",
+        last=lambda rows: {"n": n, "other_than_promised": sum(bool(row[WRONG]) for row in rows)},
+        end=lambda line: [f"{line['other_than_promised']} of these promised other bytes than were counted"],
+    )
+
+
+def named(methods: str) -> list[str]:
+    """The methods that are named with commas; all where none is.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    names = methods.split(",") if methods else sparsify.names()
+    for name in names:
         if name not in sparsify.names():
-            words.error(unknown("method", name, sparsify.names()))
-    print(f"n = {asked.n:,}, float32\n\n| method | P | k | sent | promised | counted | kept | published |")
-    print("|---|---|---|---|---|---|---|---|")
-    wrong = 0
-    for name in asked.methods.split(","):
-        for size in WORKERS:
-            for density in DENSITIES if "density" in sparsify.defaults(name) else DENSITIES[:1]:
-                sent, promise, counted = measure(name, size, density, asked.n)
-                is_kept = promise is not None and promise.least <= counted <= promise.most
-                wrong += not is_kept
-                k = num_selected(asked.n, density)
-                cells = (
-                    name, size, f"{k:,}" if "density" in sparsify.defaults(name) else "", f"{sent:,}",
-                    in_words(promise), f"{counted:,}", "yes" if is_kept else "NO",
-                    published(name, asked.n, k, size),
-                )  # fmt: skip
-                print("| " + " | ".join(map(str, cells)) + " |", flush=True)
-    print(f"\n{wrong} of these promised other bytes than were counted")
-    return 1 if wrong else 0
+            raise ValueError(unknown("method", name, sparsify.names()))
+    return names
 
 
-def elements(text: str) -> int:
-    """A number of elements that can be put into rows."""
-    if not text.isdigit() or int(text) == 0 or int(text) % ROW:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is no multiple of {ROW}, the length of a row")
-    return int(text)
+def has_density(method: str) -> bool:
+    """Tell whether the method has a density to be chosen."""
+    return "density" in sparsify.defaults(method)
 
 
-def in_words(promise: Range | None) -> str:
-    if promise is None:
-        return ""
-    return f"{promise.least:,}" + (f" to {promise.most:,}" if promise.most != promise.least else "")
+def built(method: str, density: float) -> Method:
+    """The method over the whole model, with this density, where it has these to be chosen."""
+    known, wanted = sparsify.defaults(method), {"density": density, "scope": "global"}
+    return sparsify.build(method, **{name: value for name, value in wanted.items() if name in known})
 
 
-def measure(name: str, size: int, density: float, n: int) -> tuple[int, Range | None, int]:
+def measure(case: Record) -> Iterator[Record]:
     """Elements sent, bytes promised and bytes counted in the last of some steps, on rank 0."""
-    known = sparsify.defaults(name)
-    choices = {key: value for key, value in (("density", density), ("scope", "global")) if key in known}
-    method = sparsify.build(name, **choices)
-
+    name, size, density, n = case.values()
+    method = built(name, density)
     shape = (n // ROW, ROW)
 
-    def body(comm: virtual.VirtualComm) -> Report:
+    def body(comm: virtual.VirtualComm) -> StepReport:
         aggregator = Aggregator(method, [("p", Parameter(torch.zeros(shape)))], comm)
         own = torch.Generator().manual_seed(comm.rank)
         for _ in range(STEPS):
@@ -100,18 +102,24 @@ def measure(name: str, size: int, density: float, n: int) -> tuple[int, Range | 
         return report
 
     reports = virtual.run(size, body)
-    selected = [report.selected for report in reports]
+    selected, counted = [report.selected for report in reports], reports[0].wire_bytes
     k = num_selected(n, method.density_at(0))
-    promise = promised(method, Seen((shape,), k, torch.float32, size, STEPS - 1, selected))
-    return selected[0], promise, reports[0].wire_bytes
+    promise = method.promised(SeenStep((shape,), k, torch.float32, size, STEPS - 1, selected))
+    is_kept = promise is not None and promise.least <= counted <= promise.most
+    yield {
+        "k": num_selected(n, density) if has_density(name) else None,
+        "sent": selected[0],
+        "promised": None if promise is None else [promise.least, promise.most],
+        "counted": counted,
+        "published": published(name, n, num_selected(n, density), size, 4),
+        "kept": "yes" if is_kept else "NO",
+        WRONG: "" if is_kept else f"{name}, P = {size}, density {density:g}: {counted:,} bytes were counted",
+    }
 
 
-def published(name: str, n: int, k: int, size: int) -> str:
+def published(name: str, n: int, k: int, size: int, word: int = 1) -> list[float] | None:
+    """The literature's words, of so many bytes, least and most; None where it has none."""
     if name not in SCHEMES:
-        return ""
+        return None
     least, most, _ = cost.published(SCHEMES[name], n, k, size)
-    return f"{float(4 * least):,.0f}" + (f" to {float(4 * most):,.0f}" if most != least else "")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return [float(word * least), float(word * most)]

@@ -1,49 +1,89 @@
-"""A few iterations of a run, timed twice and profiled once; nothing of them is recorded as a run.
-
-make bench BENCH=iterations ARGS="recipe=yoon2022 profile=paper method=topk select=fused precision=tf32"
-
-All workers are virtual, in this process. First in mode serialised, for the breakdown, and for what
-simulating costs: the time of an iteration of all workers over what they computed in it; then in mode
-production, for the time of an iteration of all workers, one after the other, on the host's clock; then one
-iteration under torch's profiler, whose table and trace stay in results/bench/iterations.
-"""
+"""A few iterations of a run."""
 
 from __future__ import annotations
 
-import os.path
-import sys
-
-# Run by its path, Python would look into this folder first, whose `select` is not Python's.
-if not __package__:
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-import argparse
-import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from analysis.files import write_atomic
-from experiments.bench._case import spread
-from experiments.bench.roofs import facts
+from analysis.records.files import write_atomic
+from experiments.bench._runner import Bench, Record, formatted, heading, spread
+from experiments.bench._timing import facts
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.plan import plan_runs
 from experiments.training.loop import train
-from experiments.worker.run import Built, build, prepare_device
-from slurm.environment import Place
+from experiments.worker.build import Built, build, prepare_device
+from slurm.environment import WorkerPlace
 from sparsify.comm import virtual
+from sparsify.ranges import Count
 
 WARM_UP = 5  # iterations that are not counted
 WINDOWS = 4
 EPOCHS, STEPS_PER_EPOCH = 138, 49  # of the paper's training
 ROWS = 25  # of the profile's table
 COMPUTING = ("forward", "backward", "select")  # what an iteration can't do without
-Record = dict[str, Any]
+
+
+def iterations(settings: Sequence[str] = (), *, iterations: Count = 20) -> Bench:
+    """A few iterations of a run, timed twice and profiled once; nothing of them is recorded as a run.
+
+    All workers are virtual, in this process. First in mode serialised, for the breakdown, and for what
+    simulating costs: the time of an iteration of all workers over what they computed in it; then in mode
+    production, for the time of an iteration of all workers, one after the other, on the host's clock; then
+    one iteration under torch's profiler, whose table and trace stay in results/bench/iterations.
+
+    Args:
+        settings: of the run, as `run` takes them.
+        iterations: that are counted.
+    """
+    (planned,) = plan_runs([compose.resolve([*settings, "cluster=virtual"])], print)
+    config = planned.config
+    device = prepare_device(config, WorkerPlace(0, 1, 0))
+    what = {
+        "method": config["method"]["name"],
+        "select": config["select"],
+        "task": config["task"]["name"],
+        "workers": config["workers"],
+        "batch_size": config["task"]["batch_size"],
+        "precision": config["precision"],
+    }
+
+    def measure(case: Record) -> list[Record]:
+        run = build(config, planned.data_root, device)
+        found, one = breakdown(run, iterations), iteration_ms(run, iterations)
+        folder = Folders().results / "bench" / "iterations"
+        name = f"{what['task']}-{what['method']}-{what['select']}-{device.type}-{config['precision']}"
+        print(f"{profiled(run, folder, name)}\n{folder / name}")
+        scale = EPOCHS * STEPS_PER_EPOCH / 6e4
+        minutes = {key: round(one[key] * scale, 3) for key in ("median", "low", "high")}
+        return [
+            {"data": run.data.name, "iteration_ms": one, **found, "epochs_138_min": minutes | {"n": one["n"]}}
+        ]
+
+    def text(rows: list[Record]) -> str:
+        phases = rows[0]["phases_ms"] | {"iteration, all workers": rows[0]["iteration_ms"]}
+        table = (formatted(f"| {phase} | {{value}} |", {"value": value}) for phase, value in phases.items())
+        said = (
+            "an iteration of all workers took {simulating} times their FP, BP and compression (n = "
+            "{simulating[n]})"
+        )
+        return "\n".join([heading("ms | median [spread]"), *table, formatted(said, rows[0])])
+
+    shown = ("data", "iteration_ms", "phases_ms", "compression_percent", "simulating", "epochs_138_min")
+    return Bench(
+        about=facts(device),
+        head=", ".join(f"{name}={value}" for name, value in what.items()),
+        cases=[what],
+        setting={"iterations": iterations, "words": [*settings]},
+        measure=measure,
+        text=text,
+        last=lambda rows: what | {name: rows[0][name] for name in shown},
+    )
 
 
 class StepsInMemory:
@@ -66,19 +106,20 @@ def trained(run: Built, mode: str, steps: int, progress: Callable[[int], None]) 
     Args:
         progress: told by rank 0 how many steps are done.
     """
-    settings = run.settings._replace(num_steps=steps, validate=False)
+    train_settings = run.settings.train.having("validate", "never")
+    settings = run.settings._replace(num_steps=steps, train=train_settings)
 
     def body(comm: virtual.VirtualComm) -> list[Record]:
-        timer, log = run.timer(mode, comm, comm.now), StepsInMemory()
+        timer, log = run.timer(mode, comm), StepsInMemory()
         told = progress if comm.rank == 0 else (lambda step: None)
         train(run.task, run.data, run.method, comm, timer, log, settings, told)
         return log.steps
 
-    return run.on_virtual_ranks(mode, body)
+    return virtual.run(run.config.workers, body, *run.simulated(mode))
 
 
 def breakdown(run: Built, iterations: int) -> dict[str, Any]:
-    """Of each phase the milliseconds per rank and step; what compression takes of FP + BP, in %; and an
+    """Milliseconds of each phase per rank and step; what compression takes of FP + BP, in %; and an
     iteration of all workers as a multiple of their FP, BP and compression.
     """
     ends = list[float]()  # rank 0's, between two of which each worker computes as much as in a step
@@ -100,8 +141,8 @@ def breakdown(run: Built, iterations: int) -> dict[str, Any]:
 
 
 def iteration_ms(run: Built, iterations: int) -> dict[str, Any]:
-    """Of all workers, one after the other, on the host's clock: means of windows, at whose ends alone the
-    host waits for the device.
+    """Time of all workers, one after the other, on the host's clock: means of windows, at whose ends alone
+    the host waits for the device.
     """
     window, ends = max(1, iterations // WINDOWS), list[float]()
 
@@ -135,57 +176,3 @@ def profiled(run: Built, folder: Path, name: str) -> str:
     write_atomic(folder / f"{name}.txt", table)
     seen.export_chrome_trace(str(folder / f"{name}.trace.json.gz"))
     return table
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="make bench BENCH=iterations", description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="*", help="of the run, as `python -m experiments run` takes them")
-    parser.add_argument("--iterations", type=int, default=20, help="that are counted")
-    asked = parser.parse_args()
-    try:
-        return bench(asked.words, asked.iterations)
-    except ValueError as error:
-        print(f"iterations: {error}", file=sys.stderr)
-        return 2
-
-
-def bench(words: list[str], iterations: int) -> int:
-    if iterations < 1:
-        raise ValueError(f"--iterations {iterations}: must be 1 or more")
-    config = compose.resolve([*words, "cluster=virtual"])
-    (planned,) = plan_runs([config], print)
-    config = planned.config
-    device = prepare_device(config, Place(0, 1, 0))
-    run = build(config, str(planned.data_root) if planned.data_root else None, device)
-    what = {
-        "method": config["method"]["name"],
-        "select": config["select"],
-        "task": config["task"]["name"],
-        "data": run.data.name,
-        "workers": config["workers"],
-        "batch_size": config["task"]["batch_size"],
-        "precision": config["precision"],
-    }
-    print(", ".join(f"{name}={value}" for name, value in what.items()))
-    found = breakdown(run, iterations)
-    one = iteration_ms(run, iterations)
-    folder = Folders().results / "bench" / "iterations"
-    name = f"{what['task']}-{what['method']}-{what['select']}-{device.type}-{config['precision']}"
-    print(profiled(run, folder, name))
-    print("| ms | median [spread] |\n|---|---:|")
-    for phase, value in {**found["phases_ms"], "iteration, all workers": one}.items():
-        print(f"| {phase} | {value['median']} [{value['low']}, {value['high']}] |")
-    print(folder / name)
-    ratio = found["simulating"]
-    print(
-        f"an iteration of all workers took {ratio['median']} [{ratio['low']}, {ratio['high']}] times their "
-        f"FP, BP and compression (n = {ratio['n']})"
-    )
-    minutes = {key: round(one[key] * EPOCHS * STEPS_PER_EPOCH / 6e4, 3) for key in ("median", "low", "high")}
-    line = {"bench": "iterations", **facts(device), **what, "iteration_ms": one, **found}
-    print(json.dumps({**line, "epochs_138_min": {**minutes, "n": one["n"]}}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,57 +1,94 @@
-"""Every kernel in a CUDA graph: the device's time of a step beside the host's, and of each kernel within it.
-
-make bench BENCH=kernels [ARGS="--n 25600000 --rows add fused eager"]
-
-The device's time is that of a graph's replay, between events: no launch of the host's is in it. The host's
-is that of an ordinary call on an idle device, until it returns. Rows take turns; before each call the
-residual is restored and the caches are emptied. `fused` is followed by the kernels within it, as torch's
-profiler sees them in a replay. First what each row selects is compared with torch.topk's; --check ends there,
-for compute-sanitizer. A CPU has no graph: there both columns are the host's clock.
-"""
+"""Every kernel in a CUDA graph."""
 
 from __future__ import annotations
 
-import os.path
-import sys
-
-# Run by its path, Python would look into this folder first, whose `select` is not Python's.
-if not __package__:
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-import argparse
-import json
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from experiments.bench import _gradients as gradients
-from experiments.bench._case import rounded, spread
-from experiments.bench._in_turn import Samples, Waits, captured, device_ms, host_us
-from experiments.bench._memory import flush_bytes
-from experiments.bench._side_by_side import same_magnitudes
-from experiments.bench._steps import ROWS, Made, NotRun, Setup
-from experiments.bench.roofs import SIZES, checked_device, facts
-from experiments.worker.memory import free_bytes
-from sparsify.kernels.eager import Eager
+from experiments.bench import SIZES, Device
+from experiments.bench._gradients import synthetic
+from experiments.bench._runner import WRONG, Bench, Record, ratio, rounded, spread
+from experiments.bench._side_by_side import StepTimes, flush_bytes, ready, same_magnitudes
+from experiments.bench._steps import Made, Setup
+from experiments.bench._timing import (
+    REPEATS,
+    Clock,
+    TimedCall,
+    Waits,
+    captured,
+    device_of,
+    facts,
+    in_turn,
+    lacking,
+)
+from sparsify.kernels import Eager
 from sparsify.method import num_selected
-from sparsify.ranges import unknown
+from sparsify.ranges import Count, unknown
 
-REPEATS = {"cpu": 11, "cuda": 50}
 DENSITY = 0.001
 HELD = 20  # floats per element that all rows together hold, or pass
 PROFILED = 10  # replays whose kernels are looked at
-
-
-STEPS = {name: ROWS[name].make for name in ("add", "fused", "fallback", "threshold", "eager")}
+STEPS = ("add", "fused", "fallback", "threshold", "eager")
 SELECT_K = ("fused", "fallback")  # these find what torch.topk finds
+RATIOS = {"fused_over_add": ("fused", "add"), "fallback_over_fused": ("fallback", "fused"),
+          "eager_over_fused": ("eager", "fused")}  # fmt: skip
 
 
-class Case(NamedTuple):
+def kernels(
+    *,
+    n: Sequence[Count] = SIZES,
+    rows: Sequence[str] = (),
+    repeats: Count | None = None,
+    device: Device | None = None,
+    check: bool = False,
+) -> Bench:
+    """Every kernel in a CUDA graph: the device's time of a step beside the host's, and of each kernel in it.
+
+    The device's time is that of a graph's replay, between events: no launch of the host's is in it. The
+    host's is that of an ordinary call on an idle device, until it returns. Rows take turns; before each call
+    the residual is restored and the caches are emptied. `fused` is followed by the kernels within it, as
+    torch's profiler sees them in a replay. First what each row selects is compared with torch.topk's; --check
+    ends there, for compute-sanitizer. A CPU has no graph: there both columns are the host's clock.
+
+    Args:
+        n: elements, float32.
+        rows: some of add, fused, fallback, threshold, eager; all by default.
+        repeats: 11 on a CPU, 50 on a GPU.
+        device: cuda where there is one.
+        check: compare what is selected, and time nothing.
+    """
+    for name in rows:
+        if name not in STEPS:
+            raise ValueError(unknown("row", name, STEPS))
+    on = device_of(device)
+    cuda, times = on.type == "cuda", repeats or REPEATS[on.type]
+    return Bench(
+        about=facts(on),
+        head=f"{times} repetitions; medians with their spread",
+        cases=[{"n": size, "density": DENSITY} for size in n],
+        setting={"rows": [*(rows or STEPS)], "repeats": times, "check": check},
+        measure=lambda case: measure(case["n"], rows or STEPS, 0 if check else times, on),
+        title=lambda case: f"n = {case['n']:,}, density {DENSITY:g}",
+        heading=f"row | {'device, us, in a graph' if cuda else 'host, us (a CPU has no graph)'} | "
+        "host, us, of a call",
+        row="{row} | {device_us}{no_graph} | {host_us}",
+        last=lambda found: {
+            "checked": not any(row.get(WRONG) for row in found),
+            "cases": [
+                {"n": size}
+                | {name: row[name] for row in found if row["n"] == size for name in RATIOS if row.get(name)}
+                for size in n
+            ],
+        },
+    )
+
+
+class Prepared(NamedTuple):
     """All rows at one n."""
 
-    n: int
     residual: Tensor  # before each step
     acc: Tensor
     grad: Tensor
@@ -60,72 +97,79 @@ class Case(NamedTuple):
     why: dict[str, str]  # of rows that were not made
 
     def restore(self) -> None:
+        """The state before a step."""
         self.acc.copy_(self.residual)
         self.cold.sum()
 
-    def calls(self) -> dict[str, Callable[[], object]]:
-        return {name: bound(made, self.acc, self.grad) for name, made in self.steps.items()}
+    def call(self, name: str) -> TimedCall:
+        """A row's step."""
+        step = self.steps[name].step
+        return lambda: step(self.acc, self.grad)
 
 
-def bound(made: Made, acc: Tensor, grad: Tensor) -> Callable[[], object]:
-    return lambda: made.step(acc, grad)
-
-
-def case_of(n: int, rows: list[str], device: torch.device) -> Case:
-    inputs = gradients.synthetic("normal", n, 1, device)
+def prepared(n: int, rows: Sequence[str], device: torch.device) -> Prepared:
+    """The rows that can be made here, on normal numbers."""
+    inputs = synthetic("normal", n, 1, device)
     setup = Setup(inputs.residual, num_selected(n, DENSITY), inputs.gradients)
     setup.threshold.copy_(Eager(setup.like).topk(inputs.residual.clone(), None, setup.k).values.abs().min())
-    steps, why = dict[str, Made](), dict[str, str]()
-    for name in rows:
-        try:
-            steps[name] = STEPS[name](setup)
-        except NotRun as reason:
-            why[name] = str(reason)
+    lines = {name: StepTimes() for name in rows}
+    steps = ready(lines, setup, set())
+    why = {name: timed.why for name, timed in lines.items() if timed.why is not None}
     cold = torch.ones(flush_bytes(device) // 4, device=device)
-    return Case(n, inputs.residual, inputs.residual.clone(), inputs.gradients[0], cold, steps, why)
+    return Prepared(inputs.residual, inputs.residual.clone(), inputs.gradients[0], cold, steps, why)
 
 
-def wrong(case: Case) -> list[str]:
-    """The rows that select other magnitudes than torch.topk, or that do not do what they are there for."""
-    found, k = [], num_selected(case.n, DENSITY)
-    best = Eager(case.acc).topk(case.residual.clone(), case.grad, k)
-    for name in SELECT_K:
-        if name in case.steps:
-            case.restore()
-            made = case.steps[name]
-            if not same_magnitudes(made.step(case.acc, case.grad), best):
-                found.append(f"n = {case.n:,}: {name} selects other magnitudes than torch.topk")
-            if name == "fallback" and made.kernel is not None and not made.kernel.stats().fallbacks:
-                found.append(f"n = {case.n:,}: {name} did not fall back")
-    return found
-
-
-class Times(NamedTuple):
-    """Of all rows of a case, by repetition."""
-
-    device: Samples  # ms
-    host: Samples  # us
-    not_captured: dict[str, str]
-    within: list[dict[str, Any]]  # the kernels within `fused`
-
-
-def timed(case: Case, repeats: int, device: torch.device) -> Times:
-    calls = case.calls()
-    host = host_us(calls, 1 + repeats, device, case.restore)
-    graphs, not_captured = dict(calls), dict[str, str]()
-    if device.type == "cuda":
-        for name, call in calls.items():
+def measure(n: int, rows: Sequence[str], repeats: int, device: torch.device) -> list[Record]:
+    """Look at what each row selects; with repetitions, take its times and those of the kernels in `fused`."""
+    if why := lacking(4 * HELD * n, device):
+        return [{"row": "all", "why": why}]
+    made, cuda = prepared(n, rows, device), device.type == "cuda"
+    wrong = {name: fault(made, name, n) for name in made.steps}
+    device_ms, host_ms, graphs, not_captured = {}, {}, {}, dict[str, str]()
+    if repeats:
+        graphs = {name: made.call(name) for name in made.steps}
+        host_ms = in_turn(graphs, Clock(device, "call"), repeats, before=made.restore)
+        for name in graphs if cuda else ():
             try:
-                graphs[name] = captured(call)
-            except Waits as why:
-                not_captured[name] = str(why)
-    taken = device_ms(graphs, 1 + repeats, device, case.restore)
-    within = kernels_within(graphs["fused"]) if device.type == "cuda" and "fused" in graphs else []
-    return Times(taken, host, not_captured, within)
+                graphs[name] = captured(graphs[name])
+            except Waits as why_not:
+                not_captured[name] = f" (no graph: {why_not})"
+        device_ms = in_turn(graphs, Clock(device), repeats, before=made.restore)
+    found: list[Record] = []
+    for name in made.steps:
+        times = {"device_us": device_ms.get(name), "host_us": host_ms.get(name)}
+        found.append({
+            "row": name,
+            WRONG: wrong[name],
+            "in_graph": cuda and name in graphs and name not in not_captured,
+            "no_graph": not_captured.get(name),
+            **{key: spread([1e3 * ms for ms in taken.values()]) for key, taken in times.items() if taken},
+            **{key: ratio(device_ms.get(above), device_ms.get(below))
+               for key, (above, below) in RATIOS.items() if above == name},
+        })  # fmt: skip
+        if name == "fused" and cuda and repeats:
+            found += kernels_within(graphs[name])
+    if cuda:
+        torch.cuda.empty_cache()
+    return found + [{"row": name, "why": f"not run: {why}"} for name, why in made.why.items()]
 
 
-def kernels_within(replay: Callable[[], object]) -> list[dict[str, Any]]:
-    """What the device did in a replay: name, launches, microseconds of each kernel."""
+def fault(made: Prepared, name: str, n: int) -> str:
+    """A sentence where the row selects other magnitudes than torch.topk, or does not do what it is for."""
+    if name not in SELECT_K:
+        return ""
+    best = Eager(made.acc).topk(made.residual.clone(), made.grad, num_selected(n, DENSITY))
+    made.restore()
+    step, kernel, _ = made.steps[name]
+    if not same_magnitudes(step(made.acc, made.grad), best):
+        return f"n = {n:,}: {name} selects other magnitudes than torch.topk"
+    if name == "fallback" and kernel is not None and not kernel.stats().fallbacks:
+        return f"n = {n:,}: {name} did not fall back"
+    return ""
+
+
+def kernels_within(replay: Callable[[], object]) -> list[Record]:
+    """The device's work in a replay: name, launches, microseconds of each kernel."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -134,104 +178,9 @@ def kernels_within(replay: Callable[[], object]) -> list[dict[str, Any]]:
         torch.cuda.synchronize()
     return [
         {
-            "kernel": event.key,
-            "launches": event.count / PROFILED,
+            "row": f"- {event.key}, {event.count / PROFILED:g} x",
             "device_us": rounded(event.self_device_time_total / PROFILED),
         }
         for event in seen.key_averages()
         if event.self_device_time_total
     ]
-
-
-def of_pairs(above: dict[int, float] | None, below: dict[int, float] | None) -> dict[str, Any] | None:
-    """Their ratio within each repetition but the first."""
-    if above is None or below is None:
-        return None
-    return spread([above[turn] / below[turn] for turn in above if turn and turn in below])
-
-
-def record(case: Case, times: Times, cuda: bool) -> dict[str, Any]:
-    taken = times.device
-    return {
-        "n": case.n,
-        "k": num_selected(case.n, DENSITY),
-        "rows": {
-            name: {
-                "device_us": spread([1e3 * ms for turn, ms in taken[name].items() if turn]),
-                "host_us": spread([us for turn, us in times.host[name].items() if turn]),
-                "in_graph": cuda and name not in times.not_captured,
-            }
-            for name in case.steps
-        },
-        "within_fused": times.within,
-        "fused_over_add": of_pairs(taken.get("fused"), taken.get("add")),
-        "fallback_over_fused": of_pairs(taken.get("fallback"), taken.get("fused")),
-        "eager_over_fused": of_pairs(taken.get("eager"), taken.get("fused")),
-    }
-
-
-def table(found: dict[str, Any], case: Case, times: Times, cuda: bool) -> str:
-    head = "device, us, in a graph" if cuda else "host, us (a CPU has no graph)"
-    lines = [f"\n### n = {case.n:,}, density {DENSITY:g}\n"]
-    lines += [f"| row | {head} | host, us, of a call |", "|---|---:|---:|"]
-    for name, row in found["rows"].items():
-        alone = f" (no graph: {times.not_captured[name]})" if name in times.not_captured else ""
-        lines.append(f"| {name} | {cell(row['device_us'])}{alone} | {cell(row['host_us'])} |")
-        if name == "fused":
-            lines += [
-                f"| - {part['kernel']}, {part['launches']:g} x | {part['device_us']} | |"
-                for part in found["within_fused"]
-            ]
-    lines += [f"\n{name} not run: {why}" for name, why in case.why.items()]
-    return "\n".join(lines)
-
-
-def cell(times: dict[str, Any]) -> str:
-    return f"{times['median']} [{times['low']}, {times['high']}]"
-
-
-def main() -> int:
-    words = argparse.ArgumentParser(prog="make bench BENCH=kernels", description=__doc__.partition("\n")[0])
-    words.add_argument("--n", type=int, nargs="+", default=SIZES, help="elements, float32")
-    words.add_argument("--rows", nargs="+", help=f"some of: {', '.join(STEPS)}")
-    words.add_argument("--repeats", type=int, help=f"default {REPEATS}")
-    words.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-    words.add_argument("--check", action="store_true", help="compare what is selected, and time nothing")
-    asked = words.parse_args()
-    for n in asked.n:
-        if num_selected(max(n, 0), DENSITY) < 1:
-            words.error(f"--n {n}: at density {DENSITY:g} there is nothing to select; take 1000 or more")
-    for name in asked.rows or ():
-        if name not in STEPS:
-            words.error(unknown("row", name, list(STEPS)))
-    device = checked_device(words, asked)
-    return bench(asked, device)
-
-
-def bench(asked: argparse.Namespace, device: torch.device) -> int:
-    about, cuda = facts(device), device.type == "cuda"
-    repeats = asked.repeats or REPEATS[device.type]
-    print(f"{about['device']}, torch {torch.__version__}; {repeats} repetitions; medians with their spread")
-    cases, errors = [], list[str]()
-    for n in asked.n:
-        if 4 * HELD * n > free_bytes(device):
-            print(f"\nn = {n:,} does not fit into memory")
-            cases.append({"n": n, "rows": {}})
-            continue
-        case = case_of(n, asked.rows or list(STEPS), device)
-        errors += wrong(case)
-        if not asked.check:
-            times = timed(case, repeats, device)
-            cases.append(record(case, times, cuda))
-            print(table(cases[-1], case, times, cuda), flush=True)
-        del case
-        if cuda:
-            torch.cuda.empty_cache()
-    for line in errors:
-        print(f"WRONG: {line}")
-    print(json.dumps({"bench": "kernels", **about, "checked": not errors, "cases": cases}))
-    return 1 if errors else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

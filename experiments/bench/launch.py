@@ -1,143 +1,125 @@
-"""Host time of one fused step on CUDA: acc += grad and its k largest, launched in two ways, side by side.
-
-make bench BENCH=launch [ARGS="--repeats 2000"]
-
-*ordinary*: every launch is Triton's own, kernel[grid](...). *kept*: compiled kernels are kept and launched
-directly, as `select=fused` does (sparsify/kernels/launches.py). Both take a step in every repetition, in
-random order. Without a GPU, kernels are compiled for compute capability 9.0 and the launcher does nothing, so
-that what is timed is Python alone; with one, kernels are started, and the device is idle when a step begins.
-
-The last line is one JSON object; the same line is appended to results/bench/launch.jsonl.
-"""
+"""The launches of a fused step on CUDA."""
 
 from __future__ import annotations
 
-import os.path
 import sys
-
-# Run by its path, Python would look into this folder first, whose `select` is not Python's.
-if not __package__:
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-import argparse
-import json
-import random
-import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from analysis.files import write_atomic
-from analysis.records import now
-from experiments.bench._case import spread
-from experiments.bench._side_by_side import no_collection
-from experiments.config import code_version
-from experiments.config.folders import Folders
-from experiments.worker.provenance import cpu_model
+from experiments.bench._runner import Bench, Record, ratio, spread
+from experiments.bench._timing import Clock, device_of, facts, in_turn
+from sparsify.ranges import Count
 
-N, DENSITY, REPEATS = 100_010, 0.01, 1000  # n hardly matters to the host
+DENSITY = 0.01
 WARM_UP = 20  # the first steps compile, and keep
 TARGET_US = 30
+HOST = {"ordinary": "ordinary_host_us", "kept": "host_us"}
+SHARED_BYTES, THREADS = 232_448, 1024  # that a block may have on compute capability 9.0
+
+Start = Callable[..., None]  # what Triton calls to start a kernel
 
 
-def main() -> int:
-    words = argparse.ArgumentParser(prog="make bench BENCH=launch", description=__doc__.partition("\n")[0])
-    words.add_argument("--n", type=positive, default=N, help="elements")
-    words.add_argument("--repeats", type=positive, default=REPEATS, help="steps of each kind that are timed")
-    words.add_argument("--ship", action="store_true", help="copy the record into results/shipped")
-    asked = words.parse_args()
-    torch.set_num_threads(1)
-    cuda = torch.cuda.is_available()
-    took = measure(asked.n, asked.repeats, cuda)
-    ratios = [a / b for a, b in zip(took["ordinary"], took["kept"], strict=True)]
-    line = {
-        "bench": "launch",
-        "device": torch.cuda.get_device_name() if cuda else f"{cpu_model()}, 1 thread",
-        "launcher": "the driver's" if cuda else "does nothing; no GPU",
-        **versions(),
-        "n": asked.n,
-        "k": int(DENSITY * asked.n),
-        "target_us": TARGET_US,
-        "host_us": spread(took["kept"]),
-        "ordinary_host_us": spread(took["ordinary"]),
-        "ordinary_over_kept": spread(ratios),
-    }
-    print(table(line))
-    record = {"at": now(), "kind": "launch", **code_version.origin(), **line}
-    folders = Folders()
-    append(folders.results / "bench" / "launch.jsonl", record)
-    if asked.ship:
-        append(folders.shipped / "bench" / "launch.jsonl", record)
-    print(json.dumps(line))
-    return 0
+def launch(*, n: Count = 100_010, repeats: Count = 1000) -> Bench:
+    """Host time of one fused step on CUDA: acc += grad and its k largest, launched in two ways, side by side.
 
+    *ordinary*: every launch is Triton's own, kernel[grid](...). *kept*: compiled kernels are kept and
+    launched directly, as `select=fused` does (sparsify/kernels/launches.py). Both take a step in every
+    repetition, in random order. Without a GPU, kernels are compiled for compute capability 9.0 and the
+    launcher does nothing, so that what is timed is Python alone; with one, kernels are started, and the
+    device is idle when a step begins.
 
-def positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number of 1 or more")
-    return int(text)
+    Args:
+        n: elements; they hardly matter to the host.
+        repeats: steps of each kind that are timed.
+    """
+    import triton  # takes its time
 
-
-def measure(n: int, repeats: int, cuda: bool) -> dict[str, list[float]]:
-    """Microseconds of the host for each step of each kind."""
-    from sparsify.kernels import gpu  # Triton takes its time to import
-
-    if not cuda:
-        from experiments.bench._absent_gpu import replace_gpu
-
-        replace_gpu()
-    device, k = "cuda" if cuda else "cpu", int(DENSITY * n)
-    acc, grad = torch.zeros(n, device=device), torch.zeros(n, device=device)
-    kernels = dict[str, gpu.Gpu]()
-    for name in ("ordinary", "kept"):
-        kernels[name] = gpu.Gpu(acc)
-        kernels[name].launch.keep = name == "kept"
-    took: dict[str, list[float]] = {name: [] for name in kernels}
-    order = random.Random(0)
-    with no_collection():
-        for turn in range(-WARM_UP, repeats):
-            for name in order.sample(list(kernels), len(kernels)):
-                if cuda:
-                    torch.cuda.synchronize()
-                began = time.perf_counter()
-                kernels[name].topk(acc, grad, k)
-                us = 1e6 * (time.perf_counter() - began)
-                if turn >= 0:
-                    took[name].append(us)
-    return took
-
-
-def versions() -> dict[str, str]:
-    import triton
-
-    return {
+    device = device_of(None, threads=1)
+    versions = {
+        "launcher": "the driver's" if device.type == "cuda" else "does nothing; no GPU",
         "python": ".".join(map(str, sys.version_info[:3])),
-        "torch": torch.__version__,
         "triton": triton.__version__,
     }
-
-
-def table(line: dict[str, Any]) -> str:
-    def cells(found: dict[str, Any]) -> str:
-        return f"{found['median']:.1f} | [{found['low']:.1f}, {found['high']:.1f}] | {found['n']}"
-
-    head = (
-        f"Host time of one fused step, n = {line['n']:,}, k = {line['k']:,}; launcher: {line['launcher']}; "
-        f"{line['device']}; torch {line['torch']}, Triton {line['triton']}, Python {line['python']}"
+    columns = HOST | {"ordinary / kept": "ordinary_over_kept"}
+    return Bench(
+        about=facts(device),
+        head=", ".join(f"{name}: {value}" for name, value in versions.items()),
+        cases=[{"n": n, "k": int(DENSITY * n)}],
+        setting={"repeats": repeats, **versions},
+        measure=lambda case: [versions | measure(case, repeats, device)],
+        heading="host time of a step, us | ordinary | kept | ordinary / kept | repetitions",
+        row="n = {n:,}, k = {k:,} | {ordinary_host_us:.1f} | {host_us:.1f} | {ordinary_over_kept:.1f} | "
+        "{host_us[n]}",
+        last=lambda rows: (
+            {"target_us": TARGET_US, "torch": rows[0]["torch"], "n": n, "k": rows[0]["k"], **versions}
+            | {name: rows[0][name] for name in columns.values()}
+        ),
     )
-    return (
-        f"{head}\n\n| launches | median, us | {line['host_us']['spread']} | n |\n|---|---|---|---|\n"
-        f"| ordinary | {cells(line['ordinary_host_us'])} |\n| kept | {cells(line['host_us'])} |\n"
-        f"| ordinary / kept | {cells(line['ordinary_over_kept'])} |\n"
-    )
 
 
-def append(path: Path, record: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    before = path.read_text() if path.exists() else ""
-    write_atomic(path, before + json.dumps(record) + "\n")
+def measure(case: Record, repeats: int, device: torch.device) -> Record:
+    """Microseconds of the host for each step of each kind."""
+    from sparsify.kernels import gpu
+
+    if device.type == "cpu":
+        replace_gpu()
+    acc, grad = torch.zeros(case["n"], device=device), torch.zeros(case["n"], device=device)
+    kernels = {name: gpu.Gpu(acc) for name in HOST}
+    for name, kernel in kernels.items():
+        kernel.launch.keep = name == "kept"
+    calls = {name: lambda each=each: each.topk(acc, grad, case["k"]) for name, each in kernels.items()}
+    took = in_turn(calls, Clock(device, "call"), repeats, warm_up=WARM_UP)
+    found = {HOST[name]: spread([1e3 * ms for ms in samples.values()]) for name, samples in took.items()}
+    return found | {"ordinary_over_kept": ratio(took["ordinary"], took["kept"])}
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def replace_gpu(
+    capability: int = 90, launcher: Callable[[str], Start] = lambda kernel: lambda *given: None
+) -> None:
+    """Make `gpu.Gpu` take tensors on the CPU from now on, as if they were on such a GPU, which is not there:
+    Triton compiles for it, on any machine, and nothing runs.
+
+    It replaces Triton's driver in the whole process, so it belongs in a process of its own.
+
+    Args:
+        launcher: called once for each compiled kernel, by its name; the result, at every launch of it. It
+            does nothing by default.
+    """
+    from triton.runtime.driver import driver
+
+    from sparsify.kernels import gpu
+
+    driver.set_active(AbsentGpu(capability, launcher))
+    gpu.INTERPRETED = True
+
+
+class AbsentGpu:
+    """The part of a driver that Triton asks for when it compiles, loads and starts kernels."""
+
+    def __init__(self, capability: int, launcher: Callable[[str], Start]) -> None:
+        self.capability, self.utils = capability, self
+        self.launcher_cls = lambda source, metadata: launcher(source.fn.__name__)
+
+    def get_current_device(self) -> int:
+        return self.capability  # for each another device, since Triton keeps what it compiled by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    # Of `utils`:
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": SHARED_BYTES}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, ...]:
+        """Module, function, registers, spilled bytes, threads that a block may have."""
+        return object(), 0, 0, 0, THREADS
+
+    def unload_module(self, module: object) -> None: ...

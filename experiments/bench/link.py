@@ -1,88 +1,110 @@
-"""What a link really is: alpha and beta, with intervals, from ping-pong and collectives over it.
-
-make bench BENCH=link [ARGS="cluster=netns link=ethernet_1g workers=4 --name office"]
-
-Words before the options are settings of a run: workers, on loopback (cluster=local), over an emulated link
-(cluster=netns link=...), on GPUs (device=cuda). Processes that torchrun or srun starts with this command are
-the workers themselves, so that a cluster's own link is measured:
-
-    srun python -m experiments.bench.link cluster=mine workers=8 --name mine
-
-Times are means over the workers, each repetition in another order; no size is measured that takes longer than
-0.2 s. Latency terms and bytes are those of `sparsify.cost`, by the backend's algorithms. A fit minimises the
-squares of relative errors; intervals are bootstraps over repetitions. `--name NAME` writes the joint fit to
-conf/local/link/NAME.yaml: say link=NAME.
-
-The last line is one JSON object; the same line, with all samples, is appended to results/bench/link.jsonl.
+"""Alpha and beta of a link, by relative least squares, from what messages and collectives take, by size; with
+bootstrap intervals. As a program, a worker of it.
 """
 
 from __future__ import annotations
 
-import os.path
-import sys
-
-# Run by its path, Python would look into this folder first, whose `select` is not Python's.
-if not __package__:
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-import argparse
 import json
 import math
+import random
 import re
+import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from analysis.files import read_json, write_atomic, write_json
-from analysis.records import now
-from experiments.bench import _link_worker
-from experiments.bench._link_fit import Fit, Number, fit, together
-from experiments.bench.launch import append, positive
-from experiments.config import code_version, compose
+from analysis.records.files import read_json, write_atomic, write_json
+from analysis.records.store import now
+from experiments.bench._runner import Bench, Record, heading, measured_before
+from experiments.bench._timing import facts
+from experiments.config import compose
+from experiments.config.config import Config
 from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import PlannedRun
 from experiments.launch.local import network_of
-from experiments.worker import connect, lifeline
-from experiments.worker.provenance import provenance
-from experiments.worker.run import prepare_device
-from slurm import environment
+from experiments.worker import connect, hardware
+from experiments.worker.build import prepare_device
+from experiments.worker.link_probe import fitted
+from slurm import environment, worker_process
 from slurm.local import LocalWorkers
 from slurm.worker_process import WorkerCommand
-from sparsify.cost import Cost
+from sparsify.comm import Comm, gather_json
+from sparsify.cost import ALGORITHMS, Cost
+from sparsify.ranges import Count
 
-SMALLEST, LARGEST, STEP = 2**10, 2**26, 4  # bytes
-REPEATS = 15
+SMALLEST, STEP = 2**10, 4  # bytes
 POLL_S = 0.05
 LOCAL = ROOT / "conf" / "local" / "link"
-PUBLIC = ("cpu", "cores", "memory_gib", "gpu", "platform", "versions", "commit", "dirty")
 DEFAULTS = ("task=vector", "train.validate=never", "cluster=local", "link=loopback", "workers=2")
+LONGEST_S = 0.2  # no larger size of a kind is measured once one takes so long
+RESAMPLES = 500
+KINDS = ("ping-pong", "all_reduce", "all_gather", "all_to_all")
 
 
-def main() -> int:
-    words = argparse.ArgumentParser(prog="make bench BENCH=link", description=__doc__.partition("\n")[0])
-    words.add_argument("settings", nargs="*", help="of a run: cluster=, link=, workers=, device=")
-    words.add_argument("--repeats", type=positive, default=REPEATS, help="of each size")
-    words.add_argument("--largest", type=positive, default=LARGEST, help="bytes")
-    words.add_argument("--name", help="of the link file to write")
-    asked = words.parse_intermixed_args()
-    try:
-        config = configured(asked.settings)
-        if asked.name:
-            check_name(asked.name)
-        found = measure(config, sizes(asked.largest), asked.repeats)
-    except ValueError as error:
-        words.error(str(error))
-    if found is None:  # of a group that somebody else started, and not its first
-        return 0
-    report(config, found, asked.name)
-    return 0
+def link(
+    settings: Sequence[str] = (),
+    *,
+    repeats: Count = 15,
+    largest: Count = 2**26,
+    name: str | None = None,
+) -> Bench | int:
+    """The alpha and beta of a link, as it really is, with intervals, from ping-pong and collectives over it.
+
+    Words before the options are settings of a run: workers, on loopback (cluster=local), over an emulated
+    link (cluster=netns link=ethernet_1g workers=4), on GPUs (device=cuda). Processes that torchrun or srun
+    starts with this command are the workers themselves, so that a cluster's own link is measured:
+
+    `srun python -m experiments bench link cluster=mine workers=8 --name mine`
+
+    Times are means over the workers, each repetition in another order; no size is measured that takes longer
+    than 0.2 s. Latency terms and bytes are those of `sparsify.cost`, by the backend's algorithms. A fit
+    minimises the squares of relative errors; intervals are bootstraps over repetitions.
+
+    Args:
+        settings: of a run: cluster=, link=, workers=, device=.
+        repeats: of each size.
+        largest: bytes.
+        name: of the link file to write, with the joint fit: conf/local/link/NAME.yaml, for link=NAME.
+    """
+    config = configured(settings)
+    if name:
+        check_name(name)
+    if group := environment.joined():
+        found = joined(config, group, sizes(largest), repeats)
+        if group.place.rank:
+            return 0
+    cluster, device = config["cluster"], torch.device(config["device"])
+    about = facts(device)
+    where = (
+        f"{cluster['name']}, link={cluster['link']['name']}, {config['workers']} workers on {about['cpu']}"
+    )
+    case = {"cluster": cluster["name"], "link": cluster["link"]["name"], "workers": config["workers"]}
+
+    def last(rows: list[Record]) -> Record:
+        fits = fits_of(rows)
+        print(f"\n{table(fits)}")
+        if name:
+            print(f"wrote {written(name, fits['all together'], where)}: say link={name}")
+        return case | {"fits": {kind: each._asdict() for kind, each in fits.items()}}
+
+    return Bench(
+        about=about,
+        head=where,
+        cases=[case],
+        setting={"sizes": sizes(largest), "repeats": repeats, "words": [*settings]},
+        measure=lambda case: found if group else measured(config, sizes(largest), repeats),
+        settled=lambda rows: group is None and measured_before(rows),
+        text=residuals,
+        last=last,
+    )
 
 
-def configured(settings: Sequence[str]) -> dict[str, Any]:
+def configured(settings: Sequence[str]) -> Config:
     """The config that these words mean, on loopback unless they say another cluster or link.
 
     Raises:
@@ -103,54 +125,67 @@ def configured(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def sizes(largest: int) -> list[int]:
+    """Bytes of the messages, from small to the largest."""
     steps = math.floor(math.log(max(largest, SMALLEST) / SMALLEST, STEP) + 1e-9)
     return [SMALLEST * STEP**at for at in range(steps + 1)]
 
 
-def measure(config: Mapping[str, Any], sizes: list[int], repeats: int) -> list[dict[str, Any]] | None:
-    """See `_link_worker.measure`; None on all but the first of workers that somebody else started.
+def joined(config: Config, group: environment.Joined, sizes: list[int], repeats: int) -> list[Record]:
+    """The rows of workers that somebody else started, of which this is one."""
+    worker_process.end_with_parent()
+    device = prepare_device(config, group.place)
+    meeting = Folders().scratch / "joined" / environment.step_name()
+    comm = connect.join(config, group, meeting, device)
+    found = measure(comm, device, sizes, repeats, per_node(config))
+    comm.barrier()
+    comm.close()
+    return found
+
+
+def per_node(config: Config) -> int:
+    """Workers on a node."""
+    return int(config["cluster"].get("workers_per_node", config["workers"]))
+
+
+def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
+    """The rows of workers that are started here, see `measure`.
 
     Raises:
         ValueError: these workers can't be, or they failed.
     """
     cluster = config["cluster"]
-    per_node = cluster.get("workers_per_node", config["workers"])
-    if group := environment.joined():
-        lifeline.end_with_parent()
-        device = prepare_device(config, group.place)
-        meeting = Folders().scratch / "joined" / environment.step_name()
-        comm = connect.join(config, group, meeting, device)
-        found = _link_worker.measure(comm, device, sizes, repeats, per_node)
-        comm.barrier()
-        comm.close()
-        return found if group.place.rank == 0 else None
     if cluster["where"] == "slurm":
         raise ValueError(
             f"cluster={cluster['name']}: start the workers in an allocation, as in srun --ntasks="
-            f"{config['workers']} python -m experiments.bench.link cluster={cluster['name']} "
+            f"{config['workers']} python -m experiments bench link cluster={cluster['name']} "
             f"workers={config['workers']}"
         )
-    orders = {"config": config, "sizes": sizes, "repeats": repeats, "per_node": per_node, "meet": "file"}
+    orders = {
+        "config": config.as_dict(),
+        "sizes": sizes,
+        "repeats": repeats,
+        "per_node": per_node(config),
+    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_json(folder / "orders.json", orders)
-        run(config, folder)
+        start(config, folder)
         told = read_json(folder / "found.json")
         assert told is not None, "a worker that ended well has written it"
         return list(told["cases"])
 
 
-def run(config: Mapping[str, Any], folder: Path) -> None:
+def start(config: Config, folder: Path) -> None:
     """Start the workers on this machine, and wait for them.
 
     Raises:
         ValueError: one failed, with the last line that it said.
     """
     command = WorkerCommand(
-        [sys.executable, "-m", "experiments.bench._link_worker"],
-        str(ROOT), config["threads"], {"name": "none"}, [], config["device"] == "cuda",
+        [sys.executable, "-m", "experiments.bench.link"],
+        str(ROOT), config["threads"], None, [], config["device"] == "cuda",
     )  # fmt: skip
-    network = network_of(PlannedRun(dict(config), None))
+    network = network_of(PlannedRun(config, None))
     workers = LocalWorkers(
         command, str(folder / "orders.json"), folder, config["workers"], network,
         config["cluster"].get("workers_per_node", config["workers"]),
@@ -161,51 +196,144 @@ def run(config: Mapping[str, Any], folder: Path) -> None:
     except BaseException:
         workers.cancel()
         raise
-    if not ended.ok:
+    if any(ended.values()) or len(ended) < workers.size:
         logs = [path.read_text().strip().splitlines() for path in sorted(folder.glob("worker*_log.err"))]
         said = [lines[-1] for lines in logs if lines] or ["without a word"]
         raise ValueError(f"a worker failed: {said[0]}")
 
 
-def report(config: Mapping[str, Any], found: list[dict[str, Any]], name: str | None) -> None:
-    """Print the fits, record them, and write the link file."""
-    kinds: dict[str, tuple[list[Cost], list[list[float]]]] = {}
-    for row in found:
-        costs, samples = kinds.setdefault(row["kind"], ([], []))
-        costs.append(Cost(row["messages"], row["sent_bytes"]))
-        samples.append(row["seconds"])
-    fits = {kind: fit(*of_kind) for kind, of_kind in kinds.items()} | {"all together": together(kinds)}
-    about = provenance("", "", torch.device(config["device"]))
-    cluster = config["cluster"]
-    where = (
-        f"{cluster['name']}, link={cluster['link']['name']}, {config['workers']} workers on {about['cpu']}"
-    )
-    print(f"{where}\n\n{table(fits)}\n{residuals(found, fits)}")
-    line = {
-        "bench": "link",
-        "cluster": cluster["name"],
-        "link": cluster["link"]["name"],
-        "workers": config["workers"],
-        "device": config["device"],
-        "fits": {kind: each._asdict() for kind, each in fits.items()},
-    }
-    public = {field: value for field, value in about.items() if field in PUBLIC}
-    facts = {"at": now(), "kind": "link", **code_version.origin(), "provenance": public, "samples": found}
-    append(Folders().results / "bench" / "link.jsonl", facts | line)
-    if name:
-        path = LOCAL / f"{name}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, link_file(fits["all together"], where))
-        print(f"wrote {path}: say link={name}")
-    print(json.dumps(line))
+def main(orders_file: Path, folder: Path) -> int:
+    worker_process.end_with_stdin()
+    place, orders = environment.place(), read_json(orders_file)
+    assert orders is not None, orders_file
+    config = Config.of(orders["config"])
+    device = prepare_device(config, place)
+    hardware.prepare(config, place, device)
+    comm = connect.open_group(config, place, folder, True, None, device)
+    found = measure(comm, device, orders["sizes"], orders["repeats"], orders["per_node"])
+    if place.rank == 0:
+        write_json(folder / "found.json", {"cases": found})
+    comm.barrier()
+    comm.close()
+    return 0
 
 
-def table(fits: Mapping[str, Fit]) -> str:
-    """As Markdown: alpha, bandwidth and the errors of each fit."""
-    out = [
-        "| | alpha (us) | bandwidth (Gbit/s) | median error | largest error |",
-        "|---|---:|---:|---:|---:|",
+def measure(comm: Comm, device: torch.device, sizes: list[int], repeats: int, per_node: int) -> list[Record]:
+    """Messages and bytes of each kind and size, by `sparsify.cost`, and the seconds of each repetition, the
+    mean over the workers. Collective; the same on all workers.
+
+    Args:
+        sizes: bytes, ascending: of a message, or of what all workers have after an all_gather.
+        per_node: workers on a node; ping-pong goes between nodes where there are several.
+    """
+    partner = per_node if per_node < comm.size else 1
+    cases = []
+    for kind in KINDS:
+        for size in sizes:
+            cases.append(case := TimedMessage(comm, device, kind, size, partner))
+            case.seconds()  # connections are made, and memory is mapped
+            if case.seconds() > LONGEST_S:
+                break
+    took: dict[int, list[float]] = {at: [] for at in range(len(cases))}
+    order = random.Random(0)  # the same for all workers
+    for _ in range(repeats):
+        for at in order.sample(range(len(cases)), len(cases)):
+            took[at].append(cases[at].seconds())
+    return [
+        {"message": case.kind, "size": case.size, **case.cost._asdict(), "seconds": took[at]}
+        for at, case in enumerate(cases)
     ]
+
+
+class TimedMessage:
+    """One kind of message or collective at one size."""
+
+    def __init__(self, comm: Comm, device: torch.device, kind: str, size: int, partner: int) -> None:
+        self.comm, self.device, self.kind, self.size = comm, device, kind, size
+        self.sees_all = kind != "ping-pong" or comm.rank == 0  # the other one is done once it has answered
+        share = max(1, size // (4 * comm.size))  # elements of one of P parts
+        elements = {"all_gather": share, "all_to_all": share * comm.size}.get(kind, max(1, size // 4))
+        data = torch.zeros(elements, device=device)
+        forms = ALGORITHMS[getattr(comm, "algorithm", "textbook")]
+        do: Mapping[str, Callable[[], object]] = {
+            "ping-pong": lambda: (comm.permute(data, [(0, partner)]), comm.permute(data, [(partner, 0)])),
+            "all_reduce": lambda: comm.all_reduce(data),
+            "all_gather": lambda: comm.all_gather(data),
+            "all_to_all": lambda: comm.all_to_all(data, [share] * comm.size, [share] * comm.size),
+        }
+        self.do = do[kind]
+        if kind == "ping-pong":
+            self.cost = Cost(2, 2 * data.nbytes)
+        else:
+            sent = data.nbytes - 4 * share if kind == "all_to_all" else data.nbytes
+            self.cost = forms[kind](sent, comm.size)
+
+    def seconds(self) -> float:
+        """Seconds of one repetition, which all workers begin together; the same on all workers."""
+        self.comm.barrier()
+        self._synchronise()
+        began = time.perf_counter()
+        self.do()
+        self._synchronise()
+        mine = time.perf_counter() - began if self.sees_all else None
+        took = [theirs for theirs in gather_json(self.comm, mine, self.device) if theirs is not None]
+        return float(sum(took)) / len(took)
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class Number(NamedTuple):
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class LinkFit(NamedTuple):
+    """seconds = alpha x messages + beta x bytes."""
+
+    alpha_s: Number
+    beta_s_per_byte: Number
+    residuals: list[float]  # fitted / measured - 1 of each size, in their order
+
+
+def fit(costs: Sequence[Cost], samples: Sequence[Sequence[float]]) -> LinkFit:
+    """Fit the medians of samples, seconds, of each cost; repetitions are resampled for the intervals."""
+    measured = np.array([np.median(each) for each in samples])
+    alpha, beta = fitted(costs, measured)
+    draws = np.random.default_rng(0)
+    drawn = np.array([
+        np.median(draws.choice(each, (RESAMPLES, len(each))), axis=1) for each in samples
+    ])  # fmt: skip
+    low, high = np.quantile([fitted(costs, seconds) for seconds in drawn.T], (0.025, 0.975), axis=0)
+    predicted = np.array([alpha * cost.messages + beta * cost.sent_bytes for cost in costs])
+    return LinkFit(
+        Number(alpha, float(low[0]), float(high[0])),
+        Number(beta, float(low[1]), float(high[1])),
+        [float(residual) for residual in predicted / measured - 1],
+    )
+
+
+def fits_of(found: Sequence[Record]) -> dict[str, LinkFit]:
+    """A fit for each kind of message, and one alpha and beta for all of them together."""
+    kinds: dict[str, list[Record]] = {}
+    for row in found:
+        kinds.setdefault(row["message"], []).append(row)
+    kinds["all together"] = [row for rows in kinds.values() for row in rows]
+    return {
+        kind: fit(
+            [Cost(row["messages"], row["sent_bytes"]) for row in rows], [row["seconds"] for row in rows]
+        )
+        for kind, rows in kinds.items()
+    }
+
+
+def table(fits: Mapping[str, LinkFit]) -> str:
+    """Alpha, bandwidth and the errors of each fit, as Markdown."""
+    out = [heading(" | alpha (us) | bandwidth (Gbit/s) | median error | largest error")]
     for kind, each in fits.items():
         beta = each.beta_s_per_byte
         gbit = Number(*(8e-9 / value if value else math.inf for value in (beta.value, beta.high, beta.low)))
@@ -218,18 +346,20 @@ def table(fits: Mapping[str, Fit]) -> str:
 
 
 def interval(number: Number) -> str:
+    """A number and its interval."""
     return f"{number.value:.3g} [{number.low:.3g}, {number.high:.3g}]"
 
 
-def residuals(found: Sequence[Mapping[str, Any]], fits: Mapping[str, Fit]) -> str:
-    """As Markdown: of each size what was measured, and how far both fits are from it."""
-    out = ["| | bytes | median (ms) | own fit | all together |", "|---|---:|---:|---:|---:|"]
+def residuals(found: Sequence[Record]) -> str:
+    """Measurements of each size, and how far both fits are from them, as Markdown."""
+    fits = fits_of(found)
+    out = [heading(" | bytes | median (ms) | own fit | all together")]
     own = {kind: iter(each.residuals) for kind, each in fits.items()}
     for row in found:
         median = sorted(row["seconds"])[len(row["seconds"]) // 2]
-        errors = (100 * next(own[kind]) for kind in (row["kind"], "all together"))
+        errors = (100 * next(own[kind]) for kind in (row["message"], "all together"))
         percents = " | ".join(f"{error:+.1f} %" for error in errors)
-        out.append(f"| {row['kind']} | {row['size']:,} | {1e3 * median:.3f} | {percents} |")
+        out.append(f"| {row['message']} | {row['size']:,} | {1e3 * median:.3f} | {percents} |")
     return "\n".join(out) + "\n"
 
 
@@ -244,17 +374,24 @@ def check_name(name: str) -> None:
         raise ValueError(f"--name {name}: conf/link has a link of that name; take another one")
 
 
-def link_file(found: Fit, where: str) -> str:
-    """What conf/link can use."""
+def written(name: str, found: LinkFit, where: str) -> Path:
+    """The file that conf/link can use, written."""
     alpha, beta = found.alpha_s, found.beta_s_per_byte
-    return (
+    path = LOCAL / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(
+        path,
         "# @package cluster.link\n"
         f"# Measured {now()[:10]} by `make bench BENCH=link`: {where}.\n"
         f"# 95 % intervals: alpha {alpha.low:.3g} to {alpha.high:.3g} s, beta {beta.low:.3g} to "
         f"{beta.high:.3g} s.\n"
-        f"alpha_s: {alpha.value:.4e}\nbeta_s_per_byte: {beta.value:.4e}\n"
+        f"alpha_s: {alpha.value:.4e}\nbeta_s_per_byte: {beta.value:.4e}\n",
     )
+    return path
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    except json.JSONDecodeError as error:
+        sys.exit(f"{sys.argv[1]}: {error}")

@@ -1,38 +1,26 @@
-"""What each method costs apart from the network: select, exchange (packing, merging), retain, scatter.
-
-make bench BENCH=methods [ARGS="--n 270000 --methods topk,dgc --repeats 5"]
-
-Two virtual workers hold one tensor of n elements each; communication itself takes no time here. Beside every
-step of a method, torch.topk on the same gradient is timed: `/ topk` is the median ratio of the pairs of the
-whole step to that, with the smallest and largest. The first steps, in which thresholds settle, are not
-counted.
-"""
+"""The parts of every method."""
 
 from __future__ import annotations
 
-import os.path
-import sys
-
-# Run by its path, Python would look into this folder first, whose `select` is not Python's.
-if not __package__:
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-import argparse
 import gc
-import json
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-import sparsify
-from experiments.config.folders import Folders
-from sparsify.aggregator import Aggregator, Report
+from experiments.bench import Device
+from experiments.bench._runner import Bench, Record, spread
+from experiments.bench._timing import device_of, facts
+from experiments.bench.bytes import built, named
 from sparsify.comm import InstrumentedComm, virtual
-from sparsify.timer import PhaseTimer
+from sparsify.core.timer import PhaseTimer
+from sparsify.doors.aggregator import Aggregator
+from sparsify.doors.engine import StepReport
+from sparsify.ranges import Count
 
 SIZES = (270_000, 14_700_000, 25_600_000)  # ResNet-20, VGG-16, ResNet-50
 WORKERS, SETTLING, DENSITY, WIDTH = 2, 3, 0.001, 500
@@ -40,56 +28,59 @@ PARTS = ("select", "exchange", "retain", "scatter")
 SCALE = 1e-3  # of the gradients, as in training
 
 
-class Timed(NamedTuple):
+class BesideTopk(NamedTuple):
     """One step of one worker beside torch.topk."""
 
     parts: dict[str, float]  # seconds
     topk_s: float
-    report: Report
+    report: StepReport
 
 
-def main() -> None:
-    words = argparse.ArgumentParser(prog="make bench BENCH=methods", description=__doc__.partition("\n")[0])
-    words.add_argument("--n", type=int, nargs="*", default=SIZES, help="elements")
-    words.add_argument("--methods", default=",".join(sparsify.names()), help="names, with commas")
-    words.add_argument("--repeats", type=int, default=5)
-    words.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    asked = words.parse_args()
-    device = torch.device(asked.device)
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"cpu, {torch.get_num_threads()} threads"
+def methods(
+    *,
+    n: Sequence[Count] = SIZES,
+    methods: str = "",
+    repeats: Count = 5,
+    device: Device | None = None,
+) -> Bench:
+    """Costs of each method apart from the network: select, exchange (packing, merging), retain, scatter.
+
+    Two virtual workers hold one tensor of n elements each; communication itself takes no time here. Beside
+    every step of a method, torch.topk on the same gradient is timed: `/ topk` is the median ratio of the
+    pairs of the whole step to that, with the smallest and largest. The first steps, in which thresholds
+    settle, are not counted.
+
+    Args:
+        n: elements.
+        methods: names, with commas; all by default.
+        repeats: pairs that are timed.
+        device: cuda where there is one.
+    """
+    on, names = device_of(device), named(methods)
+    return Bench(
+        about=facts(on),
+        head=f"density {DENSITY}, {WORKERS} virtual workers, {repeats} pairs; milliseconds, medians",
+        cases=[{"n": size, "method": name} for size in n for name in names],
+        setting={"density": DENSITY, "workers": WORKERS, "repeats": repeats},
+        measure=lambda case: [summary(measure(case["method"], case["n"], repeats, on), case["n"])],
+        heading=f"method | n | {' | '.join(PARTS)} | torch.topk | / topk | sent / k | bytes | host syncs",
+        row="{method} | {n:,} | {select_ms:.2f} | {exchange_ms:.2f} | {retain_ms:.2f} | {scatter_ms:.2f} | "
+        "{topk_ms:.2f} | {over_topk:.2f} | {sent_per_k:.2f} | {wire_bytes:,} | {host_syncs}",
     )
-    rows: list[dict[str, Any]] = []
-    for n in asked.n:
-        print(f"\nn = {n:,}, density {DENSITY}, {WORKERS} virtual workers, {asked.repeats} pairs, {name}, "
-              f"torch {torch.__version__}; milliseconds, medians\n")  # fmt: skip
-        head = ("method", *PARTS, "torch.topk", "/ topk", "sent / k", "bytes", "host syncs")
-        print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
-        for method in asked.methods.split(","):
-            timed = measure(method, n, asked.repeats, device)
-            rows.append({"method": method, "n": n, "device": name, **summary(timed, n)})
-            print(line(rows[-1]), flush=True)
-    folder = Folders().results / "bench"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "methods.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def measure(name: str, n: int, repeats: int, device: torch.device) -> list[Timed]:
+def measure(name: str, n: int, repeats: int, device: torch.device) -> list[BesideTopk]:
     """Rank 0's steps after the first ones."""
-    density = {"density": DENSITY} if "density" in sparsify.defaults(name) else {}
-    scope = {"scope": "global"} if "scope" in sparsify.defaults(name) else {}
-    method = sparsify.build(name, **density, **scope)
+    method = built(name, DENSITY)
     synchronise = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
 
-    def body(comm: virtual.VirtualComm) -> list[Timed]:
+    def body(comm: virtual.VirtualComm) -> list[BesideTopk]:
         timer = PhaseTimer("serialised", time.perf_counter, synchronise, keep_spans=lambda step: True)
         parameter = Parameter(torch.empty(n // WIDTH, WIDTH, device=device))
         aggregator = Aggregator(method, [("p", parameter)], InstrumentedComm(comm, timer), timer)
         own = torch.Generator(device).manual_seed(comm.rank)
         gradient = torch.randn(n // WIDTH * WIDTH, generator=own, device=device).mul_(SCALE)
-        work, found = torch.empty_like(gradient), list[Timed]()
+        work, found = torch.empty_like(gradient), list[BesideTopk]()
         for _ in range(SETTLING + repeats):
             aggregator.gradients.flat.copy_(gradient)
             topk_s = time_topk(gradient, work, synchronise) if comm.rank == 0 else 0.0
@@ -97,16 +88,17 @@ def measure(name: str, n: int, repeats: int, device: torch.device) -> list[Timed
             with timer.step():
                 report = aggregator.aggregate()
             (sample,) = timer.resolve(lambda mine: [mine])
-            found.append(Timed(parts_of(sample.spans), topk_s, report))
+            found.append(BesideTopk(parts_of(sample.spans), topk_s, report))
             gradient = gradient.roll(1)  # so that other elements are the largest each time
         return found[SETTLING:]
 
-    timed: list[Timed] = virtual.run(WORKERS, body)[0]
+    timed: list[BesideTopk] = virtual.run(WORKERS, body)[0]
     gc.collect()
     return timed
 
 
 def time_topk(gradient: Tensor, work: Tensor, synchronise: Any) -> float:
+    """Seconds of torch.topk on a gradient."""
     synchronise()
     start = time.perf_counter()
     torch.abs(gradient, out=work).topk(max(1, int(DENSITY * len(gradient))), sorted=False)
@@ -124,29 +116,16 @@ def parts_of(spans: list[tuple[str, float, float]]) -> dict[str, float]:
     return parts
 
 
-def summary(timed: list[Timed], n: int) -> dict[str, Any]:
+def summary(timed: list[BesideTopk], n: int) -> Record:
+    """The record of a method: medians, and the ratios within the pairs."""
     ratios = [sum(step.parts.values()) / step.topk_s for step in timed]
     last = timed[-1].report
     return {
-        **{part: statistics.median(step.parts[part] for step in timed) for part in PARTS},
-        "topk": statistics.median(step.topk_s for step in timed),
-        "ratio": [statistics.median(ratios), min(ratios), max(ratios)],
+        **{f"{part}_ms": 1e3 * statistics.median(step.parts[part] for step in timed) for part in PARTS},
+        "topk_ms": 1e3 * statistics.median(step.topk_s for step in timed),
+        "over_topk": spread(ratios),
         "sent_per_k": last.selected / int(DENSITY * n),
         "wire_bytes": last.wire_bytes,
         "host_syncs": last.host_syncs,
         "pairs": len(timed),
     }
-
-
-def line(row: dict[str, Any]) -> str:
-    middle, low, high = row["ratio"]
-    cells = [
-        row["method"], *(f"{1e3 * row[part]:.2f}" for part in PARTS), f"{1e3 * row['topk']:.2f}",
-        f"{middle:.2f} [{low:.2f}, {high:.2f}]", f"{row['sent_per_k']:.2f}", f"{row['wire_bytes']:,}",
-        str(row["host_syncs"]),
-    ]  # fmt: skip
-    return "| " + " | ".join(cells) + " |"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
-"""How long do the operators take that choose elements: top-k, a sort, a random permutation, the k-th value?
+"""The operators that choose elements, in one file that needs nothing but torch.
 
-One file that needs nothing but torch, and runs on Python 3.8 and torch 1.8.1, so that the operator of a
-published measurement can be timed on the same node as today's. Prints a JSON line for each operator.
+It runs on Python 3.8 and torch 1.8.1, so that the operator of a published measurement can be timed on the
+same node as today's:
     singularity/exec yoon2022 experiments/bench/operators.py
 """
 
@@ -19,17 +19,78 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 VGG16 = 14_728_266  # parameters of Yoon and Oh's VGG-16 for CIFAR-10
-DENSITY = 0.001
 REPEATS = {"cuda": 50, "cpu": 10}
 WARM_UP = 3  # the first calls allocate, and load kernels
 
 
-def operators(n: int, k: int, device: str) -> dict[str, Callable[[], object]]:
+def operators(
+    *,
+    device: str = "",
+    n: int = VGG16,
+    density: float = 0.001,
+    repeats: int = 0,
+    threads: int = 1,
+    only: Sequence[str] = (),
+) -> int:
+    """Times of the operators that choose elements: top-k, a sort, a random permutation, the k-th value.
+
+    Prints a JSON line for each operator.
+
+    Args:
+        device: cpu or cuda; by default cuda where there is one.
+        n: elements.
+        density: k/n.
+        repeats: calls that are timed; 10 on a CPU, 50 on a GPU by default.
+        threads: CPU threads.
+        only: these operators only.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in REPEATS:
+        raise ValueError(f"--device {device}: cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device cuda: torch {torch.__version__} finds no GPU here; say --device cpu")
+    k = int(density * n)
+    if not 0 < k <= n:
+        raise ValueError(f"--n {n} --density {density}: k would be {k}, and must be in 1 ... n")
+    if repeats < 0:
+        raise ValueError(f"--repeats {repeats}: must be 1 or more")
+    torch.set_num_threads(threads)
+    calls = calls_of(n, k, device)
+    if unknown := set(only) - set(calls):
+        raise ValueError(f"--only {', '.join(sorted(unknown))}: there are: {', '.join(calls)}")
+    facts = {
+        "bench": "operators",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
+        "threads": threads,
+        "n": n,
+        "k": k,
+        "repeats": repeats or REPEATS[device],
+    }
+    for name in only or calls:
+        took = times(calls[name], repeats or REPEATS[device], device == "cuda")
+        median = statistics.median(took)
+        spread = statistics.median([abs(each - median) for each in took])
+        line = {
+            **facts,
+            "operator": name,
+            "median_ms": round(median, 4),
+            "mad_ms": round(spread, 4),  # median absolute deviation
+            "min_ms": round(min(took), 4),
+            "max_ms": round(max(took), 4),
+        }
+        print(json.dumps(line), flush=True)
+    return 0
+
+
+def calls_of(n: int, k: int, device: str) -> dict[str, Callable[[], object]]:
     """Name -> a call; selections are by magnitude, as the published code's are, of normal numbers."""
     torch.manual_seed(0)
     magnitudes = torch.randn(n, device=device).abs()
@@ -65,52 +126,15 @@ def times(call: Callable[[], object], repeats: int, cuda: bool) -> list[float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
-    parser.add_argument("--n", type=int, default=VGG16, help="elements")
-    parser.add_argument("--density", type=float, default=DENSITY)
-    parser.add_argument("--repeats", type=int, help="calls that are timed")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--only", nargs="+", metavar="OPERATOR", help="these operators only")
-    words = parser.parse_args()
-    device = words.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        parser.error(f"--device cuda: torch {torch.__version__} finds no GPU here; say --device cpu")
-    k = int(words.density * words.n)
-    if not 0 < k <= words.n:
-        parser.error(f"--n {words.n} --density {words.density}: k would be {k}, and must be in 1 ... n")
-    if words.repeats is not None and words.repeats < 1:
-        parser.error(f"--repeats {words.repeats}: must be 1 or more")
-    repeats = words.repeats or REPEATS[device]
-    torch.set_num_threads(words.threads)
-    calls = operators(words.n, k, device)
-    if unknown := set(words.only or ()) - set(calls):
-        parser.error(f"--only {', '.join(sorted(unknown))}: there are: {', '.join(calls)}")
-    facts = {
-        "bench": "operators",
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
-        "threads": words.threads,
-        "n": words.n,
-        "k": k,
-        "repeats": repeats,
-    }
-    for name in words.only or calls:
-        took = times(calls[name], repeats, device == "cuda")
-        median = statistics.median(took)
-        spread = statistics.median([abs(each - median) for each in took])
-        line = {
-            **facts,
-            "operator": name,
-            "median_ms": round(median, 4),
-            "mad_ms": round(spread, 4),  # median absolute deviation
-            "min_ms": round(min(took), 4),
-            "max_ms": round(max(took), 4),
-        }
-        print(json.dumps(line), flush=True)
-    return 0
+    """The same by its path, where the rest of the project can't be imported."""
+    parser = argparse.ArgumentParser(description=(operators.__doc__ or "").partition("\n")[0])
+    for name, default in (operators.__kwdefaults__ or {}).items():
+        how = {"nargs": "+"} if name == "only" else {"type": type(default)}
+        parser.add_argument(f"--{name}", default=default, **how)
+    try:
+        return operators(**vars(parser.parse_args()))
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -1,48 +1,56 @@
-"""How long many records take: collected into tables, and listed.
-
-make bench BENCH=records [ARGS="--runs 10000"]
-
-The records are invented, in a temporary folder: 100 steps on 8 ranks, with all phases, 0.4 MB a run. Prints
-wall time, and the CPU time of all processes.
-"""
+"""Collecting and listing many records."""
 
 from __future__ import annotations
 
-import os.path
-import sys
-
-# Run by its path, Python would look into this folder first, whose `select` is not Python's.
-if not __package__:
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-import argparse
+import os
 import resource
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.files import RankLog
-from analysis.frames import PHASES
-from analysis.records import Store
+from analysis.records.log import RankLog
+from analysis.records.phases import NAMES
+from analysis.records.store import Store
+from experiments.bench._runner import Bench, Record
+from experiments.bench._timing import device_of, facts
 from experiments.config import compose
 from experiments.config.folders import ROOT
+from sparsify.ranges import Count
 
-RUNS, RANKS, STEPS = 10_000, 8, 100
+RANKS, STEPS = 8, 100
 STARTED, ENDED = "2000-01-01T00:00:00Z", "2000-01-01T00:01:00Z"  # of invented runs
+COMMANDS = ("collect", "list")
 
 
-def main() -> int:
-    words = argparse.ArgumentParser(prog="make bench BENCH=records", description=__doc__.partition("\n")[0])
-    words.add_argument("--runs", type=int, default=RUNS, help="how many records")
-    asked = words.parse_args()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        invent(Store(Path(folder) / "runs"), asked.runs)
-        for command in ("collect", "list"):
-            wall_s, cpu_s = timed(command, Path(folder))
-            print(f"{command}: {asked.runs:,} runs in {wall_s:.1f} s, {cpu_s:.1f} s of CPU time")
-    return 0
+def records(*, runs: Count = 10_000) -> Bench:
+    """The time that many records take: collected into tables, and listed.
+
+    The records are invented, in a temporary folder: 100 steps on 8 ranks, with all phases, 0.4 MB a run. Wall
+    time, and the CPU time of all processes.
+
+    Args:
+        runs: how many records.
+    """
+
+    def measure(case: Record) -> Iterator[Record]:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            invent(Store(Path(folder) / "runs"), runs)
+            for command in COMMANDS:
+                wall_s, cpu_s = timed(command, Path(folder))
+                yield {"command": command, "wall_s": wall_s, "cpu_s": cpu_s}
+
+    return Bench(
+        about=facts(device_of("cpu")),
+        cases=[{"runs": runs}],
+        measure=measure,
+        heading="command | runs | s | s of CPU time",
+        row="{command} | {runs:,} | {wall_s:.1f} | {cpu_s:.1f}",
+        last=lambda rows: {row["command"]: {"wall_s": row["wall_s"], "cpu_s": row["cpu_s"]} for row in rows},
+    )
 
 
 def timed(command: str, results: Path) -> tuple[float, float]:
@@ -72,15 +80,11 @@ def invent(store: Store, runs: int) -> None:
 def _log(path: Path, rank: int) -> bytes:
     with RankLog(path) as log:
         for step in range(STEPS):
-            phases = {phase: 0.001 * (1 + place) + 1e-6 * step for place, phase in enumerate(PHASES)}
+            phases = {phase: 0.001 * (1 + place) + 1e-6 * step for place, phase in enumerate(NAMES)}
             log.add(
                 "step", step=step, epoch=1, start_s=100.0 * rank + 0.1 * step, step_s=sum(phases.values()),
-                phases=phases, wire_bytes=117_824, host_syncs=0, density=0.001, update_density=0.0018,
+                phases=phases, wire_bytes=117_824, host_syncs=0, sent_density=0.001, update_density=0.0018,
                 residual_norm=1.0 + 0.1 * step, loss=2.3 - 0.01 * step, lr=0.1,
             )  # fmt: skip
         log.flush()
     return path.read_bytes()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

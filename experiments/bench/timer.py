@@ -1,26 +1,56 @@
-"""What does timing cost? Ten phases a step, against the work of a 20 ms step, side by side."""
+"""The cost of timing itself."""
 
 from __future__ import annotations
 
-import os.path
-import sys
-
-# Run by its path, Python would look into this folder first, whose `select` is not Python's.
-if not __package__:
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-import json
-import statistics
 import time
+from collections.abc import Iterator
 
 import torch
 
-from experiments.worker.provenance import cpu_model
-from sparsify.timer import PhaseTimer
+from experiments.bench._runner import Bench, Record, spread
+from experiments.bench._timing import device_of, facts
+from sparsify.core.timer import PhaseTimer
 
 PHASES_PER_STEP = 10
 WORK_S = 0.020
 REPEATS = 200
+
+
+def timer() -> Bench:
+    """The cost of timing: ten phases a step, against the work of a 20 ms step, side by side."""
+    device = device_of("cpu", threads=1)
+    return Bench(
+        about=facts(device),
+        cases=[{"phases": PHASES_PER_STEP, "work_s": WORK_S}],
+        setting={"repeats": REPEATS},
+        measure=measure,
+        heading="phases | work of a step, ms | phases of a step, ms | phases / work, %",
+        row="{phases} | {work_ms} | {phases_ms} | {percent}",
+        last=lambda rows: {"phases_over_work": rows[0]["phases_over_work"]},
+    )
+
+
+def measure(case: Record) -> Iterator[Record]:
+    """Work, and the phases after it, in each repetition."""
+    matrix, phases = work_of(WORK_S), PhaseTimer("serialised")
+    works, costs = list[float](), list[float]()
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        matrix @ matrix
+        worked = time.perf_counter()
+        with phases.step():
+            for number in range(PHASES_PER_STEP):
+                with phases.phase(f"phase {number}"):
+                    pass
+        works.append(worked - began)
+        costs.append(time.perf_counter() - worked)
+    ratios = [cost / work for cost, work in zip(costs, works, strict=True)]
+    yield {
+        "work_ms": spread([1e3 * seconds for seconds in works]),
+        "phases_ms": spread([1e3 * seconds for seconds in costs]),
+        "percent": spread([100 * ratio for ratio in ratios]),
+        "phases_over_work": spread(ratios),
+    }
 
 
 def work_of(seconds: float) -> torch.Tensor:
@@ -35,36 +65,3 @@ def work_of(seconds: float) -> torch.Tensor:
         if took >= 0.9 * seconds:
             return matrix
         size = int(size * max(1.05, min(2.0, (seconds / max(took, 1e-6)) ** (1 / 3))))
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    matrix = work_of(WORK_S)
-    timer = PhaseTimer("serialised")
-    ratios, works, costs = [], [], []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        matrix @ matrix
-        worked = time.perf_counter()
-        with timer.step():
-            for number in range(PHASES_PER_STEP):
-                with timer.phase(f"phase {number}"):
-                    pass
-        timed = time.perf_counter()
-        works.append(worked - began)
-        costs.append(timed - worked)
-        ratios.append((timed - worked) / (worked - began))
-    low, median, high = (
-        statistics.quantiles(ratios, n=20)[0],
-        statistics.median(ratios),
-        statistics.quantiles(ratios, n=20)[-1],
-    )
-    print(f"{cpu_model()}, torch {torch.__version__}, 1 thread, n = {REPEATS}")
-    print(f"work of a step      {1e3 * statistics.median(works):8.3f} ms (median)")
-    print(f"{PHASES_PER_STEP} phases           {1e3 * statistics.median(costs):8.3f} ms (median)")
-    print(f"phases over work    {100 * median:8.3f} % (5 to 95 %: {100 * low:.3f} to {100 * high:.3f} %)")
-    print(json.dumps({"bench": "timer", "phases_over_work": median, "low": low, "high": high, "n": REPEATS}))
-
-
-if __name__ == "__main__":
-    main()

@@ -17,23 +17,24 @@ method's says what its hyperparameters are, and its docstring is the help:
 Positional parameters take words: one, or any number where the type is a sequence (`_words` has the usual
 ones, which completion knows). Keyword-only parameters are options: a bool is a flag, anything else takes a
 value, which is checked by its type (`sparsify.ranges`). The function prints its answer and returns the exit
-code. Signatures, docstrings and GROUP are read from the source: help and completion import no command. Files
-that start with _ are what several commands share.
+code. Signatures, docstrings and GROUP are read without what a file imports (`sparsify.spec`): help and
+completion import no command. Files that start with _ are what several commands share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import platform
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from experiments.commands import _arguments
-from experiments.commands._layout import paragraphs
-from experiments.config.meanings import meanings
+import sparsify
+from experiments.bench import REGISTRY as BENCHMARKS
+from experiments.commands._words import PROGRAM, Parser, fill, paragraphs, table
+from experiments.config.choices import meanings
 from slurm import environment
-from sparsify.registry import Registry, constant, function_of
+from sparsify.spec import LIGHT, BrokenFile, Registry, constant
 
-REGISTRY = Registry("command", __name__, Path(__file__).parent)
+REGISTRY = Registry("command", __name__, Path(__file__).parent, light=(*LIGHT, f"{__name__}._words"))
 GROUPS = {
     "here": "on this machine",
     "cluster": "on a cluster (cluster=NAME; there `run` and `reproduce` queue jobs and wait)",
@@ -41,7 +42,14 @@ GROUPS = {
 }
 FIRST = ("run", "reproduce")  # in lists: what everybody needs
 # These start workers; to begin a run together with other processes is what `run` does.
-ALONE = ("reproduce", "submit", "sweep")
+STARTING = ("reproduce", "submit", "sweep")
+ALONE = ("-h", "--help", "--traceback", "--version")  # options that need no command
+GENERAL = {
+    "COMMAND --help": "what stands behind a command",
+    "--version": "which version this is",
+    "--traceback": "show where an error came from",
+    "FORCE=1": "as --force: measure again what is already measured (earlier attempts are kept)",
+}
 
 
 def names() -> list[str]:
@@ -58,33 +66,70 @@ def group_of(name: str) -> str:
     return str(constant(REGISTRY.folder / f"{name}.py", "GROUP") or next(iter(GROUPS)))
 
 
-def parser_of(name: str, has_meanings: bool = False) -> _arguments.Parser:
-    """What a command takes; with the meaning of each word and option where help is to be shown.
+def taking(name: str, words: Sequence[str]) -> list[tuple[Registry, str]]:
+    """Whose parameters stand behind a command: its own, and those of the benchmark that `bench` names first.
+
+    Raises:
+        ValueError: there is no such benchmark.
+    """
+    found = [(REGISTRY, name)]
+    named = [word for word in words if not word.startswith("-")]
+    if name == "bench" and named:
+        BENCHMARKS.check_name(named[0])
+        found.append((BENCHMARKS, named[0]))
+    return found
+
+
+def parser_of(name: str, words: Sequence[str] = (), has_meanings: bool = False) -> Parser:
+    """Parser of what a command takes; with the meaning of each word and option where help is to be shown.
+
+    Args:
+        words: behind it.
 
     Raises:
         BrokenFile: its file can't be read, or has no function of its name.
     """
-    about = paragraphs(REGISTRY.docstring(name).partition("\nArgs:")[0])
-    parser = _arguments.Parser(prog=f"{_arguments.PROGRAM} {name}", description=about)
-    return _arguments.fill(
-        parser, REGISTRY.parameters(name), meanings(REGISTRY, name) if has_meanings else {}
-    )
+    sources = taking(name, words)
+    registry, entry = sources[-1]
+    about = paragraphs(registry.docstring(entry).partition("\nArgs:")[0])
+    prog = " ".join([PROGRAM, *(entry for _, entry in sources)])
+    parser = Parser(prog=prog, description=about)
+    for registry, entry in sources:
+        explained = meanings(registry, entry) if has_meanings else {}
+        fill(parser, registry.parameters(entry), explained)
+    return parser
 
 
-def execute(name: str, given: Mapping[str, Any]) -> int:
-    """The exit code of a command.
-
-    Args:
-        given: the arguments of its function.
+def function_of(name: str) -> Callable[..., int]:
+    """A command's function, imported.
 
     Raises:
         ValueError: several processes were given a command that is for one.
         BrokenFile: its file can't be imported.
     """
-    if name in ALONE and (group := environment.joined()) is not None:
+    if name in STARTING and (group := environment.joined()) is not None:
         raise ValueError(
             f"{group.starter} started {group.place.size} processes, and {name} starts its workers itself: "
             f"call it without {group.starter}, or make a single run with `run`"
         )
-    command: Callable[..., int] = function_of(__name__, name)
-    return command(**given)
+    return REGISTRY.function(name)
+
+
+def overview() -> str:
+    """Every command in a line or two, by groups."""
+    listed: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
+    for name in names():
+        try:
+            group, about = group_of(name), REGISTRY.summary(name)
+        except BrokenFile as broken:
+            group, about = "here", f"can't be read: {broken}"
+        listed.setdefault(group, {})[name] = about
+    parts = [f"{PROGRAM} COMMAND [WORD ...] [OPTION ...]\n"]
+    for group, found in listed.items():
+        if found:
+            parts.append(f"{GROUPS.get(group, group)}:\n{table(found)}")
+    return "\n".join([*parts, f"for all commands:\n{table(GENERAL)}"])
+
+
+def version() -> str:
+    return f"sparsify {sparsify.__version__}, Python {platform.python_version()}\n"

@@ -1,22 +1,33 @@
 """Step times that are predicted from their parts: computing, selecting, and the exchange by the alpha-beta
-model.
+model; and what stored runs, benchmarks and published logs know of the first two.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 
 import sparsify
+from analysis.pictures import style
+from analysis.published import rederived
+from analysis.published.rederived import JOB, estimate
+from analysis.records import loading, phases
+from analysis.records.frames import Frames, restrict
+from analysis.records.steps import breakdown
 from analysis.stats import Value
+from experiments.bench._runner import newest
+from experiments.config.folders import Folders
+from sparsify.core.selections import Generated, Statistics, skewed
 from sparsify.cost import Link, Network
 from sparsify.method import num_selected
 from sparsify.replay import Replay
-from sparsify.selections import Generated, Statistics, skewed
 from sparsify.types import Sparse
 
 # What the model is trusted to: by these factors a link's numbers may be off, either way.
@@ -53,7 +64,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: this model on so many workers, joined like this."""
+    """The question: this model on so many workers, joined like this."""
 
     elements: int
     workers: int
@@ -92,7 +103,7 @@ def ranked(question: Question) -> list[Prediction]:
 
 
 class StepTime:
-    """How one method's step time depends on what is not known exactly."""
+    """One method's step time, by what is not known exactly."""
 
     def __init__(self, question: Question, name: str) -> None:
         self.question, self.name = question, name
@@ -127,8 +138,10 @@ def predicted(step: StepTime, dense: StepTime) -> Prediction:
 
 
 def combined(quantity: Callable[[Inputs], float], names: tuple[str, ...]) -> Value:
-    """Its value, and how far the inputs move it that are varied one at a time: independent of each other, so
-    that the squares of their logarithms add up. An input moves all methods' times together.
+    """A quantity's value, and how far the inputs move it, varied one at a time.
+
+    They are independent of each other, so that the squares of their logarithms add up. An input moves all
+    methods' times together.
     """
     middle = quantity({})
     logs = [[math.log(quantity({name: side}) / middle) for side in (-1, 1)] for name in names]
@@ -175,3 +188,155 @@ def traffic_seconds(question: Question, name: str) -> dict[int, Callable[[Networ
         replay.next(made, k)
         found[place] = replay.next(made, k).seconds
     return {place: found.get(place, found[0]) for place in PLACES}
+
+
+SELECTING = phases.of_group(phases.SELECTION)  # searching, packing, merging
+COMMUNICATING = phases.of_group(phases.COMMUNICATION)
+PUBLISHED = ("vgg16_cifar10", 128)  # task and batch of Yoon and Oh's logs
+# Methods that search as another one does, whose time stands for theirs.
+SEARCH_AS = {"gtopk": "topk", "sparcml": "topk", "scalecom": "topk"}
+LISTED = (
+    "topk", "topk-fused", "randomk", "randomk-hash", "blockrandomk", "gaussiank", "dgc", "gtopk", "oktopk",
+    "sparcml", "scalecom", "stable_topk",
+)  # fmt: skip
+# Elements of models that others published: torchvision's documentation; Devlin et al. 2019.
+MODELS = {
+    "resnet50": 25_557_032, "vgg16_imagenet": 138_357_544, "vgg16_cifar10": 14_728_266,
+    "resnet18_cifar10": 11_173_962, "bert_large": 340_000_000,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Known:
+    """Knowledge of one configuration: its task, and the machines of its cluster."""
+
+    config: Mapping[str, Any]
+    folders: Folders
+
+    @property
+    def gpu(self) -> str:
+        return str(self.config["cluster"]["gpu"])
+
+    @property
+    def machine(self) -> str:
+        """The machines in a word."""
+        return {"none": "CPUs", "any": "GPUs"}.get(self.gpu) or self.gpu.upper()
+
+    @cached_property
+    def records(self) -> Frames:
+        """Runs whose phases were timed one by one, by real processes, on any machine."""
+        frames = loading.load(self.folders.results, ("runs", "steps"))
+        runs = frames.runs
+        if not len(runs):
+            return frames
+        simulated = runs["simulated"].fillna(False).astype(bool) if "simulated" in runs else False
+        whole = runs["timing.mode"].eq("serialised") & ~simulated & runs["key"].isin(frames.steps["key"])
+        return restrict(frames, runs.loc[whole, "key"])
+
+    @cached_property
+    def like(self) -> Frames:
+        """Runs on the accelerator that the cluster names; without one those on a CPU."""
+        runs = self.records.runs
+        names = runs.get("provenance.gpu", pd.Series(None, runs.index, dtype=object))
+        if self.gpu == "none":
+            return restrict(self.records, runs.loc[names.isna(), "key"])
+        has_name = (
+            names.fillna("").str.lower().str.contains("" if self.gpu == "any" else self.gpu, regex=False)
+        )
+        return restrict(self.records, runs.loc[has_name & names.notna(), "key"])
+
+    @cached_property
+    def measured(self) -> dict[str, int]:
+        """n of each task, from what dense allreduces of it sent: 2 (P-1)/P n words."""
+        runs, found = self.records.runs, dict[str, int]()
+        if not len(runs):
+            return found
+        for run in runs[runs["method.name"].eq("dense") & runs["workers"].gt(1)].to_dict("records"):
+            if run["task.name"] not in found:
+                sent = self.records.steps.loc[self.records.steps["key"] == run["key"], "wire_bytes"].median()
+                size = int(run["workers"])
+                found[run["task.name"]] = round(float(sent) * size / (2 * (size - 1) * 4))
+        return found
+
+    def elements(self) -> int | None:
+        """n of the task; None where it is not known."""
+        task = self.config["task"]
+        if "elements" in task:
+            return int(task["elements"])
+        return self.measured.get(task["name"]) or MODELS.get(task["name"])
+
+    def compute_s(self) -> Range | None:
+        """A dense step's time but for what communicating takes; None where it is not known."""
+        task, batch = self.config["task"]["name"], self.config["task"].get("batch_size")
+        rest = [
+            self._seconds(run["key"], lambda phase: phase not in (*SELECTING, *COMMUNICATING))
+            for run in self.like.runs.to_dict("records")
+            if (style.method_id(run), run["task.name"]) == ("dense", task)
+            and batch in (None, run.get("task.batch_size"))
+        ]
+        if rest:
+            return spread(rest, f"{len(rest)} stored runs of task={task}")
+        return published(self.gpu).get("dense") if (task, batch) == PUBLISHED else None
+
+    def select_s(self, elements: int) -> dict[str, Range]:
+        """Seconds by method: as stored runs on such a machine took (in proportion to the elements), as `make
+        bench BENCH=methods` found it, or as published.
+        """
+        found = {**self._benched(elements), **self._recorded(elements)}
+        if self.config["task"]["name"] == PUBLISHED[0]:
+            found |= {name: took for name, took in published(self.gpu).items() if name != "dense"}
+        return found
+
+    def _recorded(self, elements: int) -> dict[str, Range]:
+        samples = defaultdict[str, list[float]](list)
+        for run in self.like.runs.to_dict("records"):
+            name, task = style.method_id(run), str(run["task.name"])
+            own = int(run["task.elements"]) if task == "vector" else self.measured.get(task)
+            # One that can't be replayed is none of those listed.
+            if own is not None and name in LISTED and name.partition("-")[0] == run["method.name"]:
+                took = self._seconds(run["key"], lambda phase: phase in SELECTING)
+                samples[name].append(took * elements / own)
+        return {name: spread(took, f"{len(took)} stored runs") for name, took in samples.items()}
+
+    def _benched(self, elements: int) -> dict[str, Range]:
+        """Rows that `make bench BENCH=methods` recorded, of the number of elements that is nearest."""
+        device, found = {"none": "cpu", "any": "cuda"}.get(self.gpu), dict[str, Range]()
+        stores = sorted((self.folders.results / "bench").glob("methods-*.jsonl"))
+        rows = [row for store in stores for of_case in newest(store).values() for row in of_case]
+        for row in sorted(rows, key=lambda row: abs(row["n"] - elements), reverse=True):
+            if row["device"] == device:
+                took = sum(row[f"{part}_ms"] for part in ("select", "exchange", "retain", "scatter"))
+                source = f"make bench BENCH=methods, n = {row['n']:,}"
+                found[row["method"]] = spread([1e-3 * took * elements / row["n"]], source)
+        return found
+
+    def _seconds(self, key: str, counts: Callable[[str], bool]) -> float:
+        """Mean seconds of a run's step in the phases that count, `unaccounted` among them."""
+        took = breakdown(self.like, [key]).drop("step").items()
+        return sum(float(seconds) for phase, seconds in took if counts(str(phase)))
+
+
+def published(gpu: str) -> dict[str, Range]:
+    """Times of Yoon and Oh 2022, from their own logs: VGG-16, batch 128, 8 A100 or V100, no validation.
+
+    Of dense what computing takes, of a method what selecting does; nothing of other machines.
+    """
+    jobs = {method: job for (machine, method), job in JOB.items() if machine == gpu.upper()}
+    if not jobs:
+        return {}
+    source = f"published: logs of Yoon and Oh 2022, 8 {gpu.upper()}"
+    dense = rederived.iteration_ms(jobs["dense"]) - rederived.communication_ms(jobs["dense"])
+    found = {"dense": Range.of(estimate(dense).times(1e-3), source)}
+    for method, job in jobs.items():
+        if method != "dense":
+            # What an iteration takes beyond computing and communicating, wherever their clock put it.
+            beyond = rederived.iteration_ms(job) - rederived.communication_ms(job) - dense
+            found[method] = Range.of(estimate(beyond).times(1e-3), source)
+    return found
+
+
+def spread(seconds: Sequence[float], source: str) -> Range:
+    """The median, from the quickest to the slowest run."""
+    if len(seconds) == 1:
+        return Range.around(seconds[0], source)
+    return Range(min(seconds), float(pd.Series(seconds).median()), max(seconds), source)

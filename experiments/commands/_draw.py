@@ -13,18 +13,20 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from analysis import parquet, style, tables, verdicts
-from analysis.files import Damaged, read_as, write_atomic, write_json
-from analysis.frames import Frames, empty, restrict
-from analysis.schemas import Index
+from analysis import tables, verdicts
+from analysis.pictures import style
+from analysis.records import parquet
+from analysis.records.files import Damaged, read_as, write_atomic, write_json
+from analysis.records.frames import Frames, empty, restrict
+from analysis.records.schema import RunIndex
 from analysis.tables import Table
 from experiments import figures
 from experiments.commands import _terminal as terminal
 from experiments.commands._make import say
 from experiments.config.folders import Folders
-from experiments.config.measured import remark
+from experiments.config.plan import remark
 from experiments.launch.local import cores
-from sparsify.registry import BrokenFile
+from sparsify.spec import BrokenFile
 
 OWN = "this machine's runs"
 SHIPPED = "the records shipped with the repository"
@@ -156,12 +158,13 @@ def draw_each(
 
 
 def _begun(pool: ProcessPoolExecutor, do: Callable[[], T]) -> Callable[[], T]:
-    """What waits for its result. Processes that were killed, as where memory runs out, leave the rest to
-    this one.
+    """A function that waits for its result.
+
+    Processes that were killed, as where memory runs out, leave the rest to this one.
     """
     try:
         future = pool.submit(do)
-    except BrokenProcessPool:
+    except (BrokenProcessPool, OSError):  # OSError: one more process can't be started, or the pool is just closing
         return do
 
     def result() -> T:
@@ -193,7 +196,7 @@ def _leave_interrupts_to_the_first() -> None:
 
 def stored(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
     """The records of one figure, this checkout's first; None where no source has all of its runs."""
-    own = or_nothing(lambda: read_as(folders.index / f"{figures.stem(item, profile)}.json", Index))
+    own = or_nothing(lambda: read_as(folders.index / f"{figures.stem(item, profile)}.json", RunIndex))
     if own:
         frames, notes = parquet.newest_frames(folders.store, own.runs, folders.records)
         for note in notes:
@@ -211,14 +214,14 @@ def stored_shipped(item: str, profile: str, folders: Folders, shipped: Frames) -
     if profile == figures.PUBLISHED:
         return Stored(empty(), TABLES)
     path = folders.shipped / "figures" / f"{figures.stem(item, profile)}.json"
-    index = or_nothing(lambda: read_as(path, Index))
+    index = or_nothing(lambda: read_as(path, RunIndex))
     if not index or not set(index.runs) <= set(shipped.runs["run_id"]):
         return None
     return Stored(runs_of(shipped, index.runs), SHIPPED)
 
 
 def or_nothing(read: Callable[[], T]) -> T | None:
-    """What was read, or None where it is damaged, which is said."""
+    """The thing that was read, or None where it is damaged, which is said."""
     try:
         return read()
     except Damaged as damage:

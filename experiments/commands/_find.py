@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.files import MOST_LOG_BYTES, Damaged, read_bytes
-from analysis.leaves import labels
-from analysis.records import DAMAGED, Attempt
-from analysis.schemas import Sweep
+from analysis.records.configs import labels
+from analysis.records.files import MOST_LOG_BYTES, Damaged, read_bytes
+from analysis.records.schema import Sweep
+from analysis.records.store import DAMAGED, Attempt
 from experiments.commands._make import say
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
-from experiments.launch import arrays
+from experiments.launch import submission
 from experiments.launch.status import StatusView
 from slurm import environment, queue
 from sparsify.ranges import quoted
@@ -44,7 +44,7 @@ def sweeps_named(words: Sequence[str], folders: Folders) -> list[Sweep]:
     """The sweeps that a word names, or of which it names a run; all without words."""
     return [
         sweep
-        for sweep in arrays.sweeps(folders, say)
+        for sweep in submission.sweeps(folders, say)
         if not words or any(word in " ".join([sweep.name, *runs_of(sweep)]) for word in words)
     ]
 
@@ -66,7 +66,7 @@ def attempts_of(sweeps: Iterable[Sweep], folders: Folders, words: Sequence[str] 
 
 
 def labels_of_attempts(attempts: Sequence[Attempt]) -> list[str]:
-    """What varies among the runs of these attempts, of each; why it is not known where that can't be read."""
+    """Labels of what varies among the runs of these attempts; or why that can't be read."""
     configs, troubles = dict[Attempt, dict[str, Any]](), dict[Attempt, str]()
     for attempt in attempts:
         try:
@@ -91,7 +91,7 @@ def view_of(sweeps: Sequence[Sweep], folders: Folders) -> StatusView:
 
 
 def log_files(attempt: Attempt, folders: Folders) -> list[Path]:
-    """What an attempt's processes printed, by rank."""
+    """Files of what an attempt's processes printed, by rank."""
     sweep = None if attempt.state == DAMAGED else attempt.manifest.get("sweep")
     if not sweep:
         return sorted(folders.launch(attempt).glob("*_log.*"))
@@ -112,7 +112,8 @@ def check_on_slurm(planned: Sequence[PlannedRun]) -> Sequence[PlannedRun]:
     """Refuse runs that are not for a SLURM cluster."""
     if {run.config["cluster"]["where"] for run in planned} != {"slurm"}:
         raise ValueError(
-            "these runs are not for a SLURM cluster: add cluster=NAME, a file of conf/cluster "
-            "(generic_slurm.yaml explains the fields); `run` and `reproduce` make runs on this machine"
+            "these runs are not for a SLURM cluster: add cluster=NAME, a file of conf/cluster (`run "
+            "cluster=generic_slurm --help` explains the fields); `run` and `reproduce` make runs on this "
+            "machine"
         )
     return planned

@@ -5,15 +5,17 @@ allowed values and its default.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from experiments import commands, figures
-from experiments.commands._layout import paragraphs, table
-from experiments.commands._words import Kind, kinds
-from experiments.config import choices, compose, schema
-from experiments.config.meanings import meanings
+from experiments.bench import REGISTRY as BENCHMARKS
+from experiments.commands._words import Kind, kinds, paragraphs, table
+from experiments.config import choices, compose, grammar
+from experiments.config.choices import meanings
+from experiments.config.config import Config
+from experiments.training.settings import meaning as meaning_of
 from sparsify import ranges
-from sparsify.registry import BrokenFile, constant
+from sparsify.spec import BrokenFile, constant
 
 NAMES, OPTIONS, ITEMS = 30, 18, 26  # columns of key=value, of an option's name, of an item's
 SETS_OTHERS = ("profile", "recipe")  # of these groups, help shows what differs from a bare `run`
@@ -24,13 +26,16 @@ PREFIX = {
 
 
 def explain(command: str, words: Sequence[str]) -> str:
-    """What can stand behind a command; where words choose something (method=dgc), what that is, alone."""
+    """Help on the words behind a command; where they choose something (method=dgc), what that is, alone."""
     parameters = commands.REGISTRY.parameters(command)
     taken = {kind for parameter in parameters.values() for kind in kinds(parameter.allowed)}
     chosen = [word for word in words if word.partition("=")[0] in choices.GROUPS]
     if Kind.SETTING in taken and chosen:
-        return _chosen(command, dict(map(compose.pair, chosen)))
+        return _chosen(command, dict(map(grammar.pair, chosen)))
     parts = [f"items:\n{table(_titles(), ITEMS)}"] if Kind.ITEM in taken else []
+    if Kind.BENCH in taken and not any(word in BENCHMARKS.names() for word in words):
+        listed = {name: BENCHMARKS.summary(name) for name in BENCHMARKS.sound()}
+        parts.append(f"benchmarks:\n{table(listed)}")
     if Kind.SETTING in taken:
         hint = f"`{command} method=NAME --help` explains a method and its settings; so for all groups."
         parts += [*_choices(), *_settings(), paragraphs(hint)]
@@ -50,7 +55,7 @@ def _titles() -> dict[str, str]:
 
 
 def _choices() -> Iterator[str]:
-    """Of each group the options, in a line or two each."""
+    """The options of each group, in a line or two each."""
     for group in choices.GROUPS:
         rows = {name: choices.about(group, name).partition("\n\n")[0] for name in choices.options(group)}
         yield f"{group}=\n{table(rows, OPTIONS)}"
@@ -58,30 +63,29 @@ def _choices() -> Iterator[str]:
 
 def _settings() -> Iterator[str]:
     """All settings, part by part, with the values of a bare `run`."""
-    config = compose.resolve([])
+    usual = compose.resolve([])
     parts: dict[str, list[str]] = {"": []}
-    for key in compose.leaves(config):
+    for key in compose.leaves(usual):
         parts.setdefault(key.rpartition(".")[0].partition(".")[0], []).append(key)
-    hints = get_type_hints(schema.Run)
-    yield f"settings, with the values of a bare `run`:\n{table(_rows(config, parts.pop('')), NAMES)}"
+    hints = get_type_hints(Config)
+    yield f"settings, with the values of a bare `run`:\n{table(_rows(usual, parts.pop('')), NAMES)}"
     for part, keys in parts.items():
-        heading = f"of {part}={config[part]['name']}" if part in choices.REGISTRIES else hints[part].__doc__
-        yield f"{part}: {heading}\n{table(_rows(config, keys), NAMES)}"
+        heading = (
+            f"of {part}={getattr(usual, part).name}" if part in choices.REGISTRIES else hints[part].__doc__
+        )
+        yield f"{part}: {heading}\n{table(_rows(usual, keys), NAMES)}"
 
 
 def _chosen(command: str, chosen: Mapping[str, str]) -> str:
     """The options that were chosen, each with its settings as they are then."""
     for group, option in chosen.items():
         compose.check_choice(group, option)
-    config, usual = (
-        compose.resolve([f"{group}={option}" for group, option in chosen.items()]),
-        compose.resolve([]),
-    )
+    config, usual = compose.resolve(chosen), compose.resolve([])
     leaves, parts = compose.leaves(config), list[str]()
     for group, option in chosen.items():
         parts.append(f"{group}={option}\n\n{paragraphs(choices.about(group, option))}")
         if group in SETS_OTHERS:
-            keys = [key for key in leaves if schema.leaf(config, key) != schema.leaf(usual, key)]
+            keys = [key for key in leaves if config.leaf(key) != usual.leaf(key)]
         else:
             keys = [key for key in leaves if key.startswith(PREFIX.get(group, f"{group}."))]
         if keys:
@@ -89,14 +93,14 @@ def _chosen(command: str, chosen: Mapping[str, str]) -> str:
     return "\n".join([*parts, f"`{command} --help` has all others\n"])
 
 
-def _rows(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, str]:
+def _rows(config: Config, keys: Collection[str]) -> dict[str, str]:
     """key=value, its meaning and the allowed values, in the words of the command line."""
     leaves, said, rows = compose.leaves(config), dict[str, str](), dict[str, str]()
     for group in {key.partition(".")[0] for key in keys} & choices.REGISTRIES.keys():
-        found = meanings(choices.REGISTRIES[group], config[group]["name"])
+        found = meanings(choices.REGISTRIES[group], getattr(config, group).name)
         said |= {f"{group}.{key}": meaning.replace("None:", "null:") for key, meaning in found.items()}
     for key in keys:
-        meaning = said.get(key) or schema.meaning(leaves[key])
+        meaning = said.get(key) or meaning_of(leaves[key])
         values = f"[{ranges.described(leaves[key])}]"
-        rows[f"{key}={ranges.word(schema.leaf(config, key))}"] = f"{meaning.rstrip('.')} {values}".strip()
+        rows[f"{key}={ranges.word(config.leaf(key))}"] = f"{meaning.rstrip('.')} {values}".strip()
     return rows

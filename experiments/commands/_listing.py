@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import loading
-from analysis.files import Damaged
-from analysis.leaves import SHOWN, flatten, plain, short, varying
-from analysis.records import DAMAGED, IMPLIED, Attempt
+from analysis.records import loading
+from analysis.records.columns import IMPLIED, TITLES
+from analysis.records.configs import SHOWN, flatten, plain, short, varying
+from analysis.records.files import Damaged
+from analysis.records.store import DAMAGED, Attempt
 from analysis.tables import Table
 from experiments.commands._make import say
 from experiments.config.folders import Folders
@@ -21,11 +22,6 @@ from sparsify.ranges import did_you_mean, quoted, shown
 
 MOST_LEAVES = 4  # that have a column of their own
 KEY_DIGITS = 8  # of a run's key in a table: enough for `why`
-# Outcomes: title, column, factor, unit.
-OUTCOMES = (
-    ("top-1", "val_top1", 1, "%"), ("test top-1", "test_top1", 1, "%"), ("loss", "val_loss", 1, ""),
-    ("step", "step_s", 1e3, "ms"), ("sent", "wire_bytes", 1e-3, "kB/step"),
-)  # fmt: skip
 CHOICES = ("method", "task", "cluster")  # filters say method=topk for method.name=topk
 OTHERS = {"state": "state", "source": "source", "sweep": "sweeps", "item": "items", "run": "run_id"}
 AGES = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
@@ -33,7 +29,7 @@ AGES = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 def every_run(folders: Folders) -> pd.DataFrame:
     """A row per run, own and shipped, in any state: columns of `Frames.runs`, and `state`."""
-    last = loading.last_attempts(folders.store)
+    last = folders.store.last_numbers()
     parts = loading.runs(folders.results, folders.shipped, last, say)
     own = parts[loading.OWN]
     whole = dict(zip(own["run_id"], own["attempt"], strict=True)) if len(own) else {}
@@ -54,7 +50,7 @@ def every_run(folders: Folders) -> pd.DataFrame:
 
 
 def _unfinished(attempt: Attempt) -> dict[str, Any]:
-    """What is known of a run whose newest attempt is not whole."""
+    """A row of what is known of a run whose newest attempt is not whole."""
     row: dict[str, Any] = {"run_id": attempt.run_id, "key": attempt.key, "attempt": attempt.number}
     try:
         manifest, config = attempt.manifest, attempt.config
@@ -129,18 +125,18 @@ def table(runs: pd.DataFrame, in_order: bool = False) -> Table:
     sources = [row["source"] for row in rows]
     columns |= {"source": sources} if len(set(sources)) > 1 else {}
     columns["age"] = [_age(row) for row in rows]
-    units = {title: unit for title, _, _, unit in OUTCOMES if title in columns}
+    units = {one.listed: one.unit + one.per for one in TITLES.values() if one.listed in columns}
     return Table("", pd.DataFrame(columns, dtype=object), units, _note(rows) if "step" in columns else "")
 
 
 def configs_of(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Their configurations; {} of one whose record is damaged."""
+    """Configurations of these runs; {} of one whose record is damaged."""
     texts = runs["config_json"] if "config_json" in runs else [None] * len(runs)
     return [json.loads(text) if isinstance(text, str) else {} for text in texts]
 
 
 def _note(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Which step times were not measured."""
+    """A sentence on step times that were not measured."""
     simulated = [row.get("simulated") is True for row in rows if not _absent(row.get("step_s"))]
     if not any(simulated):
         return ""
@@ -149,15 +145,16 @@ def _note(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _outcomes(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Those that some of the runs have; the loss of those without an accuracy."""
+    """Outcomes that some of the runs have; the loss of those without an accuracy."""
     found = {
-        title: [
+        title.listed: [
             None
-            if _absent(row.get(column)) or (title == "loss" and not _absent(row.get("val_top1")))
-            else factor * float(row[column])
+            if _absent(row.get(column)) or (column == "val_loss" and not _absent(row.get("val_top1")))
+            else title.factor * float(row[column])
             for row in rows
         ]
-        for title, column, factor, _ in OUTCOMES
+        for column, title in TITLES.items()
+        if title.listed
     }
     return {title: values for title, values in found.items() if any(value is not None for value in values)}
 

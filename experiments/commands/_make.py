@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from experiments.launch.diagnosis import RunFailed
 from slurm import environment
-
-T = TypeVar("T")
 
 
 def say(line: str) -> None:
@@ -17,14 +15,15 @@ def say(line: str) -> None:
 
 
 def is_forced(force: bool) -> bool:
-    """Is it to be measured again, by --force or FORCE=1?"""
+    """Whether runs are to be measured again, by --force or FORCE=1."""
     return force or environment.flag("FORCE")
 
 
-def or_exit(make: Callable[[], T]) -> T:
-    """A failed run ends the command with its sentence: exit code 2 where the words were at fault, else 1."""
+@contextmanager
+def told() -> Iterator[None]:
+    """A run that fails ends the command with its sentence; exit code 2 where words are at fault, else 1."""
     try:
-        return make()
+        yield
     except RunFailed as failure:
         if failure.kind in ("bad_input", "environment", "machine"):
             raise ValueError(str(failure)) from failure

@@ -51,8 +51,9 @@ def show(table: Table) -> None:
 
 
 def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Of the columns that fit in without breaking words, from the left; what is left over goes to those whose
-    texts are longest.
+    """Widths of the columns that fit in without breaking words, from the left.
+
+    What is left over goes to those whose texts are longest.
     """
     least = [max((len(word) for text in texts for word in text.split()), default=1) for texts in columns]
     longest = [max(map(len, texts)) for texts in columns]
@@ -66,5 +67,5 @@ def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
 
 
 def _colour(column: str, text: str) -> str:
-    """Of a word of a verdict."""
+    """Colour of a word of a verdict."""
     return COLOURS.get(text, "yellow") if column == "verdict" else ""

@@ -1,10 +1,25 @@
-"""What words behind a command may be: types that signatures name, help shows and completion knows."""
+"""What stands behind a command: the types of words that signatures name, help shows and completion knows; a
+parser made of a signature and a docstring, without importing the command; and help as text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import contextlib
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
+
+import msgspec
+
+from sparsify import ranges
+from sparsify.spec import REQUIRED, Parameter
+
+PROGRAM = "python -m experiments"
+LEAST, MOST = 60, 110  # columns of help
 
 
 class Kind(Enum):
@@ -14,16 +29,18 @@ class Kind(Enum):
     SETTING = "KEY=VALUE"  # in Hydra's grammar
     RUN = "RUN"  # part of a run's name
     SWEEP = "SWEEP"  # part of a sweep's name
+    BENCH = "NAME"  # a benchmark
     FILTER = "FILTER"  # what a run must be: method=topk, sweep=thesis, fig3, part of its name
 
 
 Items = Annotated[Sequence[str], Kind.ITEM]
-Settings = Annotated[Sequence[str], Kind.SETTING]
+SettingWords = Annotated[Sequence[str], Kind.SETTING]
 ItemsAndSettings = Annotated[Sequence[str], Kind.ITEM, Kind.SETTING]
 Runs = Annotated[Sequence[str], Kind.RUN]
 SweepsAndRuns = Annotated[Sequence[str], Kind.SWEEP, Kind.RUN]
 Filters = Annotated[Sequence[str], Kind.FILTER]
 RunName = Annotated[str, Kind.RUN]
+BenchName = Annotated[str, Kind.BENCH]
 
 
 def kinds(allowed: Any) -> list[Kind]:
@@ -31,3 +48,154 @@ def kinds(allowed: Any) -> list[Kind]:
     parts = get_args(allowed)
     own = [part for part in parts if isinstance(part, Kind)]
     return own + [kind for part in parts if not isinstance(part, Kind) for kind in kinds(part)]
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but that words at fault are a ValueError."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **how)
+        self.taken: dict[str, argparse.Action] = {}  # what a function takes, by the parameter's name
+        self.add_argument("--traceback", action="store_true", help="show where an error came from")
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; `{self.prog} --help` says what there is")
+
+    def options(self) -> list[str]:
+        """All of them, in their long form."""
+        return sorted(name for action in self._actions for name in action.option_strings if name[:2] == "--")
+
+    def parsed(self, words: Sequence[str]) -> dict[str, Any]:
+        """Values that the words give the command's function; options may stand anywhere between the others.
+
+        Raises:
+            ValueError: the command takes no such option or word.
+            SystemExit: the words ask for help, which was printed.
+        """
+        given, strangers = self.parse_known_intermixed_args(words)
+        for word in strangers:
+            command = self.prog.removeprefix(PROGRAM).strip()
+            if word.startswith("-"):
+                raise ValueError(f"{command} has {ranges.unknown('option', word, self.options())}")
+            raise ValueError(f"{command} takes no further word: {ranges.quoted(word)} is one too many")
+        values = vars(given)
+        values.pop("traceback")
+        return values
+
+
+def own_words(words: Sequence[str], own: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Values of the words key=value that mean something to a command alone; and the other words, as they are.
+
+    Args:
+        own: the types of its values by their keys; one that ends with a dot stands for all that begin so.
+
+    Raises:
+        ValueError: a value can't be read, or is out of range.
+    """
+    given, rest = dict[str, Any](), list[str]()
+    for word in words:
+        key, equals, text = word.partition("=")
+        name = next((one for one in own if key == one or (one[-1:] == "." and key.startswith(one))), None)
+        if name is None or not equals:
+            rest.append(word)
+        else:
+            given[key] = _converted(key, text, own[name])
+    return given, rest
+
+
+def fill(parser: Parser, parameters: Mapping[str, Parameter], meanings: Mapping[str, str]) -> Parser:
+    """Give a parser what a function takes: positional parameters are words, keyword-only ones are options."""
+    for name, parameter in parameters.items():
+        add = _add_option if parameter.is_keyword_only else _add_words
+        meaning = meanings.get(name, "").replace("%", "%%")
+        parser.taken[name] = add(parser, name, parameter, meaning)
+    return parser
+
+
+def _add_words(parser: Parser, name: str, parameter: Parameter, meaning: str) -> argparse.Action:
+    allowed = parameter.allowed
+    called = "|".join(kind.value for kind in kinds(allowed)) or name.upper()
+    if get_origin(_plain(allowed)) is Sequence:
+        return parser.add_argument(name, nargs="*", metavar=called, help=meaning)
+    how = _value(name, allowed)
+    if parameter.default != REQUIRED:
+        how |= {"nargs": "?", "default": parameter.default}
+    return parser.add_argument(name, metavar=called, help=meaning, **how)
+
+
+def _add_option(parser: Parser, name: str, parameter: Parameter, meaning: str) -> argparse.Action:
+    option = "--" + name.replace("_", "-")
+    if parameter.allowed is bool:
+        return parser.add_argument(option, action="store_true", help=meaning)
+    called = "|".join(kind.value for kind in kinds(parameter.allowed)) or None
+    how = _value(name, parameter.allowed)
+    if get_origin(_plain(parameter.allowed)) is Sequence:
+        how = {"nargs": "+", **_value(name, get_args(_plain(parameter.allowed))[0])}
+    return parser.add_argument(
+        option, dest=name, default=parameter.default, metavar=called, help=meaning, **how
+    )
+
+
+def _value(name: str, allowed: Any) -> dict[str, Any]:
+    """The way argparse reads a value: by its type, as a configuration's is."""
+
+    def read(text: str) -> Any:
+        try:
+            return _converted(name, text, allowed)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return {"type": read, **({"choices": choices} if (choices := _choices(allowed)) else {})}
+
+
+def _converted(name: str, text: str, allowed: Any) -> Any:
+    """A text as a value of this type, of several types the first that it can be.
+
+    Raises:
+        ValueError: it is none.
+    """
+    value: Any = text
+    is_union = get_origin(allowed) in (Union, UnionType)
+    for kind in reversed(get_args(allowed)) if is_union else (allowed,):
+        with contextlib.suppress(msgspec.ValidationError):
+            value = msgspec.convert(text, kind, strict=False)
+    if isinstance(value, float) and text.lstrip("-").isdigit():
+        value = int(value)  # as it was typed
+    ranges.check(name, value, allowed)
+    return value
+
+
+def _choices(allowed: Any) -> list[str]:
+    """The words that a value is one of."""
+    if get_origin(allowed) is Literal:
+        return [str(word) for word in get_args(allowed)]
+    return [word for part in get_args(allowed) for word in _choices(part)]
+
+
+def _plain(allowed: Any) -> Any:
+    """The type without what annotates it."""
+    return allowed.__origin__ if hasattr(allowed, "__metadata__") else allowed
+
+
+def width() -> int:
+    """Columns of a line; longer ones are hard to read, and in shorter ones nothing fits."""
+    return min(max(shutil.get_terminal_size().columns - 1, LEAST), MOST)
+
+
+def table(rows: Mapping[str, str], names: int = 16) -> str:
+    """Names in `names` columns, what they are beside them; below a name that is longer."""
+    wrapper = textwrap.TextWrapper(width(), break_long_words=False, break_on_hyphens=False)
+    wrapper.subsequent_indent = " " * (names + 2)
+    lines = []
+    for name, about in rows.items():
+        fits = len(name) < names
+        wrapper.initial_indent = f"  {name:{names}}" if fits else wrapper.subsequent_indent
+        lines += [] if fits else [f"  {name}"]
+        lines.append(wrapper.fill(about) if about else f"  {name}" * fits)
+    return "".join(f"{line}\n" for line in lines if line)
+
+
+def paragraphs(text: str) -> str:
+    """A docstring's paragraphs, filled anew."""
+    filled = (textwrap.fill(" ".join(part.split()), width()) for part in text.split("\n\n"))
+    return "\n\n".join(filled) + "\n"

@@ -4,7 +4,7 @@ from experiments.commands._find import attempts_of, sweeps_named, view_of
 from experiments.commands._make import say
 from experiments.commands._words import SweepsAndRuns
 from experiments.config.folders import Folders
-from experiments.launch import arrays
+from experiments.launch import submission
 from experiments.launch.diagnosis import CANCEL
 from experiments.launch.status import StatusView
 from slurm import queue
@@ -21,7 +21,7 @@ def cancel(words: SweepsAndRuns) -> int:
     """
     folders = Folders()
     if not words:
-        names = ", ".join(sweep.name for sweep in arrays.sweeps(folders, say))
+        names = ", ".join(sweep.name for sweep in submission.sweeps(folders, say))
         raise ValueError(f"cancel what? Sweeps: {names or 'none'}; or a run's name")
     chosen = sweeps_named(words, folders)
     if not chosen:

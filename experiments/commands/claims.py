@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from analysis import parquet, verdicts
+from analysis import verdicts
 from analysis.claims import Verdict
-from analysis.frames import Frames, empty
+from analysis.records import parquet
+from analysis.records.frames import Frames, empty
 from analysis.tables import Table
 from experiments import figures
 from experiments.commands._draw import or_nothing, stored
 from experiments.commands._terminal import show
 from experiments.config.folders import Folders
-from experiments.figures import _ledger
+from experiments.figures import papers
 
 GROUP = "results"
 NOT_JUDGED = "not judged"
@@ -21,7 +22,7 @@ BEST_FIRST = ("paper", "laptop", figures.PUBLISHED)  # whose verdicts count; smo
 UNMEASURED = (NOT_JUDGED, "not run")
 
 
-class Line(NamedTuple):
+class Answer(NamedTuple):
     """A statement, and one claim that answers it."""
 
     number: int
@@ -39,14 +40,14 @@ def claims() -> int:
     folders = Folders()
     shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty()
     judged = {item: judged_of(item, folders, shipped) for item in figures.shipped()}
-    lines = [line for of_paper in _ledger.statements().values() for line in lines_of(of_paper, judged)]
-    show(Table("", pd.DataFrame(lines, columns=Line._fields)))
+    lines = list(lines_of(papers.statements().values(), judged))
+    show(Table("", pd.DataFrame(lines, columns=Answer._fields)))
     print(json.dumps(counted(lines)))
     return 0
 
 
 def judged_of(item: str, folders: Folders, shipped: Frames) -> list[Verdict]:
-    """Of its best profile that is stored; without one, of no runs."""
+    """Verdicts on an item by its best profile that is stored; without one, by no runs."""
     for profile in BEST_FIRST:
         if profile in figures.profiles(item) and (found := stored(item, profile, folders, shipped)):
             return figures.judge(item, found.frames)
@@ -54,17 +55,19 @@ def judged_of(item: str, folders: Folders, shipped: Frames) -> list[Verdict]:
 
 
 def lines_of(
-    statements: Sequence[_ledger.Statement], judged: Mapping[str, Sequence[Verdict]]
-) -> Iterator[Line]:
+    statements: Iterable[papers.Statement], judged: Mapping[str, Sequence[Verdict]]
+) -> Iterator[Answer]:
+    """The claims of all items that answer each statement; of one that is left open, why."""
     for statement in statements:
+        items = [*statement.first, *sorted(set(judged) - set(statement.first))]
         answers = [
             (item, verdict)
-            for item, begins in statement.answers.items()
+            for item in items
             for verdict in judged[item]
-            if verdict.claim.text.startswith(tuple(begins))
+            if statement.id in verdict.claim.answers
         ]
         for item, verdict in answers:
-            yield Line(
+            yield Answer(
                 statement.number,
                 verdict.word,
                 f"{item}: {verdict.claim.text}",
@@ -73,10 +76,10 @@ def lines_of(
                 verdict.because or verdict.reason,
             )
         if statement.why or not answers:
-            yield Line(statement.number, NOT_JUDGED, statement.says, "", "", statement.why)
+            yield Answer(statement.number, NOT_JUDGED, statement.says, "", "", statement.why)
 
 
-def counted(lines: Sequence[Line]) -> dict[str, object]:
+def counted(lines: Sequence[Answer]) -> dict[str, object]:
     return {
         "statements": len({line.number for line in lines}),
         "rows": len(lines),

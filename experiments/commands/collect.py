@@ -1,10 +1,67 @@
 from __future__ import annotations
 
-from experiments.commands._ship import consolidate
-from experiments.commands._ship import ship as shipped
-from experiments.config.folders import Folders
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis import verdicts
+from analysis.claims import REDUCED, UNDECIDED
+from analysis.pictures import captions
+from analysis.records import parquet
+from analysis.records.configs import run_id
+from analysis.records.files import read_as, write_atomic, write_json
+from analysis.records.frames import Frames, combine, empty, largest_tensors
+from analysis.records.public import public
+from analysis.records.schema import ALL, RunIndex
+from analysis.records.steps import with_outcomes
+from analysis.report.content import MARKS
+from experiments import figures
+from experiments.commands._draw import draw_each, runs_of, sound, stored_shipped
+from experiments.config.folders import ROOT, Folders
+from experiments.figures.runs import configs_of, more_configs_of
+from experiments.launch.local import cores
 
 GROUP = "results"
+SHIPPED_PROFILES = ("laptop", "paper")
+VERDICTS, VERDICTS_PAGE = "verdicts.csv", "verdicts.md"
+# The README's part that the shipped records write: six verdicts, and how many there are of each word.
+README = ROOT / "README.md"
+BEGIN = "<!-- verdicts: written by `python -m experiments collect --ship` -->"
+END = "<!-- end of verdicts -->"
+WIDTH = 120  # of a line of the README
+
+
+class Chosen(NamedTuple):
+    """A claim that the README shows, in fewer words, and its page in results/shipped/figures."""
+
+    claim: str  # its id
+    short: str
+    page: str
+
+
+CHOSEN = (
+    Chosen("fig3.randomk-ends-below", "Random-k ends below Top-k (small CNN)", "fig3-laptop.md"),
+    Chosen("fig3.topk-ends-close", "Top-k ends close to dense (small CNN)", "fig3-laptop.md"),
+    Chosen(
+        "fig4-logs.compression-dominates.a100",
+        "selection dominates Top-k's iteration: its margin over all else (8 A100)", "fig4-logs.md",
+    ),
+    Chosen(
+        "speed-logs.ratio.top-k-dense",
+        "an iteration with Top-k over a dense one, without validation in it (8 A100)", "speed-logs.md",
+    ),
+    Chosen(
+        "fig4-fast.torch-longer-than-fused",
+        "selection with torch.topk over the fused one (VGG-16, 2 workers, CPU)", "fig4-fast-laptop.md",
+    ),
+    Chosen(
+        "speed.ratio.topk",
+        "an iteration with Top-k over a dense one (VGG-16, 2 workers, CPU)", "speed-laptop.md",
+    ),
+)  # fmt: skip
 
 
 def collect(*, ship: bool = False) -> int:
@@ -18,6 +75,168 @@ def collect(*, ship: bool = False) -> int:
     for line in consolidate(folders):
         print(line)
     if ship:
-        for line in shipped(folders):
+        for line in shipping(folders):
             print(line)
     return 0
+
+
+def consolidate(folders: Folders) -> Iterator[str]:
+    """All valid runs of this checkout into results/records."""
+    counts, notes = parquet.collect(folders.store, folders.records, cores())
+    yield from notes
+    yield f"{', '.join(f'{count} {name}' for name, count in counts.items())} in {folders.records}"
+
+
+def shipping(folders: Folders) -> Iterator[str]:
+    """The runs of every figure that is complete, here or together with what is shipped already, into
+    results/shipped; and what no figure needs out of it.
+    """
+    indexes = folders.shipped / "figures"
+    indexes.mkdir(parents=True, exist_ok=True)
+    before = parquet.read_parquet(folders.shipped)
+    old = set(before.runs["run_id"])
+    complete = dict(complete_figures(folders, old))
+    here = set(folders.store.runs())
+    wanted = dict.fromkeys(run for runs in complete.values() for run in runs if run in here)
+    frames, notes = parquet.newest_frames(folders.store, wanted, folders.records, verify=True)
+    yield from notes
+    if not complete:
+        yield "nothing is added: no figure has all its runs here (`reproduce ITEM profile=laptop` makes them)"
+    for name, runs in complete.items():
+        if set(runs) <= {*frames.runs["run_id"], *old}:
+            write_json(indexes / f"{name}.json", {"runs": runs})
+    merged = public(with_outcomes(combine(before, thinned(frames))))
+    needed = {run for path in indexes.glob("*.json") for run in index_of(path)}
+    parquet.write_parquet(runs_of(merged, needed), folders.shipped)
+    shipped = parquet.read_parquet(folders.shipped)  # draw what a clone will draw from
+    drawn_from_runs = (path.stem.rpartition("-") for path in sorted(indexes.glob("*.json")))
+    names = [(figures.of_file(name), profile) for name, _, profile in drawn_from_runs]
+    names += [(item, figures.PUBLISHED) for item in published_items()]
+    found = (stored_shipped(*name, folders, shipped) for name in names)
+    for (item, profile), drawn in zip(names, draw_each(names, found, indexes), strict=True):
+        if isinstance(drawn, OSError):
+            raise drawn
+        yield f"{figures.stem(item, profile)}: {drawn.picture if drawn else 'its runs are missing'}"
+    rows = shipped_verdicts(folders)
+    write_atomic(folders.shipped / VERDICTS, verdicts.as_csv(rows))
+    write_atomic(folders.shipped / VERDICTS_PAGE, verdicts_page(rows))
+    write_readme(rows)
+
+
+def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+    """Runs of figures, by the names of their files, of which some are here and the others are shipped:
+    trainings of many hours are made and shipped batch by batch, on whatever machine.
+    """
+    if not folders.store.runs():  # composing what all figures need takes its time
+        return
+    for item in sound():
+        for profile in SHIPPED_PROFILES:
+            needed, more = (
+                [run_id(config) for config in of(item, profile)] for of in (configs_of, more_configs_of)
+            )
+            here = {run for run in (*needed, *more) if folders.store.newest_valid(run)}
+            if here and here.union(shipped).issuperset(needed):
+                runs = [*needed, *(run for run in more if run in here or run in shipped)]
+                yield figures.stem(item, profile), list(dict.fromkeys(runs))
+
+
+def published_items() -> list[str]:
+    """The items that have no runs: what they are drawn from is shipped."""
+    return [item for item in sound() if not figures.has_runs(item)]
+
+
+def index_of(path: Path) -> list[str]:
+    """The runs of a figure that was shipped.
+
+    Raises:
+        Damaged: the file does not say.
+    """
+    index = read_as(path, RunIndex)
+    return index.runs if index else []
+
+
+def thinned(frames: Frames) -> Frames:
+    """Frames without the steps of trainings that are there for their curve.
+
+    Epochs say what figures draw, and 60 trainings of 3,519 steps on 8 ranks would be 50 MB. Without the looks
+    that no figure draws, which would be as much. They stay in the checkout that ran them.
+    """
+    runs = frames.runs
+    if not len(runs):
+        return frames
+    is_curve = runs["train.validate"].eq("epoch") & runs["timing.mode"].ne("as_published")
+    steps = frames.steps[~frames.steps["key"].isin(runs["key"][is_curve])].reset_index(drop=True)
+    spans = frames.spans[~frames.spans["key"].isin(runs["key"][is_curve])].reset_index(drop=True)
+    return frames._replace(steps=steps, spans=spans, looks=drawn(frames.looks))
+
+
+def drawn(looks: pd.DataFrame) -> pd.DataFrame:
+    """Looks of each run at the whole model and at its largest tensor; of the others the last histograms."""
+    if not len(looks):
+        return looks
+    largest = looks["key"].map(largest_tensors(looks))
+    tensor = looks["of"].str.split("/").str[0]  # regions of it are "tensor/elements"
+    last = looks["step"].eq(looks.groupby("key")["step"].transform("max"))
+    kept = tensor.eq(ALL) | tensor.eq(largest) | looks["what"].eq("size")
+    chosen: pd.DataFrame = looks[kept | (looks["what"].eq("histogram") & last)]
+    chosen = chosen.reset_index(drop=True)
+    return chosen
+
+
+def shipped_verdicts(folders: Folders) -> list[verdicts.Row]:
+    """The verdict on every claim of every figure that is shipped, from the shipped records."""
+    shipped, rows = parquet.read_parquet(folders.shipped), list[verdicts.Row]()
+    for path in sorted((folders.shipped / "figures").glob("*.json")):
+        item = figures.of_file(path.stem.rpartition("-")[0])
+        rows += [(item, verdict) for verdict in figures.judge(item, runs_of(shipped, index_of(path)))]
+    for item in published_items():
+        rows += [(item, verdict) for verdict in figures.judge(item, empty())]
+    return rows
+
+
+def verdicts_page(rows: Sequence[verdicts.Row]) -> str:
+    """The page of verdicts: how often each word was reached; the claims that are judged; the others."""
+    judged, others = (
+        [(item, verdict) for item, verdict in rows if (verdict.word in UNDECIDED) == undecided]
+        for undecided in (False, True)
+    )
+    return (
+        "# What became of the papers' claims\n\n"
+        "On the records that this repository ships; claims of one cause are counted once. Each item's page, "
+        "in [figures](figures), says machine, data and how each number was read; "
+        f"[{VERDICTS}]({VERDICTS}) has the same as data.\n\n"
+        f"{verdicts.counts_table(rows).markdown()}\n## Judged\n\n{verdicts.as_table(judged).markdown()}\n"
+        f"## Not comparable, or not run\n\n{verdicts.as_table(others).markdown()}"
+    )
+
+
+def write_readme(rows: Sequence[verdicts.Row]) -> None:
+    """Put the verdicts between the README's two markers."""
+    head, _, rest = README.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    write_atomic(README, f"{head}{BEGIN}\n{readme_verdicts(rows)}{END}{tail}")
+
+
+def readme_verdicts(rows: Sequence[verdicts.Row]) -> str:
+    """The chosen claims as a Markdown table, as far as they are shipped, and a sentence that counts all."""
+    found = {verdict.claim.id: verdict for _, verdict in rows}
+    lines = ["| verdict | claim | published | here |", "|---|---|---|---|"]
+    for chosen in CHOSEN:
+        if verdict := found.get(chosen.claim):
+            where = f" ({REDUCED})" if verdict.scale.startswith(REDUCED) else ""
+            cells = (
+                f"{MARKS[verdict.word][0]} {verdict.word}{where}",
+                f"[{chosen.short}](results/shipped/figures/{chosen.page})",
+                verdicts.paper_text(verdict.claim),
+                verdicts.ours_text(verdict),
+            )
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + f"\n\n{counted(rows)}\n"
+
+
+def counted(rows: Iterable[verdicts.Row]) -> str:
+    """How often each word was reached, as a sentence."""
+    found = verdicts.counts(rows)
+    words = captions.listed([f"{number} {word}" for word, number in found.items()])
+    sentence = f"All {sum(found.values())} claims, those of one cause counted once: {words}."
+    return textwrap.fill(sentence, WIDTH)

@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import style, tables
+from analysis import tables
 from analysis.comparison import Comparison
-from analysis.files import write_atomic
-from analysis.frames import Frames, empty
-from analysis.leaves import varying
-from experiments.commands import _new
+from analysis.pictures import style
+from analysis.records.configs import varying
+from analysis.records.files import write_atomic
+from analysis.records.frames import Frames, empty
+from experiments.commands import new
 from experiments.commands._listing import configs_of, every_run, filtered
 from experiments.commands._make import say
 from experiments.commands._terminal import show
-from experiments.commands._words import Filters
+from experiments.commands._words import Filters, own_words
+from experiments.config import compose
 from experiments.config.folders import Folders
-from experiments.config.words import of_runs
 
 GROUP = "results"
 AXES = ("x", "y", "by", "ref")
@@ -34,8 +35,8 @@ def compare(words: Filters, *, save: str | None = None) -> int:
         save: write a figure's file of this name, such as thesis_density, that is yours to change and that
             `reproduce` makes.
     """
-    axes = {name: _given(words, name) for name in AXES}
-    filters = [word for word in words if word.partition("=")[0] not in AXES]
+    given, filters = own_words(words, dict.fromkeys(AXES, str))
+    axes = {name: given.get(name) for name in AXES}
     folders = Folders()
     runs = filtered(every_run(folders), filters)
     runs = runs[runs["state"] == "ok"].reset_index(drop=True)
@@ -50,7 +51,7 @@ def compare(words: Filters, *, save: str | None = None) -> int:
     for written in _written(compared, frames, folders, _file_name(filters, compared)):
         say(str(written))
     if path is not None:
-        say(f"{path} is yours now: `{_new.next_commands('figure', path.stem)[1]}` draws it")
+        say(f"{path} is yours now: `{new.next_commands('figure', path.stem)[1]}` draws it")
     return 0
 
 
@@ -59,23 +60,19 @@ def _saved(name: str, compared: Comparison, runs: pd.DataFrame) -> Path:
     axes = {"x": compared.x, "y": compared.y, "by": compared.by, "ref": compared.ref}
     given = {axis: value for axis, value in axes.items() if value is not None}
     order = [leaf for leaf in (compared.by, compared.x, "seed") if leaf in runs]
-    wanted = of_runs(configs_of(runs.sort_values(order, kind="stable", na_position="first")))
-    return _new.write("figure", name, _new.figure(name, compared.title, wanted, given))
-
-
-def _given(words: Sequence[str], name: str) -> str | None:
-    given = [word.partition("=")[2] for word in words if word.startswith(f"{name}=")]
-    return given[-1] if given else None
+    ordered = runs.sort_values(order, kind="stable", na_position="first")
+    wanted = [compose.asked_again(config).words() for config in configs_of(ordered)]
+    return new.write("figure", name, new.figure(name, compared.title, wanted, given))
 
 
 def _quality(runs: pd.DataFrame) -> str:
-    """What tells how good a training is."""
+    """The column that tells how good a training is."""
     has = {name: name in runs and runs[name].notna().any() for name in ("val_top1", "val_loss")}
     return "val_loss" if has["val_loss"] and not has["val_top1"] else "val_top1"
 
 
 def _only_axis(runs: pd.DataFrame, by: str) -> str:
-    """What the runs differ in besides `by` and the seed.
+    """The leaf that the runs differ in besides `by` and the seed.
 
     Raises:
         ValueError: nothing, or several things.
@@ -98,6 +95,6 @@ def _written(compared: Comparison, frames: Frames, folders: Folders, name: str) 
 
 
 def _file_name(filters: Sequence[str], compared: Comparison) -> str:
-    """Of letters, digits, - and _ alone: compare-sweep-thesis-val_top1-over-density."""
+    """A name of letters, digits, - and _ alone: compare-sweep-thesis-val_top1-over-density."""
     words = ["compare", *filters, compared.y, "over", compared.x.removeprefix("method.")]
     return re.sub(r"[^\w]+", "-", "-".join(words)).strip("-")[:120]

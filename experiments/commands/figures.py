@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from experiments import figures as every
-from experiments.bench.select import figure as select_figure
+from experiments.bench import _select_page
 from experiments.commands._draw import redraw_all, show, sound
 from experiments.commands._make import say
 from experiments.commands._words import Items
@@ -27,7 +27,7 @@ def figures(words: Items) -> int:
             show(figure)
         else:
             print(f"{figure.picture} (from {figure.source})")
-    benched = select_figure.redraw(folders, say) if not words or "select" in words else []
+    benched = _select_page.redraw(folders, say) if not words or "select" in words else []
     for picture in benched:
         print(picture)
     if not drawn and not benched:

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from analysis.records import run_id
-from experiments.commands._expected import Expected, hours
+import pandas as pd
+
+from analysis.pictures.numbers import brief
+from analysis.records.configs import run_id
 from experiments.commands._find import check_on_slurm
 from experiments.commands._listing import every_run
 from experiments.commands._make import say
 from experiments.commands._words import ItemsAndSettings
+from experiments.config.config import Config
 from experiments.config.folders import Folders
-from experiments.config.grid import name_and_configs
-from experiments.config.measured import missing
-from experiments.config.plan import PlannedRun, plan_runs
-from experiments.launch.arrays import Array, arrays, sbatch_texts
+from experiments.config.plan import PlannedRun, missing, plan_runs
+from experiments.figures.runs import name_and_configs
+from experiments.launch.arrays import JobArray, arrays, sbatch_texts
 from experiments.launch.progress_bar import labels_of
 
 GROUP = "cluster"
 LISTED = 30  # jobs that are described one by one
+# What a step's time depends on most. Of a run's seed, density and learning rate it does not, or hardly.
+ALIKE = ("method.name", "task.name", "task.batch_size", "workers", "device", "cluster.name", "cluster.gpu")
 
 
 def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) -> int:
@@ -34,7 +39,7 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     except ValueError as error:
         say(f"before `submit`: {error}")
         planned = [PlannedRun(config, None) for config in configs]
-    folders, block = Folders(), planned[0].config["launch"]["block"]
+    folders, block = Folders(), planned[0].config.launch.block
     found = arrays(check_on_slurm(planned), block)
     if sbatch:
         print("\n".join(sbatch_texts(found, folders, f"{name}-001")))
@@ -51,10 +56,70 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     return 0
 
 
-def _print_array(number: int, array: Array, names: Mapping[str, str]) -> None:
-    limit = f"{array.cluster['time_min']} min and {hours(array, array.node_hours)} at most"
+def _print_array(number: int, array: JobArray, names: Mapping[str, str]) -> None:
+    limit = f"{array.cluster.time_min} min and {hours(array, array.node_hours)} at most"
     print(f"  array {number}: {len(array.jobs)} jobs of {array.shape}, {limit}")
     for job in array.jobs[:LISTED]:
         print("    " + ", ".join(names[run_id(run.config)] for run in job))
     if len(array.jobs) > LISTED:
         print(f"    ... and {len(array.jobs) - LISTED} more")
+
+
+def hours(array: JobArray, node_hours: float) -> str:
+    """'44 node-hours'; of nodes with GPUs '44 node-hours (352 GPU-hours)'."""
+    gpus = array.shape.gpus_per_node
+    on_gpus = f" ({brief(gpus * node_hours)} GPU-hours)" if gpus else ""
+    return f"{brief(node_hours)} node-hours{on_gpus}"
+
+
+class Expected:
+    """Expected durations, from `Frames.runs`, which is asked once."""
+
+    def __init__(self, runs: pd.DataFrame) -> None:
+        known = all(name in runs for name in (*ALIKE, "step_s", "steps_per_epoch", "simulated"))
+        self.runs: pd.DataFrame = runs.head(0)
+        self.alike: dict[tuple[Any, ...], pd.DataFrame] = {}  # by what they have in common, ALIKE
+        if known:
+            self.runs = runs.loc[runs["step_s"].notna() & ~_simulated(runs)]
+
+    def sentence(self, array: JobArray) -> str:
+        """'expected: 0.4 node-hours', and by how many runs' step times."""
+        used, unknown, node_s = set[str](), 0, 0.0
+        for run in (run for job in array.jobs for run in job):
+            like = self.like(run.config)
+            seconds = self.seconds(run.config, like)
+            if seconds is None:
+                unknown += 1
+            else:
+                node_s += array.shape.nodes * seconds
+                used |= set(like["run_id"])
+        if not used:
+            return "expected node-hours are not known: no run like these was measured there"
+        rest = f"; not known of {unknown} runs, none like them was measured there" if unknown else ""
+        return (
+            f"expected: {hours(array, node_s / 3600)}, by the times of {len(used)} runs like these; "
+            f"what starting and validating take comes on top{rest}"
+        )
+
+    def like(self, config: Config) -> pd.DataFrame:
+        """The runs that measured the same method and network on the same machines."""
+        wanted = tuple(config.leaf(name) for name in ALIKE)
+        if wanted not in self.alike:
+            found = self.runs
+            for name, value in zip(ALIKE, wanted, strict=True) if len(found) else ():
+                found = found.loc[found[name] == value]
+            self.alike[wanted] = found
+        return self.alike[wanted]
+
+    def seconds(self, config: Config, like: pd.DataFrame) -> float | None:
+        """The time of a run's steps; None where none like it was measured, or where its length is open."""
+        if not len(like) or config.variants:
+            return None
+        train = config.train
+        whole = train.epochs * (train.epoch_steps or like["steps_per_epoch"].median())
+        return float((min(train.steps, whole) if train.steps else whole) * like["step_s"].median())
+
+
+def _simulated(runs: pd.DataFrame) -> pd.Series[bool]:
+    found: pd.Series[bool] = runs["simulated"].map(lambda value: value is True)
+    return found

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
-from analysis.records import run_id
+from analysis.records.configs import run_id
 from experiments import figures
 from experiments.commands._draw import Drawn, draw_local, draw_published, show
-from experiments.commands._make import is_forced, or_exit, say
+from experiments.commands._make import is_forced, say, told
 from experiments.commands._words import ItemsAndSettings
 from experiments.config.folders import Folders
-from experiments.config.measured import missing
-from experiments.config.plan import configs_of, more_configs_of, plan_runs, profile_of
-from experiments.launch.dispatch import run_all
+from experiments.config.plan import missing, plan_runs, profile_of
+from experiments.figures.runs import configs_of, more_configs_of
+from experiments.launch.backends import carry_out
 
 GROUP = "here"
 
@@ -36,7 +35,8 @@ def reproduce(words: ItemsAndSettings, *, all: bool = False, force: bool = False
                 "change nothing: leave it out"
             )
     how = {"force": is_forced(force), "more": all}
-    drawn = [or_exit(partial(reproduce_item, item, overrides, Folders(), **how)) for item in items]
+    with told():
+        drawn = [reproduce_item(item, overrides, Folders(), **how) for item in items]
     for figure in drawn:
         show(figure)
     return 0
@@ -55,7 +55,7 @@ def reproduce_item(
     say(f"{item} ({profile}): {len(planned)} runs, {len(todo)} missing")
     if absent := [] if more else [config for config in optional if not folders.store.valid(config)]:
         say(f"{item} ({profile}): {len(absent)} runs more make it firmer; --all makes them, too")
-    run_all(todo, folders, figures.stem(item, profile), [item, *overrides], say, force)
+    carry_out(todo, folders, figures.stem(item, profile), [item, *overrides], force)
     there = [config for config in optional if folders.store.valid(config)]
     names = dict.fromkeys(run_id(config) for config in [*(run.config for run in planned), *there])
     return draw_local(item, profile, list(names), folders)

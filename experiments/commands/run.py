@@ -1,26 +1,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from analysis.records import run_id
+from analysis.records.configs import run_id
 from experiments.commands._listing import every_run, table
-from experiments.commands._make import is_forced, or_exit, say
-from experiments.commands._summary import summary
+from experiments.commands._make import is_forced, say, told
 from experiments.commands._terminal import show
-from experiments.commands._words import Settings
-from experiments.config import grid, sweeps
+from experiments.commands._words import SettingWords
+from experiments.commands.why import summary
+from experiments.config import grid
+from experiments.config.config import Config
 from experiments.config.folders import Folders
-from experiments.config.measured import missing
-from experiments.config.plan import plan_runs, profile_of
-from experiments.launch.dispatch import run_all
+from experiments.config.plan import missing, plan_runs, profile_of
+from experiments.launch.backends import carry_out
 from slurm import environment
 from slurm.environment import Joined
 
 GROUP = "here"
 
 
-def run(words: Settings, *, force: bool = False, yes: bool = False) -> int:
+def run(words: SettingWords, *, force: bool = False, yes: bool = False) -> int:
     """One run, or a grid of them, recorded: run method=topk,dgc method.density=0.001,0.01 seed=0,1,2
 
     Args:
@@ -30,7 +29,7 @@ def run(words: Settings, *, force: bool = False, yes: bool = False) -> int:
         yes: also more than 1,000 runs.
     """
     folders = Folders()
-    sweep, settings = sweeps.named(words)
+    sweep, settings = grid.sweep_of(words)
     settings = [word for word in settings if not word.startswith("profile=")]
     settings.append(f"profile={profile_of(words)}")
     configs, force = grid.configs(settings, yes), is_forced(force)
@@ -38,7 +37,7 @@ def run(words: Settings, *, force: bool = False, yes: bool = False) -> int:
         return _run_together(configs, group, folders, force)
     planned = plan_runs(configs, say)
     configs = [run.config for run in planned]  # of other data, where those asked for are not here
-    sweeps.note(folders, sweep, configs)
+    grid.note_sweep(folders, sweep, configs)
     todo = planned if force else missing(planned, folders, say)
     name = sweep or ("run" if len(planned) == 1 else "runs")
     if not todo:
@@ -47,7 +46,8 @@ def run(words: Settings, *, force: bool = False, yes: bool = False) -> int:
     else:
         if len(planned) > 1:
             say(f"{name}: {len(planned)} runs, {len(todo)} to make")
-        or_exit(lambda: run_all(todo, folders, name, settings, say, force))
+        with told():
+            carry_out(todo, folders, name, settings, force)
     attempts = [folders.store.valid(config) for config in configs]
     if None in attempts:
         say("a record was removed, or damaged, as soon as it was written")
@@ -59,7 +59,7 @@ def run(words: Settings, *, force: bool = False, yes: bool = False) -> int:
     return 0
 
 
-def _show(configs: Sequence[dict[str, Any]], sweep: str | None, folders: Folders) -> None:
+def _show(configs: Sequence[Config], sweep: str | None, folders: Folders) -> None:
     """The runs of a grid as `list` has them, in its order, and what to do with them."""
     place = {run_id(config): number for number, config in enumerate(configs)}
     runs = every_run(folders)
@@ -69,8 +69,8 @@ def _show(configs: Sequence[dict[str, Any]], sweep: str | None, folders: Folders
         say(f"`python -m experiments compare sweep={sweep}` draws them")
 
 
-def _run_together(configs: Sequence[dict[str, Any]], group: Joined, folders: Folders, force: bool) -> int:
-    """As one of the processes that mpirun, horovodrun, torchrun or srun started."""
+def _run_together(configs: Sequence[Config], group: Joined, folders: Folders, force: bool) -> int:
+    """Run as one of the processes that mpirun, horovodrun, torchrun or srun started."""
     from experiments.launch.external import run_as_worker  # torch comes with it
 
     if len(configs) > 1:

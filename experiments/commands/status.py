@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from analysis.records import DAMAGED, Attempt
-from analysis.schemas import Sweep
+from analysis.records.schema import Sweep
+from analysis.records.store import DAMAGED, Attempt
 from experiments.commands._find import attempts_of, labels_of_attempts, log_files, sweeps_named, view_of
 from experiments.commands._make import say
 from experiments.commands._words import SweepsAndRuns
 from experiments.config.folders import Folders
-from experiments.launch import arrays
+from experiments.launch import submission
 from experiments.launch.diagnosis import POLICIES
 from experiments.launch.status import RunStatus, StatusView
 from sparsify.ranges import quoted
@@ -30,7 +30,7 @@ def status(words: SweepsAndRuns) -> int:
     folders = Folders()
     chosen = sweeps_named(words, folders)
     if not chosen:
-        names = ", ".join(sweep.name for sweep in arrays.sweeps(folders, lambda line: None))
+        names = ", ".join(sweep.name for sweep in submission.sweeps(folders, lambda line: None))
         if names:
             raise ValueError(f"no sweep or run {quoted(words[0])}; there are: {names}")
         say("nothing was submitted yet")
@@ -77,7 +77,7 @@ def _sentence(attempt: Attempt, run: RunStatus, folders: Folders) -> str:
 
 
 def _time_left(states: Mapping[Attempt, RunStatus]) -> str:
-    """From how long the finished ones took, and how many run at a time."""
+    """The time left, from how long the finished ones took and how many run at a time."""
     took = [
         seconds for attempt, run in states.items() if run.state == "done" and (seconds := _seconds(attempt))
     ]
@@ -94,7 +94,7 @@ def _node_hours(sweep: Sweep, states: Mapping[Attempt, RunStatus]) -> float:
 
 
 def _seconds(attempt: Attempt) -> float | None:
-    """From its first start to its end, by the clock of one node."""
+    """Seconds from its first start to its end, by the clock of one node."""
     if attempt.state == DAMAGED:
         return None
     manifest = attempt.manifest

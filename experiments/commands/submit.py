@@ -3,11 +3,11 @@ from __future__ import annotations
 from experiments.commands._find import check_on_slurm
 from experiments.commands._make import say
 from experiments.commands._words import ItemsAndSettings
-from experiments.config import sweeps
+from experiments.config import grid
 from experiments.config.folders import Folders
-from experiments.config.grid import name_and_configs
 from experiments.config.plan import plan_runs
-from experiments.launch import arrays
+from experiments.figures.runs import name_and_configs
+from experiments.launch import submission
 
 GROUP = "cluster"
 
@@ -24,8 +24,8 @@ def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False, y
     """
     name, configs = name_and_configs(words, all, yes)
     planned, folders = check_on_slurm(plan_runs(configs, say)), Folders()
-    sweeps.note(folders, sweeps.named(words)[0], configs)
-    sweep = arrays.submit_missing(planned, folders, name, words, say, force)
+    grid.note_sweep(folders, grid.sweep_of(words)[0], configs)
+    sweep = submission.submit_missing(planned, folders, name, words, say, force)
     if sweep is None:
         say(f"nothing to submit: all {len(planned)} runs are measured or under way")
         return 0

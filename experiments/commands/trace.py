@@ -4,9 +4,9 @@ import gzip
 import json
 from pathlib import Path
 
-from analysis import parquet
-from analysis.files import write_atomic
-from analysis.frames import Frames
+from analysis.records import parquet
+from analysis.records.files import write_atomic
+from analysis.records.frames import Frames
 from analysis.trace import trace as trace_of
 from experiments.commands._draw import runs_of
 from experiments.commands._words import RunName

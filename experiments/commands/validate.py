@@ -3,15 +3,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from analysis import parquet
-from analysis.files import Damaged, read_lines
-from analysis.frames import Frames
 from analysis.published import tables
-from analysis.records import run_id
+from analysis.records import parquet
+from analysis.records.configs import run_id
+from analysis.records.files import Damaged
+from analysis.records.frames import Frames
+from analysis.records.log import read_lines
 from experiments import figures
-from experiments.commands._ship import index_of
+from experiments.commands.collect import index_of
 from experiments.config.folders import Folders
-from experiments.config.plan import configs_of, more_configs_of
+from experiments.figures.runs import configs_of, more_configs_of
 
 GROUP = "results"
 MOST_SHIPPED_MB = 50  # what everyone who clones the repository has to fetch

@@ -4,23 +4,31 @@ takes its time to import, so that completion can ask.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from experiments.config.folders import ROOT
 from experiments.tasks import REGISTRY as TASKS
 from slurm import environment
 from sparsify.methods import REGISTRY as METHODS
-from sparsify.registry import BrokenFile, Registry
+from sparsify.spec import BrokenFile, Registry
 
 CONF = ROOT / "conf"
 GROUPS = ("method", "task", "cluster", "link", "inside", "container", "profile", "recipe")
 FOLDERS = {"inside": "link"}  # of a group's files, where they are another group's
+COMMON = {"method": "topk"}  # the entry whose docstring explains what others have, too
 REGISTRIES: dict[str, Registry] = {registry.noun: registry for registry in (METHODS, TASKS)}
 # Set by choosing a group's option, not by hand.
 FIXED = (
     "method.name", "task.name", "cluster.name", "cluster.where", "cluster.link.name", "cluster.inside",
     "cluster.inside.name", "container.name",
 )  # fmt: skip
+
+
+def settable(allowed: Mapping[str, Any]) -> dict[str, Any]:
+    """The types of those leaves that a word can set; groups are chosen, not set."""
+    return {name: kind for name, kind in allowed.items() if name not in (*FIXED, *GROUPS)}
 
 
 def folders() -> list[Path]:
@@ -55,13 +63,13 @@ def files(group: str) -> dict[str, Path]:
 
 
 def options(group: str) -> list[str]:
-    """What can follow `group=`: the files of conf/<group>/, and every registered method or task."""
+    """The options that can follow `group=`: files of conf/<group>/, and every registered method or task."""
     registered = REGISTRIES[group].names() if group in REGISTRIES else []
     return sorted({*registered, *files(group)})
 
 
 def about(group: str, option: str) -> str:
-    """What an option is: the docstring of its function, or the comment at the beginning of its file."""
+    """The description of an option: its function's docstring, or the comment at the beginning of its file."""
     if group in REGISTRIES and option in REGISTRIES[group].names():
         try:
             return REGISTRIES[group].docstring(option).partition("\nArgs:")[0].strip()
@@ -74,3 +82,32 @@ def about(group: str, option: str) -> str:
         if not line.startswith("# @package"):
             lines.append(line.removeprefix("#").strip())
     return "\n".join(lines)
+
+
+def meanings(registry: Registry, name: str) -> dict[str, str]:
+    """The meaning of each parameter, by the docstring: its own, else that of `COMMON`, which describes what
+    several entries have in common. `a, b: ...` describes both.
+
+    Raises:
+        BrokenFile: the entry's file can't be read.
+    """
+    found, known = _said(registry, name), registry.parameters(name)
+    common = COMMON.get(registry.noun)
+    if common in registry.names() and set(known) - set(found):
+        found |= {
+            key: said for key, said in _said(registry, common).items() if key in known and key not in found
+        }
+    return found
+
+
+def _said(registry: Registry, name: str) -> dict[str, str]:
+    """The meanings in an entry's own docstring."""
+    import griffe  # a tenth of a second, which only help takes
+
+    found: dict[str, str] = {}
+    for section in griffe.Docstring(registry.docstring(name)).parse("google", warnings=False):
+        if isinstance(section, griffe.DocstringSectionParameters):
+            for parameter in section.value:
+                meaning = " ".join(parameter.description.split())
+                found |= {key.strip(): meaning for key in parameter.name.split(",")}
+    return found

@@ -1,14 +1,16 @@
-"""Which code this is: its commit, what differs from that, and a digest of its files."""
+"""Which code this is: its commit, what differs from that, a digest of its files, and copies of them."""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 
-from analysis.files import read_json
+from analysis.records.files import read_json, write_json
 from experiments.config.folders import ROOT
 
 FOLDERS = ("analysis", "conf", "experiments", "slurm", "sparsify")
@@ -56,7 +58,7 @@ def sources() -> dict[str, str]:
 
 
 def changed(then: Mapping[str, str], chosen: Collection[str]) -> list[str]:
-    """Those files of `then`, which were `sources`, that are not what they were.
+    """The files of `then`, which were `sources`, that are not what they were.
 
     Args:
         chosen: names of the run's method, task and data set: it does not rest on the files of others.
@@ -82,7 +84,7 @@ def origin() -> dict[str, str | None]:
 
 
 def _git(*words: str) -> str | None:
-    """What git prints, or None where there is no git or no repository."""
+    """The text that git prints, or None where there is no git or no repository."""
     try:
         done = subprocess.run(
             ["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=20, check=True
@@ -90,3 +92,24 @@ def _git(*words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
+
+
+def copy_into(folder: Path) -> Path:
+    """A copy of the code, named by its digest: what is edited after submission changes no job.
+
+    Copies are shared by all that submit the same code.
+    """
+    place = folder / digest()
+    if not (place / NOTE).is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{digest()}-", dir=folder))
+        for path in files():
+            (part / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, part / path)
+        write_json(part / NOTE, origin())
+        part.chmod(0o755)
+        try:
+            part.rename(place)
+        except OSError:  # somebody else was faster
+            shutil.rmtree(part)
+    return place

@@ -1,9 +1,13 @@
-"""Override words in, one resolved plain dict out. Hydra composes; no other file sees a DictConfig."""
+"""A run that is asked for in, its resolved config out; and back.
+
+Hydra composes the files of conf/; no other file sees a DictConfig.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,162 +15,202 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.config import schema, variants
-from experiments.config.choices import FIXED, GROUPS, REGISTRIES, folders, options
-from sparsify.ranges import check, quoted, shown, unknown
+from analysis.records.columns import IMPLIED
+from analysis.records.configs import flatten, measured_config, run_key
+from experiments.config.choices import FIXED, GROUPS, REGISTRIES, folders, options, settable
+from experiments.config.config import Config, NamedVariant, check_together, check_variants, types, types_of
+from experiments.config.machines import AnyCluster, NoContainer
+from experiments.config.run import Run, RunOrWords
+from sparsify.ranges import check, shown, unknown
+from sparsify.spec import REQUIRED
 
+DECIDED = ("train.steps", "train.epochs")  # by `alternate`, in a run of variants
 VARIANTS = "give two or more, as variants={dense:'method=dense',sparse:'method=topk'}"
-WORKERS_PER_NODE = 8  # of virtual ranks, where a cluster's file does not say
-LONGEST = 4000  # characters of a word, and of a path; Hydra's grammar takes half a second to read them
 
 
-def resolve(overrides: Sequence[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Composed:
+    """The config that choices of groups come to, before any setting is given."""
+
+    config: Config
+    types: Mapping[str, Any]  # of every leaf
+    on_gpu: Mapping[str, Any]  # settings of the recipe where device=cuda
+    needed: tuple[str, ...]  # leaves without a default
+
+
+def resolve(asked: RunOrWords) -> Config:
     """The config of one run.
 
     Raises:
         ValueError: an unknown group, option, key or value; the message lists what there is.
     """
-    pairs = [pair(word) for word in overrides]
-    given = dict(pairs)
-    named = _parsed("variants", given.get("variants", "{}"))
-    if named == {}:
-        if idle := next((key for key in given if key.startswith("alternate.")), None):
-            raise ValueError(
-                f"{idle} is of runs whose variants take turns, and there are no variants; {VARIANTS}"
-            )
-        return _resolve_one(pairs)
-    if idle := next((key for key in variants.DECIDED if key in given), None):
+    run = Run.of(asked)
+    if run.variants:
+        return _resolve_variants(run)
+    if idle := next((key for key in run.settings if key.startswith("alternate.")), None):
+        raise ValueError(
+            f"{idle} is of runs whose variants take turns, and there are no variants; {VARIANTS}"
+        )
+    return _resolve_one(run.settings)
+
+
+def _resolve_variants(run: Run) -> Config:
+    """The config of a run whose variants take turns: that of the first, and each."""
+    if idle := next((key for key in DECIDED if key in run.settings), None):
         raise ValueError(
             f"{idle}: how long variants take turns is said by alternate.blocks, .until and .limit_min; "
             "leave it out"
         )
-    check("variants", named, schema.Variants)
-    shared = [f"{key}={word}" for key, word in pairs if key != "variants"]
-    return variants.resolved(shared, named, lambda words: _resolve_one([pair(word) for word in words]))
+    configs = dict[str, Config]()
+    for name, own in run.variants.items():
+        try:
+            configs[name] = _resolve_one({**run.settings, **own})
+        except ValueError as error:
+            raise ValueError(f"variant {name}: {error}") from error
+    check_variants(configs)
+    variants = [NamedVariant(name, config.having("train.steps", None)) for name, config in configs.items()]
+    return replace(variants[0].config, variants=tuple(variants))
 
 
-def _resolve_one(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _resolve_one(settings: Mapping[str, Any]) -> Config:
     """The config of a run without variants."""
-    for key, value in pairs:
-        check_choice(key, value)
-    choices = {key: value for key, value in pairs if key in GROUPS}  # of several the last counts
-    inside = choices.pop("inside", None)
-    words = tuple(f"{key}={value}" for key, value in choices.items())
-    config = copy.deepcopy(_composed(words, *folders()))
-    _join_in_nodes(config, inside)
-    defaults, on_gpu = config.pop("method_defaults", {}), config.pop("on_gpu", {})
-    for key, value in defaults.items():
-        if key in config["method"]:
-            config["method"][key] = value
-    given, known = {key: value for key, value in pairs if key not in GROUPS}, leaves(config)
-    for key, text in given.items():
-        if key not in known:
-            raise ValueError(unknown("key", key, schema.related(key, [*GROUPS, *known])))
-        check(key, value := _parsed(key, text), known[key])
-        *above, name = key.split(".")
-        (schema.leaf(config, ".".join(above)) if above else config)[name] = value
-    if config["device"] == "cuda":
-        config |= {key: value for key, value in on_gpu.items() if key not in given}
-    schema.check(config)
-    _give_momentum_to_the_method(config, "task.momentum" in given)
-    return config
+    for key in settings:
+        check_settable(key)
+    chosen = {key: str(value) for key, value in settings.items() if key in GROUPS}
+    composed = _composed(tuple(chosen.items()), *folders())
+    given = {key: value for key, value in settings.items() if key not in GROUPS}
+    config = composed.config
+    for key, value in given.items():
+        if key not in composed.types or key in FIXED:
+            raise ValueError(unknown("key", key, related(key, [*GROUPS, *settable(composed.types)])))
+        check(key, value, composed.types[key])
+        config = config.having(key, value)
+    if config.device == "cuda":
+        for key, value in composed.on_gpu.items():
+            config = config if key in given else config.having(key, value)
+    if lacking := next((key for key in composed.needed if key not in given), None):
+        raise ValueError(f"{lacking} has no default: give it a value")
+    check_together(config)
+    return _with_momentum_once(config, "task.momentum" in given)
 
 
-def pair(word: str) -> tuple[str, str]:
-    """key=value as its two parts."""
-    key, equals, value = word.partition("=")
-    if len(word) > LONGEST:
-        raise ValueError(f"{shown(word)} has {len(word)} characters, and {LONGEST} is the most")
-    if not equals or not key:
-        raise ValueError(f"{quoted(word)} is not of the form key=value; for example method=topk or workers=4")
-    return key, value
-
-
-def check_choice(key: str, value: str) -> None:
-    """Refuse an option that a group does not have, and a key that only a choice may set."""
+def check_settable(key: str) -> None:
+    """Refuse a key that only a choice may set."""
     if key in FIXED:
         group = next((name for name in ("link", "inside") if key.startswith(f"cluster.{name}")), None)
         group = group or key.partition(".")[0]
         raise ValueError(f"{key!r} comes with the choice of {group}=, it can't be set")
-    if key in GROUPS and value not in options(key):
+
+
+def check_choice(key: str, value: str) -> None:
+    """Refuse an option that a group does not have, and one whose file is broken."""
+    if value not in options(key):
         raise ValueError(unknown(key, value, options(key)))
     if key in REGISTRIES and value in REGISTRIES[key].names() and (why := REGISTRIES[key].why_broken(value)):
         raise ValueError(why)
 
 
-def _join_in_nodes(config: dict[str, Any], inside: str | None) -> None:
-    """Put the link that joins virtual ranks of one node into the config, by the name of its file."""
-    cluster = config["cluster"]
+def leaves(config: Config) -> dict[str, Any]:
+    """Every key that a word can set, dotted, and its type."""
+    return settable(types(config))
+
+
+def related(dotted: str, known: list[str]) -> list[str]:
+    """The keys of the part that this one belongs to; all that are known, where there is no such part."""
+    return [name for name in known if name.partition(".")[0] == dotted.partition(".")[0]] or known
+
+
+def _with_momentum_once(config: Config, is_given: bool) -> Config:
+    """Momentum is applied once: by the method, where it has some (DGC), else by the optimiser."""
+    own = config.method.leaf("momentum")
+    if not own or not config.task.leaf("momentum"):
+        return config
+    if is_given:
+        raise ValueError(
+            f"method={config.method.name} applies momentum itself (method.momentum={own}); leave "
+            "task.momentum out, or set method.momentum=0"
+        )
+    return config.having("task.momentum", 0)
+
+
+@cache
+def _composed(choices: tuple[tuple[str, str], ...], *folders: Path) -> Composed:
+    """The config of these choices: what conf/ says, else the defaults of fields and signatures."""
+    for group, option in choices:
+        check_choice(group, option)
+    words = tuple(f"{key}={value}" for key, value in choices if key != "inside")
+    said = dict(_hydras(words, *folders))
+    on_gpu, of_methods = said.pop("on_gpu", {}), said.pop("method_defaults", {})
+    said["cluster"] = _joined_in_nodes(said["cluster"], dict(choices).get("inside"), folders)
+    needed = list[str]()
+    for noun, registry in REGISTRIES.items():
+        defaults = registry.defaults(said[noun]["name"])
+        said[noun] = {**defaults, **said[noun]}
+        if noun == "method":
+            said[noun] |= {key: value for key, value in of_methods.items() if key in defaults}
+        needed += [f"{noun}.{key}" for key, value in said[noun].items() if value == REQUIRED]
+    allowed = types_of(
+        said["method"]["name"],
+        said["task"]["name"],
+        AnyCluster.kind(said["cluster"]),
+        NoContainer.kind(said["container"]),
+        bool(said["cluster"].get("inside")),
+    )
+    there = dict(_leaves(said))
+    for dotted, value in [*there.items(), *on_gpu.items()]:
+        if dotted not in allowed:
+            why = unknown("key", dotted, related(dotted, list(allowed)))
+            raise ValueError(f"{why} (a file of conf/ sets it)")
+        if dotted not in needed:
+            check(dotted, value, allowed[dotted])
+    for dotted in ("cluster.where", "container.image"):
+        if dotted in allowed and dotted not in there:
+            raise ValueError(
+                f"{dotted} is missing: a file of conf/ leaves it out, or sets what it belongs to"
+            )
+    return Composed(Config.built(said), allowed, on_gpu, tuple(needed))
+
+
+def _joined_in_nodes(
+    cluster: dict[str, Any], inside: str | None, folders: tuple[Path, ...]
+) -> dict[str, Any]:
+    """The cluster with the link that joins virtual ranks of one node, by the name of its file."""
     if cluster.get("where") != "virtual":
         if inside:
             raise ValueError(
                 f"inside={inside} joins virtual ranks of one node, and cluster={cluster['name']} has nodes "
                 "of its own; leave it out, or take cluster=virtual"
             )
-        return
+        return cluster
     name = inside or cluster.get("inside")
-    if name is not None:
-        check_choice("inside", str(name))
-    link = _composed((f"link={name}",), *folders())["cluster"]["link"] if name else None
-    config["cluster"] = {"workers_per_node": WORKERS_PER_NODE, **cluster, "inside": copy.deepcopy(link)}
+    if name is None:
+        return cluster
+    check_choice("inside", str(name))
+    return {**cluster, "inside": _hydras((f"link={name}",), *folders)["cluster"]["link"]}
 
 
-def _give_momentum_to_the_method(config: dict[str, Any], given: bool) -> None:
-    """Momentum is applied once: by the method, where it has some (DGC), else by the optimiser."""
-    if config["method"].get("momentum") and config["task"].get("momentum"):
-        if given:
-            raise ValueError(
-                f"method={config['method']['name']} applies momentum itself (method.momentum="
-                f"{config['method']['momentum']}); leave task.momentum out, or set method.momentum=0"
-            )
-        config["task"]["momentum"] = 0
-
-
-def _parsed(key: str, text: str) -> Any:
-    """The value that a word gives a leaf, in Hydra's grammar."""
-    override = parse(f"{key}={text}")
-    if override.is_sweep_override():
-        raise ValueError(
-            f"{key}={shown(text)} is several values, and this is about one run; "
-            "`run`, `plan` and `submit` take several"
-        )
-    return override.value()
-
-
-def parse(word: str) -> Override:
-    """A word as Hydra reads it.
-
-    Raises:
-        ValueError: it is not of Hydra's grammar.
-    """
-    key, value = pair(word)
-    if "${" in value:
-        raise ValueError(
-            f"{key}={shown(value)} refers to something else, which only the files of conf/ may do"
-        )
-    try:
-        return OverridesParser.create().parse_override(word)
-    except Exception as error:  # its functions, such as int() and sort(), raise whatever Python does
-        raise ValueError(
-            f"{shown(key)}={shown(value)} can't be read ({shown(_first_line(error))}); text with other signs "
-            f"than letters, digits and -_./:+%@~ stands in quotes, as in '{shown(key)}=\"a b\"'"
-        ) from error
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with its dotted key; an empty mapping is one."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 @cache
-def _composed(choices: tuple[str, ...], *folders: Path) -> dict[str, Any]:
-    """What Hydra composes from these choices of groups, which takes it a sixth of a second."""
+def _hydras(choices: tuple[str, ...], *folders: Path) -> dict[str, Any]:
+    """The values that Hydra composes from these choices of groups, in a sixth of a second."""
     store = ConfigStore.instance()
     for registry in REGISTRIES.values():
-        for name in registry.sound():
-            store.store(group=registry.noun, name=name, node={"name": name, **registry.defaults(name)})
+        for name in registry.names():
+            store.store(group=registry.noun, name=name, node={"name": name})
     GlobalHydra.instance().clear()
     paths = ",".join(QuotedString(f"file://{folder}", Quote.single).with_quotes() for folder in folders[1:])
     try:
@@ -179,26 +223,50 @@ def _composed(choices: tuple[str, ...], *folders: Path) -> dict[str, Any]:
             del composed["hydra"]
         plain = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{' '.join(choices)}: {_first_line(error)}") from error
+        why = str(error).partition("\n")[0]
+        raise ValueError(f"{' '.join(choices)}: {why}") from error
     assert isinstance(plain, dict)  # the root of a composed config is a mapping
     return _named({str(key): value for key, value in plain.items()}, names)
 
 
 def _named(config: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """What is chosen has the name of its file, so that a copy of a file shares no keys of runs with it."""
+    """The config with the names of chosen files, so that a copy of a file shares no keys of runs with it."""
     config = {"cluster": {}, "container": {}, **config}
     for dotted in ("cluster", "cluster.link", "container"):
-        part = schema.leaf(config, dotted)
+        above, _, name = dotted.rpartition(".")
+        part = (config[above] if above else config).get(name)
         if not isinstance(part, dict):
             raise ValueError(f"{dotted} is {shown(part)}: the file of conf/ that sets it must give it fields")
-        part["name"] = names[dotted.rpartition(".")[2]]
+        part["name"] = names[name]
     return {**config, "profile": names["profile"], "recipe": names["recipe"]}
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+def asked_again(config: Mapping[str, Any]) -> Run:
+    """The run that asks for a measured one again: its choices, and what some profile would give other values.
 
-
-def leaves(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every key that an override can set, dotted, and its type; groups are chosen, not set."""
-    return {name: kind for name, kind in schema.types(config).items() if name not in (*FIXED, *GROUPS)}
+    Raises:
+        ValueError: variants take turns in it, or it was measured with settings that are no more.
+    """
+    if config.get("variants"):
+        raise ValueError("of runs whose variants take turns no figure can be saved; choose ordinary runs")
+    chosen = Run({
+        "method": config["method"]["name"], "task": config["task"]["name"],
+        "cluster": config["cluster"]["name"], "link": config["cluster"]["link"]["name"],
+    })  # fmt: skip
+    own = flatten(config)
+    settings: dict[str, Any] = {}
+    profiles = options("profile")
+    for profile in profiles:
+        there = flatten(measured_config(resolve(chosen | {"profile": profile}).as_dict()))
+        for name in [*own, *there]:
+            value = own.get(name, IMPLIED.get(name))
+            if value != there.get(name, IMPLIED.get(name)):
+                is_text = isinstance(value, str) and value.startswith("[")  # of a list
+                settings[name] = json.loads(str(value)) if is_text else value
+    found = chosen | settings
+    again = [resolve(found | {"profile": profile}).as_dict() for profile in profiles]
+    if {run_key(each) for each in again} != {run_key(config)}:
+        raise ValueError(
+            f"no words mean this run any more: {shown(' '.join(found.words()))} mean another one"
+        )
+    return found

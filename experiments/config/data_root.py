@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import ast
-import copy
 import dataclasses
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from experiments.config.config import Config, Entry
 from experiments.config.folders import ROOT
 from experiments.tasks import REGISTRY as TASKS
 from slurm import environment
 from sparsify.ranges import unknown
-from sparsify.registry import BrokenFile, parsed
+from sparsify.spec import BrokenFile, constant
 
 DATASETS = ROOT / "experiments" / "training" / "datasets"
 DOWNLOAD_TIMEOUT_S = 20  # of silence on the line, not of the whole download
@@ -37,7 +36,7 @@ import_module(f"experiments.training.datasets.{name}").download(Path(root))
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a data set, as the literal FILES in its own file describes them."""
+    """The files of a data set, as the literal FILES in its own file, or in that of small ones, has them."""
 
     title: str  # the data set as a sentence names it
     folder: str  # what the folder of all data sets must contain
@@ -48,24 +47,20 @@ class Files:
 
 @cache
 def files_of(dataset: str) -> Files | None:
-    """What files a data set needs; None where it needs none.
+    """The files that a data set needs; None where it needs none.
 
-    Read from the source, as signatures are: importing a data set would import torch.
+    Its file is executed lightly (see `sparsify.spec`): importing a data set would import torch.
 
     Raises:
         BrokenFile: its file can't be read.
     """
     source = DATASETS / f"{dataset}.py"
-    for node in parsed(source).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FILES":
-            try:
-                return Files(**ast.literal_eval(node.value))
-            except (TypeError, ValueError) as error:
-                fields = ", ".join(field.name for field in dataclasses.fields(Files))
-                raise BrokenFile(
-                    f"{source}, line {node.lineno}: FILES must be a literal with {fields} ({error})"
-                ) from error
-    return None
+    described = constant(source, "FILES") if source.exists() else _presets("FILES").get(dataset)
+    try:
+        return None if described is None else Files(**described)
+    except TypeError as error:
+        fields = ", ".join(field.name for field in dataclasses.fields(Files))
+        raise BrokenFile(f"{source}: FILES must be a dict with {fields} ({error})") from error
 
 
 def dataset_of(task: str) -> str:
@@ -75,12 +70,25 @@ def dataset_of(task: str) -> str:
         ValueError: there is none of that name.
     """
     dataset = task.rpartition("_")[2]
-    known = sorted(path.stem for path in DATASETS.glob("[!_]*.py"))
+    known = datasets(DATASETS)
     if dataset not in known:
         raise ValueError(
             f"{unknown('data set', dataset, known)}; task {task!r} is named <network>_<data set>"
         )
     return dataset
+
+
+@cache
+def datasets(folder: Path) -> list[str]:
+    """All data sets: the files of this folder, and those of the repository that have none."""
+    return sorted({*(path.stem for path in folder.glob("[!_]*.py")), *_presets("PRESETS")})
+
+
+@cache
+def _presets(name: str) -> dict[str, Any]:
+    """One of the tables of data sets without a file of their own."""
+    found: dict[str, Any] = constant(ROOT / "experiments" / "training" / "datasets" / "_presets.py", name)
+    return found
 
 
 def root_of(given: str | None) -> Path:
@@ -91,12 +99,12 @@ def root_of(given: str | None) -> Path:
 
 
 def has(root: Path, dataset: str) -> bool:
-    """Are the files of this data set there? True where it needs none."""
+    """Tell whether the files of this data set are there; True where it needs none."""
     files = files_of(dataset)
     return files is None or (root / files.folder).is_dir()
 
 
-def find(config: dict[str, Any], say: Callable[[str], None]) -> tuple[dict[str, Any], Path | None]:
+def find(config: Config, say: Callable[[str], None]) -> tuple[Config, Path | None]:
     """A config whose data set is on this machine, and the folder of its files; None where it needs none.
 
     Where the files are neither found nor downloadable, a config that allows it is changed to a data set that
@@ -105,49 +113,47 @@ def find(config: dict[str, Any], say: Callable[[str], None]) -> tuple[dict[str, 
     Raises:
         ValueError: no data, and no substitute allowed.
     """
-    dataset = dataset_of(config["task"]["name"])
+    dataset = dataset_of(config.task.name)
     files = files_of(dataset)
     if files is None:
         return config, None
-    root = root_of(config["data"]["root"])
+    root = root_of(config.data.root)
     if has(root, dataset):
         return config, root
-    if config["data"]["root"] is not None:
+    if config.data.root is not None:
         raise ValueError(
             f"data.root={root} has no {files.folder}; point it at the folder that holds {files.folder}"
             f"{_or_timed(config, files)}"
         )
     if download(dataset, files, root, say):
         return config, root
-    fallback = config["data"]["fallback"]
+    fallback = config.data.fallback
     changed = None if fallback == "refuse" else substituted(config, fallback)
     if changed is None:
         raise ValueError(
             f"{files.title} is not in {root} and could not be downloaded: put {files.folder} there, or say "
             f"where it is with data.root=FOLDER or $DATA_ROOT{_or_timed(config, files)}"
         )
-    name = changed["task"]["name"]
+    name = changed.task.name
     say(f"{files.title} was not found (see DATA_ROOT): using scikit-learn's digits instead, task {name}")
     return changed, None
 
 
-def substituted(config: dict[str, Any], dataset: str) -> dict[str, Any] | None:
+def substituted(config: Config, dataset: str) -> Config | None:
     """The same config on another data set; None where its network has no task on that."""
-    task = config["task"]
-    name = task["name"].removesuffix(dataset_of(task["name"])) + dataset
+    task = config.task
+    name = task.name.removesuffix(dataset_of(task.name)) + dataset
     if name not in TASKS.names():
         return None
-    changed = copy.deepcopy(config)
-    changed["task"] = {key: value for key, value in task.items() if key in TASKS.defaults(name)} | {
-        "name": name
-    }
-    return changed
+    known = TASKS.defaults(name)
+    kept = {key: value for key, value in task.arguments.items() if key in known}
+    return replace(config, task=Entry(name, kept))
 
 
-def _or_timed(config: dict[str, Any], files: Files) -> str:
+def _or_timed(config: Config, files: Files) -> str:
     """The end of a sentence: which task needs no files."""
     changed = substituted(config, files.instead) if files.instead else None
-    return f"; task={changed['task']['name']}, which is for timing only, needs none" if changed else ""
+    return f"; task={changed.task.name}, which is for timing only, needs none" if changed else ""
 
 
 def download(dataset: str, files: Files, root: Path, say: Callable[[str], None]) -> bool:
@@ -170,7 +176,7 @@ def download(dataset: str, files: Files, root: Path, say: Callable[[str], None])
 
 
 def reachable(host: str) -> bool:
-    """Does anybody answer there? Saves starting torch only to learn that there is no network."""
+    """Tell whether anybody answers there: torch is not started only to learn that there is no network."""
     try:
         socket.create_connection((host, 443), timeout=5).close()
     except OSError:

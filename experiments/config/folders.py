@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from analysis.records import Attempt, Store
+from analysis.records.store import Attempt, Store
 from slurm import environment
 
 ROOT = Path(__file__).parent.parent.parent
@@ -27,7 +27,7 @@ class Folders:
 
     @property
     def scratch(self) -> Path:
-        """What launching needs, and no figure."""
+        """The folder of what launching needs, and no figure."""
         return self.results / "launch"
 
     def launch(self, attempt: Attempt) -> Path:
@@ -36,7 +36,7 @@ class Folders:
 
     @property
     def sweeps(self) -> Path:
-        """What was submitted to SLURM."""
+        """The folder of what was submitted to SLURM."""
         return self.results / "sweeps"
 
     @property
@@ -51,12 +51,12 @@ class Folders:
 
     @property
     def index(self) -> Path:
-        """Which runs each figure was drawn from."""
+        """Notes of the runs that each figure was drawn from."""
         return self.records / "figures"
 
     @property
     def sweep_index(self) -> Path:
-        """Which runs each named sweep has asked for."""
+        """Notes of the runs that each named sweep has asked for."""
         return self.records / "sweeps"
 
     @property

@@ -1,89 +1,59 @@
-"""Words with lists in them -> the runs of a grid: method=topk,randomk method.density=0.001,0.01"""
+"""Words with lists in them -> the runs of a grid: method=topk,randomk method.density=0.001,0.01
+
+`sweep=thesis` among them names a sweep. The name is no part of a run's config, so that a run may belong to
+several sweeps, and one that was measured before to a new one.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from itertools import islice, product
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
-from hydra.core.override_parser.types import Glob, RangeSweep
-from hydra.errors import HydraException
+from filelock import FileLock
 
-from experiments import figures
-from experiments.config import choices, compose, sweeps
-from experiments.config.plan import configs_of, more_configs_of, profile_of
-from sparsify.ranges import shown
+from analysis.records.configs import run_id
+from analysis.records.files import read_as, write_json
+from analysis.records.schema import RunIndex
+from experiments.config import choices, compose, grammar
+from experiments.config.config import Config
+from experiments.config.folders import Folders
+from experiments.config.plan import profile_of
+from experiments.config.run import Run
+from sparsify.ranges import quoted, shown
 
 MOST_RUNS = 10_000
 ASKED_FOR = 1_000  # more are made on request only
+SWEEP = "sweep="
+SWEEP_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,39}")
 
 
-def expand(words: Sequence[str]) -> list[list[str]]:
-    """One list of words for each point of the grid, in Hydra's grammar: a,b,c or range(1,5).
+def expand(words: Sequence[str]) -> list[Run]:
+    """A run for each point of the grid, in Hydra's grammar: a,b,c or range(1,5).
 
     Raises:
         ValueError: a word that can't be read, or more points than anybody would queue.
     """
-    axes = [_values(word) for word in words]
-    if math.prod(map(len, axes)) > MOST_RUNS:
+    axes = [(key, grammar.values(key, text, MOST_RUNS)) for key, text in map(grammar.pair, words)]
+    if math.prod(len(listed) for _, listed in axes) > MOST_RUNS:
+        longest = max(range(len(axes)), key=lambda place: len(axes[place][1]))
         raise ValueError(
             f"these words mean more than {MOST_RUNS} runs, the most at a time; the longest list is "
-            f"{shown(max(zip(axes, words, strict=True), key=lambda axis: len(axis[0]))[1])}"
+            f"{shown(words[longest])}"
         )
-    return [list(point) for point in product(*axes)]
+    keys = [key for key, _ in axes]
+    points = product(*(listed for _, listed in axes))
+    return [_run(dict(zip(keys, point, strict=True))) for point in points]
 
 
-def _values(word: str) -> list[str]:
-    """This word for each of the values that it lists, of which MOST_RUNS + 1 suffice."""
-    key, text = compose.pair(word)
-    override = compose.parse(word)
-    if not override.is_sweep_override():
-        return [word]
-    listed: Any = override.value()
-    if isinstance(listed, RangeSweep):
-        listed.shuffle = False  # it would list all of a range first, and the order changes no run
-    try:
-        if isinstance(listed, Glob) and key in choices.GROUPS:
-            found = listed.filter(choices.options(key))
-        else:
-            found = [*islice(override.sweep_string_iterator(), MOST_RUNS + 1)]
-    except (HydraException, ArithmeticError, ValueError) as error:
-        raise ValueError(
-            f"{shown(word)} lists no values; values are listed as {shown(key)}=a,b, or as range(0,5)"
-        ) from error
-    if not found:
-        raise ValueError(f"{shown(key)}={shown(text)} lists nothing")
-    return [f"{key}={value}" for value in found]
+def _run(settings: dict[str, Any]) -> Run:
+    return Run(settings, settings.pop("variants", {}))
 
 
-def name_and_configs(
-    words: Sequence[str], more: bool = False, many: bool = True
-) -> tuple[str, list[dict[str, Any]]]:
-    """What `plan` and `submit` were asked for: figures' runs (and those that make them firmer), else one run,
-    else a grid of them.
-
-    The name is the sweep's (`sweep=thesis`) where the words name one.
-    """
-    sweep, words = sweeps.named(words)
-    items = [figures.find(word) for word in words if "=" not in word]
-    overrides = [word for word in words if "=" in word]
-    for item in items:
-        figures.check(item)
-        if not figures.has_runs(item):
-            raise ValueError(
-                f"{item} has no runs to queue: `reproduce {item}` draws it from published tables"
-            )
-    profile = profile_of(overrides)
-    if items:
-        sources = (configs_of, more_configs_of) if more else (configs_of,)
-        found = [config for of in sources for item in items for config in of(item, profile, overrides)]
-        return sweep or "-".join([*map(figures.file_name, items), profile]), found
-    return sweep or "runs", configs(overrides, many)
-
-
-def configs(words: Sequence[str], many: bool = True) -> list[dict[str, Any]]:
-    """One resolved configuration for each point of the grid that the words span.
+def configs(words: Sequence[str], many: bool = True) -> list[Config]:
+    """The config of each point of the grid that the words span.
 
     A point at which a method lacks a hyperparameter that others have (`method=dense,topk
     method.density=0.01`) is the run without it.
@@ -96,26 +66,57 @@ def configs(words: Sequence[str], many: bool = True) -> list[dict[str, Any]]:
     """
     profile = profile_of(words)
     points = expand([word for word in words if not word.startswith("profile=")])
-    methods = {_method(point) for point in points}
-    fitting = dict.fromkeys(tuple(_fitting(point, methods)) for point in points)
-    if len(fitting) > ASKED_FOR and not many:
+    methods = {_method(point.settings) for point in points}
+    having = {method: _hyperparameters(method) for method in methods} if len(methods) > 1 else {}
+    of_any = frozenset().union(*having.values())
+    lacking = {method: [f"method.{key}" for key in of_any - own] for method, own in having.items()}
+    fitting = [point.without(*lacking.get(_method(point.settings), ())) for point in points]
+    different = list({repr(point): point for point in fitting}.values())
+    if len(different) > ASKED_FOR and not many:
         raise ValueError(
-            f"these words mean {len(fitting):,} runs; --yes makes them all, `plan` lists them, and fewer "
+            f"these words mean {len(different):,} runs; --yes makes them all, `plan` lists them, and fewer "
             "values mean fewer runs"
         )
-    return [compose.resolve([*point, f"profile={profile}"]) for point in fitting]
+    return [compose.resolve(point | {"profile": profile}) for point in different]
 
 
-def _fitting(point: Sequence[str], methods: Collection[str]) -> list[str]:
-    """Without those hyperparameters that this point's method lacks and another of the grid's methods has."""
-    lacks = set().union(*map(_hyperparameters, methods)) - _hyperparameters(_method(point))
-    return [word for word in point if word.partition("=")[0].removeprefix("method.") not in lacks]
+def _method(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("method", ""))
 
 
-def _method(point: Sequence[str]) -> str:
-    given = [word.partition("=")[2] for word in point if word.startswith("method=")]
-    return given[-1] if given else ""
+def _hyperparameters(method: str) -> frozenset[str]:
+    registry = choices.REGISTRIES["method"]
+    if method in registry.names() and not registry.why_broken(method):
+        return frozenset(registry.parameters(method))
+    return frozenset(compose.resolve({"method": method} if method else {}).method.arguments)
 
 
-def _hyperparameters(method: str) -> set[str]:
-    return set(compose.resolve([f"method={method}"] if method else [])["method"])
+def sweep_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The sweep that the words name, and the other words.
+
+    Raises:
+        ValueError: the name is none, or there are several.
+    """
+    names = list(dict.fromkeys(word.removeprefix(SWEEP) for word in words if word.startswith(SWEEP)))
+    rest = [word for word in words if not word.startswith(SWEEP)]
+    if not names:
+        return None, rest
+    if len(names) > 1 or not SWEEP_NAME.fullmatch(names[0]):
+        given = ", ".join(map(quoted, names))
+        raise ValueError(
+            f"sweep={given}: a sweep has one name of at most 40 letters, digits, - and _, as sweep=thesis"
+        )
+    return names[0], rest
+
+
+def note_sweep(folders: Folders, name: str | None, configs: Iterable[Config]) -> None:
+    """Add these runs to the sweep; without a name nothing happens."""
+    if name is None:
+        return
+    folders.sweep_index.mkdir(parents=True, exist_ok=True)
+    path = folders.sweep_index / f"{name}.json"
+    folders.scratch.mkdir(parents=True, exist_ok=True)
+    with FileLock(folders.scratch / "sweep-index.lock"):
+        before = read_as(path, RunIndex)
+        runs = [*(before.runs if before else []), *map(run_id, configs)]
+        write_json(path, {"runs": list(dict.fromkeys(runs))})

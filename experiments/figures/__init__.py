@@ -2,6 +2,16 @@
 
 The file is the item <paper>/<item>, for short <item>. Files of one's own lie beside the others: of
 thesis_density.py the item is thesis/density, for short density.
+
+What an item holds against its records is data of its paper, papers/<paper>.yaml: the text, the paper's
+number, the rule, and the statements that it answers. The item says how its own value is computed:
+
+    def claims() -> list[Claim]:
+        return [claim("yoon2022.fig4.compression-dominates", dominance, "topk")]  # dominance(frames, "topk")
+
+Everywhere else the claim goes by its id, fig4.compression-dominates, so its text may be reworded. Claims of
+one family are one entry over rows: `[claim(..., name, case=name, label=...) for name in METHODS]`. Figures of
+one's own may write `Claim(text=..., ...)`; without an id it has one that its text gives.
 """
 
 from __future__ import annotations
@@ -10,11 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from experiments.figures import _contract
+from experiments.figures import _contract, papers
 from experiments.figures._contract import PROFILES as PROFILES
-from experiments.figures._papers import PAPERS
 from sparsify.ranges import unknown
-from sparsify.registry import imported
+from sparsify.spec import imported
 
 FOLDER = Path(__file__).parent
 PUBLISHED = "published"  # stands in place of a profile where an item has no runs of ours
@@ -22,8 +31,8 @@ PUBLISHED = "published"  # stands in place of a profile where an item has no run
 if TYPE_CHECKING:  # listing the items must not wait for pandas
     from collections.abc import Sequence
 
-    from analysis.claims import Verdict
-    from analysis.frames import Frames
+    from analysis.claims import Claim, Verdict
+    from analysis.records.frames import Frames
     from analysis.tables import Table
 
 
@@ -34,17 +43,18 @@ def items() -> dict[str, str]:
     """
     files = _files()
     shorts = [full.partition("/")[2] for full in files]
-    found = {}
+    known, found = papers.names(), {}
     for full, path in files.items():
         paper, _, short = full.partition("/")
-        is_clear = shorts.count(short) == 1 or paper in PAPERS
+        is_clear = shorts.count(short) == 1 or paper in known
         found[short if is_clear else full] = f"{__name__}.{path.stem}"
     return found
 
 
 def shipped() -> list[str]:
     """The items of the papers that the repository reproduces; the others are a user's own."""
-    return [item for item, module in items().items() if module.rpartition(".")[2].partition("_")[0] in PAPERS]
+    known = papers.names()
+    return [item for item, module in items().items() if _paper(module) in known]
 
 
 def find(word: str) -> str:
@@ -67,7 +77,7 @@ def find(word: str) -> str:
 
 
 def file_name(item: str) -> str:
-    """How the files that are made of an item begin."""
+    """Beginning of the names of an item's files."""
     return item.replace("/", "-")
 
 
@@ -82,7 +92,7 @@ def of_file(name: str) -> str:
 
 
 def load(item: str) -> ModuleType:
-    """An item's module, which has the parts that `_contract.Figure` and `_contract.Parts` describe.
+    """An item's module, which has the parts that `_contract.Figure` and `_contract.OptionalParts` describe.
 
     Raises:
         BrokenFile: its file can't be imported, or is not as described.
@@ -99,11 +109,11 @@ def check(item: str) -> None:
     Raises:
         BrokenFile: which one.
     """
-    _contract.check_claims(load(item))
+    _contract.check_claims(item, load(item))
 
 
 def has_runs(item: str) -> bool:
-    """Is it drawn from runs, or else from tables of published facts that the repository carries?"""
+    """Whether it is drawn from runs, and not from tables of published facts that the repository carries."""
     return any(load(item).runs(profile) for profile in PROFILES)
 
 
@@ -113,26 +123,31 @@ def profiles(item: str) -> tuple[str, ...]:
 
 
 def bibtex(item: str) -> str:
-    """How the paper of an item is cited; empty where it is of none."""
-    figure, paper = load(item), items()[item].rpartition(".")[2].partition("_")[0]
-    return str(getattr(figure, "BIBTEX", PAPERS.get(paper, "")))
+    """Citation of the paper of an item; empty where it is of none."""
+    return str(getattr(load(item), "BIBTEX", papers.bibtex(_paper(items()[item]))))
+
+
+def claims(item: str) -> list[Claim]:
+    """The claims of an item, each with its whole id."""
+    figure = load(item)
+    return _contract.identified(item, figure.claims()) if hasattr(figure, "claims") else []
 
 
 def judge(item: str, frames: Frames) -> list[Verdict]:
     """A verdict on every claim of an item. `frames` holds the item's own runs and no others."""
-    from analysis import claims
+    from analysis.claims import judge as judge_claims
+    from analysis.claims import reduced
 
-    figure = load(item)
-    stated = figure.claims() if hasattr(figure, "claims") else []
+    figure, stated = load(item), claims(item)
     is_own = all(claim.paper is None for claim in stated)  # nobody else's scale is asked for
     has_scale = hasattr(figure, "SCALE") or not is_own
-    scale = claims.reduced(frames, getattr(figure, "SCALE", None)) if has_scale else ""
-    return claims.judge(stated, frames, scale)
+    scale = reduced(frames, getattr(figure, "SCALE", None)) if has_scale else ""
+    return judge_claims(stated, frames, scale)
 
 
 def caption(item: str, frames: Frames, profile: str) -> str:
-    """What its file says of the picture, else where its runs were made."""
-    from analysis import captions
+    """The words of its file on the picture, else the place where its runs were made."""
+    from analysis.pictures import captions
 
     figure = load(item)
     if hasattr(figure, "caption"):
@@ -164,6 +179,11 @@ def page(
     if verdicts:
         parts += ["## How each number was read, and when it counts as reproduced\n", judged.notes(verdicts)]
     return "\n".join(parts)
+
+
+def _paper(module: str) -> str:
+    """The first part of a file's name."""
+    return module.rpartition(".")[2].partition("_")[0]
 
 
 def _files() -> dict[str, Path]:

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sparsify.registry import BrokenFile
+from experiments.config.run import Run, RunOrWords
+from experiments.figures import papers
+from sparsify.spec import BrokenFile
 
 if TYPE_CHECKING:  # listing the items must not wait for pandas
     from analysis import plots
     from analysis.claims import Claim
-    from analysis.frames import Frames
+    from analysis.records.frames import Frames
     from analysis.tables import Table
 
 PROFILES = ("smoke", "laptop", "paper")
 
 
 class Figure(Protocol):
-    """What every figure's file has. TITLE is its heading."""
+    """Parts that every figure's file has. TITLE is its heading."""
 
     TITLE: str
 
-    def runs(self, profile: str) -> list[list[str]]:
-        """The settings of every run that it needs, as one would type them behind `run`; none where it is
-        drawn from published tables.
+    def runs(self, profile: str) -> Sequence[RunOrWords]:
+        """Every run that it needs: a Run each, or a list of the words that one would type behind `run`; none
+        where it is drawn from published tables.
         """
 
     def draw(self, frames: Frames, profile: str) -> plots.Figure:
@@ -39,22 +44,22 @@ class Figure(Protocol):
         """
 
 
-class Parts(Protocol):
-    """What it may have besides, as functions; and SCALE, what the paper ran (`claims.reduced`), without which
-    no number of its runs is held to be comparable; and BIBTEX, how a paper is cited that _papers.py lacks.
+class OptionalParts(Protocol):
+    """Functions that it may have besides; and SCALE, what the paper ran (`claims.reduced`), without which no
+    number of its runs is held to be comparable; and BIBTEX, how a paper is cited that papers/ lacks.
     """
 
-    def more_runs(self, profile: str) -> list[list[str]]:
+    def more_runs(self, profile: str) -> Sequence[RunOrWords]:
         """Runs that make the figure firmer, mostly with more seeds: made with --all."""
 
     def table(self, frames: Frames) -> Table | list[Table]:
         """The numbers behind the picture."""
 
     def claims(self) -> list[Claim]:
-        """What the paper states, and how our value for it is computed."""
+        """Statements of the paper, each with how our value for it is computed."""
 
     def caption(self, frames: Frames, profile: str) -> str:
-        """What is drawn, where it was measured, and how; without it, where it was measured."""
+        """Words on what is drawn, where it was measured, and how; without it, where it was measured."""
 
 
 REQUIRED, OPTIONAL = ("runs", "draw"), ("more_runs", "table", "claims", "caption")
@@ -82,8 +87,19 @@ def check(module: ModuleType) -> None:
     _check_scale(module)
 
 
-def check_claims(module: ModuleType) -> None:
-    """Refuse claims that can't be made: an error in them would else be seen after the last run.
+def identified(item: str, claims: Sequence[Claim]) -> list[Claim]:
+    """The claims with their whole ids: the item's, and their own or one that is derived from their text."""
+    return [replace(claim, id=f"{item}.{_slug(claim.id or claim.text)}") for claim in claims]
+
+
+def _slug(text: str) -> str:
+    """Letters and digits of a text, in words: 'top-k-ends-above'; dots stay."""
+    return "-".join(re.findall(r"[a-z0-9._]+", text.lower())).replace("-.", ".")
+
+
+def check_claims(item: str, module: ModuleType) -> None:
+    """Refuse claims that can't be made, two of one id, and answers to statements that no paper makes: an
+    error in them would else be seen after the last run.
 
     Raises:
         BrokenFile: with the file and the line.
@@ -95,10 +111,21 @@ def check_claims(module: ModuleType) -> None:
     found = _called(module, "claims")
     if strangers := [claim for claim in found if not isinstance(claim, Claim)]:
         raise BrokenFile(f"{_line(module, 'claims')}: claims() lists {strangers[0]!r}, which is no Claim")
+    ids = Counter(claim.id for claim in identified(item, found))
+    if twice := [name for name, count in ids.items() if count > 1]:
+        raise BrokenFile(f"{_line(module, 'claims')}: two claims have the id {twice[0]}")
+    known = papers.statements()
+    if unknown := [name for claim in found for name in claim.answers if name not in known]:
+        raise BrokenFile(
+            f"{_line(module, 'claims')}: a claim answers {unknown[0]!r}, but no paper states that; see "
+            f"{papers.FOLDER}"
+        )
 
 
 def _check_parameters(module: ModuleType, name: str) -> None:
-    wanted = list(inspect.signature(getattr(Figure, name, None) or getattr(Parts, name)).parameters)[1:]
+    wanted = list(inspect.signature(getattr(Figure, name, None) or getattr(OptionalParts, name)).parameters)[
+        1:
+    ]
     function = getattr(module, name)
     if not callable(function):
         raise BrokenFile(f"{module.__file__}: {name} is no function; write def {name}({', '.join(wanted)})")
@@ -132,18 +159,20 @@ def _check_spelling(module: ModuleType) -> None:
 
 def _check_runs(module: ModuleType, name: str, profile: str) -> None:
     runs = _called(module, name, profile)
-    if not _are_words(runs):
+    if not _are_runs(runs):
         raise BrokenFile(
             f"{_line(module, name)}: {name}({profile!r}) is to list the settings of each run, as in "
             f"[['method=topk', 'seed=0']], and returned {runs!r:.80}"
         )
 
 
-def _are_words(runs: Any) -> bool:
-    return isinstance(runs, Sequence) and all(
-        not isinstance(run, str) and isinstance(run, Sequence) and all(isinstance(word, str) for word in run)
-        for run in runs
-    )
+def _are_runs(runs: Any) -> bool:
+    return isinstance(runs, Sequence) and all(isinstance(run, Run) or _are_words(run) for run in runs)
+
+
+def _are_words(run: Any) -> bool:
+    is_list = isinstance(run, Sequence) and not isinstance(run, str)
+    return is_list and all(isinstance(word, str) for word in run)
 
 
 def _check_scale(module: ModuleType) -> None:
@@ -160,7 +189,7 @@ def _check_scale(module: ModuleType) -> None:
 
 
 def _called(module: ModuleType, name: str, *arguments: str) -> Any:
-    """What one of its functions returns.
+    """Result of one of its functions.
 
     Raises:
         BrokenFile: it raised something.
@@ -180,7 +209,7 @@ def _called(module: ModuleType, name: str, *arguments: str) -> Any:
 
 
 def _line(module: ModuleType, name: str) -> str:
-    """Where a name of a file is defined."""
+    """File and line that define a name."""
     code = getattr(getattr(module, name), "__code__", None)
     if code is not None:
         return f"{code.co_filename}, line {code.co_firstlineno}"

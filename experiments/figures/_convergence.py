@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis import captions, plots, published, style
+from analysis import plots, published
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.numbers import number
-from analysis.stats import Value, curve, final
+from analysis.pictures import captions, marks, style
+from analysis.pictures.numbers import number
+from analysis.records.frames import Frames
+from analysis.stats import Value, ahead_for_good, curve, final, final_difference
 from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures import papers
 
 PUBLISHED = {"val_loss": "val_loss", "val_top1": "top1"}  # our name of a column -> that of the published one
+ENDS = {"val_loss": "yoon2022.val-loss", "val_top1": "yoon2022.top1"}  # where the paper's trainings end
 BELOW, ABOVE = 0.85, 1.25  # the lowest and the highest tick: where a logarithmic axis ends
-ENDS = {"val_loss": yoon2022.VAL_LOSS, "val_top1": yoon2022.TOP1}
 ASIDE = 0.2  # of a method's place: ours to the left, the published ones to the right
+Keys = Callable[[Frames, str], list[str]]  # the trainings that go by a name
 
 
-Pairwise = Callable[[Frames, str, str], Value | None]
-
-
-class Line(NamedTuple):
+class Seeds(NamedTuple):
     """Runs that differ in their seed only."""
 
     look: style.Look
@@ -32,16 +32,16 @@ class Line(NamedTuple):
     method: str  # of the published curve below it
 
 
-def lines(frames: Frames) -> dict[str, Line]:
+def lines(frames: Frames) -> dict[str, Seeds]:
     """One per method."""
     return {
-        method: Line(style.look(method), yoon2022.keys(frames, method), method)
+        method: Seeds(style.look(method), yoon2022.keys(frames, method), method)
         for method in yoon2022.present(frames)
     }
 
 
 def draw(
-    frames: Frames, found: Mapping[str, Line], columns: Mapping[str, str], log: Sequence[float] = ()
+    frames: Frames, found: Mapping[str, Seeds], columns: Mapping[str, str], log: Sequence[float] = ()
 ) -> plots.Figure:
     """Against optimiser steps (left, wide), and at the end (right); a row per column.
 
@@ -60,9 +60,9 @@ def draw(
             for method in dict.fromkeys(line.method for line in found.values()):
                 band = published.band(method, PUBLISHED[column])
                 steps = band["epoch"] * yoon2022.STEPS_PER_EPOCH
-                plots.published_curve(left, steps, band, style.look(method))
+                marks.published_curve(left, steps, band, style.look(method))
             for epoch in published.decays():
-                plots.decay(left, (epoch - 1) * yoon2022.STEPS_PER_EPOCH)
+                marks.decay(left, (epoch - 1) * yoon2022.STEPS_PER_EPOCH)
             for place, line in enumerate(found.values()):
                 _end(right, place, frames, line, column)
             left.set(ylabel=label, xlim=(0, 1.01 * float(frames.epochs["step"].max())))
@@ -76,13 +76,13 @@ def draw(
         right.set(xlabel="At the end", xlim=(-0.6, len(found) - 0.4))
         right.tick_params(axis="x", length=0, **({"labelsize": 6} if len(found) > 3 else {}))
         handles, labels = left.get_legend_handles_labels()
-        handles, labels = [*handles, plots.published_key()], [*labels, yoon2022.PAPER]
+        handles, labels = [*handles, marks.published_key()], [*labels, yoon2022.PAPER]
         figure.legend(handles, labels, loc="outside upper center", ncols=len(handles))
     return figure
 
 
-def table(frames: Frames, found: Mapping[str, Line], columns: Mapping[str, str]) -> Table:
-    """Where every method ends, and where the paper's did.
+def table(frames: Frames, found: Mapping[str, Seeds], columns: Mapping[str, str]) -> Table:
+    """A row for each method: where it ends, and where the paper's did.
 
     Args:
         columns: of the epochs, each with its unit.
@@ -91,7 +91,7 @@ def table(frames: Frames, found: Mapping[str, Line], columns: Mapping[str, str])
         {
             "method": line.look.label,
             **{_words(column): final(frames, line.keys, column) for column in columns},
-            **{f"{_words(column)}, paper": ENDS[column][line.method] for column in columns},
+            **{f"{_words(column)}, paper": papers.value(ENDS[column])[line.method] for column in columns},
             "seeds": len(line.keys),
         }
         for line in found.values()
@@ -107,7 +107,7 @@ def _words(column: str) -> str:
 
 
 def caption(frames: Frames, what: str) -> str:
-    """What was trained, with how many seeds, and what the published curves are."""
+    """Words on what was trained, with how many seeds, and what the published curves are."""
     virtual = ""
     if captions.is_simulated(frames):
         virtual = (
@@ -124,7 +124,7 @@ def caption(frames: Frames, what: str) -> str:
 
 
 def cut(found: Iterable[str], column: str, log: Sequence[float]) -> str:
-    """What of the published curves of these methods the logarithmic axis does not show; empty if nothing."""
+    """The part of these methods' published curves that the logarithmic axis does not show; empty if none."""
     jobs = [published.by_machine(method, PUBLISHED[column]) for method in found]
     highest = max(float(table.max().max()) for table in jobs)
     return (
@@ -132,51 +132,54 @@ def cut(found: Iterable[str], column: str, log: Sequence[float]) -> str:
     )
 
 
-def orders(gap: Pairwise, overtakes: Pairwise, at: str = "") -> list[Claim]:
-    """What Fig. 3 says of the ends: Top-k close to dense and below it, Random-k clearly below Top-k.
+def gap(
+    frames: Frames, above: str, below: str, column: str = "val_top1", keys: Keys = yoon2022.keys
+) -> Value | None:
+    """Difference between where one method ends and where another does."""
+    return final_difference(frames, keys(frames, above), keys(frames, below), column)
+
+
+def overtakes(
+    frames: Frames, above: str, below: str, column: str = "val_top1", keys: Keys = yoon2022.keys
+) -> Value | None:
+    """The step from which on one method stays above another."""
+    return ahead_for_good(frames, keys(frames, above), keys(frames, below), column)
+
+
+def ending(frames: Frames, method: str, column: str) -> Value | None:
+    """The last value of a method."""
+    return final(frames, yoon2022.keys(frames, method), column)
+
+
+def ends(name: str, column: str) -> list[Claim]:
+    """Every method of the paper ends where it did there."""
+    return [
+        papers.claim(
+            name, ending, method, column, case=method, method=method, label=style.look(method).label,
+            tolerance=yoon2022.spread(column),
+        )
+        for method in yoon2022.METHODS
+    ]  # fmt: skip
+
+
+def compared(name: str, above: str, below: str, column: str, keys: Keys = yoon2022.keys, **own: Any) -> Claim:
+    """One method ends above another, by more than chance or as there; `own` is as in `papers.claim`."""
+    chance: dict[str, Any] = {"spread": yoon2022.GAP_SPREAD, "tolerance": yoon2022.gap_spread(column)}
+    return papers.claim(name, gap, above, below, column, keys, **chance | own)
+
+
+def orders(keys: Keys = yoon2022.keys, at: str = "") -> list[Claim]:
+    """Statements of Fig. 3 on the ends: Top-k close to dense and below it, Random-k clearly below Top-k.
 
     Args:
-        gap: of two methods, the top-1 of the first less that of the second.
-        overtakes: the step from which on it stays above 0.
+        keys: finds a method's trainings.
         at: of Top-k, where that must be said.
     """
-    column = "val_top1"
+    column, flips = "val_top1", {"at": at, "flips_at": overtakes}
     return [
-        Claim(
-            text=f"Top-k{at} ends close to dense in top-1",
-            paper=1.47,
-            unit="points",
-            source="text under Fig. 3 ('slightly lower accuracy', 'approximate to baseline'); 92.99 - 91.52",
-            kind="shape",
-            tolerance=yoon2022.gap_spread(column),
-            reason=f"Close: as close as they found it, {yoon2022.GAP_SPREAD}",
-            ours=lambda frames: gap(frames, "dense", "topk"),
-            group=yoon2022.TOPK_BEHIND,
-        ),
-        Claim(
-            text=f"dense ends above Top-k{at} in top-1",
-            paper=1.47,
-            unit="points",
-            source="Fig. 3; 92.99 - 91.52",
-            kind="ordering",
-            tolerance=0.0,
-            reason="Any margin counts.",
-            ours=lambda frames: gap(frames, "dense", "topk"),
-            group=yoon2022.TOPK_BEHIND,
-            flips_at=lambda frames: overtakes(frames, "dense", "topk"),
-        ),
-        Claim(
-            text=f"Random-k (no feedback) ends clearly below Top-k{at} in top-1",
-            paper=20.54,
-            unit="points",
-            source="text under Fig. 3 ('does not attain the convergence level'); 91.52 - 70.98",
-            kind="ordering",
-            tolerance=yoon2022.gap_spread(column),
-            reason=f"Clearly: more than chance, {yoon2022.GAP_SPREAD}",
-            ours=lambda frames: gap(frames, "topk", "randomk"),
-            group=yoon2022.RANDOMK_BEHIND,
-            flips_at=lambda frames: overtakes(frames, "topk", "randomk"),
-        ),
+        compared("yoon2022.fig3.topk-ends-close", "dense", "topk", column, keys, at=at),
+        compared("yoon2022.fig3.dense-ends-above", "dense", "topk", column, keys, tolerance=0.0, **flips),
+        compared("yoon2022.fig3.randomk-ends-below", "topk", "randomk", column, keys, **flips),
     ]
 
 
@@ -190,11 +193,11 @@ def _schedule(frames: Frames) -> str:
     return f"Density of the sparse methods: {densities}{raised}.{epoch}"
 
 
-def _end(axes: plots.Axes, place: float, frames: Frames, line: Line, column: str) -> None:
+def _end(axes: plots.Axes, place: float, frames: Frames, line: Seeds, column: str) -> None:
     """Each seed's last value, their mean and interval, and the published jobs'."""
     seeds = [final(frames, [key], column) for key in line.keys]
     plots.seeds(axes, place - ASIDE, [seed.value for seed in seeds if seed], line.look)
     if (mean := final(frames, line.keys, column)) and mean.low is not None:
-        plots.mean_mark(axes, place - ASIDE / 3, mean, line.look)
+        marks.mean_mark(axes, place - ASIDE / 3, mean, line.look)
     jobs = published.by_machine(line.method, PUBLISHED[column])
-    plots.published_points(axes, place + ASIDE, jobs.iloc[-1].dropna().to_list(), line.look)
+    marks.published_points(axes, place + ASIDE, jobs.iloc[-1].dropna().to_list(), line.look)

@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.frames import Frames
 from analysis.published import rederived
 from analysis.published.rederived import JOB, estimate
-from analysis.remembered import remembered
-from analysis.steps import breakdown
-from analysis.style import method_id
+from analysis.records import phases
+from analysis.records.frames import Frames, remembered
+from analysis.records.steps import breakdown
+from experiments.config.run import Run, RunSettings
+from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures._runs import TIMED, of_profile, with_density
 from sparsify import cost
 
 # Method -> its scheme in `sparsify.cost.published`.
@@ -23,8 +25,8 @@ SCHEMES = {
     "randomk-hash": "randomk allgather", "oktopk": "oktopk",
     "stable_topk": "randomk allreduce",  # values without indices
 }  # fmt: skip
-SELECTING = ("select", "exchange", "scatter")  # phases: searching, packing, merging
-COMMUNICATING = ("wait", "transfer", "synchronize")
+SELECTING = phases.of_group(phases.SELECTION)  # searching, packing, merging
+COMMUNICATING = phases.of_group(phases.COMMUNICATION)
 WORD = 4  # bytes
 ALPHA_S = 5e-5  # seconds to start a message on Ethernet, as conf/link/ethernet_10g.yaml has it
 MODEL = 14_728_266  # parameters of VGG-16 for CIFAR-10
@@ -34,7 +36,7 @@ SIMULATED = (
 )
 
 
-class Parts(NamedTuple):
+class Work(NamedTuple):
     """Seconds of a step but for communicating."""
 
     compute_s: float
@@ -50,53 +52,48 @@ LINKS = {"1 Gbit/s": ethernet(1), "10 Gbit/s": ethernet(10), FAST: cost.Link(3.4
 
 
 def exchange_s(method: str, elements: int, density: float, workers: int, link: cost.Link) -> float:
-    """By the published words; Ok-Topk's upper end, which its exchange keeps to (stable-costs)."""
+    """Seconds by the published words; Ok-Topk's upper end, which its exchange keeps to (stable-costs)."""
     k = max(1, int(density * elements))
     found = cost.published(SCHEMES[method], elements, k, workers)
     return link.seconds(cost.Cost(found.messages, int(WORD * found.most)))
 
 
 @remembered
-def measured(frames: Frames, method: str, elements: int | None = None) -> Parts | None:
+def measured(frames: Frames, method: str, elements: int | None = None) -> Work | None:
     """A method's parts, of the runs of real processes; None where there are none.
 
     Args:
         elements: to which selecting is scaled from those of task=vector.
     """
-    keys = [
-        str(run["key"])
-        for run in frames.runs.to_dict("records")
-        if method_id(run) == method
-    ]  # fmt: skip
-    if not keys:
+    if not (keys := yoon2022.keys(frames, method)):
         return None
-    parts = breakdown(frames, keys).drop(labels="step")
-    selecting = float(sum(took for phase, took in parts.items() if phase in SELECTING))
-    rest = [took for phase, took in parts.items() if phase not in (*SELECTING, *COMMUNICATING)]
+    seconds = breakdown(frames, keys).drop(labels="step")
+    selecting = float(sum(took for phase, took in seconds.items() if phase in SELECTING))
+    rest = [took for phase, took in seconds.items() if phase not in (*SELECTING, *COMMUNICATING)]
     if elements is not None:
         own = frames.runs.loc[frames.runs["key"] == keys[0], "task.elements"].iloc[0]
         selecting *= elements / float(own)
-    return Parts(float(sum(rest)), selecting)
+    return Work(float(sum(rest)), selecting)
 
 
-def published(method: str) -> Parts:
-    """Of Yoon and Oh 2022, 8 A100, batch 128, validation taken out, from their logs: what a dense iteration
+def published(method: str) -> Work:
+    """Work by the logs of Yoon and Oh 2022, 8 A100, batch 128, validation taken out: what a dense iteration
     takes but for communicating, and what another method's takes beyond that.
     """
     dense, other = (
         rederived.iteration_ms(job) - rederived.communication_ms(job)
         for job in (JOB["A100", "dense"], JOB["A100", method])
     )
-    return Parts(1e-3 * estimate(dense).value, 1e-3 * estimate(other - dense).value)
+    return Work(1e-3 * estimate(dense).value, 1e-3 * estimate(other - dense).value)
 
 
-def step_s(parts: Parts, method: str, density: float, workers: int, link: cost.Link) -> float:
-    """Of VGG-16."""
+def step_s(parts: Work, method: str, density: float, workers: int, link: cost.Link) -> float:
+    """Seconds of a step of VGG-16."""
     return sum(parts) + exchange_s(method, MODEL, density, workers, link)
 
 
 def over_workers(
-    parts: Parts, method: str, density: float, sizes: Sequence[int], link: cost.Link
+    parts: Work, method: str, density: float, sizes: Sequence[int], link: cost.Link
 ) -> np.ndarray:
     """(sizes,) seconds of a step."""
     return np.array([step_s(parts, method, density, size, link) for size in sizes])
@@ -104,41 +101,33 @@ def over_workers(
 
 # What shi-scaling and stable-dgc measure: VGG-16, two processes, all methods in turns.
 DENSITY = 0.001
-TIMED = {
-    "dense": "method=dense",
-    "topk": f"method=topk method.density={DENSITY} select=torch",
-    "topk-fused": f"method=topk method.density={DENSITY} select=fused",
-    "gaussiank": f"method=gaussiank method.density={DENSITY}",
-    "dgc": f"method=dgc method.density={DENSITY} method.scope=global method.dense_vectors=false",
+METHODS: dict[str, RunSettings] = {
+    "dense": {"method": "dense"},
+    "topk": {"method": "topk", "select": "torch"},
+    "topk-fused": {"method": "topk", "select": "fused"},
+    "gaussiank": {"method": "gaussiank"},
+    "dgc": {"method": "dgc", "method.scope": "global", "method.dense_vectors": False},
 }
-SCALES = {
-    "smoke": ["task=cnn_digits", "task.batch_size=16", "alternate.limit_min=0.02"],
-    "laptop": ["task=vgg16_cifar10", "task.batch_size=32", "alternate.limit_min=5"],
-    "paper": ["task=vgg16_cifar10", "task.batch_size=128", "alternate.limit_min=20"],
+SCALES: dict[str, RunSettings] = {
+    "smoke": {"task": "cnn_digits", "task.batch_size": 16, "alternate.limit_min": 0.02},
+    "laptop": {"task": "vgg16_cifar10", "task.batch_size": 32, "alternate.limit_min": 5},
+    "paper": {"task": "vgg16_cifar10", "task.batch_size": 128, "alternate.limit_min": 20},
 }
 
 
-def timing_runs(profile: str) -> list[list[str]]:
-    """The overrides of the run in which all of TIMED take turns."""
-    if profile not in SCALES:
-        raise ValueError(f"no profile {profile!r}; there are: {', '.join(SCALES)}")
-    own = TIMED if profile != "smoke" else {k: v.replace(str(DENSITY), "0.01") for k, v in TIMED.items()}
-    named = ",".join(f"{name}:'{words}'" for name, words in own.items())
-    return [[
-        "recipe=none", f"profile={profile}", *SCALES[profile], "cluster=local", "workers=2",
-        "train.validate=never", "timing.mode=serialised", "timing.warmup_steps=2", f"variants={{{named}}}",
-    ]]  # fmt: skip
+def timing_runs(profile: str) -> list[Run]:
+    """The run in which all of METHODS take turns."""
+    shared = {**TIMED, "profile": profile, **of_profile(SCALES, profile), "cluster": "local", "workers": 2}
+    return [Run(shared, with_density(METHODS, DENSITY if profile != "smoke" else 0.01))]
 
 
-def all_measured(frames: Frames) -> dict[str, Parts]:
-    """Parts of each of TIMED that has runs.
-
-    Raises:
-        ValueError: dense has none.
-    """
-    found = {name: measured(frames, name) for name in TIMED} if len(frames.runs) else {}
+def all_measured(frames: Frames) -> dict[str, Work]:
+    """The parts of each of METHODS that has runs; nothing without dense."""
+    found = {name: measured(frames, name) for name in METHODS}
     known = {name: parts for name, parts in found.items() if parts is not None}
-    if "dense" not in known:
-        raise ValueError("nothing to draw: there is no run")
     # Computing is the same for all: what is measured as dense's counts, else its noise would be the methods'.
-    return {name: Parts(known["dense"].compute_s, parts.select_s) for name, parts in known.items()}
+    return {
+        name: Work(known["dense"].compute_s, parts.select_s)
+        for name, parts in known.items()
+        if "dense" in known
+    }

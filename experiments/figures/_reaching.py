@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.frames import Frames
+from analysis.records.frames import Frames
 from analysis.stats import POSITIVE, Value, over_units
 
 
@@ -34,7 +34,7 @@ def reached(steps: Iterable[float], values: Iterable[float], level: float, falls
 def steps_to(
     frames: Frames, keys: Sequence[str], column: str, level: float, falls: bool = False
 ) -> dict[Any, Reached]:
-    """By seed, of the trainings that validated."""
+    """Steps at which each training that validated gets there, by seed."""
     if not keys:
         return {}
     seeds = frames.runs.set_index("key")["seed"]
@@ -62,7 +62,7 @@ def seconds_to(steps: Steps, step_s: float) -> Value | None:
 
 
 def sooner(slow: Steps, fast: Steps, times: Value) -> Value | None:
-    """How many times as long the slow one takes, paired by seed: 0 where it gets there and the fast one does
+    """The slow one's time over the fast one's, paired by seed: 0 where it gets there and the fast one does
     not, infinite the other way round; None where no pair has one that gets there.
 
     The interval reaches from the earliest that the slow one can have got there, by the latest of the fast

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
+from analysis.pictures import captions
+from analysis.records.frames import Frames, keys_of
 from analysis.stats import Value, final, final_difference
 from analysis.tables import Table
+from experiments.config.run import Run, RunSettings
+from experiments.figures._runs import MORE_SEEDS, SEEDS
 from experiments.figures.eghlidi2020_eghlidi_table1_published import LOOKS, SCOPES, TABLE, WORKERS, accuracy
+from experiments.figures.papers import claim
 
 TITLE = "Test accuracy by scheme, scope and number of workers"
 COLUMN = "val_top1"
@@ -19,64 +23,58 @@ SCALE = {
     "task.name": "resnet18_cifar10", "task.batch_size": 128, "train.epochs": 300, "method.density": 0.01,
 }  # fmt: skip
 # Line 6 of their Algorithm 1 has the learning rate inside the residual.
-SCHEMES = {
-    "Standard SGD": "method=dense",
-    "Top-k": "method=topk method.feedback=learning_rate",
-    "Random-k (allGather)": "method=randomk method.feedback=learning_rate method.sampling=hash",
-    "Random-k (allReduce)": (
-        "method=randomk method.feedback=learning_rate method.exchange=allreduce method.shared=true "
-        "method.sampling=hash"
-    ),
-    "Block-random-k (allGather)": "method=blockrandomk method.feedback=learning_rate",
-    "Block-random-k (allReduce)": (
-        "method=blockrandomk method.feedback=learning_rate method.exchange=allreduce"
-    ),
-}
+INSIDE = {"method.feedback": "learning_rate"}
+REDUCED = {**INSIDE, "method.exchange": "allreduce"}
+SCHEMES: dict[str, RunSettings] = {
+    "Standard SGD": {"method": "dense"},
+    "Top-k": {"method": "topk", **INSIDE},
+    "Random-k (allGather)": {"method": "randomk", **INSIDE, "method.sampling": "hash"},
+    "Random-k (allReduce)": {
+        "method": "randomk", **REDUCED, "method.shared": True, "method.sampling": "hash",
+    },
+    "Block-random-k (allGather)": {"method": "blockrandomk", **INSIDE},
+    "Block-random-k (allReduce)": {"method": "blockrandomk", **REDUCED},
+}  # fmt: skip
 COLLAPSING = "Block-random-k (allReduce)"
 SIGNATURE = ("Standard SGD", "Top-k", COLLAPSING)  # of the laptop: what the table is known for
 RATES = {"layer-wise": 0.1, "global": 0.01}  # of one worker; of dense training the first
-SCOPE_WORDS = {"layer-wise": "method.scope=layer", "global": "method.scope=global"}
+SCOPE_NAMES = {"layer-wise": "layer", "global": "global"}  # ours
 # Their sparsified optimiser, released in mlbench-core (optim/pytorch/optim.py), has none; with 0.9, as their
 # text has it for all, Block-random-k of one worker ended at chance (small CNN, one seed, not stored).
-NO_MOMENTUM = "task.momentum=0"
-TRAININGS = {
-    "smoke": [
-        "task=cnn_digits", "task.batch_size=16", "train.steps=20", "task.lr_warmup_epochs=0",
-    ],
-    "laptop": [
-        "task=cnn_cifar10", "task.batch_size=16", "task.lr_warmup_epochs=0", "task.lr_milestones=[150,250]",
-        "train.epoch_steps=13", "train.epochs=300", "train.validate_every=75",
-    ],
-    "paper": ["task=resnet18_cifar10", "task.batch_size=128", "train.epochs=300", "train.validate_every=10"],
+NO_MOMENTUM = {"task.momentum": 0}
+TRAININGS: dict[str, RunSettings] = {
+    "smoke": {"task": "cnn_digits", "task.batch_size": 16, "train.steps": 20, "task.lr_warmup_epochs": 0},
+    "laptop": {
+        "task": "cnn_cifar10", "task.batch_size": 16, "task.lr_warmup_epochs": 0,
+        "task.lr_milestones": [150, 250], "train.epoch_steps": 13, "train.epochs": 300,
+        "train.validate_every": 75,
+    },
+    "paper": {
+        "task": "resnet18_cifar10", "task.batch_size": 128, "train.epochs": 300, "train.validate_every": 10,
+    },
 }  # fmt: skip
-SEEDS = {"smoke": [0], "laptop": [0], "paper": [0]}
-MORE_SEEDS = {"smoke": [1], "laptop": [1, 2], "paper": [1, 2]}
-SPREAD = 0.6  # points: the authors give none; two jobs of Yoon and Oh 2022 differ by as much
 
 
-def runs(profile: str) -> list[list[str]]:
+def runs(profile: str) -> list[Run]:
     return _trainings(profile, SEEDS[profile])
 
 
-def more_runs(profile: str) -> list[list[str]]:
+def more_runs(profile: str) -> list[Run]:
     return _trainings(profile, MORE_SEEDS[profile])
 
 
-def _trainings(profile: str, seeds: list[int]) -> list[list[str]]:
-    shared = [
-        "recipe=eghlidi2020",
-        f"profile={profile}",
-        "cluster=virtual",
-        "timing.mode=production",
-        *TRAININGS[profile],
-    ]
+def _trainings(profile: str, seeds: list[int]) -> list[Run]:
+    shared = {
+        "recipe": "eghlidi2020", "profile": profile, "cluster": "virtual", "timing.mode": "production",
+        **TRAININGS[profile],
+    }  # fmt: skip
     schemes = SCHEMES if profile == "paper" else SIGNATURE
     workers = (1, 2) if profile == "smoke" else WORKERS
     return [
-        [
-            *shared, *SCHEMES[scheme].split(), *_momentum(scheme, profile), *_scope(scheme, scope, size),
-            f"workers={size}", f"seed={seed}",
-        ]
+        Run({
+            **shared, **SCHEMES[scheme], **_momentum(scheme, profile), **_scope(scheme, scope, size),
+            "workers": size, "seed": seed,
+        })
         for seed in seeds
         for size in workers
         for scheme in schemes
@@ -84,59 +82,55 @@ def _trainings(profile: str, seeds: list[int]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _momentum(scheme: str, profile: str) -> list[str]:
+def _momentum(scheme: str, profile: str) -> RunSettings:
     """The small CNN has none in standard SGD either: with 0.9 and their learning rate it ended at chance (one
     seed, not stored).
     """
-    return [] if scheme == "Standard SGD" and profile == "paper" else [NO_MOMENTUM]
+    return {} if scheme == "Standard SGD" and profile == "paper" else NO_MOMENTUM
 
 
-def _scope(scheme: str, scope: str, size: int) -> list[str]:
-    """Their learning rates grow with the number of workers."""
-    rate = f"task.lr={round(RATES[scope] * size, 2)}"
-    return [rate] if scheme == "Standard SGD" else [SCOPE_WORDS[scope], rate]
+def _scope(scheme: str, scope: str, size: int) -> RunSettings:
+    """Scope and learning rate, which with them grows with the number of workers."""
+    rate = {"task.lr": round(RATES[scope] * size, 2)}
+    return rate if scheme == "Standard SGD" else {"method.scope": SCOPE_NAMES[scope], **rate}
 
 
 def keys(frames: Frames, scheme: str, scope: str, size: int) -> list[str]:
-    """Of one cell; standard SGD has no scope."""
-    runs = frames.runs
-    if not len(runs):
-        return []
-    name, _, exchange = SCHEMES[scheme].partition("method.exchange=")
-    chosen = runs["method.name"].eq(name.split()[0].removeprefix("method=")) & runs["workers"].eq(size)
+    """The runs of one cell; standard SGD has no scope."""
+    own = SCHEMES[scheme]
+    chosen: dict[str, Any] = {"method.name": own["method"], "workers": size}
     if scheme != "Standard SGD":
-        chosen &= runs["method.scope"].eq("layer" if scope == "layer-wise" else "global")
-    if "random" in name:
-        chosen &= runs["method.exchange"].eq("allreduce" if exchange else "allgather")
-    return list(runs["key"][chosen])
+        chosen["method.scope"] = SCOPE_NAMES[scope]
+    if "random" in own["method"]:
+        chosen["method.exchange"] = own.get("method.exchange", "allgather")
+    return keys_of(frames, chosen)
 
 
 def cell(frames: Frames, scheme: str, scope: str, size: int) -> Value | None:
-    found = keys(frames, scheme, scope, size)
-    return final(frames, found, COLUMN) if found else None
+    return final(frames, keys(frames, scheme, scope, size), COLUMN)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    if not len(frames.runs):
-        raise ValueError("nothing to draw: there is no run")
-    with plots.canvas(style.two_columns(2.9), 1, 2, sharey=True) as (figure, panels):
-        for axes, scope in zip(panels, SCOPES, strict=True):
-            for scheme, (colour, marker, _) in LOOKS.items():
-                values = {size: cell(frames, scheme, scope, size) for size in WORKERS}
-                known = {size: value for size, value in values.items() if value is not None}
-                if known:
-                    look = style.Look(scheme, colour, marker, "")
-                    plots.points(axes, list(known), list(known.values()), look)
-                published = accuracy(scheme)[SCOPES.index(scope)]
-                axes.plot(WORKERS, published, color=colour, linestyle=":", linewidth=0.8)
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(WORKERS, [str(size) for size in WORKERS])
-            axes.grid(True)
-            axes.set(xlabel="Workers", title=f"{scope} selection")
-        panels[0].set_ylabel("Test accuracy (%)")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    return figure
+    panels = [
+        plots.curves(
+            [line for scheme in LOOKS for line in _lines(frames, scheme, scope)],
+            sizes=WORKERS, xlabel="Workers", title=f"{scope} selection",
+        )
+        for scope in SCOPES
+        if len(frames.runs)
+    ]  # fmt: skip
+    return plots.picture(panels, 2.9, ylabel="Test accuracy (%)", ncols=3, sharey=True)
+
+
+def _lines(frames: Frames, scheme: str, scope: str) -> list[plots.Curve]:
+    """Ours, and the published one dotted."""
+    values = {size: cell(frames, scheme, scope, size) for size in WORKERS}
+    known = {size: value for size, value in values.items() if value is not None}
+    printed = accuracy(scheme)[SCOPES.index(scope)]
+    return [
+        plots.Curve(LOOKS[scheme], list(known), list(known.values())),
+        plots.Curve(LOOKS[scheme], WORKERS, printed, plots.DOTTED),
+    ]
 
 
 def table(frames: Frames) -> Table:
@@ -164,46 +158,27 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def claims() -> list[Claim]:
-    cells = [
-        Claim(
-            text=f"test accuracy, {scheme}, {scope}, W = {size}",
-            paper=float(accuracy(scheme)[SCOPES.index(scope)][at]),
-            unit="%",
-            source="Table 1",
-            kind="absolute",
-            tolerance=SPREAD,
-            reason="They give no spread; two like jobs of Yoon and Oh 2022 differ by 0.6 points.",
-            ours=partial(cell, scheme=scheme, scope=scope, size=size),
-        )
-        for scheme in TABLE
-        for scope in SCOPES
-        for at, size in enumerate(WORKERS)
-    ]
     return [
-        *cells,
-        Claim(
-            text="Block-random-k with allReduce, global, loses from one worker to eight: by how much",
-            paper=13.07,
-            unit="points",
-            source="Table 1: 91.18 - 78.11",
-            kind="ordering",
-            tolerance=SPREAD,
-            reason="Any loss above the spread counts.",
-            ours=lambda frames: _gap(frames, (COLLAPSING, "global", 1), (COLLAPSING, "global", 8)),
+        *(
+            claim(
+                "eghlidi2020.accuracy", cell, scheme, scope, size, case=f"{scheme}.{scope}.{size}",
+                scheme=scheme, scope=scope, size=size,
+                paper=float(accuracy(scheme)[SCOPES.index(scope)][at]),
+            )
+            for scheme in TABLE
+            for scope in SCOPES
+            for at, size in enumerate(WORKERS)
         ),
-        Claim(
-            text="Top-k layer-wise ends above Top-k global with eight workers: by how much",
-            paper=1.91,
-            unit="points",
-            source="Table 1: 93.41 - 91.50",
-            kind="ordering",
-            tolerance=0.0,
-            reason="Any margin counts.",
-            ours=lambda frames: _gap(frames, ("Top-k", "layer-wise", 8), ("Top-k", "global", 8)),
+        claim(
+            "eghlidi2020.block-loses-with-workers", _gap, (COLLAPSING, "global", 1),
+            (COLLAPSING, "global", 8), id="block-loses",
         ),
-    ]
+        claim(
+            "eghlidi2020.topk-layerwise-above", _gap, ("Top-k", "layer-wise", 8), ("Top-k", "global", 8),
+            id="layerwise-above-global",
+        ),
+    ]  # fmt: skip
 
 
 def _gap(frames: Frames, above: tuple[str, str, int], below: tuple[str, str, int]) -> Value | None:
-    here, there = keys(frames, *above), keys(frames, *below)
-    return final_difference(frames, here, there, COLUMN, by="workers") if here and there else None
+    return final_difference(frames, keys(frames, *above), keys(frames, *below), COLUMN, by="workers")

@@ -9,12 +9,15 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis import plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.numbers import number
+from analysis.pictures import style
+from analysis.pictures.numbers import number
+from analysis.records.frames import Frames
 from analysis.stats import PRINTED, Value
 from analysis.tables import Table
+from experiments.config.run import Run
+from experiments.figures.papers import claim
 
 TITLE = "Test accuracies of Eghlidi and Jaggi's Table 1, and their statements on them"
 WORKERS = (1, 2, 4, 8)
@@ -29,36 +32,41 @@ TABLE = {
     "Block-random-k (allGather)": (93.16, 93.10, 93.12, 93.10, 91.18, 91.05, 91.11, 90.45),
     "Block-random-k (allReduce)": (93.16, 92.50, 90.80, 90.63, 91.18, 88.20, 79.00, 78.11),
 }
-SECTION = "section 4.2.1"
 SPARSE = tuple(TABLE)[1:]
 LOOKS = {
-    "Standard SGD": ("#000000", "o", "-"), "Top-k": ("#0072B2", "s", "-"),
-    "Random-k (allGather)": ("#D55E00", "^", "-"), "Random-k (allReduce)": ("#D55E00", "v", "--"),
-    "Block-random-k (allGather)": ("#009E73", "D", "-"), "Block-random-k (allReduce)": ("#009E73", "X", "--"),
+    name: style.Look(name, colour, marker, "")
+    for name, colour, marker in (
+        ("Standard SGD", "#000000", "o"), ("Top-k", "#0072B2", "s"),
+        ("Random-k (allGather)", "#D55E00", "^"), ("Random-k (allReduce)", "#D55E00", "v"),
+        ("Block-random-k (allGather)", "#009E73", "D"), ("Block-random-k (allReduce)", "#009E73", "X"),
+    )
 }  # fmt: skip
+SHOWN = (  # scope, its title, and the accuracies
+    (0, "layer-wise selection", (90, 95)), (1, "global selection", (76, 96)),
+    (1, "global, the same axis as left", (90, 95)),
+)  # fmt: skip
 
 
-def runs(profile: str) -> list[list[str]]:
+def runs(profile: str) -> list[Run]:
     return []
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    with plots.canvas(style.two_columns(2.9), 1, 3, width_ratios=(1, 1, 1)) as (figure, (layer, whole, zoom)):
-        for axes, scope in ((layer, 0), (whole, 1), (zoom, 1)):
-            for name, (colour, marker, line) in LOOKS.items():
-                axes.plot(
-                    WORKERS, accuracy(name)[scope], color=colour, marker=marker, linestyle=line, label=name
-                )
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(WORKERS, [str(workers) for workers in WORKERS])
-            axes.grid(True)
-            axes.set(xlabel="Workers", title=f"{SCOPES[scope]} selection")
-        layer.set(ylabel="Test accuracy (%)", ylim=(90, 95))
-        whole.set_ylim(76, 96)
-        zoom.set(ylim=(90, 95), title="global, the same axis as left")
-        handles, labels = layer.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    return figure
+    panels = [
+        plots.curves(
+            [
+                plots.Curve(look, WORKERS, accuracy(name)[scope], {"linestyle": _dash(name)})
+                for name, look in LOOKS.items()
+            ],
+            sizes=WORKERS, xlabel="Workers", title=title, ylim=limits,
+        )
+        for scope, title, limits in SHOWN
+    ]  # fmt: skip
+    return plots.picture(panels, 2.9, ylabel="Test accuracy (%)", ncols=3)
+
+
+def _dash(name: str) -> str:
+    return "--" if "allReduce" in name else "-"
 
 
 def accuracy(name: str) -> np.ndarray:
@@ -114,85 +122,24 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def claims() -> list[Claim]:
+    """Each is the extreme of some of the printed accuracies, or how many rows are so."""
+    varies, rows = float(np.ptp(accuracy("Standard SGD"))), 2 * len(TABLE)
     blocks, elements = (exchange_differences(scheme) for scheme in ("Block-random-k", "Random-k"))
-    rows = 2 * len(TABLE)
+    ends = [row[-1] < row[0] for name in TABLE for row in accuracy(name)]
     return [
-        Claim(
-            text="layer-wise selection is above global in every pair: the least margin",
-            paper="regardless of scheme and number of workers",
-            unit="points",
-            source=f"{SECTION}, first observation; 5 sparse methods x 4 numbers of workers",
-            kind="ordering",
-            tolerance=0.0,
-            reason="Any margin counts.",
-            ours=lambda _: _exact(scope_margins().min(), scope_margins().size),
-            rederived=True,
+        claim("eghlidi2020.layerwise-above-global", _exact, scope_margins().min(), scope_margins().size),
+        *(
+            claim("eghlidi2020.topk-is-best", _exact, each.min(), each.size, case=scope, scope=scope)
+            for scope, each in zip(SCOPES, topk_margins(), strict=True)
         ),
-        *[_topk_is_best(scope, margins) for scope, margins in zip(SCOPES, topk_margins(), strict=True)],
-        Claim(
-            text="allGather and allReduce give Random-k the same accuracy: 0.23 less the greatest difference",
-            paper="no considerable difference",
-            unit="points",
-            source=f"{SECTION}, third observation; 8 pairs",
-            kind="ordering",
-            tolerance=0.0,
-            reason="Considerable is taken as more than standard SGD varies with W: by 0.23 points.",
-            ours=lambda _: _exact(np.ptp(accuracy("Standard SGD")) - np.abs(elements).max(), elements.size),
-            rederived=True,
+        claim("eghlidi2020.randomk-same", _exact, varies - np.abs(elements).max(), elements.size),
+        claim(
+            "eghlidi2020.block-loses", _exact, blocks[:, 1:].min(), blocks[:, 1:].size, tolerance=varies
         ),
-        Claim(
-            text="Block-random-k loses with allReduce once there are several workers: the least difference",
-            paper="drops significantly",
-            unit="points",
-            source=f"{SECTION}, third observation; W = 2, 4, 8 in both scopes",
-            kind="ordering",
-            tolerance=float(np.ptp(accuracy("Standard SGD"))),
-            reason="Significant is taken as more than standard SGD varies with W.",
-            ours=lambda _: _exact(blocks[:, 1:].min(), blocks[:, 1:].size),
-            rederived=True,
-        ),
-        Claim(
-            text="rows in which every doubling of the workers costs accuracy",
-            paper=rows,
-            unit=f"of {rows}",
-            source=f"{SECTION}, 'for all configurations'; standard SGD stands in both halves",
-            kind="absolute",
-            tolerance=0.0,
-            reason="All. Differences of a few hundredths are within the noise of one training each.",
-            ours=lambda _: _exact(len(falling_rows()), rows),
-            group="accuracy falls with the number of workers",
-            rederived=True,
-        ),
-        Claim(
-            text="rows that end lower with 8 workers than with 1",
-            paper=rows,
-            unit=f"of {rows}",
-            source=f"{SECTION}, 'for all configurations', read as the ends only",
-            kind="absolute",
-            tolerance=0.0,
-            reason="All.",
-            ours=lambda _: _exact(sum(row[-1] < row[0] for name in TABLE for row in accuracy(name)), rows),
-            group="accuracy falls with the number of workers",
-            rederived=True,
-        ),
-    ]
+        claim("eghlidi2020.every-doubling-costs", _exact, len(falling_rows()), rows),
+        claim("eghlidi2020.eight-lower-than-one", _exact, sum(ends), rows),
+    ]  # fmt: skip
 
 
-def _topk_is_best(scope: str, margins: np.ndarray) -> Claim:
-    return Claim(
-        text=f"Top-k is the best sparse method, {scope}: its least margin over the next",
-        paper="across the board",
-        unit="points",
-        source=f"{SECTION}, second observation; 4 numbers of workers",
-        kind="ordering",
-        tolerance=0.0,
-        reason="Any margin counts. 'The other two schemes' are Random-k and Block-random-k.",
-        ours=lambda _: _exact(margins.min(), margins.size),
-        group="Top-k is the best sparse method",
-        rederived=True,
-    )
-
-
-def _exact(value: float, count: int) -> Value:
-    """What printed values say of themselves has no error."""
-    return Value(float(value), float(value), float(value), count, PRINTED)
+def _exact(frames: Frames, value: float, count: int) -> Value:
+    return Value.exact(value, count, PRINTED)

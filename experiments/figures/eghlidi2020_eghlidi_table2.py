@@ -6,45 +6,50 @@ section 4.2.2. Here VGG-16 stands in for ResNet-18 (14.7 instead of 11.2 million
 
 from __future__ import annotations
 
-from functools import partial
-
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.numbers import brief, number
-from analysis.stats import POSITIVE, SHARE, Value, of_phases, phase_difference, slowdown
-from analysis.steps import breakdown
+from analysis.pictures import captions, marks
+from analysis.pictures.numbers import brief, number
+from analysis.records.frames import Frames
+from analysis.records.steps import breakdown
+from analysis.stats import SHARE, Value, of_phases, phase_difference, slowdown, taken
 from analysis.tables import Table
+from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures.papers import claim
 
 TITLE = "Breakdown of a layer-wise step over 10 Gbit/s: who beats dense?"
 MODE = "serialised"
 SCALE = {"task.name": "resnet18_cifar10", "task.batch_size": 128, "workers": 8, "method.density": 0.01}
-EMULATED = ["cluster=netns", "link=ethernet_10g", "timing.warmup_steps=2", "launch.on_mismatch=label"]
-SCALES = {
-    "smoke": ["task=cnn_digits", "workers=2", "task.batch_size=16", *EMULATED],
-    "laptop": [
-        "task=vgg16_cifar10", "workers=4", "task.batch_size=8", *EMULATED, "alternate.block_steps=2",
-        "alternate.limit_min=10",
-    ],
-    "paper": [
-        "task=vgg16_cifar10", "workers=8", "device=cpu", "task.batch_size=8", *EMULATED,
-        "alternate.block_steps=2", "alternate.limit_min=60",
-    ],
+EMULATED: RunSettings = {
+    "cluster": "netns", "link": "ethernet_10g", "timing.warmup_steps": 2, "launch.on_mismatch": "label",
 }  # fmt: skip
-REPEATS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
-SPARSE = "method.density=0.01 method.density_warmup=[] method.scope=layer method.feedback=gradient"
-PACKED, REDUCED = "method.packed=true", "method.exchange=allreduce"
-VARIANTS = {
-    "dense": ["method=dense", "method.scope=layer"],
-    "topk": ["method=topk", SPARSE, PACKED],
-    "randomk": ["method=randomk", SPARSE, PACKED],  # by torch.randperm
-    "randomk-allreduce": ["method=randomk", SPARSE, REDUCED, "method.shared=true", "method.sampling=hash"],
-    "blockrandomk": ["method=blockrandomk", SPARSE],
-    "blockrandomk-allreduce": ["method=blockrandomk", SPARSE, REDUCED],
+_VGG: RunSettings = {
+    **EMULATED, "task": "vgg16_cifar10", "task.batch_size": 8, "alternate.block_steps": 2,
+}  # fmt: skip
+SCALES: dict[str, RunSettings] = {
+    "smoke": {**EMULATED, "task": "cnn_digits", "workers": 2, "task.batch_size": 16},
+    "laptop": {**_VGG, "workers": 4, "alternate.limit_min": 10},
+    "paper": {**_VGG, "workers": 8, "device": "cpu", "alternate.limit_min": 60},
 }
+REPEATS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
+SPARSE = {
+    "method.density": 0.01, "method.density_warmup": [], "method.scope": "layer",
+    "method.feedback": "gradient",
+}  # fmt: skip
+PACKED, REDUCED = {**SPARSE, "method.packed": True}, {**SPARSE, "method.exchange": "allreduce"}
+VARIANTS: dict[str, RunSettings] = {
+    "dense": {"method": "dense", "method.scope": "layer"},
+    "topk": {"method": "topk", **PACKED},
+    "randomk": {"method": "randomk", **PACKED},  # by torch.randperm
+    "randomk-allreduce": {
+        "method": "randomk", **REDUCED, "method.shared": True, "method.sampling": "hash",
+    },
+    "blockrandomk": {"method": "blockrandomk", **SPARSE},
+    "blockrandomk-allreduce": {"method": "blockrandomk", **REDUCED},
+}  # fmt: skip
 LABELS = {
     "dense": "standard SGD",
     "topk": "Top-k",
@@ -62,36 +67,28 @@ PARTS = {
     "select": (CODING, "coding and decoding"),
     "unaccounted": (("io", "check", "update", "unaccounted"), "not in theirs: input, update, rest"),
 }
-SECTION = "section 4.2.2, on their Table 2"
-SAME = 5.0  # % of dense's: forward and backward passes within it are constant
 
 
-def runs(profile: str) -> list[list[str]]:
+def runs(profile: str) -> list[Run]:
     return yoon2022.timing_runs(profile, MODE, VARIANTS, scales=SCALES, repeats=REPEATS)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     methods = yoon2022.present(frames, MODE)
-    ordered = [method for method in VARIANTS if method in methods]
-    with plots.canvas(style.two_columns(2.4)) as (figure, axes):
-        for y, method in enumerate(ordered):
-            parts = _parts_ms(frames, method)
-            plots.pile(axes, y, parts)
-            against, end = _ratio(frames, method), sum(parts.values())
-            text = f"{number(round(end))} ms"
-            if against is not None and method != "dense":
-                text += f" ({brief(against.value)}x)"
-            plots.above(axes, end, y, text, xytext=(3, 0), ha="left", va="center")
-        axes.set_yticks(range(len(ordered)), [LABELS[method] for method in ordered])
-        axes.set_ylim(len(ordered) - 0.5, -0.5)
-        axes.tick_params(axis="y", length=0)
-        axes.margins(x=0.14)
-        axes.set_xlabel(f"Time per step (ms{captions.simulated(frames)})")
-        keys = plots.phase_keys(PARTS)
-        for key, (_, label) in zip(keys, PARTS.values(), strict=True):
-            key.set_label(label)
-        figure.legend(handles=keys, loc="outside lower center", ncols=5)
-    return figure
+    bars = [
+        plots.Bar(LABELS[method], _parts_ms(frames, method), _told(frames, method))
+        for method in VARIANTS
+        if method in methods
+    ]
+    keys = marks.phase_keys(PARTS, {part: label for part, (_, label) in PARTS.items()})
+    panel = plots.piles(bars, xlabel=f"Time per step (ms{captions.simulated(frames)})", xmargin=0.14)
+    return plots.picture([panel], 2.4, keys=keys, ncols=5)
+
+
+def _told(frames: Frames, method: str) -> str:
+    """The whole step, and its ratio to dense."""
+    text, against = f"{number(round(sum(_parts_ms(frames, method).values())))} ms", _ratio(frames, method)
+    return f"{text} ({brief(against.value)}x)" if against is not None and method != "dense" else text
 
 
 def table(frames: Frames) -> Table:
@@ -102,7 +99,7 @@ def table(frames: Frames) -> Table:
         {
             "method": LABELS[method],
             **{PARTS[part][1]: took for part, took in _parts_ms(frames, method).items()},
-            "step": _step_ms(frames, method),
+            "step": taken(frames, yoon2022.keys(frames, method, MODE), "slowest", unit=1e3),
             "step / standard SGD": _ratio(frames, method),
         }
         for method in VARIANTS
@@ -123,74 +120,25 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def claims() -> list[Claim]:
-    only = "Block-random-k is the only configuration with a lower time than standard SGD"
+    quicker = ("blockrandomk", "blockrandomk-allreduce")
     return [
         *(
-            _order(
-                f"standard SGD takes longer than {LABELS[method]}: how many times", only, ("dense", method)
-            )
-            for method in ("blockrandomk", "blockrandomk-allreduce")
+            claim("eghlidi2020.dense-longer", _ratio, "dense", method, case=method, label=LABELS[method])
+            for method in quicker
         ),
         *(
-            _order(
-                f"{LABELS[method]} takes longer than standard SGD: how many times", only, (method, "dense")
-            )
-            for method in ("topk", "randomk", "randomk-allreduce")
+            claim("eghlidi2020.longer", _ratio, method, "dense", case=method, label=LABELS[method])
+            for method in VARIANTS
+            if method not in ("dense", *quicker)
         ),
         *(
-            Claim(
-                text=f"forward and backward passes of {LABELS[method]}, less those of standard SGD",
-                paper=0.0,
-                unit="%",
-                source=f"{SECTION}: constant across all algorithms",
-                kind="shape",
-                tolerance=SAME,
-                reason=f"A test of equivalence: the whole interval within {number(SAME)} % is constant.",
-                ours=partial(_passes, method=method),
-                timed=True,
-                group="constant passes",
-            )
+            claim("eghlidi2020.passes", _passes, method, case=method, label=LABELS[method])
             for method in VARIANTS
             if method != "dense"
         ),
-        Claim(
-            text="Top-k's gradients are exchanged in less time than standard SGD's: by how much",
-            paper="in words",
-            unit="ms",
-            source=f"{SECTION}: compression leads to less time for the exchange",
-            kind="ordering",
-            tolerance=0.0,
-            reason="Wait and transfer; any margin counts.",
-            ours=_saved,
-            timed=True,
-        ),
-        Claim(
-            text="Top-k spends most of its step on coding: its share above a half",
-            paper="in words",
-            unit="points",
-            source=f"{SECTION}: Top-k spends most of its time to find the top k gradients",
-            kind="ordering",
-            tolerance=0.0,
-            reason="Select, packing and scatter count as coding and decoding; more than half is most.",
-            ours=_coding,
-            timed=True,
-        ),
+        claim("eghlidi2020.topk-exchanges-sooner", _saved),
+        claim("eghlidi2020.topk-mostly-codes", _coding),
     ]
-
-
-def _order(text: str, sentence: str, pair: tuple[str, str]) -> Claim:
-    return Claim(
-        text=text,
-        paper="in words",
-        unit="x",
-        source=f"{SECTION}: {sentence}",
-        kind="ordering",
-        tolerance=1.0,
-        reason="More than once is longer. CPU cores compute and select here, not K80s.",
-        ours=partial(_ratio, longer=pair[0], shorter=pair[1]),
-        timed=True,
-        group="who beats standard SGD",
-    )
 
 
 def _ratio(frames: Frames, longer: str, shorter: str = "dense") -> Value | None:
@@ -202,7 +150,7 @@ def _pair(frames: Frames, *methods: str) -> list[list[str]]:
 
 
 def _passes(frames: Frames, method: str) -> Value | None:
-    """What FP and BP take more than dense's, in percent of these."""
+    """Time of FP and BP beyond dense's, in percent of these."""
     own, dense = _pair(frames, method, "dense")
     more = phase_difference(frames, own, dense, ("forward", "backward"))
     if more is None:
@@ -229,12 +177,6 @@ def _coding(frames: Frames) -> Value | None:
         return None
     low, high = (None if edge is None else edge - 50 for edge in (share.low, share.high))
     return share._replace(value=share.value - 50, low=low, high=high)
-
-
-def _step_ms(frames: Frames, method: str) -> Value | None:
-    return of_phases(
-        frames, yoon2022.keys(frames, method, MODE), ("slowest",), lambda seconds: 1e3 * seconds, POSITIVE
-    )
 
 
 def _parts_ms(frames: Frames, method: str) -> dict[str, float]:

@@ -7,40 +7,42 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.looks import ALL
-from analysis.numbers import number
+from analysis.pictures import captions, style
+from analysis.pictures.numbers import number
+from analysis.records.frames import Frames
+from analysis.records.schema import ALL
 from analysis.stats import POSITIVE, SHARE, Value
 from analysis.tables import Table
 from experiments.figures import _looks as looks
+from experiments.figures.papers import claim
 
 TITLE = "What Top-k leaves out of gradient plus residual, and how it is bounded"
 SHOWN = (0.001, 0.01, 0.1)  # densities in the table
-
-
-def runs(profile: str) -> list[list[str]]:
-    return looks.runs(profile)
+OURS = style.Look("Top-k, measured: mean, and all steps", "#0072B2", "", "")
+RANDOMK = style.Look("1 - k/d, Random-k's", "#D55E00", "", "")
+THEIRS = style.Look("(1 - k/d)², theirs", "black", "", "")
+runs = looks.runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    if not len(frames.runs):
-        raise ValueError("nothing to draw: there is no run")
-    found = looks.models(frames)
-    with plots.canvas(style.two_columns(2.6), 1, len(found), squeeze=False, sharey=True) as (figure, (row,)):
-        for axes, (model, of_model) in zip(row, found.items(), strict=True):
-            by_density = looks.seen(of_model, "left_out", ALL).groupby("x")["value"]
-            x = by_density.mean().index.to_numpy()
-            axes.fill_between(x, by_density.min(), by_density.max(), color="#0072B2", alpha=0.25, linewidth=0)
-            axes.plot(x, by_density.mean(), color="#0072B2", label="Top-k, measured: mean, and all steps")
-            axes.plot(x, 1 - x, color="#D55E00", linestyle="--", label="1 - k/d, Random-k's")
-            axes.plot(x, (1 - x) ** 2, color="black", linestyle=":", label="(1 - k/d)², theirs")
-            axes.set(xscale="log", xlabel="k/d", title=model, ylim=(0, 1.02))
-        row[0].set_ylabel("Share of the energy left out")
-        handles, labels = row[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    return figure
+    panels = [_panel(model, of_model) for model, of_model in looks.models(frames).items()]
+    return plots.picture(panels, 2.6, ylabel="Share of the energy left out", sharey=True)
+
+
+def _panel(model: str, frames: Frames) -> plots.Panel:
+    by_density = looks.seen(frames, "left_out", ALL).groupby("x")["value"]
+    x = by_density.mean().index.to_numpy()
+    return plots.curves(
+        [
+            plots.Band(OURS, x, by_density.min(), by_density.max(), 0.25),
+            plots.Curve(OURS, x, by_density.mean()),
+            plots.Curve(RANDOMK, x, 1 - x, {"linestyle": "--"}),
+            plots.Curve(THEIRS, x, (1 - x) ** 2, {"linestyle": ":"}),
+        ],
+        grid=None, xscale="log", xlabel="k/d", title=model, ylim=(0, 1.02),
+    )  # fmt: skip
 
 
 def table(frames: Frames) -> Table:
@@ -71,7 +73,7 @@ def _percent(run: Frames, density: float) -> float:
 
 
 def ratio(run: Frames) -> float:
-    """What was left out over (1 - k/d)^2, where it is largest, of all steps and densities."""
+    """Largest ratio of what was left out to (1 - k/d)^2, over all steps and densities."""
     table = looks.seen(run, "left_out", ALL)
     return float((table["value"] / (1 - table["x"]) ** 2).max()) if len(table) else float("nan")
 
@@ -91,15 +93,9 @@ def caption(frames: Frames, profile: str) -> str:
 
 def claims() -> list[Claim]:
     return [
-        Claim(
-            text=f"Top-k leaves out less than (1 - k/d)² of the {label}'s energy: the largest ratio of both",
-            paper="(1 - k/d)²",
-            unit="x",
-            source="theorem on the tighter bound",
-            kind="limit",
-            tolerance=1.0,
-            reason="A bound is never exceeded: the largest over all densities and steps counts.",
-            ours=partial(_largest_ratio, task=task),
+        claim(
+            "shi2019.bound", _largest_ratio, task, case=task, label=label,
+            answers=("shi2019.21", *looks.SPARSE_TOO.get(task, ())),
         )
         for task, label in looks.MODELS.items()
-    ]
+    ]  # fmt: skip

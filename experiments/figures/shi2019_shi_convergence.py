@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
+from analysis.pictures import captions, style
+from analysis.records.frames import Frames, keys_of
 from analysis.stats import Value, curve, final, final_difference
 from analysis.tables import Table
+from experiments.config.run import Run, RunSettings
+from experiments.figures._runs import MORE_SEEDS, SEEDS, TRAINED, crossed, each, with_density
+from experiments.figures.papers import claim
 
 TITLE = "TopK-, GaussianK-, Random-k- and dense SGD on MNIST, CIFAR-10 and the Penn Treebank"
 TASKS = {
@@ -16,58 +20,47 @@ TASKS = {
     "vgg16_cifar10": "VGG-16, CIFAR-10", "smalllstm_ptb": "small LSTM, PTB", "lstm_ptb": "LSTM, PTB",
     "cnn_cifar10": "small CNN, CIFAR-10",
 }  # fmt: skip
-METHODS = {
-    "dense": "method=dense",
-    "topk": "method=topk",
-    "gaussiank": "method=gaussiank",
-    "randomk": "method=randomk method.sampling=hash",
+METHODS: dict[str, RunSettings] = {
+    "dense": {"method": "dense"},
+    "topk": {"method": "topk"},
+    "gaussiank": {"method": "gaussiank"},
+    "randomk": {"method": "randomk", "method.sampling": "hash"},
 }
-SHARED = ["recipe=none", "cluster=virtual", "timing.mode=production", "data.fallback=refuse"]
-TRAININGS = {
-    "smoke": {"cnn_digits": ["workers=2", "task.batch_size=16", "train.epochs=2"]},
-    "laptop": {
-        "fnn3_mnist": ["workers=4", "task.batch_size=32", "train.epoch_steps=100", "train.epochs=10"],
-        "lenet5_mnist": ["workers=4", "task.batch_size=32", "train.epoch_steps=100", "train.epochs=10"],
-        "smalllstm_ptb": ["workers=4", "task.batch_size=5", "train.epoch_steps=100", "train.epochs=10"],
-    },
-    "paper": {
-        task: ["workers=16", "train.epochs=140"]
+_LAPTOP: RunSettings = {"workers": 4, "train.epoch_steps": 100, "train.epochs": 10}
+TRAININGS: dict[str, list[RunSettings]] = {
+    "smoke": [{"task": "cnn_digits", "workers": 2, "task.batch_size": 16, "train.epochs": 2}],
+    "laptop": [
+        {"task": "fnn3_mnist", "task.batch_size": 32, **_LAPTOP},
+        {"task": "lenet5_mnist", "task.batch_size": 32, **_LAPTOP},
+        {"task": "smalllstm_ptb", "task.batch_size": 5, **_LAPTOP},
+    ],
+    "paper": [
+        {"task": task, "workers": 16, "train.epochs": 140}
         for task in ("fnn3_mnist", "lenet5_mnist", "resnet20_cifar10", "vgg16_cifar10", "lstm_ptb")
-    },
+    ],
 }
 DENSITY = {"smoke": 0.05, "laptop": 0.01, "paper": 0.001}
-SEEDS = {"smoke": [0], "laptop": [0], "paper": [0]}
-MORE_SEEDS = {"smoke": [1], "laptop": [1, 2], "paper": [1, 2]}
-NEAR = 1.0  # points of accuracy that no reader calls obvious
 
 
-def runs(profile: str) -> list[list[str]]:
+def runs(profile: str) -> list[Run]:
     return _trainings(profile, SEEDS[profile])
 
 
-def more_runs(profile: str) -> list[list[str]]:
+def more_runs(profile: str) -> list[Run]:
     return _trainings(profile, MORE_SEEDS[profile])
 
 
-def _trainings(profile: str, seeds: list[int]) -> list[list[str]]:
-    return [
-        [f"profile={profile}", *SHARED, f"task={task}", *words, *method.split(),
-         *([] if name == "dense" else [f"method.density={DENSITY[profile]}"]), f"seed={seed}"]
-        for seed in seeds
-        for task, words in TRAININGS[profile].items()
-        for name, method in METHODS.items()
-    ]  # fmt: skip
+def _trainings(profile: str, seeds: list[int]) -> list[Run]:
+    methods = with_density(METHODS, DENSITY[profile]).values()
+    return crossed({**TRAINED, "profile": profile}, each("seed", seeds), TRAININGS[profile], methods)
 
 
 def keys(frames: Frames, task: str, method: str) -> list[str]:
-    runs = frames.runs
-    if not len(runs):
-        return []
-    return list(runs["key"][runs["task.name"].eq(task) & runs["method.name"].eq(method)])
+    return keys_of(frames, {"task.name": task, "method.name": method})
 
 
 def tasks(frames: Frames) -> list[str]:
-    there = set(frames.runs["task.name"])
+    there = set(captions.values(frames, "task.name"))
     return [*(task for task in TASKS if task in there), *sorted(there - set(TASKS))]
 
 
@@ -77,22 +70,16 @@ def column(task: str) -> str:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    if not len(frames.runs):
-        raise ValueError("nothing to draw: there is no run")
-    found = tasks(frames)
-    with plots.canvas(style.two_columns(2.6), 1, len(found), squeeze=False) as (figure, (row,)):
-        for axes, task in zip(row, found, strict=True):
-            for method in METHODS:
-                table = curve(frames, keys(frames, task, method), column(task))
-                if len(table):
-                    plots.curve(axes, table["step"], table, style.look(method))
-            is_loss = column(task) == "val_loss"
-            axes.set(xlabel="Steps", title=TASKS.get(task, task))
-            axes.set_ylabel("Validation loss" if is_loss else "Validation top-1 (%)")
-            axes.grid(True)
-        handles, labels = row[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(METHODS))
-    return figure
+    return plots.picture([_panel(frames, task) for task in tasks(frames)], 2.6)
+
+
+def _panel(frames: Frames, task: str) -> plots.Panel:
+    curves = {method: curve(frames, keys(frames, task, method), column(task)) for method in METHODS}
+    return plots.curves(
+        [plots.Curve(style.look(method), table["step"], table) for method, table in curves.items()],
+        xlabel="Steps", title=TASKS.get(task, task),
+        ylabel="Validation loss" if column(task) == "val_loss" else "Validation top-1 (%)",
+    )  # fmt: skip
 
 
 def table(frames: Frames) -> Table:
@@ -121,37 +108,20 @@ def caption(frames: Frames, profile: str) -> str:
 
 def claims() -> list[Claim]:
     return [
-        *(_near(task, label, method) for task, label in TASKS.items() for method in ("topk", "gaussiank")),
-        *(_above(task, label) for task, label in TASKS.items()),
-    ]
-
-
-def _near(task: str, label: str, method: str) -> Claim:
-    return Claim(
-        text=f"{style.look(method).label} loses no obvious accuracy, {label}: dense less it",
-        paper=0.0,
-        unit="points",
-        source="abstract: without an obvious impact on the model accuracy",
-        kind="shape",
-        tolerance=NEAR,
-        reason="Obvious is more than a point of top-1.",
-        ours=lambda frames: _gap(frames, task, "dense", method),
-    )
-
-
-def _above(task: str, label: str) -> Claim:
-    return Claim(
-        text=f"Top-k ends above Random-k, {label}: by how much",
-        paper="Top-k converges like dense, Random-k slowly",
-        unit="points",
-        source="section on the bound: what Top-k leaves out is less than what Random-k does",
-        kind="ordering",
-        tolerance=0.0,
-        reason="Any margin counts; top-1, of the next word too.",
-        ours=lambda frames: _gap(frames, task, "topk", "randomk"),
-    )
+        *(
+            claim(
+                "shi2019.no-loss", _gap, task, "dense", method, case=f"{method}.{task}",
+                method=style.look(method).label, label=label,
+            )
+            for task, label in TASKS.items()
+            for method in ("topk", "gaussiank")
+        ),
+        *(
+            claim("shi2019.above-randomk", _gap, task, "topk", "randomk", case=task, label=label)
+            for task, label in TASKS.items()
+        ),
+    ]  # fmt: skip
 
 
 def _gap(frames: Frames, task: str, above: str, below: str) -> Value | None:
-    here, there = keys(frames, task, above), keys(frames, task, below)
-    return final_difference(frames, here, there, "val_top1") if here and there else None
+    return final_difference(frames, keys(frames, task, above), keys(frames, task, below), "val_top1")

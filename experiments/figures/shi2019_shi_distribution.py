@@ -3,58 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.looks import ALL
-from analysis.numbers import number
+from analysis.pictures import captions, style
+from analysis.records.frames import Frames
+from analysis.records.schema import ALL
 from analysis.stats import SHARE, Bounds, Value
 from analysis.tables import Table
 from experiments.figures import _looks as looks
+from experiments.figures.papers import claim
 
 TITLE = "What Top-k selects from: gradients plus residuals, from the first step to the last"
-COLOURS = ("#BBBBBB", "#88CCEE", "#4477AA", "#332288")
-NORMAL = 68.27  # %, within the standard deviation of a normal distribution
-RISE = 0.05  # of the peak, by which a density may rise again away from it: what the eye takes for one bell
+SHADES = ("#BBBBBB", "#88CCEE", "#4477AA", "#332288")  # from the first step to the last
+NORMAL = style.Look("normal", "black", "", "")
+TENSOR = style.Look("each tensor, last step", "#999999", "", "")
+WITHIN = 68.27  # %, within the standard deviation of a normal distribution
 FLOOR = 1e-4  # of the drawn densities
-
-
-def runs(profile: str) -> list[list[str]]:
-    return looks.runs(profile)
+runs = looks.runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    if not len(frames.runs):
-        raise ValueError("nothing to draw: there is no run")
-    found = looks.models(frames)
-    size = style.two_columns(4.2)
-    with plots.canvas(size, 2, len(found), squeeze=False, sharey=True) as (figure, (row, layers)):
-        for axes, (model, of_model) in zip(row, found.items(), strict=True):
-            of_first = looks.first(of_model)
-            table = looks.seen(of_first, "histogram", ALL)
-            for colour, step in zip(COLOURS, looks.some_steps(list(table["step"])), strict=False):
-                at = table[table["step"] == step]
-                axes.plot(at["x"], at["value"].clip(lower=FLOOR / 2), color=colour, label=f"step {step + 1}")
-            axes.set(title=model)
-        for axes, of_model in zip(layers, found.values(), strict=True):
-            for _, at in last_of_each(looks.first(of_model)):
-                axes.plot(at["x"], at["value"].clip(lower=FLOOR / 2), color="#999999", linewidth=0.5)
-        for axes in (*row, *layers):
-            x = np.linspace(-6, 6, 241)
-            axes.plot(
-                x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), color="black", linestyle=":", label="normal"
-            )
-            axes.set(yscale="log", ylim=(FLOOR, 20), xlabel="Value / RMS")
-        row[0].set_ylabel("Density, all tensors")
-        layers[0].set_ylabel("Density, tensor by tensor")
-        handles, labels = row[0].get_legend_handles_labels()
-        handles, labels = handles + layers[0].lines[:1], [*labels, "each tensor, last step"]
-        figure.legend(handles, labels, loc="outside lower center", ncols=6)
-    return figure
+    firsts = {model: looks.first(of_model) for model, of_model in looks.models(frames).items()}
+    over_all = [_panel(_over_steps(run), title=model) for model, run in firsts.items()]
+    by_tensor = [_panel(_of_tensors(run)) for run in firsts.values()]
+    labels = ("Density, all tensors", "Density, tensor by tensor")
+    return plots.picture([*over_all, *by_tensor], 4.2, rows=2, ylabel=labels, ncols=6, sharey=True)
+
+
+def _over_steps(run: Frames) -> list[plots.Curve]:
+    """The whole model's densities at some steps."""
+    table = looks.seen(run, "histogram", ALL)
+    steps = looks.some_steps(list(table["step"]))
+    at = {step: table[table["step"] == step] for step in steps}
+    return [
+        plots.Curve(style.Look(f"step {step + 1}", colour, "", ""), at[step]["x"], _drawn(at[step]))
+        for colour, step in zip(SHADES, steps, strict=False)
+    ]
+
+
+def _of_tensors(run: Frames) -> list[plots.Curve]:
+    return [plots.Curve(TENSOR, at["x"], _drawn(at), {"linewidth": 0.5}) for _, at in last_of_each(run)]
+
+
+def _drawn(density: pd.DataFrame) -> pd.Series[float]:
+    return density["value"].clip(lower=FLOOR / 2)
+
+
+def _panel(lines: list[plots.Curve], **words: Any) -> plots.Panel:
+    x = np.linspace(-6, 6, 241)
+    normal = plots.Curve(NORMAL, x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), {"linestyle": ":"})
+    words |= {"yscale": "log", "ylim": (FLOOR, 20), "xlabel": "Value / RMS"}
+    return plots.curves([*lines, normal], grid=None, **words)
 
 
 def last_of_each(run: Frames) -> list[tuple[str, pd.DataFrame]]:
@@ -117,36 +121,21 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def claims() -> list[Claim]:
+    models = looks.MODELS.items()
     return [
-        *(_bell(task, label) for task, label in looks.MODELS.items()),
-        *(_near_zero(task, label) for task, label in looks.MODELS.items()),
-    ]
+        *(claim("shi2019.bell", _of, task, rise, SHARE, case=task, label=label) for task, label in models),
+        *(
+            claim(
+                "zhang.near-zero", _of, task, _above_normal, (-WITHIN, 100 - WITHIN), case=task, label=label,
+                answers=("zhang.26", *looks.SPARSE_TOO.get(task, ())),
+            )
+            for task, label in models
+        ),
+    ]  # fmt: skip
 
 
-def _bell(task: str, label: str) -> Claim:
-    return Claim(
-        text=f"the values of the {label} lie like a bell: how much their density rises again off its peak",
-        paper="bell-shaped",
-        unit="% of the peak",
-        source="section on gradient distributions, and its figure",
-        kind="limit",
-        tolerance=100 * RISE,
-        reason=f"A bell falls on both sides; {number(100 * RISE)} % of the peak are what eyes forgive.",
-        ours=lambda frames: _of(frames, task, rise, SHARE),
-    )
-
-
-def _near_zero(task: str, label: str) -> Claim:
-    return Claim(
-        text=f"most values of the {label} are near zero: share within the RMS, above that of a normal one",
-        paper="most values are near zero",
-        unit="points",
-        source="Zhang's slides, 'Why Sparsity?', after this paper's figure",
-        kind="ordering",
-        tolerance=0.0,
-        reason="Of a normal distribution 68.3 % lie within its standard deviation; more lie nearer to zero.",
-        ours=lambda frames: _of(frames, task, lambda run: within(run, 1.0) - NORMAL, (-NORMAL, 100 - NORMAL)),
-    )
+def _above_normal(run: Frames) -> float:
+    return within(run, 1.0) - WITHIN
 
 
 def _of(frames: Frames, task: str, what: Callable[[Frames], float], bounds: Bounds) -> Value | None:

@@ -7,18 +7,22 @@ sorting and memory's floor beside them; here they stand in whole steps of one wo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pandas as pd
 
-from analysis import captions, plots, style
-from analysis.claims import ANY_GPU, Claim
-from analysis.frames import Frames
-from analysis.numbers import number
-from analysis.remembered import remembered
-from analysis.stats import COUNTED, POSITIVE, Value, of_phases, phase_ratio
-from analysis.steps import warm
+from analysis import plots
+from analysis.claims import Claim
+from analysis.pictures import captions, style
+from analysis.pictures.numbers import number
+from analysis.records.frames import Frames, keys_of, remembered
+from analysis.records.steps import warm
+from analysis.stats import COUNTED, Value, phase_ratio, taken
 from analysis.tables import Table
+from experiments.config.run import Run, RunSettings
+from experiments.figures._runs import TIMED, of_profile, with_density
+from experiments.figures.papers import claim
 
 TITLE = "Time of selecting by number of elements, exact and approximate"
 DENSITY = 0.001
@@ -34,14 +38,14 @@ LOOKS = {
     "sidco": style.Look("SIDCo, about k", "#44AA99", "v", ""),
     "randomk-hash": style.look("randomk-hash")._replace(label="Random-k by hash: no search"),
 }
-METHODS = {
-    EXACT: "method=topk select=torch",
-    "topk-fused": "method=topk select=fused",
-    "gaussiank": "method=gaussiank",
-    PUBLISHED: "method=gaussiank method.rule=published",
-    "dgc": "method=dgc method.scope=global method.dense_vectors=false method.momentum=0",
-    "sidco": "method=sidco method.scope=global",
-    "randomk-hash": "method=randomk method.sampling=hash",
+METHODS: dict[str, RunSettings] = {
+    EXACT: {"method": "topk", "select": "torch"},
+    "topk-fused": {"method": "topk", "select": "fused"},
+    "gaussiank": {"method": "gaussiank"},
+    PUBLISHED: {"method": "gaussiank", "method.rule": "published"},
+    "dgc": {"method": "dgc", "method.scope": "global", "method.dense_vectors": False, "method.momentum": 0},
+    "sidco": {"method": "sidco", "method.scope": "global"},
+    "randomk-hash": {"method": "randomk", "method.sampling": "hash"},
 }
 # Elements, and minutes at most: from the size of a small layer to beyond that of a whole ResNet-50.
 SIZES = {
@@ -49,25 +53,21 @@ SIZES = {
     "laptop": {2**16: 0.5, 2**18: 0.5, 2**20: 1.0, 2**22: 1.5, 2**24: 3.0, 2**26: 6.0},
     "paper": {2**16: 1.0, 2**18: 1.0, 2**20: 1.0, 2**22: 2.0, 2**24: 4.0, 2**26: 6.0, 2**28: 10.0},
 }
+Measure = Callable[[Frames, str, int], Value | None]
 DENSITIES = {"smoke": 0.01, "laptop": DENSITY, "paper": DENSITY}
-MUCH = 2.0  # times
 CONTENT = 4 / 3  # of k: the most that the published rule is content with
 
 
-def runs(profile: str) -> list[list[str]]:
+def runs(profile: str) -> list[Run]:
     """One process; at each size all methods take turns."""
-    if profile not in SIZES:
-        raise ValueError(f"no profile {profile!r}; there are: {', '.join(SIZES)}")
-    words = (f"{name}:'{words} method.density={DENSITIES[profile]}'" for name, words in METHODS.items())
-    variants = f"variants={{{','.join(words)}}}"
+    sizes, variants = of_profile(SIZES, profile), with_density(METHODS, DENSITIES[profile])
+    shared = {
+        **TIMED, "profile": profile, "task": "vector", "task.tensors": 1, "cluster": "local", "workers": 1,
+    }  # fmt: skip
     return [
-        [
-            "recipe=none", f"profile={profile}", "task=vector", f"task.elements={size}", "task.tensors=1",
-            "cluster=local", "workers=1", "train.validate=never", "timing.mode=serialised",
-            "timing.warmup_steps=2", f"alternate.limit_min={minutes}", variants,
-        ]
-        for size, minutes in SIZES[profile].items()
-    ]  # fmt: skip
+        Run({**shared, "task.elements": size, "alternate.limit_min": minutes}, variants)
+        for size, minutes in sizes.items()
+    ]
 
 
 def sizes(frames: Frames) -> list[int]:
@@ -76,16 +76,12 @@ def sizes(frames: Frames) -> list[int]:
 
 
 def keys(frames: Frames, method: str, size: int) -> list[str]:
-    runs = frames.runs
-    if not len(runs):
-        return []
-    return list(runs["key"][runs["variant"].eq(method) & runs["task.elements"].eq(size)])
+    return keys_of(frames, {"variant": method, "task.elements": size})
 
 
 def milliseconds(frames: Frames, method: str, size: int) -> Value | None:
     """Adding the gradient to the residual, searching, and emptying the residual of what was found."""
-    found = of_phases(frames, keys(frames, method, size), ("select",), lambda seconds: seconds, POSITIVE)
-    return found.times(1e3) if found else None
+    return taken(frames, keys(frames, method, size), "select", unit=1e3)
 
 
 @remembered
@@ -100,35 +96,36 @@ def selected(frames: Frames, method: str, size: int) -> float | None:
     if not found:
         return None
     density = float(frames.runs.set_index("key")["method.density"][found[0]])
-    return float(warm(frames, found[0]).steps["density"].mean()) * size / max(1, int(density * size))
+    return float(warm(frames, found[0]).steps["sent_density"].mean()) * size / max(1, int(density * size))
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    found = sizes(frames)
-    if not found:
-        raise ValueError("nothing to draw: there is no run")
-    with plots.canvas(style.two_columns(3.2), 1, 2) as (figure, (times, gains)):
-        for axes, measure in ((times, milliseconds), (gains, gain)):
-            values = {
-                method: {size: value for size in found if (value := measure(frames, method, size))}
-                for method in LOOKS
-            }
-            for method, look in LOOKS.items():
-                if method != EXACT or axes is times:
-                    plots.points(axes, list(values[method]), list(values[method].values()), look)
-            every = [value.value for of_method in values.values() for value in of_method.values()]
-            if every:  # an interval over few turns that resemble each other may span powers of ten
-                axes.set_ylim(min(every) / 2, 2 * max(every))
-        gains.axhline(1, color=LOOKS[EXACT].colour, linestyle="--", linewidth=1)
-        times.set(ylabel="Time of selecting (ms)")
-        gains.set(ylabel="Time of torch.topk / own")
-        for axes in (times, gains):
-            axes.set(xlabel="Elements", yscale="log")
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(found, [f"$2^{{{size.bit_length() - 1}}}$" for size in found])
-            axes.grid(visible=True, axis="y")
-        figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return figure
+    gains = {method: look for method, look in LOOKS.items() if method != EXACT}
+    exact = plots.Curve(LOOKS[EXACT]._replace(label=""), None, Value(1.0))
+    panels = [
+        _panel(frames, milliseconds, LOOKS, [], ylabel="Time of selecting (ms)"),
+        _panel(frames, gain, gains, [exact], ylabel="Time of torch.topk / own"),
+    ]
+    return plots.picture(panels if len(frames.runs) else [], 3.2, ncols=3)
+
+
+def _panel(
+    frames: Frames, measure: Measure, shown: Mapping[str, style.Look], more: list[plots.Curve], **words: Any
+) -> plots.Panel:
+    values = {
+        method: {size: value for size in sizes(frames) if (value := measure(frames, method, size))}
+        for method in LOOKS
+    }
+    every = [value.value for of_method in values.values() for value in of_method.values()]
+    if every:  # an interval over few turns that resemble each other may span powers of ten
+        words["ylim"] = (min(every) / 2, 2 * max(every))
+    lines = [
+        plots.Curve(look, list(values[name]), list(values[name].values())) for name, look in shown.items()
+    ]
+    return plots.curves(
+        [*lines, *more], sizes=sizes(frames), grid="y", xlabel="Elements", yscale="log",
+        xticklabels=[f"$2^{{{size.bit_length() - 1}}}$" for size in sizes(frames)], **words,
+    )  # fmt: skip
 
 
 def table(frames: Frames) -> list[Table]:
@@ -169,61 +166,17 @@ def caption(frames: Frames, profile: str) -> str:
     )
 
 
-SOURCE = "abstract: an approximate selection by the gradients' distribution, computing-efficient for GPUs"
-AT = "at the largest size"
-
-
 def claims() -> list[Claim]:
+    approximate = (PUBLISHED, "gaussiank", "dgc", "sidco", "topk-fused")
     return [
-        Claim(
-            text=f"Gaussian-k as published selects in much less time than torch.topk: how many times, {AT}",
-            paper="computing-efficient for GPUs",
-            unit="x",
-            source=SOURCE,
-            kind="ordering",
-            tolerance=MUCH,
-            reason=f"Much is more than {number(MUCH)} times. The abstract has no number.",
-            ours=lambda frames: _largest(frames, PUBLISHED),
-            accelerator=ANY_GPU,
-            timed=True,
+        claim("shi2019.gaussiank-much-faster", _largest, PUBLISHED),
+        *(
+            claim("shi2019.faster", _largest, method, case=method, label=LOOKS[method].label)
+            for method in approximate
         ),
-        *(_faster(method) for method in (PUBLISHED, "gaussiank", "dgc", "sidco", "topk-fused")),
-        Claim(
-            text=f"the fused exact search is faster than Gaussian-k as published: how many times, {AT}",
-            paper=None,
-            unit="x",
-            source="no published number: what is gained by giving exactness up",
-            kind="ordering",
-            tolerance=1.0,
-            reason="More than once is faster.",
-            ours=lambda frames: _largest(frames, "topk-fused", PUBLISHED),
-            timed=True,
-        ),
-        Claim(
-            text=f"elements that Gaussian-k as published selects over k, {AT}",
-            paper=None,
-            unit="x",
-            source="hclhkbu/GaussianK-SGD: its rule is content with 2k/3 to 4k/3",
-            kind="limit",
-            tolerance=CONTENT,
-            reason="It tries three thresholds at most, of which none need be near k. Counts have no error.",
-            ours=_selected,
-        ),
+        claim("shi2019.fused-faster-than-gaussiank", _largest, "topk-fused", PUBLISHED),
+        claim("shi2019.gaussiank-selects", _selected, tolerance=CONTENT),
     ]
-
-
-def _faster(method: str) -> Claim:
-    return Claim(
-        text=f"{LOOKS[method].label}: faster than torch.topk, how many times, {AT}",
-        paper=None,
-        unit="x",
-        source="no published number",
-        kind="ordering",
-        tolerance=1.0,
-        reason="More than once is faster, on whatever device ran it.",
-        ours=lambda frames: _largest(frames, method),
-        timed=True,
-    )
 
 
 def _largest(frames: Frames, method: str, over: str = EXACT) -> Value | None:
@@ -232,4 +185,4 @@ def _largest(frames: Frames, method: str, over: str = EXACT) -> Value | None:
 
 def _selected(frames: Frames) -> Value | None:
     share = selected(frames, PUBLISHED, sizes(frames)[-1]) if sizes(frames) else None
-    return None if share is None else Value(share, share, share, 1, COUNTED)
+    return None if share is None else Value.exact(share, 1, COUNTED)

@@ -8,23 +8,30 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.numbers import number
-from analysis.stats import phase_ratio
+from analysis.pictures import captions, marks, style
+from analysis.pictures.numbers import number
+from analysis.records.frames import Frames
+from analysis.stats import Value, phase_ratio
 from analysis.tables import Table
+from experiments.config.run import Run, RunSettings
 from experiments.figures import _predicted
-from experiments.figures._predicted import MODEL, SCHEMES, WORD, Parts
+from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures._predicted import MODEL, SCHEMES, WORD
+from experiments.figures._runs import TIMED, of_profile, with_density
+from experiments.figures.papers import claim
 from sparsify import cost
 
 TITLE = "Where methods beat dense, by density and bandwidth"
 WORKERS = (4, 32, 256)
 DENSITY = 0.001  # at which selecting is measured
-SPARSE = {
-    "topk": "method=topk select=torch", "topk-fused": "method=topk select=fused",
-    "randomk-hash": "method=randomk method.sampling=hash", "oktopk": "method=oktopk",
-}  # fmt: skip
+SPARSE: dict[str, RunSettings] = {
+    "topk": {"method": "topk", "select": "torch"},
+    "topk-fused": {"method": "topk", "select": "fused"},
+    "randomk-hash": {"method": "randomk", "method.sampling": "hash"},
+    "oktopk": {"method": "oktopk"},
+}
 ELEMENTS = {"smoke": 10_000, "laptop": 14_730_000, "paper": 14_730_000}
 MINUTES = {"smoke": 0.02, "laptop": 4, "paper": 10}
 BANDWIDTHS = np.geomspace(0.1, 400, 121)  # Gbit/s
@@ -32,20 +39,13 @@ DENSITIES = np.geomspace(1e-4, 0.1, 91)
 SHOWN = (0.0001, 0.001, 0.01, 0.1)  # densities in the table
 
 
-def runs(profile: str) -> list[list[str]]:
-    if profile not in ELEMENTS:
-        raise ValueError(f"no profile {profile!r}; there are: {', '.join(ELEMENTS)}")
-    variants = {"dense": "method=dense"} | {
-        name: f"{words} method.density={DENSITY if profile != 'smoke' else 0.01}"
-        for name, words in SPARSE.items()
-    }
-    named = ",".join(f"{name}:'{words}'" for name, words in variants.items())
-    return [[
-        "recipe=none", f"profile={profile}", "task=vector", f"task.elements={ELEMENTS[profile]}",
-        "cluster=local", "workers=2", "train.validate=never", "timing.mode=serialised",
-            "timing.warmup_steps=2",
-        f"alternate.limit_min={MINUTES[profile]}", f"variants={{{named}}}",
-    ]]  # fmt: skip
+def runs(profile: str) -> list[Run]:
+    shared = {
+        **TIMED, "profile": profile, "task": "vector", "task.elements": of_profile(ELEMENTS, profile),
+        "cluster": "local", "workers": 2, "alternate.limit_min": MINUTES[profile],
+    }  # fmt: skip
+    sparse = with_density(SPARSE, DENSITY if profile != "smoke" else 0.01)
+    return [Run(shared, {"dense": {"method": "dense"}, **sparse})]
 
 
 def selecting(frames: Frames) -> dict[str, float]:
@@ -54,10 +54,10 @@ def selecting(frames: Frames) -> dict[str, float]:
     Raises:
         ValueError: none was.
     """
-    found = {name: _predicted.measured(frames, name, MODEL) for name in SPARSE} if len(frames.runs) else {}
-    known = {name: parts.select_s for name, parts in found.items() if isinstance(parts, Parts)}
+    found = {name: _predicted.measured(frames, name, MODEL) for name in SPARSE}
+    known = {name: parts.select_s for name, parts in found.items() if parts is not None}
     if not known:
-        raise ValueError("nothing to draw: there is no run")
+        raise ValueError(plots.EMPTY)
     return known
 
 
@@ -89,24 +89,28 @@ def quickest(selects: dict[str, float], workers: int) -> np.ndarray:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     selects = selecting(frames)
-    looks = [style.look("dense"), *map(style.look, selects)]
-    with plots.canvas(style.two_columns(3.0), 1, len(WORKERS), sharey=True) as (figure, panels):
-        for axes, workers in zip(panels, WORKERS, strict=True):
-            plots.areas(axes, DENSITIES, BANDWIDTHS, quickest(selects, workers), looks)
-            for name, select_s in selects.items():
-                line = [break_even(name, select_s, float(density), workers) for density in DENSITIES]
-                look = style.look(name)
-                axes.plot(
-                    DENSITIES, np.clip(line, BANDWIDTHS[0] / 2, None), color=look.colour, label=look.label
-                )
-            axes.set(xscale="log", yscale="log", xlabel="Density", title=f"{workers} workers")
-            axes.set(xlim=(DENSITIES[0], DENSITIES[-1]), ylim=(BANDWIDTHS[0], BANDWIDTHS[-1]))
-        panels[0].set_ylabel("Bandwidth (Gbit/s), simulated")
-        handles = [*plots.area_keys(looks), *panels[0].get_legend_handles_labels()[0]]
-        labels = [f"{look.label} is quickest" for look in looks]
-        labels += [f"{style.look(name).label} = dense" for name in selects]
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
-    return figure
+    looks = [style.look(name) for name in ("dense", *selects)]
+    panels = [
+        plots.areas(
+            DENSITIES, BANDWIDTHS, quickest(selects, workers), looks, _break_evens(selects, workers),
+            xlabel="Density", title=f"{workers} workers",
+        )
+        for workers in WORKERS
+    ]  # fmt: skip
+    keys = marks.area_keys([look._replace(label=f"{look.label} is quickest") for look in looks])
+    ylabel = "Bandwidth (Gbit/s), simulated"
+    return plots.picture(panels, 3.0, ylabel=ylabel, keys=keys, ncols=4, sharey=True)
+
+
+def _break_evens(selects: dict[str, float], workers: int) -> list[plots.Curve]:
+    """A line for each method, below which it beats dense."""
+    lines = []
+    for name, select_s in selects.items():
+        gbit_s = [break_even(name, select_s, float(density), workers) for density in DENSITIES]
+        look = style.look(name)._replace(marker="")
+        label = {"label": f"{look.label} = dense"}
+        lines.append(plots.Curve(look, DENSITIES, np.clip(gbit_s, BANDWIDTHS[0] / 2, None), label))
+    return lines
 
 
 def table(frames: Frames) -> Table:
@@ -141,24 +145,10 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def claims() -> list[Claim]:
-    return [
-        Claim(
-            text="the fused search lets Top-k beat dense on links so many times as fast as with torch.topk",
-            paper=None,
-            unit="x",
-            source="no published number: the break-even bandwidth is inverse to the time of selecting",
-            kind="ordering",
-            tolerance=1.0,
-            reason="More than once is faster. Of searching alone, as measured.",
-            ours=lambda frames: phase_ratio(
-                frames, _keys(frames, "topk"), _keys(frames, "topk-fused"), "select"
-            ),
-            timed=True,
-        )
-    ]
+    return [claim("survey.fused-on-faster-links", _faster)]
 
 
-def _keys(frames: Frames, name: str) -> list[str]:
-    if not len(frames.runs):
-        return []
-    return [str(run["key"]) for run in frames.runs.to_dict("records") if style.method_id(run) == name]
+def _faster(frames: Frames) -> Value | None:
+    """Ratio of torch.topk's time of selecting to the fused search's."""
+    torch, fused = (yoon2022.keys(frames, name) for name in ("topk", "topk-fused"))
+    return phase_ratio(frames, torch, fused, "select")

@@ -13,17 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.numbers import number
+from analysis.pictures import captions, marks, style
+from analysis.pictures.numbers import number
+from analysis.records.frames import Frames
 from analysis.stats import Value
 from analysis.tables import Table
+from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures.papers import claim
 
 TITLE = "All methods on CIFAR-10: accuracy, density, bytes on the wire"
-RATES = ("0.1", "0.01")  # the learning rates tried with every method; the best one counts
-LOW = (*RATES, "0.001")  # for those that diverge at 0.1
+RATES = (0.1, 0.01)  # the learning rates tried with every method; the best one counts
+LOW = (*RATES, 0.001)  # for those that diverge at 0.1
 NEAR = 10.0  # points of top-1 from dense: the distance within which a method keeps up at this scale
 # Eghlidi and Jaggi's, as columns of the records.
 SCALE = {
@@ -31,78 +34,79 @@ SCALE = {
     "method.density": 0.01,
 }  # fmt: skip
 ROW_IN = 0.19  # inches of height per method
+BEST = style.Look("best learning rate", "#111111", "D", "")
+OTHER = style.Look("other learning rates", "#999999", "o", "")
+JOINED = style.Look("", "#BBBBBB", "", "")
+SENT = style.Look("sent by a worker", "#0072B2", "o", "")
+UPDATED = style.Look("in the update", "#D55E00", "s", "")
 
 
-class Variant(NamedTuple):
+class Tried(NamedTuple):
     """A method as it is run here."""
 
     label: str
-    words: tuple[str, ...]
-    rates: tuple[str, ...] = RATES
+    settings: RunSettings
+    rates: tuple[float, ...] = RATES
     why: str = ""  # it may end further from dense than NEAR
 
 
-D = "method.density=0.01"
 STALE = "what was not chosen for long is delivered at once, and momentum repeats it"
 FEW = "k elements in the update of all workers together, not up to P k"
 NO_SCALE = "no residual and no scale: every weight moves by the learning rate"
+# The recipe raises the density in the first epochs, which here would be a fifth of the training.
+D: RunSettings = {"method.density": 0.01, "method.density_warmup": []}
 VARIANTS = (
-    Variant("dense", ("method=dense",)),
-    Variant("Top-k", ("method=topk", D)),
-    Variant("Top-k layer-wise", ("method=topk_layerwise", D)),
-    Variant("Random-k, no feedback", ("method=randomk", D), why="99 % of each gradient is thrown away"),
-    Variant("Random-k with feedback", ("method=randomk_feedback", D), LOW, STALE),
-    Variant("Block-random-k", ("method=blockrandomk", D), LOW, STALE),
-    Variant("Block-random-k allreduce", ("method=blockrandomk", D, "method.exchange=allreduce"), LOW, STALE),
-    Variant("Gaussian-k", ("method=gaussiank", D)),
-    Variant("Gaussian-k as published", ("method=gaussiank", D, "method.rule=published")),
-    Variant("DGC", ("method=dgc", D)),
-    Variant("SparCML", ("method=sparcml", D)),
-    Variant("gTop-k", ("method=gtopk", D), why=FEW),
-    Variant("Ok-Topk", ("method=oktopk", D), why=FEW),
-    Variant("Stable Top-K", ("method=stable_topk", D, "method.block=10", "method.every=5"), LOW, STALE),
-    Variant("hard threshold", ("method=hardthreshold", D)),
-    Variant("SIDCo", ("method=sidco", D)),
-    Variant("AdaComp", ("method=adacomp",)),
-    Variant("ScaleCom", ("method=scalecom", D), why=FEW),
-    Variant("DEFT", ("method=deft", D), why=FEW),
-    Variant("MiCRO", ("method=micro", D), why=FEW),
-    Variant("ExDyna", ("method=exdyna", D), why=FEW),
-    Variant("QSGD", ("method=qsgd",)),
-    Variant("TernGrad", ("method=terngrad",)),
-    Variant("signSGD", ("method=signsgd",), ("0.01", "0.001"), NO_SCALE),
-    Variant("EF-signSGD", ("method=efsignsgd",)),
-    Variant("PowerSGD", ("method=powersgd",)),
+    Tried("dense", {"method": "dense"}),
+    Tried("Top-k", {"method": "topk", **D}),
+    Tried("Top-k layer-wise", {"method": "topk_layerwise", **D}),
+    Tried("Random-k, no feedback", {"method": "randomk", **D}, why="99 % of each gradient is thrown away"),
+    Tried("Random-k with feedback", {"method": "randomk_feedback", **D}, LOW, STALE),
+    Tried("Block-random-k", {"method": "blockrandomk", **D}, LOW, STALE),
+    Tried(
+        "Block-random-k allreduce", {"method": "blockrandomk", **D, "method.exchange": "allreduce"},
+        LOW, STALE,
+    ),
+    Tried("Gaussian-k", {"method": "gaussiank", **D}),
+    Tried("Gaussian-k as published", {"method": "gaussiank", **D, "method.rule": "published"}),
+    Tried("DGC", {"method": "dgc", **D}),
+    Tried("SparCML", {"method": "sparcml", **D}),
+    Tried("gTop-k", {"method": "gtopk", **D}, why=FEW),
+    Tried("Ok-Topk", {"method": "oktopk", **D}, why=FEW),
+    Tried("Stable Top-K", {"method": "stable_topk", **D, "method.block": 10, "method.every": 5}, LOW, STALE),
+    Tried("hard threshold", {"method": "hardthreshold", **D}),
+    Tried("SIDCo", {"method": "sidco", **D}),
+    Tried("AdaComp", {"method": "adacomp"}),
+    Tried("ScaleCom", {"method": "scalecom", **D}, why=FEW),
+    Tried("DEFT", {"method": "deft", **D}, why=FEW),
+    Tried("MiCRO", {"method": "micro", **D}, why=FEW),
+    Tried("ExDyna", {"method": "exdyna", **D}, why=FEW),
+    Tried("QSGD", {"method": "qsgd"}),
+    Tried("TernGrad", {"method": "terngrad"}),
+    Tried("signSGD", {"method": "signsgd"}, (0.01, 0.001), NO_SCALE),
+    Tried("EF-signSGD", {"method": "efsignsgd"}),
+    Tried("PowerSGD", {"method": "powersgd"}),
 )  # fmt: skip
 SMOKE = ("dense", "Top-k", "Random-k, no feedback")
 # The same small task everywhere, on whatever device: the paper's schedule in a tenth of its epochs.
-TRAINING = (
-    "task=cnn_cifar10", "cluster=virtual", "task.batch_size=16", "train.epochs=9", "task.lr_warmup_epochs=1",
-    "task.lr_milestones=[5,8]", "train.held_out=5000", "train.validate_every=3", "timing.mode=production",
-)  # fmt: skip
+TRAINING: RunSettings = {
+    "task": "cnn_cifar10", "cluster": "virtual", "task.batch_size": 16, "train.epochs": 9,
+    "task.lr_warmup_epochs": 1, "task.lr_milestones": [5, 8], "train.held_out": 5000,
+    "train.validate_every": 3, "timing.mode": "production",
+}  # fmt: skip
 
 
-def runs(profile: str) -> list[list[str]]:
+def runs(profile: str) -> list[Run]:
     """One training per method and learning rate."""
-    shared = ["recipe=yoon2022", f"profile={profile}"]
     if profile == "smoke":
-        shared += [*yoon2022.CONVERGENCE["smoke"], "train.held_out=100"]
-        return [[*shared, *_words(variant), "seed=0"] for variant in VARIANTS if variant.label in SMOKE]
-    shared += TRAINING
-    if profile == "paper":
-        shared += ["launch.runs_per_gpu=4"]
+        shared = yoon2022.start(profile, yoon2022.CONVERGENCE) | {"train.held_out": 100, "seed": 0}
+        return [shared | variant.settings for variant in VARIANTS if variant.label in SMOKE]
+    more = {"launch.runs_per_gpu": 4} if profile == "paper" else {}
+    shared = yoon2022.start(profile, {profile: TRAINING}) | more | {"seed": 0}
     return [
-        [*shared, *_words(variant), *_rate(rate), "seed=0"] for variant in VARIANTS for rate in variant.rates
+        shared | {**variant.settings, **({} if rate == RATES[0] else {"task.lr": rate})}
+        for variant in VARIANTS
+        for rate in variant.rates
     ]
-
-
-def _rate(rate: str) -> list[str]:
-    return [] if rate == "0.1" else [f"task.lr={rate}"]
-
-
-def _words(variant: Variant) -> tuple[str, ...]:
-    """The recipe raises the density in the first epochs, which here would be a fifth of the training."""
-    return (*variant.words, "method.density_warmup=[]") if D in variant.words else variant.words
 
 
 def chosen(frames: Frames) -> pd.DataFrame:
@@ -131,18 +135,16 @@ def chosen(frames: Frames) -> pd.DataFrame:
 def label(config_json: str) -> str:
     """The variant that a run with this config is of."""
     method = json.loads(config_json)["method"]
-    name, exchange = method["name"], method.get("exchange")
-    layerwise, feedback = method.get("scope") == "layer", method.get("feedback")
     special = {
-        ("topk", layerwise): "Top-k layer-wise",
-        ("randomk", feedback in ("gradient", True)): "Random-k with feedback",
-        ("blockrandomk", exchange == "allreduce"): "Block-random-k allreduce",
+        ("topk", method.get("scope") == "layer"): "Top-k layer-wise",
+        ("randomk", method.get("feedback") in ("gradient", True)): "Random-k with feedback",
+        ("blockrandomk", method.get("exchange") == "allreduce"): "Block-random-k allreduce",
         ("gaussiank", method.get("rule") == "published"): "Gaussian-k as published",
     }
-    return special.get((name, True)) or NAMES.get(name, name)
+    return special.get((method["name"], True)) or NAMES.get(method["name"], method["name"])
 
 
-NAMES = {variant.words[0].removeprefix("method="): variant.label for variant in reversed(VARIANTS)} | {
+NAMES = {variant.settings["method"]: variant.label for variant in reversed(VARIANTS)} | {
     "randomk": "Random-k, no feedback"
 }
 
@@ -150,45 +152,35 @@ NAMES = {variant.words[0].removeprefix("method="): variant.label for variant in 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     found = chosen(frames)
     if not len(found):
-        raise ValueError("nothing to draw: there is no run")
+        raise ValueError(plots.EMPTY)
     rows = np.arange(len(found))
-    dense = found.loc[found["label"] == "dense", "score"]
-    how = {"width_ratios": (1.1, 1, 1.5)}
-    with plots.canvas(style.two_columns(0.9 + ROW_IN * len(found)), 1, 3, **how) as (figure, axes):
-        accuracy, density, wire = axes
-        for y, row in zip(rows, found.to_dict("records"), strict=True):
-            for other in row["others"]:
-                accuracy.plot(other["score"], y, "o", mfc="white", mec="#999999", ms=3.2)
-            accuracy.plot(row["score"], y, "D", color="#111111", ms=3.2)
-            density.plot([row["density"], row["update_density"]], [y, y], color="#BBBBBB", lw=1, zorder=1)
-        if len(dense):
-            for each, span in ((accuracy, accuracy.axvspan), (wire, wire.axhspan)):
-                span(dense.iloc[0] - NEAR, dense.iloc[0], color="#F0F0F0", zorder=-1)
-                each.grid(True, axis="both")
-        density.plot(found["density"], rows, "o", color="#0072B2", ms=4, label="sent by a worker")
-        density.plot(found["update_density"], rows, "s", color="#D55E00", ms=3.5, label="in the update")
-        plots.numbered(wire, found["wire_bytes"], found["score"], [str(row + 1) for row in rows])
-        accuracy.set(xlabel="Test top-1 (%)")
-        accuracy.set_yticks(
-            rows, [f"{name}  {row + 1}" for row, name in zip(rows, found["label"], strict=True)]
-        )
-        density.set(xlabel="Share of elements", xscale="log")
-        density.set_yticks(rows, [])
-        density.grid(True, axis="both")
-        for each in (accuracy, density):
-            each.set_ylim(len(found) - 0.4, -0.6)
-            each.tick_params(axis="y", length=0)
-        wire.set(xlabel="Bytes sent per worker and step", ylabel="Test top-1 (%)")
-        handles, labels = density.get_legend_handles_labels()
-        best_key = accuracy.plot([], [], "D", color="#111111", ms=3.2)[0]
-        other_key = accuracy.plot([], [], "o", mfc="white", mec="#999999", ms=3.2)[0]
-        figure.legend(
-            [best_key, other_key, *handles],
-            ["best learning rate", "other learning rates", *labels],
-            loc="outside upper center",
-            ncols=4,
-        )
-    return figure
+    others = [
+        plots.Dot(OTHER, other["score"], y, {"mfc": "white", "ms": 3.2})
+        for y, of_row in enumerate(found["others"])
+        for other in of_row
+    ]
+    best = plots.Dot(BEST, found["score"], rows, {"ms": 3.2, "zorder": 3})
+    densities = [found["sent_density"], found["update_density"]]
+    joined = plots.Dot(JOINED, densities, [rows, rows], {"linestyle": "-", "lw": 1, "zorder": 1})
+    shares = [
+        joined, plots.Dot(SENT, densities[0], rows, {"ms": 4}), plots.Dot(UPDATED, densities[1], rows),
+    ]  # fmt: skip
+    numbers = [str(row + 1) for row in rows]
+    named = [f"{name}  {row}" for name, row in zip(found["label"], numbers, strict=True)]
+    top1 = "Test top-1 (%)"
+    panels = [
+        plots.dots([best, *others], rows=named, grid="both", xlabel=top1),
+        plots.dots(shares, rows=named, grid="both", xlabel="Share of elements", xscale="log", yticklabels=[]),
+        plots.layered(
+            plots.kind(marks.numbered)(found["wire_bytes"], found["score"], numbers),
+            plots.dots([], grid="both", xlabel="Bytes sent per worker and step", ylabel=top1),
+        ),
+    ]
+    for dense in found.loc[found["label"] == "dense", "score"]:
+        panels[0] = plots.layered(plots.shade("x", dense - NEAR, dense), panels[0])
+        panels[2] = plots.layered(plots.shade("y", dense - NEAR, dense), panels[2])
+    height, widths = 0.9 + ROW_IN * len(found), (1.1, 1, 1.5)
+    return plots.picture(panels, height, loc="outside upper center", width_ratios=widths)
 
 
 def table(frames: Frames) -> Table:
@@ -205,7 +197,7 @@ def table(frames: Frames) -> Table:
             "below dense": below,
             "learning rate": row["rate"],
             "others: their top-1": ", ".join(others),
-            "density": row["density"],
+            "density": row["sent_density"],
             "union density": row["update_density"],
             "per step": row["wire_bytes"],
             "host syncs per step": row["host_syncs"],
@@ -217,7 +209,7 @@ def table(frames: Frames) -> Table:
 
 
 def _reasons(far: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Which methods end far from dense, and why."""
+    """The methods that end far from dense, and why."""
     why = {variant.label: variant.why for variant in VARIANTS}
     methods: dict[str, list[str]] = {}
     for row in far:
@@ -226,7 +218,7 @@ def _reasons(far: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _chosen_by(frames: Frames) -> str:
-    """By what the learning rate was chosen, as the records say."""
+    """The images by which the learning rate was chosen, as the records say."""
     held_out = frames.runs.get("train.held_out", pd.Series(dtype=float)).fillna(0)
     if len(held_out) and held_out.min() > 0:
         return f"that counts which is best on {number(held_out.min())} training images that were held out"
@@ -235,11 +227,6 @@ def _chosen_by(frames: Frames) -> str:
 
 def caption(frames: Frames, profile: str) -> str:
     epochs, steps = (int(frames.epochs[name].max()) for name in ("epoch", "step"))
-    virtual = (
-        " The workers are virtual ranks of one process: the mathematics of that many workers, exactly."
-        if captions.is_simulated(frames)
-        else ""
-    )
     return (
         f"Test top-1 of every method at the end (left; grey band: within {number(NEAR)} points of dense), "
         "the share of elements that a worker sent and that the update had (middle), and the accuracy against "
@@ -248,50 +235,24 @@ def caption(frames: Frames, profile: str) -> str:
         "elements that are not zero) and bytes are means of rank 0's steps since the validation before the "
         f"last. {captions.setting(frames)} Of the learning rates in the table {_chosen_by(frames)}. "
         f"{epochs} epochs = {steps} optimiser steps, half of fig3's, and one seed: a shorter training "
-        f"favours Random-k, a longer one Top-k (fig3).{virtual} Host synchronisations are counted "
-        "where a GPU would make the host wait."
+        f"favours Random-k, a longer one Top-k (fig3).{captions.virtual(frames)} Host synchronisations are "
+        "counted where a GPU would make the host wait."
     )
 
 
-SPREAD = "give or take what the difference of two runs may vary by, at 95 %, by Yoon and Oh's replicates."
-CHOSEN = "Learning rates are chosen for every method alike; the caption says on which images."
-
-
 def claims() -> list[Claim]:
-    source = "Eghlidi and Jaggi 2020, table: ResNet-18, CIFAR-10, 8 workers, density 1 %, 300 epochs"
+    spread = yoon2022.gap_spread("val_top1")
     return [
-        Claim(
-            text="Block-random-k with allreduce, global, ends clearly below Block-random-k with allgather",
-            paper=12.34,
-            unit="points",
-            source=f"{source}; 90.45 - 78.11",
-            kind="ordering",
-            tolerance=yoon2022.gap_spread("val_top1"),
-            reason=f"Clearly: more than chance, {SPREAD}",
-            ours=lambda frames: _gap(frames, "Block-random-k", "Block-random-k allreduce"),
+        claim(
+            "eghlidi2020.block-allreduce-below-allgather", _gap, "Block-random-k", "Block-random-k allreduce",
+            tolerance=spread,
         ),
-        Claim(
-            text="Top-k layer-wise ends above Top-k global",
-            paper=1.91,
-            unit="points",
-            source=f"{source}; 93.41 - 91.50, at learning rates 0.1 and 0.01",
-            kind="ordering",
-            tolerance=0.0,
-            reason=f"Any margin counts; their two learning rates differ, ours are chosen alike. {CHOSEN}",
-            ours=lambda frames: _gap(frames, "Top-k layer-wise", "Top-k"),
+        claim(
+            "eghlidi2020.topk-layerwise-above-rates", _gap, "Top-k layer-wise", "Top-k",
+            id="layerwise-above-global",
         ),
-        Claim(
-            text="Top-k global ends close to dense",
-            paper=2.80,
-            unit="points",
-            source=f"{source}; 94.30 - 91.50",
-            kind="shape",
-            tolerance=yoon2022.gap_spread("val_top1"),
-            reason=f"Close: as close as they found it, {SPREAD} {CHOSEN}",
-            ours=lambda frames: _gap(frames, "dense", "Top-k"),
-            group=yoon2022.TOPK_BEHIND,
-        ),
-    ]
+        claim("eghlidi2020.topk-ends-close", _gap, "dense", "Top-k", tolerance=spread),
+    ]  # fmt: skip
 
 
 def _gap(frames: Frames, above: str, below: str) -> Value | None:

@@ -6,46 +6,46 @@ machine, and for other links put together from measured computing and selecting 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames, restrict
-from analysis.numbers import number
-from analysis.remembered import remembered
-from analysis.stats import POSITIVE, Value, curve, final, of_phases, slowdown
+from analysis.pictures import captions, style
+from analysis.records.frames import Frames, keys_of, remembered, restrict
+from analysis.stats import Value, curve, final, slowdown, taken
 from analysis.tables import Table
+from experiments.config.run import Run, RunSettings
 from experiments.figures import _predicted
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig3_slim as slim
 from experiments.figures import yoon2022_slow_links as slow_links
 from experiments.figures._predicted import FAST, LINKS
 from experiments.figures._reaching import Steps, all_reach, seconds_to, sooner, steps_to
+from experiments.figures.papers import claim
 
 TITLE = "Validation accuracy against time, by link"
 MODE = "serialised"  # which tells computing from selecting
-TIMING = {
+_SLIM: RunSettings = {"task": "slimvgg_cifar10", "task.batch_size": 8, "timing.warmup_steps": 2}
+TIMING: dict[str, RunSettings] = {
     "smoke": yoon2022.TIMING["smoke"],
-    "laptop": [
-        "task=slimvgg_cifar10", "cluster=local", "workers=2", "task.batch_size=8", "timing.warmup_steps=2",
-        "alternate.limit_min=4",
-    ],
-    "paper": [
-        "task=slimvgg_cifar10", "cluster=virtual", "task.batch_size=8", "timing.warmup_steps=2",
-        "alternate.limit_min=10",
-    ],
-}  # fmt: skip
+    "laptop": {**_SLIM, "cluster": "local", "workers": 2, "alternate.limit_min": 4},
+    "paper": {**_SLIM, "cluster": "virtual", "alternate.limit_min": 10},
+}
 # Name in fig3-slim -> the scheme by which it exchanges (`_predicted.SCHEMES`).
 SCHEMES = {"dense": "dense", "topk": "topk", "topk-denser": "topk", "randomk": "randomk-hash"}
 LOOPBACK, EMULATED = "loopback, measured", "1 Gbit/s, emulated, measured"
 LEVELS = tuple(range(10, 100, 10))  # % top-1
 SHOWN = 3  # of them, the highest that are reached
 JUDGED = 70  # % top-1
+JUDGED_ON = (  # link, and who is there before whom
+    ("1 Gbit/s, simulated", "topk", "dense"), ("1 Gbit/s, simulated", "topk-denser", "dense"),
+    (EMULATED, "topk", "dense"), (LOOPBACK, "dense", "topk"), (f"{FAST}, simulated", "dense", "topk"),
+)  # fmt: skip
 
 
-def runs(profile: str) -> list[list[str]]:
+def runs(profile: str) -> list[Run]:
     """The trainings of fig3-slim, and one group of processes in which their steps take turns."""
     timed = yoon2022.timing_runs(
         profile, MODE, slow_links.SLIM_VARIANTS, scales=TIMING, repeats={profile: [0]}
@@ -53,43 +53,42 @@ def runs(profile: str) -> list[list[str]]:
     return [*slim.runs(profile), *timed]
 
 
-def more_runs(profile: str) -> list[list[str]]:
+def more_runs(profile: str) -> list[Run]:
     """More seeds, and the step over a link that is really slow, which slow-links measures."""
     emulated = slow_links.slim_runs(profile) if profile != "smoke" else []
     return [*slim.more_runs(profile), *emulated]
 
 
 # --- what was measured
-# ------------------------------------------------------------------------------------
 
 
 @remembered
 def trainings(frames: Frames) -> dict[str, list[str]]:
     """Keys by their name in fig3-slim."""
-    found = _having(frames, lambda runs: runs["train.validate"].eq("epoch"))
+    found = _trained(frames)
     return {name: line.keys for name, line in slim.lines(found).items()} if len(found.runs) else {}
+
+
+@remembered
+def _trained(frames: Frames) -> Frames:
+    return restrict(frames, keys_of(frames, {"train.validate": "epoch"}))
 
 
 @remembered
 def _timed(frames: Frames) -> Frames:
     """The steps that were measured without an emulated link."""
-    return _having(
-        frames, lambda runs: runs["train.validate"].eq("never") & runs["cluster.where"].ne("netns")
-    )
+    emulated = keys_of(frames, {"cluster.where": "netns"})
+    return restrict(frames, set(keys_of(frames, {"train.validate": "never"})) - set(emulated))
 
 
 @remembered
 def _loopback(frames: Frames) -> Frames:
-    return _having(_timed(frames), lambda runs: runs["cluster.where"].eq("local"))
+    return restrict(frames, keys_of(frames, {"train.validate": "never", "cluster.where": "local"}))
 
 
 @remembered
 def _emulated(frames: Frames) -> Frames:
-    return _having(frames, lambda runs: runs["cluster.where"].eq("netns"))
-
-
-def _having(frames: Frames, chosen: Callable[[pd.DataFrame], pd.Series[bool]]) -> Frames:
-    return restrict(frames, list(frames.runs["key"][chosen(frames.runs)])) if len(frames.runs) else frames
+    return restrict(frames, keys_of(frames, {"cluster.where": "netns"}))
 
 
 @remembered
@@ -114,7 +113,7 @@ def step_s(frames: Frames, name: str) -> dict[str, float]:
 
 
 def _measured(frames: Frames, method: str) -> Value | None:
-    return of_phases(frames, yoon2022.keys(frames, method), ("slowest",), lambda seconds: seconds, POSITIVE)
+    return taken(frames, yoon2022.keys(frames, method), "slowest")
 
 
 def by_link(frames: Frames) -> dict[str, dict[str, float]]:
@@ -133,7 +132,7 @@ def by_link(frames: Frames) -> dict[str, dict[str, float]]:
 
 
 def steps_of(frames: Frames, name: str, level: float) -> Steps:
-    """By seed, the steps until a validation first shows so many % of top-1."""
+    """Steps until a validation first shows so many % of top-1, by seed."""
     return steps_to(frames, trainings(frames).get(name, []), slim.COLUMN, level)
 
 
@@ -148,7 +147,6 @@ def shown(frames: Frames) -> list[int]:
 
 
 # --- what is shown
-# ------------------------------------------------------------------------------------
 
 
 def look(name: str) -> style.Look:
@@ -156,21 +154,14 @@ def look(name: str) -> style.Look:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    links = by_link(frames)
-    with plots.canvas(style.two_columns(2.9), 1, len(links), sharey=True, squeeze=False) as (figure, (row,)):
-        for axes, (link, steps) in zip(row, links.items(), strict=True):
-            for name, seconds in steps.items():
-                table = curve(frames, trainings(frames)[name], slim.COLUMN)
-                plots.curve(axes, table["step"] * seconds / 60, table, look(name))
-            title, *how = link.split(", ", 1)
-            axes.set_title("\n".join([title, *how]))
-            axes.set(xlabel="Minutes")
-            axes.set_xlim(left=0)
-            axes.grid(True)
-        row[0].set_ylabel("Validation top-1 (%)")
-        handles, labels = row[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    return figure
+    panels = [_panel(frames, link, steps) for link, steps in by_link(frames).items()]
+    return plots.picture(panels, 2.9, ylabel="Validation top-1 (%)", sharey=True)
+
+
+def _panel(frames: Frames, link: str, steps: Mapping[str, float]) -> plots.Panel:
+    curves = {name: curve(frames, trainings(frames)[name], slim.COLUMN) for name in steps}
+    lines = [plots.Curve(look(name), at["step"] * steps[name] / 60, at) for name, at in curves.items()]
+    return plots.curves(lines, title=link.replace(", ", "\n", 1), xlabel="Minutes", xlim=(0, None))
 
 
 def table(frames: Frames) -> Table:
@@ -197,7 +188,7 @@ NOTE = (
 
 
 def caption(frames: Frames, profile: str) -> str:
-    trained = _having(frames, lambda runs: runs["train.validate"].eq("epoch"))
+    trained = _trained(frames)
     workers = captions.listed(captions.values(trained, "workers"))
     timed = captions.listed(captions.values(_timed(frames), "workers"))
     every = captions.listed(captions.values(trained, "train.validate_every"))
@@ -221,35 +212,16 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 # --- claims
-# ------------------------------------------------------------------------------------
 
 
 def claims() -> list[Claim]:
-    narrow, wide = "1 Gbit/s, simulated", f"{FAST}, simulated"
     return [
-        _claim(narrow, "topk", "dense"),
-        _claim(narrow, "topk-denser", "dense"),
-        _claim(EMULATED, "topk", "dense"),
-        _claim(LOOPBACK, "dense", "topk"),
-        _claim(wide, "dense", "topk"),
-    ]
-
-
-def _claim(link: str, fast: str, slow: str) -> Claim:
-    where = link if link in (LOOPBACK, EMULATED) else f"over {link}"
-    return Claim(
-        text=f"{look(fast).label} has {number(JUDGED)} % before {look(slow).label}: how many times as soon, "
-        f"{where}",
-        paper=None,
-        unit="x",
-        source="no published number",
-        kind="ordering",
-        tolerance=1.0,
-        reason="More than once is sooner; 0 where only the other one gets there. The interval is over seeds, "
-        "the validations between which each gets there, and turns; simulated times have none.",
-        ours=lambda frames: _sooner(frames, link, fast, slow),
-        timed=True,
-    )
+        claim(
+            "survey.sooner", _sooner, link, fast, slow, case=f"{link}.{fast}", fast=look(fast).label,
+            slow=look(slow).label, where=link if link in (LOOPBACK, EMULATED) else f"over {link}",
+        )
+        for link, fast, slow in JUDGED_ON
+    ]  # fmt: skip
 
 
 def _sooner(frames: Frames, link: str, fast: str, slow: str) -> Value | None:

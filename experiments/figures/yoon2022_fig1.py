@@ -7,55 +7,59 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import captions, plots, style, timeline
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import PHASES, Frames, restrict
+from analysis.pictures import captions, marks, style, timeline
+from analysis.records import phases as phase_list
+from analysis.records.frames import Frames, restrict
 from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures import yoon2022_fig4
+from experiments.figures import yoon2022_fig4 as fig4
 
 TITLE = "One measured iteration: gradient averaging beside Top-k sparsification"
-MODE = yoon2022_fig4.MODE
+MODE = fig4.MODE
 METHODS = ("dense", "topk")
 SCALE = yoon2022.TIMING_SCALE
 LANE_IN = 0.24  # inches of height per rank
-
-
-def runs(profile: str) -> list[list[str]]:
-    return yoon2022_fig4.runs(profile)
+runs = fig4.runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     drawn = {method: iteration(frames, yoon2022.keys(frames, method, MODE)[0]) for method in _methods(frames)}
     ranks = max(spans["rank"].nunique() for spans in drawn.values())
     end = max((spans["start_ms"] + spans["took_ms"]).max() for spans in drawn.values())
-    height = 1.1 + len(drawn) * (0.45 + LANE_IN * ranks)
-    with plots.canvas(style.two_columns(height), len(drawn), 1, sharex=True, squeeze=False) as (figure, grid):
-        for axes, (method, spans) in zip(grid[:, 0], drawn.items(), strict=True):
+
+    def lanes(method: str, spans: pd.DataFrame) -> plots.Panel:
+        def panel(axes: plots.Axes) -> None:
             for rank in range(ranks):
-                plots.lane(axes, rank, spans[spans["rank"] == rank], end)
-            axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
-            axes.set_ylim(ranks - 0.5, -0.5)
-            axes.tick_params(axis="y", length=0)
+                marks.lane(axes, rank, spans[spans["rank"] == rank], end)
+            plots.from_top(axes, [f"rank {rank}" for rank in range(ranks)])
             axes.set_title(style.look(method).label, loc="left")
-            axes.set_xlim(0, end * 1.01)
-            axes.grid(True, axis="x")
-        simulated = captions.simulated(frames)
-        grid[-1, 0].set_xlabel(f"Time since the step began (ms{simulated})")
-        seen = {phase for spans in drawn.values() for phase in spans["phase"]}
-        keys = plots.phase_keys([phase for phase in PHASES if phase in seen])
-        figure.legend(handles=keys, loc="outside lower center", ncols=5)
-    return figure
+            is_last = method == list(drawn)[-1]
+            xlabel = f"Time since the step began (ms{captions.simulated(frames)})" if is_last else ""
+            plots.finish(axes, xlim=(0, end * 1.01), xlabel=xlabel, grid="x")
+
+        return panel
+
+    seen = {phase for spans in drawn.values() for phase in spans["phase"]}
+    return plots.picture(
+        [lanes(*each) for each in drawn.items()],
+        1.1 + len(drawn) * (0.45 + LANE_IN * ranks),
+        rows=len(drawn),
+        keys=marks.phase_keys([phase for phase in phase_list.NAMES if phase in seen]),
+        ncols=5,
+        sharex=True,
+    )
 
 
 def table(frames: Frames) -> Table:
-    """How long each rank was in each phase."""
+    """Time that each rank was in each phase."""
     rows = []
     for method in _methods(frames):
         spans = iteration(frames, yoon2022.keys(frames, method, MODE)[0])
         took = spans.groupby(["rank", "phase"])["took_ms"].sum()
         for rank in sorted(set(spans["rank"])):
-            phases = {style.PHASE_LABELS.get(phase, phase): took.get((rank, phase)) for phase in PHASES}
+            phases = {phase.label: took.get((rank, phase.name)) for phase in phase_list.PHASES}
             rows.append({"method": style.look(method).label, "rank": f"{rank}", **phases})
     frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
     units = {name: "ms" for name in frame.columns if name not in ("method", "rank")}

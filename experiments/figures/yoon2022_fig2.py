@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.stats import Value, ahead_for_good, final, final_difference
-from analysis.style import look
+from analysis.records.frames import Frames
 from analysis.tables import Table
+from experiments.config.run import Run
 from experiments.figures import _convergence as convergence
 from experiments.figures import _yoon2022 as yoon2022
 
@@ -15,13 +16,10 @@ TITLE = "Validation loss of dense, Top-k and Random-k SGD"
 COLUMN = "val_loss"
 SCALE = yoon2022.TRAINING_SCALE
 LOG_TICKS = (0.3, 0.5, 1, 2, 5, 10)
+runs = yoon2022.convergence_runs
 
 
-def runs(profile: str) -> list[list[str]]:
-    return yoon2022.convergence_runs(profile)
-
-
-def more_runs(profile: str) -> list[list[str]]:
+def more_runs(profile: str) -> list[Run]:
     return yoon2022.convergence_runs(profile, yoon2022.MORE_SEEDS)
 
 
@@ -39,48 +37,9 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def claims() -> list[Claim]:
+    flips: dict[str, Any] = {"flips_at": convergence.overtakes}
     return [
-        *[_end(method) for method in yoon2022.METHODS],
-        Claim(
-            text="Top-k ends slightly above dense in validation loss",
-            paper=0.058,
-            unit="",
-            source="text under Fig. 2 ('slightly higher loss'); 0.478 - 0.420 from the authors' logs",
-            kind="shape",
-            tolerance=yoon2022.gap_spread(COLUMN),
-            reason=f"Slightly: as they found it, {yoon2022.GAP_SPREAD}",
-            ours=lambda frames: _gap(frames, "topk", "dense"),
-            group=yoon2022.TOPK_BEHIND,
-        ),
-        Claim(
-            text="Random-k ends above Top-k in validation loss",
-            paper=0.338,
-            unit="",
-            source="Fig. 2; 0.816 - 0.478 from the authors' logs",
-            kind="ordering",
-            tolerance=yoon2022.gap_spread(COLUMN),
-            reason=f"More than chance: {yoon2022.GAP_SPREAD}",
-            ours=lambda frames: _gap(frames, "randomk", "topk"),
-            group=yoon2022.RANDOMK_BEHIND,
-            flips_at=lambda frames: ahead_for_good(
-                frames, yoon2022.keys(frames, "randomk"), yoon2022.keys(frames, "topk"), COLUMN
-            ),
-        ),
+        *convergence.ends("yoon2022.fig2.end", COLUMN),
+        convergence.compared("yoon2022.fig2.topk-ends-slightly-above", "topk", "dense", COLUMN),
+        convergence.compared("yoon2022.fig2.randomk-ends-above", "randomk", "topk", COLUMN, **flips),
     ]
-
-
-def _end(method: str) -> Claim:
-    return Claim(
-        text=f"final validation loss, {look(method).label}",
-        paper=yoon2022.VAL_LOSS[method],
-        unit="",
-        source="end of the curve in Fig. 2, read from the authors' logs at epoch 138",
-        kind="absolute",
-        tolerance=yoon2022.spread(COLUMN),
-        reason=yoon2022.SPREAD,
-        ours=lambda frames: final(frames, yoon2022.keys(frames, method), COLUMN),
-    )
-
-
-def _gap(frames: Frames, method: str, other: str) -> Value | None:
-    return final_difference(frames, yoon2022.keys(frames, method), yoon2022.keys(frames, other), COLUMN)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.stats import Value, ahead_for_good, final, final_difference
-from analysis.style import look
+from analysis.records.frames import Frames
 from analysis.tables import Table
+from experiments.config.run import Run
 from experiments.figures import _convergence as convergence
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures.papers import claim
 
 TITLE = "Validation top-1 accuracy of dense, Top-k and Random-k SGD"
 COLUMN = "val_top1"
 SCALE = yoon2022.TRAINING_SCALE
 LAST_BEHIND = 4  # the last logged epoch at which their Top-k was behind their Random-k
+runs = yoon2022.convergence_runs
 
 
-def runs(profile: str) -> list[list[str]]:
-    return yoon2022.convergence_runs(profile)
-
-
-def more_runs(profile: str) -> list[list[str]]:
+def more_runs(profile: str) -> list[Run]:
     return yoon2022.convergence_runs(profile, yoon2022.MORE_SEEDS)
 
 
@@ -38,38 +35,9 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def claims() -> list[Claim]:
-    return [
-        *[_end(method) for method in yoon2022.METHODS],
-        *convergence.orders(_gap, _overtakes),
-        Claim(
-            text="step from which Top-k stays ahead of Random-k in top-1 (for information)",
-            paper=(LAST_BEHIND + 1) * yoon2022.STEPS_PER_EPOCH,
-            unit="steps",
-            source="the authors' logs: behind at epochs 1, 3 and 4 of 138, ahead from 5 on, 49 steps each",
-            kind="absolute",
-            tolerance=3 * yoon2022.STEPS_PER_EPOCH,
-            reason="Granted: three validations. A training that ends earlier would prefer Random-k.",
-            ours=lambda frames: _overtakes(frames, "topk", "randomk"),
-        ),
-    ]
-
-
-def _end(method: str) -> Claim:
-    return Claim(
-        text=f"final top-1, {look(method).label}",
-        paper=yoon2022.TOP1[method],
-        unit="%",
-        source="end of the curve in Fig. 3, read from the authors' logs at epoch 138",
-        kind="absolute",
-        tolerance=yoon2022.spread(COLUMN),
-        reason=yoon2022.SPREAD,
-        ours=lambda frames: final(frames, yoon2022.keys(frames, method), COLUMN),
-    )
-
-
-def _gap(frames: Frames, method: str, other: str) -> Value | None:
-    return final_difference(frames, yoon2022.keys(frames, method), yoon2022.keys(frames, other), COLUMN)
-
-
-def _overtakes(frames: Frames, method: str, other: str) -> Value | None:
-    return ahead_for_good(frames, yoon2022.keys(frames, method), yoon2022.keys(frames, other), COLUMN)
+    steps = yoon2022.STEPS_PER_EPOCH
+    overtaking = claim(
+        "yoon2022.fig3.topk-overtakes-randomk", convergence.overtakes, "topk", "randomk",
+        paper=(LAST_BEHIND + 1) * steps, tolerance=3 * steps,
+    )  # fmt: skip
+    return [*convergence.ends("yoon2022.fig3.end", COLUMN), *convergence.orders(), overtaking]

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from analysis import plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.stats import Value, ahead_for_good, final_difference
+from analysis.pictures import style
+from analysis.records.frames import Frames
 from analysis.tables import Table
+from experiments.config.run import Run, RunSettings
 from experiments.figures import _convergence as convergence
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures._runs import MORE_SEEDS, SEEDS
+from experiments.figures.papers import claim
 
 TITLE = "Validation accuracy and loss of a slim VGG-16, at density 0.001 and 0.01"
 SCALE = yoon2022.TRAINING_SCALE
 COLUMN = "val_top1"
 LOG_TICKS = (0.3, 0.5, 1, 2, 5, 10)
-SEEDS = {"smoke": [0], "laptop": [0], "paper": [0]}
-MORE_SEEDS = {"smoke": [1], "laptop": [1, 2], "paper": [1, 2]}
 DENSER = 0.01
 # Each training takes half an hour of a core or more, so all methods of a seed come before the next seed.
-TRAININGS = {
+TRAININGS: dict[str, RunSettings] = {
     "smoke": yoon2022.CONVERGENCE["smoke"],
-    "laptop": [
-        "task=slimvgg_cifar10", "cluster=virtual", "task.batch_size=8", "train.epoch_steps=49",
-        "train.validate_every=6", "timing.mode=production", "select=auto",
-    ],
+    "laptop": {
+        "task": "slimvgg_cifar10", "cluster": "virtual", "task.batch_size": 8, "train.epoch_steps": 49,
+        "train.validate_every": 6, "timing.mode": "production", "select": "auto",
+    },
 }  # fmt: skip
 TRAININGS["paper"] = TRAININGS["laptop"]
 # Random-k's indices by hash: torch.randperm of 924,186 numbers, eight times a step, would be a fifth of it.
-METHODS = {
-    "dense": ["method=dense"],
-    "topk": ["method=topk"],
-    "topk-denser": ["method=topk", f"method.density={DENSER}"],
-    "randomk": ["method=randomk", "method.sampling=hash"],
+METHODS: dict[str, RunSettings] = {
+    "dense": {"method": "dense"},
+    "topk": {"method": "topk"},
+    "topk-denser": {"method": "topk", "method.density": DENSER},
+    "randomk": {"method": "randomk", "method.sampling": "hash"},
 }
 LOOKS = {
     "topk": style.look("topk")._replace(label="Top-k, 0.001"),
@@ -40,11 +41,11 @@ LOOKS = {
 }
 
 
-def runs(profile: str) -> list[list[str]]:
+def runs(profile: str) -> list[Run]:
     return _trainings(profile, SEEDS[profile])
 
 
-def more_runs(profile: str) -> list[list[str]]:
+def more_runs(profile: str) -> list[Run]:
     return _trainings(profile, MORE_SEEDS[profile])
 
 
@@ -53,13 +54,13 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return convergence.draw(frames, lines(frames), columns, LOG_TICKS)
 
 
-def lines(frames: Frames) -> dict[str, convergence.Line]:
+def lines(frames: Frames) -> dict[str, convergence.Seeds]:
     """One per method and density."""
     found = {}
     for name in METHODS:
-        if keys := _keys(frames, name):
-            method = name.partition("-")[0]
-            found[name] = convergence.Line(LOOKS.get(name, style.look(name)), keys, method)
+        if own := keys(frames, name):
+            look = LOOKS.get(name, style.look(name))
+            found[name] = convergence.Seeds(look, own, name.partition("-")[0])
     if not found:
         raise ValueError("nothing to draw: there is no run")
     return found
@@ -75,43 +76,28 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def claims() -> list[Claim]:
+    denser = ("topk-denser", "topk", COLUMN, keys)
     return [
-        *convergence.orders(_gap, _overtakes, " at density 0.001"),
-        Claim(
-            text="ten times the density brings Top-k nearer to dense: by how much",
-            paper="not measured",
-            unit="points",
-            source="ours: Top-k at 0.01 less Top-k at 0.001",
-            kind="ordering",
-            tolerance=0.0,
-            reason="Any margin counts.",
-            ours=lambda frames: _gap(frames, "topk-denser", "topk"),
-        ),
+        *convergence.orders(keys, " at density 0.001"),
+        claim("yoon2022.fig3-slim.denser-is-nearer", convergence.gap, *denser),
     ]
 
 
-def _trainings(profile: str, seeds: list[int]) -> list[list[str]]:
-    shared = ["recipe=yoon2022", f"profile={profile}", *TRAININGS[profile]]
-    smoke = ["method.density=0.005"] if profile == "smoke" else []  # of its model 0.001 would be few
+def _trainings(profile: str, seeds: list[int]) -> list[Run]:
+    shared = yoon2022.start(profile, TRAININGS)
+    smoke = {"method.density": 0.005} if profile == "smoke" else {}  # of its model 0.001 would be few
     return [
-        [*shared, *words, *(smoke if name in ("topk", "randomk") else []), f"seed={seed}"]
+        shared | {**settings, **(smoke if name in ("topk", "randomk") else {}), "seed": seed}
         for seed in seeds
-        for name, words in METHODS.items()
+        for name, settings in METHODS.items()
     ]
 
 
-def _keys(frames: Frames, name: str) -> list[str]:
+def keys(frames: Frames, name: str) -> list[str]:
+    """The trainings of a method, of Top-k with one of its densities."""
     method = name.partition("-")[0]
-    keys = yoon2022.keys(frames, method)
-    if method != "topk" or not keys:
-        return keys
+    found = yoon2022.keys(frames, method)
+    if method != "topk" or not found:
+        return found
     densities = frames.runs.set_index("key")["method.density"]
-    return [key for key in keys if (densities[key] == DENSER) == (name == "topk-denser")]
-
-
-def _gap(frames: Frames, above: str, below: str) -> Value | None:
-    return final_difference(frames, _keys(frames, above), _keys(frames, below), COLUMN)
-
-
-def _overtakes(frames: Frames, above: str, below: str) -> Value | None:
-    return ahead_for_good(frames, _keys(frames, above), _keys(frames, below), COLUMN)
+    return [key for key in found if (densities[key] == DENSER) == (name == "topk-denser")]

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from analysis import captions, plots, style
-from analysis.claims import ANY_GPU, Claim
-from analysis.frames import Frames
-from analysis.numbers import number
-from analysis.stats import POSITIVE, Value, of_phases, phase_ratio
-from analysis.tables import Table
+from analysis.claims import Claim
+from analysis.pictures import captions, style
+from analysis.records.frames import Frames
+from analysis.stats import Value, phase_ratio
+from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures import yoon2022_fig4
+from experiments.figures import yoon2022_fig4 as fig4
+from experiments.figures.papers import claim
 
 TITLE = "Breakdown of an iteration, with a fast selection"
-MODE = yoon2022_fig4.MODE
+MODE = fig4.MODE
 SCALE = yoon2022.TIMING_SCALE
-LITTLE = 3.0  # % of FP + BP that compression is to take on a GPU
 
 
-def runs(profile: str) -> list[list[str]]:
-    fused = {"topk-fused": [*yoon2022.TOPK, "select=fused"]}
-    return yoon2022.timing_runs(profile, MODE, {"dense": ["method=dense"], "topk": yoon2022.TOPK, **fused})
+def runs(profile: str) -> list[Run]:
+    variants: dict[str, RunSettings] = {
+        "dense": {"method": "dense"}, "topk": yoon2022.TOPK, "topk-fused": yoon2022.FUSED,
+    }  # fmt: skip
+    return yoon2022.timing_runs(profile, MODE, variants)
 
 
-def draw(frames: Frames, profile: str) -> plots.Figure:
-    return yoon2022_fig4.draw(frames, profile)
-
-
-def table(frames: Frames) -> list[Table]:
-    return yoon2022_fig4.table(frames)
+draw, table = fig4.draw, fig4.table
 
 
 def caption(frames: Frames, profile: str) -> str:
@@ -40,7 +36,7 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def searched(frames: Frames, label: str) -> str:
-    """By which kernel the fused runs searched, and how often its guess was wrong; empty where none ran."""
+    """The kernel by which fused runs searched, and how often its guess was wrong; empty where none ran."""
     if "searching.kernel" not in frames.runs or "select" not in frames.runs:
         return ""
     fused = frames.runs[frames.runs["select"] == "fused"]
@@ -53,61 +49,19 @@ def searched(frames: Frames, label: str) -> str:
 
 def claims() -> list[Claim]:
     return [
-        Claim(
-            text="compression with torch.topk takes longer than fused: how many times",
-            paper="future work",
-            unit="x",
-            source="conclusion: a computation-efficient selection is their future work",
-            kind="ordering",
-            tolerance=1.0,
-            reason="Both exact, the same k elements; more than once is longer.",
-            ours=_gain,
-            timed=True,
-            group=yoon2022.FUSED_SELECTION,
-        ),
-        Claim(
-            text="compression dominates Top-k's iteration with the fused selection (its margin over FP + BP)",
-            paper=70.9,
-            unit="% of the iteration",
-            source="text under Fig. 4, with torch.topk of torch 1.8.1",
-            kind="ordering",
-            tolerance=0.0,
-            reason="As in fig4; what does not hold here was the cost of the kernel that the paper measured.",
-            ours=_dominance,
-            accelerator=ANY_GPU,
-            timed=True,
-            group=yoon2022.FUSED_SELECTION,
-        ),
-        Claim(
-            text="fused compression in % of FP + BP",
-            paper=None,
-            unit="%",
-            source=f"no published number; the aim is at most {number(LITTLE)} % on a GPU",
-            kind="limit",
-            tolerance=LITTLE,
-            reason="Meant for 8 virtual workers of VGG-16 on one GPU; on CPUs FP + BP are slower, too.",
-            ours=_share,
-            accelerator=ANY_GPU,
-            timed=True,
-            group=yoon2022.FUSED_SELECTION,
-        ),
+        claim("yoon2022.fig4-fast.torch-longer-than-fused", _gain, "topk", "topk-fused"),
+        claim("yoon2022.fig4-fast.compression-dominates", fig4.dominance, "topk-fused"),
+        claim("yoon2022.fig4-fast.fused-is-little", _share, "topk-fused"),
     ]
 
 
-def _gain(frames: Frames) -> Value | None:
-    plain, fused = (yoon2022.keys(frames, method, MODE) for method in ("topk", "topk-fused"))
-    return phase_ratio(frames, plain, fused, "select")
+def _gain(frames: Frames, slow: str, fast: str) -> Value | None:
+    """Time of one's selection over the other's."""
+    here, there = (yoon2022.keys(frames, method, MODE) for method in (slow, fast))
+    return phase_ratio(frames, here, there, "select")
 
 
-def _dominance(frames: Frames) -> Value | None:
-    return yoon2022_fig4.dominance(frames, "topk-fused")
-
-
-def _share(frames: Frames) -> Value | None:
-    return of_phases(
-        frames,
-        yoon2022.keys(frames, "topk-fused", MODE),
-        ("select", "forward", "backward"),
-        lambda select, fp, bp: 100 * select / (fp + bp),
-        POSITIVE,
-    )
+def _share(frames: Frames, method: str) -> Value | None:
+    """Selection in % of FP and BP."""
+    parts = ("select", "forward", "backward")
+    return yoon2022.phases(frames, method, parts, lambda select, fp, bp: 100 * select / (fp + bp))

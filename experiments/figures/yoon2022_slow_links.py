@@ -6,21 +6,25 @@ PCIe only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
+from analysis.attribution import COMMUNICATION
 from analysis.claims import Claim
-from analysis.frames import Frames, empty, restrict
-from analysis.numbers import brief, number
-from analysis.remembered import remembered
-from analysis.stats import POSITIVE, Value, curve, of_phases, phase_difference, slowdown
-from analysis.steps import breakdown
+from analysis.pictures import captions, marks, style
+from analysis.pictures.numbers import brief, number
+from analysis.records.frames import Frames, empty, remembered, restrict
+from analysis.records.steps import breakdown
+from analysis.stats import Value, curve
 from analysis.tables import Table
+from experiments.config.run import Run, RunSettings
 from experiments.figures import _reaching
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig3_slim as slim
+from experiments.figures.papers import claim
 
 TITLE = "Slow links: who is faster than dense at 1 and 10 Gbit/s, and to the same accuracy"
 MODE = "production"
@@ -28,34 +32,28 @@ SCALE = yoon2022.TIMING_SCALE
 LINKS = ("ethernet_1g", "ethernet_10g")
 # Two cores compute for four workers. The smallest batch comes nearest to the share that communication would
 # have beside GPUs: the paper's A100 computed 29 ms for 128 images, and 59 MB take half a second at 1 Gbit/s.
-EMULATED = [
-    "cluster=netns", "workers=4", "task.batch_size=2", "timing.warmup_steps=2", "alternate.block_steps=2",
-    "launch.on_mismatch=label",
-]  # fmt: skip
-SCALES = {
-    "smoke": [
-        "task=cnn_digits", "cluster=netns", "workers=2", "task.batch_size=16", "timing.warmup_steps=2",
-        "launch.on_mismatch=label",
-    ],
-    "laptop": ["task=vgg16_cifar10", *EMULATED, "alternate.limit_min=9"],
+EMULATED: RunSettings = {
+    "cluster": "netns", "workers": 4, "task.batch_size": 2, "timing.warmup_steps": 2,
+    "alternate.block_steps": 2,
+    "launch.on_mismatch": "label",
+}  # fmt: skip
+SCALES: dict[str, RunSettings] = {
+    "smoke": {
+        "task": "cnn_digits", "cluster": "netns", "workers": 2, "task.batch_size": 16,
+        "timing.warmup_steps": 2,
+        "launch.on_mismatch": "label",
+    },
+    "laptop": {"task": "vgg16_cifar10", **EMULATED, "alternate.limit_min": 9},
     # Of this item every profile is this machine's: no GPU takes part in an emulated link.
-    "paper": ["task=vgg16_cifar10", "device=cpu", *EMULATED, "alternate.limit_min=30"],
+    "paper": {"task": "vgg16_cifar10", "device": "cpu", **EMULATED, "alternate.limit_min": 30},
 }  # fmt: skip
 REPEATS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 # The model whose learning curves are shipped (fig3-slim), with as many workers: its steps times these times.
 SLIM = {
-    "task": "slimvgg_cifar10", "task.batch_size": "8", "workers": "8", "alternate.limit_min": "3",
+    "task": "slimvgg_cifar10", "task.batch_size": 8, "workers": 8, "alternate.limit_min": 3,
 }  # fmt: skip
-ACCURACIES = (
-    60.0,
-    65.0,
-    70.0,
-    75.0,
-    80.0,
-    85.0,
-)  # % top-1; the highest one that dense and Top-k reach counts
-FUSED = [*yoon2022.TOPK, "select=fused"]
-FACTOR = 3.0  # the aim of this project at 1 Gbit/s, against dense that does not overlap
+# % top-1; the highest one that dense and Top-k reach counts
+ACCURACIES = (60.0, 65.0, 70.0, 75.0, 80.0, 85.0)
 LOOKS = {
     "dense": style.look("dense"),
     "dense-buckets-overlapped": style.Look("dense, overlapped", "#777777", "o", "++"),
@@ -69,66 +67,48 @@ LOOKS = {
 }
 # How the curves of fig3-slim are called among what takes turns here: another execution, the same numbers.
 CURVES = {
-    "dense": "dense",
-    "topk": "topk-fused",
-    "topk-denser": "topk-denser-fused",
-    "randomk": "randomk-hash",
-}
-SLIM_VARIANTS = {
-    "dense": ["method=dense"],
-    "topk-fused": FUSED,
-    "topk-denser-fused": [*FUSED, f"method.density={slim.DENSER}"],
+    "dense": "dense", "topk": "topk-fused", "topk-denser": "topk-denser-fused", "randomk": "randomk-hash",
+}  # fmt: skip
+SLIM_VARIANTS: dict[str, RunSettings] = {
+    "dense": {"method": "dense"},
+    "topk-fused": yoon2022.FUSED,
+    "topk-denser-fused": {**yoon2022.FUSED, "method.density": slim.DENSER},
     "randomk-hash": yoon2022.TIMED["randomk-hash"],
 }
-COMMUNICATION = ("wait", "transfer")
 
 
-def runs(profile: str) -> list[list[str]]:
-    buckets = _buckets(profile)
+def runs(profile: str) -> list[Run]:
+    buckets = yoon2022.BUCKETS[profile]
     variants = {
-        "dense": ["method=dense"],
-        "dense-buckets-overlapped": ["method=dense", buckets, "overlap=true"],
+        "dense": {"method": "dense"},
+        "dense-buckets-overlapped": {"method": "dense", **buckets, "overlap": True},
         "topk": yoon2022.TOPK,
-        "topk-fused": FUSED,
-        "topk-buckets-fused-overlapped": [*FUSED, buckets, "overlap=true"],
+        "topk-fused": yoon2022.FUSED,
+        "topk-buckets-fused-overlapped": {**yoon2022.FUSED, **buckets, "overlap": True},
         "randomk-hash": yoon2022.TIMED["randomk-hash"],
-        "oktopk": ["method=oktopk", "method.density_warmup=[]"],
-        "powersgd": ["method=powersgd"],
+        "oktopk": {"method": "oktopk", "method.density_warmup": []},
+        "powersgd": {"method": "powersgd"},
     }
+    how: dict[str, Any] = {"scales": SCALES, "repeats": REPEATS}
     found = [
-        run
-        for link in LINKS
-        for run in yoon2022.timing_runs(
-            profile, MODE, variants, f"link={link}", scales=SCALES, repeats=REPEATS
-        )
+        run for link in LINKS for run in yoon2022.timing_runs(profile, MODE, variants, {"link": link}, **how)
     ]
     return found + (slim_runs(profile) if profile != "smoke" else [])
 
 
-def slim_runs(profile: str) -> list[list[str]]:
-    """What a step of the model of fig3-slim takes over the slowest link."""
-    names = [word.partition("=")[0] for word in SCALES[profile]]
-    words = [
-        f"{name}={SLIM[name]}" if name in SLIM else word
-        for name, word in zip(names, SCALES[profile], strict=True)
-    ]
-    return yoon2022.timing_runs(
-        profile, MODE, SLIM_VARIANTS, f"link={LINKS[0]}", scales={profile: words}, repeats=REPEATS
-    )
+def slim_runs(profile: str) -> list[Run]:
+    """The runs that say what a step of the model of fig3-slim takes over the slowest link."""
+    scale = {name: SLIM.get(name, value) for name, value in SCALES[profile].items()}
+    link = {"link": LINKS[0]}
+    return yoon2022.timing_runs(profile, MODE, SLIM_VARIANTS, link, {profile: scale}, REPEATS)
 
 
-def _buckets(profile: str) -> str:
-    """MB: of VGG-16's 59, the most that leaves several; the small CNN of smoke has 0.13."""
-    return "method.scope=0.05" if profile == "smoke" else "method.scope=8"
-
-
-def more_runs(profile: str) -> list[list[str]]:
+def more_runs(profile: str) -> list[Run]:
     """The trainings behind the time to an accuracy, which fig3-slim shows: hours of them."""
     return [*slim.runs(profile), *slim.more_runs(profile)]
 
 
 # --- what was measured
-# ------------------------------------------------------------------------------------
 
 
 @remembered
@@ -155,29 +135,25 @@ def links(frames: Frames) -> dict[str, Frames]:
 
 
 def _methods(frames: Frames) -> list[str]:
-    order = [*LOOKS, *yoon2022.present(frames, MODE)]
     found = yoon2022.present(frames, MODE)
-    return sorted(found, key=order.index)
+    return sorted(found, key=[*LOOKS, *found].index)
 
 
 def look(method: str) -> style.Look:
+    """Its look in this item."""
     return LOOKS.get(method, style.look(method))
 
 
 def ratio(frames: Frames, link: str, method: str, baseline: str = "dense") -> Value | None:
     """Step time of a method over that of another, on a link; None where it was not measured."""
-    found = links(frames).get(link, empty())
-    return slowdown(found, *(yoon2022.keys(found, each, MODE) for each in (method, baseline)))
+    return yoon2022.ratio(links(frames).get(link, empty()), method, baseline, MODE)
 
 
 def _step_s(frames: Frames, method: str) -> Value | None:
-    return of_phases(
-        frames, yoon2022.keys(frames, method, MODE), ("slowest",), lambda seconds: seconds, POSITIVE
-    )
+    return yoon2022.phases(frames, method, ("slowest",), lambda seconds: seconds, mode=MODE)
 
 
 # --- time to an accuracy: steps of fig3-slim's trainings times what a step takes over the slowest link
-# ------------------------------------------------------------------------------------
 
 
 def _slim_steps(frames: Frames) -> Frames:
@@ -206,44 +182,55 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     if not (by_link := links(frames)):
         raise ValueError(f"nothing to draw: there is no run in timing mode {MODE}")
     steps = _slim_steps(frames)
-    curves = {name: keys for name, keys in _trainings(frames).items() if _step_s(steps, CURVES[name])}
     methods = list(dict.fromkeys(method for found in by_link.values() for method in _methods(found)))
-    columns = len(by_link) + bool(curves)
-    with plots.canvas(style.two_columns(2.9), 1, columns, squeeze=False) as (figure, (row,)):
-        for at, (axes, (link, found)) in enumerate(zip(row, by_link.items(), strict=False)):
-            _draw_link(axes, found, methods)
-            axes.set_title(_title(found, link))
-            axes.set_yticks(range(len(methods)), [look(method).label for method in methods] if not at else [])
-        if curves:
-            _draw_curves(row[-1], frames, curves)
-        figure.legend(handles=_keys(), loc="outside lower center", ncols=3)
-    return figure
+    labels = [look(method).label for method in methods]
+    panels = [
+        _link(found, methods, labels if not at else [""] * len(labels), _title(found, link))
+        for at, (link, found) in enumerate(by_link.items())
+    ]
+    lines = [
+        plots.Curve(look(CURVES[name]), table["step"] * step.value / 60, table)
+        for name, keys in _trainings(frames).items()
+        if (step := _step_s(steps, CURVES[name])) and len(table := curve(frames, keys, slim.COLUMN))
+    ]
+    if lines:
+        panels.append(_accuracy(lines))
+    rest, *others = marks.phase_keys(["forward", *COMMUNICATION])
+    rest.set_label("all else; with overlap, all")
+    return plots.picture(panels, 2.9, keys=[rest, *others])
 
 
 def _title(frames: Frames, link: str) -> str:
-    """Its bandwidth, and in brackets what the workers found."""
+    """Bandwidth of a link, and in brackets what the workers found."""
     beta = captions.values(frames, "cluster.link.beta_s_per_byte")
     found = captions.values(frames, "provenance.machine.link.together_gbit_s")
     rate = f"{number(8e-9 / beta[0])} Gbit/s" if beta else link
     return f"{rate} (found: {number(min(found))})" if found else rate
 
 
-def _draw_link(axes: plots.Axes, frames: Frames, methods: Sequence[str]) -> None:
-    """Milliseconds of a step, a bar for each method from the top."""
-    longest = max(sum(_parts_ms(frames, method).values()) for method in _methods(frames))
-    for y, method in enumerate(methods):
-        if not yoon2022.keys(frames, method, MODE):
-            continue
-        plots.pile(axes, y, parts := _parts_ms(frames, method))
-        end = sum(parts.values())
-        against = slowdown(frames, *(yoon2022.keys(frames, each, MODE) for each in (method, "dense")))
-        text = brief(end)
-        if against is not None and method != "dense":
-            text += f" ({brief(against.value, 2)}x)"
-        plots.above(axes, end, y, text, xytext=(3, 0), ha="left", va="center", fontsize=6)
-    axes.set(xlabel=f"Time per step (ms{captions.simulated(frames)})", xlim=(0, 1.45 * longest))
-    axes.set_ylim(len(methods) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
+def _link(frames: Frames, methods: Sequence[str], labels: Sequence[str], title: str) -> plots.Panel:
+    """Milliseconds of a step, a bar for each method from the top, and its ratio to dense."""
+    bars = []
+    for method, label in zip(methods, labels, strict=True):
+        parts = _parts_ms(frames, method) if yoon2022.keys(frames, method, MODE) else {}
+        against = yoon2022.ratio(frames, method, mode=MODE) if method != "dense" else None
+        behind = f" ({brief(against.value, 2)}x)" if against else ""
+        bars.append(plots.Bar(label, parts, f"{brief(sum(parts.values()))}{behind}" if parts else ""))
+    longest = max(sum(bar.parts.values()) for bar in bars)
+    xlabel = f"Time per step (ms{captions.simulated(frames)})"
+    return plots.piles(bars, xlabel=xlabel, xlim=(0, 1.45 * longest), title=title)
+
+
+def _accuracy(lines: Sequence[plots.Curve]) -> plots.Panel:
+    """Accuracy against minutes over the slowest link."""
+
+    def panel(axes: plots.Axes) -> None:
+        plots.curves(lines, grid=None, xlabel="Minutes over 1 Gbit/s, derived")(axes)
+        axes.set(title="Slim VGG-16, 8 workers", ylabel="Validation top-1 (%)")
+        axes.set_ylim(bottom=0)  # room for the legend
+        axes.legend(loc="lower right", fontsize=6)
+
+    return panel
 
 
 def _parts_ms(frames: Frames, method: str) -> dict[str, float]:
@@ -258,64 +245,33 @@ def _parts_ms(frames: Frames, method: str) -> dict[str, float]:
     return {"forward": max(0.0, 1e3 * step.value - sum(parts.values())), **parts}
 
 
-def _keys() -> list[plots.Patch]:
-    rest, *others = plots.phase_keys(["forward", *COMMUNICATION])
-    rest.set_label("all else; with overlap, all")
-    return [rest, *others]
-
-
-def _draw_curves(axes: plots.Axes, frames: Frames, curves: Mapping[str, list[str]]) -> None:
-    steps = _slim_steps(frames)
-    for name, keys in curves.items():
-        step, table = _step_s(steps, CURVES[name]), curve(frames, keys, slim.COLUMN)
-        if step is not None and len(table):
-            plots.curve(axes, table["step"] * step.value / 60, table, look(CURVES[name]))
-    axes.set(
-        xlabel="Minutes over 1 Gbit/s, derived", ylabel="Validation top-1 (%)", title="Slim VGG-16, 8 workers"
-    )
-    axes.set_ylim(bottom=0)  # room for the legend
-    axes.legend(loc="lower right", fontsize=6)
-
-
 def table(frames: Frames) -> list[Table]:
     """Times and ratios on each link, and the derived time to an accuracy."""
     tables = []
     for link, found in links(frames).items():
         rows = []
         for method in _methods(found):
-            own, dense = (yoon2022.keys(found, each, MODE) for each in (method, "dense"))
-            overlapped = yoon2022.keys(found, "dense-buckets-overlapped", MODE)
-            step = _step_s(found, method)
-            rows.append(
-                {
-                    "method": look(method).label,
-                    "step": step.times(1e3) if step else None,
-                    **{phase: _parts_ms(found, method).get(phase) for phase in COMMUNICATION},
-                    "step / dense": slowdown(found, own, dense),
-                    "step / dense, overlapped": slowdown(found, own, overlapped),
-                }
-            )
+            step, parts = _step_s(found, method), _parts_ms(found, method)
+            rows.append({
+                "method": look(method).label,
+                "step": step.times(1e3) if step else None,
+                **{phase: parts.get(phase) for phase in COMMUNICATION},
+                "step / dense": yoon2022.ratio(found, method, mode=MODE),
+                "step / dense, overlapped": yoon2022.ratio(found, method, "dense-buckets-overlapped", MODE),
+            })  # fmt: skip
         units = dict.fromkeys(("step", *COMMUNICATION), f"ms{captions.simulated(found)}")
-        tables.append(
-            Table(f"Time per step over {_title(found, link)}", pd.DataFrame(rows), units, PARTS_NOTE)
-        )
+        title = f"Time per step over {_title(found, link)}"
+        tables.append(Table(title, pd.DataFrame(rows), units, PARTS_NOTE))
+    columns = {accuracy: f"{number(accuracy)} %" for accuracy in ACCURACIES}
     reached = [
-        {
-            "method": look(CURVES[name]).label,
-            **{f"{number(accuracy)} %": seconds_to(frames, name, accuracy) for accuracy in ACCURACIES},
-        }
+        {"method": look(CURVES[name]).label}
+        | {column: seconds_to(frames, name, accuracy) for accuracy, column in columns.items()}
         for name in _trainings(frames)
     ]
     if reached and _slim_steps(frames).runs.size:
-        units = {f"{number(accuracy)} %": "s" for accuracy in ACCURACIES}
-        tables.append(
-            Table(
-                "Time to a validation accuracy over 1 Gbit/s, derived",
-                pd.DataFrame(reached),
-                units,
-                f"{DERIVED} {INTERVALS}",
-            )
-        )
+        title = "Time to a validation accuracy over 1 Gbit/s, derived"
+        units = dict.fromkeys(columns.values(), "s")
+        tables.append(Table(title, pd.DataFrame(reached), units, f"{DERIVED} {INTERVALS}"))
     return tables
 
 
@@ -340,84 +296,37 @@ def caption(frames: Frames, profile: str) -> str:
     )
 
 
-# --- claims
-# ------------------------------------------------------------------------------------
-
-
 def claims() -> list[Claim]:
+    slowest, overlapped = LINKS[0], ("topk-buckets-fused-overlapped", "dense-buckets-overlapped")
+    pairs = [
+        *((link, method, "dense") for link in LINKS for method in ("topk", "topk-fused")),
+        *((link, *overlapped) for link in LINKS),
+    ]
+    faster = [
+        claim(
+            "yoon2022.slow-links.faster", ratio, link, baseline, method, case=f"{link}.{method}",
+            rate=link.removeprefix("ethernet_").replace("g", " Gbit/s"),
+            label=look(method).label, baseline=look(baseline).label,
+        )
+        for link, method, baseline in pairs
+    ]  # fmt: skip
     return [
-        *(_faster(link, method, "dense") for link in LINKS for method in ("topk", "topk-fused")),
-        *(_faster(link, "topk-buckets-fused-overlapped", "dense-buckets-overlapped") for link in LINKS),
-        Claim(
-            text="on 1 Gbit/s, dense takes several times as long as fused Top-k: how many times",
-            paper=None,
-            unit="x",
-            source="no published number; the aim of this project",
-            kind="ordering",
-            tolerance=FACTOR,
-            reason="Neither overlaps; VGG-16 sends 59 MB a step, Top-k 0.1 MB.",
-            ours=lambda frames: ratio(frames, LINKS[0], "dense", "topk-fused"),
-            timed=True,
-            group=NARROW,
-        ),
-        Claim(
-            text="on 1 Gbit/s, Top-k has an accuracy sooner than dense, the highest of both: how many times",
-            paper="expected",
-            unit="x",
-            source="text under Fig. 4: better than the baseline when the communication bandwidth is narrow",
-            kind="ordering",
-            tolerance=1.0,
-            reason=f"More than once is sooner. {DERIVED}",
-            ours=_sooner,
-            timed=True,
-            group=NARROW,
-        ),
-        Claim(
-            text="communication of Top-k falls once its selection is cheap, on 1 Gbit/s: by how much",
-            paper="expected",
-            unit="ms",
-            source="section on future work: a cheap selection removes the delayed synchronisation",
-            kind="ordering",
-            tolerance=0.0,
-            reason="Wait and transfer of both, with the same bytes; any margin counts.",
-            ours=_communication_falls,
-            timed=True,
-        ),
+        *faster,
+        claim("yoon2022.slow-links.dense-several-times", ratio, slowest, "dense", "topk-fused"),
+        claim("yoon2022.slow-links.accuracy-sooner", _sooner, "dense", "topk", derived=DERIVED),
+        claim("yoon2022.slow-links.communication-falls", _falls, slowest, "topk", "topk-fused"),
     ]
 
 
-NARROW = "sparsification on narrow links"
-
-
-def _faster(link: str, method: str, baseline: str) -> Claim:
-    rate = link.removeprefix("ethernet_").replace("g", " Gbit/s")
-    return Claim(
-        text=f"on {rate}, {look(method).label} is faster than {look(baseline).label}: how many times",
-        paper="expected",
-        unit="x",
-        source="text under Fig. 4: better than the baseline when the communication bandwidth is narrow",
-        kind="ordering",
-        tolerance=1.0,
-        reason="More than once is faster; the paper had NVLink and PCIe, and no such link.",
-        ours=lambda frames: ratio(frames, link, baseline, method),
-        timed=True,
-        group=NARROW,
-    )
-
-
-def _sooner(frames: Frames) -> Value | None:
-    """Dense's time over Top-k's until the highest of `ACCURACIES` that all seeds of both reach."""
-    timed, names = _slim_steps(frames), ("dense", "topk")
-    times = slowdown(timed, *(yoon2022.keys(timed, CURVES[name], MODE) for name in names))
+def _sooner(frames: Frames, slow: str, fast: str) -> Value | None:
+    """Time of one over the other's until the highest of `ACCURACIES` that all seeds of both reach."""
+    times = yoon2022.ratio(_slim_steps(frames), CURVES[slow], CURVES[fast], MODE)
     for accuracy in reversed(ACCURACIES):
-        dense, topk = (steps_to(frames, name, accuracy) for name in names)
-        if times and _reaching.all_reach(dense) and _reaching.all_reach(topk):
-            return _reaching.sooner(dense, topk, times)
+        here, there = (steps_to(frames, name, accuracy) for name in (slow, fast))
+        if times and _reaching.all_reach(here) and _reaching.all_reach(there):
+            return _reaching.sooner(here, there, times)
     return None
 
 
-def _communication_falls(frames: Frames) -> Value | None:
-    found = links(frames).get(LINKS[0], empty())
-    torch, fused = (yoon2022.keys(found, method, MODE) for method in ("topk", "topk-fused"))
-    less = phase_difference(found, torch, fused, COMMUNICATION)
-    return less.times(1e3) if less else None
+def _falls(frames: Frames, link: str, method: str, cheaper: str) -> Value | None:
+    return yoon2022.more_ms(links(frames).get(link, empty()), method, cheaper, COMMUNICATION, MODE)

@@ -2,85 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
 
-from analysis import captions, plots, style
-from analysis.claims import ANY_GPU, Claim
-from analysis.frames import Frames
-from analysis.numbers import number
+from analysis import plots
+from analysis.claims import Claim
+from analysis.pictures import captions, marks, style
+from analysis.pictures.numbers import number
 from analysis.published import rederived
 from analysis.published.rederived import JOB
-from analysis.stats import Value, slowdown, throughput
+from analysis.records.frames import Frames
+from analysis.stats import Value
 from analysis.tables import Table
+from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures.papers import claim, value
 
 TITLE = "Training speed of dense, Top-k and Random-k SGD"
 MODE, PUBLISHED_MODE = "production", "as_published"
-WHOLE_EPOCHS = ("alternate.block_steps=49", "alternate.limit_min=60")  # each with one validation
+WHOLE_EPOCHS = {"alternate.block_steps": 49, "alternate.limit_min": 60}  # each with one validation
 SCALE = yoon2022.TIMING_SCALE
-SOURCE = "text of the section on training speed"
 ORIGIN = {MODE: "ours", PUBLISHED_MODE: "ours, the published protocol"}
-SPEED_UNITS = {"speed": "samples/s", "time per iteration": "dense = 1"}
-ONCE = "They ran each configuration once, so its spread is unknown; 10 % is granted."
+UNITS = {"speed": "samples/s", "time per iteration": "dense = 1"}
+SPARSE = ("topk", "randomk")
 
 
-def runs(profile: str) -> list[list[str]]:
+def runs(profile: str) -> list[Run]:
     production = yoon2022.timing_runs(profile, MODE)
     if profile != "paper":  # a turn of 49 steps takes a laptop a minute; speed-protocol has a smaller model
         return production
-    return production + yoon2022.timing_runs(profile, PUBLISHED_MODE, yoon2022.TIMED, *WHOLE_EPOCHS)
+    return production + yoon2022.timing_runs(profile, PUBLISHED_MODE, yoon2022.TIMED, WHOLE_EPOCHS)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    methods = yoon2022.present(frames)
-    others = [method for method in methods if method != "dense"]
-    speeds = {
+    theirs: dict[str, dict[str, Value | None]] = {
         method: {
-            ORIGIN[mode]: throughput(frames, yoon2022.keys(frames, method, mode)) for mode in _modes(frames)
+            "published, 8 A100": Value(value("yoon2022.speed-a100")["dense"] / speed),
+            "published, corrected": _without_validation(method),
         }
-        for method in methods
+        for method, speed in value("yoon2022.speed-a100").items()
+    }
+    return picture(frames, _modes(frames), theirs)
+
+
+def picture(
+    frames: Frames, modes: Sequence[str], theirs: dict[str, dict[str, Value | None]] | None = None
+) -> plots.Figure:
+    """Samples per second of every method, and time per iteration relative to dense beside the paper's."""
+    methods, simulated = yoon2022.present(frames), captions.simulated(frames)
+    speeds = {
+        method: {ORIGIN[mode]: yoon2022.speed(frames, method, mode) for mode in modes} for method in methods
     }
     ratios = {
-        method: {ORIGIN[mode]: _slowdown(frames, method, mode) for mode in _modes(frames)}
-        | _published(method)
-        for method in others
+        method: {ORIGIN[mode]: yoon2022.ratio(frames, method, mode=mode) for mode in modes}
+        | (theirs or {}).get(method, {})
+        for method in methods
+        if method != "dense"
     }
-    simulated = captions.simulated(frames)
-    with plots.canvas(style.two_columns(2.6), 1, 2, width_ratios=(2, 3)) as (figure, (left, right)):
-        _groups(left, speeds)
-        _groups(right, ratios)
-        left.set_ylabel(f"Samples per second{simulated}")
-        right.set_ylabel(f"Time per iteration / dense{simulated}")
-        right.axhline(1, color="#777777", linewidth=0.6, zorder=0)
-        shown = {
-            origin for each in (*speeds.values(), *ratios.values()) for origin, value in each.items() if value
+    left, right = (
+        {
+            style.look(method).label: [
+                (style.look(method), origin, each) for origin, each in found.items() if each
+            ]
+            for method, found in groups.items()
         }
-        keys = plots.origin_keys(origin for origin in plots.ORIGINS if origin in shown)
-        figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
-    return figure
+        for groups in (speeds, ratios)
+    )
+    shown = {origin for groups in (left, right) for group in groups.values() for _, origin, _ in group}
+    keys = [] if theirs is None else marks.origin_keys(origin for origin in marks.ORIGINS if origin in shown)
+    return plots.picture(
+        [
+            plots.ratio_bars(left, ylabel=f"Samples per second{simulated}"),
+            plots.ratio_bars(right, ylabel=f"Time per iteration / dense{simulated}", level=1),
+        ],
+        2.6,
+        keys=keys,
+        width_ratios=(1, 1) if theirs is None else (2, 3),
+    )
 
 
 def table(frames: Frames) -> Table:
     """Speed and slowdown per method and mode, with intervals."""
-    rows = [
-        speed_row(frames, method, mode)
-        for mode in _modes(frames)
-        for method in yoon2022.present(frames, mode)
-    ]
-    return Table(f"Training speed{captions.simulated(frames)}", pd.DataFrame(rows), SPEED_UNITS)
+    rows = [row(frames, method, mode) for mode in _modes(frames) for method in yoon2022.present(frames, mode)]
+    return Table(f"Training speed{captions.simulated(frames)}", pd.DataFrame(rows), UNITS)
 
 
-def speed_row(frames: Frames, method: str, mode: str) -> dict[str, Any]:
+def row(frames: Frames, method: str, mode: str) -> dict[str, Any]:
     """A method's speed and its time relative to dense."""
-    speed = throughput(frames, yoon2022.keys(frames, method, mode))
+    speed = yoon2022.speed(frames, method, mode)
     assert speed is not None  # `present` lists methods that have runs
     return {
         "method": style.look(method).label,
         "mode": mode,
         "speed": speed,
-        "time per iteration": Value(1.0) if method == "dense" else _slowdown(frames, method, mode),
+        "time per iteration": Value(1.0) if method == "dense" else yoon2022.ratio(frames, method, mode=mode),
         "n": f"{speed.n} {speed.of}",
     }
 
@@ -95,183 +112,34 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def claims() -> list[Claim]:
-    a100, v100 = yoon2022.SPEED, yoon2022.V100_SPEED
+    def of(name: str, ours: Callable[..., Value | None], *methods: str, **own: Any) -> Claim:
+        return claim(f"yoon2022.speed.{name}", ours, *methods, **own)
+
+    def named(method: str) -> dict[str, Any]:
+        return {"method": method, "label": style.look(method).label}
+
+    def free(method: str) -> str:
+        return number(rederived.speed(float(rederived.iteration_ms(JOB["A100", method])[0])))
+
     return [
-        Claim(
-            text="dense trains faster than Top-k: how much longer Top-k's iteration is",
-            paper=367,
-            unit="%",
-            source=f"{SOURCE}; 17387.49 / 3723.61 = 4.67 on 8 A100",
-            kind="ordering",
-            tolerance=0.0,
-            reason="Any margin counts. How large it is depends on the selection kernel and the link.",
-            ours=lambda frames: _longer(frames, "topk"),
-            accelerator=ANY_GPU,
-            timed=True,
-            group=yoon2022.TOPK_SELECTION,
+        of("faster.dense-topk", yoon2022.longer, "topk", "dense"),
+        of("faster.dense-randomk", yoon2022.longer, "randomk", "dense"),
+        of("faster.randomk-topk", yoon2022.longer, "topk", "randomk"),
+        *(of("ratio", _ratio, each, case=each, **named(each)) for each in SPARSE),
+        *(
+            of("corrected", yoon2022.ratio, each, case=each, **named(each),
+               paper=round(_without_validation(each).value, 2))
+            for each in SPARSE
         ),
-        Claim(
-            text="dense trains faster than Random-k: how much longer Random-k's iteration is",
-            paper=11,
-            unit="%",
-            source=f"{SOURCE}; 17387.49 / 15648.40 = 1.11 on 8 A100",
-            kind="ordering",
-            tolerance=0.0,
-            reason="Any margin counts.",
-            ours=lambda frames: _longer(frames, "randomk"),
-            accelerator=ANY_GPU,
-            timed=True,
-            group=yoon2022.RANDOMK_SELECTION,
+        *(
+            of("speed.a100", _speed, each, case=each, **named(each), free=free(each))
+            for each in yoon2022.METHODS
         ),
-        Claim(
-            text="Random-k trains faster than Top-k: how much longer Top-k's iteration is",
-            paper=320,
-            unit="%",
-            source=f"{SOURCE}; 15648.40 / 3723.61 = 4.20 on 8 A100",
-            kind="ordering",
-            tolerance=0.0,
-            reason="Any margin counts.",
-            ours=lambda frames: _longer(frames, "topk", "randomk"),
-            accelerator=ANY_GPU,
-            timed=True,
-            group=yoon2022.RANDOMK_SELECTION,
-        ),
-        _ratio("topk", 4.67, "Validation inside their timed loop pulls both methods together."),
-        _ratio("randomk", 1.11, "Validation inside their timed loop pulls both methods together."),
-        _corrected("topk"),
-        _corrected("randomk"),
-        *[_speed(method) for method in yoon2022.METHODS],
-        *[_v100_speed(method) for method in yoon2022.V100_SPEED],
-        Claim(
-            text="dense over Top-k, 8 V100",
-            paper=3.38,
-            unit="x",
-            source="text of the section on GPU capability",
-            kind="ratio",
-            tolerance=0.1,
-            reason="Needs their 8 V100. Without validation in the timed loop their logs give 4.9.",
-            ours=lambda frames: _slowdown(frames, "topk"),
-            accelerator="V100",
-            timed=True,
-        ),
-        Claim(
-            text="dense, 8 A100 over 8 V100",
-            paper=round(a100["dense"] / v100["dense"], 2),
-            unit="x",
-            source="text of the section on GPU capability",
-            kind="ratio",
-            tolerance=0.1,
-            reason="Needs both machines; one set of records holds one.",
-            ours=lambda frames: None,
-            accelerator="A100",
-            timed=True,
-        ),
-        Claim(
-            text="Top-k on PCIe against NVLink: how much longer its iteration is",
-            paper=2,
-            unit="%",
-            source="text of the section on communication bandwidth; their jobs 129435 and 129439, 4 workers",
-            kind="absolute",
-            tolerance=2.0,
-            reason=(
-                "Needs one machine with either link. Their logs: Top-k 2.3 %, dense 6.8 %; FP and BP of 8.9 "
-                "and 24.2 ms are those of their V100 jobs."
-            ),
-            ours=lambda frames: None,
-            accelerator="V100",
-            link="PCIe",
-            timed=True,
-        ),
-    ]
-
-
-def _ratio(method: str, paper: float, reason: str) -> Claim:
-    return Claim(
-        text=f"dense over {style.look(method).label}",
-        paper=paper,
-        unit="x",
-        source=SOURCE,
-        kind="ratio",
-        tolerance=0.1,
-        reason=f"{ONCE} {reason}",
-        ours=lambda frames: _slowdown(frames, method),
-        accelerator="A100",
-        timed=True,
-    )
-
-
-def _corrected(method: str) -> Claim:
-    return Claim(
-        text=f"dense over {style.look(method).label}, their number without validation in the timed loop",
-        paper=round(_without_validation(method).value, 2),
-        unit="x",
-        source="recomputed from the authors' logs (speed-logs)",
-        kind="ratio",
-        tolerance=0.1,
-        reason=(
-            "Rank 0 validated for 1.2 s in every 49 timed iterations while seven ranks waited: 24 to 25 ms "
-            f"of each iteration, whatever the method. {ONCE}"
-        ),
-        ours=lambda frames: _slowdown(frames, method, MODE),
-        accelerator="A100",
-        timed=True,
-    )
-
-
-def _speed(method: str) -> Claim:
-    return Claim(
-        text=f"training speed, {style.look(method).label}, 8 A100",
-        paper=yoon2022.SPEED[method],
-        unit="samples/s",
-        source=SOURCE,
-        kind="ratio",
-        tolerance=0.1,
-        reason=(
-            f"{ONCE} 8 A100, Horovod, torch 1.8.1, validation inside the timed loop; without it "
-            f"{number(rederived.speed(float(rederived.iteration_ms(JOB['A100', method])[0])))}."
-        ),
-        ours=lambda frames: _throughput(frames, method),
-        accelerator="A100",
-        timed=True,
-    )
-
-
-def _v100_speed(method: str) -> Claim:
-    return Claim(
-        text=f"training speed, {style.look(method).label}, 8 V100",
-        paper=yoon2022.V100_SPEED[method],
-        unit="samples/s",
-        source="text of the section on GPU capability",
-        kind="ratio",
-        tolerance=0.1,
-        reason=f"{ONCE} Needs their 8 V100.",
-        ours=lambda frames: _throughput(frames, method),
-        accelerator="V100",
-        timed=True,
-    )
-
-
-def _groups(axes: plots.Axes, groups: dict[str, dict[str, Value | None]]) -> None:
-    """A group of bars per method, a bar per origin."""
-    width = 0.8 / max(map(len, groups.values()))
-    for x, (method, group) in enumerate(groups.items()):
-        values = [(origin, value) for origin, value in group.items() if value]
-        for i, (origin, value) in enumerate(values):
-            place = x + (i - (len(values) - 1) / 2) * width
-            plots.bar(axes, place, value, style.look(method), 0.9 * width, origin)
-    axes.set_xticks(range(len(groups)), [style.look(method).label.replace(", ", ",\n") for method in groups])
-    axes.tick_params(axis="x", length=0)
-    axes.margins(y=0.12)
-
-
-def _published(method: str) -> dict[str, Value | None]:
-    """The paper's time per iteration relative to dense, and the same without validation in it."""
-    if method not in yoon2022.SPEED:
-        return {}
-    return {
-        "published, 8 A100": Value(yoon2022.SPEED["dense"] / yoon2022.SPEED[method]),
-        "published, corrected": _without_validation(method),
-    }
+        *(of(f"speed.v100.{each}", _speed, each, **named(each)) for each in ("dense", "topk")),
+        of("ratio.topk.v100", _ratio, "topk"),
+        of("a100-over-v100", _nowhere),
+        of("pcie-longer", _nowhere),
+    ]  # fmt: skip
 
 
 def _without_validation(method: str) -> Value:
@@ -290,16 +158,13 @@ def _comparable(frames: Frames) -> str:
     return _modes(frames)[-1] if _modes(frames) else MODE
 
 
-def _throughput(frames: Frames, method: str) -> Value | None:
-    return throughput(frames, yoon2022.keys(frames, method, _comparable(frames)))
+def _speed(frames: Frames, method: str) -> Value | None:
+    return yoon2022.speed(frames, method, _comparable(frames))
 
 
-def _slowdown(frames: Frames, method: str, mode: str = "") -> Value | None:
-    mode = mode or _comparable(frames)
-    return slowdown(frames, yoon2022.keys(frames, method, mode), yoon2022.keys(frames, "dense", mode))
+def _ratio(frames: Frames, method: str) -> Value | None:
+    return yoon2022.ratio(frames, method, mode=_comparable(frames))
 
 
-def _longer(frames: Frames, method: str, baseline: str = "dense") -> Value | None:
-    """By how many percent an iteration of `method` is longer, nothing synchronising inside it."""
-    ratio = slowdown(frames, yoon2022.keys(frames, method, MODE), yoon2022.keys(frames, baseline, MODE))
-    return None if ratio is None else ratio.more_in_percent()
+def _nowhere(frames: Frames) -> None:
+    """Nothing: one set of records holds one machine."""

@@ -4,66 +4,88 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.numbers import number
+from analysis.pictures import marks, style
+from analysis.pictures.numbers import number
 from analysis.published import rederived
 from analysis.published.rederived import JOB, estimate
+from analysis.records.frames import Frames
 from analysis.stats import Value
 from analysis.tables import Table
-from experiments.figures import _published as printed
+from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures.papers import claim
 
 TITLE = "Training speed from the authors' logs, with and without validation in the timed loop"
 ORIGINS = ("as published", "without validation")
-# Slower over quicker: (GPU, method) each.
-RATIOS = {
-    "Top-k /\ndense": (("A100", "topk"), ("A100", "dense")),
-    "Top-k /\nRandom-k": (("A100", "topk"), ("A100", "randomk")),
-    "Random-k /\ndense": (("A100", "randomk"), ("A100", "dense")),
-    "Top-k /\ndense, V100": (("V100", "topk"), ("V100", "dense")),
+# Slower over quicker: (GPU, method) each, and the statements that the ratio answers.
+BETWEEN_METHODS = {
+    "Top-k / dense": (("A100", "topk"), ("A100", "dense"), (6,)),
+    "Top-k / Random-k": (("A100", "topk"), ("A100", "randomk"), (6,)),
+    "Random-k / dense": (("A100", "randomk"), ("A100", "dense"), (6,)),
+    "Top-k / dense, V100": (("V100", "topk"), ("V100", "dense"), (6, 15)),
 }
-MACHINES = {
-    "dense": (("V100", "dense"), ("A100", "dense")),
-    "Top-k": (("V100", "topk"), ("A100", "topk")),
+BETWEEN_MACHINES = {
+    "dense, V100 / A100": (("V100", "dense"), ("A100", "dense"), (15,)),
+    "Top-k, V100 / A100": (("V100", "topk"), ("A100", "topk"), (16,)),
 }
-
-METHODS_SOURCE = "text of the section on training speed, and the jobs' logs"
-GPU_SOURCE = "text of the section on GPU capability, and the jobs' logs"
-LINK_SOURCE = "text of the section on communication bandwidth; jobs of 4 workers"
+RATIOS = BETWEEN_METHODS | BETWEEN_MACHINES
 LINKED = ("dense", "topk")
 COMPUTING = style.Look("", "#E69F00", "", "")
+JobName = tuple[str, str]  # a job by its GPU and method
 
 
-def runs(profile: str) -> list[list[str]]:
+def runs(profile: str) -> list[Run]:
     return []
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    widths = (4, 2.4, 2.4)
-    with plots.canvas(style.two_columns(2.7), 1, 3, width_ratios=widths) as (
-        figure,
-        (ratios, machines, links),
-    ):
-        _groups(ratios, RATIOS)
-        _groups(machines, MACHINES)
-        _links(links)
-        ratios.set(title="Between methods, 8 A100 or V100", ylabel="Time per iteration, ratio")
-        machines.set(title="8 V100 / 8 A100")
-        links.set(title="PCIe node less NVLink node", ylabel="Change per iteration (ms)")
-        for axes in (ratios, machines):
-            axes.axhline(1, color="#777777", linewidth=0.6, zorder=0)
-        figure.legend(handles=plots.origin_keys(ORIGINS), loc="outside lower left", ncols=2)
-    return figure
+    panels = [
+        plots.ratio_bars(
+            {name.partition(", V100 /")[0].replace("/ ", "/\n"): [
+                (style.look(slower[1]), origin, value)
+                for origin, value in zip(
+                    ORIGINS, (Value(as_published(slower, quicker)), corrected(slower, quicker)), strict=True
+                )
+             ] for name, (slower, quicker, _) in ratios.items()},
+            level=1, title=title, ylabel=ylabel,
+        )
+        for ratios, title, ylabel in (
+            (BETWEEN_METHODS, "Between methods, 8 A100 or V100", "Time per iteration, ratio"),
+            (BETWEEN_MACHINES, "8 V100 / 8 A100", ""),
+        )
+    ]  # fmt: skip
+    keys, widths = marks.origin_keys(ORIGINS), (4, 2.4, 2.4)
+    return plots.picture([*panels, _links], 2.7, keys=keys, loc="outside lower left", width_ratios=widths)
 
 
-def published(slower: tuple[str, str], quicker: tuple[str, str]) -> float:
+def _links(axes: plots.Axes) -> None:
+    """Milliseconds by which an iteration, and computing in it, took longer on the PCIe node."""
+    changes = {style.look(method): rederived.link_change(method) for method in LINKED}
+    groups = {
+        look.label: [
+            (look, ORIGINS[0], Value(change.iteration)),
+            (COMPUTING, ORIGINS[0], Value(change.computing)),
+        ]
+        for look, change in changes.items()
+    }
+    title, ylabel = "PCIe node less NVLink node", "Change per iteration (ms)"
+    plots.ratio_bars(groups, title=title, ylabel=ylabel)(axes)
+    axes.margins(y=0.4)
+    keys = [
+        marks.Patch(facecolor=colour, alpha=0.3, edgecolor=colour, label=label)
+        for colour, label in (("#555555", "iteration"), (COMPUTING.colour, "FP + BP + compression"))
+    ]
+    axes.legend(handles=keys, loc="upper left", borderpad=0)
+
+
+def as_published(slower: JobName, quicker: JobName) -> float:
     """Ratio of the times of an iteration, which is the inverse ratio of the published speeds."""
     return rederived.published_iteration_ms(JOB[slower]) / rederived.published_iteration_ms(JOB[quicker])
 
 
-def corrected(slower: tuple[str, str], quicker: tuple[str, str]) -> Value:
+def corrected(slower: JobName, quicker: JobName) -> Value:
     """The same of the times without validation."""
     return estimate(rederived.iteration_ms(JOB[slower]) / rederived.iteration_ms(JOB[quicker]))
 
@@ -72,7 +94,7 @@ def table(frames: Frames) -> list[Table]:
     """Speeds per job, then ratios, then the two nodes."""
     speeds = [
         {
-            "job": printed.label(*of),
+            "job": yoon2022.of_job(*of),
             "as published": rederived.speed(rederived.published_iteration_ms(job)),
             "without validation": estimate(rederived.speed(rederived.iteration_ms(job))),
         }
@@ -80,11 +102,11 @@ def table(frames: Frames) -> list[Table]:
     ]
     ratios = [
         {
-            "jobs": f"{printed.label(*slower)} / {printed.label(*quicker)}",
-            "as published": published(slower, quicker),
+            "jobs": f"{yoon2022.of_job(*slower)} / {yoon2022.of_job(*quicker)}",
+            "as published": as_published(slower, quicker),
             "without validation": corrected(slower, quicker),
         }
-        for slower, quicker in (*RATIOS.values(), *MACHINES.values())
+        for slower, quicker, _ in RATIOS.values()
     ]
     changes = {method: rederived.link_change(method) for method in LINKED}
     links = [
@@ -117,94 +139,58 @@ def caption(frames: Frames, profile: str) -> str:
         f"the nodes differ by more than the link. Dense grew by {number(dense.iteration)} ms "
         f"({slower[0]} %; the paper's 2 % is Top-k's {slower[1]} %), FP + BP by "
         f"{number(dense.computing)}. These nodes' GPUs are not named; the first one's FP + BP "
-        f"are those of the V100's. {printed.LOGS} {printed.INTERVALS} The mean speed is taken as it "
+        f"are those of the V100's. {yoon2022.LOGS} {yoon2022.INTERVALS} The mean speed is taken as it "
         f"was logged; one window of 48 iterations without validation printed {_free('dense')} (dense), "
         f"{_free('topk')} (Top-k) and {_free('randomk')} ms (Random-k), where "
         f"{_time('dense')}, {_time('topk')} and {_time('randomk')} are derived for the mean of all."
     )
 
 
-NODE = "another node, or another link"
-
-
 def claims() -> list[Claim]:
-    dense, topk = (rederived.link_change(method) for method in LINKED)
+    label = {method: style.look(method).label for method in ("dense", "topk", "randomk")}
+    ratios = [
+        claim(
+            "yoon2022.speed-logs.ratio", _ratio, slower, quicker, case=name.replace(" / ", "-"), name=name,
+            section="training speed" if name in BETWEEN_METHODS else "GPU capability",
+            answers=tuple(f"yoon2022.{answer}" for answer in answers),
+            paper=round(as_published(slower, quicker), 3),
+        )
+        for name, (slower, quicker, answers) in RATIOS.items()
+    ]  # fmt: skip
+    orders = [
+        claim(
+            f"yoon2022.speed-logs.faster.{fast}-{slow}", _longer, (gpu, slow), (gpu, fast),
+            fast=label[fast], slow=label[slow], gpu=gpu,
+            paper=round(100 * (as_published((gpu, slow), (gpu, fast)) - 1)),
+        )
+        for (gpu, slow), (_, fast), _ in list(BETWEEN_METHODS.values())[:3]
+    ]  # fmt: skip
     return [
-        *[_ratio(name.replace("\n", " "), *pair, METHODS_SOURCE) for name, pair in RATIOS.items()],
-        *[_ratio(f"{name}, V100 / A100", *pair, GPU_SOURCE) for name, pair in MACHINES.items()],
-        *[_longer(pair) for pair in list(RATIOS.values())[:3]],
-        Claim(
-            text="Top-k on the PCIe node against the NVLink node, 4 workers: how much longer it takes",
-            paper=2,
-            unit="%",
-            source=f"{LINK_SOURCE}, 129435 and 129439",
-            kind="absolute",
-            tolerance=1.0,
-            reason="Half of the effect. No log of 8 workers on PCIe exists, of which the paper speaks.",
-            ours=lambda _: Value(100 * (topk.slower - 1)),
-            group=NODE,
-            rederived=True,
+        *ratios,
+        *orders,
+        *(
+            claim(f"yoon2022.speed-logs.pcie-longer.{method}", _longer_on_pcie, method)
+            for method in ("topk", "dense")
         ),
-        Claim(
-            text="dense on the PCIe node against the NVLink node, 4 workers: how much longer it takes",
-            paper=2,
-            unit="%",
-            source=f"{LINK_SOURCE}, 129436 and 129440",
-            kind="absolute",
-            tolerance=1.0,
-            reason="The paper speaks of training time, without a method.",
-            ours=lambda _: Value(100 * (dense.slower - 1)),
-            group=NODE,
-            rederived=True,
-        ),
-        Claim(
-            text="Top-k's change lies in the link (change of the iteration less that of computing)",
-            paper="the bandwidth is the cause",
-            unit="ms",
-            source=LINK_SOURCE,
-            kind="ordering",
-            tolerance=0.0,
-            reason="If computing alone changes by more than the iteration, it is the node that differs.",
-            ours=lambda _: Value(topk.iteration - topk.computing),
-            group=NODE,
-            rederived=True,
-        ),
+        claim("yoon2022.speed-logs.change-in-the-link", _change_beside_computing, "topk"),
     ]
 
 
-def _ratio(name: str, slower: tuple[str, str], quicker: tuple[str, str], source: str) -> Claim:
-    return Claim(
-        text=f"time per iteration without validation, {name}",
-        paper=round(published(slower, quicker), 3),
-        unit="x",
-        source=source,
-        kind="ratio",
-        tolerance=0.1,
-        reason=(
-            "Validation in the timed loop adds the same time to both. They ran each configuration once; 10 % "
-            "is granted."
-        ),
-        ours=lambda _: corrected(slower, quicker),
-        group="validation in the timed loop",
-        rederived=True,
-    )
+def _ratio(_: Frames, slower: JobName, quicker: JobName) -> Value:
+    return corrected(slower, quicker)
 
 
-def _longer(pair: tuple[tuple[str, str], tuple[str, str]]) -> Claim:
-    (gpu, slower), (_, quicker) = pair
-    return Claim(
-        text=f"{style.look(quicker).label} trains faster than {style.look(slower).label}, 8 {gpu}: how much "
-        "longer the other's iteration is",
-        paper=round(100 * (published(*pair) - 1)),
-        unit="%",
-        source=METHODS_SOURCE,
-        kind="ordering",
-        tolerance=0.0,
-        reason="Any margin counts.",
-        ours=lambda _: corrected(*pair).more_in_percent(),
-        group=yoon2022.TOPK_SELECTION if slower == "topk" else "",
-        rederived=True,
-    )
+def _longer(_: Frames, slower: JobName, quicker: JobName) -> Value:
+    return corrected(slower, quicker).more_in_percent()
+
+
+def _longer_on_pcie(_: Frames, method: str) -> Value:
+    return Value(100 * (rederived.link_change(method).slower - 1))
+
+
+def _change_beside_computing(_: Frames, method: str) -> Value:
+    change = rederived.link_change(method)
+    return Value(change.iteration - change.computing)
 
 
 def _free(method: str) -> str:
@@ -213,28 +199,3 @@ def _free(method: str) -> str:
 
 def _time(method: str) -> str:
     return number(float(rederived.iteration_ms(JOB["A100", method])[0]))
-
-
-def _groups(axes: plots.Axes, groups: dict[str, tuple[tuple[str, str], tuple[str, str]]]) -> None:
-    for x, (slower, quicker) in enumerate(groups.values()):
-        values = (Value(published(slower, quicker)), corrected(slower, quicker))
-        for place, origin, value in zip((x - 0.2, x + 0.2), ORIGINS, values, strict=True):
-            plots.bar(axes, place, value, style.look(slower[1]), 0.36, origin)
-    axes.set_xticks(range(len(groups)), list(groups))
-    axes.tick_params(axis="x", length=0)
-    axes.margins(y=0.12)
-
-
-def _links(axes: plots.Axes) -> None:
-    for x, method in enumerate(LINKED):
-        change = rederived.link_change(method)
-        plots.bar(axes, x - 0.2, Value(change.iteration), style.look(method), 0.36, "as published")
-        plots.bar(axes, x + 0.2, Value(change.computing), COMPUTING, 0.36, "as published")
-    axes.set_xticks(range(len(LINKED)), [style.look(method).label for method in LINKED])
-    axes.tick_params(axis="x", length=0)
-    axes.margins(y=0.4)
-    keys = [
-        plots.Patch(facecolor=colour, alpha=0.3, edgecolor=colour, label=label)
-        for colour, label in (("#555555", "iteration"), (COMPUTING.colour, "FP + BP + compression"))
-    ]
-    axes.legend(handles=keys, loc="upper left", borderpad=0)

@@ -4,41 +4,41 @@ re-derived from the authors' logs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis import captions, plots, published, style
+from analysis import plots, published
 from analysis.claims import Claim
-from analysis.frames import Frames
+from analysis.pictures import captions, marks
 from analysis.published import rederived
 from analysis.published.rederived import JOB, estimate
+from analysis.records.frames import Frames
+from analysis.records.steps import units, warm
 from analysis.stats import POSITIVE, Value, over_units
-from analysis.steps import units, warm
 from analysis.tables import Table
-from experiments.figures import _published as printed
+from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures.papers import value
 
 TITLE = "What the published protocol does to the numbers"
 SCALE = yoon2022.TIMING_SCALE
 # A turn is whole epochs of 49 steps, as theirs, each with one validation; so the model is small.
 SCALES = {
-    "smoke": [
-        "task=cnn_digits", "cluster=local", "workers=2", "task.batch_size=16", "timing.warmup_steps=2",
-        "train.epoch_steps=4", "alternate.block_steps=4",
-    ],
-    "laptop": [
-        "task=cnn_cifar10", "cluster=local", "workers=2", "task.batch_size=32", "timing.warmup_steps=2",
-        "train.epoch_steps=49", "alternate.block_steps=49",
-    ],
-    "paper": ["cluster=local", "alternate.block_steps=49", "alternate.limit_min=60"],
+    "smoke": {**yoon2022.TIMING["smoke"], "train.epoch_steps": 4, "alternate.block_steps": 4},
+    "laptop": {
+        **yoon2022.TIMING["laptop"], "task": "cnn_cifar10", "train.epoch_steps": 49,
+        "alternate.block_steps": 49,
+    },
+    "paper": {"cluster": "local", "alternate.block_steps": 49, "alternate.limit_min": 60},
 }  # fmt: skip
+PUBLISHED_MODE = {"timing.mode": "as_published"}
 PROTOCOLS = {
-    "plain": "timing.mode=production",
-    "serialised": "timing.mode=serialised",
-    "unvalidated": "timing.mode=as_published",
-    "published": "timing.mode=as_published train.validate=epoch",
+    "plain": {"timing.mode": "production"},
+    "serialised": {"timing.mode": "serialised"},
+    "unvalidated": PUBLISHED_MODE,
+    "published": {**PUBLISHED_MODE, "train.validate": "epoch"},
 }
 # Their filters of the communication, in seconds: above and below.
 DENSE_FILTER, SPARSE_FILTER = (1e-4, 1.0), (0.0, 1.01)
@@ -47,9 +47,11 @@ OURS, THEIRS = "measured here", "from the authors' logs, 8 A100"
 MARKERS = {OURS: ("o", "#0072B2"), THEIRS: ("s", "#D55E00")}
 
 
-def runs(profile: str) -> list[list[str]]:
+def runs(profile: str) -> list[Run]:
     variants = {
-        f"{method}-{protocol}": _words(method, profile, protocol)
+        f"{method}-{protocol}": {
+            **yoon2022.TIMED[method], **yoon2022.small_density(method, profile), **PROTOCOLS[protocol]
+        }
         for method, protocols in {
             "dense": ("serialised", "unvalidated", "published"),
             "topk": ("serialised", "unvalidated", "published"),
@@ -57,77 +59,82 @@ def runs(profile: str) -> list[list[str]]:
             "randomk-hash": ("plain",),
         }.items()
         for protocol in protocols
-    }
+    }  # fmt: skip
     return yoon2022.timing_runs(profile, "production", variants, scales=SCALES)
 
 
-class Row(NamedTuple):
-    """By what factor an artefact changes a number."""
+class Artefact(NamedTuple):
+    """The factor by which an artefact changes a number."""
 
-    artefact: str
+    name: str
     number: str
-    ours: Callable[[Frames], Value | None]
-    theirs: Callable[[], Value | None]
+    ours: Callable[..., Value | None]  # of frames, and of what stands in `of`
+    of: tuple[Any, ...]
+    theirs: Value | None
 
 
-def rows() -> list[Row]:
+def artefacts() -> list[Artefact]:
+    """All of them, those of one name below each other."""
     validation, filters = "validation inside the timed loop", "a filter that differs by method"
-    unsynchronised, drawing = "no synchronisation between phases", "torch.randperm for Random-k"
+    unsynced, drawing = "no synchronisation between phases", "torch.randperm for Random-k"
+    stalls = {
+        method: rederived.published_iteration_ms(job) / rederived.iteration_ms(job)
+        for method, job in A100.items()
+    }
+    dense, topk, randomk = (value(f"yoon2022.iteration.{method}") for method in yoon2022.METHODS)
+    logged, waits = published.iterations(), rederived.filtered_communication_ms(A100["dense"])
+    unfiltered = logged.loc[logged["job"] == A100["dense"], "comm_mean_ms"].mean()
+    # What is left of BP beside dense's, whose end waits for the GPU.
+    backward = topk["backward"] / dense["backward"]
+    # Compression as timed over what remains without the part of BP that ran in it.
+    compression = topk["select"] / (topk["select"] - (dense["backward"] - topk["backward"]))
+    # The time to launch torch.randperm over that plus what BP, which waits for it, took beyond dense's.
+    launches = randomk["select"] / (randomk["select"] + randomk["backward"] - dense["backward"])
     return [
-        Row(validation, "time per iteration, dense", _validated("dense"), _longer("dense")),
-        Row(validation, "time per iteration, Top-k", _validated("topk"), _longer("topk")),
-        Row(
-            validation,
-            "Top-k / dense",
-            _validated_ratio,
-            lambda: estimate(_stalls("topk") / _stalls("dense")),
-        ),
-        Row(validation, "mean of the final wait, dense", _validated("dense", "synchronize"), _unfiltered),
-        Row(filters, "communication, dense", _filtered, lambda: _filters("dense")),
-        Row(unsynchronised, "BP, Top-k", _published("topk", "backward"), _backward_leak),
-        Row(unsynchronised, "compression, Top-k", _published("topk", "select"), _compression_leak),
-        Row(unsynchronised, "compression, Random-k", _published("randomk", "select"), _launches_only),
-        Row(drawing, "time per iteration, Random-k", _permuted, lambda: None),
-    ]
+        Artefact(validation, "time per iteration, dense", _validated, ("dense",), estimate(stalls["dense"])),
+        Artefact(validation, "time per iteration, Top-k", _validated, ("topk",), estimate(stalls["topk"])),
+        Artefact(validation, "Top-k / dense", _validated_ratio, ("topk", "dense"),
+                 estimate(stalls["topk"] / stalls["dense"])),
+        Artefact(validation, "mean of the final wait, dense", _validated, ("dense", "synchronize"),
+                 estimate(unfiltered / rederived.communication_ms(A100["dense"]))),
+        Artefact(filters, "communication, dense", _filtered, ("dense",), Value(waits.dense / waits.sparse)),
+        Artefact(unsynced, "BP, Top-k", _unsynchronised, ("topk", "backward"), Value(backward)),
+        Artefact(unsynced, "compression, Top-k", _unsynchronised, ("topk", "select"), Value(compression)),
+        Artefact(unsynced, "compression, Random-k", _unsynchronised, ("randomk", "select"),
+                 Value(launches)),
+        Artefact(drawing, "time per iteration, Random-k", _permuted, (), None),
+    ]  # fmt: skip
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     yoon2022.present(frames)  # else there is nothing to draw
-    found = [(row, {OURS: row.ours(frames), THEIRS: row.theirs()}) for row in rows()]
-    with plots.canvas(style.two_columns(3.6)) as (figure, axes):
-        for y, (_, values) in enumerate(found):
-            for offset, (origin, value) in zip((-0.16, 0.16), values.items(), strict=True):
-                if value is not None:
-                    marker, colour = MARKERS[origin]
-                    plots.dot(axes, y + offset, value, marker, colour)
-        axes.axvline(1, color="#777777", linewidth=0.6, zorder=0)
-        axes.set_yticks(range(len(found)), [row.number for row, _ in found])
-        axes.set_ylim(len(found) - 0.5, -0.5)
-        axes.tick_params(axis="y", length=0)
-        for y, (row, _) in enumerate(found):
-            if y == 0 or row.artefact != found[y - 1][0].artefact:
+    found = artefacts()
+
+    def panel(axes: plots.Axes) -> None:
+        for y, each in enumerate(found):
+            values = {OURS: each.ours(frames, *each.of), THEIRS: each.theirs}
+            for offset, (origin, factor) in zip((-0.16, 0.16), values.items(), strict=True):
+                if factor is not None:
+                    marks.dot(axes, y + offset, factor, *MARKERS[origin])
+            if y == 0 or each.name != found[y - 1].name:
                 axes.axhline(y - 0.5, color="#E6E6E6", linewidth=0.8, zorder=0)
-                axes.annotate(
-                    row.artefact, (1.01, y - 0.42), xycoords=("axes fraction", "data"), fontsize=6.5, va="top"
-                )
-        plots.factor_ticks(axes)
-        simulated = captions.simulated(frames)
-        axes.set_xlabel(f"With the artefact / without it{simulated}")
-        figure.legend(handles=plots.dot_keys(MARKERS), loc="outside lower center", ncols=2)
-    return figure
+                place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "fontsize": 6.5, "va": "top"}
+                axes.annotate(each.name, (1.01, y - 0.42), **place)
+        axes.axvline(1, **plots.GREY)
+        plots.from_top(axes, [each.number for each in found])
+        marks.factor_ticks(axes)
+        axes.set_xlabel(f"With the artefact / without it{captions.simulated(frames)}")
+
+    return plots.picture([panel], 3.6, keys=marks.dot_keys(MARKERS))
 
 
 def table(frames: Frames) -> Table:
     """The factors, with intervals."""
     cells = [
-        {
-            "artefact": row.artefact,
-            "number": row.number,
-            "here": row.ours(frames),
-            "from their logs": row.theirs(),
-        }
-        for row in rows()
-    ]
+        {"artefact": each.name, "number": each.number, "here": each.ours(frames, *each.of),
+         "from their logs": each.theirs}
+        for each in artefacts()
+    ]  # fmt: skip
     return Table("With the artefact / without it", pd.DataFrame(cells))
 
 
@@ -139,7 +146,7 @@ def caption(frames: Frames, profile: str) -> str:
         "phases, so on a GPU what one phase has queued is counted in the next, while a CPU queues nothing; "
         "Random-k was drawn by torch.randperm. What TF32 does is not here: their A100s used it, their V100s "
         "have none, and no two of their logs differ in that alone. "
-        f"{captions.setting(frames)} {captions.timing(frames)} Squares: {printed.FROM_LOGS}"
+        f"{captions.setting(frames)} {captions.timing(frames)} Squares: {yoon2022.FROM_LOGS}"
     )
 
 
@@ -148,17 +155,8 @@ def claims() -> list[Claim]:
     return []
 
 
-def _words(method: str, profile: str, protocol: str) -> Sequence[str]:
-    sparse = yoon2022.SMALL_MODEL_DENSITY if method != "dense" and profile != "paper" else []
-    return [*yoon2022.TIMED[method], *sparse, PROTOCOLS[protocol]]
-
-
-# --- measured here
-# ----------------------------------------------------------------------------------------
-
-
 def _seconds(frames: Frames, variant: str, phase: str) -> pd.Series[float] | None:
-    """Of a phase, by block; None where the variant was not run."""
+    """Seconds of a phase by block; None where the variant was not run."""
     keys = yoon2022.keys(frames, variant)
     means = units(frames, keys).means if keys else pd.DataFrame()
     seconds: pd.Series[float] | None = means.get(phase)
@@ -166,98 +164,44 @@ def _seconds(frames: Frames, variant: str, phase: str) -> pd.Series[float] | Non
 
 
 def _ratio(above: pd.Series[float] | None, below: pd.Series[float] | None) -> Value | None:
-    """Paired by block."""
+    """Ratio of the two, paired by block."""
     if above is None or below is None:
         return None
     ratios = (above / below).dropna().sort_index()
     return over_units(ratios.to_numpy(), POSITIVE, "blocks")
 
 
-def _validated(method: str, phase: str = "slowest") -> Callable[[Frames], Value | None]:
-    return lambda frames: _ratio(
-        _seconds(frames, f"{method}-published", phase), _seconds(frames, f"{method}-unvalidated", phase)
-    )
+def _validated(frames: Frames, method: str, phase: str = "slowest") -> Value | None:
+    """A phase of a method with validation in the timed loop over that without."""
+    return _ratio(*(_seconds(frames, f"{method}-{how}", phase) for how in ("published", "unvalidated")))
 
 
-def _validated_ratio(frames: Frames) -> Value | None:
-    found = {
-        (method, protocol): _seconds(frames, f"{method}-{protocol}", "slowest")
-        for method in ("dense", "topk")
-        for protocol in ("published", "unvalidated")
-    }
-    with_, without = (
-        None if topk is None or dense is None else topk / dense
-        for topk, dense in (
-            (found["topk", protocol], found["dense", protocol]) for protocol in ("published", "unvalidated")
-        )
-    )
-    return _ratio(with_, without)
+def _validated_ratio(frames: Frames, method: str, baseline: str) -> Value | None:
+    """The ratio of two methods with validation over that without."""
+    ratios = []
+    for protocol in ("published", "unvalidated"):
+        here, there = (_seconds(frames, f"{each}-{protocol}", "slowest") for each in (method, baseline))
+        ratios.append(None if here is None or there is None else here / there)
+    return _ratio(*ratios)
 
 
-def _filtered(frames: Frames) -> Value | None:
-    keys = yoon2022.keys(frames, "dense-published")
+def _filtered(frames: Frames, method: str) -> Value | None:
+    """The mean of the final waits by the filter of dense logs over that by the one of sparse logs."""
+    keys = yoon2022.keys(frames, f"{method}-published")
     if not keys:
         return None
-    steps = pd.concat([warm(frames, key).steps for key in keys])
-    dense, sparse = (_mean_within(steps, limits) for limits in (DENSE_FILTER, SPARSE_FILTER))
-    return _ratio(dense, sparse)
+    steps, means = pd.concat([warm(frames, key).steps for key in keys]), []
+    for low, high in (DENSE_FILTER, SPARSE_FILTER):
+        waits = steps[steps["synchronize_s"].gt(low) & steps["synchronize_s"].lt(high)]
+        means.append(waits.groupby(["key", "block"])["synchronize_s"].mean())
+    return _ratio(*means)
 
 
-def _mean_within(steps: pd.DataFrame, limits: tuple[float, float]) -> pd.Series[float]:
-    """Of the final waits between these limits, by block."""
-    waits = steps[steps["synchronize_s"].gt(limits[0]) & steps["synchronize_s"].lt(limits[1])]
-    means: pd.Series[float] = waits.groupby(["key", "block"])["synchronize_s"].mean()
-    return means
-
-
-def _published(method: str, phase: str) -> Callable[[Frames], Value | None]:
-    return lambda frames: _ratio(
-        _seconds(frames, f"{method}-unvalidated", phase), _seconds(frames, f"{method}-serialised", phase)
-    )
+def _unsynchronised(frames: Frames, method: str, phase: str) -> Value | None:
+    """A phase as published over the same with synchronisation around it."""
+    return _ratio(*(_seconds(frames, f"{method}-{how}", phase) for how in ("unvalidated", "serialised")))
 
 
 def _permuted(frames: Frames) -> Value | None:
+    """An iteration of Random-k with torch.randperm over one with a hash."""
     return _ratio(*(_seconds(frames, f"{method}-plain", "slowest") for method in ("randomk", "randomk-hash")))
-
-
-# --- from the authors' logs
-# -------------------------------------------------------------------------------
-
-
-def _stalls(method: str) -> rederived.Draws:
-    """Time of an iteration with validation over that without."""
-    job = A100[method]
-    return rederived.published_iteration_ms(job) / rederived.iteration_ms(job)
-
-
-def _longer(method: str) -> Callable[[], Value | None]:
-    return lambda: estimate(_stalls(method))
-
-
-def _unfiltered() -> Value | None:
-    table = published.iterations()
-    mean = table.loc[table["job"] == A100["dense"], "comm_mean_ms"].mean()
-    return estimate(mean / rederived.communication_ms(A100["dense"]))
-
-
-def _filters(method: str) -> Value:
-    communication = rederived.filtered_communication_ms(A100[method])
-    return Value(communication.dense / communication.sparse)
-
-
-def _backward_leak() -> Value:
-    """What is left of BP beside dense's, whose end waits for the GPU."""
-    topk, dense = (yoon2022.ITERATIONS[method].backward for method in ("topk", "dense"))
-    return Value(topk / dense)
-
-
-def _compression_leak() -> Value:
-    """Compression as timed over what remains without the part of BP that ran in it."""
-    topk, dense = (yoon2022.ITERATIONS[method] for method in ("topk", "dense"))
-    return Value(topk.select / (topk.select - (dense.backward - topk.backward)))
-
-
-def _launches_only() -> Value:
-    """The time to launch torch.randperm over that plus what BP, which waits for it, took beyond dense's."""
-    randomk, dense = (yoon2022.ITERATIONS[method] for method in ("randomk", "dense"))
-    return Value(randomk.select / (randomk.select + randomk.backward - dense.backward))

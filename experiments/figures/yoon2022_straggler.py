@@ -10,58 +10,76 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.numbers import number
+from analysis.pictures import captions, style
+from analysis.pictures.numbers import number
 from analysis.published import rederived
 from analysis.published.rederived import JOB, estimate
+from analysis.records.frames import Frames
+from analysis.records.steps import warm
 from analysis.stats import ANY, SHARE, Value, over_units
-from analysis.steps import warm
 from analysis.tables import Table
-from experiments.figures import _published as printed
+from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures.papers import claim
 
 TITLE = "One late worker: what communication becomes"
 SCALE = yoon2022.TIMING_SCALE
 LATEST_S = 0.064  # twice the range of the published job's eight workers in compression
-LATE = ["late.draw=uniform", f"late.s={LATEST_S}", "late.rank=1"]
+LATE = {"late.draw": "uniform", "late.s": LATEST_S, "late.rank": 1}
 # Blocks long enough for a line of their own; the model is small, so that little else makes workers wait.
 SCALES = {
-    "smoke": [
-        "task=cnn_digits", "cluster=local", "workers=2", "task.batch_size=16", "timing.warmup_steps=2",
-        "alternate.block_steps=8",
-    ],
-    "laptop": [
-        "task=cnn_cifar10", "cluster=local", "workers=2", "task.batch_size=32", "timing.warmup_steps=5",
-        "alternate.block_steps=20", "alternate.limit_min=6",
-    ],
-    "paper": ["cluster=local", "alternate.block_steps=20", "alternate.limit_min=30"],
+    "smoke": {**yoon2022.TIMING["smoke"], "alternate.block_steps": 8},
+    "laptop": {
+        **yoon2022.TIMING["laptop"], "task": "cnn_cifar10", "timing.warmup_steps": 5,
+        "alternate.block_steps": 20, "alternate.limit_min": 6,
+    },
+    "paper": {"cluster": "local", "alternate.block_steps": 20, "alternate.limit_min": 30},
 }  # fmt: skip
 MODE = "serialised"
 METHODS = ("dense", "topk", "randomk")
 INSIDE = 0.995  # share of the steps that the axes show
 THEIRS = ("A100", "V100")
+LINES = {"measured here": "#111111", "from the authors' logs": "#777777"}
 
 
-def runs(profile: str) -> list[list[str]]:
-    sparse = [] if profile == "paper" else yoon2022.SMALL_MODEL_DENSITY
+def runs(profile: str) -> list[Run]:
     variants = {
-        method: [*yoon2022.TIMED[method], *(sparse if method != "dense" else [])] for method in METHODS
+        method: {**yoon2022.TIMED[method], **yoon2022.small_density(method, profile)} for method in METHODS
     }
-    return yoon2022.timing_runs(profile, MODE, variants, *LATE, scales=SCALES)
+    return yoon2022.timing_runs(profile, MODE, variants, LATE, scales=SCALES)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     methods = [method for method in METHODS if method in yoon2022.present(frames, MODE)]
-    with plots.canvas(style.two_columns(2.6), 1, len(methods), sharey=True, squeeze=False) as (figure, rows):
-        for axes, method in zip(rows[0], methods, strict=True):
-            _scatter(axes, frames, method)
-        simulated = captions.simulated(frames)
-        rows[0][0].set_ylabel(f"Communication (ms{simulated})")
-        handles, labels = rows[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
-    return figure
+    ylabel = f"Communication (ms{captions.simulated(frames)})"
+    return plots.picture([_scatter(frames, method) for method in methods], 2.6, ylabel=ylabel, sharey=True)
+
+
+def _scatter(frames: Frames, method: str) -> plots.Panel:
+    """Communication against lateness in every step, with our line of least squares and theirs."""
+    look, found = style.look(method), points(frames, method)
+    line = rederived.lateness_line(JOB["A100", "topk"])
+    right, top = (float(np.quantile(found[column], INSIDE)) for column in ("late", "spent"))
+    ends, ours = np.array([0.0, right]), np.polyfit(found["late"], found["spent"], 1)
+    theirs = line.intercept[0] + line.slope[0] * ends
+    dots = {"marker": ".", "linestyle": "", "markersize": 3.5, "alpha": 0.5, "mew": 0, "label": None}
+    dashed = {"linestyle": (0, (4, 2)), "linewidth": 1.0}
+    here, logs = (style.Look(label, colour, "", "") for label, colour in LINES.items())
+    lines = [
+        plots.Curve(look, found["late"].to_numpy(), found["spent"].to_numpy(), dots),
+        plots.Curve(here, ends, np.polyval(ours, ends), {"linewidth": 1.0}),
+        plots.Curve(logs, ends, theirs, dashed),
+    ]
+
+    def panel(axes: plots.Axes) -> None:
+        plots.curves(lines, grid=None, title=look.label, xlabel="Lateness of the late worker (ms)")(axes)
+        axes.set(xlim=(0, right), ylim=(0, 1.35 * top))
+        text = f"y = {number(ours[0])} x + {number(ours[1])} ms"
+        axes.text(0.04, 0.97, text, transform=axes.transAxes, va="top", fontsize=6.5)
+
+    return panel
 
 
 def table(frames: Frames) -> Table:
@@ -78,7 +96,7 @@ def table(frames: Frames) -> Table:
     for gpu in THEIRS:
         line = rederived.lateness_line(JOB[gpu, "topk"])
         rows.append({
-            "of": f"{printed.label(gpu, 'topk')}, lateness in compression, logs",
+            "of": f"{yoon2022.of_job(gpu, 'topk')}, lateness in compression, logs",
             "communication per lateness": estimate(line.slope),
             "communication at no lateness": estimate(line.intercept),
             "variance explained": estimate(100 * line.correlation**2),
@@ -101,40 +119,15 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def claims() -> list[Claim]:
-    published = rederived.lateness_line(JOB["A100", "topk"])
+    published = round(float(rederived.lateness_line(JOB["A100", "topk"]).slope[0]), 2)
+    label = {method: style.look(method).label for method in METHODS}
     return [
-        Claim(
-            text="Top-k's communication grows with the lateness of one worker: by how much of it",
-            paper=round(float(published.slope[0]), 2),
-            unit="ms per ms",
-            source="least squares over the iterations of the published job, 8 A100; lateness in compression",
-            kind="shape",
-            tolerance=0.1,
-            reason=(
-                "At 1 all others wait for exactly as long as the last worker is late, at any scale; a tenth "
-                "is granted, which a machine with as many workers as cores may add or take away."
-            ),
-            ours=lambda frames: slope(frames, "topk"),
-            timed=True,
+        claim("yoon2022.straggler.grows-with-lateness", slope, "topk", paper=published),
+        *(
+            claim("yoon2022.straggler.lateness-explains", explained, method, case=method, label=label[method])
+            for method in METHODS
         ),
-        *[_is_the_cause(method) for method in METHODS],
     ]
-
-
-def _is_the_cause(method: str) -> Claim:
-    label = style.look(method).label
-    return Claim(
-        text=f"lateness of one worker explains {label}'s communication (share of variance)",
-        paper="the straggler is the cause",
-        unit="%",
-        source="text under Fig. 4, of Top-k; others lack the straggler, not what it does",
-        kind="ordering",
-        tolerance=50.0,
-        reason="More than half, as in fig4-logs. Here it is injected, so nothing else can be behind it.",
-        ours=lambda frames: explained(frames, method),
-        timed=True,
-        group="the straggler is the cause",
-    )
 
 
 def slope(frames: Frames, method: str) -> Value | None:
@@ -176,7 +169,7 @@ def _of_blocks(
     statistic: Callable[[np.ndarray, np.ndarray], float],
     bounds: tuple[float, float] = ANY,
 ) -> Value | None:
-    """Of all steps together, with the interval of what the blocks say one by one."""
+    """A statistic of all steps together, with the interval of what the blocks say one by one."""
     found = points(frames, method)
     if not len(found):
         return None
@@ -186,18 +179,3 @@ def _of_blocks(
     ]
     overall = statistic(found["late"].to_numpy(), found["spent"].to_numpy())
     return over_units(blocks, bounds, "blocks", overall)
-
-
-def _scatter(axes: plots.Axes, frames: Frames, method: str) -> None:
-    look, found = style.look(method), points(frames, method)
-    axes.plot(found["late"], found["spent"], ".", color=look.colour, markersize=3.5, alpha=0.5, mew=0)
-    right, top = (float(np.quantile(found[column], INSIDE)) for column in ("late", "spent"))
-    ends, theirs = np.array([0.0, right]), rederived.lateness_line(JOB["A100", "topk"])
-    ours = np.polyfit(found["late"], found["spent"], 1)
-    axes.plot(ends, np.polyval(ours, ends), color="#111111", linewidth=1.0, label="measured here")
-    published: dict[str, Any] = {"color": "#777777", "linestyle": (0, (4, 2)), "linewidth": 1.0}
-    axes.plot(ends, theirs.intercept[0] + theirs.slope[0] * ends, label="from the authors' logs", **published)
-    axes.set(xlim=(0, right), ylim=(0, 1.35 * top), xlabel="Lateness of the late worker (ms)")
-    axes.set_title(look.label)
-    text = f"y = {number(ours[0])} x + {number(ours[1])} ms"
-    axes.text(0.04, 0.97, text, transform=axes.transAxes, va="top", fontsize=6.5)

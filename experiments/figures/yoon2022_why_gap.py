@@ -9,32 +9,35 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.numbers import number
+from analysis.pictures import captions, marks, style
+from analysis.pictures.numbers import number
+from analysis.records.frames import Frames
 from analysis.stats import Value, curve, final, final_difference, over_units
 from analysis.tables import Table
+from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures._runs import MORE_SEEDS, SEEDS
+from experiments.figures.papers import claim
 
 TITLE = "Why Top-k lags behind dense at a small scale"
 SCALE = yoon2022.TRAINING_SCALE
 HELD_OUT = 5000  # training images to tune and to compare on: of the 50,000
 COLUMN = "test_top1"  # the test set, seen once at the end; rates are chosen by val_top1, on held-out images
-SEEDS = {"smoke": [0], "laptop": [0], "paper": [0]}
-MORE_SEEDS = {"smoke": [1], "laptop": [1, 2], "paper": [1, 2]}
 RATES = (0.03, 0.1, 0.3)
 DENSITIES = (0.003, 0.01, 0.03, 0.1)
 HORIZONS = (1, 2, 4)
 EPOCH_STEPS = 24  # at horizon 1: half of the paper's 49, so that 2 is about the length of their training
 AFTER, BEFORE, UNMASKED = "after", "before, masked", "before, unmasked"
 # Exact Top-k of the whole model with momentum in front of the residual: DGC, its sample being everything.
-CORRECTED = [
-    "method=dgc", "method.sample=1", "method.scope=global", "method.dense_vectors=false", "task.momentum=0",
-]  # fmt: skip
+CORRECTED = {
+    "method": "dgc", "method.sample": 1, "method.scope": "global", "method.dense_vectors": False,
+    "task.momentum": 0,
+}  # fmt: skip
 
 
-class Variant(NamedTuple):
+class Change(NamedTuple):
     """A training: the method and what is changed."""
 
     method: str  # dense or topk
@@ -43,24 +46,24 @@ class Variant(NamedTuple):
     momentum: str = AFTER
     horizon: int = 1
 
-    def words(self, steps: int) -> list[str]:
-        """
+    def settings(self, steps: int) -> dict[str, Any]:
+        """Its settings.
+
         Args:
             steps: of an epoch, where the horizon is 1.
         """
-        words = ["method=dense"]
+        found: dict[str, Any] = {"method": "dense", "train.epoch_steps": steps * self.horizon}
         if self.method == "topk":
-            words = ["method=topk"] if self.momentum == AFTER else [*CORRECTED]
-            words += [f"method.density={self.density}"]
+            own = {"method": "topk"} if self.momentum == AFTER else CORRECTED
+            found |= {**own, "method.density": self.density}
         if self.momentum == UNMASKED:
-            words += ["method.masking=false"]
-        if self.rate != 0.1:
-            words += [f"task.lr={self.rate}"]
-        return [*words, f"train.epoch_steps={steps * self.horizon}"]
+            found["method.masking"] = False
+        return found | ({} if self.rate == 0.1 else {"task.lr": self.rate})
 
 
-DENSE, TOPK = Variant("dense"), Variant("topk")
-PANELS: dict[str, dict[Any, tuple[Variant, Variant]]] = {  # at each point dense, and Top-k
+ByChange = dict[Change, list[str]]  # the runs of each
+DENSE, TOPK = Change("dense"), Change("topk")
+PANELS: dict[str, dict[Any, tuple[Change, Change]]] = {  # at each point dense, and Top-k
     "Learning rate": {rate: (DENSE._replace(rate=rate), TOPK._replace(rate=rate)) for rate in RATES},
     "Density of Top-k": {density: (DENSE, TOPK._replace(density=density)) for density in DENSITIES},
     "Momentum of Top-k": {
@@ -73,18 +76,18 @@ PANELS: dict[str, dict[Any, tuple[Variant, Variant]]] = {  # at each point dense
 SMOKE = [DENSE, TOPK, TOPK._replace(density=0.1)]
 
 
-def variants() -> list[Variant]:
+def variants() -> list[Change]:
     """Every training once, the shortest first."""
     pairs = [pair for points in PANELS.values() for pair in points.values()]
     found = dict.fromkeys(variant for pair in pairs for variant in pair)
     return sorted(found, key=lambda variant: variant.horizon)
 
 
-def runs(profile: str) -> list[list[str]]:
+def runs(profile: str) -> list[Run]:
     return _trainings(profile, SEEDS[profile])
 
 
-def more_runs(profile: str) -> list[list[str]]:
+def more_runs(profile: str) -> list[Run]:
     return _trainings(profile, MORE_SEEDS[profile])
 
 
@@ -92,18 +95,13 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     found = _by_variant(frames)
     if not found:
         raise ValueError("nothing to draw: there is no run")
-    with plots.canvas(style.two_columns(3.9), 2, 3) as (figure, rows):
-        axes = rows.flat
-        for panel, (name, points) in zip(axes, PANELS.items(), strict=False):
-            _panel(panel, frames, found, points)
-            panel.set(xlabel=name)
-        rows[0][0].set_ylabel("Test top-1 at the end (%)")
-        rows[1][0].set_ylabel("Test top-1 at the end (%)")
-        _captured(rows[1][1], frames, found)
-        _fit(rows[1][2], frames, found)
-        handles, labels = rows[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(handles))
-    return figure
+    ylabels = ("Test top-1 at the end (%)", "", "", "Test top-1 at the end (%)")
+    panels = [
+        _panel(frames, found, points, {"xlabel": name, "ylabel": ylabel})
+        for (name, points), ylabel in zip(PANELS.items(), ylabels, strict=True)
+    ]
+    panels += [_captured(frames, found), _fit(frames, found)]
+    return plots.picture(panels, 3.9, rows=2, loc="outside upper center")
 
 
 def table(frames: Frames) -> Table:
@@ -125,8 +123,8 @@ def table(frames: Frames) -> Table:
     return Table("Every variant at the end of its training", pd.DataFrame(rows), units)
 
 
-def label(variant: Variant) -> str:
-    """In what it differs from the paper's settings."""
+def label(variant: Change) -> str:
+    """Its differences from the paper's settings."""
     name = "dense" if variant.method == "dense" else f"Top-k, density {number(variant.density)}"
     rate = f", rate {number(variant.rate)}" if variant.rate != DENSE.rate else ""
     momentum = f", momentum {variant.momentum}" if variant.momentum != AFTER else ""
@@ -150,72 +148,34 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def claims() -> list[Claim]:
+    masked, unmasked = TOPK._replace(momentum=BEFORE), TOPK._replace(momentum=UNMASKED)
+    gaps = (DENSE, TOPK), (DENSE._replace(horizon=4), TOPK._replace(horizon=4))
+    steps = {name: number(138 * EPOCH_STEPS * horizon) for name, horizon in (("short", 1), ("long", 4))}
     return [
-        _question(
-            "a learning rate of its own brings Top-k nearer to dense: by how much",
-            "each method at 0.03, 0.1 or 0.3, chosen on held-out images; gap at 0.1 less gap at those",
-            _gain_by_rate,
-        ),
-        _question(
-            "momentum before aggregation, masked, brings Top-k nearer to dense: by how much",
-            "Lin et al. 2018, momentum correction and factor masking, against momentum after aggregation",
-            lambda frames: _gap(frames, TOPK._replace(momentum=BEFORE), TOPK),
-        ),
-        _question(
-            "of momentum before aggregation, masking is what helps: by how much",
-            "Lin et al. 2018: masked less unmasked",
-            lambda frames: _gap(frames, TOPK._replace(momentum=BEFORE), TOPK._replace(momentum=UNMASKED)),
-        ),
-        _question(
-            "a density of 0.1 brings Top-k nearer to dense than 0.01: by how much",
-            "Top-k at 0.1 less Top-k at 0.01",
-            lambda frames: _gap(frames, TOPK._replace(density=0.1), TOPK),
-        ),
-        _question(
-            "four times the steps bring Top-k nearer to dense: by how much",
-            f"gap after {number(138 * EPOCH_STEPS)} steps less gap after {number(4 * 138 * EPOCH_STEPS)}",
-            lambda frames: _difference(
-                frames, (DENSE, TOPK), (DENSE._replace(horizon=4), TOPK._replace(horizon=4))
-            ),
-        ),
+        claim("yoon2022.why-gap.own-rate", _gain_by_rate),
+        claim("yoon2022.why-gap.momentum-before", _gap, masked, TOPK),
+        claim("yoon2022.why-gap.masking", _gap, masked, unmasked),
+        claim("yoon2022.why-gap.denser", _gap, TOPK._replace(density=0.1), TOPK),
+        claim("yoon2022.why-gap.longer", _difference, *gaps, **steps),
     ]
 
 
-def _question(text: str, source: str, ours: Any) -> Claim:
-    return Claim(
-        text=text,
-        paper="not measured",
-        unit="points",
-        source=f"ours: {source}",
-        kind="ordering",
-        tolerance=0.0,
-        reason="Any margin counts; paired by seed.",
-        ours=ours,
-    )
-
-
-def _trainings(profile: str, seeds: Sequence[int]) -> list[list[str]]:
-    scale = "laptop" if profile == "paper" else profile  # the same small task everywhere, on whatever device
-    shared = ["recipe=yoon2022", f"profile={profile}", *yoon2022.CONVERGENCE[scale]]
-    held_out = 100 if profile == "smoke" else HELD_OUT
-    steps = 10 if profile == "smoke" else EPOCH_STEPS
-    every = [] if profile == "smoke" else ["train.validate_every=6"]
-    shared += [f"train.held_out={held_out}", *every]
+def _trainings(profile: str, seeds: Sequence[int]) -> list[Run]:
+    is_smoke = profile == "smoke"
+    # The same small task everywhere, on whatever device.
+    scale = yoon2022.CONVERGENCE["smoke" if is_smoke else "laptop"]
+    own = {"train.held_out": 100} if is_smoke else {"train.held_out": HELD_OUT, "train.validate_every": 6}
+    shared, steps = yoon2022.start(profile, {profile: {**scale, **own}}), 10 if is_smoke else EPOCH_STEPS
     return [
-        # Of two words for one leaf the second one counts.
-        list(
-            {
-                word.partition("=")[0]: word for word in (*shared, *variant.words(steps), f"seed={seed}")
-            }.values()
-        )
+        shared | {**variant.settings(steps), "seed": seed}
         for seed in seeds
-        for variant in (SMOKE if profile == "smoke" else variants())
+        for variant in (SMOKE if is_smoke else variants())
     ]
 
 
-def _by_variant(frames: Frames) -> dict[Variant, list[str]]:
+def _by_variant(frames: Frames) -> ByChange:
     """The runs of each, in the order of `variants`."""
-    found: dict[Variant, list[str]] = {}
+    found: ByChange = {}
     if not len(frames.runs):
         return found
     shortest = float(frames.runs["steps_total"].min())
@@ -224,7 +184,7 @@ def _by_variant(frames: Frames) -> dict[Variant, list[str]]:
         if run["method.name"] == "dgc":
             is_masked = json.loads(str(run["config_json"]))["method"]["masking"]
             momentum = BEFORE if is_masked else UNMASKED
-        variant = Variant(
+        variant = Change(
             "dense" if is_dense else "topk",
             float(run["task.lr"]),
             TOPK.density if is_dense else float(run["method.density"]),
@@ -235,14 +195,12 @@ def _by_variant(frames: Frames) -> dict[Variant, list[str]]:
     return {variant: found[variant] for variant in variants() if variant in found}
 
 
-def _gap(frames: Frames, above: Variant, below: Variant) -> Value | None:
+def _gap(frames: Frames, above: Change, below: Change) -> Value | None:
     found = _by_variant(frames)
     return final_difference(frames, found.get(above, []), found.get(below, []), COLUMN)
 
 
-def _difference(
-    frames: Frames, first: tuple[Variant, Variant], second: tuple[Variant, Variant]
-) -> Value | None:
+def _difference(frames: Frames, first: tuple[Change, Change], second: tuple[Change, Change]) -> Value | None:
     """The distance between two variants less that between two others, paired by seed."""
     ends = [_ends(frames, variant) for variant in (*first, *second)]
     together = pd.concat(ends, axis="columns", join="inner").dropna()
@@ -253,7 +211,7 @@ def _difference(
 
 
 def _gain_by_rate(frames: Frames) -> Value | None:
-    """How much nearer Top-k is to dense where each has the rate that is best on held-out images."""
+    """Distance that Top-k gains on dense where each has the rate that is best on held-out images."""
     tuned = []
     for method in (DENSE, TOPK):
         held_out = {rate: _ends(frames, method._replace(rate=rate), "val_top1") for rate in RATES}
@@ -264,7 +222,7 @@ def _gain_by_rate(frames: Frames) -> Value | None:
     return _difference(frames, (DENSE, TOPK), (tuned[0], tuned[1]))
 
 
-def _ends(frames: Frames, variant: Variant, column: str = COLUMN) -> pd.Series[float]:
+def _ends(frames: Frames, variant: Change, column: str = COLUMN) -> pd.Series[float]:
     """`column` at the end of each of its trainings, by seed."""
     keys = _by_variant(frames).get(variant, [])
     if not keys:
@@ -276,46 +234,46 @@ def _ends(frames: Frames, variant: Variant, column: str = COLUMN) -> pd.Series[f
 
 
 def _panel(
-    axes: plots.Axes,
-    frames: Frames,
-    found: dict[Variant, list[str]],
-    points: dict[Any, tuple[Variant, Variant]],
-) -> None:
-    """Where dense and Top-k end at each point, one curve each."""
-    for at, name in enumerate(("dense", "topk")):
-        ends = {
-            place: (final(frames, found[pair[at]], COLUMN), pair[at])
-            for place, pair in enumerate(points.values())
-            if pair[at] in found
-        }
-        shown = {place: value for place, (value, _) in ends.items() if value is not None}
-        plots.points(axes, list(shown), list(shown.values()), style.look(name))
-        for place, (_, variant) in ends.items():
-            finals = [final(frames, [key], COLUMN) for key in found[variant]]
-            plots.seeds(axes, place, [one.value for one in finals if one], style.look(name))
-    labels = [number(point) if isinstance(point, float) else str(point) for point in points]
-    axes.set_xticks(range(len(points)), [text.replace(", ", ",\n") for text in labels])
-    axes.set_xlim(-0.4, len(points) - 0.6)
-    axes.grid(True, axis="y")
+    frames: Frames, found: ByChange, points: dict[Any, tuple[Change, Change]], words: dict[str, Any]
+) -> plots.Panel:
+    """Ends of dense and Top-k at each point, one curve each."""
+
+    def panel(axes: plots.Axes) -> None:
+        for at, look in enumerate((style.look("dense"), style.look("topk"))):
+            keys = {place: found[pair[at]] for place, pair in enumerate(points.values()) if pair[at] in found}
+            ends = {place: final(frames, own, COLUMN) for place, own in keys.items()}
+            shown = {place: value for place, value in ends.items() if value is not None}
+            plots.points(axes, list(shown), list(shown.values()), look)
+            for place, own in keys.items():
+                finals = [final(frames, [key], COLUMN) for key in own]
+                plots.seeds(axes, place, [one.value for one in finals if one], look)
+        labels = [number(point) if isinstance(point, float) else str(point) for point in points]
+        axes.set_xticks(range(len(points)), [text.replace(", ", ",\n") for text in labels])
+        plots.finish(axes, xlim=(-0.4, len(points) - 0.6), grid="y", **words)
+
+    return panel
 
 
-def _captured(axes: plots.Axes, frames: Frames, found: dict[Variant, list[str]]) -> None:
+def _captured(frames: Frames, found: ByChange) -> plots.Panel:
     """The energy that each density captures, along the training."""
-    for shade, density in zip(np.linspace(0.35, 1, len(DENSITIES)), DENSITIES, strict=True):
-        keys = found.get(TOPK._replace(density=density), [])
-        table = curve(frames, keys, "captured_energy")
-        if len(table):
-            look = style.look("topk")._replace(label=number(density))
-            plots.shaded(axes, table["step"], 100 * table["mean"], look, float(shade))
-    axes.set(xlabel="Optimiser steps", ylabel="Captured energy (%)", ylim=(0, None), xlim=(0, None))
-    axes.grid(True, axis="y")
+
+    def panel(axes: plots.Axes) -> None:
+        for shade, density in zip(np.linspace(0.35, 1, len(DENSITIES)), DENSITIES, strict=True):
+            table = curve(frames, found.get(TOPK._replace(density=density), []), "captured_energy")
+            if len(table):
+                look = style.look("topk")._replace(label=number(density))
+                marks.shaded(axes, table["step"], 100 * table["mean"], look, float(shade))
+        axes.set(xlabel="Optimiser steps", ylabel="Captured energy (%)", ylim=(0, None), xlim=(0, None))
+        axes.grid(visible=True, axis="y")
+
+    return panel
 
 
-def _fit(axes: plots.Axes, frames: Frames, found: dict[Variant, list[str]]) -> None:
+def _fit(frames: Frames, found: ByChange) -> plots.Panel:
     """Test accuracy against training loss: on one line, Top-k fits worse; below it, it generalises worse."""
+    small, dots = {"alpha": 0.55, "markersize": 2.6, "mew": 0}, []
     for variant, keys in found.items():
         loss, top1 = (final(frames, keys, column) for column in ("train_loss", COLUMN))
         if loss and top1:
-            plots.seeds(axes, loss.value, [top1.value], style.look(variant.method))
-    axes.set(xlabel="Training loss at the end", ylabel="")
-    axes.grid(True)
+            dots.append(plots.Dot(style.look(variant.method), loss.value, top1.value, small))
+    return plots.dots(dots, grid="both", xlabel="Training loss at the end")

@@ -9,20 +9,24 @@ are measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.numbers import number
-from analysis.remembered import remembered
+from analysis.pictures import captions, style
+from analysis.pictures.numbers import number
+from analysis.records.frames import Frames, keys_of, remembered, restrict
+from analysis.records.steps import breakdown
 from analysis.stats import COUNTED, Value
-from analysis.steps import breakdown
 from analysis.tables import Table
+from experiments.config.run import Run, RunSettings
+from experiments.figures._predicted import MODEL, WORD
+from experiments.figures._runs import TIMED, of_profile, with_density
+from experiments.figures.papers import claim
 from sparsify import cost
 
 TITLE = "Words and latency of dense and sparse allreduces, by formula and as counted"
@@ -33,21 +37,18 @@ SCHEMES = {
     "oktopk": "oktopk",
 }  # fmt: skip
 EXACT = ("dense", "topk", "gtopk", "gaussiank")  # one number; the others' formulas are ranges
-WORD = 4  # bytes
 # What the formulas leave out: splitters announce the lengths of pieces, then of what is left, one int64 each.
 ANNOUNCED = {
     "sparcml": 2 * cost.LENGTH // WORD,
     "oktopk": 2 * cost.LENGTH // WORD,
 }  # words for each other worker
-SLACK = 4 / 3  # of k, the most that a re-used threshold selects before it is taken anew (methods/oktopk.py)
-PADDED = 1.01  # regions of n/P elements, rounded up
 DENSITY = 0.01
-MODEL = 14_728_266  # parameters of VGG-16 for CIFAR-10
 LINK = "ethernet_10g"
+FORMULA = {"linewidth": 0.9, "marker": "", "label": None}
 
 
 class Scale(NamedTuple):
-    """How much of the table is run."""
+    """The part of the table that is run."""
 
     elements: int
     workers: tuple[int, ...]  # at DENSITY
@@ -64,29 +65,23 @@ AMOUNTS = {
 }
 
 
-def runs(profile: str) -> list[list[str]]:
-    if profile not in AMOUNTS:
-        raise ValueError(f"no profile {profile!r}; there are: {', '.join(AMOUNTS)}")
-    scale = AMOUNTS[profile]
-    shared = [
-        "recipe=none", f"profile={profile}", "task=vector", "train.validate=never", "timing.mode=serialised",
-    ]  # fmt: skip
-    counted = [
-        *shared, f"task.elements={scale.elements}", "cluster=virtual", f"link={LINK}",
-        "alternate.block_steps=2", "alternate.limit_min=0.001",
-    ]  # fmt: skip
+def runs(profile: str) -> list[Run]:
+    """Virtual workers, whose words are counted, and two processes, which are measured."""
+    scale = of_profile(AMOUNTS, profile)
+    shared = {**TIMED, "profile": profile, "task": "vector"}
+    counted = {
+        **shared, "task.elements": scale.elements, "cluster": "virtual", "link": LINK,
+        "alternate.block_steps": 2, "alternate.limit_min": 0.001,
+    }  # fmt: skip
     cases = [(size, DENSITY) for size in scale.workers] + [(WORKERS, density) for density in scale.densities]
     elements, minutes = scale.measured
-    processes = [
-        *shared, f"task.elements={elements}", "cluster=local", "workers=2", "timing.warmup_steps=2",
-        f"alternate.limit_min={minutes}",
-    ]  # fmt: skip
+    own = {"task.elements": elements, "cluster": "local", "workers": 2, "alternate.limit_min": minutes}
     return [
         *(
-            [*counted, f"workers={size}", f"timing.warmup_steps={_settling(size)}", _variants(density)]
+            Run({**counted, "workers": size, "timing.warmup_steps": _settling(size)}, _variants(density))
             for size, density in cases
         ),
-        [*processes, _variants(DENSITY)],
+        Run({**shared, **own}, _variants(DENSITY)),
     ]
 
 
@@ -97,10 +92,8 @@ def _settling(size: int) -> int:
     return 12 if size <= SETTLED_UP_TO else 1
 
 
-def _variants(density: float) -> str:
-    words = {name: "" if name == "dense" else f" method.density={density}" for name in SCHEMES}
-    named = ",".join(f"{name}:'method={name}{more}'" for name, more in words.items())
-    return f"variants={{{named}}}"
+def _variants(density: float) -> dict[str, RunSettings]:
+    return with_density({name: {"method": name} for name in SCHEMES}, density)
 
 
 @remembered
@@ -108,56 +101,54 @@ def counted(frames: Frames) -> pd.DataFrame:
     """A row for each method, number of workers and k: words and latency terms of the worker that sends most,
     the median over the steps after the first one; the published ones beside them.
     """
-    runs = frames.runs[frames.runs["cluster.where"] == "virtual"] if len(frames.runs) else frames.runs
-    found = [_row(frames, run) for run in runs.to_dict("records")]
-    columns = ["method", "P", "k", "n", "words", "announced", "least", "most", "messages", "expected"]
-    table: pd.DataFrame = pd.DataFrame(found, columns=columns).sort_values(["k", "P"], kind="stable")
+    virtual = restrict(frames, keys_of(frames, {"cluster.where": "virtual"})).runs
+    found = [_row(frames, run) for run in virtual.to_dict("records")]
+    table: pd.DataFrame = pd.DataFrame(found, columns=COLUMNS).sort_values(["k", "P"], kind="stable")
     return table
+
+
+COLUMNS = ["method", "P", "k", "n", "words", "announced", "least", "most", "messages", "expected"]
 
 
 def _row(frames: Frames, run: Mapping[Any, Any]) -> list[Any]:
     name, size, n = str(run["variant"]), int(run["workers"]), int(run["task.elements"])
     k = n if name == "dense" else max(1, int(run["method.density"] * n))
     steps = frames.steps[(frames.steps["key"] == run["key"]) & (frames.steps["block"] > 0)]
-    most_sent = steps.groupby("step")[["wire_bytes", "messages"]].max().median()
-    least, most, messages = cost.published(SCHEMES[name], n, k, size)
+    sent_bytes, messages = steps.groupby("step")[["wire_bytes", "messages"]].max().median()
+    least, most, expected = cost.published(SCHEMES[name], n, k, size)
     announced = ANNOUNCED.get(name, 0) * (size - 1)
-    words = float(most_sent["wire_bytes"]) / WORD
-    return [
-        name, size, k, n, words, announced, float(least), float(most), float(most_sent["messages"]), messages,
-    ]  # fmt: skip
+    words = [float(sent_bytes) / WORD, announced, float(least), float(most)]
+    return [name, size, k, n, *words, float(messages), expected]
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     rows = counted(frames)
     if not len(rows):
-        raise ValueError("nothing to draw: there is no run")
-    link = _link(frames)
-    with plots.canvas(style.two_columns(3.0), 1, 2) as (figure, (words, times)):
-        for name in SCHEMES:
-            of_method, look = _at_density(rows, name), style.look(name)
-            if not len(of_method):
-                continue
-            sizes = of_method["P"].to_numpy()
-            _formula(words, sizes, of_method["least"], of_method["most"], look)
-            hollow = {"mfc": "none", "ms": 6} if name == "gaussiank" else {}  # where Top-k's marks are
-            how = {"color": look.colour, "linestyle": "", "marker": look.marker, "label": look.label}
-            words.plot(sizes, of_method["words"], **how, **hollow)
-            seconds = [1e3 * _seconds(link, row, MODEL) for row in of_method.to_dict("records")]
-            times.plot(sizes, seconds, marker=look.marker, color=look.colour, **hollow)
-        for axes, label in (
-            (words, "Words sent, of the worker that sends most"),
-            (times, "Time for 14.7 million elements (ms), simulated"),
-        ):
-            axes.set(xlabel="Workers", ylabel=label, yscale="log")
-            axes.set_xscale("log", base=2)
-            places = sorted(set(rows["P"]))
-            axes.set_xticks(places, [str(size) for size in places])
-            axes.grid(True)
-        words.set_title("lines and bands: the formulas; marks: counted")
-        times.set_title("by the counted words, on 10 Gbit/s Ethernet")
-        figure.legend(loc="outside lower center", ncols=len(SCHEMES))
-    return figure
+        raise ValueError(plots.EMPTY)
+    link, words, times = _link(frames), list[plots.Curve | plots.Band](), list[plots.Curve]()
+    for name in SCHEMES:
+        own, look = _at_density(rows, name), style.look(name)
+        sizes, least, most = (own[column].to_numpy() for column in ("P", "least", "most"))
+        if np.array_equal(least, most):
+            words.append(plots.Curve(look, sizes, most, FORMULA))
+        else:
+            words.append(plots.Band(look, sizes, least, most))
+        hollow = {"mfc": "none", "ms": 6} if name == "gaussiank" else {}  # where Top-k's marks are
+        words.append(plots.Curve(look, sizes, own["words"], {"linestyle": ""} | hollow))
+        seconds = [1e3 * _seconds(link, row, MODEL) for row in own.to_dict("records")]
+        times.append(plots.Curve(look, sizes, seconds, hollow))
+    axes: dict[str, Any] = {"sizes": sorted(set(rows["P"])), "xlabel": "Workers", "yscale": "log"}
+    panels = [
+        plots.curves(
+            words, title="lines and bands: the formulas; marks: counted",
+            ylabel="Words sent, of the worker that sends most", **axes,
+        ),
+        plots.curves(
+            times, title="by the counted words, on 10 Gbit/s Ethernet",
+            ylabel="Time for 14.7 million elements (ms), simulated", **axes,
+        ),
+    ]  # fmt: skip
+    return plots.picture(panels, 3.0)
 
 
 def _at_density(rows: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -168,22 +159,13 @@ def _at_density(rows: pd.DataFrame, name: str) -> pd.DataFrame:
     return chosen
 
 
-def _formula(
-    axes: plots.Axes, sizes: np.ndarray, least: pd.Series[float], most: pd.Series[float], look: style.Look
-) -> None:
-    if np.array_equal(least, most):
-        axes.plot(sizes, least, color=look.colour, linewidth=0.9)
-    else:
-        axes.fill_between(sizes, least, most, color=look.colour, alpha=0.18, linewidth=0)
-
-
 def _link(frames: Frames) -> cost.Link:
     run = frames.runs[frames.runs["cluster.where"] == "virtual"].iloc[0]
     return cost.Link(float(run["cluster.link.alpha_s"]), float(run["cluster.link.beta_s_per_byte"]))
 
 
 def _seconds(link: cost.Link, row: Mapping[Any, Any], elements: int) -> float:
-    """Of so many elements at this density: words grow with them, announcements do not."""
+    """Seconds for so many elements at this density: words grow with them, announcements do not."""
     words = (row["words"] - row["announced"]) * elements / row["n"] + row["announced"]
     return link.seconds(cost.Cost(round(row["messages"]), round(WORD * words)))
 
@@ -210,21 +192,17 @@ def table(frames: Frames) -> list[Table]:
 
 
 def _measured(frames: Frames) -> Table:
-    """What two processes took over the loopback interface."""
+    """The times of two processes over the loopback interface."""
+    names = {"transfer": "transfer", "exchange": "packing and merging", "select": "selection"}
     cells = []
-    local = frames.runs[frames.runs["cluster.where"] == "local"]
-    for run in local.to_dict("records"):
+    for run in frames.runs[frames.runs["cluster.where"] == "local"].to_dict("records"):
         parts = breakdown(frames, [run["key"]])
-        cells.append({
-            "method": style.look(str(run["variant"])).label,
-            "elements": run["task.elements"],
-            "transfer": 1e3 * parts.get("transfer", np.nan),
-            "packing and merging": 1e3 * parts.get("exchange", 0.0),
-            "selection": 1e3 * parts.get("select", 0.0),
-        })  # fmt: skip
-    columns = ["method", "elements", "transfer", "packing and merging", "selection"]
-    frame = pd.DataFrame(cells, columns=columns)
-    return Table("Two processes, measured", frame, dict.fromkeys(columns[2:], "ms"))
+        none = {"transfer": np.nan}  # where nothing was sent
+        milliseconds = {name: 1e3 * parts.get(phase, none.get(phase, 0.0)) for phase, name in names.items()}
+        label = style.look(str(run["variant"])).label
+        cells.append({"method": label, "elements": run["task.elements"], **milliseconds})
+    frame = pd.DataFrame(cells, columns=["method", "elements", *names.values()])
+    return Table("Two processes, measured", frame, dict.fromkeys(names.values(), "ms"))
 
 
 def caption(frames: Frames, profile: str) -> str:
@@ -244,103 +222,54 @@ def caption(frames: Frames, profile: str) -> str:
     )
 
 
-SOURCE = "slide 'Current SOTA: Ok-Topk Sparsity', Table 1, after Li and Hoefler 2022"
-
-
 def claims() -> list[Claim]:
+    upstream = {"topk": ("yoon2022.18", "zhang.30")}
+    latency = {"gaussiank": "latency-of-gaussiank"} | dict.fromkeys(ANNOUNCED, "latency-announced")
     return [
-        *[_exactly(name) for name in EXACT],
-        *[_in_range(name) for name in ("sparcml", "oktopk")],
-        Claim(
-            text="Top-k's words grow with P faster than Ok-Topk's: by how many times, over all P",
-            paper="Ok-Topk is scalable",
-            unit="x",
-            source=f"{SOURCE}, and 'Sparsification overhead scales with number of processes P'",
-            kind="ordering",
-            tolerance=1.0,
-            reason="More than once is faster. From the fewest to the most workers; counts have no error.",
-            ours=_growth,
+        *(
+            claim(
+                "zhang.words-exactly", _farthest, name, "words", id=f"words.{name}", scheme=SCHEMES[name],
+                answers=upstream.get(name, ("zhang.30",)),
+            )
+            for name in EXACT
         ),
-        *[_latency(name, 0.0, "As many, exactly.") for name in ("dense", "topk", "gtopk")],
-        _latency("gaussiank", 0.0, "As many. Ours sends exactly k, so no lengths need to be gathered first."),
-        *[
-            _latency(name, 1.0, "Up to twice as many: lengths are announced before pieces are sent.")
-            for name in ("sparcml", "oktopk")
-        ],
-    ]
-
-
-def _exactly(name: str) -> Claim:
-    return Claim(
-        text=f"words of {SCHEMES[name]}, counted over formula, where they differ most",
-        paper=1.0,
-        unit="x",
-        source=f"{SOURCE}, column bandwidth",
-        kind="shape",
-        tolerance=0.001,
-        reason="Equal but for fractions of a byte. A formula holds at any scale.",
-        ours=_worst(name, lambda rows: rows["words"] / rows["most"]),
-    )
-
-
-def _in_range(name: str) -> Claim:
-    return Claim(
-        text=f"words of {SCHEMES[name]} without announcements, over the upper end of their range, at most",
-        paper=None,
-        unit="x",
-        source=f"{SOURCE}, column bandwidth",
-        kind="limit",
-        tolerance=SLACK if name == "oktopk" else PADDED,
-        reason=(
-            "A re-used threshold may select up to 4k/3. While residuals still grow it selects more, and is "
-            "taken anew from sums that travel as well."
-            if name == "oktopk"
-            else "The range is a bound; regions are padded to the longest, by less than 1 %."
+        *(
+            claim(
+                f"zhang.words-of-{name}", _farthest, name, "pieces", id=f"words.{name}",
+                scheme=SCHEMES[name],
+            )
+            for name in ANNOUNCED
         ),
-        ours=_worst(name, lambda rows: (rows["words"] - rows["announced"]) / rows["most"], largest=True),
-    )
+        claim("zhang.topk-grows-faster", _growth),
+        *(
+            claim(
+                f"zhang.{latency.get(name, 'latency')}", _farthest, name, "terms", id=f"latency.{name}",
+                scheme=SCHEMES[name],
+            )
+            for name in (*EXACT, *ANNOUNCED)
+        ),
+    ]  # fmt: skip
 
 
-def _latency(name: str, tolerance: float, reason: str) -> Claim:
-    return Claim(
-        text=f"latency terms of {SCHEMES[name]}, counted over formula, where they differ most",
-        paper=1.0,
-        unit="x",
-        source=f"{SOURCE}, column latency, log P taken as ceil(log2 P)",
-        kind="shape",
-        tolerance=tolerance,
-        reason=reason,
-        ours=_worst(name, lambda rows: rows["messages"] / rows["expected"]),
-        group=f"latency terms of {SCHEMES[name]}",
-    )
-
-
-def _worst(
-    name: str, ratio: Callable[[pd.DataFrame], Any], largest: bool = False
-) -> Callable[[Frames], Value | None]:
-    """Of a method's rows the ratio farthest from 1, or the largest. Counts have no error."""
-
-    def ours(frames: Frames) -> Value | None:
-        rows = counted(frames)
-        ratios = np.asarray(ratio(rows[rows["method"] == name]), dtype=float)
-        if not len(ratios):
-            return None
-        at = np.argmax(ratios if largest else np.abs(ratios - 1))
-        return _exact(ratios[at], len(ratios))
-
-    return ours
+def _farthest(frames: Frames, name: str, of: str) -> Value | None:
+    """Ratio farthest from 1 of a method's rows; of pieces the largest one. Counts have no error."""
+    rows = counted(frames)
+    own = rows[rows["method"] == name]
+    ratios = {
+        "words": own["words"] / own["most"],
+        "pieces": (own["words"] - own["announced"]) / own["most"],
+        "terms": own["messages"] / own["expected"],
+    }[of].to_numpy(dtype=float)
+    if not len(ratios):
+        return None
+    farthest = np.argmax(ratios if of == "pieces" else np.abs(ratios - 1))
+    return Value.exact(ratios[farthest], len(ratios), COUNTED)
 
 
 def _growth(frames: Frames) -> Value | None:
     rows = counted(frames)
-    grown = [_grown(_at_density(rows, name)["words"].to_list()) for name in ("topk", "oktopk")]
-    topk, oktopk = grown
-    return None if topk is None or oktopk is None else _exact(topk / oktopk, len(rows))
-
-
-def _grown(words: Sequence[float]) -> float | None:
-    return words[-1] / words[0] if len(words) > 1 else None
-
-
-def _exact(value: float, count: int) -> Value:
-    return Value(float(value), float(value), float(value), count, COUNTED)
+    words = [_at_density(rows, name)["words"].to_list() for name in ("topk", "oktopk")]
+    if min(map(len, words)) < 2:
+        return None
+    topk, oktopk = (of_method[-1] / of_method[0] for of_method in words)
+    return Value.exact(topk / oktopk, len(rows), COUNTED)

@@ -7,73 +7,79 @@ the slides' text does not give. Computing and selecting are measured, the exchan
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.numbers import number
+from analysis.pictures import captions, style
+from analysis.pictures.numbers import number
+from analysis.records.frames import Frames
 from analysis.stats import Value
 from analysis.tables import Table
 from experiments.figures import _predicted
-from experiments.figures._predicted import DENSITY, FAST, LINKS, Parts
+from experiments.figures._predicted import DENSITY, FAST, LINKS, Work
+from experiments.figures.papers import claim
 from sparsify import cost
 
 TITLE = "DGC's speed-up over dense on 1 and 10 Gbit/s, simulated"
 WORKERS = (2, 4, 8, 16, 32, 64)
 JUDGED = 8
-COLOURS = {"1 Gbit/s": "#0072B2", "10 Gbit/s": "#D55E00", FAST: "#555555"}
-MARKERS = {"1 Gbit/s": "o", "10 Gbit/s": "s", FAST: "^"}
+LOOKS = {
+    "1 Gbit/s": style.Look("1 Gbit/s", "#0072B2", "o", ""),
+    "10 Gbit/s": style.Look("10 Gbit/s", "#D55E00", "s", ""),
+    FAST: style.Look(FAST, "#555555", "^", ""),
+}
+runs = _predicted.timing_runs
 
 
-def runs(profile: str) -> list[list[str]]:
-    return _predicted.timing_runs(profile)
-
-
-def speedup(parts: Parts, link: cost.Link) -> np.ndarray:
+def speedup(parts: Work, link: cost.Link) -> np.ndarray:
     """(workers,) time of a dense step over that of DGC's, which computes as long and selects besides."""
     dense = _predicted.over_workers(parts._replace(select_s=0.0), "dense", 1.0, WORKERS, link)
     ratios: np.ndarray = dense / _predicted.over_workers(parts, "dgc", DENSITY, WORKERS, link)
     return ratios
 
 
-def on_a100() -> tuple[Parts, Parts]:
+def on_a100() -> tuple[Work, Work]:
     """Computing of 8 A100 by the published logs, with a selection that costs nothing, and with one as slow as
     their torch.topk: DGC's own, which searches a sample, is in none of their logs.
     """
     slow = _predicted.published("topk")
-    return Parts(slow.compute_s, 0.0), slow
+    return Work(slow.compute_s, 0.0), slow
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    measured = _measured(frames)
-    free, slow = on_a100()
-    with plots.canvas(style.two_columns(2.9), 1, 2) as (figure, (here, theirs)):
-        for name, link in LINKS.items():
-            look = style.Look(name, COLOURS[name], MARKERS[name], "")
-            here.plot(
-                WORKERS, speedup(measured, link), color=look.colour, marker=look.marker, label=look.label
-            )
-            best, worst = speedup(free, link), speedup(slow, link)
-            theirs.fill_between(WORKERS, worst, best, color=look.colour, alpha=0.15, linewidth=0)
-            theirs.plot(WORKERS, best, color=look.colour, marker=look.marker)
-            theirs.plot(WORKERS, worst, color=look.colour, marker=look.marker, mfc="white", linestyle="--")
-        for axes, title in (
-            (here, "CPUs: computing and selecting measured"),
-            (theirs, "8 A100, published: selecting free, or as torch.topk"),
-        ):
-            axes.axhline(1, color="#777777", linewidth=0.6, zorder=0)
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(WORKERS, [str(size) for size in WORKERS])
-            axes.set(xlabel="Workers", ylabel="Speed-up over dense, simulated", title=title)
-            axes.grid(True)
-        plots.log_ticks(theirs, (0.1, 0.2, 0.5, 1, 2, 5, 10, 20))
-        figure.legend(*here.get_legend_handles_labels(), loc="outside lower center", ncols=len(LINKS))
-    return figure
+    here, free, slow = (
+        {name: speedup(parts, link) for name, link in LINKS.items()}
+        for parts in (_measured(frames), *on_a100())
+    )
+    dashed = {"mfc": "white", "linestyle": "--", "label": None}
+    measured = [plots.Curve(LOOKS[name], WORKERS, here[name]) for name in LINKS]
+    published = [
+        line
+        for name, look in LOOKS.items()
+        for line in (
+            plots.Band(look, WORKERS, slow[name], free[name], 0.15),
+            plots.Curve(look, WORKERS, free[name]),
+            plots.Curve(look, WORKERS, slow[name], dashed),
+        )
+    ]
+    words: dict[str, Any] = {"xlabel": "Workers", "ylabel": "Speed-up over dense, simulated"}
+    words |= {"level": 1, "sizes": WORKERS}
+    ticks = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+    title = "8 A100, published: selecting free, or as torch.topk"
+    return plots.picture(
+        [
+            plots.curves(measured, title="CPUs: computing and selecting measured", **words),
+            plots.curves(published, title=title, log=ticks, **words),
+        ],
+        2.9,
+    )
 
 
-def _measured(frames: Frames) -> Parts:
+def _measured(frames: Frames) -> Work:
     found = _predicted.all_measured(frames)
     if "dgc" not in found:
         raise ValueError("nothing to draw: there is no run of DGC")
@@ -112,53 +118,17 @@ def caption(frames: Frames, profile: str) -> str:
     )
 
 
-SOURCE = "slide 'Previous SOTA: Deep Gradient Compression'; its charts have no values in the text"
-
-
 def claims() -> list[Claim]:
     return [
-        Claim(
-            text=f"DGC is faster than dense on 1 Gbit/s, {JUDGED} workers: how many times, simulated",
-            paper="a chart of speed-ups",
-            unit="x",
-            source=SOURCE,
-            kind="ordering",
-            tolerance=1.0,
-            reason="More than once is faster. A shape only.",
-            ours=lambda frames: _at(frames, "1 Gbit/s"),
-            timed=True,
-        ),
-        Claim(
-            text=f"DGC gains more on 1 than on 10 Gbit/s, {JUDGED} workers: how many times, simulated",
-            paper="doesn't help much when interconnect is fast",
-            unit="x",
-            source=SOURCE,
-            kind="ordering",
-            tolerance=1.0,
-            reason="More than once is more. A shape only.",
-            ours=lambda frames: _ratio(frames, "1 Gbit/s", "10 Gbit/s"),
-            timed=True,
-        ),
-        Claim(
-            text=f"DGC does not help on NVLink 3, {JUDGED} workers: time of dense over its own, simulated",
-            paper=None,
-            unit="x",
-            source="no published number; the slides say that it does not help much",
-            kind="limit",
-            tolerance=1.0,
-            reason="At most once: no help. With selecting as measured on CPUs.",
-            ours=lambda frames: _at(frames, FAST),
-            timed=True,
-        ),
+        claim("zhang.faster-on-1g", _at, "1 Gbit/s"),
+        claim("zhang.gains-more-on-1g", _ratio, "1 Gbit/s", "10 Gbit/s"),
+        claim("zhang.no-help-on-nvlink", _at, FAST),
     ]
 
 
 def _at(frames: Frames, link: str) -> Value | None:
-    try:
-        parts = _measured(frames)
-    except ValueError:
-        return None
-    return Value(float(speedup(parts, LINKS[link])[WORKERS.index(JUDGED)]), n=1)
+    parts = _predicted.all_measured(frames).get("dgc")
+    return parts and Value(float(speedup(parts, LINKS[link])[WORKERS.index(JUDGED)]), n=1)
 
 
 def _ratio(frames: Frames, slow: str, fast: str) -> Value | None:

@@ -8,59 +8,51 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from analysis import captions, plots, style
+from analysis import plots
 from analysis.claims import Claim
-from analysis.frames import Frames
-from analysis.looks import REGIONS, SLICES
-from analysis.numbers import number
+from analysis.pictures import captions, style
+from analysis.records.frames import Frames
+from analysis.records.schema import REGIONS, SLICES
 from analysis.stats import SHARE, Value
 from analysis.tables import Table
 from experiments.figures import _looks as looks
+from experiments.figures.papers import claim
 
 TITLE = "Where Top-k's selection falls over training: regions and single elements"
-COLOURS = dict(zip(REGIONS, ("#D55E00", "#E69F00", "#56B4E9", "#0072B2"), strict=True))
+LOOKS = {
+    size: style.Look("single elements" if size == 1 else f"regions of {size:,}", colour, "o", "")
+    for size, colour in zip(REGIONS, ("#D55E00", "#E69F00", "#56B4E9", "#0072B2"), strict=True)
+}
 LATER = 100  # steps between two selections that are compared
 REGION = 100  # elements, of the claims
-
-
-def runs(profile: str) -> list[list[str]]:
-    return looks.runs(profile)
+runs = looks.runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    if not len(frames.runs):
-        raise ValueError("nothing to draw: there is no run")
-    found = looks.models(frames)
-    with plots.canvas(style.two_columns(4.2), 2, len(found), squeeze=False, sharey="row") as (
-        figure,
-        (top, bottom),
-    ):
-        for axes, (model, of_model) in zip(top, found.items(), strict=True):
-            of_first = looks.first(of_model)
-            heat = looks.seen(of_first, "heat", looks.largest(of_first))
-            image = heat.pivot_table(index="x", columns="step", values="value").to_numpy()
-            relative = image / max(float(image.mean()), 1e-12)
-            extent = (0, float(heat["step"].max()), 0, SLICES)
-            axes.imshow(relative, origin="lower", aspect="auto", extent=extent, vmin=0, vmax=4, cmap="Blues")
-            axes.set(title=model, xlabel="Step")
-        top[0].set_ylabel(f"Slice of its largest tensor, of {SLICES}")
-        for axes, of_model in zip(bottom, found.values(), strict=True):
-            for size in REGIONS:
-                kept, drawn = (curve(of_model, what, size) for what in ("kept", "shuffled"))
-                label = "single elements" if size == 1 else f"regions of {size:,}"
-                axes.plot(
-                    kept.index, 100 * kept, color=COLOURS[size], marker="o", markersize=2.5, label=label
-                )
-                axes.plot(drawn.index, 100 * drawn, color=COLOURS[size], linestyle=":")
-            axes.set(xscale="log", xlabel="Steps later", ylim=(0, 100))
-        bottom[0].set_ylabel("Selected again (%)")
-        handles, labels = bottom[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(REGIONS))
-    return figure
+    models = looks.models(frames)
+    maps = [_map(model, looks.first(of_model)) for model, of_model in models.items()]
+    labels = (f"Slice of its largest tensor, of {SLICES}", "Selected again (%)")
+    panels = [*maps, *map(_again, models.values())]
+    return plots.picture(panels, 4.2, rows=2, ylabel=labels, sharey="row")
+
+
+def _map(model: str, run: Frames) -> plots.Panel:
+    heat = looks.seen(run, "heat", looks.largest(run))
+    image = heat.pivot_table(index="x", columns="step", values="value").to_numpy()
+    return plots.heatmap(image, float(heat["step"].max()), title=model, xlabel="Step")
+
+
+def _again(frames: Frames) -> plots.Panel:
+    lines = []
+    for size, look in LOOKS.items():
+        kept, drawn = (100 * curve(frames, what, size) for what in ("kept", "shuffled"))
+        lines.append(plots.Curve(look, kept.index, kept, {"markersize": 2.5}))
+        lines.append(plots.Curve(look, drawn.index, drawn, {"linestyle": ":", "marker": "", "label": None}))
+    return plots.curves(lines, grid=None, xscale="log", xlabel="Steps later", ylim=(0, 100))
 
 
 def curve(frames: Frames, what: str, size: int) -> pd.Series[float]:
-    """Of the largest tensor the share that is selected again, over the steps between; means over looks and
+    """Share of the largest tensor that is selected again, over the steps between; means over looks and
     runs.
     """
     found = looks.seen(frames, what, f"{looks.largest(frames)}/{size}")
@@ -105,20 +97,9 @@ def caption(frames: Frames, profile: str) -> str:
 
 def claims() -> list[Claim]:
     return [
-        claim
+        claim(f"zhang.{name}", _of, task, above, case=task, label=label)
         for task, label in looks.MODELS.items()
-        for claim in (
-            _claim(
-                f"regions of the {label} are stable: more of them are selected again than by chance",
-                "regions are stable",
-                partial(_of, task=task, what=_above_chance),
-            ),
-            _claim(
-                f"single elements of the {label} are not: fewer are selected again than regions",
-                "individual gradient positions are not",
-                partial(_of, task=task, what=_above_elements),
-            ),
-        )
+        for name, above in (("regions", _above_chance), ("elements", _above_elements))
     ]
 
 
@@ -128,19 +109,6 @@ def _above_chance(run: Frames) -> float:
 
 def _above_elements(run: Frames) -> float:
     return kept(run, REGION) - kept(run, 1)
-
-
-def _claim(text: str, paper: str, ours: Callable[[Frames], Value | None]) -> Claim:
-    return Claim(
-        text=text,
-        paper=paper,
-        unit="points",
-        source="slides with BERT's and MAE's tensors, regions of 10,000 and of 1",
-        kind="ordering",
-        tolerance=0.0,
-        reason=f"Any margin counts, {LATER} steps later, regions of {number(REGION)} elements.",
-        ours=ours,
-    )
 
 
 def _of(frames: Frames, task: str, what: Callable[[Frames], float]) -> Value | None:

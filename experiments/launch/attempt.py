@@ -4,22 +4,25 @@ files that its workers are started from.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.files import PATIENCE_S, Held, write_json
-from analysis.records import DAMAGED, Attempt, Store
+from analysis.records.log import PATIENCE_S, Held
+from analysis.records.store import DAMAGED, Attempt, Store
 from experiments.config import code_version
+from experiments.config.config import Config
 from experiments.config.folders import Folders
+from experiments.config.machines import Container, SlurmCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.diagnosis import CANCEL, RESUMABLE
+from experiments.worker.orders import Orders
 from slurm import container as containers
+from slurm import images
+from slurm.images import ImageChoice
 from slurm.worker_process import WorkerCommand
 
 LEAVE_S, POLL_S = 10.0, 0.1  # that the workers of an earlier start get to end
@@ -39,11 +42,6 @@ class Begun(NamedTuple):
         """The file of what its workers are told."""
         return str(self.folder / "launch.json")
 
-    @property
-    def entry(self) -> dict[str, str]:
-        """How the spec of a SLURM job names this run."""
-        return {"orders": self.orders, "folder": str(self.folder)}
-
 
 def begin_attempt(
     planned: PlannedRun,
@@ -56,7 +54,7 @@ def begin_attempt(
     job: str | None = None,
     sweep: str | None = None,
     array: str | None = None,
-    network: Mapping[str, Any] | None = None,
+    network: dict[str, Any] | None = None,
 ) -> Begun:
     """Begin an attempt, or take up the last one where it can go on. The caller holds the run's lock, or knows
     that nobody else begins it.
@@ -82,7 +80,16 @@ def begin_attempt(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CANCEL).unlink(missing_ok=True)
     begun = Begun(planned, attempt, folder)
-    write_json(Path(begun.orders), {**orders(planned, attempt, same_host), "network": network})
+    config = planned.config
+    Orders(
+        config=config.as_dict(),
+        attempt=str(attempt.path),
+        data_root=str(planned.data_root) if planned.data_root else None,
+        same_host=same_host,
+        interface=getattr(config.cluster, "interface", None),
+        image=image_facts(image_of(config)),
+        network=network,
+    ).write(Path(begun.orders))
     attempt.note_job(job)
     attempt.update(
         state="submitted", alone=planned.is_timing and exclusive, sweep=sweep, array=array,
@@ -91,7 +98,7 @@ def begin_attempt(
     return begun
 
 
-def attempt_for(config: Mapping[str, Any], store: Store, anew: bool = False) -> Attempt:
+def attempt_for(config: Config, store: Store, anew: bool = False) -> Attempt:
     """The attempt to make: one that ended early and left a checkpoint goes on, if the code is the same."""
     last = store.last(config)
     if not anew and last is not None and can_go_on(last):
@@ -102,7 +109,7 @@ def attempt_for(config: Mapping[str, Any], store: Store, anew: bool = False) -> 
 
 
 def check_left(attempt: Attempt, patience_s: float) -> None:
-    """Its writers have ended, or do so now: those of a starter that was just killed, for example.
+    """Wait for its writers to end: those of a starter that was just killed, for example.
 
     Raises:
         Held: somebody is still at it.
@@ -115,6 +122,7 @@ def check_left(attempt: Attempt, patience_s: float) -> None:
 
 
 def can_go_on(attempt: Attempt) -> bool:
+    """Tell whether it ended early, left a checkpoint, and is of this code."""
     if attempt.state == DAMAGED:
         return False
     manifest = attempt.manifest
@@ -123,48 +131,47 @@ def can_go_on(attempt: Attempt) -> bool:
     return ended_early and manifest.get("code") == code_version.digest() and attempt.has_checkpoint()
 
 
-def orders(planned: PlannedRun, attempt: Attempt, same_host: bool) -> dict[str, Any]:
-    """What the workers of this run are told."""
-    config = planned.config
-    return {
-        "config": config,
-        "attempt": str(attempt.path),
-        "data_root": str(planned.data_root) if planned.data_root else None,
-        "meet": "file" if same_host else "tcp",
-        "interface": config["cluster"].get("interface"),
-        "image": image_facts(json.dumps(config["container"], sort_keys=True)),
-        "code": code_version.origin(),
-    }
+def image_of(config: Config) -> ImageChoice | None:
+    """The image that the workers run in, by its full path: jobs run in a copy of the code, which has none."""
+    container = config.container
+    if not isinstance(container, Container):
+        return None
+    path = str(images.locate(container.image))
+    return ImageChoice(
+        container.name, path, container.runtime, container.python, container.binds, container.options
+    )
 
 
 @cache
-def image_facts(container: str) -> dict[str, Any] | None:
-    """Which image a choice of conf/container is, as JSON; None without one.
+def image_facts(image: ImageChoice | None) -> dict[str, Any] | None:
+    """Facts about an image, for the record; None without one.
 
     Raises:
         ValueError: it can't be used here.
     """
-    choice = json.loads(container)
-    containers.check(choice)
-    return containers.facts(choice)
+    if image is None:
+        return None
+    containers.check(image)
+    return containers.facts(image)
 
 
 def worker_command(planned: PlannedRun, folders: Folders, code: Path) -> WorkerCommand:
-    """What starts the workers of this run, and of all runs of its shape.
+    """The command that starts the workers of this run, and of all runs of its shape.
 
     Args:
         code: the checkout, or a copy of it.
     """
     config = planned.config
+    cluster = config.cluster if isinstance(config.cluster, SlurmCluster) else None
     # What a container must see: the code, the results, this Python and its packages, the data.
     binds = [code, folders.store.root.parent, Path(sys.prefix), Path(sys.base_prefix)]
     binds += [planned.data_root] if planned.data_root else []
     return WorkerCommand(
-        command=[config["cluster"].get("python") or sys.executable, *WORKER],
+        command=[(cluster and cluster.python) or sys.executable, *WORKER],
         cwd=str(code),
-        threads=config["threads"],
-        container=dict(containers.resolved(config["container"])),
+        threads=config.threads,
+        container=image_of(config),
         binds=[str(bind) for bind in binds],
-        gpu=config["device"] == "cuda",
-        enter=config["cluster"].get("enter", []),
+        gpu=config.device == "cuda",
+        enter=[*cluster.enter] if cluster else [],
     )

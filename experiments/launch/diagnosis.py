@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis import schemas
-from analysis.files import read_note
-from analysis.records import Attempt
+from analysis.records import schema
+from analysis.records.files import read_note
+from analysis.records.store import Attempt
 from experiments.worker.errors import DISK_FULL, KINDS
 
 DISK_FULL_BYTES = 64 * 1024  # with less than that free, a worker can't even leave a note of how it ended
 
 
 class Policy(NamedTuple):
-    """What is done about a class of failure without being asked, and what a person can do."""
+    """The policy for a class of failure: what is done without being asked, and what a person can do."""
 
     requeue: int  # how often the same job goes on by itself; -1: as often as the cluster's `requeues` allows
     advice: str
@@ -69,7 +69,7 @@ def diagnose(folder: Path, codes: Mapping[int, int], size: int) -> tuple[str, st
     """
     if not folder.is_dir():
         return "disturbed", f"{folder} was removed while the run was under way"
-    found = [read_note(path, schemas.Failure) for path in folder.glob("failure*.json")]
+    found = [read_note(path, schema.Failure) for path in folder.glob("failure*.json")]
     notes = [note for note in found if note and note.kind in KINDS]
     causes = [note for note in notes if note.kind != "lost"]
     if causes:

@@ -11,37 +11,37 @@ import json
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from analysis.files import Watched, read_json, write_json
-from analysis.records import Attempt, run_id
+from analysis.records.configs import run_id
+from analysis.records.files import Watched
+from analysis.records.store import Attempt
+from experiments.config.config import Config
 from experiments.config.folders import Folders
-from experiments.config.measured import missing
-from experiments.config.plan import plan_runs
+from experiments.config.plan import missing, plan_runs
 from experiments.launch.attempt import begin_attempt
 from experiments.launch.diagnosis import diagnose
 from experiments.launch.local import run_lock
-from experiments.training.stop import EXIT_CODE, Preempted, Stop
-from experiments.worker import connect, errors, lifeline
-from experiments.worker.run import execute, prepare_device
-from slurm import environment
-from slurm.environment import Joined
+from experiments.training.stop import Preempted, Stop
+from experiments.worker import connect
+from experiments.worker.build import prepare_device
+from experiments.worker.errors import leave_reason
+from experiments.worker.orders import Orders
+from experiments.worker.run import execute
+from slurm import environment, worker_process
+from slurm.environment import Joined, WorkerPlace
 from sparsify.comm import Comm
-
-if TYPE_CHECKING:  # it names Horovod's communicator, which may not be installed
-    from experiments.worker.connect import AnyComm
 
 SETTLE_S = 1.0  # in which the worker that failed first says why, before those who lost it do
 BAD_INPUT = 2
 
 
 def run_as_worker(
-    config: dict[str, Any], group: Joined, folders: Folders, say: Callable[[str], None], force: bool = False
+    config: Config, group: Joined, folders: Folders, say: Callable[[str], None], force: bool = False
 ) -> Attempt:
     """Make this run, as one of the group; returns the attempt that holds its record.
 
@@ -49,7 +49,7 @@ def run_as_worker(
         ValueError: these processes can't be the workers of this run.
         SystemExit: the run failed, and `say` has said why.
     """
-    lifeline.end_with_parent()
+    worker_process.end_with_parent()
     stop = Stop().listen()
     place, meeting = group.place, folders.scratch / "joined" / environment.step_name()
     tell = say if place.rank == 0 else lambda line: None
@@ -66,15 +66,17 @@ def run_as_worker(
             comm.barrier()
             comm.close()
             return attempt
-        _work(Path(told["orders"]), attempt, group, stop, comm, tell)
+        orders = Path(told["orders"])
+        with _reasons(orders.parent, attempt, place, tell):
+            execute(Orders.read(orders), place, orders.parent, stop, comm)
         if place.rank == 0:
-            shutil.rmtree(Path(told["orders"]).parent, ignore_errors=True)
+            shutil.rmtree(orders.parent, ignore_errors=True)
             shutil.rmtree(meeting, ignore_errors=True)
     return attempt
 
 
 def spread(comm: Comm, device: torch.device, decide: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What rank 0 decides, on all ranks; where it can't, all get the reason as {"why": ...}."""
+    """The decision of rank 0, on all ranks; where it can't, all get the reason as {"why": ...}."""
     raw = b""
     if comm.rank == 0:
         try:
@@ -88,13 +90,13 @@ def spread(comm: Comm, device: torch.device, decide: Callable[[], dict[str, Any]
 
 
 def _prepare(
-    config: dict[str, Any],
+    config: Config,
     folders: Folders,
     held: contextlib.ExitStack,
     say: Callable[[str], None],
     force: bool,
 ) -> dict[str, str]:
-    """On rank 0: the attempt to carry out and its orders, or only the attempt that is valid already."""
+    """Rank 0's attempt to carry out and its orders, or only the attempt that is valid already."""
     (planned,) = plan_runs([config], say)
     held.enter_context(run_lock(folders, run_id(planned.config)))
     if not force and not missing([planned], folders, say):
@@ -105,36 +107,25 @@ def _prepare(
     return {"attempt": str(begun.attempt.path), "orders": begun.orders}
 
 
-def _work(
-    path: Path, attempt: Attempt, group: Joined, stop: Stop, comm: AnyComm, say: Callable[[str], None]
-) -> None:
-    """Be a worker of this run, and leave the reason where it fails, as a worker's own process does."""
-    orders = read_json(path)
-    assert orders is not None, path
-    with _reasons(path.parent, attempt, group, say):
-        execute(orders, attempt, group.place, path.parent, stop, comm)
-
-
 @contextlib.contextmanager
-def _reasons(folder: Path, attempt: Attempt, group: Joined, say: Callable[[str], None]) -> Iterator[None]:
+def _reasons(
+    folder: Path, attempt: Attempt, place: WorkerPlace, say: Callable[[str], None]
+) -> Iterator[None]:
     """An error ends this process with an exit code, after every worker has said what it knows.
 
     mpirun and its like end all processes once one ends badly, so each writes the reason into the manifest.
     """
-    watched = Watched(attempt.path)
+    watched, start = Watched(attempt.path), Watched(folder)
     try:
         yield
     except Preempted as preempted:
         say(f"{attempt.run_id}: {preempted}; run again to go on")
-        sys.exit(EXIT_CODE)
+        sys.exit(worker_process.STOPPED)
     except BaseException as error:
-        kind, why = errors.explain(error)
-        traceback.print_exc()
-        rank, size = group.place.rank, group.place.size
+        kind, why = leave_reason(error, place.rank, start)
         with contextlib.suppress(OSError):  # a full disk may refuse even this
-            write_json(folder / f"failure{rank}.json", {"rank": rank, "kind": kind, "why": why})
             time.sleep(SETTLE_S)
-            kind, why = diagnose(folder, dict.fromkeys(range(size), 1), size)
+            kind, why = diagnose(folder, dict.fromkeys(range(place.size), 1), place.size)
             if kind != "held" and watched.is_there():  # else its manifest is another's
                 attempt.fail(why, kind)
         say(f"experiments: {attempt.run_id} failed: {why}")

@@ -8,27 +8,36 @@ records, say of the others why not, and requeue the job where that helps. Needs 
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import sys
+from collections import Counter
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-from analysis.files import Damaged, Disturbed, read_json, write_json
-from analysis.records import Attempt, now
-from experiments.launch.bad_nodes import FAILS, failed_nodes, note_failure, unreliable
+import msgspec
+
+from analysis.records import schema
+from analysis.records.files import Damaged, read_note, write_json
+from analysis.records.log import Disturbed, read_lines_as
+from analysis.records.store import Attempt, now
 from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, CANCEL, POLICIES, diagnose
+from experiments.worker.orders import Orders
 from slurm import environment, queue
-from slurm.worker_process import STOPPED, exit_codes
+from slurm.worker_process import STOPPED, JobRun, JobSpec, exit_codes
 
 CLOSED = "closed.json"  # in a start's folder: its end was seen
 GO_ON, LEAVE = 0, 1
+FAILS = 2  # of a node, before jobs are kept away from it
+TOGETHER = timedelta(minutes=1)  # jobs whose ends lie closer went down with the same failure of their node
 
 
-def begin(spec: dict[str, Any]) -> int:
-    """Before the workers start: a node that failed under an earlier start of this job is remembered, and a
+def begin(spec: JobSpec) -> int:
+    """Prepare for the workers: a node that failed under an earlier start of this job is remembered, and a
     job that landed on one that failed twice is sent elsewhere; without an answer of SLURM's it stays.
     """
-    folder = Path(spec["runs"][0]["folder"])
+    folder = Path(spec.runs[0].folder)
     ledger = folder.parent / "node-failures.jsonl"
     job = environment.job_id()
     try:
@@ -39,7 +48,7 @@ def begin(spec: dict[str, Any]) -> int:
                 write_json(start / CLOSED, {"at": now(), "end": "unseen"})
         bad = unreliable(ledger)
         avoided = set(queue.expand(environment.node_list())) & set(bad)
-        if not avoided or environment.restarts() >= spec["requeues"]:
+        if not avoided or environment.restarts() >= spec.requeues:
             return GO_ON
         # SLURM changes the nodes of waiting jobs only, which this one is from its requeueing on. This process
         # is told to end then, and is forced to after KillWait, 30 seconds.
@@ -56,10 +65,10 @@ def begin(spec: dict[str, Any]) -> int:
     return LEAVE
 
 
-def end(spec: dict[str, Any]) -> int:
-    """After the workers have ended: judge each run, requeue the job if one of them can go on."""
-    wants = [_close(run, int(spec["tasks"])) for run in spec["runs"]]
-    limits = [spec["requeues"] if want == AS_OFTEN_AS_ALLOWED else want for want in wants if want is not None]
+def end(spec: JobSpec) -> int:
+    """Judge each run after the workers have ended, and requeue the job if one of them can go on."""
+    wants = [_close(run, spec.tasks) for run in spec.runs]
+    limits = [spec.requeues if want == AS_OFTEN_AS_ALLOWED else want for want in wants if want is not None]
     restarts, job = environment.restarts(), environment.job_id()
     if any(restarts < limit for limit in limits):
         try:
@@ -67,18 +76,16 @@ def end(spec: dict[str, Any]) -> int:
             return GO_ON
         except queue.SlurmError as error:
             print(f"this job can't be requeued ({error}); submit again to go on", file=sys.stderr)
-    states = [Attempt(Path(read_orders(run)["attempt"])).state for run in spec["runs"]]
-    return GO_ON if all(state == "ok" for state in states) else LEAVE
+    return GO_ON if all(_attempt_of(run).state == "ok" for run in spec.runs) else LEAVE
 
 
-def _close(run: dict[str, str], size: int) -> int | None:
+def _close(run: JobRun, size: int) -> int | None:
     """Accept the record or say why not; how often a requeue is worth it, None where there is no need."""
-    attempt = Attempt(Path(read_orders(run)["attempt"]))
-    start = Path(run["folder"]) / f"start-{environment.start_name()}"
+    attempt, start = _attempt_of(run), run.start
     if attempt.is_valid():
         _note_end(start, "ok")
         return None
-    if (Path(run["folder"]) / CANCEL).exists():
+    if (Path(run.folder) / CANCEL).exists():
         attempt.fail("cancelled", "cancelled")
         _note_end(start, "cancelled")
         return None
@@ -101,10 +108,8 @@ def _close(run: dict[str, str], size: int) -> int | None:
     return None
 
 
-def read_orders(run: dict[str, str]) -> dict[str, Any]:
-    if (orders := read_json(Path(run["orders"]))) is None:
-        raise Disturbed(f"{run['orders']} was removed or damaged while its job was under way")
-    return orders
+def _attempt_of(run: JobRun) -> Attempt:
+    return Attempt(Path(Orders.read(Path(run.orders)).attempt))
 
 
 def _earlier_starts(folder: Path) -> list[Path]:
@@ -118,12 +123,61 @@ def _note_end(start: Path, end: str) -> None:
         write_json(start / CLOSED, {"at": now(), "end": end})
 
 
-def main(what: str, path: str) -> int:
-    spec = read_json(Path(path))
-    if spec is None:
-        raise SystemExit(f"{path} can't be read here: does this node see the results folder?")
+# Nodes that failed under our jobs: remembered in one file, so that later jobs can avoid them.
+
+
+def failed_nodes(job: str, start: Path) -> dict[str, str]:
+    """Nodes that, by SLURM, caused the end of a start that left no note, and when they failed, as far as is
+    known. A preemption without a warning ends the same way, and is no node's fault.
+    """
+    notes = [note for path in start.glob("worker*.json") if (note := read_note(path, schema.WorkerNote))]
+    nodes = sorted({note.node for note in notes})
+    ends = queue.past_ends(job, environment.restarts())
+    if ends is not None:
+        blamed = {
+            node: end.at if end.at[:1].isdigit() else now()  # or it says Unknown
+            for end in ends
+            if end.state == "NODE_FAIL"
+            for node in queue.expand(end.nodes)
+        }
+        return {node: blamed[node] for node in nodes if node in blamed}
+    return dict.fromkeys(sorted(queue.down(nodes)), now()) if nodes else {}
+
+
+def note_failure(ledger: Path, node: str, job: str, at: str) -> None:
+    """One line, in one write: jobs on other nodes may be writing theirs."""
+    line = json.dumps({"node": node, "job": job, "at": at}) + "\n"
+    descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def unreliable(ledger: Path) -> list[str]:
+    """Nodes that failed under our jobs FAILS times or more; jobs that failed together count once. A ledger
+    that can't be read tells of none."""
+    failures: list[schema.NodeFailure]
+    try:
+        failures, _ = read_lines_as(ledger, schema.NodeFailure)
+    except (FileNotFoundError, Damaged):
+        return []
+    times = [(found.at.replace(tzinfo=None), found.node) for found in failures]
+    counts, last = Counter[str](), dict[str, datetime]()
+    for at, node in sorted(times):
+        if node not in last or at - last[node] > TOGETHER:
+            counts[node] += 1
+        last[node] = at
+    return sorted(node for node, times in counts.items() if times >= FAILS)
+
+
+def main(what: str, path: str) -> int:
+    """Carry out one of the two hooks."""
+    try:
+        spec = msgspec.json.decode(Path(path).read_bytes(), type=JobSpec)
         return begin(spec) if what == "begin" else end(spec)
+    except (FileNotFoundError, msgspec.MsgspecError) as error:
+        raise SystemExit(f"{path} can't be read here: does this node see the results folder?") from error
     except (Damaged, Disturbed) as disturbance:
         raise SystemExit(str(disturbance)) from disturbance
 

@@ -5,30 +5,74 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import time
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 from filelock import FileLock, Timeout
 
-from analysis import schemas
-from analysis.files import Watched, read_note
-from analysis.records import Attempt, run_id
+from analysis.records import schema
+from analysis.records.configs import run_id
+from analysis.records.files import Watched, read_note
+from analysis.records.store import Attempt
 from experiments.config.folders import ROOT, Folders
+from experiments.config.machines import EmulatedCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import begin_attempt, worker_command
 from experiments.launch.diagnosis import Interrupted, RunFailed, diagnose
-from experiments.launch.end_signals import EndSignals
-from experiments.launch.progress_bar import ProgressBar, RunProgress, labels_of
-from slurm.emulated.network import EmulatedNetwork, check
-from slurm.local import Ended, LocalWorkers
+from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
+from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check
+from slurm.local import LocalWorkers
 
-POLL_S = 0.1
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class EndSignals:
+    """Ctrl-C and its like in the process that starts workers: the first is passed on, the second ends all.
+
+    It takes END_SIGNALS inside a `with` block. The first one sets `told`; the next one raises.
+
+    What this process was started to ignore stays ignored, as SIGHUP under `nohup`.
+    """
+
+    def __init__(self) -> None:
+        self.told = self.passed_on = False
+        self.before: dict[int, signal._HANDLER] = {}
+
+    def __enter__(self) -> EndSignals:
+        if threading.current_thread() is threading.main_thread():
+            wanted = {number: signal.getsignal(number) for number in END_SIGNALS}
+            self.before = {number: how for number, how in wanted.items() if how is not signal.SIG_IGN}
+            for number in self.before:
+                signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, how in self.before.items():
+            signal.signal(number, how)
+
+    def pass_on(self) -> bool:
+        """Tell, once, whether the first signal has come and was not passed on yet."""
+        due = self.told and not self.passed_on
+        self.passed_on = self.passed_on or due
+        return due
+
+    def ignore(self) -> None:
+        """Ignore signals from now on to the end of the block."""
+        for number in self.before:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self.told:
+            raise Interrupted
+        self.told = True
 
 
 @dataclass
-class Running:
-    """A run whose workers were started."""
+class RunningHere:
+    """A run whose workers were started on this machine."""
 
     planned: PlannedRun
     attempt: Attempt
@@ -38,9 +82,9 @@ class Running:
 
     @property
     def progress(self) -> RunProgress:
-        """What the worker has said."""
-        note = read_note(self.workers.folder / "progress.json", schemas.Progress)
-        return RunProgress(self.attempt.run_id, note or schemas.Progress())
+        """The progress that the worker has told."""
+        note = read_note(self.workers.folder / "progress.json", schema.Progress)
+        return RunProgress(self.attempt.run_id, note or schema.Progress())
 
     def fail(self, why: str, kind: str) -> None:
         """Mark the attempt as failed, if it is still ours; whatever becomes of that, the user is told."""
@@ -54,84 +98,143 @@ class Running:
         self.folder.close()
 
 
-def run_here(missing: Sequence[PlannedRun], folders: Folders, force: bool = False) -> None:
-    """Make all these runs, with a progress display.
-
-    Raises:
-        RunFailed: the first run that failed; the others were stopped.
-        ValueError: this machine can't emulate a link that one of them asks for.
-    """
-    check_networks(missing)
-    progress = ProgressBar(labels_of(missing))
-    try:
-        run_side_by_side(missing, folders, progress, force)
-    finally:
-        progress.close()
-
-
-def run_side_by_side(
-    planned: Sequence[PlannedRun], folders: Folders, progress: ProgressBar, force: bool = False
-) -> None:
-    """Make all these runs, those that share the machine side by side, one to a core, and on a GPU as many as
-    they say.
+class Here:
+    """This machine: runs that share it go side by side, one to a core, and on a GPU as many as they say.
 
     A run that another process is making is waited for, and its record used. A signal to end lets the workers
     save; a second one does not. Whatever else ends this early, the workers are stopped first and the
     attempt's manifest says why.
 
     Raises:
-        RunFailed: the first run that failed; the others were stopped.
-        Interrupted: by a signal.
+        ValueError: this machine can't emulate a link that one of the runs asks for.
     """
-    began = time.time()
-    waiting, running, saved = list(planned), list[Running](), list[Attempt]()
-    with EndSignals() as signals:
+
+    def __init__(
+        self, planned: Sequence[PlannedRun], folders: Folders, progress: ProgressBar, force: bool = False
+    ) -> None:
+        check_networks(planned)
+        self.waiting, self.running, self.saved = list(planned), list[RunningHere](), list[Attempt]()
+        self.folders, self.progress, self.force = folders, progress, force
+        self.signals = EndSignals()
+
+    @contextlib.contextmanager
+    def attended(self) -> Iterator[None]:
+        """Take signals inside the block; its early end stops all workers."""
+        with self.signals:
+            try:
+                yield
+            except BaseException as error:
+                self.signals.ignore()  # the clean-up is not left half done
+                why = "interrupted" if self.signals.told else "stopped because another run failed"
+                for run in self.running:
+                    run.workers.cancel()
+                    if run.attempt.state != "preempted":
+                        run.fail(why, "interrupted")
+                    run.release()
+                if isinstance(error, Interrupted):
+                    raise Interrupted(self._what_is_kept()) from None
+                raise
+
+    def has_room(self) -> bool:
+        """Tell whether the first run that waits can begin beside those that are running."""
+        if not self.waiting or self.signals.told:
+            return False
+        return fits(self.waiting[0], [run.planned for run in self.running])
+
+    def begin(self) -> None:
+        """Begin the first run that waits, unless another process has just made it, or a signal
+        comes first.
+        """
+        planned, anew = self.waiting[0], self.force
+        name = run_id(planned.config)
+        lock = run_lock(self.folders, name)
+        if not _acquired(lock, timeout_s=0):
+            self.progress.say(f"{name}: another process is measuring this run; waiting for it")
+            while not _acquired(lock, timeout_s=1):
+                if self.signals.told:
+                    return
+            anew = False  # what it measured meanwhile is as fresh as anything we could measure
+        with contextlib.ExitStack() as undo:
+            undo.callback(lock.release)
+            if not anew and self.folders.store.valid(planned.config) is not None:
+                self.progress.finished(name)
+                self.waiting.pop(0)
+                return
+            if network := network_of(planned):
+                undo.callback(network.close)
+            facts = network.facts if network else None
+            begun = begin_attempt(planned, self.folders, anew=anew, same_host=True, network=facts)
+            command, size = worker_command(planned, self.folders, ROOT), planned.config.num_processes
+            workers = LocalWorkers(
+                command, begun.orders, begun.folder, size, network, planned.config.workers_per_node
+            )
+            undo.pop_all()
+        self.waiting.pop(0)
+        watched = Watched(begun.attempt.path)
+        self.running.append(RunningHere(planned, begun.attempt, workers, lock, watched))
+
+    def look(self) -> UnderWay | None:
+        """Accept the runs that have ended well, and tell what has not ended; None once nothing is under way.
+
+        Raises:
+            RunFailed: the first run that failed.
+            Interrupted: a signal came, and all workers have saved.
+        """
+        if self.signals.pass_on():
+            self.progress.say("ending: the workers save; a second signal ends them at once")
+            for run in self.running:
+                run.workers.tell_to_stop()
+        for run in list(self.running):
+            if (codes := run.workers.poll()) is not None:
+                self.running.remove(run)
+                if self._accept(run, codes):
+                    self.progress.finished(run.attempt.run_id)
+                else:
+                    self.saved.append(run.attempt)
+        if self.signals.told and not self.running:
+            raise Interrupted
+        if not self.running and not self.waiting:
+            return None
+        return UnderWay([run.progress for run in self.running], len(self.waiting))
+
+    def _accept(self, run: RunningHere, codes: dict[int, int]) -> bool:
+        """Accept a run that ended well; False for one that was told to stop, and did.
+
+        Raises:
+            RunFailed: it ended in any other way.
+        """
+        attempt, folder = run.attempt, run.workers.folder
         try:
-            while running or (waiting and not signals.told):
-                while waiting and not signals.told and has_room(waiting[0], [run.planned for run in running]):
-                    if new := _begin(waiting[0], folders, progress, signals, began if force else None):
-                        running.append(new)
-                    elif signals.told:
-                        break
-                    waiting.pop(0)
-                if signals.pass_on():
-                    progress.say("ending: the workers save; a second signal ends them at once")
-                    for run in running:
-                        run.workers.tell_to_stop()
-                for run in list(running):
-                    if ended := run.workers.poll():
-                        running.remove(run)
-                        if _finish(run, ended, signals):
-                            progress.finished(run.attempt.run_id)
-                        else:
-                            saved.append(run.attempt)
-                progress.show([run.progress for run in running], len(waiting))
-                time.sleep(POLL_S)
-        except BaseException as error:
-            signals.ignore()  # the clean-up is not left half done
-            why = "interrupted" if signals.told else "stopped because another run failed"
-            for run in running:
-                run.workers.cancel()
-                if run.attempt.state != "preempted":
-                    run.fail(why, "interrupted")
-                run.release()
-            if isinstance(error, Interrupted):
-                begun = [*saved, *(run.attempt for run in running)]
-                raise Interrupted(_what_is_kept(begun, len(waiting))) from None
-            raise
-        if signals.told:
-            raise Interrupted(_what_is_kept(saved, len(waiting)))
+            if run.folder.is_there() and attempt.is_valid():
+                # Notes and logs of a run that ended well have no reader.
+                shutil.rmtree(folder, ignore_errors=True)
+                return True
+            if run.folder.is_there() and attempt.state == "preempted":
+                if self.signals.told:
+                    return False
+                why = f"told to stop, saved at step {attempt.saved_step():,}: run again to go on"
+                raise RunFailed(why, "preempted", attempt)
+            kind, why = diagnose(folder, codes, run.workers.size)
+            if not run.folder.is_there():
+                kind, why = "disturbed", f"{attempt.path} was removed while the run was under way"
+            elif kind != "held":  # else its manifest is another's
+                run.fail(why, kind)
+            raise RunFailed(why, kind, attempt)
+        finally:
+            run.release()
+
+    def _what_is_kept(self) -> str:
+        begun = [*self.saved, *(run.attempt for run in self.running)]
+        steps = ((attempt.run_id, attempt.saved_step()) for attempt in begun)
+        kept = [
+            f"{run} saved at step {step:,}" if step else f"{run} had saved nothing" for run, step in steps
+        ]
+        kept += [f"{len(self.waiting)} runs had not begun"] * bool(self.waiting)
+        return f"interrupted: {'; '.join([*kept, 'what was finished is kept'])}; run again to go on"
 
 
-def _what_is_kept(begun: Sequence[Attempt], waiting: int) -> str:
-    steps = ((attempt.run_id, attempt.saved_step()) for attempt in begun)
-    kept = [f"{run} saved at step {step:,}" if step else f"{run} had saved nothing" for run, step in steps]
-    kept += [f"{waiting} runs had not begun"] * bool(waiting)
-    return f"interrupted: {'; '.join([*kept, 'what was finished is kept'])}; run again to go on"
-
-
-def has_room(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:
-    """Is there room for one more beside those that are running?"""
+def fits(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:
+    """Tell whether there is room for one more beside those that are running."""
     if not running:
         return True
     together = [planned, *running]
@@ -141,63 +244,36 @@ def has_room(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:
 
 
 def cores() -> int:
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _begin(
-    planned: PlannedRun,
-    folders: Folders,
-    progress: ProgressBar,
-    signals: EndSignals,
-    newer_than: float | None,
-) -> Running | None:
-    """Start a run, or return None because another process has just made it, or a signal came first."""
-    name = run_id(planned.config)
-    lock = run_lock(folders, name)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        progress.say(f"{name}: another process is measuring this run; waiting for it")
-        while not _acquired(lock):
-            if signals.told:
-                return None
-        newer_than = None  # what it measured meanwhile is as fresh as anything we could measure
-    with contextlib.ExitStack() as undo:
-        undo.callback(lock.release)
-        if newer_than is None and folders.store.valid(planned.config) is not None:
-            progress.finished(name)
-            return None
-        if network := network_of(planned):
-            undo.callback(network.close)
-        begun = begin_attempt(
-            planned,
-            folders,
-            anew=newer_than is not None,
-            same_host=True,
-            network=network.facts if network else None,
-        )
-        command = worker_command(planned, folders, ROOT)
-        workers = LocalWorkers(
-            command, begun.orders, begun.folder, planned.num_processes, network, planned.workers_per_node
-        )
-        undo.pop_all()
-    return Running(planned, begun.attempt, workers, lock, Watched(begun.attempt.path))
 
 
 def network_of(planned: PlannedRun) -> EmulatedNetwork | None:
     """Begin the network of a run with cluster=netns; None for other runs."""
-    cluster = planned.config["cluster"]
-    return EmulatedNetwork(cluster["link"], planned.num_nodes) if cluster["where"] == "netns" else None
+    cluster = planned.config.cluster
+    if not isinstance(cluster, EmulatedCluster):
+        return None
+    return EmulatedNetwork(link_of(cluster), planned.config.num_nodes)
 
 
 def check_networks(runs: Sequence[PlannedRun]) -> None:
-    """
+    """Try the emulated networks of these runs, one of each link.
+
     Raises:
         ValueError: this machine can't emulate a link that one of these runs asks for.
     """
-    emulated = [run for run in runs if run.config["cluster"]["where"] == "netns"]
-    for run in {run.config["cluster"]["link"]["name"]: run for run in emulated}.values():
-        check(run.config["cluster"]["link"], max(each.num_nodes for each in emulated))
+    most = dict[EmulatedLink, int]()
+    for config in (run.config for run in runs):
+        if isinstance(config.cluster, EmulatedCluster):
+            link = link_of(config.cluster)
+            most[link] = max(most.get(link, 0), config.num_nodes)
+    for link, nodes in most.items():
+        check(link, nodes)
+
+
+def link_of(cluster: EmulatedCluster) -> EmulatedLink:
+    """The link that its nodes are to have."""
+    return EmulatedLink(cluster.link.name, cluster.link.alpha_s, cluster.link.beta_s_per_byte)
 
 
 def run_lock(folders: Folders, name: str) -> FileLock:
@@ -207,36 +283,9 @@ def run_lock(folders: Folders, name: str) -> FileLock:
     return FileLock(path)
 
 
-def _acquired(lock: FileLock) -> bool:
+def _acquired(lock: FileLock, timeout_s: float) -> bool:
     try:
-        lock.acquire(timeout=1)
+        lock.acquire(timeout=timeout_s)
     except Timeout:
         return False
     return True
-
-
-def _finish(run: Running, ended: Ended, signals: EndSignals) -> bool:
-    """Accept a run that ended well; False for one that was told to stop, and did.
-
-    Raises:
-        RunFailed: it ended in any other way.
-    """
-    attempt, folder = run.attempt, run.workers.folder
-    try:
-        if run.folder.is_there() and attempt.is_valid():
-            # Notes and logs of a run that ended well have no reader.
-            shutil.rmtree(folder, ignore_errors=True)
-            return True
-        if run.folder.is_there() and attempt.state == "preempted":
-            if signals.told:
-                return False
-            why = f"told to stop, saved at step {attempt.saved_step():,}: run again to go on"
-            raise RunFailed(why, "preempted", attempt)
-        kind, why = diagnose(folder, ended.codes, ended.size)
-        if not run.folder.is_there():
-            kind, why = "disturbed", f"{attempt.path} was removed while the run was under way"
-        elif kind != "held":  # else its manifest is another's
-            run.fail(why, kind)
-        raise RunFailed(why, kind, attempt)
-    finally:
-        run.release()

@@ -16,9 +16,8 @@ from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 from rich.text import Text
 
-from analysis.leaves import labels
-from analysis.records import run_id
-from analysis.schemas import Progress
+from analysis.records.configs import labels, run_id
+from analysis.records.schema import Progress
 from experiments.config.plan import PlannedRun
 
 LINE_S = 30.0  # between two plain lines
@@ -29,10 +28,17 @@ BAR = 10  # columns
 
 
 class RunProgress(NamedTuple):
-    """How far a run is that is being made."""
+    """The progress of a run that is being made."""
 
     run: str  # its id
     done: Progress
+
+
+class UnderWay(NamedTuple):
+    """The runs that have not ended."""
+
+    running: list[RunProgress]
+    waiting: int  # runs
 
 
 class Speed:
@@ -52,7 +58,7 @@ class Speed:
             self.steps, self.since = steps, now
 
     def left_s(self, steps: int, now: float) -> float | None:
-        """How long so many steps more take; None where nothing was measured."""
+        """Seconds that so many steps more take; None where nothing was measured."""
         if not self.measured_steps:
             return None
         return max(0.0, steps * self.measured_s / self.measured_steps - (now - self.since))
@@ -93,6 +99,7 @@ class ProgressBar:
                 print(line, file=self.stream, flush=True)
 
     def finished(self, run: str) -> None:
+        """Count and name a run that is done."""
         self.done += 1
         label = self.labels.get(run)
         self.say(f"[{self.done}/{len(self.labels)}] {run}" + (f": {label}" if label else ""))
@@ -116,12 +123,13 @@ class ProgressBar:
             self.say(f"{what}; {summary}")
 
     def close(self) -> None:
+        """Leave the terminal as it was."""
         if self.live is not None:
             with contextlib.suppress(OSError):
                 self.live.stop()
 
     def _steps(self, running: Sequence[RunProgress]) -> tuple[int, int]:
-        """Of all runs: steps done, and steps in all. Those that have not said how many they have are taken to
+        """Steps done of all runs, and steps in all. Those that have not said how many they have are taken to
         be as long as the others.
         """
         self.known_steps |= {run: done.steps for run, done in running if done.steps}
@@ -133,7 +141,9 @@ class ProgressBar:
         return finished + sum(done.step for _, done in running), total
 
     def _left(self, steps: int, total: int, now: float) -> str:
-        """How long it will take; variants that take turns go on beyond their least number of rounds."""
+        """The time that it will take, in words; variants that take turns go on beyond their least number of
+        rounds.
+        """
         if steps > total > 0:
             return ", until the ratios are known or the time is over"
         left_s = self.speed.left_s(total - steps, now)
@@ -165,13 +175,13 @@ class ProgressBar:
 
 
 def labels_of(runs: Sequence[PlannedRun]) -> dict[str, str]:
-    """What varies among them, by their ids."""
+    """Values that vary among runs, by their ids."""
     configs = [run.config for run in runs]
     return dict(zip(map(run_id, configs), labels(configs), strict=True))
 
 
 def duration(seconds: float) -> str:
-    """As coarse as it is known: 45 s, 12 min, 3.5 h."""
+    """A time as coarse as it is known: 45 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{5 * round(seconds / 5)} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
@@ -191,7 +201,7 @@ def _measured(done: Progress) -> str:
 
 
 def _columns(stream: TextIO) -> int:
-    """Of the terminal; some say that they have none."""
+    """Columns of the terminal; some say that they have none."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):

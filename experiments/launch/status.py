@@ -8,20 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis import schemas
-from analysis.files import read_note
-from analysis.records import DAMAGED, Attempt
+from analysis.records import schema
+from analysis.records.files import read_note
+from analysis.records.store import DAMAGED, Attempt
 from experiments.config.folders import Folders
-from experiments.config.measured import other_code, with_other
-from experiments.config.plan import PlannedRun
+from experiments.config.plan import other_code, with_other
 from experiments.launch import diagnosis
-from experiments.launch.diagnosis import RunFailed
-from experiments.launch.progress_bar import ProgressBar, RunProgress, labels_of
 from slurm import queue
 from slurm.queue import EndedJob, QueuedJob
 
 UNDER_WAY = ("queued", "running", "requeued")
-LOOK_S = 1.0  # between two looks at the records, which are files
 ASK_S = 5.0  # between two questions to SLURM
 SETTLE_S = 30.0  # that a job's last words may need to become visible on a shared file system
 
@@ -37,6 +33,7 @@ class RunStatus(NamedTuple):
 
     @property
     def under_way(self) -> bool:
+        """Tell whether it goes on by itself."""
         return self.state in UNDER_WAY
 
 
@@ -51,6 +48,7 @@ class StatusView:
 
     @classmethod
     def of(cls, folders: Folders, queued: Mapping[str, QueuedJob]) -> StatusView:
+        """The view of what is queued."""
         by_name = {f"{job.name}:{name.partition('_')[2] or 0}": name for name, job in queued.items()}
         return cls(folders, queued, by_name)
 
@@ -85,12 +83,15 @@ class StatusView:
         self.ended = queue.accounts(silent)
 
     def job(self, attempt: Attempt) -> str | None:
-        """Its job's id; known to SLURM by the array's name where the submitting process died too early."""
+        """The id of its job; known to SLURM by the array's name where the submitting process died
+        too early.
+        """
         if attempt.job is not None or attempt.state == DAMAGED:
             return attempt.job
         return self.by_name.get(str(attempt.manifest.get("array")))
 
     def of_attempt(self, attempt: Attempt) -> RunStatus:
+        """The status of the run that an attempt is for."""
         if fault := attempt.fault():
             return RunStatus("failed", f"{fault}; it will be measured again", DAMAGED)
         manifest = attempt.manifest
@@ -108,7 +109,7 @@ class StatusView:
             return self._queued(attempt, self.queued[job], step)
         if state == "preempted":
             return RunStatus("stopped", f"saved at step {step}; submit again to go on", "preempted", step)
-        if (self.folder(attempt) / diagnosis.CANCEL).exists():
+        if (self.folders.launch(attempt) / diagnosis.CANCEL).exists():
             return RunStatus("failed", "cancelled", "cancelled", step)
         ended = self.ended.get(job) if job is not None else None
         kind, why = diagnosis.of_job(ended.state if ended else None)
@@ -128,14 +129,10 @@ class StatusView:
             return RunStatus("requeued", f"{manifest['why']}; waits: {why}", step=step)
         return RunStatus("queued", why)
 
-    def folder(self, attempt: Attempt) -> Path:
-        """Of its starts."""
-        return self.folders.launch(attempt)
-
-    def progress(self, attempt: Attempt) -> schemas.Progress:
-        """How far it is, from the note of the newest start."""
-        notes = sorted(self.folder(attempt).glob("start-*/progress.json"), key=_age)
-        return (read_note(notes[-1], schemas.Progress) if notes else None) or schemas.Progress()
+    def progress(self, attempt: Attempt) -> schema.Progress:
+        """The progress of a run, from the note of its newest start."""
+        notes = sorted(self.folders.launch(attempt).glob("start-*/progress.json"), key=_age)
+        return (read_note(notes[-1], schema.Progress) if notes else None) or schema.Progress()
 
     def _is_silent(self, attempt: Attempt) -> bool:
         return attempt.state in ("submitted", "running") and self.job(attempt) not in (self.queued or ())
@@ -146,52 +143,6 @@ def _age(path: Path) -> float:
 
 
 def stuck(states: Iterable[RunStatus]) -> set[str]:
-    """Why jobs wait that will not begin unless somebody does something."""
+    """Reasons of jobs that wait and will not begin unless somebody does something."""
     waiting = (run.why for run in states if run.state in ("queued", "requeued"))
     return {why for why in waiting if queue.NOT_BY_ITSELF in why or queue.UNTIL_RELEASED in why}
-
-
-def watch(planned: Sequence[PlannedRun], folders: Folders) -> None:
-    """Until none of these is queued or running any more.
-
-    Raises:
-        RunFailed: the first run that did not end well.
-    """
-    attempts = [attempt for run in planned if (attempt := folders.store.last(run.config))]
-    progress, done, told = ProgressBar(labels_of(planned)), set[str](), set[str]()
-    view, asked, quiet_since = StatusView.of(folders, queue.queue()), time.monotonic(), None
-    try:
-        while True:
-            states = {attempt: view.of_attempt(attempt) for attempt in attempts}
-            for attempt, run in states.items():
-                if run.state == "done" and attempt.run_id not in done:
-                    done.add(attempt.run_id)
-                    progress.finished(attempt.run_id)
-            running = [
-                RunProgress(attempt.run_id, view.progress(attempt))
-                for attempt, run in states.items()
-                if run.state == "running"
-            ]
-            waiting = sum(run.state in ("queued", "requeued") for run in states.values())
-            for why in stuck(states.values()) - told:
-                told.add(why)
-                progress.say(f"waiting: {why}")
-            progress.show(running, waiting)
-            bad = [attempt for attempt, run in states.items() if run.state in ("failed", "stopped")]
-            if not running and not waiting:
-                quiet_since = quiet_since or time.monotonic()
-                silent = any(attempt.state in ("submitted", "running") for attempt in bad)
-                if not silent or time.monotonic() - quiet_since > SETTLE_S:
-                    break
-            else:
-                quiet_since = None
-            time.sleep(LOOK_S)
-            if time.monotonic() - asked > ASK_S:
-                view, asked = StatusView.of(folders, queue.queue()), time.monotonic()
-    finally:
-        progress.close()
-    if bad:
-        view.ask_accounts(bad)
-        first = view.of_attempt(bad[0])
-        others = f" ({len(bad) - 1} more failed: `status` lists them)" if len(bad) > 1 else ""
-        raise RunFailed(f"{first.why}{others}", first.kind, bad[0])

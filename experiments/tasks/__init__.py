@@ -1,7 +1,11 @@
-"""One file per task, <network>_<data set>.py: model, data, loss, metric, and how it is trained."""
+"""A task is a model, data, loss, metric, and how it is trained; it is called <network>_<data set>.
+
+Those of the repository are rows of one table (`_presets`); a file of that name beside it is one of your own.
+"""
 
 from pathlib import Path
 
-from sparsify.registry import Registry
+from experiments.tasks._presets import PRESETS
+from sparsify.spec import Registry
 
-REGISTRY = Registry("task", __name__, Path(__file__).parent)
+REGISTRY = Registry("task", __name__, Path(__file__).parent, table=PRESETS)

@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from experiments.training.loop import Training
+from experiments.training.loop import Trainer
+from experiments.training.settings import Alternate
 from experiments.training.step_log import Log
 from sparsify.comm import Comm, gather_json
 
@@ -24,22 +25,19 @@ S_PER_MIN = 60
 
 
 class Turns(NamedTuple):
-    """How variants take turns; conf/config.yaml says what each number means."""
+    """The rules of taking turns."""
 
-    blocks: int
-    block_steps: int
-    until: float
-    limit_min: float
+    rules: Alternate
     warmup_steps: int  # of each variant, before the first round
     seed: int  # of the order in each round
 
     def steps(self, blocks: int) -> int:
-        """Of each variant, in so many blocks."""
-        return self.warmup_steps + blocks * self.block_steps
+        """Steps of each variant in so many blocks."""
+        return self.warmup_steps + blocks * self.rules.block_steps
 
 
-class Ended(NamedTuple):
-    """Why the turns ended."""
+class TurnsEnd(NamedTuple):
+    """The reason why the turns ended, and how far they came."""
 
     stopped: Literal["half-width", "limit"]
     half_width: float | None  # see `half_width`
@@ -56,9 +54,11 @@ class TurnLog:
     seconds: list[float] = field(default_factory=list)  # of each step in this block
 
     def begin(self, block: int) -> None:
+        """Note that the steps of another block follow."""
         self.block, self.seconds = block, []
 
     def add(self, kind: str, **values: Any) -> None:
+        """Write a line, of steps with their block."""
         if kind == "step":
             self.seconds.append(values["step_s"])
             values["block"] = self.block
@@ -68,21 +68,21 @@ class TurnLog:
         self.log.flush()
 
 
-class Variant(NamedTuple):
-    """What takes turns, and where it writes."""
+class VariantTraining(NamedTuple):
+    """A training that takes turns with others, and the log that it writes."""
 
-    training: Training
+    training: Trainer
     log: TurnLog
 
 
 def alternate(
-    variants: Mapping[str, Variant],
+    variants: Mapping[str, VariantTraining],
     comm: Comm,
     turns: Turns,
     device: torch.device,
     after_block: Callable[[int], None] = lambda steps: None,
     clock: Callable[[], float] = time.monotonic,
-) -> Ended:
+) -> TurnsEnd:
     """Train in turns until every ratio to the first variant is known well enough, or the time is over.
 
     A round is a block of each variant, in an order drawn anew. All ranks end together, because they decide by
@@ -113,11 +113,11 @@ def alternate(
         take_turn(name, 0, turns.warmup_steps)
     for block in count(1):
         for name in order.sample([*variants], len(variants)):
-            elapsed_s = take_turn(name, block, turns.block_steps)
+            elapsed_s = take_turn(name, block, turns.rules.block_steps)
         reached = half_width(seconds)
-        enough = block >= turns.blocks and reached is not None and reached <= turns.until
-        if enough or elapsed_s >= turns.limit_min * S_PER_MIN:
-            return Ended("half-width" if enough else "limit", reached, block)
+        enough = block >= turns.rules.blocks and reached is not None and reached <= turns.rules.until
+        if enough or elapsed_s >= turns.rules.limit_min * S_PER_MIN:
+            return TurnsEnd("half-width" if enough else "limit", reached, block)
     raise AssertionError("counting does not end")
 
 
@@ -130,8 +130,8 @@ def block_seconds(of_ranks: Sequence[Sequence[float]]) -> float:
 
 
 def half_width(seconds: Mapping[str, Sequence[float] | np.ndarray]) -> float | None:
-    """Of the ratios of step times to the first variant's, paired by block, the half-width of the least
-    certain one, as figures show it: 0.05 is 5 %. None where there are too few blocks for an interval.
+    """The half-width of the least certain ratio of step times to the first variant's, paired by block, as
+    figures show it: 0.05 is 5 %. None where there are too few blocks for an interval.
     """
     from analysis.stats import POSITIVE, over_units  # pandas comes with it
 

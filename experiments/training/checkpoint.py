@@ -10,39 +10,41 @@ which checkpoint they load: the newest one that every rank finds whole. The last
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgspec
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 
-from analysis.files import RankLog, read_note, write_json
-from analysis.records import Attempt
-from analysis.schemas import Checkpoint
+from analysis.records.files import read_note, write_json
+from analysis.records.log import RankLog
+from analysis.records.schema import Checkpoint
+from analysis.records.store import Attempt
 from experiments.training.replica import of_all
-from experiments.training.state_file import Faulty, digest, read_state, sync_folder, write_state
-from experiments.training.stop import GO_ON, STOP, Preempted, Stop
-from sparsify.aggregator import Aggregator
+from experiments.training.stop import GO_ON, STOP, Agreement, Preempted, Stop
 from sparsify.comm import Comm, gather_json
+from sparsify.doors.aggregator import Aggregator
 
 if TYPE_CHECKING:
     from experiments.training.step_log import StepLog
-from experiments.training.stop import Agreement
 
 FORMAT = 1
 OWN, SHARED = "rank{}.pt", "shared{}.pt"
 KEPT = 2
+BLOCK = 2**20  # bytes that are read at a time
 
 
 @dataclass
 class TrainingState:
-    """What changes while a worker trains."""
+    """All that changes while a worker trains."""
 
     model: nn.Module
     optimiser: torch.optim.Optimizer
@@ -51,7 +53,9 @@ class TrainingState:
     steps: StepLog
 
     def shared(self) -> dict[str, Any]:
-        """What is alike on all workers, unless they have drifted apart. Tensors, numbers and text only."""
+        """The part that is alike on all workers, unless they have drifted apart. Tensors, numbers and text
+        only.
+        """
         return {"parameters": self._of_model(trained=True), "optimiser": self.optimiser.state_dict()}
 
     def own(self) -> dict[str, Any]:
@@ -154,7 +158,8 @@ class Checkpointer:
             raise Preempted(done)
 
     def end_block(self) -> None:
-        """For what can't go on from a checkpoint; where no step is being timed.
+        """Stop if the workers agreed to, where nothing can go on from a checkpoint and no step is being
+        timed.
 
         Raises:
             Preempted: somebody was told to stop.
@@ -216,7 +221,7 @@ class Checkpointer:
         return [msgspec.to_builtins(fitting[step]) for step in sorted(fitting, reverse=True)]
 
     def _fits(self, note: Checkpoint, step: int) -> bool:
-        """Is it of this step and of so many ranks, and by this code?"""
+        """Tell whether it is of this step and of so many ranks, and by this code."""
         shared = [part for part in note.ranks if part.same_as < len(note.ranks)]
         all_there = all(note.ranks[part.same_as].shared for part in shared)
         same = (note.format, note.step, len(shared)) == (FORMAT, step, self.comm.size)
@@ -251,3 +256,109 @@ class Checkpointer:
         print(f"going on from step {step}", file=sys.stderr)
         known = self.attempt.manifest.get("faulty_checkpoints", [])
         self.attempt.update(faulty_checkpoints=[*known, *faults])
+
+
+# Files of states, each either whole or refused.
+
+
+class Faulty(Exception):
+    """A file is not what was written."""
+
+
+class Digested:
+    """A file to write to that knows the digest and the size of what it was given.
+
+    It remembers an error and takes the rest calmly: thrown through torch's writer, which is C++, an
+    OSError would come out as something else.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.size = file, 0
+        self.sha256 = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, raw: bytes | bytearray | memoryview) -> int:
+        if self.error is None:
+            try:
+                self.file.write(raw)
+            except OSError as error:
+                self.error = error
+        self.sha256.update(raw)
+        self.size += len(raw)
+        return len(raw)
+
+    def flush(self) -> None:
+        """Torch asks for it; `write_state` does it, where errors can be raised."""
+
+
+def digest(state: Any) -> str:
+    """The same for states of the same bits, whatever their layout in memory."""
+    sha256 = hashlib.sha256()
+
+    def take(part: Any) -> None:
+        if isinstance(part, Tensor):
+            sha256.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            raw = part.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            sha256.update(raw.numpy().data)
+        elif isinstance(part, Mapping):
+            for name, value in part.items():
+                take(name)
+                take(value)
+        elif isinstance(part, list | tuple):
+            for value in part:
+                take(value)
+        else:
+            sha256.update(f"{part!r};".encode())
+
+    take(state)
+    return sha256.hexdigest()
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace `path`, wait for the disk, and return what `read_state` will compare. It is there whole or not
+    at all.
+    """
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb", buffering=0) as file:
+            digested = Digested(file)
+            torch.save(dict(state), cast(IO[bytes], digested))  # of a file it needs `write` and `flush`
+            if digested.error is not None:
+                raise digested.error
+            os.fsync(file.fileno())
+        part.replace(path)
+        sync_folder(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+    return {"bytes": digested.size, "sha256": digested.sha256.hexdigest()}
+
+
+def read_state(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what `write_state` wrote, onto the CPU.
+
+    Raises:
+        Faulty: it is not that.
+    """
+    sha256 = hashlib.sha256()
+    try:
+        size = path.stat().st_size
+        if size != expected["bytes"]:
+            raise Faulty(f"a file has {size} bytes instead of {expected['bytes']}")
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                sha256.update(block)
+    except FileNotFoundError as error:
+        raise Faulty("a file is missing") from error
+    if sha256.hexdigest() != expected["sha256"]:
+        raise Faulty("a file was changed after it was written")
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

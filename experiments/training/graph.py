@@ -8,17 +8,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sparsify import host_sync
-from sparsify.bucket import Gradients
+from sparsify.core import host_sync
+from sparsify.core.bucket import Gradients
 
-Work = Callable[[Tensor, Tensor], Tensor]  # inputs, labels -> loss
+ForwardBackward = Callable[[Tensor, Tensor], Tensor]  # inputs, labels -> loss
 WARMUPS = 3  # plain steps before one is recorded: libraries set themselves up, as in torch's own examples
 RECORDED = "recorded"
 
 
 class Recorder(Protocol):
+    """A way to note what a device is given to do, and to repeat it."""
+
     def run(self, work: Callable[[], Tensor]) -> Tensor:
-        """Do it as it will be recorded."""
+        """Carry out the work as it will be recorded."""
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         """Note what it does, without doing it. Returns where its result will be, and what does it.
@@ -32,8 +34,8 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """By CUDA graphs, on a stream of its own, as capturing demands: of plain steps, too, for autograd goes on
-    accumulating gradients on the stream where it began.
+    """Recorder by CUDA graphs, on a stream of its own, as capturing demands: of plain steps, too, for
+    autograd goes on accumulating gradients on the stream where it began.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -62,7 +64,7 @@ class CudaRecorder:
         torch.cuda.empty_cache()
 
 
-class Recorded:
+class RecordedWork:
     """`work`, recorded after some steps and then repeated, as long as everything lies where it lay.
 
     The first repetition is compared with the plain way, bit for bit. Where it differs, or recording fails,
@@ -78,7 +80,7 @@ class Recorded:
 
     def __init__(
         self,
-        work: Work,
+        work: ForwardBackward,
         model: nn.Module,
         gradients: Gradients,
         recorder: Recorder,
@@ -107,7 +109,7 @@ class Recorded:
         return self._repeat(inputs, labels)
 
     def _places(self, inputs: Tensor, labels: Tensor) -> list[Any]:
-        """What a recording takes for granted: addresses, and the batch's kind."""
+        """All that a recording takes for granted: addresses, and the batch's kind."""
         addresses = [p.data_ptr() for p in self.parameters]
         addresses += [0 if p.grad is None else p.grad.data_ptr() for p in self.parameters]
         addresses += [buffer.data_ptr() for buffer in self.buffers]
@@ -154,9 +156,11 @@ class Recorded:
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of these tensors."""
     return [tensor.clone() for tensor in tensors]
 
 
 def put_back(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copy the values into the tensors."""
     for value, tensor in zip(values, tensors, strict=True):
         tensor.copy_(value)

@@ -10,8 +10,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from experiments.training.datasets import Dataset, Split
+from experiments.training.networks import transformers_for
 from experiments.training.task import UNASKED, Task
-from experiments.training.transformers import needed_for
 
 HIDDEN = 0.15  # of the words are guessed; of these
 REPLACED, RANDOM = 0.8, 0.1  # are hidden, and replaced by another word; the rest stays (Devlin et al. 2019)
@@ -89,7 +89,7 @@ class BERT(nn.Module):
 
     def __init__(self, classes: int, length: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
-        transformers = needed_for("BERT")
+        transformers = transformers_for("BERT")
         self.model = transformers.BertForMaskedLM(
             transformers.BertConfig(
                 vocab_size=classes,

@@ -1,5 +1,7 @@
-"""Looks at what a worker selects from, and at what it selects: how values are distributed, what selections of
-any density would leave out, and whether the same places are selected again later.
+"""What watches a step: the energy that is captured, and looks at what a worker selects from and selects.
+
+Looks tell how values are distributed, what selections of any density would leave out, and whether the same
+places are selected again later.
 
 Each look is some lines of the log, by `what`:
 
@@ -24,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from analysis.looks import ALL, REGIONS, SLICES
+from analysis.records.schema import ALL, REGIONS, SLICES
 from experiments.training.step_log import Log
-from sparsify.bucket import Bucket
+from sparsify.core.bucket import Bucket
 from sparsify.method import Watch
 from sparsify.types import BucketContext, Sparse
 
@@ -37,7 +39,45 @@ LARGE = 1000  # elements; smaller tensors are not looked at by themselves
 NUMBER = -3  # in place of a bucket's, for the generator: no bucket has it
 
 
-class Part(NamedTuple):
+class CapturedEnergy:
+    """||TopK(u)||^2 / ||u||^2 over all buckets of one step, u being what is selected from, that is, gradient
+    plus residual; for other selections than Top-k what these took. Shi et al. 2019, section 3, bound what is
+    missing from 1.
+
+    Tell it of each bucket: `Step.watch`.
+    """
+
+    def __init__(self) -> None:
+        self.norms: list[Tensor] = []  # (2,) each: what is sent, and what there was
+
+    def __call__(self, acc: Tensor, sent: Sparse) -> None:
+        self.norms.append(
+            torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in (sent.values, acc)])
+        )
+
+    def share(self) -> float | None:
+        """The share in [0, 1]; None where nobody told, as of methods that select nothing, and of zeros. One
+        host synchronisation.
+        """
+        if not self.norms:
+            return None
+        sent, there = torch.stack(self.norms).square().sum(dim=0).tolist()
+        return sent / there if there else None
+
+
+def both(one: Watch | None, other: Watch | None) -> Watch | None:
+    """Tell both of them of each bucket."""
+    if one is None or other is None:
+        return one or other
+
+    def tell(acc: Tensor, sent: Sparse) -> None:
+        one(acc, sent)
+        other(acc, sent)
+
+    return tell
+
+
+class TensorSpan(NamedTuple):
     """A tensor within a bucket."""
 
     name: str
@@ -46,8 +86,8 @@ class Part(NamedTuple):
 
 
 class Looks:
-    """Of one worker, over its training. What it remembers of earlier steps is in no checkpoint: after a
-    resumption nothing is compared with what was before.
+    """The looks of one worker, over its training. What it remembers of earlier steps is in no checkpoint:
+    after a resumption nothing is compared with what was before.
 
     Args:
         every: steps between two looks.
@@ -60,7 +100,7 @@ class Looks:
         self.draws = BucketContext(seed, 0, NUMBER).generator(torch.device("cpu"))
 
     def at(self, step: int) -> Watch | None:
-        """What watches this step, if it is one that is looked at."""
+        """The watch of this step, if it is one that is looked at."""
         if step % self.every:
             return None
         buckets = iter(self.parts)
@@ -70,13 +110,16 @@ class Looks:
 
         return watch
 
-    def _look(self, step: int, inside: Sequence[Part], acc: Tensor, sent: Sparse) -> None:
+    def _look(self, step: int, inside: Sequence[TensorSpan], acc: Tensor, sent: Sparse) -> None:
         values = acc.float().cpu()
         selected = torch.zeros(len(values), dtype=torch.bool)
         selected[sent.indices.long().cpu()] = True
         whole = ALL if len(self.parts) == 1 else inside[0].name
         self._note(step, "left_out", whole, DENSITIES, left_out(values))
-        for part in [*(part for part in inside if part.end - part.start >= LARGE), Part(ALL, 0, len(values))]:
+        for part in [
+            *(part for part in inside if part.end - part.start >= LARGE),
+            TensorSpan(ALL, 0, len(values)),
+        ]:
             if part.name == ALL and whole != ALL:
                 continue
             own, mine = values[part.start : part.end], selected[part.start : part.end]
@@ -107,11 +150,11 @@ class Looks:
         self.log.add("look", step=step, what=what, of=of, xs=[*map(float, xs)], values=[*values])
 
 
-def parts(bucket: Bucket) -> list[Part]:
+def parts(bucket: Bucket) -> list[TensorSpan]:
     """The tensors of a bucket, in its order."""
     found, start = [], 0
     for name, shape in zip(bucket.names, bucket.shapes, strict=True):
-        found.append(Part(name, start, start := start + math.prod(shape)))
+        found.append(TensorSpan(name, start, start := start + math.prod(shape)))
     return found
 
 
@@ -142,8 +185,8 @@ def heat(selected: Tensor) -> list[float]:
 
 
 def regions(values: Tensor, selected: Tensor, size: int, density: float) -> Tensor:
-    """Which regions of so many elements are selected: those with the largest norms, as large a share of them
-    as `density`; of single elements those that were.
+    """The regions of so many elements that are selected: those with the largest norms, as large a share of
+    them as `density`; of single elements those that were.
     """
     if size == 1:
         return selected

@@ -3,57 +3,62 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.training.captured import CapturedEnergy
 from experiments.training.checkpoint import Checkpointer, TrainingState
 from experiments.training.datasets import Dataset
-from experiments.training.graph import Recorded, Recorder
-from experiments.training.lateness import Lateness, be_late
-from experiments.training.looks import Looks
+from experiments.training.graph import RecordedWork, Recorder
+from experiments.training.looks import CapturedEnergy, Looks, both
 from experiments.training.replica import replica
+from experiments.training.settings import Late, Train
 from experiments.training.step_log import STEPS_PER_WRITE, Log, StepLog
 from experiments.training.task import Metrics, Task
-from sparsify.aggregator import Aggregator, NonFinite
 from sparsify.comm import Comm, InstrumentedComm
-from sparsify.kernels import SearchStats
-from sparsify.method import Method, Watch
-from sparsify.overlap import Overlap
-from sparsify.timer import PhaseTimer
-from sparsify.types import BucketContext, Sparse
-from sparsify.wrapping import check_momentum
+from sparsify.comm.virtual import VirtualComm
+from sparsify.core.timer import PhaseTimer
+from sparsify.doors.aggregator import Aggregator
+from sparsify.doors.engine import NonFinite
+from sparsify.doors.overlap import Overlap
+from sparsify.doors.wrapping import check_momentum
+from sparsify.method import Method
+from sparsify.types import BucketContext, SearchStats
+
+STREAM = 0x1A7E  # of lateness, apart from whatever else is drawn by the run's seed
+TOGETHER = 8  # workers in a published iteration
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
+    """A model at the end of its training, and what is known of how it went."""
+
     model: nn.Module
     searching: dict[str, Any]  # see `searched`
-    graph: str | None  # see `graph.Recorded.outcome`; None too where it was not to be tried
+    graph: str | None  # see `graph.RecordedWork.outcome`; None too where it was not to be tried
     agreed: bool  # see `Replica.agreed`
 
 
-class Settings(NamedTuple):
-    """What the loop needs besides task and method."""
+class LoopSettings(NamedTuple):
+    """The values that the loop needs besides task and method."""
 
     seed: int
-    num_steps: int | None  # None: until `Training.finish`
-    validate: bool  # after every `validate_every` epochs and at the end
+    num_steps: int | None  # None: until `Trainer.finish`
+    train: Train
     device: torch.device
     dtype: torch.dtype
     select: str = "auto"  # see sparsify.kernels
     overlap: bool = False  # buckets are aggregated while backpropagation goes on
     recorder: Recorder | None = None  # of forward and backward, to repeat them where nothing looks in
-    epoch_steps: int | None = None  # of the clock of learning rate, density and validation; None: the task's
-    validate_every: int = 1
-    late: Lateness | None = None  # workers that come late on purpose
-    look_every: int | None = None  # steps between two looks at gradients, on rank 0
+    late: Late = Late()
 
 
-class Training:
+class Trainer:
     """One worker's model, trained together with the others', a step at a time.
 
     Args:
@@ -68,7 +73,7 @@ class Training:
         comm: Comm,
         timer: PhaseTimer,
         log: Log,
-        settings: Settings,
+        settings: LoopSettings,
         checkpointer: Checkpointer | None = None,
     ) -> None:
         seed, device, dtype = settings.seed, settings.device, settings.dtype
@@ -80,11 +85,12 @@ class Training:
         self.aggregator = Aggregator(method, named, instrumented, timer, seed, select=settings.select)
         self.overlap = Overlap(self.aggregator) if settings.overlap else None
         augmentation = BucketContext(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
-        self.steps_per_epoch = settings.epoch_steps or task.steps_per_epoch(data, comm.size)
+        self.validates = settings.train.validate == "epoch"
+        self.steps_per_epoch = settings.train.epoch_steps or task.steps_per_epoch(data, comm.size)
         self.log = StepLog(timer, comm, log, device)
         self.looks = None
-        if settings.look_every and comm.rank == 0:
-            self.looks = Looks(self.aggregator.gradients.buckets, log, settings.look_every, seed)
+        if (every := settings.train.look_every) and comm.rank == 0:
+            self.looks = Looks(self.aggregator.gradients.buckets, log, every, seed)
         self.state = TrainingState(
             self.model, self.replica.optimiser, self.aggregator, augmentation, self.log
         )
@@ -94,7 +100,7 @@ class Training:
         self.recorded = None
         if settings.recorder and timer.mode == "production" and not self.overlap:
             work, gradients = self.forward_and_backward, self.aggregator.gradients
-            self.recorded = Recorded(work, self.model, gradients, settings.recorder, self.say)
+            self.recorded = RecordedWork(work, self.model, gradients, settings.recorder, self.say)
 
     def step(self) -> None:
         """One step of all workers."""
@@ -117,9 +123,12 @@ class Training:
             if overlap:
                 overlap.begin(epoch, rate)
             loss = (self.recorded or self.forward_and_backward)(inputs, labels)
-            if late := self.settings.late:
+            if self.settings.late.draw != "none":
                 with timer.phase("late"):
-                    be_late(late.seconds(step, self.comm.rank, self.comm.size), self.comm, timer.synchronise)
+                    late_s = seconds_late(
+                        self.settings.late, self.settings.seed, step, self.comm.rank, self.comm.size
+                    )
+                    be_late(late_s, self.comm, timer.synchronise)
             if overlap:
                 report = overlap.finish()
             with timer.phase("check"):
@@ -140,13 +149,14 @@ class Training:
             metrics = self.validation()
         if self.ends_epoch(step) or self.done % STEPS_PER_WRITE == 0:
             self.log.write()
-        if self.is_due_after(step) and not (published and self.settings.validate):
+        if self.is_due_after(step) and not (published and self.validates):
             captured = watch.share() if watch else None
             self.log.end_epoch(epoch, step, metrics, captured, self.tested(metrics))
         if validates:
             self.comm.barrier()  # the others did not validate; that is not part of their next step's wait
 
     def forward_and_backward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Fill the gradients; returns the loss."""
         with self.timer.phase("forward"):
             loss = self.task.loss(self.model(inputs), labels)
         with self.timer.phase("backward"):
@@ -165,33 +175,36 @@ class Training:
                 loss.item()
 
     def ends_epoch(self, step: int) -> bool:
+        """Tell whether this step is an epoch's last one, or the run's."""
         return (step + 1) % self.steps_per_epoch == 0 or step + 1 == self.settings.num_steps
 
     def is_due_after(self, step: int) -> bool:
-        """Is it the end of `validate_every` epochs?"""
+        """Tell whether this step ends `validate_every` epochs."""
         is_last = step + 1 == self.settings.num_steps
-        whole = (step // self.steps_per_epoch + 1) % self.settings.validate_every == 0
+        whole = (step // self.steps_per_epoch + 1) % self.settings.train.validate_every == 0
         return self.ends_epoch(step) and (whole or is_last)
 
     def validates_after(self, step: int) -> bool:
-        """As published: in the step that follows."""
-        return self.settings.validate and self.is_due_after(step)
+        """Tell whether validation is due after this step; as published, it is in the one that follows."""
+        return self.validates and self.is_due_after(step)
 
     def validation(self) -> Metrics | None:
+        """Metrics of the validation, on rank 0."""
         return self.task.evaluate(self.model, self.data, self.settings.dtype) if self.comm.rank == 0 else None
 
     def tested(self, metrics: Metrics | None) -> Metrics | None:
-        """After the last step, of the test set, where training images stood in for it until then."""
+        """Metrics of the test set after the last step, where training images stood in for it until then."""
         if metrics is None or self.data.unseen is None or self.done != self.settings.num_steps:
             return None
         return self.task.evaluate(self.model, self.data, self.settings.dtype, self.data.unseen)
 
     def say(self, line: str) -> None:
+        """Tell people a line, once for all ranks."""
         if self.comm.rank == 0:
             print(line, file=sys.stderr)
 
-    def finish(self) -> Trained:
-        """After the last step."""
+    def finish(self) -> TrainedModel:
+        """End the training after its last step."""
         self.log.write()
         if self.timer.mode == "as_published" and self.validates_after(self.done - 1):
             epoch = (self.done - 1) // self.steps_per_epoch  # no step follows in which to validate
@@ -201,7 +214,7 @@ class Training:
         if self.overlap:
             self.overlap.close()
         graph = self.recorded.outcome if self.recorded else None
-        return Trained(self.model, searched(self.aggregator), graph, self.replica.agreed())
+        return TrainedModel(self.model, searched(self.aggregator), graph, self.replica.agreed())
 
 
 def train(
@@ -211,17 +224,17 @@ def train(
     comm: Comm,
     timer: PhaseTimer,
     log: Log,
-    settings: Settings,
+    settings: LoopSettings,
     progress: Callable[[int], None] = lambda step: None,
     checkpointer: Checkpointer | None = None,
-) -> Trained:
+) -> TrainedModel:
     """Train one worker's model together with the others, to the end.
 
     Args:
         progress: told the number of steps done, after each step.
         checkpointer: saves now and then, and knows where to go on from.
     """
-    training = Training(task, data, method, comm, timer, log, settings, checkpointer)
+    training = Trainer(task, data, method, comm, timer, log, settings, checkpointer)
     while training.done != settings.num_steps:
         training.step()
         progress(training.done)
@@ -230,20 +243,62 @@ def train(
     return training.finish()
 
 
-def both(one: Watch | None, other: Watch | None) -> Watch | None:
-    """What tells both of them."""
-    if one is None or other is None:
-        return one or other
-
-    def tell(acc: Tensor, sent: Sparse) -> None:
-        one(acc, sent)
-        other(acc, sent)
-
-    return tell
-
-
 def searched(aggregator: Aggregator) -> dict[str, Any]:
-    """Who searched this worker's buckets for what to send, and how often the guess of a bound was wrong."""
+    """Kernels that searched this worker's buckets, and how often the guess of a bound was wrong."""
     found = aggregator.searching()
     total = sum(found.values(), SearchStats())
     return {"kernel": " and ".join(found) or None, **asdict(total)}
+
+
+def seconds_late(late: Late, seed: int, step: int, rank: int, size: int) -> float:
+    """Seconds by which a worker is late in a step: the same whoever asks, and in whatever order.
+
+    constant: `s`. uniform: between 0 and `s`. lognormal: with median `s`, `spread` being the standard
+    deviation of its logarithm. published: as late as the eight workers of one iteration of Top-k's published
+    job on A100 were in compression, which took 212 ms, behind the first of them; every eight workers have an
+    iteration of their own.
+    """
+    if late.rank not in (None, rank):
+        return 0.0
+    return float(_of_all(late, np.random.default_rng([STREAM, seed, step]), size)[rank])
+
+
+def _of_all(late: Late, draws: np.random.Generator, size: int) -> np.ndarray:
+    """(size,) seconds."""
+    if late.draw == "constant":
+        return np.full(size, late.s)
+    if late.draw == "uniform":
+        return late.s * draws.random(size)
+    if late.draw == "lognormal":
+        return late.s * np.exp(late.spread * draws.standard_normal(size))
+    table = published()
+    rows = table[draws.integers(len(table), size=-(-size // TOGETHER))]
+    return draws.permuted(rows, axis=1).ravel()[:size]
+
+
+@cache
+def published() -> np.ndarray:
+    """(iterations, 8) seconds behind the first worker, of the published job's settled iterations.
+
+    The logs' table has the least, the mean and the greatest time of each iteration: one worker has the least,
+    one the greatest, and the other six share what the mean leaves.
+
+    Raises:
+        analysis.records.files.Damaged: the table is not there, as in a copy of the code alone.
+    """
+    from analysis.published import rederived  # pandas comes with it
+
+    table = rederived.settled(rederived.JOB["A100", "topk"])
+    least, mean, greatest = (table[f"comp_{which}_ms"].to_numpy() for which in ("min", "mean", "max"))
+    others = (TOGETHER * mean - least - greatest) / (TOGETHER - 2)
+    seconds: np.ndarray = np.stack([least, greatest, *[others] * (TOGETHER - 2)], axis=1) - least[:, None]
+    return seconds / 1e3
+
+
+def be_late(seconds: float, comm: Comm, synchronise: Callable[[], None]) -> None:
+    """Let this worker do nothing for so long, after what it has given its device."""
+    if isinstance(comm, VirtualComm):
+        comm.idle(seconds)
+    elif seconds:
+        synchronise()
+        time.sleep(seconds)

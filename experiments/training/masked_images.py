@@ -13,8 +13,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from experiments.training.datasets import Dataset, Split
+from experiments.training.networks import transformers_for
 from experiments.training.task import Metrics, Task
-from experiments.training.transformers import needed_for
 
 HIDDEN = 0.75  # of the patches
 WIDER = 4  # times, within each layer
@@ -22,7 +22,7 @@ SLOWEST = 10_000  # of the sines of positions, the longest wavelength in patches
 
 
 class Size(NamedTuple):
-    """Of encoder and decoder, both Vision Transformers."""
+    """Sizes of encoder and decoder, both Vision Transformers."""
 
     patch: int  # pixels, of each side
     width: int
@@ -43,7 +43,7 @@ LARGE = Size(16, 1024, 24, 16, 512, 8, 16)  # ViT-L/16
 
 @dataclass(frozen=True)
 class MaskedImages(Task):
-    """What is validated is the loss, over always the same hidden patches; there is no accuracy.
+    """Guessing hidden patches: validated is the loss, over always the same ones; there is no accuracy.
 
     A batch is a row for each image: its pixels, then a number for each patch, drawn by the run's generator.
     The three quarters of the patches with the largest numbers are hidden.
@@ -96,7 +96,7 @@ class MAE(nn.Module):
 
     def __init__(self, channels: int, pixels: int, size: Size) -> None:
         super().__init__()
-        transformers = needed_for("The masked autoencoder")
+        transformers = transformers_for("The masked autoencoder")
         self.shape, self.patches = (channels, pixels, pixels), (pixels // size.patch) ** 2
         self.model = transformers.ViTMAEForPreTraining(
             transformers.ViTMAEConfig(

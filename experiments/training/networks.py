@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -186,3 +188,18 @@ def imagenet_vgg16(channels: int, pixels: int, classes: int) -> nn.Module:
 
     model: nn.Module = vgg16(weights=None, num_classes=classes, dropout=0.0)
     return model
+
+
+def transformers_for(model: str) -> Any:
+    """The package transformers, which only some models need.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise ValueError(
+            f"{model} is transformers' implementation, and transformers is not installed here ({error}): "
+            "`make transformers` installs it"
+        ) from error

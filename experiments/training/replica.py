@@ -21,7 +21,8 @@ class Replica(Protocol):
     """Parameters, and the optimiser that moves them."""
 
     @property
-    def optimiser(self) -> torch.optim.Optimizer: ...
+    def optimiser(self) -> torch.optim.Optimizer:
+        """The optimiser that moves the parameters."""
 
     def update(self, rate: float, average: Tensor) -> None:
         """The optimiser's step.
@@ -31,7 +32,7 @@ class Replica(Protocol):
         """
 
     def agreed(self) -> bool:
-        """Were the averages of all workers the same in every step, as far as is known here?"""
+        """Tell whether the averages of all workers were the same in every step, as far as is known here."""
 
 
 def replica(comm: Comm, model: nn.Module, make: MakeOptimiser) -> Replica:
@@ -42,7 +43,7 @@ def replica(comm: Comm, model: nn.Module, make: MakeOptimiser) -> Replica:
 
 
 class OwnReplica:
-    """Of a process."""
+    """The parameters and the optimiser that a process has of its own."""
 
     def __init__(self, comm: Comm, model: nn.Module, make: MakeOptimiser) -> None:
         for tensor in model.state_dict().values():
@@ -57,8 +58,8 @@ class OwnReplica:
 
 
 class SharedReplica:
-    """Of a virtual rank: its parameters lie in rank 0's memory, and one optimiser moves them, rank 0's, when
-    all have their average. Each rank is charged the time that it takes.
+    """A virtual rank's share: its parameters lie in rank 0's memory, and one optimiser moves them, rank 0's,
+    when all have their average. Each rank is charged the time that it takes.
 
     That is what each would do by itself, as long as all have the same average, bit for bit; so they are
     compared in every step. Buffers, gradients and residuals are each rank's own.
@@ -83,15 +84,17 @@ class SharedReplica:
 
 
 def of_all(comm: Comm, make: Callable[[], T]) -> T:
-    """What is alike on all workers: virtual ranks make it once, and share it."""
+    """Make what is alike on all workers: virtual ranks make it once, and share it."""
     return comm.first(make) if isinstance(comm, VirtualComm) else make()
 
 
 def step(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """Move the parameters at this rate."""
     set_learning_rate(optimiser, rate)
     optimiser.step()
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all parameters."""
     for group in optimiser.param_groups:
         group["lr"] = rate

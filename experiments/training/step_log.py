@@ -11,23 +11,27 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from analysis.records.schema import Averaged, fields_of
 from experiments.training.replica import of_all
 from experiments.training.task import Metrics
-from sparsify import host_sync
-from sparsify.aggregator import Aggregator, NonFinite, Report
 from sparsify.comm import Comm
-from sparsify.timer import PhaseTimer
+from sparsify.core import host_sync
+from sparsify.core.timer import PhaseTimer
+from sparsify.doors.aggregator import Aggregator
+from sparsify.doors.engine import NonFinite, StepReport
 
-EPOCH_MEANS = ("wire_bytes", "host_syncs", "density", "update_density")  # recorded per epoch besides
+EPOCH_MEANS = tuple(fields_of(Averaged))  # recorded per epoch besides
 STEPS_PER_WRITE = 100  # steps between two writes of the log; nothing is written inside a timed step
 
 
 class Log(Protocol):
-    """Where a rank's measurements go."""
+    """The place where a rank's measurements go."""
 
-    def add(self, kind: str, **values: Any) -> None: ...
+    def add(self, kind: str, **values: Any) -> None:
+        """Note a line of this kind."""
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Let readers see what was noted."""
 
 
 class StepLog:
@@ -39,9 +43,8 @@ class StepLog:
         self.waiting: list[dict[str, Any]] = []
         self.finite: list[Tensor] = []  # (tensors,) bool of each waiting step, until somebody looks
         self.names: list[str] = []  # of these tensors
-        self.epoch: list[
-            dict[str, float]
-        ] = []  # the steps since the last validation, or epoch where none validates
+        # The steps since the last validation, or epoch where none validates.
+        self.epoch: list[dict[str, float]] = []
         self.timed_s = 0.0  # spent in steps since the run began
 
     def observe(
@@ -50,7 +53,7 @@ class StepLog:
         epoch: int,
         loss: Tensor,
         lr: float,
-        report: Report,
+        report: StepReport,
         aggregator: Aggregator,
         finite: Tensor,
     ) -> None:
@@ -73,7 +76,7 @@ class StepLog:
                 "messages": report.messages,
                 "predicted_s": report.predicted_s,
                 "host_syncs": report.host_syncs,
-                "density": report.density,
+                "sent_density": report.sent_density,
                 # Of the average, which is alike on all workers.
                 "update_density": of_all(
                     self.comm, lambda: torch.count_nonzero(aggregator.gradients.flat) / n
@@ -133,12 +136,14 @@ class StepLog:
             )
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint; no step may be waiting."""
+        """The part of a checkpoint that is this log's; no step may be waiting."""
         return {"epoch": self.epoch, "timed_s": self.timed_s}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from what was `state`."""
-        self.epoch, self.timed_s = [*saved["epoch"]], saved["timed_s"]
+        now = {field.was: name for name, field in fields_of(Averaged).items() if field.was}
+        self.epoch = [{now.get(name, name): value for name, value in step.items()} for step in saved["epoch"]]
+        self.timed_s = saved["timed_s"]
 
     def _means(self) -> dict[str, float]:
         """This worker's means since the last call: training loss, bytes, densities."""
@@ -149,7 +154,7 @@ class StepLog:
         return {"train_loss": means.pop("loss"), **means}
 
     def _check_finite(self) -> None:
-        """Of all ranks' waiting steps, were all gradients finite? The first that was not is told by all."""
+        """Raise if a gradient of any rank's waiting steps was not finite: all tell of the first one."""
         if not self.finite:
             return
         flags, self.finite = host_sync.to_host(torch.stack(self.finite)), []

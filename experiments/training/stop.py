@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from slurm.worker_process import STOP_SIGNALS
+
 if TYPE_CHECKING:  # a worker listens for signals before torch is loaded, which takes seconds
     from sparsify.comm import Comm
 
-
-# SLURM sends SIGUSR2 to every process of a job step, and their starter may forward it: it comes
-# once, twice, or to some workers only. The others mean the same; a terminal sends them to its whole group.
-STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # `nohup` has one ignored, and shells the other in what runs in the background; so it stays then.
 OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: stopped as told, and can go on later
 ALONE_S = 20.0  # after the signal, a worker that is still alone stops waiting for the others
 GO_ON, SAVE, STOP = 0, 1, 2
 
@@ -37,7 +34,7 @@ class Preempted(Exception):
 
 @dataclass
 class Stop:
-    """Has this process been told to stop? A signal to one forked from it does not count."""
+    """Note of whether this process was told to stop. A signal to one forked from it does not count."""
 
     told_at: float | None = None
     process: int = 0
@@ -53,10 +50,11 @@ class Stop:
 
     @property
     def told(self) -> bool:
+        """True once a stop signal has come."""
         return self.told_at is not None
 
     def is_overdue(self) -> bool:
-        """Has it been too long for a worker that still waits for the others to come?"""
+        """Tell whether it has been too long for a worker that still waits for the others to come."""
         return self.told_at is not None and time.monotonic() - self.told_at > ALONE_S
 
     def _take(self, number: int, frame: FrameType | None) -> None:
@@ -65,21 +63,13 @@ class Stop:
             self.told_at = time.monotonic()
 
 
-def ignore_in_child(worker: int = 0) -> None:
-    """A DataLoader's `worker_init_fn`: its workers, forked or spawned, must outlive the stop signal, or the
-    main process fails before it has saved.
-    """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 # Between two votes: one takes 5.5 ms of CPU time of 8 gloo processes together, which is 0.6 % of 2 cores.
 VOTES_S = 0.5
 MOST_STEPS = 1000  # between two votes, should steps take no time at all
 
 
 class Agreement:
-    """What the workers do at the end of a step: the same on all, with the delay of one vote.
+    """The workers' agreement on what to do at the end of a step, with the delay of one vote.
 
     Short steps share a vote, else it would show in their times: rank 0 proposes, with each vote, how many
     steps the next ones are apart.

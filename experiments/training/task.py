@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from experiments.training.datasets import REGISTRY, Dataset, Split
-from sparsify import host_sync
+from sparsify.core import host_sync
 
 UNASKED = -100  # instead of a label: torch's cross-entropy leaves it out
 
@@ -49,7 +49,7 @@ class Task:
     momentum: float
     weight_decay: float  # on tensors with more than one dimension; biases and batch norm have none
     lr_warmup_epochs: float
-    lr_milestones: tuple[float, ...]
+    lr_milestones: Sequence[float]
     channels_last: bool
 
     def __post_init__(self) -> None:
@@ -187,6 +187,6 @@ class Task:
 
 @dataclass(frozen=True)
 class LargeImages(Task):
-    """Of 224 x 224 pixels, of which fewer are evaluated at a time."""
+    """Classification of images of 224 x 224 pixels, of which fewer are evaluated at a time."""
 
     eval_batch: ClassVar[int] = 50

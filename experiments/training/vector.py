@@ -83,7 +83,7 @@ def heavy_tailed(count: int, generator: Generator) -> Tensor:
 
 
 class Vector(nn.Module):
-    """So many elements in matrices of one shape, whose gradient is what goes in."""
+    """A model of so many elements in matrices of one shape, whose gradient is what goes in."""
 
     def __init__(self, elements: int, tensors: int) -> None:
         super().__init__()

@@ -1,11 +1,14 @@
-"""What went wrong in a worker: a class of failure, and a sentence for people."""
+"""What went wrong in a worker, or for want of a package: a class of failure, and a sentence for people."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import sys
+import traceback
+from pathlib import Path
 
-from experiments.config import packages
+from analysis.records.files import Watched, write_json
 
 # From causes to consequences: the sentence of a worker that only lost its peers comes last.
 DISK_FULL = "the disk is full: free some space and run again; finished runs are kept"
@@ -15,15 +18,27 @@ KINDS = (
 )  # fmt: skip
 # Messages of torch's allocators, which raise a plain RuntimeError.
 NO_MEMORY = ("can't allocate memory", "CUDA out of memory", "Cannot allocate memory")
+# The Python packages that commands need.
+OURS = ("analysis", "experiments", "slurm", "sparsify", "tests")
+# As they are imported; requirements/ has their names on package indices.
+LIBRARY = ("numpy", "torch")
+FIGURES = (
+    "argcomplete", "filelock", "griffe", "hydra", "jinja2", "markupsafe", "matplotlib", "msgspec", "numpy",
+    "omegaconf", "pandas", "pyarrow", "pynvml", "rich", "scipy",
+)  # fmt: skip
+TRAIN = ("greenlet", "psutil", "sklearn", "submitit", "torchvision", *LIBRARY)
+LONGEST = 300  # characters of a reason; some packages write a page
+# What the loader of libraries says where an address space (ulimit -v) or a machine is too small.
+NO_ROOM = ("failed to map segment", "cannot allocate memory")
 
 
 def explain(error: BaseException) -> tuple[str, str]:
     """The class of a failure, one of KINDS, and a sentence for people."""
-    if isinstance(error, ImportError) and (trouble := packages.trouble(error)):
+    if isinstance(error, ImportError) and (trouble := trouble_of_import(error)):
         return trouble
     if isinstance(error, ValueError):
         return getattr(error, "kind", "bad_input"), str(error)
-    if _is(error, "sparsify.aggregator", "NonFinite"):
+    if _is(error, "sparsify.doors.engine", "NonFinite"):
         return "non_finite", f"{error}; lower task.lr, or look at the data"
     if _is(error, "sparsify.comm", "WorkerLost"):
         return "lost", str(error)
@@ -34,14 +49,56 @@ def explain(error: BaseException) -> tuple[str, str]:
     return "error", f"{type(error).__name__}: {error}"
 
 
+def leave_reason(error: BaseException, rank: int, folder: Watched) -> tuple[str, str]:
+    """Print the traceback, and leave the reason in the folder of this start; returns what `explain` says."""
+    kind, why = explain(error)
+    traceback.print_exception(error)
+    if folder.is_there():  # else the starter says that it is not
+        with contextlib.suppress(OSError):  # a full disk may refuse it
+            write_json(folder.path / f"failure{rank}.json", {"rank": rank, "kind": kind, "why": why})
+    return kind, why
+
+
 def _is(error: BaseException, module: str, name: str) -> bool:
-    """Is it of this class, whose module may not be loaded, for want of torch?"""
+    """Tell whether it is of this class, whose module may not be loaded, for want of torch."""
     return isinstance(error, getattr(sys.modules.get(module), name, ()))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether memory ran out, of the machine or of a GPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+
+
+def trouble_of_import(error: ImportError) -> tuple[str, str] | None:
+    """The class of this failure and a sentence for people; None where the error is in our own code."""
+    package = (error.name or "").partition(".")[0]
+    if package in OURS or "partially initialized module" in str(error):
+        return None
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            "environment",
+            f"the Python package {package} is not installed in {sys.prefix}: {_install(package)}",
+        )
+    said = " ".join(str(error).split())[:LONGEST]
+    if any(words in said.lower() for words in NO_ROOM):
+        return (
+            "memory",
+            f"a Python package does not fit into memory ({said}); see `ulimit -v`, or cluster.mem_gb",
+        )
+    return (
+        "environment",
+        f"a Python package can't be loaded ({said}); `make clean`, then `make .venv/.train`, installs all",
+    )
+
+
+def _install(package: str) -> str:
+    """The command that installs a package."""
+    if package in FIGURES:
+        return "`make .venv/.figures` installs what figures need, `make .venv/.train` what runs need"
+    if package in TRAIN:
+        return "`make .venv/.train` installs what runs need"
+    return f"`{Path(sys.executable).name} -m pip install {package}` may install it"

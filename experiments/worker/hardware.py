@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import platform
 import statistics
 import time
@@ -10,7 +12,9 @@ from typing import Any
 
 import torch
 
-from experiments.worker import link_probe, own_cores
+from experiments.config.config import Config
+from experiments.config.machines import AnyCluster, EmulatedCluster, SlurmCluster, VirtualCluster
+from experiments.worker import link_probe
 from experiments.worker.hardware_claims import (
     NO_CLAIM,
     OTHERWISE,
@@ -21,7 +25,7 @@ from experiments.worker.hardware_claims import (
     mismatches,
 )
 from slurm import environment, gpus
-from slurm.environment import Place
+from slurm.environment import WorkerPlace
 from sparsify.comm import Comm, gather_json
 
 # 8 A100 reach 203 of their 234 GB/s with it, in 0.6 ms (nccl-tests on Azure's NDv4).
@@ -31,6 +35,9 @@ WARMUPS, REPEATS = 2, 5
 # other GPU's memory, and CUDA takes NVLink where there is one, whatever NCCL_P2P_LEVEL says (NVIDIA/nccl #777
 # and #1358, nccl-tests #250). The others keep it from NVSwitch's reductions and from NVLink between nodes.
 NO_PEERS = {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0"}
+SLICE_S = 1e-4  # the shortest that Linux grants
+# Linux, uapi/asm/unistd.h: sched_setattr and sched_getattr, for which the C library has no functions.
+CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
 GPU_LINKS = ("nvlink", "pcie")
 ON_CPU = (
     "link={link} was asked for, but it joins GPUs, and device=cpu; choose device=cuda, link=loopback on one "
@@ -44,8 +51,8 @@ class MachineMismatch(ValueError):
     kind = "machine"
 
 
-def settings(link: str, node: Mapping[str, gpus.Gpu]) -> dict[str, str]:
-    """What NCCL must be told so that `link` is true on this node: on NVLink, pcie is a downgrade.
+def settings(link: str, node: Mapping[str, gpus.NodeGpu]) -> dict[str, str]:
+    """Variables that NCCL must be told so that `link` is true on this node: on NVLink, pcie is a downgrade.
 
     A node without NVLink is left to NCCL, which uses peer-to-peer below one PCIe switch.
     """
@@ -53,20 +60,20 @@ def settings(link: str, node: Mapping[str, gpus.Gpu]) -> dict[str, str]:
     return NO_PEERS if kind_of(link) == "pcie" and (has_nvlink or not node) else {}
 
 
-def prepare(config: Mapping[str, Any], place: Place, device: torch.device) -> None:
+def prepare(config: Config, place: WorkerPlace, device: torch.device) -> None:
     """Make the link true, before the group starts. Under Horovod, NCCL reads the same variables."""
-    if is_emulated(config["cluster"]):
-        per_node = config["cluster"]["workers_per_node"]
-        own_cores.take(place.rank // per_node, -(-place.size // per_node))
-    if device.type == "cuda" and config["cluster"]["where"] != "virtual":
-        environment.set_for_nccl(settings(config["cluster"]["link"]["name"], gpus.survey()))
+    if is_emulated(config.cluster):
+        per_node = config.workers_per_node
+        take_cores(place.rank // per_node, -(-place.size // per_node))
+    if device.type == "cuda" and not isinstance(config.cluster, VirtualCluster):
+        environment.set_for_nccl(settings(config.cluster.link.name, gpus.survey()))
 
 
 def check(
-    config: Mapping[str, Any], device: torch.device, comm: Comm, network: Mapping[str, Any] | None = None
+    config: Config, device: torch.device, comm: Comm, network: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What there is, for the record. Collective; costs nothing on CPUs and for virtual ranks, but a second
-    where the link is emulated.
+    """Facts about the machine, for the record. Collective; costs nothing on CPUs and for virtual ranks, but a
+    second where the link is emulated.
 
     Args:
         network: facts about the emulated one, from who made it.
@@ -74,15 +81,14 @@ def check(
     Raises:
         MachineMismatch: on all workers alike, unless launch.on_mismatch=label.
     """
-    gpu, link = config["cluster"]["gpu"], config["cluster"]["link"]["name"]
-    simulated = config["cluster"]["where"] == "virtual"  # the link too; and all ranks share a process
+    cluster, gpu, link = config.cluster, config.cluster.gpu, config.cluster.link.name
+    simulated = isinstance(cluster, VirtualCluster)  # the link too; and all ranks share a process
     if simulated or comm.size == 1:
         link = "none"
     found: dict[str, Any] = {}
-    if is_emulated(config["cluster"]) and comm.size > 1:
-        cluster = config["cluster"]
-        seen = link_probe.probe(comm, cluster["link"], cluster["workers_per_node"])
-        found = {"link": {**seen._asdict(), **own_cores.facts(), **(network or {})}}
+    if is_emulated(cluster) and comm.size > 1:
+        seen = link_probe.probe(comm, cluster.link, config.workers_per_node)
+        found = {"link": {**seen._asdict(), **core_facts(), **(network or {})}}
         wrong = link_probe.mismatches(link, seen)
     elif device.type == "cpu":
         gpu, link = "none", link if kind_of(link) in GPU_LINKS else "none"
@@ -93,19 +99,19 @@ def check(
         seconds = gather_json(comm, probe(comm, device), device) if len(workers) > 1 else None
         group = WorkerGroup(workers, bus_bandwidth(seconds) if seconds else None)
         found, wrong = {**fingerprint(group), "probe_s": seconds}, mismatches(gpu, link, group)
-    if wrong and config.get("launch", {}).get("on_mismatch", "stop") == "stop":
+    if wrong and config.launch.on_mismatch == "stop":
         raise MachineMismatch("; ".join(wrong))
     checked = [name for name, claim in (("gpu", gpu), ("link", link)) if claim not in NO_CLAIM]
     return {"checked": checked, **found, **({"mismatch": wrong} if wrong else {})}
 
 
-def is_emulated(cluster: Mapping[str, Any]) -> bool:
-    """Is the link between its nodes slowed down on purpose, to what cluster.link says?"""
-    return cluster["where"] == "netns" or bool(cluster.get("enter"))
+def is_emulated(cluster: AnyCluster) -> bool:
+    """Tell whether the link between its nodes is slowed down on purpose, to what cluster.link says."""
+    return isinstance(cluster, EmulatedCluster) or (isinstance(cluster, SlurmCluster) and bool(cluster.enter))
 
 
 def facts(device: torch.device) -> Worker:
-    """What this worker sees."""
+    """The machine as this worker sees it."""
     own, mine = torch.cuda.get_device_properties(device), bus(device.index)
     others = [index for index in range(torch.cuda.device_count()) if index != device.index]
     gpu = gpus.survey().get(mine)
@@ -164,3 +170,78 @@ def bus(index: int) -> str:
     """The name of a CUDA device that the driver knows too, whatever renumbers them."""
     own: Any = torch.cuda.get_device_properties(index)  # torch's types do not list all that it has
     return gpus.bus_id(own.pci_domain_id, own.pci_bus_id, own.pci_device_id)
+
+
+# Workers that stand for several machines and share the cores of one: as if each machine had its own.
+#
+# On a machine of its own, a worker's threads find a free core when a message comes. Here the kernel moves
+# them among cores on which other workers compute, and lets those finish their time slices: a message of
+# 0.3 ms then takes 3. So the cores are dealt out to the nodes, and slices are short, that a woken thread need
+# not wait.
+
+
+class SchedAttr(ctypes.Structure):
+    """struct sched_attr of Linux, uapi/linux/sched/types.h. Times in nanoseconds."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32), ("policy", ctypes.c_uint32), ("flags", ctypes.c_uint64),
+        ("nice", ctypes.c_int32), ("priority", ctypes.c_uint32),
+        ("runtime", ctypes.c_uint64), ("deadline", ctypes.c_uint64), ("period", ctypes.c_uint64),
+        ("util_min", ctypes.c_uint32), ("util_max", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+def take_cores(node: int, nodes: int) -> None:
+    """Let this thread, and those that it starts, run on the cores of this node only, in short slices.
+
+    Nothing happens where the system has no such thing, or somebody has dealt out cores already.
+    """
+    shorten()
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) == os.cpu_count():
+            os.sched_setaffinity(0, share_of_cores(cores, node, nodes))
+
+
+def share_of_cores(cores: Sequence[int], node: int, nodes: int) -> list[int]:
+    """The cores of a node: as many for each, where there are enough, else one that it shares with as many
+    others as each node does. All cores where that comes out uneven.
+    """
+    count = len(cores)
+    if nodes <= count:
+        each = count // nodes
+        return list(cores[node * each : (node + 1) * each])
+    return [cores[node % count]] if nodes % count == 0 else list(cores)
+
+
+def shorten(seconds: float = SLICE_S) -> None:
+    """Ask for time slices of so many seconds, for this thread and those that it starts. Nothing happens where
+    the kernel has none that could be asked for; see `slice_s`.
+    """
+    had = _asked()
+    if had is not None and had.policy == os.SCHED_OTHER:
+        had.runtime = round(1e9 * seconds)  # all else stays, nice too
+        ctypes.CDLL(None).syscall(CALLS[platform.machine()][0], 0, ctypes.byref(had), 0)
+
+
+def slice_s() -> float | None:
+    """Seconds of this thread's slices; None where Linux does not tell: before 6.12, in a sandbox that forbids
+    to ask, with another scheduling policy than the usual, or on another system.
+    """
+    had = _asked()
+    return had.runtime / 1e9 or None if had is not None and had.policy == os.SCHED_OTHER else None
+
+
+def core_facts() -> dict[str, Any]:
+    """Facts for the record."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    return {"slice_s": slice_s(), "cores_of_a_node": len(cores) or None}
+
+
+def _asked() -> SchedAttr | None:
+    if platform.system() != "Linux" or platform.machine() not in CALLS:
+        return None
+    found = SchedAttr()
+    size = ctypes.sizeof(SchedAttr)
+    _, look = CALLS[platform.machine()]
+    return None if ctypes.CDLL(None).syscall(look, 0, ctypes.byref(found), size, 0) else found

@@ -17,7 +17,7 @@ OTHERWISE = "or launch.on_mismatch=label to go on and have it recorded as a labe
 
 
 class Worker(NamedTuple):
-    """What one worker sees: its GPU, and what lies between that and the others that its process may see."""
+    """One worker's view: its GPU, and what lies between that and the others that its process may see."""
 
     host: str
     gpu: str
@@ -40,11 +40,12 @@ class WorkerGroup(NamedTuple):
 
     @property
     def hosts(self) -> list[str]:
+        """Names of the nodes, in the order of ranks."""
         return list(dict.fromkeys(worker.host for worker in self.workers))
 
     @property
     def pairs(self) -> list[tuple[Worker, Worker]]:
-        """Those on the same node."""
+        """Pairs of workers on the same node."""
         return [(a, b) for a, b in combinations(self.workers, 2) if a.host == b.host]
 
     @property
@@ -60,7 +61,7 @@ def between(a: Worker, b: Worker) -> str | None:
 
 
 def without_peers(worker: Worker) -> bool:
-    """Does the environment keep NCCL from peer-to-peer, and so from NVLink?"""
+    """Tell whether the environment keeps NCCL from peer-to-peer, and so from NVLink."""
     off = {("NCCL_P2P_DISABLE", "1"), ("NCCL_P2P_LEVEL", "LOC"), ("NCCL_P2P_LEVEL", "0")}
     return bool(off & worker.nccl.items())
 
@@ -134,8 +135,8 @@ LINKS: dict[str, Callable[[WorkerGroup], Iterator[tuple[str, str]]]] = {
 
 
 def kind_of(link: str) -> str | None:
-    """Which of `LINKS` a link of conf/link is: its name begins with it, as nvlink4 and ethernet_10g do. None:
-    one that nothing is claimed of.
+    """The one of `LINKS` that a link of conf/link is: its name begins with it, as nvlink4 and ethernet_10g
+    do. None: one that nothing is claimed of.
     """
     return next((kind for kind in LINKS if link.startswith(kind)), None)
 

@@ -7,13 +7,14 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
+from experiments.config.machines import NamedLink
 from experiments.worker.hardware_claims import OTHERWISE
 from sparsify.comm import Comm, gather_json
 from sparsify.cost import ALGORITHMS, TEXTBOOK, Cost
@@ -30,8 +31,8 @@ REPEATS = 5
 TOLERANCE = 0.1  # of the bandwidth asked for; headers take 0.05 of Ethernet's
 
 
-class Found(NamedTuple):
-    """What the probe found; the same on all workers."""
+class ProbedLink(NamedTuple):
+    """The link as the probe found it; the same on all workers."""
 
     asked_gbit_s: float
     pairs_gbit_s: list[float]  # from each node to the next, one after the other
@@ -47,27 +48,30 @@ class Found(NamedTuple):
         return min(*self.pairs_gbit_s, self.together_gbit_s)
 
 
-def probe(comm: Comm, link: Mapping[str, Any], per_node: int) -> Found:
+def probe(comm: Comm, link: NamedLink, per_node: int) -> ProbedLink:
     """Collective. Takes about 5 seconds at 4 nodes and 1 Gbit/s.
 
     Args:
-        link: a choice of conf/link, with alpha and beta.
+        link: with alpha and beta.
         per_node: workers on a node; its first one takes part.
     """
+    beta_s_per_byte = link.beta_s_per_byte
+    assert beta_s_per_byte, "the network was refused without it"
+    assert link.alpha_s is not None
     first = range(0, comm.size, per_node)
     ring = [(node, first[(at + 1) % len(first)]) for at, node in enumerate(first)]
-    size = round(min(max(TRANSFER_S / link["beta_s_per_byte"], LEAST_BYTES), MOST_BYTES))
+    size = round(min(max(TRANSFER_S / beta_s_per_byte, LEAST_BYTES), MOST_BYTES))
     few, many = torch.zeros(1), torch.zeros(size // 4)
     send(comm, many, ring)  # connections are made, and TCP's windows opened
     ping_pong = [_fastest(comm, partial(there_and_back, comm, few, few, pair), ROUND_TRIPS) for pair in ring]
     pairs = [_fastest(comm, partial(there_and_back, comm, many, few, pair), REPEATS) for pair in ring]
     together = _fastest(comm, partial(send, comm, many, ring), REPEATS)
     kinds, computing_s = calibrated(comm, ring[0])
-    return Found(
-        asked_gbit_s=gbit_s(1.0, link["beta_s_per_byte"]),
+    return ProbedLink(
+        asked_gbit_s=gbit_s(1.0, beta_s_per_byte),
         pairs_gbit_s=[gbit_s(size, seconds) for seconds in pairs],
         together_gbit_s=gbit_s(size, together),
-        asked_latency_s=link["alpha_s"],
+        asked_latency_s=link.alpha_s,
         latency_s=max(ping_pong) / 2,
         kinds=kinds,
         computing_s=computing_s,
@@ -75,6 +79,7 @@ def probe(comm: Comm, link: Mapping[str, Any], per_node: int) -> Found:
 
 
 def send(comm: Comm, data: Tensor, route: Sequence[tuple[int, int]]) -> None:
+    """Send the data along the route."""
     comm.permute(data, route)
 
 
@@ -101,7 +106,7 @@ def calibrated(comm: Comm, pair: tuple[int, int]) -> tuple[dict[str, tuple[float
     Args:
         pair: from whom to whom a permutation goes.
     """
-    cases = [Case.of(comm, kind, size, pair) for kind in TEXTBOOK for size in CALIBRATED]
+    cases = [ProbeCase.of(comm, kind, size, pair) for kind in TEXTBOOK for size in CALIBRATED]
     seconds = _measured(comm, cases, passes=0)
     found = {}
     for kind in TEXTBOOK:
@@ -112,7 +117,7 @@ def calibrated(comm: Comm, pair: tuple[int, int]) -> tuple[dict[str, tuple[float
     return found, max(0.0, float(np.median(longer)))
 
 
-def _measured(comm: Comm, cases: Sequence[Case], passes: int) -> np.ndarray:
+def _measured(comm: Comm, cases: Sequence[ProbeCase], passes: int) -> np.ndarray:
     """(cases,) seconds of each. Collective.
 
     Args:
@@ -131,7 +136,7 @@ def _measured(comm: Comm, cases: Sequence[Case], passes: int) -> np.ndarray:
     return np.array([_typical(gather_json(comm, mine, CPU)) for mine in took])
 
 
-class Case(NamedTuple):
+class ProbeCase(NamedTuple):
     """A kind of collective at one size."""
 
     kind: str
@@ -140,8 +145,8 @@ class Case(NamedTuple):
     cost: Cost
 
     @classmethod
-    def of(cls, comm: Comm, kind: str, size: int, pair: tuple[int, int]) -> Case:
-        """Of P parts of `size` bytes; of all_gather each worker has one, of the others all."""
+    def of(cls, comm: Comm, kind: str, size: int, pair: tuple[int, int]) -> ProbeCase:
+        """A case of P parts of `size` bytes; of all_gather each worker has one, of the others all."""
         share = size // 4  # elements
         data = torch.zeros(share if kind == "all_gather" else share * comm.size)
         do: Mapping[str, Callable[[], object]] = {
@@ -192,11 +197,11 @@ def _rounds(comm: Comm, transfer: Callable[[], object], rounds: int) -> list[tup
 
 
 def gbit_s(size: float, seconds: float) -> float:
-    """Of so many bytes in so many seconds."""
+    """Gbit/s of so many bytes in so many seconds."""
     return float(f"{8e-9 * size / seconds:.3g}")
 
 
-def mismatches(name: str, found: Found) -> list[str]:
+def mismatches(name: str, found: ProbedLink) -> list[str]:
     """A sentence where the link is not what was asked for."""
     if abs(found.gbit_s / found.asked_gbit_s - 1) <= TOLERANCE:
         return []

@@ -11,27 +11,31 @@ import psutil
 import torch
 from torch import Generator, Tensor
 
-from experiments.training.datasets import Dataset
-from experiments.training.loop import Settings
-from experiments.training.task import Task
-from sparsify.aggregator import Aggregator
+from experiments.training.loop import LoopSettings
+from experiments.worker.build import Built
 from sparsify.comm import virtual
+from sparsify.doors.aggregator import Aggregator
 from sparsify.method import Method
 
 SHARE = 0.9  # of the free memory; the rest is for what one rank computes with at a time
 TENSORS = 5  # as large as the gradient, that a rank may need: itself, residual, momentum, and work buffers
 CLEARLY = 4  # times: where even that fits so often, nobody needs to look closer
-Part = tuple[Task, Method, Settings]  # that a rank trains; several where variants take turns
 
 
-def check(parts: Sequence[Part], data: Dataset, workers: int) -> None:
+def check(parts: Sequence[Built], workers: int) -> None:
     """Refuse more virtual ranks than there is memory for.
+
+    Args:
+        parts: what a rank trains; several where variants take turns.
 
     Raises:
         ValueError: with the largest number that fits.
     """
-    free = SHARE * free_bytes(parts[0][2].device)
-    models = [task.model(data, settings.seed, settings.device, settings.dtype) for task, _, settings in parts]
+    free = SHARE * free_bytes(parts[0].settings.device)
+    models = [
+        part.task.model(part.data, part.settings.seed, part.settings.device, part.settings.dtype)
+        for part in parts
+    ]
     parameters = sum(p.nbytes for model in models for p in model.parameters())
     shared = 2 * parameters  # and the optimiser's momentum
     if CLEARLY * (shared + workers * TENSORS * parameters) <= free:
@@ -42,8 +46,7 @@ def check(parts: Sequence[Part], data: Dataset, workers: int) -> None:
             f"{(shared + parameters) / 2**30:.2f} GiB, and {free / 2**30:.2f} are free; take a smaller one"
         )
     each = sum(
-        rank_bytes(model, method, settings)
-        for model, (_, method, settings) in zip(models, parts, strict=True)
+        rank_bytes(model, part.method, part.settings) for model, part in zip(models, parts, strict=True)
     )
     if shared + workers * each <= free:
         return
@@ -55,9 +58,9 @@ def check(parts: Sequence[Part], data: Dataset, workers: int) -> None:
     )
 
 
-def rank_bytes(model: torch.nn.Module, method: Method, settings: Settings) -> int:
-    """What one rank holds of its own: buffers of the model, gradients, and the method's state after a step of
-    made-up gradients, in which it allocates what it needs.
+def rank_bytes(model: torch.nn.Module, method: Method, settings: LoopSettings) -> int:
+    """Bytes that one rank holds of its own: buffers of the model, gradients, and the method's state after a
+    step of made-up gradients, in which it allocates what it needs.
     """
 
     def body(comm: virtual.VirtualComm) -> int:
@@ -97,7 +100,7 @@ def tensors(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Of memory; where a container has a limit, of that."""
+    """Free bytes of memory; where a container has a limit, of that."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     free = float(psutil.virtual_memory().available)

@@ -17,7 +17,7 @@ import torch
 from experiments.config import code_version
 from experiments.worker.hardware import bus
 from slurm import environment, gpus
-from sparsify import huge_pages
+from sparsify.core import huge_pages
 
 PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "submitit", "greenlet", "triton", "horovod")
 
@@ -45,7 +45,7 @@ def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[s
 
 
 def state(device: torch.device) -> dict[str, Any]:
-    """What may drift while a run goes on; taken before and after."""
+    """Facts that may drift while a run goes on; taken before and after."""
     return {
         "load": round(os.getloadavg()[0], 2),
         # Users of clusters can't lock clocks, so we note them.
@@ -54,6 +54,7 @@ def state(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
+    """Versions of the packages that are installed."""
     found = {}
     for name in PACKAGES:
         try:
@@ -64,6 +65,7 @@ def versions() -> dict[str, str]:
 
 
 def cpu_model() -> str:
+    """The processor's name."""
     path = Path("/proc/cpuinfo")
     if path.exists():
         for line in path.read_text().splitlines():
@@ -73,7 +75,7 @@ def cpu_model() -> str:
 
 
 def _output(command: list[str]) -> str | None:
-    """What a command prints, or None where it is absent or fails: a record without it is still a record."""
+    """The output of a command, or None where it is absent or fails: a record without it is still a record."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +21,16 @@ INSTEAD = "take cluster=virtual, which simulates the link, or another machine"
 END_S = 10.0  # that the holder gets to end by itself
 
 
-class Made(NamedTuple):
-    """What the holder says of the network that it made."""
+class EmulatedLink(NamedTuple):
+    """The link of a node to the others."""
+
+    name: str  # a choice of conf/link
+    alpha_s: float | None
+    beta_s_per_byte: float | None
+
+
+class MadeNetwork(NamedTuple):
+    """The network as its holder says that it made it."""
 
     pid: int  # of the holder
     nodes: list[int]  # of each the descriptor by which the holder keeps its namespace
@@ -35,19 +42,16 @@ class EmulatedNetwork:
     """Nodes joined by links like this, until `close`, or until this process ends, however it does.
 
     Args:
-        link: a choice of conf/link.
         nodes: how many.
 
     Raises:
         ValueError: this machine can't have one, or the link can't be emulated.
     """
 
-    def __init__(self, link: Mapping[str, Any], nodes: int) -> None:
+    def __init__(self, link: EmulatedLink, nodes: int) -> None:
         check_link(link, nodes)
-        as_root, asked = (
-            has_root(),
-            {"nodes": nodes, **{name: link[name] for name in ("alpha_s", "beta_s_per_byte")}},
-        )
+        as_root = has_root()
+        asked = {"nodes": nodes, "alpha_s": link.alpha_s, "beta_s_per_byte": link.beta_s_per_byte}
         self.in_user_namespace = not as_root
         command = [*NAMESPACES[not as_root], sys.executable, switch.__file__, json.dumps(asked)]
         self.holder = subprocess.Popen(
@@ -64,12 +68,12 @@ class EmulatedNetwork:
             self.close()
             raise
 
-    def _wait(self) -> Made:
+    def _wait(self) -> MadeNetwork:
         assert self.holder.stdout is not None
         assert self.holder.stderr is not None
         told = json.loads(self.holder.stdout.readline() or b"{}")
         if "pid" in told:
-            return Made(**told)
+            return MadeNetwork(**told)
         why = told.get("why") or self.holder.stderr.read().decode(errors="replace").strip()
         raise ValueError(f"cluster=netns can't have its network here ({why}); {INSTEAD}")
 
@@ -81,7 +85,7 @@ class EmulatedNetwork:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For the record."""
+        """Facts for the record."""
         return {"delay_s": self.made.delay_s, "congestion": self.made.congestion}
 
     def close(self) -> None:
@@ -95,14 +99,15 @@ class EmulatedNetwork:
         self.holder.wait()
 
 
-def check_link(link: Mapping[str, Any], nodes: int) -> None:
-    """
+def check_link(link: EmulatedLink, nodes: int) -> None:
+    """Check that a link can be emulated at all.
+
     Raises:
         ValueError: no bandwidth follows from this link, or nothing can have so many nodes.
     """
-    if not link["beta_s_per_byte"]:
+    if not link.beta_s_per_byte:
         raise ValueError(
-            f"link={link['name']} has beta_s_per_byte={link['beta_s_per_byte']}, so there is no bandwidth to "
+            f"link={link.name} has beta_s_per_byte={link.beta_s_per_byte}, so there is no bandwidth to "
             "emulate; choose a link with a number above 0, such as link=ethernet_1g"
         )
     if nodes > switch.MOST_NODES:
@@ -143,7 +148,7 @@ def has_root() -> bool:
     )
 
 
-def check(link: Mapping[str, Any], nodes: int) -> None:
+def check(link: EmulatedLink, nodes: int) -> None:
     """Try it, before anything is begun.
 
     Raises:

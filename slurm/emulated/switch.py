@@ -45,7 +45,7 @@ CONGESTION = "reno"
 
 
 def bandwidth(beta_s_per_byte: float) -> int:
-    """Bits per second."""
+    """Bits per second of a link."""
     return round(8 / beta_s_per_byte)
 
 
@@ -64,7 +64,7 @@ def bucket(rate: int) -> str:
 
 
 def address(node: int) -> str:
-    """Of a node, counted from 0."""
+    """Address of a node, counted from 0."""
     return f"{NETWORK}.{(node + 1) // 256}.{(node + 1) % 256}"
 
 
@@ -82,6 +82,7 @@ def run(program: str, lines: Iterable[str]) -> None:
 
 
 def enter(descriptor: int) -> None:
+    """Go into the network namespace of this descriptor."""
     _call("setns", descriptor, CLONE_NEWNET)
 
 
@@ -92,6 +93,7 @@ def new_namespace() -> int:
 
 
 def this_namespace() -> int:
+    """A descriptor of the network namespace that this process is in."""
     return os.open("/proc/self/ns/net", os.O_RDONLY)
 
 

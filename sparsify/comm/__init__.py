@@ -16,18 +16,23 @@ from torch import Tensor, cat, uint8
 from torch import device as Device
 from torch import tensor as to_tensor
 
-from sparsify import cost, host_sync
-from sparsify.timer import PhaseTimer
+from sparsify import cost
+from sparsify.core import host_sync
+from sparsify.core.timer import PhaseTimer
 
 T = TypeVar("T")
 
 
 class Comm(Protocol):
-    @property
-    def rank(self) -> int: ...
+    """Collectives of a group of workers."""
 
     @property
-    def size(self) -> int: ...
+    def rank(self) -> int:
+        """Number of this worker, from 0."""
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all workers, in place; returns its argument. Here and elsewhere a tensor may have any
@@ -76,8 +81,8 @@ class GivenUp(WorkerLost):
 
 
 def put(values: Tensor, tensor: Tensor) -> Tensor:
-    """What a collective brought -> the tensor that was handed in, whose memory may have gaps, or places that
-    several of its elements share (an expanded buffer). Returns `tensor`.
+    """Write what a collective brought into the tensor that was handed in, whose memory may have gaps, or
+    places that several of its elements share (an expanded buffer). Returns `tensor`.
 
     Raises:
         ValueError: elements that share a place should become different.
@@ -137,44 +142,53 @@ class CountingComm:
         self.predicted_s = 0.0  # of all collectives, on `links`; 0 without
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum over all workers."""
         self._count("all_reduce", tensor.nbytes, self.size)
         return self._run(lambda: partial(self.comm.all_reduce, tensor))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Tensors of all workers, by rank."""
         self._count("all_gather", tensor.nbytes, self.size)
         return self._run(lambda: partial(self.comm.all_gather, tensor))
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Start a sum over all workers; what is returned waits for it."""
         self._count("all_reduce", tensor.nbytes, self.size)
         return self.comm.begin_all_reduce(tensor)
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
+        """Start several all-gathers; what is returned waits for them."""
         for tensor in tensors:
             self._count("all_gather", tensor.nbytes, self.size)
         return self.comm.begin_all_gathers(tensors)
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
+        """Pieces for this worker, by rank of the sender."""
         kept = send[self.rank] * tensor.element_size()
         self._count("all_to_all", tensor.nbytes - kept, self.size)
         return self._run(lambda: partial(self.comm.all_to_all, tensor, send, receive))
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
+        """Tensor that a worker sent to this one."""
         self._count("permute", tensor.nbytes, len(route))
         return self._run(lambda: partial(self.comm.permute, tensor, route))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """Tensor of one worker, for all."""
         self._count("broadcast", tensor.nbytes, self.size)
         return self._run(lambda: partial(self.comm.broadcast, tensor, root))
 
     def barrier(self) -> None:
+        """Wait for all workers."""
         self.comm.barrier()
 
     def lagged_max(self, number: int) -> int:
+        """Largest number of the last call."""
         return self.comm.lagged_max(number)  # no part of a step: neither counted nor timed
 
     @property
     def counted(self) -> tuple[int, int, float]:
-        """Until now: bytes, latency terms, and the seconds that they are predicted to take."""
+        """Counts until now: bytes, latency terms, and the seconds that they are predicted to take."""
         return self.sent_bytes, self.messages, self.predicted_s
 
     def _count(self, kind: str, nbytes: int, size: int) -> None:
@@ -206,16 +220,20 @@ class InstrumentedComm(CountingComm):
         self.timer, self.before_wait = timer, before_wait
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum over all workers."""
         self._count("all_reduce", tensor.nbytes, self.size)
         return self._run(lambda: self.comm.begin_all_reduce(tensor))
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Start a sum over all workers; what is returned waits for it."""
         return partial(self.all_reduce, tensor)  # begun when it is waited for: what is timed stays whole
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
+        """Start several all-gathers; what is returned waits for them."""
         return partial(self._run, partial(super().begin_all_gathers, tensors))
 
     def barrier(self) -> None:
+        """Wait for all workers."""
         with self.timer.phase("wait"):
             self.comm.barrier()
 

@@ -141,9 +141,11 @@ class HorovodComm:
         return cls.join(device, server)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum over all workers."""
         return self.begin_all_reduce(tensor)()
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Start a sum over all workers; what is returned waits for it."""
         if not tensor.numel():
             return lambda: tensor
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -157,9 +159,11 @@ class HorovodComm:
         return finish
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Tensors of all workers, by rank."""
         return self.begin_all_gathers([tensor])()[0]
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
+        """Start several all-gathers; what is returned waits for them."""
         waits = [
             self._begin(f"all_gather.{at}", hvd.allgather_async, _movable(tensor))
             for at, tensor in enumerate(tensors)
@@ -168,6 +172,7 @@ class HorovodComm:
         return lambda: [[*wait().view(mine.dtype).view(self.size, *mine.shape)] for wait, mine in pairs]
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
+        """Pieces for this worker, by rank of the sender."""
         splits = torch.tensor(list(send), dtype=torch.int32)
         # What is sent differs in length from worker to worker, so the name must not tell it.
         exchange = partial(hvd.alltoall_async, splits=splits)
@@ -175,6 +180,7 @@ class HorovodComm:
         return [*received.view(tensor.dtype).split(list(receive))]
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
+        """Tensor that a worker sent to this one."""
         n = tensor.numel()
         send, receive = [0] * self.size, [0] * self.size
         for source, destination in route:
@@ -188,6 +194,7 @@ class HorovodComm:
         return came[0].view_as(tensor) if came else None
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """Tensor of one worker, for all."""
         if not tensor.numel():
             return tensor
         flat = _movable(tensor)
@@ -197,12 +204,14 @@ class HorovodComm:
         return tensor if shared else put(flat.view(tensor.dtype).view(tensor.shape), tensor)
 
     def barrier(self) -> None:
+        """Wait for all workers."""
         try:
             hvd.barrier(self._set)
         except hvd.HorovodInternalError as error:
             raise self._lost("barrier", error) from error
 
     def lagged_max(self, number: int) -> int:
+        """Largest number of the last call."""
         before = self._finish_pending()
         mine = torch.tensor([number], dtype=torch.int32)  # on the host, beside NCCL
         try:
@@ -212,6 +221,7 @@ class HorovodComm:
         return before
 
     def close(self) -> None:
+        """End Horovod in this process."""
         self._finish_pending()
         hvd.shutdown()
         if self._server is not None:

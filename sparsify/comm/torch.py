@@ -101,23 +101,27 @@ class TorchComm:
         return cls(group)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum over all workers."""
         total = tensor.contiguous()
         with self._collective("all_reduce"):
             dist.all_reduce(total, group=self.group)
         return put(total, tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Tensors of all workers, by rank."""
         with self._collective("all_gather"):
             gathered, _ = self._begin_all_gather(tensor.contiguous(), in_background=False)
         return gathered
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Start a sum over all workers; what is returned waits for it."""
         total = tensor.contiguous()
         with self._collective("all_reduce"):
             work = dist.all_reduce(total, group=self.group, async_op=True)
         return lambda: put(self._waited("all_reduce", [work], total), tensor)
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
+        """Start several all-gathers; what is returned waits for them."""
         own = [tensor.contiguous() for tensor in tensors]
         with self._collective("all_gather"):
             begun = [self._begin_all_gather(mine, in_background=True) for mine in own]
@@ -125,12 +129,14 @@ class TorchComm:
         return lambda: self._waited("all_gather", works, [gathered for gathered, _ in begun])
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
+        """Pieces for this worker, by rank of the sender."""
         received = tensor.new_empty(sum(receive))
         with self._collective("all_to_all"):
             dist.all_to_all_single(received, tensor.contiguous(), list(receive), list(send), self.group)
         return list(received.split(list(receive)))
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
+        """Tensor that a worker sent to this one."""
         mine, received, operations = tensor.contiguous(), None, []
         for source, destination in route:
             if source == self.rank:
@@ -144,17 +150,21 @@ class TorchComm:
         return received
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """Tensor of one worker, for all."""
         roots = tensor.contiguous()
         with self._collective("broadcast"):
             dist.broadcast(roots, group=self.group, group_src=root)
         return put(roots, tensor)
 
     def barrier(self) -> None:
+        """Wait for all workers."""
         with self._collective("barrier"):
             dist.barrier(self.group)
 
     def lagged_max(self, number: int) -> int:
-        """On a gloo group of its own, also beside nccl: numbers are the host's, no stream waits for them."""
+        """Largest number, on a gloo group of its own, also beside nccl: numbers are the host's, no stream
+        waits for them.
+        """
         if self._host_group is None:
             if self.group is not None:
                 # Made by these members alone, it would put torch's names of groups out of step on the others.
@@ -209,8 +219,8 @@ class TorchComm:
 
 
 def is_loss(error: RuntimeError) -> bool:
-    """Does a collective fail because another worker is gone, or does not answer? Gloo and nccl have no types
-    for that, only words.
+    """True if a collective fails because another worker is gone, or does not answer. Gloo and nccl have no
+    types for that, only words.
     """
     words = str(error)
     if isinstance(error, dist.DistNetworkError):

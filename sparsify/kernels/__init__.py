@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from sparsify.checks import check_choice
+from sparsify.core import host_sync, huge_pages
+from sparsify.core.checks import check_choice, check_k
 from sparsify.kernels import native, vectorised
-from sparsify.kernels.eager import Eager as Eager
 from sparsify.kernels.native import Native, Unavailable
-from sparsify.kernels.search_stats import SearchStats as SearchStats
 from sparsify.kernels.vectorised import Vectorised
-from sparsify.types import Sparse, work_dtype
+from sparsify.types import BucketContext, SearchStats, Sparse, work_dtype
 
 CHOICES = ("auto", "torch", "fused")
 TRIED, GOLDEN = 100_000, 0.6180339887498949  # numbers that a GPU is tried with: multiples, no two alike
@@ -40,10 +39,11 @@ log = logging.getLogger(__name__)
 
 @runtime_checkable
 class Kernel(Protocol):
-    """For one bucket: buffers are made for it once, so use it for that bucket, or for parts of it."""
+    """A search of one bucket: buffers are made for it once, so use it for that bucket, or for parts of it."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the kernel, as records have it."""
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
         """acc (n,) += grad (n,); the k elements of largest magnitude, (k,). NaN counts as larger than Inf. No
@@ -62,16 +62,58 @@ class Kernel(Protocol):
 
 
 class JointKernel(Protocol):
-    """For several buckets, which it was made for."""
+    """A search of several buckets, which it was made for."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the kernel, as records have it."""
 
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int]) -> list[Sparse]:
-        """Of each bucket what `Kernel.topk` finds."""
+        """Parts that `Kernel.topk` finds, of each bucket."""
 
     def stats(self) -> SearchStats:
         """Statistics of all calls, in which every bucket counts as one step; no host synchronisation."""
+
+
+class Eager:
+    """torch's own operators, one by one: add, abs, torch.topk, gather. About 48 bytes of memory traffic per
+    element, in float32.
+    """
+
+    name = "torch"
+
+    def __init__(self, like: Tensor) -> None:
+        self.magnitudes = huge_pages.advise(torch.empty_like(like, dtype=work_dtype(like.dtype)))
+        self.mask: Tensor | None = None  # (n,) bool, made when first needed
+        self.done = SearchStats()
+
+    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+        """The k largest, see `Kernel.topk`; ties as torch.topk takes them."""
+        check_k(k, acc.numel())
+        if grad is not None:
+            acc.add_(grad)
+        indices = self._take(acc).topk(k, sorted=False).indices
+        self.done.steps += 1
+        return Sparse(indices, acc[indices])
+
+    def above(
+        self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
+    ) -> Sparse:
+        """All above a threshold, see `Kernel.above`."""
+        if grad is not None:
+            acc.add_(grad)
+        if self.mask is None:
+            self.mask = torch.empty_like(self.magnitudes, dtype=torch.bool)
+        compare = torch.gt if strict else torch.ge
+        indices = host_sync.nonzero(compare(self._take(acc), threshold, out=self.mask[: acc.numel()]))
+        return Sparse(indices, acc[indices])
+
+    def stats(self) -> SearchStats:
+        """Counts so far, see `Kernel.stats`."""
+        return self.done
+
+    def _take(self, acc: Tensor) -> Tensor:
+        return torch.abs(acc, out=self.magnitudes[: acc.numel()])
 
 
 def kernels_in(state: Any) -> Iterator[Kernel]:
@@ -161,13 +203,14 @@ def fused(like: Tensor) -> Kernel:
 
 
 def raise_if(trouble: str | None) -> None:
+    """Raise the trouble, if there is one."""
     if trouble:
         raise Unavailable(trouble)
 
 
 @cache
 def trouble_with_native() -> str | None:
-    """Why there is no native library; None where there is one, which is logged once."""
+    """Reason why there is no native library; None where there is one, which is logged once."""
     try:
         native.library()
     except Unavailable as why:
@@ -178,8 +221,8 @@ def trouble_with_native() -> str | None:
 
 @cache
 def trouble_with_gpu(device: torch.device) -> str | None:
-    """Why Triton's kernels do not find what torch.topk finds; None where they do. Tried once on each device,
-    since they are compiled where they run, by the compiler that is installed there.
+    """Reason why Triton's kernels do not find what torch.topk finds; None where they do. Tried once on each
+    device, since they are compiled where they run, by the compiler that is installed there.
     """
     try:
         from sparsify.kernels import gpu
@@ -219,3 +262,36 @@ def trouble_with_segments(device: torch.device) -> str | None:
     except Exception as why:  # as above
         return f"Triton's kernels for many buckets do not work on {device}: {str(why) or type(why).__name__}"
     return None
+
+
+@dataclass
+class Workspace:
+    """What a state needs and no checkpoint saves: the kernel that searches a bucket, if it is searched, and
+    work buffers, which hold nothing from step to step.
+    """
+
+    like: Tensor = field(metadata={"saved": False})  # (n,) the bucket
+    searcher: Kernel | None = field(default=None, metadata={"saved": False})
+    buffers: dict[str, Tensor] = field(default_factory=dict, metadata={"saved": False})
+
+    @classmethod
+    def searching(cls, like: Tensor, context: BucketContext) -> Workspace:
+        """A workspace with the kernel that the user has chosen.
+
+        Raises:
+            ValueError: that kernel does not work here.
+        """
+        return cls(like, kernel_for(like, context.select))
+
+    @property
+    def kernel(self) -> Kernel:
+        """Kernel that searches the bucket."""
+        assert self.searcher is not None, "made by Workspace(...), not by Workspace.searching(...)"
+        return self.searcher
+
+    def buffer(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """(n,), allocated at its first use; by default of the type that selections are computed in."""
+        if name not in self.buffers:
+            dtype = work_dtype(self.like.dtype) if dtype is None else dtype
+            self.buffers[name] = huge_pages.advise(torch.empty_like(self.like, dtype=dtype))
+        return self.buffers[name]

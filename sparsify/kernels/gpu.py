@@ -18,12 +18,12 @@ import torch
 import triton
 from torch import Tensor
 
-from sparsify import host_sync
-from sparsify.checks import check_k
+from sparsify.core import host_sync
+from sparsify.core.checks import check_k
 from sparsify.kernels import triton_kernels as on_device
+from sparsify.kernels import triton_parts
 from sparsify.kernels.launches import ALIGNMENT, Launch, Launcher, Launches
-from sparsify.kernels.search_stats import SearchStats
-from sparsify.types import Sparse, work_dtype
+from sparsify.types import SearchStats, Sparse, work_dtype
 
 TILE = 2048  # elements that a program takes at a time: 8 for each of 256 threads
 SAMPLE = 2**14  # elements that the bound is guessed from: 16 registers of each of 1024 threads
@@ -43,13 +43,8 @@ GRADIENTS = (torch.float32, torch.bfloat16, torch.float16)
 INTERPRETED = not isinstance(on_device.stream, triton.runtime.JITFunction)
 
 
-def supports(like: Tensor) -> bool:
-    """Can `Gpu` serve buckets like this one?"""
-    return obstacle(like) is None
-
-
 def obstacle(like: Tensor) -> str | None:
-    """Why `Gpu` can't serve buckets like this one; None where it can."""
+    """Reason why `Gpu` can't serve buckets like this one; None where it can."""
     if work_dtype(like.dtype) != torch.float32:
         return f"Triton's kernels take float32, bfloat16 or float16, and this is {like.dtype}"
     if like.numel() > LONGEST:
@@ -82,7 +77,7 @@ class Gpu:
         bound, capacity: for trials: the key to take for the bound, and the room for what reaches it.
 
     Raises:
-        ValueError: not for such buckets; see `supports`.
+        ValueError: not for such buckets; see `obstacle`.
     """
 
     name = "triton"
@@ -102,8 +97,8 @@ class Gpu:
         self.forced, self.capacity = -1 if bound is None else bound, capacity
         self.programs = max(1, min(PROGRAMS, triton.cdiv(self.n, 4 * tile)))
         new = like.new_empty
-        self.work = new(on_device.WORK.value, dtype=torch.int32)
-        self.rows = new((self.programs, on_device.FEW.value), dtype=torch.int32)
+        self.work = new(triton_parts.WORK.value, dtype=torch.int32)
+        self.rows = new((self.programs, triton_parts.FEW.value), dtype=torch.int32)
         self.edge = Sparse(new(ties, dtype=torch.int32), new(ties, dtype=torch.float32))
         self.candidates = Sparse(new(0, dtype=torch.int32), new(0, dtype=torch.float32))
         self.totals = torch.zeros(4, dtype=torch.int64, device=like.device)
@@ -115,14 +110,16 @@ class Gpu:
         )  # fmt: skip
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
-        """See `Kernel.topk`; in no order. Can be captured in a CUDA graph after a first call with this k."""
+        """The k largest, see `Kernel.topk`; in no order. Can be captured in a CUDA graph after a first call
+        with this k.
+        """
         n = self._check(acc, grad)
         check_k(k, n)
         out = Sparse(acc.new_empty(k, dtype=torch.int32), acc.new_empty(k))
         if k == 0:
             if grad is not None:
                 acc.add_(grad)
-            self.totals[on_device.STEPS.value] += 1
+            self.totals[triton_parts.STEPS.value] += 1
             return out
         rank = surely(k / n * self.sample)
         sampled = self.sample < n and rank <= self.sample
@@ -157,8 +154,8 @@ class Gpu:
     def above(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> Sparse:
-        """See `Kernel.above`. Comparisons are those of float32: NaN is above nothing, and nothing is above
-        NaN.
+        """All above a threshold, see `Kernel.above`. Comparisons are those of float32: NaN is above nothing,
+        and nothing is above NaN.
         """
         n = self._check(acc, grad)
         if n == 0:
@@ -182,7 +179,7 @@ class Gpu:
         return out
 
     def stats(self) -> SearchStats:
-        """See `Kernel.stats`."""
+        """Counts so far, see `Kernel.stats`."""
         return SearchStats(*host_sync.to_host(self.totals))
 
     def _search(self, add: bool, sampled: bool, refined: bool, width: int) -> Launches:
@@ -209,12 +206,7 @@ class Gpu:
         return (Launch(on_device.gather_in_order, "tiles", 2, {"TILE": self.tile}),)
 
     def _sizes(self, n: int) -> dict[str, int]:
-        return {
-            "n": n,
-            "one": 1,
-            "tiles": triton.cdiv(n, self.tile),
-            "programs": self.programs,
-        }
+        return {"n": n, "one": 1, "tiles": triton.cdiv(n, self.tile), "programs": self.programs}
 
     def _check(self, acc: Tensor, grad: Tensor | None) -> int:
         wrong = (
@@ -244,7 +236,7 @@ class Gpu:
         if "marks" not in self.launch.buffers:
             new, tiles = self.work.new_empty, triton.cdiv(self.n, self.tile)
             self.launch.hold(
-                marks=new(tiles * self.tile // on_device.WORD.value),
+                marks=new(tiles * self.tile // triton_parts.WORD.value),
                 counted=new(tiles),
                 ends=new(tiles, dtype=torch.int64),
             )
@@ -256,7 +248,7 @@ def added(acc: Tensor, grad: Tensor | None) -> dict[str, Tensor]:
 
 
 def is_wide(vector: Tensor) -> bool:
-    """Are its loads of several elements at once?"""
+    """True if its loads are of several elements at once."""
     return vector.stride(0) == 1 and vector.data_ptr() % ALIGNMENT == 0
 
 
@@ -270,5 +262,5 @@ def surely(expected: float) -> int:
 
 
 def room(n: int, rank: int, sample: int) -> int:
-    """For candidates: elements that reach what `rank` of a sample reach."""
+    """Room for candidates: elements that reach what `rank` of a sample reach."""
     return min(n, surely(rank) * n // sample + 2**14)

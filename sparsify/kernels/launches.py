@@ -48,6 +48,7 @@ class Kept(NamedTuple):
     constants: tuple[Any, ...]
 
     def start(self, values: Mapping[str, Any], stream: Any) -> None:
+        """Launch the kernel on a stream."""
         compiled = self.compiled
         compiled.run(
             values[self.programs], 1, 1, stream, compiled.function, compiled.packed_metadata,
@@ -70,7 +71,7 @@ class Launcher:
         self.addresses: dict[str, int] = {}
 
     def hold(self, **buffers: Tensor) -> None:
-        """What kernels are given at every launch, freshly allocated and so aligned, until it is replaced."""
+        """Buffers given to kernels at every launch, allocated and so aligned, until it is replaced."""
         self.buffers |= buffers
         self.addresses |= {name: buffer.data_ptr() for name, buffer in buffers.items()}
 
@@ -126,7 +127,7 @@ def ask(launches: Launches, values: Mapping[str, Any]) -> list[Kept]:
 
 
 def is_watched() -> bool:
-    """Does a profiler want to hear of launches? Only Triton's own tell it."""
+    """True if a profiler wants to hear of launches. Only Triton's own tell it."""
     return bool(knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)
 
 

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsify import host_sync
-from sparsify.checks import check_k
+from sparsify.core import host_sync
+from sparsify.core.checks import check_k
 from sparsify.kernels import native_library
 from sparsify.kernels.native_library import Unavailable as Unavailable
-from sparsify.kernels.search_stats import SearchStats
-from sparsify.types import Sparse, without_nan
+from sparsify.types import SearchStats, Sparse, without_nan
 
 LEVELS = ("scalar", "avx2", "avx512")
 KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # enum Kind
@@ -47,7 +46,7 @@ class Native:
         self.done = SearchStats()
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
-        """See `Kernel.topk`; indices ascending."""
+        """The k largest, see `Kernel.topk`; indices ascending."""
         check_k(k, acc.numel())
         if not acc.is_contiguous():
             return self._through_a_copy(acc, grad, lambda copy: self.topk(copy, None, k))
@@ -75,7 +74,7 @@ class Native:
     def above(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> Sparse:
-        """See `Kernel.above`."""
+        """All above a threshold, see `Kernel.above`."""
         if not acc.is_contiguous():
             return self._through_a_copy(acc, grad, lambda copy: self.above(copy, None, threshold, strict))
         host_sync.count_sync()  # for how many there are
@@ -99,7 +98,7 @@ class Native:
         return without_nan(Sparse(indices, values))
 
     def stats(self) -> SearchStats:
-        """See `Kernel.stats`."""
+        """Counts so far, see `Kernel.stats`."""
         return self.done
 
     def _shape(self, acc: Tensor, grad: Tensor | None) -> tuple[int, int, int]:
@@ -122,13 +121,14 @@ class Native:
             self.values = torch.empty(size, dtype=torch.float32)
 
     def _through_a_copy(self, acc: Tensor, grad: Tensor | None, work: Callable[[Tensor], Sparse]) -> Sparse:
-        """For a view with gaps, which buckets never are."""
+        """Search a view with gaps, which buckets never are."""
         if grad is not None:
             acc.add_(grad)
         return work(acc.contiguous())
 
 
 def supports(like: Tensor) -> bool:
+    """True where a bucket like this one can be searched."""
     return like.device.type == "cpu" and like.dtype in KINDS and like.numel() < 2**31
 
 
@@ -138,6 +138,7 @@ def added(grad: Tensor | None) -> tuple[Tensor | None, int]:
 
 
 def pointer(grad: Tensor | None) -> int | None:
+    """Address of a tensor's first element; None: there is no tensor."""
     return None if grad is None else grad.data_ptr()
 
 

@@ -71,7 +71,7 @@ def places() -> Iterator[Path]:
 
 
 def is_private(folder: Path) -> bool:
-    """Is it there now, ours, and can nobody else write into it?
+    """True if it is there now, ours, and nobody else can write into it.
 
     Its libraries are loaded into the process: who can put one there commands the process.
     """
@@ -97,7 +97,7 @@ def kept(folder: Path) -> ctypes.CDLL | None:
 
 
 def key() -> str:
-    """Of what a library was built from and what it was tried on."""
+    """Name by what a library was built from and what it was tried on."""
     facts = (SOURCE.read_bytes(), FLAGS, platform.machine(), platform.libc_ver(), cpu_features())
     return digest(repr(facts).encode())
 
@@ -112,11 +112,12 @@ def cpu_features() -> str:
 
 
 def digest(content: bytes) -> str:
+    """Name of a content."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def is_as_built(path: Path) -> bool:
-    """Is this file ours, and has it the content that its name promises?"""
+    """True if this file is ours, and has the content that its name promises."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             seen = os.fstat(file.fileno())
@@ -250,6 +251,7 @@ def empty(size: int) -> tuple[array[Any], array[Any]]:
 
 
 def at(numbers: array[Any]) -> int:
+    """Address of an array."""
     return numbers.buffer_info()[0]
 
 

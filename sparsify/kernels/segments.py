@@ -16,13 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparsify import host_sync
-from sparsify.checks import check_k
+from sparsify.core import host_sync
+from sparsify.core.checks import check_k
 from sparsify.kernels import gpu
 from sparsify.kernels import segments_triton as on_device
 from sparsify.kernels.launches import Launch, Launcher, Launches
-from sparsify.kernels.search_stats import SearchStats
-from sparsify.types import Sparse
+from sparsify.types import SearchStats, Sparse
 
 TILE = 4096  # elements that a program looks at in one go
 WIDTH = 4  # elements in a row that a thread holds when it looks what to emit
@@ -40,13 +39,13 @@ class GpuSegments:
         tile, fewest: see TILE, FEWEST; smaller in tests.
 
     Raises:
-        ValueError: not for such buckets; see `gpu.supports`.
+        ValueError: not for such buckets; see `gpu.obstacle`.
     """
 
     name = "triton, buckets together"
 
     def __init__(self, likes: Sequence[Tensor], tile: int = TILE, fewest: int = FEWEST) -> None:
-        if not all(map(gpu.supports, likes)):
+        if any(map(gpu.obstacle, likes)):
             raise ValueError("no Triton kernel for such buckets; take select=torch")
         self.tile, self.sizes = tile, [like.numel() for like in likes]
         shares = list(self._shares(fewest))
@@ -61,7 +60,7 @@ class GpuSegments:
         self.steps = self.selected = 0
 
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int]) -> list[Sparse]:
-        """Of each bucket as `Kernel.topk`; in no order. No host synchronisation."""
+        """The k largest of each bucket, as `Kernel.topk`; in no order. No host synchronisation."""
         grads = self._check(accs, grads, ks)
         starts = [0, *accumulate(ks)]
         out = Sparse(accs[0].new_empty(starts[-1], dtype=torch.int32), accs[0].new_empty(starts[-1]))
@@ -81,7 +80,7 @@ class GpuSegments:
         return [Sparse(*part) for part in zip(*parts, strict=True)]
 
     def stats(self) -> SearchStats:
-        """See `Kernel.stats`; without a host synchronisation."""
+        """Counts so far, see `Kernel.stats`; without a host synchronisation."""
         return SearchStats(self.steps, selected=self.selected)
 
     def _search(self, kind: tl.dtype | None, aligned: bool) -> Launches:

@@ -12,7 +12,7 @@ Addresses are int64 numbers in tables; all that they point to has a stride of 1.
 import triton
 import triton.language as tl
 
-from sparsify.kernels.triton_kernels import add_counts, crossing, in_order, magnitude, put, tile_of_rows
+from sparsify.kernels.triton_parts import add_counts, crossing, in_order, magnitude, put, tile_of_rows
 
 # A row of `work` for each bucket, all 0 when a call begins: three histograms, and slots given away.
 HIGH = tl.constexpr(0)

@@ -14,10 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsify import host_sync
-from sparsify.checks import check_k
-from sparsify.kernels.search_stats import SearchStats
-from sparsify.types import Sparse, index_dtype, without_nan, work_dtype
+from sparsify.core import host_sync
+from sparsify.core.checks import check_k
+from sparsify.types import SearchStats, Sparse, index_dtype, without_nan, work_dtype
 
 CHUNK = 2**16  # elements: 256 KB of float32, of which three have room in today's level-2 caches
 UNSAMPLED, SAMPLE, RUN = 2**14, 2**16, 8  # as in native.cpp
@@ -25,7 +24,7 @@ INTEGERS = {torch.float32: np.int32, torch.float64: np.int64}  # of the same wid
 
 
 Array = npt.NDArray[Any]
-Found = tuple[Array, Array]  # indices, values
+Candidates = tuple[Array, Array]  # indices, values
 
 
 class Vectorised:
@@ -48,7 +47,7 @@ class Vectorised:
         self.mask = np.empty(chunk, np.bool_)
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
-        """See `Kernel.topk`; indices ascending."""
+        """The k largest, see `Kernel.topk`; indices ascending."""
         n = acc.numel()
         check_k(k, n)
         bound = self._bound(acc, grad, k) if self.forced is None else self.forced
@@ -67,14 +66,14 @@ class Vectorised:
     def above(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> Sparse:
-        """See `Kernel.above`."""
+        """All above a threshold, see `Kernel.above`."""
         host_sync.count_sync()  # for how many there are
         found = self._reaching(acc, grad, self._least_key(threshold, acc.dtype, strict), acc.numel())
         assert found is not None
         return without_nan(self._part(acc.numel(), *found))
 
     def stats(self) -> SearchStats:
-        """See `Kernel.stats`."""
+        """Counts so far, see `Kernel.stats`."""
         return self.done
 
     def _bound(self, acc: Tensor, grad: Tensor | None, k: int) -> int | None:
@@ -99,7 +98,7 @@ class Vectorised:
         keys = sample.view(self.integer) & self.magnitude
         return int(np.partition(keys, len(keys) - rank)[len(keys) - rank])
 
-    def _reaching(self, acc: Tensor, grad: Tensor | None, bound: int, room: int) -> Found | None:
+    def _reaching(self, acc: Tensor, grad: Tensor | None, bound: int, room: int) -> Candidates | None:
         """acc += grad; what has a key of at least `bound`, ascending; None where it is more than `room`."""
         values, places, found, total = acc.numpy(), list[Array](), list[Array](), 0
         same = grad.numpy() if grad is not None and grad.dtype == acc.dtype else None
@@ -120,7 +119,7 @@ class Vectorised:
             return None
         return np.concatenate([np.empty(0, np.int64), *places]), np.concatenate([values[:0], *found])
 
-    def _largest(self, places: Array, values: Array, k: int) -> Found:
+    def _largest(self, places: Array, values: Array, k: int) -> Candidates:
         """The k of largest magnitude, of elements in the order of their indices; of equal ones the first."""
         keys = values.view(self.integer) & self.magnitude
         border = np.partition(keys, len(keys) - k)[len(keys) - k] if k else self.nothing
@@ -146,4 +145,5 @@ class Vectorised:
 
 
 def supports(like: Tensor) -> bool:
+    """True where a bucket like this one can be searched."""
     return like.device.type == "cpu" and work_dtype(like.dtype) in INTEGERS

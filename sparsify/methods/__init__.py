@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsify.checks import needs_torch
-from sparsify.registry import Registry
+from sparsify.core.checks import needs_torch
+from sparsify.spec import Registry
 
 if TYPE_CHECKING:  # it imports torch
     from sparsify.method import Method
@@ -35,3 +37,22 @@ def build(name: str, **hyperparameters: Any) -> Method:
     with needs_torch("sparsify.build"):
         method: Method = REGISTRY.build(name, hyperparameters)
     return method
+
+
+def builder(name: str) -> Callable[..., Method]:
+    """The method's own function, which checks what it is given as `build` does: `sparsify.topk`, ...
+
+    Raises:
+        ModuleNotFoundError: torch is not installed.
+    """
+    with needs_torch(f"sparsify.{name}"):
+        function = REGISTRY.function(name)
+
+    @wraps(function)
+    def checked(*values: Any, **hyperparameters: Any) -> Method:
+        known = list(defaults(name))
+        if len(values) > len(known):
+            raise TypeError(f"{name} takes {len(known)} hyperparameters, and {len(values)} were given")
+        return build(name, **dict(zip(known, values, strict=False)), **hyperparameters)
+
+    return checked

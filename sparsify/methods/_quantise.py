@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Generator, Tensor
 
-from sparsify.wire import split
-from sparsify.workspace import Workspace
+from sparsify import cost
+from sparsify.comm import Comm
+from sparsify.core.timer import PhaseTimer
+from sparsify.core.wire import split
+from sparsify.feedback import Feedback, LearningRateFeedback
+from sparsify.kernels import Workspace
+from sparsify.method import MethodDefaults, Step
+from sparsify.ranges import Scope
+from sparsify.types import (
+    DENSE_AT_DENSITY_1,
+    BucketContext,
+    Delivery,
+    PromisedBytes,
+    SeenStep,
+    Slice,
+    exactly,
+)
 
 SCALE = torch.float32  # what scales travel as
 
 
 @dataclass
-class Message:
+class PackedCodes:
     """n codes of `bits` bits each behind one fp32 scale for every block of elements. Its buffers are
     allocated once: packed codes, and a byte for each of n codes unpacked.
     """
@@ -28,7 +43,7 @@ class Message:
     lanes: Tensor = field(metadata={"saved": False})  # (8 / bits, bytes of codes) uint8: the codes unpacked
 
     @classmethod
-    def like(cls, like: Tensor, block: int, bits: int) -> Message:
+    def like(cls, like: Tensor, block: int, bits: int) -> PackedCodes:
         n, in_a_byte = like.numel(), 8 // bits
         packed = -(-n // in_a_byte)
         scales = SCALE.itemsize * num_blocks(n, block)
@@ -76,6 +91,11 @@ def unpack(packed: Tensor, bits: int, out: Tensor) -> None:
     out.bitwise_and_((1 << bits) - 1)
 
 
+def message_nbytes(n: int, block: int, bits: int) -> int:
+    """Bytes of a `PackedCodes`."""
+    return -(-n * bits // 8) + SCALE.itemsize * num_blocks(n, block)
+
+
 def num_blocks(n: int, block: int) -> int:
     return -(-n // block) if block else 0
 
@@ -99,7 +119,7 @@ def scaled_blocks(scales: Tensor, block: int, *tensors: Tensor) -> Iterator[tupl
 class Rounding(NamedTuple):
     """The state of a quantiser that rounds at random."""
 
-    message: Message
+    message: PackedCodes
     workspace: Workspace
     generator: Generator
 
@@ -122,7 +142,7 @@ def write_rounded(acc: Tensor, scales: Tensor, levels: int, state: Rounding) -> 
 
 
 def read_rounded(message: Tensor, levels: int, out: Tensor, state: Rounding) -> Tensor:
-    """What `write_rounded` wrote, into `out` (n,)."""
+    """Read what `write_rounded` wrote, into `out` (n,)."""
     scales = state.message.read(message)
     out.copy_(state.message.codes).sub_(levels)
     for step, values in scaled_blocks(scales.to(out.dtype) / levels, state.message.block, out):
@@ -130,14 +150,88 @@ def read_rounded(message: Tensor, levels: int, out: Tensor, state: Rounding) -> 
     return out
 
 
-def write_signs(acc: Tensor, scales: Tensor | None, message: Message) -> Tensor:
+def write_signs(acc: Tensor, scales: Tensor | None, message: PackedCodes) -> Tensor:
     """(n,) -> (bytes,): a bit for each element, 1 where it is 0 or above."""
     torch.ge(acc, 0, out=message.codes)
     return message.write(scales)
 
 
-def read_signs(written: Tensor, out: Tensor, message: Message) -> Tensor:
-    """What `write_signs` wrote, into `out` (n,): -1 and 1; returns the scales."""
+def read_signs(written: Tensor, out: Tensor, message: PackedCodes) -> Tensor:
+    """Read what `write_signs` wrote, into `out` (n,): -1 and 1; returns the scales."""
     scales = message.read(written)
     out.copy_(message.codes).mul_(2).sub_(1)
     return scales
+
+
+class Quantiser(Protocol):
+    """A rule that writes a whole bucket in few bits."""
+
+    def init(self, like: Tensor, context: BucketContext) -> Any:
+        """The state for a bucket like this one."""
+
+    def encode(self, acc: Tensor, state: Any) -> Tensor:
+        """(n,) -> (bytes,) uint8, of a length that depends on n alone. `acc` is not to be written to."""
+
+    def decode(self, message: Tensor, out: Tensor, state: Any) -> Tensor:
+        """(bytes,) -> (n,), what `encode` wrote, into `out`."""
+
+    def nbytes(self, n: int) -> int:
+        """Bytes of a message."""
+
+    def broken_laws(self) -> dict[str, str]: ...
+
+
+class QuantisedState(NamedTuple):
+    quantise: Any
+    feedback: Any
+    workspace: Workspace
+
+
+@dataclass(frozen=True)
+class QuantisedAllGather(MethodDefaults):
+    """Send all of n in few bits each: an all-gather of messages, decoded and summed in rank order.
+
+    Args:
+        majority: the update is the sign of the sum, not the average.
+    """
+
+    quantise: Quantiser
+    feedback: Feedback
+    scope: Scope = "layer"
+    majority: bool = False
+
+    def init(self, like: Tensor, context: BucketContext) -> QuantisedState:
+        return QuantisedState(self.quantise.init(like, context), self.feedback.init(like), Workspace(like))
+
+    def aggregate(
+        self, grad: Tensor, step: Step, state: QuantisedState, comm: Comm, timer: PhaseTimer
+    ) -> int:
+        decoded = state.workspace.buffer("decoded")
+        with timer.phase("select"):
+            acc = self.feedback.accumulate(grad, step.lr, state.feedback)
+            mine = self.quantise.encode(acc, state.quantise)
+        with timer.phase("exchange"):
+            total = state.workspace.buffer("total").zero_()
+            for message in comm.all_gather(mine):
+                total.add_(self.quantise.decode(message, decoded, state.quantise))
+        with timer.phase("select"):
+            if self.feedback.residual(state.feedback) is not None:
+                delivered = Slice(0, self.quantise.decode(mine, decoded, state.quantise))
+                self.feedback.retain(Delivery([], [delivered]), state.feedback)
+        with timer.phase("scatter"):
+            grad.copy_(total.sign_() if self.majority else total.div_(comm.size))
+        return grad.numel()
+
+    @property
+    def needs_lr(self) -> bool:
+        return isinstance(self.feedback, LearningRateFeedback)
+
+    def residual(self, state: QuantisedState) -> Tensor | None:
+        return self.feedback.residual(state.feedback)
+
+    def promised(self, seen: SeenStep) -> PromisedBytes:
+        return exactly(cost.all_gather(self.quantise.nbytes(seen.n), seen.size))
+
+    def broken_laws(self) -> dict[str, str]:
+        rounded = {DENSE_AT_DENSITY_1: "every element is rounded to a few bits"}
+        return rounded | self.quantise.broken_laws() | self.feedback.broken_laws()

@@ -1,26 +1,36 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparsify import host_sync, huge_pages
-from sparsify.bucket import check_scope
+from sparsify import cost
 from sparsify.comm import Comm, gather_uneven
+from sparsify.core import host_sync, huge_pages
+from sparsify.core.timer import PhaseTimer
+from sparsify.core.wire import joined, split
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import MethodDefaults, Step, scatter
-from sparsify.ranges import Meta, Scope
-from sparsify.timer import PhaseTimer
-from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, Delivery, Sparse, work_dtype
-from sparsify.wire import joined, split
+from sparsify.ranges import Meta, Scope, checked
+from sparsify.types import (
+    DENSE_AT_DENSITY_1,
+    BucketContext,
+    Delivery,
+    PromisedBytes,
+    SeenStep,
+    Sparse,
+    exactly,
+    work_dtype,
+)
 
 MATRIX = 2  # dimensions: tensors of more are convolutions
 Bin = Annotated[int, Meta(ge=1, le=16383)]  # what an offset of 14 bits reaches
 
 
+@checked
 def adacomp(scope: Scope = "layer", conv_bin: Bin = 50, other_bin: Bin = 500) -> AdaComp:
     """AdaComp: of each bin what would soon be its maximum, as one sign and a scale. Chen et al., AAAI 2018,
     arXiv:1712.02679.
@@ -38,7 +48,7 @@ def adacomp(scope: Scope = "layer", conv_bin: Bin = 50, other_bin: Bin = 500) ->
 
 
 class Code(NamedTuple):
-    """How one element is written: its place in the bin, its sign, and whether it is the bin's last."""
+    """Form of one written element: its place in the bin, its sign, and whether it is the bin's last."""
 
     dtype: torch.dtype
     offset_bits: int
@@ -50,6 +60,11 @@ class Code(NamedTuple):
 
 
 CODES = Code(torch.uint8, 6), Code(torch.int16, 14)  # the paper's 8 and 16 bits
+
+
+def code_for(lengths: Sequence[int]) -> Code:
+    """The narrowest one that reaches the end of every bin."""
+    return next(code for code in CODES if max(lengths) <= code.nothing)
 
 
 class Block(NamedTuple):
@@ -85,26 +100,14 @@ class AdaComp(MethodDefaults):
     Where a bin's G is all zero, nothing of it is sent (the paper's rule, 0 >= 0, would send all of it).
     """
 
-    scope: str | float = "layer"
-    conv_bin: int = 50
-    other_bin: int = 500
-
-    def __post_init__(self) -> None:
-        check_scope(self.scope)
-        for name, length in (("conv_bin", self.conv_bin), ("other_bin", self.other_bin)):
-            if not 1 <= length <= CODES[-1].nothing:
-                limit = CODES[-1].nothing
-                raise ValueError(
-                    f"{name}={length} is out of range: offsets of 14 bits reach from 1 to {limit}"
-                )
+    scope: Scope = "layer"
+    conv_bin: Bin = 50
+    other_bin: Bin = 500
 
     def init(self, like: Tensor, context: BucketContext) -> Bins:
+        """State of a bucket like this one."""
         shapes = [shape for shape in context.shapes or ((like.numel(),),) if torch.Size(shape).numel()]
-        sizes = [torch.Size(shape).numel() for shape in shapes]
-        lengths = [
-            min(size, self.conv_bin if len(shape) > MATRIX else self.other_bin)
-            for size, shape in zip(sizes, shapes, strict=True)
-        ]
+        sizes, lengths = [torch.Size(shape).numel() for shape in shapes], self.lengths(shapes)
         blocks = list(divided(sizes, lengths))
         counts = [-(-size // length) for size, length in zip(sizes, lengths, strict=True)]
         starts = [block.start + at * block.length for block in blocks for at in range(block.bins)]
@@ -117,11 +120,23 @@ class AdaComp(MethodDefaults):
             torch.tensor(starts, device=like.device),
             torch.tensor(owners, device=like.device),
             counts,
-            next(code for code in CODES if max(lengths) <= code.nothing),
+            code_for(lengths),
             None if residual.dtype == like.dtype else torch.empty_like(residual),
         )
 
+    def lengths(self, shapes: Sequence[tuple[int, ...]]) -> list[int]:
+        """The length of a bin of each tensor."""
+        bins = [self.conv_bin if len(shape) > MATRIX else self.other_bin for shape in shapes]
+        return [min(torch.Size(shape).numel(), length) for shape, length in zip(shapes, bins, strict=True)]
+
+    def promised(self, seen: SeenStep) -> PromisedBytes:
+        """The longest message: a scale for each tensor, and a code for each element."""
+        lengths = self.lengths([shape for shape in seen.shapes if torch.Size(shape).numel()])
+        codes = code_for(lengths).dtype.itemsize * max(seen.selected)
+        return exactly(cost.gather_uneven(torch.float32.itemsize * len(lengths) + codes, seen.size))
+
     def aggregate(self, grad: Tensor, step: Step, state: Bins, comm: Comm, timer: PhaseTimer) -> int:
+        """Average one bucket in place, see `Method.aggregate`."""
         feedback = ErrorFeedback()
         with timer.phase("select"):
             acc = feedback.accumulate(grad, step.lr, state.residual)
@@ -158,9 +173,11 @@ class AdaComp(MethodDefaults):
         return scales.float()  # as they are sent, so that all workers subtract and add the same
 
     def residual(self, state: Bins) -> Tensor:
+        """This worker's residual, (n,)."""
         return state.residual
 
     def broken_laws(self) -> dict[str, str]:
+        """Laws that can't hold, and why."""
         return {DENSE_AT_DENSITY_1: "it has no density, and sends signs"}
 
 
@@ -201,4 +218,5 @@ def read(message: Tensor, dtype: torch.dtype, state: Bins) -> Sparse:
 
 
 def num_codes(message: Tensor, state: Bins) -> int:
+    """Number of codes in a message."""
     return (len(message) - torch.float32.itemsize * len(state.counts)) // state.code.dtype.itemsize

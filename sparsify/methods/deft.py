@@ -7,16 +7,27 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sparsify import host_sync
+from sparsify import cost
 from sparsify.comm import Comm
+from sparsify.core import host_sync
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
-from sparsify.methods._partitions import gather_exclusive, split_evenly
-from sparsify.ranges import Density, Scope
-from sparsify.types import BucketContext, Part, Selection, index_dtype, work_dtype
+from sparsify.ranges import Density, Scope, checked
+from sparsify.select import gather_exclusive, promised_union, split_evenly
+from sparsify.types import (
+    BucketContext,
+    Part,
+    PromisedBytes,
+    SeenStep,
+    Selection,
+    exactly,
+    index_dtype,
+    work_dtype,
+)
 
 
+@checked
 def deft(
     density: Density = 0.001, scope: Scope = "global", density_warmup: Sequence[Density] = ()
 ) -> Sparsifier:
@@ -38,7 +49,6 @@ def deft(
         density: k/n, the share of the elements that all workers send together in a step.
         scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
             MB. Fragments are cut within a bucket, so this is for large ones.
-        density_warmup: lower bounds of the density for the first epochs, one each.
     """
     return Sparsifier(density, Deft(), ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
 
@@ -60,11 +70,13 @@ class Deft(Part):
     exact: ClassVar[bool] = False
 
     def init(self, like: Tensor, context: BucketContext) -> PlannerTurn:
+        """State of a bucket like this one."""
         return PlannerTurn(
             torch.empty_like(like, dtype=work_dtype(like.dtype)), context.sizes or [like.numel()]
         )
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: PlannerTurn) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         n, turn = acc.numel(), state.step % comm.size
         state.step += 1
         sizes = fragments(state.sizes, comm.size)
@@ -85,6 +97,12 @@ class Deft(Part):
                 chosen.append(magnitudes.topk(k_, sorted=False).indices.add_(start))
             start += size
         return Selection(gather_exclusive(comm, torch.cat(chosen), n).indices)
+
+    def promised(self, seen: SeenStep) -> PromisedBytes:
+        """Bytes that a worker sends, in closed form."""
+        sizes = fragments([torch.Size(shape).numel() for shape in seen.shapes], seen.size)
+        plan = 2 * plan_dtype(seen.n).itemsize * len(sizes)
+        return exactly(cost.broadcast(plan, seen.size)) + promised_union(seen)
 
 
 def plan_dtype(n: int) -> torch.dtype:

@@ -1,12 +1,13 @@
 from sparsify.method import Dense
-from sparsify.ranges import Scope
+from sparsify.ranges import Scope, checked
 
 
+@checked
 def dense(scope: Scope = "global") -> Dense:
     """Plain gradient averaging: by default one allreduce over the whole model, after backpropagation.
 
-    The baseline of Yoon and Oh 2022 (density 1, one merged Horovod tensor). With `sparsify.ddp` it runs over
-    DDP's buckets, overlapped.
+    The baseline of Yoon and Oh 2022 (density 1, one merged Horovod tensor). With `sparsify.register` it runs
+    over DDP's buckets, overlapped.
 
     Args:
         scope: what one allreduce holds: the whole model (`global`), every tensor (`layer`), or so many MB.

@@ -7,20 +7,30 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sparsify import huge_pages
 from sparsify.comm import Comm
+from sparsify.core import huge_pages
+from sparsify.core.timer import PhaseTimer
+from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather
 from sparsify.feedback import MomentumCorrection
-from sparsify.method import Method, Sparsifier, State, Step
-from sparsify.methods._thresholds import prepare, reaching
-from sparsify.ranges import Density, Index, MomentumFactor, Natural, Positive, Scope, Share, Value
-from sparsify.select import Draws, VariableK
-from sparsify.timer import PhaseTimer
-from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, Selection, work_dtype
-from sparsify.wire import Wire
-from sparsify.workspace import Workspace
+from sparsify.kernels import Workspace
+from sparsify.method import Dense, Method, Sparsifier, SparsifierState, Step
+from sparsify.ranges import (
+    Density,
+    Index,
+    MomentumFactor,
+    Natural,
+    Positive,
+    Scope,
+    Share,
+    ValueType,
+    checked,
+)
+from sparsify.select import Draws, VariableK, prepare, reaching
+from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, PromisedBytes, SeenStep, Selection, work_dtype
 
 
+@checked
 def dgc(
     density: Density = 0.001,
     scope: Scope = "layer",
@@ -33,7 +43,7 @@ def dgc(
     adaptations: Natural = 10,
     dense_vectors: bool = True,
     index: Index = "int32",
-    value: Value = "as_is",
+    value: ValueType = "as_is",
 ) -> Method:
     """Deep Gradient Compression: sampled thresholds, momentum correction. Lin et al., ICLR 2018,
     arXiv:1712.01887.
@@ -58,8 +68,6 @@ def dgc(
         adaptations: how often the threshold is lowered at most.
         dense_vectors: buckets of 1-D tensors only (biases, normalisations) are averaged whole, with ordinary
             momentum, as in the public code.
-        index: how indices travel: `int32`, `int64`, or `delta16`, in 2 bytes each at the cost of sorting k.
-        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
     """
     correction = MomentumCorrection(momentum, masking, nesterov)
     sparse = Sparsifier(
@@ -80,7 +88,7 @@ TOP_OF_SAMPLE = 2  # so many elements of the sample lie above its threshold at l
 
 @dataclass
 class Sampling:
-    """What the sampling selector keeps."""
+    """State of the sampling selector."""
 
     draws: Draws
     workspace: Workspace = field(metadata={"saved": False})
@@ -88,7 +96,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class DgcSample(VariableK):
-    """At most k, above a threshold that is estimated from a sample. Lin et al. 2018, section 5.
+    """Elements, k at most, above a threshold that is estimated from a sample. Lin et al. 2018, section 5.
 
     Where more than k reach the threshold, the k largest of those are taken, exactly ("hierarchical"). The
     public code does so above 1.3 k, and below that takes the first k by position, which favours the front of
@@ -98,19 +106,15 @@ class DgcSample(VariableK):
     One host synchronisation, and one for every adaptation.
     """
 
-    sample: float = 0.01
-    adaptations: int = 10
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sample <= 1:
-            raise ValueError(f"sample={self.sample} is out of range: a share of the elements lies in (0, 1]")
-        if self.adaptations < 0:
-            raise ValueError(f"adaptations={self.adaptations} is out of range: it must be at least 0")
+    sample: Share = 0.01
+    adaptations: Natural = 10
 
     def init(self, like: Tensor, context: BucketContext) -> Sampling:
+        """State of a bucket like this one."""
         return Sampling(Draws(context), Workspace.searching(like, context))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Sampling) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         n, workspace = acc.numel(), state.workspace
         sampled = max(math.ceil(self.sample * n), math.ceil(TOP_OF_SAMPLE * n / k))
         if sampled >= n or k == n:
@@ -151,38 +155,47 @@ class WithDenseVectors:
 
     @property
     def scope(self) -> str | float:
+        """Stretch of the gradient that one bucket spans."""
         return self.sparse.scope
 
     @property
     def momentum_inside(self) -> bool:
+        """True where the method applies momentum itself."""
         return self.sparse.momentum_inside
 
     @property
     def needs_lr(self) -> bool:
+        """True where feedback follows the learning rate."""
         return self.sparse.needs_lr
 
     @property
     def needs_whole_gradient(self) -> bool:
+        """True where the norm of the whole gradient is needed first."""
         return self.sparse.needs_whole_gradient
 
     @property
     def num_warmup_epochs(self) -> int:
+        """Number of epochs with a density of their own."""
         return self.sparse.num_warmup_epochs
 
-    def init(self, like: Tensor, context: BucketContext) -> State | Momentum:
+    def init(self, like: Tensor, context: BucketContext) -> SparsifierState | Momentum:
+        """State of a bucket like this one."""
         if context.shapes and all(len(shape) <= 1 for shape in context.shapes):
             return Momentum(huge_pages.zeros_like(like, work_dtype(like.dtype)))
         return self.sparse.init(like, context)
 
     def density_at(self, epoch: int) -> float:
+        """Share of the elements that is sent in this epoch."""
         return self.sparse.density_at(epoch)
 
     def prepare(self, grads: list[Tensor], comm: Comm) -> None:
+        """Change the whole gradient in place before its buckets are aggregated."""
         self.sparse.prepare(grads, comm)
 
     def aggregate(
-        self, grad: Tensor, step: Step, state: State | Momentum, comm: Comm, timer: PhaseTimer
+        self, grad: Tensor, step: Step, state: SparsifierState | Momentum, comm: Comm, timer: PhaseTimer
     ) -> int:
+        """Average one bucket in place, see `Method.aggregate`."""
         if not isinstance(state, Momentum):
             return self.sparse.aggregate(grad, step, state, comm, timer)
         comm.all_reduce(grad)
@@ -196,9 +209,16 @@ class WithDenseVectors:
                 grad.copy_(u.mul_(m).add_(grad))
         return grad.numel()
 
-    def residual(self, state: State | Momentum) -> Tensor | None:
+    def residual(self, state: SparsifierState | Momentum) -> Tensor | None:
+        """This worker's residual, (n,)."""
         return None if isinstance(state, Momentum) else self.sparse.residual(state)
 
+    def promised(self, seen: SeenStep) -> PromisedBytes:
+        """Bytes that a worker sends, in closed form."""
+        is_vector = all(len(shape) <= 1 for shape in seen.shapes)
+        return (Dense() if is_vector else self.sparse).promised(seen)
+
     def broken_laws(self) -> dict[str, str]:
+        """Laws that can't hold, and why."""
         ahead = {DENSE_AT_DENSITY_1: "Nesterov's form looks ahead: the first step is (1 + momentum) g"}
         return self.sparse.broken_laws() | (ahead if self.correction.nesterov else {})

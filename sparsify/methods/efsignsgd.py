@@ -7,13 +7,18 @@ import torch
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.checks import check_choice
-from sparsify.methods._quantise import Message, read_signs, write_signs
-from sparsify.methods._quantised_all_gather import QuantisedAllGather
-from sparsify.ranges import Scope
+from sparsify.methods._quantise import (
+    PackedCodes,
+    QuantisedAllGather,
+    message_nbytes,
+    read_signs,
+    write_signs,
+)
+from sparsify.ranges import Scope, checked
 from sparsify.types import BucketContext, Part
 
 
+@checked
 def efsignsgd(
     scope: Scope = "layer", feedback: Literal["learning_rate", "gradient"] = "learning_rate"
 ) -> QuantisedAllGather:
@@ -32,7 +37,6 @@ def efsignsgd(
         feedback: `learning_rate`, as published; or `gradient`, which replays residuals at the rate of the
             step that sends them: the two differ where the rate changes.
     """
-    check_choice("feedback", feedback, ("learning_rate", "gradient"))
     return QuantisedAllGather(ScaledSign(), feedbacks.named(feedback), scope)
 
 
@@ -40,13 +44,20 @@ def efsignsgd(
 class ScaledSign(Part):
     """C(p) = |p|_1 / d sign(p)."""
 
-    def init(self, like: Tensor, context: BucketContext) -> Message:
-        return Message.like(like, block=like.numel(), bits=1)
+    def init(self, like: Tensor, context: BucketContext) -> PackedCodes:
+        """State of a bucket like this one."""
+        return PackedCodes.like(like, block=like.numel(), bits=1)
 
-    def encode(self, acc: Tensor, state: Message) -> Tensor:
+    def encode(self, acc: Tensor, state: PackedCodes) -> Tensor:
+        """PackedCodes of a whole bucket, see `Quantiser.encode`."""
         scale = torch.linalg.vector_norm(acc, 1) / acc.numel()
         return write_signs(acc, scale.view(1), state)
 
-    def decode(self, message: Tensor, out: Tensor, state: Message) -> Tensor:
+    def decode(self, message: Tensor, out: Tensor, state: PackedCodes) -> Tensor:
+        """Elements of a message, see `Quantiser.decode`."""
         scale = read_signs(message, out, state)  # as it travelled: the residual is what the others miss
         return out.mul_(scale.to(out.dtype))
+
+    def nbytes(self, n: int) -> int:
+        """Bytes of a message for n elements."""
+        return message_nbytes(n, n, 1)

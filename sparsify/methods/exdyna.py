@@ -1,16 +1,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-from sparsify.checks import check_positive
 from sparsify.comm import Comm
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
-from sparsify.methods._partitions import ExclusiveThreshold, Threshold, split_evenly
-from sparsify.ranges import Count, Density, Positive, Scope
+from sparsify.methods.micro import ExclusiveThreshold, Threshold
+from sparsify.ranges import Count, Density, FollowRule, Positive, Scope, checked
+from sparsify.select import split_evenly
 from sparsify.types import Selection
 
 ALIGNMENT = 32  # kljp/exdyna: block sizes are multiples of it
@@ -19,11 +18,12 @@ OVERLOADED, UNDERLOADED = 1.05, 0.95238
 LEAST = 4  # a partition keeps 1/4 of the blocks that it would have if all had equally many
 
 
+@checked
 def exdyna(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    rule: Literal["intended", "published"] = "intended",
+    rule: FollowRule = "intended",
     threshold: Positive | None = None,
     blocks: Count = 1024,
 ) -> Sparsifier:
@@ -34,9 +34,6 @@ def exdyna(
 
     Args:
         density: k/n, the share of the elements that all workers send together in a step.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB.
-        density_warmup: lower bounds of the density for the first epochs, one each.
         rule: how the threshold moves: `intended`, or `published`, as the public code does; see micro.
         threshold: the first one; None: 1 / (2 sqrt k).
         blocks: how many a bucket is cut into. Their size is a multiple of 32, and what is left over belongs
@@ -52,13 +49,10 @@ def exdyna(
 class ExDyna(ExclusiveThreshold):
     """P runs of blocks, which the workers take in turns."""
 
-    blocks: int = 1024
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(blocks=self.blocks)
+    blocks: Count = 1024
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Threshold) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         n, size = acc.numel(), comm.size
         block = block_size(n, self.blocks, size)
         # Where the block size is the published one, more than `blocks` fit once the size is rounded down.

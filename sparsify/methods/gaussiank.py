@@ -9,18 +9,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from sparsify import host_sync
-from sparsify.checks import check_choice
 from sparsify.comm import Comm
+from sparsify.core import host_sync
+from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
+from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.methods._thresholds import mask_of, prepare, reaching, take_magnitudes
-from sparsify.ranges import AtLeast1, Count, Density, Index, Scope, Value
-from sparsify.select import ExactlyK, VariableK
+from sparsify.ranges import AtLeast1, Count, Density, Index, Scope, ValueType, checked
+from sparsify.select import ExactlyK, VariableK, mask_of, prepare, reaching, take_magnitudes
 from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, Selection
-from sparsify.wire import Wire
-from sparsify.workspace import Workspace
 
 PUBLISHED_PASSES = 3  # hclhkbu/GaussianK-SGD, compression.py
 BOUNDED_PASSES = 20  # as many as Ok-Topk's re-implementation of Gaussian-k takes at most
@@ -29,6 +27,7 @@ FEWEST, MOST = 2 / 3, 4 / 3  # of k: what the published rule is content with
 DOWN, UP = 0.5, 1.5  # by which it adjusts its threshold
 
 
+@checked
 def gaussiank(
     density: Density = 0.001,
     scope: Scope = "global",
@@ -37,7 +36,7 @@ def gaussiank(
     passes: Count | None = None,
     slack: AtLeast1 | None = None,
     index: Index = "int32",
-    value: Value = "as_is",
+    value: ValueType = "as_is",
 ) -> Sparsifier:
     """Gaussian-k: a threshold from mean and standard deviation. Shi et al. 2019, arXiv:1911.08772.
 
@@ -52,18 +51,12 @@ def gaussiank(
     Args:
         density: k/n, the share of the elements that each worker sends in a step: exactly (`bounded`), or what
             the guess aims at (`published`).
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB.
-        density_warmup: lower bounds of the density for the first epochs, one each.
         rule: `bounded`: the Gaussian guess, bisected until between k and `slack` x k magnitudes lie above it,
             of which the k largest are sent: the same as topk. `published`: what hclhkbu/GaussianK-SGD does,
             see `GaussianThreshold`.
         passes: how many thresholds are tried at most. None: 3 (published) or 20 (bounded).
         slack: candidates per element sent, for `bounded` only. None: 2.
-        index: how indices travel: `int32`, `int64`, or `delta16`, in 2 bytes each at the cost of sorting k.
-        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
     """
-    check_choice("rule", rule, ("bounded", "published"))
     if rule == "published" and slack is not None:
         raise ValueError(
             f"{slack=} has no effect with rule='published'; leave it out, or take rule='bounded'"
@@ -94,18 +87,17 @@ class GaussianThreshold(VariableK):
     but nothing is selected with it.
     """
 
-    passes: int = PUBLISHED_PASSES
+    passes: Count = PUBLISHED_PASSES
     exceptions: ClassVar[dict[str, str]] = {
         DENSE_AT_DENSITY_1: "an estimated threshold is content with 2/3 of k, and need not even reach that"
     }
 
-    def __post_init__(self) -> None:
-        check_passes(self.passes)
-
     def init(self, like: Tensor, context: BucketContext) -> Workspace:
+        """State of a bucket like this one."""
         return Workspace.searching(like, context)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         prepare(acc, state)
         threshold = gaussian_threshold(acc, k / acc.numel())
         for _ in range(self.passes):
@@ -125,21 +117,16 @@ class GaussianGuess(ExactlyK):
     normal, then bisected.
     """
 
-    passes: int = BOUNDED_PASSES
-    slack: float = SLACK
+    passes: Count = BOUNDED_PASSES
+    slack: AtLeast1 = SLACK
     shared: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        check_passes(self.passes)
-        if not self.slack >= 1:
-            raise ValueError(
-                f"slack={self.slack} is out of range: k elements need k candidates; take 1 or more"
-            )
-
     def init(self, like: Tensor, context: BucketContext) -> Workspace:
+        """State of a bucket like this one."""
         return Workspace.searching(like, context)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         candidates = self.candidates(acc, k, state) if k < acc.numel() else None
         if candidates is None:
             return Selection(state.kernel.topk(acc, None, k).indices)
@@ -147,7 +134,7 @@ class GaussianGuess(ExactlyK):
         return Selection(candidates[best])
 
     def candidates(self, acc: Tensor, k: int, state: Workspace) -> Tensor | None:
-        """Between k and slack x k indices, the k largest among them; None if no threshold was found."""
+        """Indices, k to slack x k, the k largest among them; None if no threshold was found."""
         magnitudes = take_magnitudes(acc, state)
         largest, nonzeros = magnitudes.amax(), torch.count_nonzero(acc)
         guess = gaussian_threshold(acc, k / acc.numel())
@@ -170,8 +157,3 @@ class GaussianGuess(ExactlyK):
             else:
                 return host_sync.nonzero(mask)
         return None
-
-
-def check_passes(passes: int) -> None:
-    if passes < 1:
-        raise ValueError(f"{passes=} is out of range: without a pass nothing is selected; take 1 or more")

@@ -7,16 +7,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from sparsify.checks import check_choice
+from sparsify import cost
 from sparsify.comm import Comm
+from sparsify.core.wire import Wire
+from sparsify.exchange import Stateless
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, Index, Scope
+from sparsify.ranges import Density, Index, Scope, checked
 from sparsify.select import TopK
-from sparsify.types import NOTHING_IS_LOST, BucketContext, Delivery, Part, Slice, Sparse, members
-from sparsify.wire import Wire
+from sparsify.types import NOTHING_IS_LOST, Delivery, PromisedBytes, SeenStep, Slice, Sparse, exactly, members
 
 
+@checked
 def gtopk(
     density: Density = 0.001,
     scope: Scope = "global",
@@ -32,39 +34,31 @@ def gtopk(
 
     Args:
         density: k/n, the share of the elements that each worker brings in, and that the update has.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB.
-        density_warmup: lower bounds of the density for the first epochs, one each.
         leak: an element may be dropped at a merge and yet be in the final result, through other workers.
             `published`: those whose contribution was dropped take it as sent, and it is lost. `returned`: the
             worker that merged keeps the dropped sum in its own residual, so that nothing is lost.
-        index: how indices travel: `int32`, `int64`, or `delta16`, in 2 bytes each at the cost of sorting k.
     """
     return Sparsifier(density, TopK(), ErrorFeedback(), Tree(Wire(index), leak), scope, tuple(density_warmup))
 
 
 @dataclass(frozen=True)
-class Tree(Part):
+class Tree(Stateless):
     """Merge two by two towards worker 0, which broadcasts what is left. ceil(log2 P) rounds: a worker
     without a partner in a round keeps what it has.
     """
 
     wire: Wire = Wire()
-    leak: str = "returned"
+    leak: Literal["returned", "published"] = "returned"
     needs_shared: ClassVar[bool] = False
     needs_exact: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_choice("leak", self.leak, ("returned", "published"))
-
     def broken_laws(self) -> dict[str, str]:
+        """Laws that can't hold, and why."""
         lost = "what a merge drops is lost if its index reaches the root by way of other workers"
         return {NOTHING_IS_LOST: lost} if self.leak == "published" else {}
 
-    def init(self, like: Tensor, context: BucketContext) -> None:
-        return None
-
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        """Sum of all workers' selections, see `Exchange.exchange`."""
         best, dropped, stride = part, list[Sparse](), 1
         dtype = part.values.dtype
         while stride < comm.size:
@@ -82,6 +76,10 @@ class Tree(Part):
         if self.leak == "returned":  # and of what I dropped, what its owners take for delivered is mine now
             delivered += [only(Sparse(lost.indices, -lost.values), survivors) for lost in dropped]
         return Delivery([final], delivered)
+
+    def promised(self, seen: SeenStep) -> PromisedBytes:
+        """Bytes that a worker sends, in closed form."""
+        return exactly(cost.tree(self.wire.nbytes(seen.k, seen.n, seen.work), seen.size))
 
 
 def only(part: Sparse, survivors: Tensor) -> Sparse:

@@ -7,21 +7,21 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from sparsify.checks import check_choice
 from sparsify.comm import Comm, gather_uneven
-from sparsify.exchange import AllGather
+from sparsify.core.wire import Wire
+from sparsify.exchange import AllGather, Stateless
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Kernel
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, Index, Positive, Scope, Value
+from sparsify.ranges import Density, Index, Positive, Scope, ValueType, checked
 from sparsify.select import KernelSelector, VariableK
-from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, Delivery, Part, Sparse
-from sparsify.wire import Wire
+from sparsify.types import DENSE_AT_DENSITY_1, Call, Delivery, SeenStep, Sparse, uneven_gather
 
 SIGN = -(2**31)  # the highest bit of an int32
 INDEX = 2**31 - 1  # the other 31
 
 
+@checked
 def hardthreshold(
     density: Density = 0.001,
     scope: Scope = "global",
@@ -29,7 +29,7 @@ def hardthreshold(
     threshold: Positive | None = None,
     send: Literal["values", "strom"] = "values",
     index: Index = "int32",
-    value: Value = "as_is",
+    value: ValueType = "as_is",
 ) -> Sparsifier:
     """Hard threshold: what reaches a constant is sent. Strom 2015 (Interspeech); Sahu et al. 2021 (NeurIPS).
 
@@ -41,9 +41,6 @@ def hardthreshold(
 
     Args:
         density: k/n, which only sets the default threshold.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB.
-        density_warmup: lower bounds of the density for the first epochs, one each.
         threshold: lambda of Sahu et al., tau of Strom. None: 1 / (2 sqrt k), Sahu et al.'s rule for a budget
             of k elements a step (4.73e-3 for ResNet-18 at density 0.001).
         send: `values`, as Sahu et al.; or `strom`: +-tau whatever the value, in one word of 32 bits (31 of
@@ -57,7 +54,6 @@ def hardthreshold(
     Raises:
         ValueError: settings that would have no effect.
     """
-    check_choice("send", send, ("values", "strom"))
     wire = Wire(index, value)
     if send == "strom" and wire != Wire():
         raise ValueError("send='strom' packs index and sign in one word; leave out index and value")
@@ -80,21 +76,18 @@ class HardThreshold(KernelSelector, VariableK):
     that something is selected: everything, when all are negative.
     """
 
-    threshold: float | None = None
+    threshold: Positive | None = None
     exceptions: ClassVar[dict[str, str]] = {
         DENSE_AT_DENSITY_1: "what lies below the threshold waits, whatever the density"
     }
 
-    def __post_init__(self) -> None:
-        if self.threshold is not None and not self.threshold > 0:
-            raise ValueError(f"threshold={self.threshold} is out of range: it must be above 0")
-
     def search(self, acc: Tensor, grad: Tensor | None, k: int, kernel: Kernel) -> Sparse:
+        """Search one bucket with this kernel."""
         return kernel.above(acc, grad, threshold_for(self.threshold, k))
 
 
 @dataclass(frozen=True)
-class SignedWords(Part):
+class SignedWords(Stateless):
     """All-gather of indices and signs, one word of 32 bits each; they stand for +-tau. Strom 2015.
 
     What was delivered of an element is tau, so error feedback keeps the rest.
@@ -104,14 +97,16 @@ class SignedWords(Part):
     needs_shared: ClassVar[bool] = False
     needs_exact: ClassVar[bool] = False
 
-    def init(self, like: Tensor, context: BucketContext) -> None:
-        return None
-
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        """Sum of all workers' selections, see `Exchange.exchange`."""
         tau, dtype = threshold_for(self.threshold, k), part.values.dtype
         mine = words(part, n)
         total = [signed(theirs, tau, dtype) for theirs in gather_uneven(comm, mine)]
         return Delivery([*total], [signed(mine, tau, dtype)])
+
+    def calls(self, seen: SeenStep) -> list[Call]:
+        """Collectives of a step, see `Part.calls`."""
+        return uneven_gather(seen.index_nbytes * max(seen.selected))
 
 
 def words(part: Sparse, n: int) -> Tensor:

@@ -2,17 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from sparsify import host_sync
-from sparsify.checks import check_choice
+from sparsify import cost
 from sparsify.comm import Comm
-from sparsify.feedback import ErrorFeedback
-from sparsify.method import Sparsifier
-from sparsify.methods._split import (
+from sparsify.core import host_sync
+from sparsify.core.wire import Wire
+from sparsify.exchange import (
     differences,
     even_borders,
     gather_counts,
@@ -20,17 +20,30 @@ from sparsify.methods._split import (
     rounding_errors,
     split_and_reduce,
 )
-from sparsify.ranges import AtLeast1, Count, Density, Scope, Value
+from sparsify.feedback import ErrorFeedback
+from sparsify.kernels import Workspace
+from sparsify.method import Sparsifier
+from sparsify.ranges import AtLeast1, Count, Density, Scope, ValueType, checked
 from sparsify.select import VariableK
-from sparsify.types import BucketContext, Delivery, Part, Selection, Sparse, members, work_dtype
-from sparsify.wire import Wire
-from sparsify.workspace import Workspace
+from sparsify.types import (
+    BucketContext,
+    Delivery,
+    Part,
+    PromisedBytes,
+    SeenStep,
+    Selection,
+    Sparse,
+    between,
+    members,
+    work_dtype,
+)
 
 # Shigangli/Ok-Topk: a re-used threshold moves by a factor when it selects fewer or more than so many times k.
 FEWEST, MOST = 2 / 3, 5 / 4
 TOO_MANY = 4 / 3  # from here on it is taken anew: else nothing would bound the volume
 
 
+@checked
 def oktopk(
     density: Density = 0.001,
     scope: Scope = "global",
@@ -41,7 +54,7 @@ def oktopk(
     global_drift: AtLeast1 = 1.008,
     balance: bool = True,
     index: Literal["int32", "int64"] = "int32",
-    value: Value = "as_is",
+    value: ValueType = "as_is",
 ) -> Sparsifier:
     """Ok-Topk: thresholds that are re-used, regions that are balanced, split and reduce. Li and Hoefler 2022
     (PPoPP), arXiv:2201.07598, algorithms 1 and 2.
@@ -64,9 +77,6 @@ def oktopk(
 
     Args:
         density: k/n, the share of the elements that each worker selects, and about that of the update.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB.
-        density_warmup: lower bounds of the density for the first epochs, one each.
         threshold_every: tau', steps between exact thresholds: 32; 128 for BERT.
         regions_every: tau, steps between new borders of the regions: 64.
         local_drift, global_drift: the factor by which a re-used threshold moves when it selects less than
@@ -75,15 +85,7 @@ def oktopk(
             in the public code but for BERT.
         index: how indices travel: `int32` or `int64`; delta16 has a header for every message, too long for
             pieces.
-        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
     """
-    check_choice("index encoding", index, ("int32", "int64"))
-    for name, drift in (("local_drift", local_drift), ("global_drift", global_drift)):
-        if not drift >= 1:
-            raise ValueError(f"{name}={drift} is out of range: it must be at least 1, which is no drift")
-    for name, steps in (("threshold_every", threshold_every), ("regions_every", regions_every)):
-        if steps < 1:
-            raise ValueError(f"{name}={steps} is out of range: it must be at least 1 step")
     exchange = SplitReduceBalance(Wire(index, value), threshold_every, regions_every, global_drift, balance)
     select = ReusedThreshold(threshold_every, local_drift)
     return Sparsifier(density, select, ErrorFeedback(), exchange, scope, tuple(density_warmup))
@@ -99,14 +101,15 @@ class Reused:
     workspace: Workspace | None = field(default=None, metadata={"saved": False})
 
     def is_due(self, k: int) -> bool:
-        """Is it to be taken anew? Also when k has changed."""
+        """True if it is to be taken anew, also when k has changed."""
         return not self.left or self.k != k
 
     def renew(self, threshold: Tensor, k: int, every: int) -> None:
+        """Take the threshold anew."""
         self.threshold, self.k, self.left = threshold.clone(), k, every
 
     def drift(self, count: int, k: int, factor: float) -> None:
-        """After a step in which it selected `count`."""
+        """Move after a step in which it selected `count`."""
         if count < FEWEST * k:
             self.threshold.div_(factor).clamp_(min=torch.finfo(self.threshold.dtype).tiny)
         elif count > MOST * k:
@@ -117,18 +120,21 @@ class Reused:
 class ReusedThreshold(VariableK):
     """All that reach a threshold, which is the k-th largest magnitude of some steps ago."""
 
-    every: int = 32
-    drift: float = 1.012
+    every: Count = 32
+    drift: AtLeast1 = 1.012
 
     def init(self, like: Tensor, context: BucketContext) -> Reused:
+        """State of a bucket like this one."""
         return Reused(no_threshold(like), workspace=Workspace.searching(like, context))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Reused) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         return self.accumulate_and_select(acc, None, k, comm, state)
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Reused
     ) -> Selection:
+        """Add and choose in one pass, see `FusableSelector`."""
         assert state.workspace is not None
         if state.is_due(k):
             chosen, values = state.workspace.kernel.topk(acc, grad, k)
@@ -157,7 +163,7 @@ def least(magnitudes: Tensor) -> Tensor:
 
 @dataclass
 class Regions:
-    """Who owns what, and the global threshold; alike on all workers."""
+    """Owners of regions, and the global threshold; alike on all workers."""
 
     threshold: Reused
     borders: list[int] = field(default_factory=list)  # size + 1 positions
@@ -169,17 +175,19 @@ class SplitReduceBalance(Part):
     """Split and reduce; keep what reaches the global threshold; share it out; gather it."""
 
     wire: Wire = Wire()
-    threshold_every: int = 32
-    regions_every: int = 64
-    drift: float = 1.008
+    threshold_every: Count = 32
+    regions_every: Count = 64
+    drift: AtLeast1 = 1.008
     balance: bool = True
     needs_shared: ClassVar[bool] = False
     needs_exact: ClassVar[bool] = False
 
     def init(self, like: Tensor, context: BucketContext) -> Regions:
+        """State of a bucket like this one."""
         return Regions(Reused(no_threshold(like)))
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: Regions) -> Delivery:
+        """Sum of all workers' selections, see `Exchange.exchange`."""
         if state.step % self.regions_every == 0:
             state.borders = balanced_borders(part.indices, n, comm)
         state.step += 1
@@ -195,9 +203,26 @@ class SplitReduceBalance(Part):
         sent = mine.values.where(members(mine.indices.long(), survivors), 0)
         return Delivery([*total], [lost, Sparse(mine.indices, sent)])
 
+    def promised(self, seen: SeenStep) -> PromisedBytes:
+        """Bytes that a worker sends, in closed form."""
+        size, nbytes = seen.size, partial(self.wire.nbytes, n=seen.n, dtype=seen.work)
+        together = min(seen.n, sum(seen.selected))
+        least = [cost.exchange_pieces(0, size), cost.all_gather(cost.LENGTH, size)]
+        if seen.step % self.regions_every == 0:
+            least.append(cost.all_gather(cost.LENGTH * (size - 1), size))
+        pairs = nbytes(together)
+        most = [
+            *least,
+            cost.all_to_all(nbytes(max(seen.selected)), size),
+            cost.all_gather(seen.work.itemsize * together, size),  # where the threshold is taken anew
+            cost.all_to_all(pairs, size),
+            cost.all_gather(pairs, size),
+        ]
+        return between(least, most)
+
     def keep(self, reduced: Sparse, k: int, comm: Comm, state: Reused) -> tuple[Sparse, list[int]]:
-        """Of this worker's region what reaches the global threshold, and how much that is on each worker.
-        Exactly the k largest where the threshold is taken anew, from the sums of all workers.
+        """Part of this worker's region that reaches the global threshold, and how much that is on each
+        worker. Exactly the k largest where the threshold is taken anew, from the sums of all workers.
         """
         due, candidates = state.is_due(k), reduced
         if not due:
@@ -239,8 +264,8 @@ class SplitReduceBalance(Part):
 
 
 def largest_of_all(values: Tensor, counts: list[int], k: int, comm: Comm) -> tuple[list[Tensor], Tensor]:
-    """Which of all workers' values are among the k largest magnitudes, a mask (count,) for each worker; and
-    the smallest of these magnitudes.
+    """Masks of all workers' values that are among the k largest magnitudes, a mask (count,) for each worker;
+    and the smallest of these magnitudes.
     """
     padded = torch.cat([values, values.new_zeros(max(counts) - len(values))])
     gathered = zip(comm.all_gather(padded), counts, strict=True)
@@ -269,5 +294,5 @@ def balanced_borders(indices: Tensor, n: int, comm: Comm) -> list[int]:
 
 
 def overlaps(start: int, end: int, borders: Sequence[int]) -> list[int]:
-    """How many of the positions from start to end lie between each border and the next."""
+    """Number of positions from start to end that lie between each border and the next."""
     return differences([min(max(border, start), end) for border in borders])

@@ -6,17 +6,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sparsify import cost
 from sparsify import feedback as feedbacks
-from sparsify.bucket import check_scope
-from sparsify.checks import check_choice, check_positive
 from sparsify.comm import Comm
+from sparsify.core.timer import PhaseTimer
 from sparsify.feedback import Feedback, LearningRateFeedback
 from sparsify.method import MethodDefaults, Step
-from sparsify.ranges import AtLeast1, Count, FeedbackName, Scope
-from sparsify.timer import PhaseTimer
-from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, Delivery, Slice, work_dtype
+from sparsify.ranges import AtLeast1, Count, FeedbackName, Scope, checked
+from sparsify.types import (
+    DENSE_AT_DENSITY_1,
+    BucketContext,
+    Delivery,
+    PromisedBytes,
+    SeenStep,
+    Slice,
+    exactly,
+    work_dtype,
+)
 
 
+@checked
 def powersgd(
     scope: Scope = "global",
     rank: Count = 2,
@@ -46,12 +55,11 @@ def powersgd(
             the paper's code and torch's hook; the errors of all workers then add up to what is missing.
             `learning_rate` or `none`, see topk.
     """
-    check_choice("feedback", feedback, ("gradient", "learning_rate", "none"))
     return PowerSGD(rank, min_compression_rate, feedbacks.named(feedback), scope)
 
 
 class Matrix(NamedTuple):
-    """Where a tensor's numbers lie."""
+    """Place of a tensor's numbers."""
 
     rows: int
     columns: int
@@ -76,7 +84,7 @@ class Matrix(NamedTuple):
 
 @dataclass
 class LowRank:
-    """What is kept between steps, and buffers."""
+    """State between steps, and buffers."""
 
     second: Tensor  # all Q
     feedback: Any
@@ -89,21 +97,13 @@ class LowRank:
 class PowerSGD(MethodDefaults):
     """Low-rank approximations of all matrices of a bucket."""
 
-    rank: int
-    min_compression_rate: float
+    rank: Count
+    min_compression_rate: AtLeast1
     feedback: Feedback
-    scope: str | float = "global"
-
-    def __post_init__(self) -> None:
-        check_scope(self.scope)
-        check_positive(rank=self.rank)
-        if not self.min_compression_rate >= 1:
-            raise ValueError(
-                f"min_compression_rate={self.min_compression_rate} would send more than the gradient itself; "
-                "take 1 or more"
-            )
+    scope: Scope = "global"
 
     def init(self, like: Tensor, context: BucketContext) -> LowRank:
+        """State of a bucket like this one."""
         dtype = work_dtype(like.dtype)
         matrices = self.matrices(context.shapes)
         first = sum(m.rows * (m.rank or m.columns) for m in matrices)
@@ -119,6 +119,7 @@ class PowerSGD(MethodDefaults):
         )
 
     def matrices(self, shapes: tuple[tuple[int, ...], ...]) -> list[Matrix]:
+        """Places of the tensors, each as a matrix."""
         found = []
         start = p = q = 0
         for shape in shapes:
@@ -168,12 +169,23 @@ class PowerSGD(MethodDefaults):
 
     @property
     def needs_lr(self) -> bool:
+        """True where feedback follows the learning rate."""
         return isinstance(self.feedback, LearningRateFeedback)
 
     def residual(self, state: LowRank) -> Tensor | None:
+        """This worker's residual, (n,)."""
         return self.feedback.residual(state.feedback)
 
+    def promised(self, seen: SeenStep) -> PromisedBytes:
+        """P with what is not compressed, then Q."""
+        matrices = self.matrices(seen.shapes)
+        first = sum(m.rows * (m.rank or m.columns) for m in matrices)
+        second = sum(m.columns * m.rank for m in matrices)
+        value = seen.work.itemsize
+        return exactly(cost.all_reduce(value * first, seen.size), cost.all_reduce(value * second, seen.size))
+
     def broken_laws(self) -> dict[str, str]:
+        """Laws that can't hold, and why."""
         return {
             DENSE_AT_DENSITY_1: "every matrix is approximated at a low rank"
         } | self.feedback.broken_laws()

@@ -7,17 +7,24 @@ import torch
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.checks import check_choice, check_positive
-from sparsify.methods._quantise import Message, Rounding, in_blocks, read_rounded, write_rounded
-from sparsify.methods._quantised_all_gather import QuantisedAllGather
-from sparsify.ranges import Count, FeedbackName, Scope
+from sparsify.kernels import Workspace
+from sparsify.methods._quantise import (
+    PackedCodes,
+    QuantisedAllGather,
+    Rounding,
+    in_blocks,
+    message_nbytes,
+    read_rounded,
+    write_rounded,
+)
+from sparsify.ranges import Count, FeedbackName, Scope, checked
 from sparsify.types import BucketContext, Part
-from sparsify.workspace import Workspace
 
 BITS = (2, 4, 8)  # what a byte is divided into without a rest
 NORMS = {"l2": 2.0, "max": float("inf")}
 
 
+@checked
 def qsgd(
     scope: Scope = "global",
     bits: Literal[2, 4, 8] = 4,
@@ -43,7 +50,6 @@ def qsgd(
             be stable only where block < levels^2 (49 for 4 bits, 16129 for 8). With the default block and 4
             bits, rounding errs by more than the gradient, and the residual grows without bound.
     """
-    check_choice("feedback", feedback, ("none", "gradient", "learning_rate"))
     return QuantisedAllGather(QSGD(bits, block, norm), feedbacks.named(feedback), scope)
 
 
@@ -51,26 +57,29 @@ def qsgd(
 class QSGD(Part):
     """Q_s(v_i) = |v| sgn(v_i) xi_i, where xi_i is s |v_i| / |v| rounded at random, divided by s."""
 
-    bits: int = 4
-    block: int = 512
-    norm: str = "l2"
-
-    def __post_init__(self) -> None:
-        check_choice("number of bits", str(self.bits), tuple(map(str, BITS)))
-        check_choice("norm", self.norm, tuple(NORMS))
-        check_positive(block=self.block)
+    bits: Literal[2, 4, 8] = 4
+    block: Count = 512
+    norm: Literal["l2", "max"] = "l2"
 
     @property
     def levels(self) -> int:
+        """Number of levels above 0."""
         return (1 << self.bits - 1) - 1
 
     def init(self, like: Tensor, context: BucketContext) -> Rounding:
-        message = Message.like(like, self.block, self.bits)
+        """State of a bucket like this one."""
+        message = PackedCodes.like(like, self.block, self.bits)
         return Rounding(message, Workspace(like), context.generator(like.device))
 
     def encode(self, acc: Tensor, state: Rounding) -> Tensor:
+        """PackedCodes of a whole bucket, see `Quantiser.encode`."""
         norms = [torch.linalg.vector_norm(v, NORMS[self.norm], dim=1) for v in in_blocks(acc, self.block)]
         return write_rounded(acc, torch.cat(norms).float(), self.levels, state)
 
     def decode(self, message: Tensor, out: Tensor, state: Rounding) -> Tensor:
+        """Elements of a message, see `Quantiser.decode`."""
         return read_rounded(message, self.levels, out, state)
+
+    def nbytes(self, n: int) -> int:
+        """Bytes of a message for n elements."""
+        return message_nbytes(n, self.block, self.bits)

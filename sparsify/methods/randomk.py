@@ -2,14 +2,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 from sparsify import feedback as feedbacks
-from sparsify.checks import check_choice
+from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather, AllReduce
 from sparsify.method import Sparsifier
-from sparsify.ranges import AnyFeedback, Density, Index, Scope, Value
+from sparsify.ranges import AnyFeedback, Density, Index, Scope, ValueType, checked
 from sparsify.select import RandomK
-from sparsify.wire import Wire
 
 
+@checked
 def randomk(
     density: Density = 0.001,
     scope: Scope = "global",
@@ -20,7 +20,7 @@ def randomk(
     unbiased: bool = False,
     sampling: Literal["hash", "permutation"] = "hash",
     index: Index = "int32",
-    value: Value = "as_is",
+    value: ValueType = "as_is",
     packed: bool = True,
 ) -> Sparsifier:
     """Random-k SGD: k indices drawn uniformly. Yoon and Oh 2022; Eghlidi and Jaggi 2020.
@@ -29,10 +29,6 @@ def randomk(
     is commented out. So there is none by default; `feedback=gradient` is the variant that theory asks for.
 
     Args:
-        density: k/n, the share of the elements that each worker sends in a step.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB.
-        density_warmup: lower bounds of the density for the first epochs, one each.
         feedback: what becomes of the elements that are not sent: added to the next gradient (`gradient`),
             added times the learning rate of their step (`learning_rate`), dropped (`none`), or `literal`, see
             topk.
@@ -41,11 +37,8 @@ def randomk(
         shared: all workers draw the same indices, so that only values need to travel.
         unbiased: scale by n/k, so that the expectation is the gradient; without feedback only.
         sampling: `hash`, in O(k); or `permutation`, the published operator torch.randperm, in O(n).
-        index: how indices travel: `int32`, `int64`, or `delta16`, in 2 bytes each at the cost of sorting k.
-        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
         packed: values and indices in one message; the published code sends two.
     """
-    check_choice("exchange", exchange, ("allgather", "allreduce"))
     gather = AllGather(Wire(index, value), packed=packed)
     return Sparsifier(
         density,

@@ -10,13 +10,14 @@ from torch import Tensor
 from sparsify.comm import Comm
 from sparsify.exchange import AllReduce
 from sparsify.feedback import LowPass
+from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, Scope, Share
+from sparsify.ranges import Density, Scope, Share, checked
 from sparsify.select import ExactlyK
-from sparsify.types import BucketContext, Selection, index_dtype
-from sparsify.workspace import Workspace
+from sparsify.types import BucketContext, Call, SeenStep, Selection, index_dtype
 
 
+@checked
 def scalecom(
     density: Density = 0.001,
     scope: Scope = "global",
@@ -31,9 +32,6 @@ def scalecom(
 
     Args:
         density: k/n, the share of the elements that the workers send, all of them the same ones.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB.
-        density_warmup: lower bounds of the density for the first epochs, one each.
         beta: of the low-pass filter on residuals, `sparsify.feedback.LowPass`. 1 is plain error feedback; the
             paper takes 0.1 to 0.3 where batch and learning rate are scaled up, which filters part of each
             gradient away for good.
@@ -56,9 +54,15 @@ class LeaderTopK(ExactlyK):
     shared: ClassVar[bool] = True
 
     def init(self, like: Tensor, context: BucketContext) -> LeaderTurn:
+        """State of a bucket like this one."""
         return LeaderTurn(Workspace.searching(like, context))
 
+    def calls(self, seen: SeenStep) -> list[Call]:
+        """Collectives of a step, see `Part.calls`."""
+        return [Call("broadcast", seen.index_nbytes * seen.k)]
+
     def select(self, acc: Tensor, k: int, comm: Comm, state: LeaderTurn) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         leader = state.step % comm.size
         state.step += 1
         dtype = index_dtype(acc.numel())

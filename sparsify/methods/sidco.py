@@ -8,34 +8,33 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from sparsify.checks import check_choice
 from sparsify.comm import Comm
+from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
+from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.methods._thresholds import mask_of, prepare, reaching, take_magnitudes
-from sparsify.ranges import Count, Density, Index, Meta, Scope, Value
-from sparsify.select import VariableK
+from sparsify.ranges import Count, Density, Index, Meta, Scope, ValueType, checked
+from sparsify.select import VariableK, mask_of, prepare, reaching, take_magnitudes
 from sparsify.types import BucketContext, Selection
-from sparsify.wire import Wire
-from sparsify.workspace import Workspace
 
-FITS = ("exponential", "gamma", "pareto")
-ADAPTATIONS = ("published", "reversing")
+FittedTail = Literal["exponential", "gamma", "pareto"]
+StageRule = Literal["published", "reversing"]
 LEAST_SPREAD = 1e-6  # of a fit, squared and relative to the mean: else all-equal magnitudes would divide by 0
 
 
+@checked
 def sidco(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    fit: Literal["exponential", "gamma", "pareto"] = "exponential",
+    fit: FittedTail = "exponential",
     first_ratio: Annotated[float, Meta(gt=0, lt=1)] = 0.25,
     adapt_every: Count = 5,
     tolerance: Annotated[float, Meta(gt=0, lt=1)] = 0.2,
-    adapt: Literal["published", "reversing"] = "published",
+    adapt: StageRule = "published",
     index: Index = "int32",
-    value: Value = "as_is",
+    value: ValueType = "as_is",
 ) -> Sparsifier:
     """SIDCo: a threshold from distributions fitted stage by stage. Abdelmoniem et al. 2021 (MLSys).
 
@@ -45,9 +44,6 @@ def sidco(
 
     Args:
         density: k/n, the share of the elements that the threshold aims at.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB.
-        density_warmup: lower bounds of the density for the first epochs, one each.
         fit: `exponential`, `pareto` (generalised Pareto), or `gamma`: gamma first, then generalised Pareto.
         first_ratio: what the first of several stages aims at; the others share the rest alike. Published:
             0.25.
@@ -58,8 +54,6 @@ def sidco(
             heavier than the fitted one selects too many with a single stage, and stays there, for there is no
             stage less. `reversing`: the direction is reversed when the last change made it worse (an option
             of the authors' code), or when no stage is left to take away or add (ours).
-        index: how indices travel: `int32`, `int64`, or `delta16`, in 2 bytes each at the cost of sorting k.
-        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
     """
     select = Sidco(fit, first_ratio, adapt_every, tolerance, adapt)
     exchange = AllGather(Wire(index, value), uneven=True)
@@ -84,26 +78,18 @@ class Adaptation:
 class Sidco(VariableK):
     """|acc| >= a threshold of several fitted stages. The largest element is always selected, zeros never."""
 
-    fit: str = "exponential"
-    first_ratio: float = 0.25
-    adapt_every: int = 5
-    tolerance: float = 0.2
-    adapt: str = "published"
-
-    def __post_init__(self) -> None:
-        check_choice("fit", self.fit, FITS)
-        check_choice("adapt", self.adapt, ADAPTATIONS)
-        if not 0 < self.first_ratio < 1:
-            raise ValueError(f"first_ratio={self.first_ratio} is out of range: it must lie in (0, 1)")
-        if not 0 < self.tolerance < 1:
-            raise ValueError(f"tolerance={self.tolerance} is out of range: it must lie in (0, 1)")
-        if self.adapt_every < 1:
-            raise ValueError(f"adapt_every={self.adapt_every} is out of range: it must be at least 1 step")
+    fit: FittedTail = "exponential"
+    first_ratio: Annotated[float, Meta(gt=0, lt=1)] = 0.25
+    adapt_every: Count = 5
+    tolerance: Annotated[float, Meta(gt=0, lt=1)] = 0.2
+    adapt: StageRule = "published"
 
     def init(self, like: Tensor, context: BucketContext) -> Adaptation:
+        """State of a bucket like this one."""
         return Adaptation(Workspace.searching(like, context))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Adaptation) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         n = acc.numel()
         if k == n:
             return Selection(torch.arange(n, device=acc.device))
@@ -126,6 +112,7 @@ class Sidco(VariableK):
         return torch.minimum(threshold.to(largest.dtype), largest).clamp_(min=least)
 
     def tail(self, acc: Tensor, ratio: float, above: Tensor | None, workspace: Workspace) -> Tensor:
+        """Threshold beyond which a fitted distribution has this share."""
         rule = exponential if self.fit == "exponential" else pareto
         return rule(*exceedances(acc, above, workspace), ratio)
 
@@ -153,7 +140,7 @@ def most_stages(ratio: float) -> int:
 
 
 def stage_ratios(ratio: float, stages: int, first: float) -> list[float]:
-    """What each stage aims at, of what the one before left; their product is `ratio`."""
+    """Shares that each stage aims at, of what the one before left; their product is `ratio`."""
     stages = min(stages, most_stages(ratio))  # k may have changed since
     if stages == 1 or ratio >= first:
         return [ratio]

@@ -5,12 +5,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sparsify.feedback import NoFeedback
-from sparsify.methods._quantise import Message, read_signs, write_signs
-from sparsify.methods._quantised_all_gather import QuantisedAllGather
-from sparsify.ranges import Scope
+from sparsify.methods._quantise import (
+    PackedCodes,
+    QuantisedAllGather,
+    message_nbytes,
+    read_signs,
+    write_signs,
+)
+from sparsify.ranges import Scope, checked
 from sparsify.types import BucketContext, Part
 
 
+@checked
 def signsgd(scope: Scope = "global") -> QuantisedAllGather:
     """signSGD with majority vote: a sign for each element, and the sign of their sum. Bernstein et al. 2018
     (ICML), arXiv:1802.04434; 2019 (ICLR), arXiv:1810.05291.
@@ -37,12 +43,19 @@ def signsgd(scope: Scope = "global") -> QuantisedAllGather:
 class Sign(Part):
     """sign(g), one bit each."""
 
-    def init(self, like: Tensor, context: BucketContext) -> Message:
-        return Message.like(like, block=0, bits=1)
+    def init(self, like: Tensor, context: BucketContext) -> PackedCodes:
+        """State of a bucket like this one."""
+        return PackedCodes.like(like, block=0, bits=1)
 
-    def encode(self, acc: Tensor, state: Message) -> Tensor:
+    def encode(self, acc: Tensor, state: PackedCodes) -> Tensor:
+        """PackedCodes of a whole bucket, see `Quantiser.encode`."""
         return write_signs(acc, None, state)
 
-    def decode(self, message: Tensor, out: Tensor, state: Message) -> Tensor:
+    def decode(self, message: Tensor, out: Tensor, state: PackedCodes) -> Tensor:
+        """Elements of a message, see `Quantiser.decode`."""
         read_signs(message, out, state)
         return out
+
+    def nbytes(self, n: int) -> int:
+        """Bytes of a message for n elements."""
+        return message_nbytes(n, 0, 1)

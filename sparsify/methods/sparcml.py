@@ -2,16 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from sparsify.checks import check_choice
+from sparsify import cost
 from sparsify.comm import Comm
-from sparsify.feedback import ErrorFeedback
-from sparsify.method import Sparsifier
-from sparsify.methods._split import (
+from sparsify.core.wire import Wire
+from sparsify.exchange import (
+    Stateless,
     differences,
     even_borders,
     gather_counts,
@@ -19,13 +20,15 @@ from sparsify.methods._split import (
     rounding_errors,
     split_and_reduce,
 )
-from sparsify.ranges import Count, Density, Scope, Share, Value
+from sparsify.feedback import ErrorFeedback
+from sparsify.kernels import Workspace
+from sparsify.method import Sparsifier
+from sparsify.ranges import Count, Density, Scope, Share, ValueType, checked
 from sparsify.select import ExactlyK, TopK
-from sparsify.types import BucketContext, Delivery, Part, Selection, Slice, Sparse
-from sparsify.wire import Wire
-from sparsify.workspace import Workspace
+from sparsify.types import BucketContext, Delivery, PromisedBytes, SeenStep, Selection, Slice, Sparse, between
 
 
+@checked
 def sparcml(
     density: Density = 0.001,
     scope: Scope = "global",
@@ -33,7 +36,7 @@ def sparcml(
     bucket: Count | None = None,
     dense_at: Share | None = None,
     index: Literal["int32", "int64"] = "int32",
-    value: Value = "as_is",
+    value: ValueType = "as_is",
 ) -> Sparsifier:
     """SparCML (TopkDSA): pairs go to the owners of regions, which reduce them; what comes of it goes to all,
     dense where it has filled up. Renggli et al. 2019 (SC), arXiv:1802.08021: DSAR_Split_allgather.
@@ -44,9 +47,6 @@ def sparcml(
 
     Args:
         density: k/n, the share of the elements that each worker selects.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB.
-        density_warmup: lower bounds of the density for the first epochs, one each.
         bucket: select k n / bucket of every `bucket` elements instead of k of n; 512 in the paper. None: of
             n.
         dense_at: the share of elements from which the result travels dense. None: value bytes / (index bytes
@@ -55,9 +55,7 @@ def sparcml(
             1/3.
         index: how indices travel: `int32` or `int64`; delta16 has a header for every message, too long for
             pieces.
-        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
     """
-    check_choice("index encoding", index, ("int32", "int64"))
     select = TopK() if bucket is None else TopKOfEach(bucket)
     exchange = SplitAllGather(Wire(index, value), dense_at)
     return Sparsifier(density, select, ErrorFeedback(), exchange, scope, tuple(density_warmup))
@@ -67,22 +65,20 @@ def sparcml(
 class TopKOfEach(ExactlyK):
     """The largest of every `bucket` consecutive elements, at least one of each; the last may be shorter."""
 
-    bucket: int = 512
+    bucket: Count = 512
     shared: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        if self.bucket < 1:
-            raise ValueError(f"bucket={self.bucket} is out of range: it must be at least 1 element")
-
     def counts(self, n: int, k: int) -> tuple[int, int]:
-        """Of every whole bucket, and of the rest."""
+        """Number chosen of every whole bucket, and of the rest."""
         rest = n % self.bucket
         return max(1, self.bucket * k // n), min(rest, max(1, rest * k // n)) if rest else 0
 
     def init(self, like: Tensor, context: BucketContext) -> Workspace:
+        """State of a bucket like this one."""
         return Workspace(like)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         n, work = acc.numel(), state.buffer("magnitudes")
         whole, (each, last) = n // self.bucket * self.bucket, self.counts(n, k)
         torch.abs(acc, out=work)
@@ -95,20 +91,13 @@ class TopKOfEach(ExactlyK):
 
 
 @dataclass(frozen=True)
-class SplitAllGather(Part):
+class SplitAllGather(Stateless):
     """Split and reduce, then allgather, of pairs or of dense regions."""
 
     wire: Wire = Wire()
-    dense_at: float | None = None
+    dense_at: Share | None = None
     needs_shared: ClassVar[bool] = False
     needs_exact: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if self.dense_at is not None and not 0 < self.dense_at <= 1:
-            raise ValueError(f"dense_at={self.dense_at} is out of range: a share of n lies in (0, 1]")
-
-    def init(self, like: Tensor, context: BucketContext) -> None:
-        return None
 
     def fill_in(self, n: int, dtype: torch.dtype) -> float:
         """delta: from so many elements on, pairs take more bytes than n values."""
@@ -117,12 +106,23 @@ class SplitAllGather(Part):
         return n * (value / (index + value) if self.dense_at is None else self.dense_at)
 
     def is_dense(self, counts: list[int], n: int, dtype: torch.dtype) -> bool:
-        """From the owners' counts alone, so that all workers decide alike."""
+        """True if the result travels dense: by the owners' counts alone, so that all workers decide alike."""
         longest_region = -(-n // len(counts)) * self.wire.value_dtype(dtype).itemsize
         longer = self.dense_at is None and self.wire.nbytes(max(counts), n, dtype) > longest_region
         return longer or sum(counts) >= self.fill_in(n, dtype)
 
+    def promised(self, seen: SeenStep) -> PromisedBytes:
+        """Bytes that a worker sends, in closed form."""
+        size, nbytes = seen.size, partial(self.wire.nbytes, n=seen.n, dtype=seen.work)
+        counts = cost.all_gather(cost.LENGTH, size)
+        pairs = nbytes(min(seen.n, sum(seen.selected)))
+        region = -(-seen.n // size) * self.wire.value_dtype(seen.work).itemsize
+        split = cost.exchange_pieces(nbytes(max(seen.selected)), size)
+        most = [split, counts, cost.all_gather(max(pairs, region), size)]
+        return between([cost.exchange_pieces(0, size), counts], most)
+
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        """Sum of all workers' selections, see `Exchange.exchange`."""
         borders = even_borders(n, comm.size)
         reduced = split_and_reduce(part, borders, n, comm, self.wire)
         counts = gather_counts(comm, reduced)

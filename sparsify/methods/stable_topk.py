@@ -8,27 +8,27 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from sparsify import host_sync
-from sparsify.checks import check_choice
 from sparsify.comm import Comm
+from sparsify.core import host_sync
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
+from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Count, Density, Scope
-from sparsify.types import BucketContext, Part, Selection
-from sparsify.workspace import Workspace
+from sparsify.ranges import Count, Density, Scope, checked
+from sparsify.types import BucketContext, Call, Part, SeenStep, Selection
 
-SCORES = ("l1", "l2", "max", "count")
+Score = Literal["l1", "l2", "max", "count"]
 ORDERS = {"l1": 1, "l2": 2, "max": math.inf}  # the norm that each of these is
 
 
+@checked
 def stable_topk(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
     block: Count = 10_000,
     every: Count = 100,
-    score: Literal["l1", "l2", "max", "count"] = "l1",
+    score: Score = "l1",
 ) -> Sparsifier:
     """Stable Top-K: regions of large gradients persist, so they are chosen rarely. Zhang, TACC (slides; no
     paper or code is known).
@@ -46,9 +46,6 @@ def stable_topk(
 
     Args:
         density: k/n, the share of the elements that the workers send at most, all of them the same ones.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB.
-        density_warmup: lower bounds of the density for the first epochs, one each.
         block: B, elements of a bucket; the last may be shorter. Never more than k, so that at most k elements
             are sent: choose it well below k, else the choice is coarse (one bucket, at k < 2 block).
         every: N, steps that use the same choice. Another k (in a density warm-up) asks for another choice.
@@ -63,7 +60,7 @@ def stable_topk(
 
 @dataclass
 class Choice:
-    """What was chosen, and for how long."""
+    """Indices that were chosen, and for how long."""
 
     workspace: Workspace = field(metadata={"saved": False})
     indices: Tensor  # (k',)
@@ -75,28 +72,29 @@ class Choice:
 class StableBlocks(Part):
     """The k // block buckets of highest score over all workers, chosen once in `every` steps."""
 
-    block: int = 10_000
-    every: int = 100
-    score: str = "l1"
+    block: Count = 10_000
+    every: Count = 100
+    score: Score = "l1"
     shared: ClassVar[bool] = True
     exact: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        check_choice("score", self.score, SCORES)
-        for name, value in (("block", self.block), ("every", self.every)):
-            if value < 1:
-                raise ValueError(f"{name}={value} is out of range: it must be at least 1")
-
     def init(self, like: Tensor, context: BucketContext) -> Choice:
+        """State of a bucket like this one."""
         nothing = torch.empty(0, dtype=torch.int64, device=like.device)
         return Choice(Workspace.searching(like, context), nothing)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Choice) -> Selection:
+        """Choose of acc (n,), see `Selector.select`."""
         if not state.left or state.k != k:
             state.indices = self.choose(acc, k, comm, state.workspace)
             state.k, state.left = k, self.every
         state.left -= 1
         return Selection(state.indices)
+
+    def calls(self, seen: SeenStep) -> list[Call]:
+        """Collectives of a step, see `Part.calls`."""
+        blocks, is_due = -(-seen.n // min(self.block, seen.k)), seen.step % self.every == 0
+        return [Call("all_reduce", blocks * seen.work.itemsize)] if is_due else []
 
     def choose(self, acc: Tensor, k: int, comm: Comm, workspace: Workspace) -> Tensor:
         """(k',) indices of the chosen buckets, ascending."""
@@ -125,5 +123,5 @@ class StableBlocks(Part):
 
 
 def missing(n: int, block: int) -> int:
-    """By how much the last bucket is shorter."""
+    """Number of elements that the last bucket is short of."""
     return -n % block

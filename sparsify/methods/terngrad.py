@@ -8,22 +8,26 @@ import torch
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.checks import check_choice, check_positive
-from sparsify.methods._quantise import Message, Rounding, read_rounded, write_rounded
-from sparsify.methods._quantised_all_gather import QuantisedAllGather
-from sparsify.ranges import FeedbackName, Meta, Scope
+from sparsify.kernels import Workspace
+from sparsify.methods._quantise import (
+    PackedCodes,
+    QuantisedAllGather,
+    Rounding,
+    message_nbytes,
+    read_rounded,
+    write_rounded,
+)
+from sparsify.ranges import FeedbackName, Meta, Scope, checked
 from sparsify.types import BucketContext, Part
-from sparsify.workspace import Workspace
 
-SIGMAS = ("about_zero", "about_mean")
+Clip = Annotated[float, Meta(gt=0)]  # infinite: no clipping
+Sigma = Literal["about_zero", "about_mean"]
 BITS = 2  # for -1, 0 and 1
 
 
+@checked
 def terngrad(
-    scope: Scope = "layer",
-    clip: Annotated[float, Meta(gt=0)] = 2.5,
-    sigma: Literal["about_zero", "about_mean"] = "about_zero",
-    feedback: FeedbackName = "none",
+    scope: Scope = "layer", clip: Clip = 2.5, sigma: Sigma = "about_zero", feedback: FeedbackName = "none"
 ) -> QuantisedAllGather:
     """TernGrad: every element becomes -1, 0 or 1 times the largest magnitude. Wen et al. 2017 (NeurIPS),
     arXiv:1705.07878.
@@ -45,7 +49,6 @@ def terngrad(
         feedback: `none`; `gradient` or `learning_rate` keep the errors of clipping and rounding. Rounding to
             three values mostly errs by more than it sends: the residual can grow without bound.
     """
-    check_choice("feedback", feedback, ("none", "gradient", "learning_rate"))
     return QuantisedAllGather(TernGrad(clip, sigma), feedbacks.named(feedback), scope)
 
 
@@ -53,18 +56,16 @@ def terngrad(
 class TernGrad(Part):
     """ternarize(g) = s sign(g) b, where s = max |g| and b is 1 with probability |g| / s, of the clipped g."""
 
-    clip: float = 2.5
-    sigma: str = "about_zero"
-
-    def __post_init__(self) -> None:
-        check_positive(clip=self.clip)
-        check_choice("sigma", self.sigma, SIGMAS)
+    clip: Clip = 2.5
+    sigma: Sigma = "about_zero"
 
     def init(self, like: Tensor, context: BucketContext) -> Rounding:
-        message = Message.like(like, block=like.numel(), bits=BITS)
+        """State of a bucket like this one."""
+        message = PackedCodes.like(like, block=like.numel(), bits=BITS)
         return Rounding(message, Workspace(like), context.generator(like.device))
 
     def encode(self, acc: Tensor, state: Rounding) -> Tensor:
+        """PackedCodes of a whole bucket, see `Quantiser.encode`."""
         scale = torch.linalg.vector_norm(acc, float("inf"))
         if self.clip < float("inf"):
             # The largest of the clipped; the clipping itself happens while rounding.
@@ -72,10 +73,16 @@ class TernGrad(Part):
         return write_rounded(acc, scale.float().view(1), 1, state)
 
     def deviation(self, acc: Tensor) -> Tensor:
+        """Standard deviation of the elements, as `sigma` says."""
         if self.sigma == "about_mean":
             return acc.std(correction=0)
         root_mean_square: Tensor = torch.linalg.vector_norm(acc) / math.sqrt(acc.numel())
         return root_mean_square
 
     def decode(self, message: Tensor, out: Tensor, state: Rounding) -> Tensor:
+        """Elements of a message, see `Quantiser.decode`."""
         return read_rounded(message, 1, out, state)
+
+    def nbytes(self, n: int) -> int:
+        """Bytes of a message for n elements."""
+        return message_nbytes(n, n, BITS)

@@ -1,20 +1,21 @@
 from collections.abc import Sequence
 
 from sparsify import feedback as feedbacks
+from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather
 from sparsify.method import Sparsifier
-from sparsify.ranges import AnyFeedback, Density, Index, Scope, Value
+from sparsify.ranges import AnyFeedback, Density, Index, Scope, ValueType, checked
 from sparsify.select import TopK
-from sparsify.wire import Wire
 
 
+@checked
 def topk(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
     feedback: AnyFeedback = "gradient",
     index: Index = "int32",
-    value: Value = "as_is",
+    value: ValueType = "as_is",
     packed: bool = True,
 ) -> Sparsifier:
     """Top-k SGD: each worker sends its k largest, keeps the rest. Aji and Heafield 2017; Shi et al. 2019.

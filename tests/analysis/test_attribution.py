@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.attribution import CAUSES, COMMUNICATION, REST, explained, lateness, waits_ms
-from analysis.frames import Frames, empty, typed
+from analysis.records.frames import Frames, empty, typed
 
 RANKS, BLOCKS, PER_BLOCK = 4, 40, 3
 PARTS = ("io", "forward", "backward", "select")

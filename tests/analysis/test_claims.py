@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,22 @@ import pandas as pd
 import pytest
 
 from analysis import claims, stats, verdicts
-from analysis.attempts import from_attempts
-from analysis.claims import Claim, Kind, Verdict, judge, reduced
-from analysis.frames import Frames, empty, restrict
-from analysis.leaves import flatten
-from analysis.records import Store
+from analysis.claims import Claim, ClaimKind, Verdict, judge, reduced
+from analysis.records.attempts import from_attempts
+from analysis.records.configs import flatten
+from analysis.records.frames import Frames, empty, restrict
+from analysis.records.store import Store
 from analysis.stats import Mixed, Value
 from experiments import figures
 from experiments.config import compose
 from experiments.figures import _yoon2022 as yoon2022
-from tests import synthetic
+from experiments.figures.papers import value
+from tests.analysis import synthetic
 
 
-def claim(kind: Kind, paper: float | str | None, tolerance: float, ours: Value | None, **more: Any) -> Claim:
+def claim(
+    kind: ClaimKind, paper: float | str | None, tolerance: float, ours: Value | None, **more: Any
+) -> Claim:
     return Claim("text", paper, "ms", "source", kind, tolerance, "reason.", lambda frames: ours, **more)
 
 
@@ -73,7 +77,7 @@ def three(value: float, half: float = 0.0) -> Value:
     ],
 )
 def test_each_word_is_reached_by_the_data_that_deserve_it(
-    kind: Kind, paper: float | str | None, tolerance: float, ours: Value | None, expected: str
+    kind: ClaimKind, paper: float | str | None, tolerance: float, ours: Value | None, expected: str
 ) -> None:
     assert verdict(claim(kind, paper, tolerance, ours)).word == expected
 
@@ -89,7 +93,7 @@ def test_each_word_is_reached_by_the_data_that_deserve_it(
     ],
 )
 def test_without_enough_independent_runs_it_is_indicated_and_where(
-    kind: Kind, paper: float | None, value: float, side: str
+    kind: ClaimKind, paper: float | None, value: float, side: str
 ) -> None:
     for ours in (Value(value), Value(value, n=2), Value(value, value, value, 2), Value(value, n=5)):
         assert told(verdict(claim(kind, paper, 1.0, ours))) == f"indicated (n = {ours.n}; {side})"
@@ -127,7 +131,7 @@ def test_a_reduced_scale_stands_above_every_table() -> None:
 
 
 @pytest.mark.parametrize("kind", ["absolute", "ratio"])
-def test_a_number_is_not_comparable_at_a_reduced_scale_but_ours_is_shown(kind: Kind) -> None:
+def test_a_number_is_not_comparable_at_a_reduced_scale_but_ours_is_shown(kind: ClaimKind) -> None:
     accuracy = claim(kind, 92.99, 0.6, three(92.9, 0.1))
     assert verdict(accuracy).word == "reproduced"
     reduced_ = verdict(accuracy, scale="reduced scale: tiny")
@@ -270,18 +274,14 @@ def test_the_declared_scale_is_what_the_recipe_resolves_to() -> None:
 
 def test_the_tolerance_follows_from_the_authors_replicates() -> None:
     """Two pairs: t of 2 degrees of freedom is 4.303, and a pair's deviation is its difference / sqrt(2)."""
-    for column in ("val_top1", "val_loss"):
-        pairs = yoon2022.REPLICATES[column][8].values()
-        squares = sum((a - b) ** 2 for a, b in pairs) / 4
+    ends = {"val_top1": ("yoon2022.top1", 0.005), "val_loss": ("yoon2022.val-loss", 0.0005)}
+    for column, (published, rounding) in ends.items():
+        pairs = value("yoon2022.replicates")[column][8]
+        squares = sum((a - b) ** 2 for a, b in pairs.values()) / 4
         assert yoon2022.spread(column) == pytest.approx(4.302653 * math.sqrt(squares), rel=1e-6)
         assert yoon2022.gap_spread(column) == pytest.approx(math.sqrt(2) * yoon2022.spread(column))
-    for method in ("dense", "topk"):  # the published run is the first of its pair
-        assert yoon2022.REPLICATES["val_top1"][8][method][0] == pytest.approx(
-            yoon2022.TOP1[method], abs=0.005
-        )
-        assert yoon2022.REPLICATES["val_loss"][8][method][0] == pytest.approx(
-            yoon2022.VAL_LOSS[method], abs=0.0005
-        )
+        for method, (first, _) in pairs.items():  # the published run is the first of its pair
+            assert first == pytest.approx(value(published)[method], abs=rounding)
 
 
 @pytest.mark.parametrize("item", sorted(figures.shipped()))
@@ -292,29 +292,35 @@ def test_without_runs_every_claim_is_not_run(item: str) -> None:
 
 @pytest.mark.parametrize("item", sorted(figures.shipped()))
 def test_every_claim_says_where_its_number_is_from_and_why_its_tolerance(item: str) -> None:
-    published = figures.load(item).claims()
+    published = figures.claims(item)
     for statement in published:
         assert statement.source
         assert statement.reason.endswith(".")
     assert len({statement.text for statement in published}) == len(published)
 
 
+def test_what_is_measured_is_a_function_of_frames_and_its_arguments() -> None:
+    stated = claim("ordering", None, 0.0, None)
+    measured = replace(stated, ours=lambda frames, low, high: Value(5.0, low, high, 3), of=(4.0, 6.0))
+    assert verdict(measured).word == "holds"
+
+
 def words(item: str, frames: Frames) -> dict[str, str]:
-    return {judged.claim.text: judged.word for judged in figures.judge(item, frames)}
+    return {judged.claim.id: judged.word for judged in figures.judge(item, frames)}
 
 
 def test_the_verdict_on_random_k_flips_when_the_curves_flip(tmp_path: Path) -> None:
     frames, _ = from_attempts(synthetic.item_store(tmp_path, seeds=3).all_valid())
     frames = restrict(frames, list(frames.runs["key"][frames.runs["workers"] == 8]))
-    text = "Random-k (no feedback) ends clearly below Top-k in top-1"
-    assert words("fig3", frames)[text] == "reproduced"
+    claim = "fig3.randomk-ends-below"
+    assert words("fig3", frames)[claim] == "reproduced"
     swap = {"topk": "randomk", "randomk": "topk", "dense": "dense"}
     swapped = frames.runs.assign(**{"method.name": frames.runs["method.name"].map(swap)})
-    assert words("fig3", frames._replace(runs=swapped))[text] == "not reproduced"
+    assert words("fig3", frames._replace(runs=swapped))[claim] == "not reproduced"
 
 
 def test_the_verdict_on_speed_flips_when_top_k_gets_faster(tmp_path: Path) -> None:
-    text = "dense trains faster than Top-k: how much longer Top-k's iteration is"
+    claim = "speed.faster.dense-topk"
     for slow, expected in ((1.0, "reproduced"), (0.5, "not reproduced")):
         store = Store(tmp_path / expected)
         timing = {"mode": "production", "warmup_steps": 4, "span_steps": 0}
@@ -323,7 +329,7 @@ def test_the_verdict_on_speed_flips_when_top_k_gets_faster(tmp_path: Path) -> No
                 config = synthetic.config(method, timing=timing, seed=seed)
                 synthetic.timed(store, config, slow=factor, gpu=A100)
         frames, _ = from_attempts(store.all_valid())
-        assert words("speed", frames)[text] == expected
+        assert words("speed", frames)[claim] == expected
 
 
 def test_the_verdict_on_compression_flips_when_selection_dominates(tmp_path: Path) -> None:
@@ -331,8 +337,8 @@ def test_the_verdict_on_compression_flips_when_selection_dominates(tmp_path: Pat
     for seed in range(3):
         synthetic.timed(store, synthetic.config("topk", seed=seed), gpu=A100)
     frames, _ = from_attempts(store.all_valid())
-    text = "compression dominates Top-k's iteration (its margin over FP + BP)"
-    assert words("fig4", frames)[text] == "not reproduced"
+    claim = "fig4.compression-dominates"
+    assert words("fig4", frames)[claim] == "not reproduced"
     more = 10 * frames.steps["select_s"]
     steps = frames.steps.assign(select_s=more, step_s=frames.steps["step_s"] + 0.9 * more)
-    assert words("fig4", frames._replace(steps=steps))[text] == "reproduced"
+    assert words("fig4", frames._replace(steps=steps))[claim] == "reproduced"

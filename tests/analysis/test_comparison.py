@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from analysis.attempts import from_attempts
 from analysis.comparison import Comparison
-from analysis.frames import Frames, query
-from analysis.records import Store
+from analysis.records.attempts import from_attempts
+from analysis.records.frames import Frames, query
+from analysis.records.store import Store
 from analysis.stats import Mixed, final, slowdown
-from tests import synthetic
+from tests.analysis import synthetic
 
 DENSITIES = (0.001, 0.01)
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from analysis import stats
-from analysis.attempts import from_attempts
-from analysis.frames import Frames, stack
-from analysis.records import Store
+from analysis.records.attempts import from_attempts
+from analysis.records.frames import Frames, stack
+from analysis.records.steps import breakdown, phase_summary, step_seconds
+from analysis.records.store import Store
 from analysis.stats import ANY, POSITIVE, SHARE, Mixed, Value, over_units
-from analysis.steps import breakdown, phase_summary, step_seconds
-from tests import synthetic
-from tests.synthetic import key
+from tests.analysis import synthetic
+from tests.analysis.synthetic import key
 
 
 @pytest.fixture(scope="module")

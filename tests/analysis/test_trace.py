@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from analysis.frames import Frames
-from analysis.parquet import newest_frames
-from analysis.records import Store
+from analysis.records.frames import Frames
+from analysis.records.parquet import newest_frames
+from analysis.records.store import Store
 from analysis.trace import trace
-from tests import synthetic
+from tests.analysis import synthetic
 
 # Of google.github.io/perfetto's reading of the format: the keys of a complete event and of metadata.
 KEYS = {

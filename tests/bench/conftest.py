@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,6 +15,19 @@ from tests.conftest import ROOT, environment_for
 
 SMALL = ("--n", "20000", "--flush", "1", "--device", "cpu", "--threads", "1", "--repeats", "2")
 ROWS = [name for name in steps.ROWS if name != "compile"]  # which takes half a minute
+
+
+def lines_of(results: Path, name: str) -> list[dict[str, Any]]:
+    """All lines of a benchmark's records, in results of a test's own."""
+    (store,) = (results / "bench").glob(f"{name}-*.jsonl")
+    return [json.loads(line) for line in store.read_text().splitlines()]
+
+
+def last_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The object that a benchmark printed last."""
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 class Benched(NamedTuple):
@@ -27,12 +41,17 @@ class Benched(NamedTuple):
         return store
 
 
+def bench(results: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """`python -m experiments bench ...` as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "experiments", "bench", *words],
+        cwd=ROOT, env=environment_for(results, **extra), capture_output=True, text=True, timeout=240,
+        check=False,
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def benched(tmp_path_factory: pytest.TempPathFactory) -> Benched:
     """`make bench BENCH=select`, with results of its own."""
     results = tmp_path_factory.mktemp("results")
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.bench.select", *SMALL, "--rows", *ROWS],
-        cwd=ROOT, env=environment_for(results), capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    return Benched(results, done)
+    return Benched(results, bench(results, "select", *SMALL, "--rows", *ROWS))

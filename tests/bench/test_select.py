@@ -1,31 +1,31 @@
-"""The benchmark of selections: what it is asked, what it records. No test asserts a time."""
+"""The benchmark of selections: what it is asked, what it records, the picture and the page of it. No test
+asserts a time.
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from experiments.bench._case import Case
-from experiments.bench._follower import Ended, Follower
-from experiments.bench.select import __main__ as select
-from experiments.bench.select import cases as select_cases
-from experiments.bench.select.records import read
-from experiments.bench.select.results import RATIOS, verdicts
-from tests.bench.conftest import ROWS, SMALL, Benched
-from tests.conftest import ROOT
+from experiments.bench import _gradients, _steps, select
+from experiments.bench._runner import shipped, text_of
+from experiments.bench._select_page import LOOKS, draw_one, read, redraw
+from experiments.bench._side_by_side import SelectCase
+from experiments.bench._steps import Follower, NotRun
+from experiments.config.folders import Folders
+from tests.bench.conftest import ROWS, SMALL, Benched, last_of
+from tests.conftest import ROOT, Command
 
-NAMES = [f"{above}_over_{below}" for above, below in RATIOS]
+NAMES = [f"{above}_over_{below}" for above, below in select.RATIOS]
 
 
 def test_the_last_line_is_one_object_with_the_ratios(benched: Benched) -> None:
-    done = benched.done
-    assert done.returncode == 0, done.stderr
-    line = json.loads(done.stdout.splitlines()[-1])
+    line = last_of(benched.done)
     assert (line["bench"], line["n"], line["density"], line["distribution"]) == (
         "select", 20_000, 0.001, "normal",
     )  # fmt: skip
@@ -62,23 +62,17 @@ def test_every_row_is_recorded_with_what_a_reader_needs(benched: Benched) -> Non
     assert str(ROOT) not in benched.store.read_text()
 
 
-def test_a_second_run_appends_and_the_newest_row_counts(
-    tmp_path: Path,
-    benched: Benched,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_other_rows_are_measured_again_and_the_newest_count(
+    tmp_path: Path, benched: Benched, here: Command
 ) -> None:
-    (tmp_path / "bench").mkdir()
-    store = tmp_path / "bench" / benched.store.name
+    (tmp_path / "results/bench").mkdir(parents=True)
+    store = tmp_path / "results/bench" / benched.store.name
     store.write_text(benched.store.read_text())
     before = store.read_text().splitlines()
     older = {row["row"]: row for row in read(store)[0]}
-    monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["select", *SMALL, "--rows", "copy", "eager"])
     threads = torch.get_num_threads()
-    assert select.main() == 0
+    line = last_of(here("bench", "select", *SMALL, "--rows", "copy", "eager"))
     torch.set_num_threads(threads)
-    line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line["eager_over_fused"] is None
     assert line["why"]["eager_over_fused"] == "fused was not asked for"
     after = store.read_text().splitlines()
@@ -93,75 +87,100 @@ def test_a_second_run_appends_and_the_newest_row_counts(
 def test_targets_are_judged_by_medians_and_of_the_standard_case_only() -> None:
     ratio = {"low": 0.1, "high": 99.0, "n": 11}
     line = {
-        **select_cases.STANDARD._asdict(),
+        **select.STANDARD._asdict(),
         "eager_over_fused": {"median": 29.9, **ratio},
         "eager_hugepages_over_fused": None,
         "fused_over_add": {"median": 1.2, **ratio},
     }
-    speed, tuned, floor = verdicts(line, "cpu")
+    speed, tuned, floor = select.verdicts(line, "cpu")
     assert speed == "eager_over_fused: at least 30 wanted, 29.9 [0.1, 99], n = 11 measured: MISSED"
     assert tuned.endswith("not measured")
     assert floor.endswith("met")
-    assert verdicts({**line, "n": 20_000}, "cpu") == []
+    assert select.verdicts({**line, "n": 20_000}, "cpu") == []
 
 
 def test_a_process_that_cannot_follow_says_why() -> None:
-    with pytest.raises(Ended, match=r"code 2: .*invalid int value: 'many'"):
-        Follower(["many", "0.001", "normal", "1", "0", "."], "").step(0)
+    with pytest.raises(NotRun, match=r"code 1: \w+: "):
+        Follower(['["many", 0.001, "normal", 1, 0, "."]'], "").step(0)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--rows", "eagre"], "no row 'eagre' (did you mean 'eager'?); there are: add, copy, fused"),
-        (["--distribution", "gauss"], "no distribution 'gauss'; there are: normal, laplace"),
-        (["--density", "0"], "--density 0.0: must lie in (0, 1]"),
-        (["--n", "0"], "--n 0: must be 1 or more"),
-        (["--repeats", "0"], "--repeats 0: must be 1 or more"),
-        (["--threads", "0"], "--threads 0: must be 1 or more"),
-        (["--flush", "-1"], "--flush -1: must be 0 or more"),
-    ],
-)
-def test_bad_words_end_with_a_sentence(
-    words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["select", *words])
-    assert select.main() == 2
-    assert sentence in capsys.readouterr().err
-
-
-def test_words_that_are_no_numbers_end_with_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["select", "--n", "many"])
-    with pytest.raises(SystemExit, match="2"):
-        select.main()
-
-
-def plan(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[Case]:
-    found: list[Case] = []
-
-    def bench(asked: argparse.Namespace) -> int:
-        found.extend(select_cases.cases(asked))
-        return 0
-
-    monkeypatch.setattr(sys, "argv", ["select", *words])
-    monkeypatch.setattr(select, "bench", bench)
-    assert select.main() == 0
-    return found
-
-
-def test_the_default_plan_has_every_size_density_and_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = plan(monkeypatch)
+def test_the_default_plan_has_every_size_density_and_distribution() -> None:
+    cases = select.cases((), (), ())
     assert len(cases) == len(set(cases)) == 16
-    assert [case.n for case in cases[:6]] == list(select_cases.SIZES)
-    assert {case.density for case in cases if case.n == 25_600_000} == set(select_cases.DENSITIES)
-    assert {case.distribution for case in cases} == set(select_cases.DISTRIBUTIONS)
-    assert Case(14_728_266, 0.001, "vgg16") in cases
-    assert select_cases.STANDARD in cases
+    assert [case.n for case in cases[:6]] == list(select.SIZES)
+    assert {case.density for case in cases if case.n == 25_600_000} == set(select.DENSITIES)
+    assert {case.distribution for case in cases} == set(_gradients.DISTRIBUTIONS)
+    assert SelectCase(14_728_266, 0.001, "vgg16") in cases
+    assert select.STANDARD in cases
 
 
-def test_words_are_combined_and_real_gradients_keep_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = plan(monkeypatch, "--n", "100", "200", "--density", "0.1", "--distribution", "ties", "real")
-    assert cases == [
-        Case(100, 0.1, "ties"), Case(14_728_266, 0.1, "vgg16"), Case(11_173_962, 0.1, "resnet18"),
-        Case(200, 0.1, "ties"),
+def test_words_are_combined_and_real_gradients_keep_their_size() -> None:
+    assert select.cases((100, 200), (0.1,), ("ties", "real")) == [
+        SelectCase(100, 0.1, "ties"), SelectCase(14_728_266, 0.1, "vgg16"),
+        SelectCase(11_173_962, 0.1, "resnet18"), SelectCase(200, 0.1, "ties"),
     ]  # fmt: skip
+
+
+def test_every_row_has_a_look() -> None:
+    assert set(LOOKS) == set(_steps.ROWS)
+
+
+def test_picture_and_page_are_drawn(benched: Benched) -> None:
+    store = benched.store
+    assert (benched.results / "figures" / f"{store.stem}.png").read_bytes().startswith(b"\x89PNG")
+    page = (benched.results / "figures" / f"{store.stem}.md").read_text()
+    assert "## n = 20,000, density 0.001, normal" in page
+    assert "| eager |" in page
+    assert "paper_kernel not run: needs a GPU" in page
+
+
+def test_records_from_before_there_was_an_add_are_drawn_against_the_copy(
+    tmp_path: Path, benched: Benched
+) -> None:
+    newer = ("cpu_ms", "over_add", "eager_hugepages_over", "cpu_over_add", "cpu_eager_over")
+    records = [json.loads(line) for line in benched.store.read_text().splitlines()]
+    for record in records:
+        for name in newer:
+            record.pop(name, None)
+    store = tmp_path / benched.store.name
+    store.write_text(text_of([record for record in records if record.get("row") != "add"]))
+    draw_one(store, tmp_path)
+    page = (tmp_path / f"{store.stem}.md").read_text()
+    assert "as a multiple of a copy that moves 12n bytes" in page
+    assert "| eager |" in page
+
+
+def test_the_figure_needs_no_torch(tmp_path: Path, benched: Benched) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom experiments.bench import _select_page\n"
+        f"print(_select_page.draw_one(Path({str(benched.store)!r}), Path({str(tmp_path)!r})))\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).exists()
+
+
+def test_shipped_records_are_drawn_as_they_were(tmp_path: Path) -> None:
+    """They are older than the fields that rows have today."""
+    (store,) = (ROOT / "results/shipped/bench").glob("select-*.jsonl")
+    draw_one(store, tmp_path)
+    page = f"{store.stem}.md"
+    assert (tmp_path / page).read_text() == (ROOT / "results/shipped/figures" / page).read_text()
+
+
+def test_shipped_are_the_newest_rows_and_figures_are_drawn_from_them(
+    tmp_path: Path, benched: Benched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Folders, "shipped", tmp_path / "shipped")
+    monkeypatch.setenv("SPARSIFY_RESULTS", str(benched.results))
+    store, threads = benched.store, torch.get_num_threads()
+    made = select.select(n=(20_000,), device="cpu", threads=1)
+    torch.set_num_threads(threads)
+    for path in shipped("select", made, Folders()):
+        assert path.exists()
+    assert read(tmp_path / "shipped/bench" / store.name) == read(store)
+    folders = Folders(tmp_path)
+    assert redraw(folders) == [tmp_path / "figures" / f"{store.stem}.png"]
+    page = f"{store.stem}.md"
+    assert (folders.figures / page).read_text() == (benched.results / "figures" / page).read_text()

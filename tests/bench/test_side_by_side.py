@@ -1,4 +1,6 @@
-"""Steps side by side: exact ones agree, slow ones are repeated less. No test asserts a time."""
+"""Steps side by side: exact ones agree, slow ones are repeated less, large ones left out. No test asserts a
+time.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ import torch
 
 from experiments.bench import _gradients as gradients
 from experiments.bench import _side_by_side as side_by_side
-from experiments.bench import _steps as steps
-from experiments.bench._case import Case, Timed, ratio, spread
+from experiments.bench import _timing
+from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, leave_out
+from experiments.bench._steps import ROWS, Made, Setup
 from sparsify.types import Sparse
 
 CPU = torch.device("cpu")
@@ -19,36 +22,43 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("distribution", [*gradients.SYNTHETIC, gradients.FIRST_TIED])
 def test_exact_rows_agree_on_every_distribution(distribution: str) -> None:
-    lines = {name: Timed(steps.ROWS[name]) for name in ("fused", "fallback", "numpy", "eager", "sort")}
-    case = Case(30_011, 0.01, distribution)
-    _, differ = side_by_side.measure(case, lines, set(), 3, 60.0, 2**12, Path(), CPU)
-    assert differ == []
+    lines = {name: StepTimes() for name in ("fused", "fallback", "numpy", "eager", "sort")}
+    case = SelectCase(30_011, 0.01, distribution)
+    _, differ = SideBySide(case, lines, set(), 2**12, Path(), CPU).measured(3, 60.0)
+    assert differ == {}
     for timed in lines.values():
         assert timed.why or timed.selected == [300] * 3
 
 
-def test_a_row_that_selects_others_is_told() -> None:
-    def first(setup: steps.Setup) -> steps.Made:
+def test_a_row_that_selects_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(setup: Setup) -> Made:
         chosen = torch.arange(setup.k)
-        return steps.Made(lambda acc, grad: Sparse(chosen, acc.add_(grad)[chosen]))
+        return Made(lambda acc, grad: Sparse(chosen, acc.add_(grad)[chosen]))
 
-    lines = {"eager": Timed(steps.ROWS["eager"]), "numpy": Timed(replace(steps.ROWS["numpy"], make=first))}
-    _, differ = side_by_side.measure(Case(30_011, 0.01, "normal"), lines, set(), 1, 60.0, 2**12, Path(), CPU)
-    assert [name for name, _ in differ] == ["numpy"]
+    monkeypatch.setitem(ROWS, "numpy", replace(ROWS["numpy"], make=first))
+    lines = {"eager": StepTimes(), "numpy": StepTimes()}
+    case = SelectCase(30_011, 0.01, "normal")
+    _, differ = SideBySide(case, lines, set(), 2**12, Path(), CPU).measured(1, 60.0)
+    assert set(differ) == {"numpy"}
 
 
-def test_a_slow_row_has_fewer_repetitions_and_ratios_are_of_those_it_shares() -> None:
-    lines = {name: Timed(steps.ROWS[name]) for name in ("copy", "sort")}
+def test_a_slow_row_has_fewer_repetitions() -> None:
+    lines = {name: StepTimes() for name in ("copy", "sort")}
     seconds = 0.0  # so any row is slow
-    side_by_side.measure(Case(1000, 0.01, "normal"), lines, set(), 9, seconds, 2**12, Path(), CPU)
+    case = SelectCase(1000, 0.01, "normal")
+    SideBySide(case, lines, set(), 2**12, Path(), CPU).measured(9, seconds)
     assert {len(timed.samples) for timed in lines.values()} == {side_by_side.LEAST}
-    fast, slow = Timed(steps.ROWS["copy"]), Timed(steps.ROWS["sort"])
-    fast.samples, slow.samples = {1: 1.0, 2: 2.0, 3: 4.0}, {2: 8.0, 3: 8.0}
-    assert ratio(slow, fast) == {
-        "median": 3.0, "low": 2.0, "high": 4.0, "n": 2, "spread": "min to max"
-    }  # fmt: skip
 
 
-def test_the_spread_is_of_percentiles_where_there_are_enough_samples() -> None:
-    found = spread([float(i) for i in range(101)])
-    assert (found["median"], found["low"], found["high"], found["spread"]) == (50, 5, 95, "5 to 95 %")
+def test_what_does_not_fit_into_memory_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = SelectCase(10_000_000, 0.001, "normal")
+    lines = {name: StepTimes() for name in ROWS}
+    monkeypatch.setattr(_timing, "free_bytes", lambda device: 0.5 * 2**30)
+    assert leave_out(case, lines, CPU, 0)
+    left = {name for name, timed in lines.items() if timed.why}
+    assert {"sort", "eager"} <= left
+    assert "fused" not in left
+    assert "GiB" in str(lines["sort"].why)
+    monkeypatch.setattr(_timing, "free_bytes", lambda device: 0.1 * 2**30)
+    assert not leave_out(case, lines, CPU, 0)
+    assert all(timed.why for timed in lines.values())

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from experiments import commands
-from experiments.config.meanings import meanings
+from experiments.config.choices import meanings
 from tests.conftest import ROOT, Command, refused
 
 SOURCE = '''
 from typing import Literal
 
-from experiments.commands._words import RunName, Settings
+from experiments.commands._words import RunName, SettingWords
 from sparsify.ranges import Count
 
 GROUP = "results"
@@ -23,7 +23,7 @@ GROUP = "results"
 
 def trial(
     run: RunName,
-    words: Settings,
+    words: SettingWords,
     *,
     quick: bool = False,
     form: Literal["csv", "tex"] = "csv",

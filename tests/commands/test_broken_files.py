@@ -25,12 +25,14 @@ def test_a_broken_method_is_named_and_the_others_plan(
     (tmp_path / "comb.py").write_text("def comb(density: float = 0.1\n")
     monkeypatch.setitem(vars(METHODS), "folder", tmp_path)
     compose._composed.cache_clear()
+    compose._hydras.cache_clear()
     try:
         assert here("plan", "method=topk", *RUN).returncode == 0
         refused(here("plan", "method=comb", *RUN), f"{tmp_path}/comb.py, line 1: ")
         helped = here("run", "--help")
     finally:
         compose._composed.cache_clear()
+        compose._hydras.cache_clear()
     assert helped.returncode == 0, helped.stderr
     listed = " ".join(helped.stdout.split())
     assert f"comb can't be read: {tmp_path}/comb.py, line 1: " in listed
@@ -66,8 +68,8 @@ def test_a_broken_figure_is_named_and_the_others_are_drawn(
     ("source", "why"),
     [
         ("FILES = {'title': 1 +}\n", "line 1: invalid syntax"),
-        ("FILES = {'title': 'A', 'place': 'b'}\n", "line 1: FILES must be a literal with title, folder"),
-        ("\nFILES = dict(title=name)\n", "line 2: FILES must be a literal"),
+        ("FILES = {'title': 'A', 'place': 'b'}\n", "broken.py: FILES must be a dict with title, folder"),
+        ("\nFILES = dict(title=name)\n", "line 2: NameError: name 'name' is not defined"),
     ],
 )
 def test_a_broken_data_set_is_named(

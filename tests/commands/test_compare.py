@@ -9,12 +9,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.attempts import of_attempt
-from analysis.files import write_json
-from analysis.records import Store, measured_config, run_key
-from experiments.commands import _new, compare
+from analysis.records.attempts import of_attempt
+from analysis.records.configs import measured_config, run_key
+from analysis.records.files import write_json
+from analysis.records.store import Store
+from experiments.commands import compare, new
 from experiments.config import compose
-from tests import synthetic
+from tests.analysis import synthetic
 from tests.conftest import Command, refused
 
 
@@ -81,8 +82,8 @@ def test_words_that_mean_nothing_are_refused(
 def test_a_comparison_that_is_saved_is_a_figure_whose_runs_are_these(
     here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(_new.FOLDERS, "figure", tmp_path)
-    monkeypatch.setattr(_new, "next_commands", lambda kind, name: ("", f"reproduce {name}"))
+    monkeypatch.setitem(new.FOLDERS, "figure", tmp_path)
+    monkeypatch.setattr(new, "next_commands", lambda kind, name: ("", f"reproduce {name}"))
     store, configs = Store(tmp_path / "results" / "runs"), list[dict[str, Any]]()
     for density in (0.01, 0.1):
         words = ["method=topk", "task=cnn_digits", "profile=smoke", f"method.density={density}"]

@@ -65,10 +65,10 @@ def test_what_can_stand_there_is_offered(line: str, some: list[str], none: list[
 def test_nothing_slow_is_imported_at_a_tab(command: str, tmp_path: Path) -> None:
     line = f"python -m experiments {command} method=dgc method."
     script = (
-        "import os, sys; from experiments.commands._completion import complete; import argcomplete;"
+        "import os, sys; from experiments.commands.completion import complete; import argcomplete;"
         "argcomplete.autocomplete = lambda *words, **how: None;"
-        f"complete({line!r}); from experiments.commands import _completion;"
-        f"_completion.settings('method.', {line.split()!r}); print({HEAVY!r} & set(sys.modules))"
+        f"complete({line!r}); from experiments.commands import completion;"
+        f"completion.settings('method.', {line.split()!r}); print({HEAVY!r} & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, env=environment_for(tmp_path),

@@ -1,4 +1,4 @@
-"""Commands and damaged results: a sample of what `python -m tests.damage` tries in full."""
+"""Commands and damaged results: a sample of what `python -m tests.commands.damage` tries in full."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import damage
-from tests.damage import Results
+from tests.commands import damage
+from tests.commands.damage import Results
 
 KINDS = damage.kinds()
 SAMPLE = sorted(random.Random(12).sample(sorted(KINDS), 30))

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from analysis.attempts import from_attempts
-from analysis.records import Store
-from experiments.commands._expected import Expected, hours
+from analysis.records.attempts import from_attempts
+from analysis.records.store import Store
+from experiments.commands.plan import Expected, hours
 from experiments.config import compose
+from experiments.config.config import NamedVariant
 from experiments.config.plan import PlannedRun
-from experiments.launch.arrays import Array, arrays
-from tests import synthetic
+from experiments.launch.arrays import JobArray, arrays
+from tests.analysis import synthetic
 
 
 def planned(method: str = "topk", **changes: Any) -> PlannedRun:
-    config = compose.resolve([f"method={method}", "cluster=generic_slurm", "task=vgg16_cifar10", "workers=2"])
-    config["train"] |= {"steps": 3600, "epochs": 1000, "epoch_steps": 49}
-    return PlannedRun(config | {"device": "cpu"} | changes, None)
+    of_all = {"method": method, "cluster": "generic_slurm", "task": "vgg16_cifar10", "workers": 2}
+    clock = {"train.steps": 3600, "train.epochs": 1000, "train.epoch_steps": 49}
+    return PlannedRun(compose.resolve({**of_all, **clock, "device": "cpu", **changes}), None)
 
 
 def measured(tmp_path: Path, method: str = "topk", **changes: Any) -> pd.DataFrame:
@@ -32,7 +34,7 @@ def measured(tmp_path: Path, method: str = "topk", **changes: Any) -> pd.DataFra
     return from_attempts(Store(tmp_path).all_valid())[0].runs
 
 
-def array(*runs: PlannedRun) -> Array:
+def array(*runs: PlannedRun) -> JobArray:
     (found,) = arrays(runs, block=False)
     return found
 
@@ -49,14 +51,14 @@ def test_node_hours_are_steps_times_the_step_time_of_runs_that_are_alike(tmp_pat
 
 def test_hours_of_gpus_are_told_where_there_are_some() -> None:
     assert hours(array(planned()), 44) == "44 node-hours"
-    config = compose.resolve(["cluster=neuron_a100", "workers=8"]) | {"device": "cuda"}
+    config = compose.resolve({"cluster": "neuron_a100", "workers": 8, "device": "cuda"})
     assert hours(array(PlannedRun(config, None)), 44) == "44 node-hours (352 GPU-hours)"
 
 
 @pytest.mark.parametrize("changes", [{"workers": 4}, {"device": "cuda"}])
 def test_other_machines_and_numbers_of_workers_say_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     expected = Expected(measured(tmp_path))
-    other = PlannedRun({**planned().config, **changes}, None)
+    other = planned(**changes)
     assert not len(expected.like(other.config))
 
 
@@ -71,8 +73,7 @@ def test_what_nothing_is_known_of_is_said(tmp_path: Path) -> None:
 
 def test_a_run_ends_with_its_epochs_where_they_are_shorter(tmp_path: Path) -> None:
     expected, run = Expected(measured(tmp_path)), planned()
-    run.config["train"] |= {"epochs": 2}
-    like = expected.like(run.config)
-    assert expected.seconds(run.config, like) == pytest.approx(98 * like["step_s"].iloc[0])
-    run.config["variants"] = [{"name": "a"}]
-    assert expected.seconds(run.config, like) is None
+    config = run.config.having("train.epochs", 2)
+    like = expected.like(config)
+    assert expected.seconds(config, like) == pytest.approx(98 * like["step_s"].iloc[0])
+    assert expected.seconds(replace(config, variants=(NamedVariant("a", config),)), like) is None

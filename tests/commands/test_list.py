@@ -7,12 +7,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.files import write_json
-from analysis.records import Store
+from analysis.records.files import write_json
+from analysis.records.store import Store
 from experiments.commands import _listing
 from experiments.commands._listing import every_run, filtered, table
 from experiments.config.folders import Folders
-from tests import synthetic
+from tests.analysis import synthetic
 from tests.conftest import Command, refused
 
 

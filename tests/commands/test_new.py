@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 
 from experiments import figures
-from experiments.commands import _new
+from experiments.commands import new
 from tests.conftest import ROOT, Command, environment_for, refused
 
 COPIED = ("analysis", "conf", "experiments", "slurm", "sparsify", "pyproject.toml")
@@ -21,8 +21,8 @@ COPIED = ("analysis", "conf", "experiments", "slurm", "sparsify", "pyproject.tom
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty folders for what `new` writes."""
-    for kind in _new.FOLDERS:
-        monkeypatch.setitem(_new.FOLDERS, kind, tmp_path / kind)
+    for kind in new.FOLDERS:
+        monkeypatch.setitem(new.FOLDERS, kind, tmp_path / kind)
     monkeypatch.setattr(figures, "FOLDER", tmp_path / "figure")
     (tmp_path / "dataset").mkdir()
     (tmp_path / "dataset" / "digits.py").touch()
@@ -60,15 +60,15 @@ def test_what_is_made_runs_and_is_clean(tmp_path: Path) -> None:
     assert drawn == {".png", ".pdf", ".svg", ".md", ".csv", ".tex"}
 
 
-@pytest.mark.parametrize("kind", get_args(_new.Kind))
-def test_a_file_that_is_there_is_never_overwritten(kind: _new.Kind, elsewhere: Path, here: Command) -> None:
-    name = f"x{_new.EXAMPLES[kind]}"
+@pytest.mark.parametrize("kind", get_args(new.NewFile))
+def test_a_file_that_is_there_is_never_overwritten(kind: new.NewFile, elsewhere: Path, here: Command) -> None:
+    name = f"x{new.EXAMPLES[kind]}"
     assert here("new", kind, name).returncode == 0
     (path,) = (path for path in (elsewhere / kind).iterdir() if path.stem == name)
     path.write_text("mine")
     refused(here("new", kind, name), str(path), "is there already")
     with pytest.raises(ValueError, match="is there already"):
-        _new.write(kind, name, "other")
+        new.write(kind, name, "other")
     assert path.read_text() == "mine"
 
 
@@ -89,26 +89,26 @@ def test_a_file_that_is_there_is_never_overwritten(kind: _new.Kind, elsewhere: P
 def test_a_name_that_cannot_be_is_refused_with_what_can(
     kind: str, name: str, why: str, here: Command
 ) -> None:
-    before = {path for folder in _new.FOLDERS.values() for path in folder.glob("*")}
+    before = {path for folder in new.FOLDERS.values() for path in folder.glob("*")}
     done = here("new", kind, name)
     assert done.returncode == 2
     assert why in done.stderr or kind == "métier"
-    assert {path for folder in _new.FOLDERS.values() for path in folder.glob("*")} == before
+    assert {path for folder in new.FOLDERS.values() for path in folder.glob("*")} == before
 
 
-@pytest.mark.parametrize("kind", get_args(_new.Kind))
-def test_nothing_of_the_example_s_name_is_left(kind: _new.Kind) -> None:
-    made = _new.text(kind, f"x{_new.EXAMPLES[kind]}" + "_digits" * (kind == "task"))
+@pytest.mark.parametrize("kind", get_args(new.NewFile))
+def test_nothing_of_the_example_s_name_is_left(kind: new.NewFile) -> None:
+    made = new.text(kind, f"x{new.EXAMPLES[kind]}" + "_digits" * (kind == "task"))
     assert "example" not in made.lower().replace("examples", "").replace("for example", "")
 
 
 def test_a_task_takes_the_data_set_that_its_name_ends_in() -> None:
-    assert 'DATASET = "digits32"  #' in _new.text("task", "mlp_digits32")
+    assert 'DATASET = "digits32"  #' in new.text("task", "mlp_digits32")
 
 
 def test_a_comparison_becomes_a_figure_of_its_runs() -> None:
     runs = [["method=topk", "method.density=0.01", f"seed={seed}"] for seed in (0, 1, 2)]
-    text = _new.figure("thesis_density", 'A "title"', runs, {"x": "method.density", "y": "val_top1"})
+    text = new.figure("thesis_density", 'A "title"', runs, {"x": "method.density", "y": "val_top1"})
     names: dict[str, object] = {}
     exec(compile(text, "thesis_density.py", "exec"), names)
     assert names["RUNS"] == runs

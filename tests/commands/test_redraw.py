@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis.files import write_json
-from analysis.frames import empty
+from analysis.records.files import write_json
+from analysis.records.frames import empty
 from experiments import figures
 from experiments.commands import _draw
 from experiments.config.folders import Folders
-from experiments.config.plan import configs_of
-from tests import synthetic
+from experiments.figures.runs import configs_of
+from tests.analysis import synthetic
 from tests.conftest import ROOT, Command, environment_for
 
 WITHOUT_TORCH = """

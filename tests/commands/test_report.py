@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from experiments import figures
-from experiments.commands import _report_runs
+from experiments.commands import report
 from experiments.config.folders import Folders
-from tests import synthetic
+from tests.analysis import synthetic
 from tests.analysis.report.test_pages import HOSTILE
 from tests.conftest import Command, refused
 
@@ -161,7 +161,7 @@ def test_a_trace_needs_one_run_that_is_whole(here: Command, tmp_path: Path) -> N
 def test_runs_are_read_in_batches_each_once(
     here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_report_runs, "BATCH", 2)
+    monkeypatch.setattr(report, "BATCH", 2)
     store = Folders(tmp_path / "results").store
     made = [synthetic.timed(store, synthetic.config("topk", seed=seed)) for seed in range(5)]
     again = store.begin(synthetic.config("topk", seed=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.conftest import Command
-from tests.runs import end_command, manifests, start_command
+from tests.worker.runs import end_command, manifests, start_command
 
 
 def test_two_processes_reproduce_a_figure_together_and_then_it_is_only_redrawn(

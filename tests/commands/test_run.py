@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from analysis.files import read_json
-from analysis.records import Store
+from analysis.records.files import read_json
+from analysis.records.store import Store
 from experiments.config import data_root
-from tests import synthetic
+from tests.analysis import synthetic
 from tests.conftest import ROOT, Command, environment_for, refused
-from tests.runs import end_command, manifests, start_command, wait_for, workers_of
+from tests.worker.runs import end_command, manifests, start_command, wait_for, workers_of
 
 SMALL = ("task=cnn_digits", "profile=smoke", "method.density=0.01")
 LONG = ("method=topk", *SMALL, "train.steps=100000", "train.validate=never")

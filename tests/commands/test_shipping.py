@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from analysis.attempts import from_attempts
-from analysis.parquet import read_parquet
-from analysis.records import run_id
+from analysis.records.attempts import from_attempts
+from analysis.records.configs import run_id
+from analysis.records.parquet import read_parquet
 from experiments import figures
-from experiments.commands import _readme
-from experiments.commands._ship import complete_figures, consolidate, thinned
+from experiments.commands import collect
+from experiments.commands.collect import complete_figures, consolidate, thinned
+from experiments.config.config import Config
 from experiments.config.folders import Folders
-from experiments.config.plan import configs_of, more_configs_of
-from tests import synthetic
+from experiments.figures.runs import configs_of, more_configs_of
+from tests.analysis import synthetic
 from tests.conftest import Command
 
 
@@ -45,8 +45,8 @@ def test_steps_are_shipped_of_timed_runs_only(tmp_path: Path) -> None:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Records that are shipped and a README, neither of this repository."""
     readme = tmp_path / "README.md"
-    readme.write_text(f"above\n{_readme.BEGIN}\n{_readme.END}\nbelow\n")
-    monkeypatch.setattr(_readme, "README", readme)
+    readme.write_text(f"above\n{collect.BEGIN}\n{collect.END}\nbelow\n")
+    monkeypatch.setattr(collect, "README", readme)
     monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
     return tmp_path / "shipped"
 
@@ -82,7 +82,7 @@ def test_a_figure_is_completed_batch_by_batch(tmp_path: Path, monkeypatch: pytes
     needed, more = configs_of("fig3", "laptop"), more_configs_of("fig3", "laptop")[:2]
     ids = [run_id(config) for config in (*needed, *more)]
 
-    def complete(name: str, made: list[dict[str, Any]], shipped: list[str]) -> list[str] | None:
+    def complete(name: str, made: list[Config], shipped: list[str]) -> list[str] | None:
         folders = Folders(tmp_path / name)
         for config in made:
             synthetic.learned(folders.store, config)

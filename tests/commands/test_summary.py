@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records import Store
-from experiments.commands._summary import summary
-from tests import synthetic
+from analysis.records.store import Store
+from experiments.commands.why import summary
+from tests.analysis import synthetic
 
 
 @pytest.mark.parametrize(("where", "word"), [("virtual", "*simulated*, "), ("local", "")])

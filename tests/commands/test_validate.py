@@ -8,15 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.attempts import from_attempts
-from analysis.files import Damaged, write_json
-from analysis.parquet import SCHEMA_KEY, read_parquet, write_parquet
-from analysis.records import run_id
+from analysis.records.attempts import from_attempts
+from analysis.records.configs import run_id
+from analysis.records.files import Damaged, write_json
+from analysis.records.parquet import SCHEMA_KEY, read_parquet, write_parquet
 from experiments.commands import validate as command
-from experiments.commands._ship import drawn, index_of
+from experiments.commands.collect import drawn, index_of
 from experiments.config.folders import Folders
-from experiments.config.plan import configs_of
-from tests import synthetic
+from experiments.figures.runs import configs_of
+from tests.analysis import synthetic
 from tests.conftest import Command
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from experiments.config import data_root, plan
+from tests.commands.words import GROUPS, called, check_command, check_run, commands, some_words
 from tests.conftest import Command, refused
-from tests.words import GROUPS, called, check_command, check_run, commands, some_words
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from experiments.config import compose, data_root
+from experiments.config.config import Config, Entry
 from experiments.config.data_root import Files
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
@@ -23,7 +24,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_root, "reachable", lambda host: False)
 
 
-def config(*words: str) -> dict[str, Any]:
+def config(*words: str) -> Config:
     return compose.resolve(["task=cnn_cifar10", *words])
 
 
@@ -65,7 +66,7 @@ def test_a_network_without_a_task_on_the_digits_is_refused(
 ) -> None:
     monkeypatch.setenv("DATA_ROOT", str(tmp_path))
     odd = config()
-    odd["task"]["name"] = "resnet_cifar10"
+    odd = replace(odd, task=Entry("resnet_cifar10", odd.task.arguments))
     with pytest.raises(ValueError, match="could not be downloaded"):
         data_root.find(odd, print)
 

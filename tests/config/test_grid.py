@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from experiments.config import choices, compose
-from experiments.config.grid import expand, name_and_configs
+from experiments.config.grid import expand
+from experiments.figures.runs import name_and_configs
 
 
 def test_a_grid_is_every_combination_and_lists_stay_lists() -> None:
@@ -13,8 +14,8 @@ def test_a_grid_is_every_combination_and_lists_stay_lists() -> None:
         ["method=topk,randomk", "method.density=0.1,0.2", "seed=range(0,3)", "task.lr_milestones=[1,2]"]
     )
     assert len(points) == 2 * 2 * 3
-    assert all(point[3] == "task.lr_milestones=[1,2]" for point in points)
-    assert len({tuple(point) for point in points}) == len(points)
+    assert all(point.settings["task.lr_milestones"] == [1, 2] for point in points)
+    assert len({repr(point) for point in points}) == len(points)
 
 
 def test_a_hyperparameter_is_left_out_where_a_method_lacks_it() -> None:
@@ -26,11 +27,14 @@ def test_a_hyperparameter_is_left_out_where_a_method_lacks_it() -> None:
         name_and_configs(["method=dense", "method.density=0.01"])
 
 
-def test_what_hydra_would_compose_is_what_the_quick_way_composes() -> None:
-    words = ["task=vgg16_digits", "method=topk", "method.density=0.01", "train.steps=null", "data.root='a b'"]
-    quick = compose.resolve(words)
-    assert {**quick, "method_defaults": {}} == compose._composed(tuple(words), *choices.folders())
-    assert quick["data"]["root"] == "a b"
+def test_words_say_more_than_conf_and_conf_more_than_defaults() -> None:
+    choices_of = ["task=vgg16_digits", "method=topk_layerwise", "profile=smoke"]
+    said = dict(compose._leaves(compose._hydras(tuple(choices_of), *choices.folders())))
+    assert said["train.steps"] == 8
+    chosen = compose.resolve(choices_of)
+    assert all(name == "method_defaults" or chosen.leaf(name) == value for name, value in said.items())
+    given = compose.resolve([*choices_of, "train.steps=null", "data.root='a b'", "method.density=0.01"])
+    assert (given.train.steps, given.data.root, given.method.leaf("density")) == (None, "a b", 0.01)
 
 
 def test_nothing_in_conf_refers_to_what_a_word_can_change() -> None:
@@ -65,4 +69,7 @@ def test_a_list_without_end_or_without_values_is_refused(words: list[str], answe
 
 
 def test_a_group_takes_a_pattern() -> None:
-    assert [point[0] for point in expand(["method=glob(topk*)"])] == ["method=topk", "method=topk_layerwise"]
+    assert [point.settings["method"] for point in expand(["method=glob(topk*)"])] == [
+        "topk",
+        "topk_layerwise",
+    ]

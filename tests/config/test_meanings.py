@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config import choices, schema
-from experiments.config.meanings import meanings
-from sparsify.registry import Registry
-from tests.shipped import shipped
+from experiments.config import choices, machines
+from experiments.config import config as fields
+from experiments.config.choices import meanings
+from experiments.tasks._presets import PRESETS
+from experiments.training.settings import meaning as meaning_of
+from sparsify.spec import Registry
+from tests.analysis.shipped import shipped
 
 ENTRIES = [
-    (noun, name) for noun, registry in choices.REGISTRIES.items() for name in sorted(shipped(registry.folder))
+    (noun, name)
+    for noun, registry in choices.REGISTRIES.items()
+    for name in sorted({*shipped(registry.folder), *(PRESETS if noun == "task" else ())})
 ]
 
 
@@ -26,13 +31,11 @@ def test_the_docstring_says_what_each_parameter_means_and_of_no_other(noun: str,
         assert not meaning.startswith(("see ", "as in ")), key  # help shows it alone
 
 
-@pytest.mark.parametrize(
-    "cluster", [schema.Machine, schema.VirtualCluster, schema.VirtualNodes, schema.SlurmCluster]
-)
-@pytest.mark.parametrize("container", [schema.NoContainer, schema.Container])
+@pytest.mark.parametrize("cluster", machines.CLUSTERS.values())
+@pytest.mark.parametrize("container", [machines.NoContainer, machines.Container])
 def test_every_other_setting_has_a_meaning_beside_its_type(cluster: object, container: object) -> None:
-    for key, allowed in schema._common(cluster, container):
-        assert schema.meaning(allowed), key
+    for key, allowed in fields._common(cluster, container, inside=cluster is machines.VirtualCluster):
+        assert meaning_of(allowed), key
 
 
 def test_each_option_of_a_group_says_what_it_is() -> None:

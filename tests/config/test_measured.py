@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records import Attempt
+from analysis.records.store import Attempt
 from experiments.config import code_version, compose
 from experiments.config.folders import Folders
-from experiments.config.measured import missing, remark
-from experiments.config.plan import PlannedRun, configs_of
+from experiments.config.plan import PlannedRun, missing, remark
+from experiments.figures.runs import configs_of
 from experiments.launch.attempt import attempt_for
-from tests import synthetic
+from tests.analysis import synthetic
 from tests.conftest import Command
 
 WORDS = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=local", "train.validate=never")

@@ -6,18 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records import measured_config, run_key
+from analysis.records.configs import measured_config, run_key
 from experiments.config import compose
-from experiments.config.network import network
+from experiments.config.machines import NamedLink, VirtualCluster
 from sparsify.cost import Link, Network
 from tests.conftest import ROOT
 
-LINKS = {name: compose.resolve([f"link={name}"])["cluster"]["link"] for name in ("ethernet", "nvlink")}
-ETHERNET, NVLINK = (Link(link["alpha_s"], link["beta_s_per_byte"]) for link in LINKS.values())
+LINKS: dict[str, NamedLink] = {
+    name: compose.resolve({"link": name}).cluster.link for name in ("ethernet", "nvlink")
+}
+ETHERNET, NVLINK = (link.numbers("link") for link in LINKS.values())
+
+
+def virtual(*words: str) -> VirtualCluster:
+    found = compose.resolve(["link=ethernet", *words]).cluster
+    assert isinstance(found, VirtualCluster)
+    return found
 
 
 def cluster(*words: str) -> Network:
-    return network(compose.resolve(["cluster=virtual", "link=ethernet", *words])["cluster"])
+    return virtual(*words).network()
 
 
 def test_workers_are_joined_by_one_link_or_by_another_one_inside_a_node() -> None:
@@ -34,9 +42,8 @@ def test_a_file_of_a_cluster_names_its_link_inside(tmp_path: Path, monkeypatch: 
     (tmp_path / "cluster" / "mine.yaml").write_text(mine)
     (tmp_path / "cluster" / "short.yaml").write_text("where: virtual\ngpu: none\n")
     monkeypatch.setenv("SPARSIFY_CONF", str(tmp_path))
-    found = compose.resolve(["cluster=mine", "link=ethernet"])["cluster"]
-    assert found["inside"] == LINKS["nvlink"]
-    assert network(compose.resolve(["cluster=short", "link=ethernet"])["cluster"]) == Network(ETHERNET)
+    assert virtual("cluster=mine").inside == LINKS["nvlink"]
+    assert cluster("cluster=short") == Network(ETHERNET)
 
 
 def test_one_link_alone_leaves_the_key_of_a_run_as_it_was() -> None:

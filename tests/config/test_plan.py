@@ -10,7 +10,8 @@ import pytest
 
 from experiments import figures
 from experiments.config import choices, compose, data_root, plan
-from experiments.config.plan import PlannedRun, configs_of, more_configs_of, plan_runs, profile_of
+from experiments.config.plan import PlannedRun, plan_runs, profile_of
+from experiments.figures.runs import configs_of, more_configs_of
 
 
 def planned(*words: str) -> PlannedRun:
@@ -26,8 +27,8 @@ def test_every_figure_composes_its_runs(profile: str) -> None:
 def test_virtual_ranks_share_one_process() -> None:
     virtual = planned("cluster=virtual", "workers=8", "threads=2")
     local = planned("cluster=local", "workers=8", "threads=2")
-    assert (virtual.num_processes, virtual.cores) == (1, 2)
-    assert (local.num_processes, local.cores) == (8, 16)
+    assert (virtual.config.num_processes, virtual.cores) == (1, 2)
+    assert (local.config.num_processes, local.cores) == (8, 16)
 
 
 def test_a_run_is_for_its_times_unless_it_validates_every_epoch() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from experiments.config import compose
-from experiments.config.plan import PlannedRun
 
 
 @pytest.mark.parametrize(
@@ -44,4 +43,4 @@ def test_what_no_link_can_be_emulated_for_is_refused(words: list[str], why: str)
 
 def test_workers_that_do_not_fill_the_last_node_are_fine() -> None:
     config = compose.resolve(["cluster=netns", "workers=5", "cluster.workers_per_node=2"])
-    assert PlannedRun(config, None).num_nodes == 3
+    assert config.num_nodes == 3

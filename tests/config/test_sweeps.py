@@ -6,35 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from analysis.files import read_json
-from analysis.records import run_id
-from experiments.config import grid, sweeps
+from analysis.records.configs import run_id
+from analysis.records.files import read_json
+from experiments.config import compose, grid
 from experiments.config.folders import Folders
-from tests import synthetic
+from experiments.figures.runs import name_and_configs
 from tests.conftest import Command, refused
 
 WORDS = ["task=cnn_digits", "profile=smoke", "method=topk", "method.density=0.01,0.1", "seed=0,1"]
 
 
 def test_the_name_is_no_part_of_a_run() -> None:
-    name, configs = grid.name_and_configs([*WORDS, "sweep=thesis"])
+    name, configs = name_and_configs([*WORDS, "sweep=thesis"])
     assert name == "thesis"
-    assert configs == grid.name_and_configs(WORDS)[1]
+    assert configs == name_and_configs(WORDS)[1]
     assert len(configs) == 4
 
 
 def test_a_sweep_grows_and_lists_each_run_once(tmp_path: Path) -> None:
-    folders, (first, second) = Folders(tmp_path), (synthetic.config(seed=seed) for seed in range(2))
-    sweeps.note(folders, "thesis", [first])
-    sweeps.note(folders, "thesis", [second, first])
-    sweeps.note(folders, None, [second])
+    folders, (first, second) = Folders(tmp_path), (compose.resolve({"seed": seed}) for seed in range(2))
+    grid.note_sweep(folders, "thesis", [first])
+    grid.note_sweep(folders, "thesis", [second, first])
+    grid.note_sweep(folders, None, [second])
     assert read_json(folders.sweep_index / "thesis.json") == {"runs": [run_id(first), run_id(second)]}
 
 
 @pytest.mark.parametrize("words", [["sweep="], ["sweep=a/b"], ["sweep=../x"], ["sweep=a", "sweep=b"]])
 def test_a_sweep_has_one_name_that_a_file_can_have(words: list[str]) -> None:
     with pytest.raises(ValueError, match="one name"):
-        sweeps.named(words)
+        grid.sweep_of(words)
 
 
 def test_more_than_a_thousand_runs_are_made_on_request_only(monkeypatch: pytest.MonkeyPatch) -> None:

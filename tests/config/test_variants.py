@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.records import measured_config, run_id, run_key, variant_configs
+from analysis.records.configs import measured_config, run_id, run_key, variant_configs
 from experiments.config import compose
 
 BASE = ["task=cnn_digits", "cluster=local", "train.validate=never"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.records import measured_config, run_key
-from experiments.config import compose, words
+from analysis.records.configs import measured_config, run_key
+from experiments.config import compose
 
 
 @pytest.mark.parametrize(
@@ -26,20 +26,20 @@ from experiments.config import compose, words
 )
 def test_the_words_of_a_run_mean_that_run_in_every_profile(asked: list[str]) -> None:
     config = measured_config(compose.resolve(asked))
-    (found,) = words.of_runs([config])
+    found = compose.asked_again(config)
     for profile in ("smoke", "laptop", "paper"):
-        assert run_key(compose.resolve([*found, f"profile={profile}"])) == run_key(config)
+        assert run_key(compose.resolve([*found.words(), f"profile={profile}"])) == run_key(config)
 
 
 def test_an_older_record_is_asked_for_with_what_it_meant() -> None:
     config = measured_config(compose.resolve(["method=topk", "profile=smoke", "select=torch"]))
     assert "select" not in config
-    assert "select=torch" in words.of_run(config)
+    assert compose.asked_again(config).settings["select"] == "torch"
 
 
 def test_what_no_words_mean_is_refused() -> None:
     config = measured_config(compose.resolve(["method=topk", "profile=smoke"]))
     with pytest.raises(ValueError, match=r"no words mean|there are"):
-        words.of_run({**config, "method": {**config["method"], "gone": 1}})
+        compose.asked_again({**config, "method": {**config["method"], "gone": 1}})
     with pytest.raises(ValueError, match="turns"):
-        words.of_run({**config, "variants": [{"name": "a"}]})
+        compose.asked_again({**config, "variants": [{"name": "a"}]})

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import sparsify
-from experiments.bench.gpu_first.wheels import needed
-from sparsify.checks import DISTRIBUTION
+from experiments.bench.gpu_wheels import needed
+from sparsify.core.checks import DISTRIBUTION
 from tests.conftest import ROOT
 
 LIBRARY = ["numpy", "torch"]

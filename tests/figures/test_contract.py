@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from analysis.attempts import from_attempts
-from analysis.frames import empty
-from analysis.records import Store
+from analysis.records.attempts import from_attempts
+from analysis.records.frames import empty
+from analysis.records.store import Store
 from experiments import figures
 from experiments.figures import (
     _contract,
     eghlidi2020_eghlidi_table1,
     eghlidi2020_eghlidi_table1_published,
     eghlidi2020_eghlidi_table2,
+    papers,
     shi2019_shi_bound,
     shi2019_shi_convergence,
     shi2019_shi_distribution,
@@ -47,7 +49,7 @@ from experiments.figures import (
     zhang_stable_sweep,
     zhang_stable_throughput,
 )
-from tests import synthetic
+from tests.analysis import synthetic
 from tests.conftest import Command, refused
 
 # mypy compares each file with the protocol here.
@@ -75,9 +77,9 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Puts a file into an empty folder of figures."""
+    """Puts a file into an empty folder of figures; modules that items share stay where they are."""
     monkeypatch.setattr(figures, "FOLDER", tmp_path)
-    monkeypatch.setattr(figures, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(figures, "__path__", [str(tmp_path), *figures.__path__])
     before = set(sys.modules)
 
     def put(text: str, name: str = "thesis_density.py") -> Path:
@@ -162,6 +164,19 @@ def claims():
 """
 
 
+def test_ids_and_answers_are_checked_before_anything_runs(write: Write, here: Command) -> None:
+    path = write(LEAST + QUESTION.replace("PAPER", "None").replace(")]", ', answers=("yoon2022.99",))]'))
+    refused(here("reproduce", "density", "profile=smoke"), str(path), "yoon2022.99", "no paper states")
+    twice = QUESTION.replace("PAPER", "None").replace("return [Claim", "return 2 * [Claim")
+    path = write(LEAST + twice, "own_twice.py")
+    refused(here("reproduce", "twice", "profile=smoke"), str(path), "two claims have the id twice.a")
+
+
+def test_a_claim_without_an_id_has_one_that_its_text_gives(write: Write) -> None:
+    write(LEAST + QUESTION.replace('"a"', '"Top-k (0.1) ends above"').replace("PAPER", "None"))
+    assert [claim.id for claim in figures.claims("density")] == ["density.top-k-0.1-ends-above"]
+
+
 def test_nobody_else_s_scale_is_asked_for_where_the_question_is_one_s_own(
     write: Write, tmp_path: Path
 ) -> None:
@@ -188,3 +203,29 @@ def test_a_contract_is_asked_of_a_file_that_has_more(write: Write) -> None:
     write("from math import sqrt\n" + LEAST.replace("(frames, profile)", "(frames, profile, axes=None)")
           + "def lines(frames): ...\nHEIGHT = 3\n")  # fmt: skip
     figures.check("density")
+
+
+def test_every_claim_of_the_papers_is_held_against_records_by_an_item() -> None:
+    texts = [each.claim.text for item in figures.shipped() for each in figures.judge(item, empty())]
+    for paper in papers.names():
+        for said in papers.claims(paper).values():
+            pattern = re.sub(r"\\\{.*?\\\}", ".+", re.escape(said["text"]))
+            assert any(re.fullmatch(pattern, text) for text in texts), said["text"]
+
+
+def test_a_claim_of_the_papers_says_what_differs_between_like_ones() -> None:
+    found = papers.claim("shi2019.bound", lambda frames, task: None, "mine", case="mine", label="own model")
+    assert (found.id, found.of, found.paper) == ("bound.mine", ("mine",), "(1 - k/d)²")
+    assert "own model" in found.text
+    with pytest.raises(KeyError, match="label"):
+        papers.claim("shi2019.bound", lambda frames, task: None, "mine")
+
+
+def test_a_claim_that_its_paper_does_not_have_or_not_whole_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"no claim of shi2019\.yaml 'bond' \(did you mean 'bound'\?\)"):
+        papers.claim("shi2019.bond", lambda frames: None)
+    monkeypatch.setattr(papers, "claims", lambda paper: {"half": {"text": "something", "kind": "ordering"}})
+    with pytest.raises(
+        ValueError, match=r"the claim shi2019\.half lacks unit, source, tolerance, reason: give"
+    ):
+        papers.claim("shi2019.half", lambda frames: None)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from analysis import style
-from analysis.attempts import from_attempts
-from analysis.frames import Frames, empty, restrict
-from analysis.parquet import read_parquet, write_parquet
-from analysis.records import Store
+from analysis.pictures import style
+from analysis.records.attempts import from_attempts
+from analysis.records.frames import Frames, empty, restrict
+from analysis.records.parquet import read_parquet, write_parquet
+from analysis.records.store import Store
 from experiments import figures
-from tests import synthetic
+from experiments.config.run import Run
+from tests.analysis import synthetic
 from tests.conftest import Command, refused
 
 ITEMS = sorted(figures.shipped())
@@ -100,7 +101,7 @@ def test_listing_and_loading_items_needs_no_torch() -> None:
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("item", ITEMS)
 def test_runs_are_distinct_overrides(item: str, profile: str) -> None:
-    runs = figures.load(item).runs(profile)
+    runs = [Run.of(run).words() for run in figures.load(item).runs(profile)]
     assert len({tuple(run) for run in runs}) == len(runs)
     for run in runs:
         assert f"profile={profile}" in run
@@ -164,9 +165,7 @@ def test_every_page_names_machine_data_workers_versions_and_n(item: str, everyth
 def test_nothing_is_drawn_of_nothing_and_the_page_still_says_so(item: str) -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
         figures.load(item).draw(empty(), "laptop")
-    assert ("not run" if figures.load(item).claims() else "Nothing here is judged") in page(
-        item, empty(), "laptop"
-    )
+    assert ("not run" if figures.claims(item) else "Nothing here is judged") in page(item, empty(), "laptop")
 
 
 @pytest.mark.parametrize("item", sorted(MODE))
@@ -181,7 +180,7 @@ def test_simulated_times_are_labelled_in_picture_caption_and_tables(item: str, t
     labels = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
     assert any("simulated" in label for label in labels)
     assert "*Simulated* times" in figures.load(item).caption(frames, "paper")
-    assert ", simulated)" in page(item, frames, "paper") or not figures.load(item).claims()
+    assert ", simulated)" in page(item, frames, "paper") or not figures.claims(item)
 
 
 def test_a_machine_that_is_not_as_it_was_named_is_told(tmp_path: Path) -> None:

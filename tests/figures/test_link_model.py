@@ -7,10 +7,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.frames import Frames
+from analysis.pictures import timeline
+from analysis.records.frames import Frames
 from experiments import figures
-from experiments.config.plan import configs_of
 from experiments.figures import survey_link_model as link_model
+from experiments.figures.runs import configs_of
 from sparsify.cost import Cost, Link
 
 EXACT = Link(1e-4, 8.4e-9)
@@ -88,7 +89,7 @@ def test_a_sender_that_is_done_first_does_not_shorten_a_tree() -> None:
     ]  # fmt: skip
     spans = pd.DataFrame([{"key": "a", "step": 3, "phase": "transfer", **row} for row in rows])
     empty = pd.DataFrame()
-    assert link_model.stretch(Frames(empty, empty, empty, spans), "a") == pytest.approx(2.0 / 1.1)
+    assert timeline.stretch(Frames(empty, empty, empty, spans), "a") == pytest.approx(2.0 / 1.1)
 
 
 def test_runs_without_a_probe_are_left_out(measured: Frames) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.frames import Frames, empty, runs_frame, typed
+from analysis.records.frames import Frames, empty, runs_frame, typed
 from experiments import figures
 from experiments.figures import _predicted, shi2019_shi_scaling, survey_crossover, zhang_stable_dgc
-from experiments.figures._predicted import MODEL, Parts, ethernet, exchange_s
+from experiments.figures._predicted import MODEL, Work, ethernet, exchange_s
 from sparsify import cost
 
 COMPUTE_S = 0.5
@@ -108,14 +108,14 @@ def test_the_quickest_is_dense_on_fast_links_and_another_one_on_slow_links() -> 
 
 
 def test_a_free_selection_on_a_free_link_scales_perfectly() -> None:
-    fast = shi2019_shi_scaling.efficiency(Parts(100.0, 0.0), "topk", 1e6)
+    fast = shi2019_shi_scaling.efficiency(Work(100.0, 0.0), "topk", 1e6)
     assert fast == pytest.approx(100, abs=0.01)
-    slow = shi2019_shi_scaling.efficiency(Parts(0.5, 0.0), "dense", 1)
+    slow = shi2019_shi_scaling.efficiency(Work(0.5, 0.0), "dense", 1)
     assert (np.diff(slow) < 0).all()
 
 
 def test_dgc_gains_less_the_faster_the_link_is() -> None:
-    parts = Parts(0.5, 0.1)
+    parts = Work(0.5, 0.1)
     gains = [zhang_stable_dgc.speedup(parts, link)[2] for link in _predicted.LINKS.values()]
     assert gains == sorted(gains, reverse=True)
     assert gains[-1] < 1

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import style
-from analysis.frames import empty
+from analysis.pictures import style
 from analysis.published import tables
+from analysis.records.frames import empty
 from experiments import figures
-from experiments.config import grid
+from experiments.figures.runs import name_and_configs
 from tests.conftest import Command, refused
 
 ITEMS = [item for item in sorted(figures.shipped()) if not figures.has_runs(item)]
@@ -108,7 +108,7 @@ def test_words_that_would_change_nothing_are_refused(here: Command) -> None:
 
 def test_there_is_nothing_to_queue() -> None:
     with pytest.raises(ValueError, match="fig4-logs has no runs to queue"):
-        grid.name_and_configs(["fig4-logs"])
+        name_and_configs(["fig4-logs"])
 
 
 def test_a_changed_table_ends_the_command_with_a_sentence(

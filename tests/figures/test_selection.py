@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from analysis.claims import Verdict
-from analysis.frames import Frames, empty, runs_frame, typed
-from analysis.records import variant_configs
+from analysis.records.configs import variant_configs
+from analysis.records.frames import Frames, empty, runs_frame, typed
 from experiments import figures
-from experiments.config.plan import configs_of
 from experiments.figures import shi2019_shi_selection as selection
+from experiments.figures.runs import configs_of
 
 SMALL, LARGE = 2**16, 2**20
 BLOCKS = 31

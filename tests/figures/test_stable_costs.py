@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import sparsify
-from analysis.frames import Frames, empty, runs_frame, typed
+from analysis.records.frames import Frames, empty, runs_frame, typed
 from experiments import figures
+from experiments.figures import _predicted
 from experiments.figures import zhang_stable_costs as item
 from sparsify import cost
+from sparsify.core.selections import Generated, Statistics
 from sparsify.replay import Replay
-from sparsify.selections import Generated, Statistics
 from sparsify.types import Sparse
 
 N = 10_000
@@ -86,4 +87,4 @@ def test_announcements_are_what_exchanges_send_besides_selections(name: str) -> 
     replay.next(Generated(Statistics(0.01, 0.3), N, size))
     nothing = [Sparse(torch.empty(0, dtype=torch.int64), torch.empty(0))] * size
     sent = max(replay.next(nothing, k=100).sent_bytes)
-    assert sent == item.WORD * item.ANNOUNCED[name] * (size - 1)
+    assert sent == _predicted.WORD * item.ANNOUNCED[name] * (size - 1)

@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 
 from analysis.claims import Verdict
-from analysis.frames import Frames, empty, runs_frame, typed
-from analysis.records import variant_configs
+from analysis.records.configs import variant_configs
+from analysis.records.frames import Frames, empty, runs_frame, typed
 from experiments import figures
-from experiments.config.plan import configs_of
+from experiments.figures import _large as large
 from experiments.figures import _predicted
 from experiments.figures import zhang_stable_throughput as item
-from experiments.figures._predicted import Parts
+from experiments.figures._predicted import Work
+from experiments.figures.runs import configs_of
 
 TASK = "berttiny_ptb64"
 ELEMENTS = 10_000_000  # of task=vector
@@ -89,7 +90,7 @@ def test_what_is_trained_takes_turns_as_well_and_so_does_a_vector(profile: str) 
     trained = {config["task"]["name"] for config in configs if not config["variants"]}
     assert {config["task"]["name"] for config in turns} == trained | {"vector"}
     for config in turns:
-        assert list(variant_configs(config)) == list(item.LOOKS)
+        assert list(variant_configs(config)) == list(large.LOOKS)
     for config in configs:
         if config["task"]["name"] in trained:
             assert config["cluster"]["where"] == "virtual"
@@ -131,14 +132,14 @@ def test_all_that_is_claimed_says_that_it_is_simulated() -> None:
 
 
 def test_the_computing_that_gives_a_ratio_gives_it() -> None:
-    parts = {"dense": Parts(0.0, 0.1), "stable_topk": Parts(0.0, 0.2)}
-    link, elements = item.LINKS["10 Gbit/s"], 345_000_000
-    dense, own = (item.added_s(parts, each, elements, link) for each in parts)
-    seconds = item.computing_for(2.02, dense, own)
+    parts = {"dense": Work(0.0, 0.1), "stable_topk": Work(0.0, 0.2)}
+    link, elements = large.LINKS["10 Gbit/s"], 345_000_000
+    dense, own = (large.added_s(parts, each, elements, link) for each in parts)
+    seconds = large.computing_for(2.02, dense, own)
     assert seconds is not None
-    again = item.speedup(parts, "stable_topk", elements, link, np.array([seconds]))
+    again = large.speedup(parts, "stable_topk", elements, link, np.array([seconds]))
     assert again[0] == pytest.approx(2.02)
-    assert item.computing_for(2.02, 0.1, 0.2) is None
+    assert large.computing_for(2.02, 0.1, 0.2) is None
 
 
 def test_stable_top_k_sends_values_without_indices() -> None:

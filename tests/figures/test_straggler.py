@@ -6,13 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.attempts import from_attempts
 from analysis.claims import judge
-from analysis.frames import Frames
-from analysis.records import Store, variant_configs
-from experiments.config.plan import configs_of
+from analysis.records.attempts import from_attempts
+from analysis.records.configs import variant_configs
+from analysis.records.frames import Frames
+from analysis.records.store import Store
 from experiments.figures import yoon2022_straggler as straggler
-from tests import synthetic
+from experiments.figures.runs import configs_of
+from tests.analysis import synthetic
 
 SLOPE, INTERCEPT_MS = 0.75, 3.0
 

@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 
 from analysis.claims import Verdict
-from analysis.frames import Frames, empty, runs_frame, typed
+from analysis.records.frames import Frames, empty, runs_frame, typed
 from analysis.stats import Value
 from experiments import figures
-from experiments.config.plan import configs_of, more_configs_of
 from experiments.figures import _predicted
 from experiments.figures import survey_time_to_accuracy as item
 from experiments.figures import yoon2022_fig3_slim as slim
 from experiments.figures import yoon2022_slow_links as slow_links
 from experiments.figures._reaching import Reached, reached, seconds_to, sooner, steps_to
+from experiments.figures.runs import configs_of, more_configs_of
 
 ELEMENTS, WORKERS, EVERY = 924_186, 8, 49
 COMPUTE_S, WAIT_S = 0.05, 0.4

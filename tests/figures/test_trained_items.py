@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.attempts import from_attempts
 from analysis.claims import Verdict
-from analysis.frames import Frames, empty
-from analysis.looks import REGIONS, SLICES
-from analysis.parquet import read_parquet, write_parquet
-from analysis.records import Store
+from analysis.records.attempts import from_attempts
+from analysis.records.frames import Frames, empty
+from analysis.records.parquet import read_parquet, write_parquet
+from analysis.records.schema import REGIONS, SLICES
+from analysis.records.store import Store
 from experiments import figures
-from experiments.config.plan import configs_of, more_configs_of
-from tests import synthetic
+from experiments.config.config import Config
+from experiments.figures.runs import configs_of, more_configs_of
+from tests.analysis import synthetic
 
-Config = dict[str, Any]
 LOOKED = ("shi-distribution", "shi-bound", "stable-heatmap")
 TRAINED = ("shi-convergence", "stable-sweep", "eghlidi-table1")
 TENSOR = "large.weight"
@@ -92,7 +92,7 @@ def test_items_of_looks_are_drawn_from_records_and_from_parquet(item: str, tmp_p
     assert [table.markdown() for table in first] == [table.markdown() for table in second]
     figure = figures.load(item).draw(frames, "laptop")
     assert all(axes.has_data() for axes in figure.axes)
-    tasks = {word for run in figures.load(item).runs("laptop") for word in run if word.startswith("task=")}
+    tasks = {run.settings["task"] for run in figures.load(item).runs("laptop")}
     assert len(figure.axes) % len(tasks) == 0
 
 

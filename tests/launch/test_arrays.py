@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from analysis.records import run_id
+from analysis.records.configs import run_id
 from experiments.config import choices, code_version, compose
+from experiments.config.config import Config
 from experiments.config.folders import Folders
-from experiments.config.grid import name_and_configs
+from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
-from experiments.launch import arrays
+from experiments.figures.runs import name_and_configs
+from experiments.launch import arrays, submission
+from slurm.submit import sbatch_text
 from tests.conftest import Command
 
 TEXTS = Path(__file__).parent / "sbatch"
@@ -65,7 +70,7 @@ def test_every_slurm_cluster_has_a_recorded_text() -> None:
     on_slurm = {
         name
         for name in choices.options("cluster")
-        if compose.resolve([f"cluster={name}"])["cluster"]["where"] == "slurm"
+        if isinstance(compose.resolve([f"cluster={name}"]).cluster, SlurmCluster)
     }
     assert on_slurm >= set(SHIPPED)
     assert {path.stem for path in TEXTS.glob("*.sbatch")} == set(SHIPPED)
@@ -91,22 +96,60 @@ def test_a_block_holds_each_repetition_of_all_methods_in_an_order_of_its_own() -
     sweep = planned("method=dense,topk,randomk,dgc", "seed=range(0,6)", "cluster=devcluster", "profile=smoke")
     (array,) = arrays.arrays(sweep, block=True)
     (job,) = array.jobs
-    seeds = [run.config["seed"] for run in job]
+    seeds = [run.config.seed for run in job]
     assert seeds == sorted(seeds)
-    orders = {
-        tuple(run.config["method"]["name"] for run in job if run.config["seed"] == seed) for seed in range(6)
-    }
+    orders = {tuple(run.config.method.name for run in job if run.config.seed == seed) for seed in range(6)}
     assert all(sorted(order) == ["dense", "dgc", "randomk", "topk"] for order in orders)
     assert len(orders) > 1
     assert arrays.arrays(list(reversed(sweep)), block=True)[0].jobs[0] == job
 
 
+def described(**changes: Any) -> SlurmCluster:
+    cluster = compose.resolve(["cluster=generic_slurm"]).cluster
+    assert isinstance(cluster, SlurmCluster)
+    return replace(cluster, **changes)
+
+
+def run_of(workers: int, device: str = "cpu") -> Config:
+    return compose.resolve(["task=cnn_cifar10", f"workers={workers}", f"device={device}"])
+
+
+@pytest.mark.parametrize(
+    ("workers", "per_node", "nodes", "tasks"),
+    [(1, 8, 1, 1), (8, 8, 1, 8), (12, 8, 2, 6), (6, 4, 2, 3), (5, 4, 5, 1)],
+)
+def test_workers_are_spread_evenly(workers: int, per_node: int, nodes: int, tasks: int) -> None:
+    cluster = described(workers_per_node=per_node)
+    shape = arrays.shape_of(cluster, run_of(workers, "cuda"))
+    assert shape == (nodes, tasks, cluster.cpus_per_worker, tasks)
+
+
+def test_a_warning_that_comes_before_the_job_is_refused() -> None:
+    with pytest.raises(ValueError, match="told to stop as they start"):
+        arrays.shape_of(described(signal_delay_s=7200), run_of(2))
+
+
+def test_odd_values_stay_values() -> None:
+    """A directive is a comment to the shell; quotes, semicolons and $(...) arrive in SLURM as they are."""
+    odd = "a b; $(touch x) `y` \"q\" 'z'"
+    cluster = described(comment=odd, account="a;b", python="/py thon")
+    array = arrays.JobArray(cluster, arrays.shape_of(cluster, run_of(2)), [])
+    options = array.options("name", Path("/a folder"), Path("/a folder/$(x)"))
+    text = sbatch_text(Path("/a folder"), options, array.python, 3)
+    directives = [line for line in text.splitlines() if "touch x" in line or "a;b" in line or "/$(x)" in line]
+    assert directives
+    assert all(line.startswith(("#SBATCH", "srun")) for line in directives)
+    (call,) = (line for line in text.splitlines() if line.startswith("srun"))
+    assert "'/py thon' -u" in call
+    assert "'/a folder'" in call
+
+
 def test_one_process_submits_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(submission, "LOCK_TIMEOUT_S", 0.1)
     busy = pytest.raises(ValueError, match="another process has been submitting")
-    with arrays._alone(Folders(tmp_path)), busy, arrays._alone(Folders(tmp_path)):
+    with submission._alone(Folders(tmp_path)), busy, submission._alone(Folders(tmp_path)):
         pytest.fail("two at a time")
-    with arrays._alone(Folders(tmp_path)):  # the first has left
+    with submission._alone(Folders(tmp_path)):  # the first has left
         pass
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from analysis.files import read_json
-from analysis.records import Attempt
+from analysis.records.store import Attempt
 from experiments.config import compose
+from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import attempt_for, begin_attempt, worker_command
 from experiments.launch.diagnosis import CANCEL
+from experiments.worker.orders import Orders
 
 WORDS = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=local")
 
@@ -36,11 +37,9 @@ def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Pa
     manifest = begun.attempt.manifest
     assert (manifest["state"], manifest["alone"], manifest["sweep"]) == ("submitted", True, None)
     assert begun.folder == folders.launch(begun.attempt)
-    orders = read_json(Path(begun.orders))
-    assert orders is not None
-    assert orders["config"] == run.config
-    assert orders["attempt"] == str(begun.attempt.path)
-    assert orders["meet"] == "file"
+    orders = Orders.read(Path(begun.orders))
+    assert Config.of(orders.config).as_dict() == run.config.as_dict()
+    assert (orders.attempt, orders.same_host) == (str(begun.attempt.path), True)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.files import write_json
+from analysis.records.files import write_json
 from experiments.launch.diagnosis import diagnose
 
 LOST = "worker 0 of 2 lost the others during all_gather"

@@ -6,19 +6,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from analysis.files import read_json
-from analysis.records import Store
+from analysis.records.files import read_json
+from analysis.records.store import Store
 from experiments.config import compose
 from experiments.config.plan import PlannedRun
 from experiments.launch import local
 from slurm.emulated import network
+from slurm.emulated.network import EmulatedLink
 from tests.conftest import ROOT, Command, environment_for, refused
-from tests.emulated import await_gone, needs_namespaces
-from tests.runs import wait_for
+from tests.slurm.emulated.links import await_gone, needs_namespaces
+from tests.worker.runs import wait_for
 
 RUN = (
     "cluster=netns", "task=cnn_digits", "profile=smoke", "workers=3", "cluster.workers_per_node=2",
@@ -26,9 +26,9 @@ RUN = (
 )  # fmt: skip
 
 
-def alone(alpha_s: str) -> dict[str, Any]:
+def alone(alpha_s: str) -> EmulatedLink:
     """A link that no other run of this machine has."""
-    return {"alpha_s": float(alpha_s)}
+    return EmulatedLink("", float(alpha_s), None)
 
 
 @needs_namespaces
@@ -90,5 +90,5 @@ def test_a_machine_that_can_not_says_so_before_anything_is_begun(
 
 def test_a_timed_run_on_emulated_links_is_alone_on_the_machine() -> None:
     run = PlannedRun(compose.resolve([*RUN, "method=dense"]), None)
-    assert run.num_processes == 3
-    assert not local.has_room(run, [run])
+    assert run.config.num_processes == 3
+    assert not local.fits(run, [run])

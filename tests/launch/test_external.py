@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from analysis.records import Store
+from analysis.records.store import Store
 from experiments.config.folders import Folders
 from tests.conftest import ROOT, environment_for
-from tests.runs import recorded, wait_for
+from tests.worker.runs import recorded, wait_for
 
 STEPS = 200
 

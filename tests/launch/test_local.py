@@ -1,4 +1,4 @@
-"""Runs here whose starter is killed, told to end, or loses its folder. tests/faults.py does more of it."""
+"""Runs here whose starter is killed, told to end, or loses its folder. `faults` does more of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.files import Held, RankLog
+from analysis.records.log import Held, RankLog
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
@@ -18,11 +18,11 @@ from experiments.launch import attempt as attempts
 from experiments.launch import local
 from experiments.launch.attempt import begin_attempt
 from experiments.launch.diagnosis import Interrupted
-from experiments.launch.end_signals import SIGNALS, EndSignals
-from tests import trouble_here
+from experiments.launch.local import END_SIGNALS, EndSignals
 from tests.conftest import Command, refused
-from tests.runs import wait_for
-from tests.troubled import Outcome
+from tests.launch import trouble_here
+from tests.launch.troubled import Outcome
+from tests.worker.runs import wait_for
 
 RUN = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=virtual", "train.validate=never")
 
@@ -38,16 +38,16 @@ def test_runs_share_a_gpu_as_far_as_they_say_and_never_with_what_is_timed(
     curve, four = planned(), planned("launch.runs_per_gpu=4")
     timed, on_cpu = planned("train.validate=never", "launch.runs_per_gpu=4"), planned("device=cpu")
     several = planned("cluster=local", "launch.runs_per_gpu=4")
-    assert not local.has_room(curve, [curve])  # one to a GPU, unless asked for
-    assert local.has_room(four, [four, four])
-    assert not local.has_room(four, [four, four, four])  # there are three cores
-    assert not local.has_room(four, [curve])
-    assert local.has_room(on_cpu, [curve])
-    assert local.has_room(curve, [on_cpu])
+    assert not local.fits(curve, [curve])  # one to a GPU, unless asked for
+    assert local.fits(four, [four, four])
+    assert not local.fits(four, [four, four, four])  # there are three cores
+    assert not local.fits(four, [curve])
+    assert local.fits(on_cpu, [curve])
+    assert local.fits(curve, [on_cpu])
     for alone in (timed, several):
-        assert not local.has_room(alone, [four])
-        assert not local.has_room(four, [alone])
-        assert local.has_room(alone, [])
+        assert not local.fits(alone, [four])
+        assert not local.fits(four, [alone])
+        assert local.fits(alone, [])
 
 
 def test_workers_end_with_their_starter_and_the_next_one_does_each_step_once(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_an_attempt_that_somebody_writes_is_not_taken_up_or_measured_beside(
     assert begin_attempt(run, folders).attempt.number == 2
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", END_SIGNALS)
 def test_the_first_signal_is_noted_and_the_second_one_ends(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with EndSignals() as signals:

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from analysis.schemas import Progress
+from analysis.records.schema import Progress
 from experiments.launch.progress_bar import LINE_S, ProgressBar, RunProgress, Speed, duration
 from tests.conftest import ROOT
 
@@ -96,7 +96,7 @@ def test_times_are_as_coarse_as_they_are_known(seconds: float, said: str) -> Non
 
 SHOW = """
 import sys, time
-from analysis.schemas import Progress
+from analysis.records.schema import Progress
 from experiments.launch.progress_bar import *
 bar = ProgressBar({f"run{at}": f"a_method_of_a_long_name density=0.01 seed={at}" for at in range(12)})
 for step in range(0, 8000, 2000):

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from analysis.files import read_json
-from analysis.records import Attempt
-from experiments.launch.bad_nodes import note_failure
+from analysis.records.files import read_json
+from analysis.records.store import Attempt
+from experiments.launch.job_hooks import note_failure
 from slurm import environment, queue
-from tests import trouble_there
 from tests.conftest import ROOT, refused
-from tests.devcluster import SCRIPTS, STATE, say
-from tests.runs import carry_out, orders
-from tests.trouble_there import Bench
-from tests.troubled import await_, faults_in
+from tests.launch import trouble_there
+from tests.launch.trouble_there import Bench
+from tests.launch.troubled import await_, faults_in
+from tests.slurm.devcluster import SCRIPTS, STATE, say
+from tests.worker.runs import carry_out, orders
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 SMOKE = ("profile=smoke", "task=cnn_digits", "cluster=devcluster", "container=none")
@@ -55,11 +55,10 @@ def troubled(devcluster: dict[str, str], tmp_path_factory: pytest.TempPathFactor
 
 def sif() -> bool:
     """Is there an image, and something to run it?"""
-    from experiments.config import compose
-    from slurm import container
+    from slurm import container, images
 
     try:
-        container.check(compose.resolve(["container=thin"])["container"])
+        container.check(images.choice("thin"))
     except ValueError:
         return False
     return True

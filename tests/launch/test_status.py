@@ -9,7 +9,7 @@ import pytest
 from experiments.config.folders import Folders
 from experiments.launch.status import StatusView, stuck
 from slurm.queue import QueuedJob
-from tests import synthetic
+from tests.analysis import synthetic
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm import container, images
+from slurm.images import ImageChoice
 from tests.conftest import ROOT
 
 IMAGES = sorted(path.stem for path in (ROOT / "singularity").glob("*.args"))
@@ -65,12 +67,12 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def choice(image: Path | str, **more: Any) -> dict[str, Any]:
-    return {**images.choice("thin"), "image": str(image), **more}
+def choice(image: Path | str, **more: Any) -> ImageChoice:
+    return replace(images.choice("thin"), image=str(image), **more)
 
 
 def wrapped(
-    image: dict[str, Any],
+    image: ImageChoice,
     *words: str,
     binds: tuple[Path, ...] = (),
     variables: Mapping[str, str] | None = None,
@@ -81,11 +83,7 @@ def wrapped(
 
 
 def test_without_a_container_the_command_is_itself() -> None:
-    none = {"name": "none"}
-    assert container.wrap(none, ["a", "b c"], [ROOT], ROOT, {"SLURM_X": "1"}, gpu=True) == ["a", "b c"]
-    assert container.facts(none) is None
-    assert container.resolved(none) == none
-    container.check(none)
+    assert container.wrap(None, ["a", "b c"], [ROOT], ROOT, {"SLURM_X": "1"}, gpu=True) == ["a", "b c"]
 
 
 @pytest.mark.parametrize(
@@ -131,10 +129,10 @@ def test_relative_names_of_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert images.locate("some/x.sif") == ROOT / "some" / "x.sif"
     assert images.locate("/some/x.sif") == Path("/some/x.sif")
     monkeypatch.setenv("SPARSIFY_IMAGES", str(tmp_path))
-    assert container.resolved(choice("x.sif"))["image"] == str(tmp_path / "x.sif")
+    assert images.locate("x.sif") == tmp_path / "x.sif"
 
 
-def says(image: dict[str, Any], *words: str) -> None:
+def says(image: ImageChoice, *words: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the words are looked for below)
         container.check(image)
     for word in words:
@@ -153,11 +151,9 @@ def test_singularity_does_as_well(runtime: Path, tmp_path: Path) -> None:
     other = runtime.rename(runtime.with_name("singularity"))
     image = choice(a_sif(tmp_path / "x.sif"))
     assert container.wrap(image, ["python"], [], ROOT, {}, gpu=False)[0] == str(other)
-    facts = container.facts(image)
-    assert facts is not None
-    assert facts["runtime"] == "singularity"
+    assert container.facts(image)["runtime"] == "singularity"
     if images.runtime("apptainer") is None:
-        says({**image, "runtime": "apptainer"}, "apptainer is not here")
+        says(replace(image, runtime="apptainer"), "apptainer is not here")
 
 
 def test_images_that_cannot_be_used(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,17 +227,17 @@ def test_the_definition_s_digest_follows_what_goes_in(
 
 
 @pytest.fixture(scope="module")
-def thin() -> dict[str, Any]:
+def thin() -> ImageChoice:
     image = images.choice("thin")
     if images.runtime() is None:
         pytest.skip("neither apptainer nor singularity is here (slurm/devcluster/install-apptainer)")
-    if not images.locate(image["image"]).is_file():
+    if not images.locate(image.image).is_file():
         pytest.skip("there is no thin image (make sif)")
     container.check(image)
     return image
 
 
-def test_words_and_variables_arrive_to_the_letter(thin: dict[str, Any], tmp_path: Path) -> None:
+def test_words_and_variables_arrive_to_the_letter(thin: ImageChoice, tmp_path: Path) -> None:
     body = (
         "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), sys.prefix]))"
     )
@@ -259,7 +255,7 @@ def test_words_and_variables_arrive_to_the_letter(thin: dict[str, Any], tmp_path
     assert done.stderr == ""
 
 
-def test_odd_folders_are_there_and_home_is_not(thin: dict[str, Any], tmp_path: Path) -> None:
+def test_odd_folders_are_there_and_home_is_not(thin: ImageChoice, tmp_path: Path) -> None:
     odd = tmp_path / "a,b:c \"d\" '$(id)'"
     odd.mkdir()
     body = "import os, sys; open(sys.argv[1] + '/written', 'w').write(str(os.path.exists(sys.argv[2])))"
@@ -280,7 +276,7 @@ def a_file_at_home() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 75])
-def test_exit_codes_come_through(thin: dict[str, Any], code: int) -> None:
+def test_exit_codes_come_through(thin: ImageChoice, code: int) -> None:
     done = subprocess.run(wrapped(thin, "-c", f"import sys; sys.exit({code})"), check=False)
     assert done.returncode == code
 
@@ -299,7 +295,7 @@ sys.exit(75)
 
 
 @contextlib.contextmanager
-def started(thin: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def started(thin: ImageChoice) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A worker in a container, and its own process id."""
     with subprocess.Popen(wrapped(thin, "-u", "-c", WORKER), stdout=subprocess.PIPE, text=True) as outer:
         try:
@@ -310,7 +306,7 @@ def started(thin: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[str], int]]
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
-def test_the_stop_signal_reaches_the_worker(thin: dict[str, Any], number: signal.Signals) -> None:
+def test_the_stop_signal_reaches_the_worker(thin: ImageChoice, number: signal.Signals) -> None:
     with started(thin) as (outer, _):
         outer.send_signal(number)
         assert outer.wait(timeout=20) == 75
@@ -318,7 +314,7 @@ def test_the_stop_signal_reaches_the_worker(thin: dict[str, Any], number: signal
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
 def test_a_signal_to_every_process_of_a_step_leaves_the_image_in_place(
-    thin: dict[str, Any], number: signal.Signals
+    thin: ImageChoice, number: signal.Signals
 ) -> None:
     if images.unpacked() not in Path(images.runtime() or "").parents:
         pytest.skip("whether its file server bears signals is up to this machine's apptainer")
@@ -332,7 +328,7 @@ def test_a_signal_to_every_process_of_a_step_leaves_the_image_in_place(
         assert outer.wait(timeout=20) == 75
 
 
-def test_a_killed_container_leaves_no_worker(thin: dict[str, Any]) -> None:
+def test_a_killed_container_leaves_no_worker(thin: ImageChoice) -> None:
     with started(thin) as (outer, inner):
         outer.kill()
         outer.wait()
@@ -349,7 +345,7 @@ def is_running(process: int) -> bool:
         return False
 
 
-def test_two_containers_take_a_step_together(thin: dict[str, Any], tmp_path: Path) -> None:
+def test_two_containers_take_a_step_together(thin: ImageChoice, tmp_path: Path) -> None:
     ranks = []
     for rank in range(2):
         place = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
@@ -361,7 +357,7 @@ def test_two_containers_take_a_step_together(thin: dict[str, Any], tmp_path: Pat
     assert all("two ranks agree on a sparse and a dense step" in words for words in said)
 
 
-def test_the_facts_of_a_real_image(thin: dict[str, Any]) -> None:
+def test_the_facts_of_a_real_image(thin: ImageChoice) -> None:
     found = container.facts(thin)
     assert found is not None
     assert found["arch"] == images.here()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.devcluster import SCRIPTS, devcluster, lacking, say, speaking_to
+from tests.slurm.devcluster import SCRIPTS, devcluster, lacking, say, speaking_to
 
 __all__ = ["devcluster"]  # a fixture is found by its name in this module
 pytestmark = pytest.mark.slurm

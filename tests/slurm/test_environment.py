@@ -27,13 +27,3 @@ def test_ranks_that_somebody_else_set_are_no_launcher(monkeypatch: pytest.Monkey
     for alone in ({**OF_TORCHRUN, "WORLD_SIZE": "1"}, {"WORLD_SIZE": "2"}):
         monkeypatch.setattr(os, "environ", alone)
         assert environment.joined() is None
-
-
-@pytest.mark.parametrize("before", [{}, {"SUBMITIT_EXECUTOR": "local"}])
-def test_what_was_set_before_is_set_afterwards(
-    before: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "environ", dict(before))
-    with environment.as_submitit():
-        assert os.environ["SUBMITIT_EXECUTOR"] == "slurm"
-    assert os.environ == before

@@ -9,7 +9,18 @@ import pytest
 
 from slurm import gpus
 from slurm.gpus import bus_id, is_model, pcie_rate
-from tests.gpu_nodes import ALONE, BRIDGED, DGX1, STATUS, SWITCHED, Driver, bus, drive, nvlink_rates, topology
+from tests.slurm.gpu_nodes import (
+    ALONE,
+    BRIDGED,
+    DGX1,
+    STATUS,
+    SWITCHED,
+    Driver,
+    bus,
+    drive,
+    nvlink_rates,
+    topology,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -72,10 +83,10 @@ def test_nvlinks_are_counted_active_and_idle(
 
 
 def test_what_a_driver_does_not_know_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    older = ["nvmlDeviceGetNvLinkState", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetTopologyCommonAncestor"]
+    older = ["nvmlDeviceGetNvLinkState", "nvmlDeviceGetTopologyCommonAncestor"]
     drive(monkeypatch, Driver(BRIDGED, without=older, generation=None, lost=[3]))
     first = gpus.survey()[bus(0)]
-    assert (first.nvlinks, first.idle_nvlinks, first.pcie, first.memory_mib) == (None, 0, None, None)
+    assert (first.nvlinks, first.idle_nvlinks, first.pcie) == (None, 0, None)
     assert first.links == {}
     assert list(gpus.survey()) == [bus(0), bus(1), bus(2)]  # the fourth has failed
 
@@ -84,7 +95,7 @@ def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     drive(monkeypatch, Driver(ALONE, rates=[[]]))
     assert gpus.has_gpu()
     (gpu,) = gpus.survey().values()
-    assert gpu == (bus(0), "NVIDIA H200", 143_771, "550.54.15", 31.5, [], 0, {})
+    assert gpu == (bus(0), "NVIDIA H200", "550.54.15", 31.5, [], 0, {})
     assert gpus.state(bus(0)) == {
         "driver_version": "550.54.15",
         "clocks.sm": "1980",

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from slurm import local
-from slurm.local import Ended, LocalWorkers
+from slurm.local import LocalWorkers
 from slurm.worker_process import WorkerCommand, exit_codes
 
 Start = Callable[..., LocalWorkers]
@@ -40,8 +40,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[LocalWorkers] = []
 
     def start(*ends: str, gpu: bool = False) -> LocalWorkers:
-        none = {"name": "none"}
-        command = WorkerCommand([sys.executable, "-c", ENDS_AS_TOLD], str(tmp_path), 1, none, [], gpu)
+        command = WorkerCommand([sys.executable, "-c", ENDS_AS_TOLD], str(tmp_path), 1, None, [], gpu)
         started.append(LocalWorkers(command, ",".join(ends), tmp_path, len(ends)))
         return started[-1]
 
@@ -50,7 +49,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         workers.cancel()
 
 
-def end_of(workers: LocalWorkers, timeout_s: float = 30) -> Ended:
+def end_of(workers: LocalWorkers, timeout_s: float = 30) -> dict[int, int]:
     deadline = time.monotonic() + timeout_s
     while (ended := workers.poll()) is None:
         assert time.monotonic() < deadline
@@ -60,8 +59,7 @@ def end_of(workers: LocalWorkers, timeout_s: float = 30) -> Ended:
 
 def test_all_workers_end_well_and_leave_notes_and_logs(start: Start, tmp_path: Path) -> None:
     ended = end_of(start("0", "0"))
-    assert ended.ok
-    assert exit_codes(tmp_path) == {0: 0, 1: 0}
+    assert ended == exit_codes(tmp_path) == {0: 0, 1: 0}
     for rank in (0, 1):
         assert json.loads((tmp_path / f"worker{rank}.json").read_text())["rank"] == rank
         assert (tmp_path / f"worker{rank}_log.out").read_text() == f"rank {rank} of 2: 0,0\n"
@@ -76,8 +74,7 @@ def test_once_one_has_failed_the_others_are_stopped_and_have_no_exit_code(
         assert workers.poll() is None
     monkeypatch.setattr(local, "GRACE_S", 0.0)
     ended = end_of(workers)
-    assert not ended.ok
-    assert ended.codes == exit_codes(tmp_path) == {1: -signal.SIGKILL, 2: 3}
+    assert ended == exit_codes(tmp_path) == {1: -signal.SIGKILL, 2: 3}
     assert all(process.returncode is not None for process in workers.processes.values())
 
 
@@ -92,11 +89,11 @@ def test_a_signal_that_comes_before_a_worker_can_take_it_is_not_lost(start: Star
     """It would end a Python that is only just starting."""
     workers = start("takes it")
     workers.tell_to_stop()
-    assert end_of(workers).ok
+    assert end_of(workers) == {0: 0}
 
 
 def test_what_can_not_be_started_leaves_no_process(tmp_path: Path) -> None:
-    command = WorkerCommand(["/no/such/python"], str(tmp_path), 1, {"name": "none"}, [], False)
+    command = WorkerCommand(["/no/such/python"], str(tmp_path), 1, None, [], False)
     with pytest.raises(FileNotFoundError):
         LocalWorkers(command, "0", tmp_path, 2)
 

@@ -14,7 +14,7 @@ from sparsify.comm import CountingComm, virtual
 from sparsify.cost import Link, Network
 from sparsify.methods.oktopk import SplitReduceBalance
 from sparsify.types import BucketContext, Sparse
-from tests.laws import gradient, live
+from tests.sparsify.laws import gradient, live
 
 ANNOUNCED = 8  # bytes of a length
 

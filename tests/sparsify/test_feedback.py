@@ -9,7 +9,7 @@ import sparsify
 from sparsify import feedback as feedbacks
 from sparsify.feedback import ErrorFeedback, LowPass, MomentumCorrection
 from sparsify.types import Delivery, Sparse
-from tests.laws import live, mass
+from tests.sparsify.laws import live, mass
 
 
 def sparse(*pairs: tuple[int, float]) -> Sparse:

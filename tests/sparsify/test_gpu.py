@@ -14,13 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsify
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.loop import Settings, train
-from sparsify.aggregator import Aggregator
+from experiments.training.loop import LoopSettings, train
+from experiments.training.settings import Train
 from sparsify.comm import virtual
-from sparsify.timer import MODES, PhaseTimer, cuda_event
+from sparsify.core.timer import MODES, PhaseTimer, cuda_event
+from sparsify.doors.aggregator import Aggregator
 from sparsify.types import NOTHING_IS_LOST
-from tests.laws import METHODS, build, gradient, live, mass
-from tests.worker_functions import NoLog
+from tests.sparsify.laws import METHODS, build, gradient, live, mass
+from tests.sparsify.worker_functions import NoLog
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +32,7 @@ pytestmark = [
 def weights(device: torch.device, method: str, mode: str) -> list[torch.Tensor]:
     """Final weights of two virtual ranks after 10 steps in float64."""
     data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {"lr": 0.05})
-    setting = Settings(seed=0, num_steps=10, validate=True, device=device, dtype=torch.float64)
+    setting = LoopSettings(seed=0, num_steps=10, train=Train(), device=device, dtype=torch.float64)
     synchronise = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
 
     def body(comm: virtual.VirtualComm) -> torch.Tensor:

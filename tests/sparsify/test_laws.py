@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch.nn import Parameter
 
 import sparsify
-from sparsify.aggregator import Aggregator
 from sparsify.comm import virtual
+from sparsify.doors.aggregator import Aggregator
 from sparsify.method import Method
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST
-from tests.laws import METHODS, SHAPES, Lived, build, cases, gradient, live, mass, sizes_for
+from tests.sparsify.laws import METHODS, SHAPES, Lived, build, cases, gradient, live, mass, sizes_for
 
 SCALES = [1e-8, 1e-4, 1.0, 1e4]  # of the toy model's tensors, where layers differ
 
@@ -49,7 +49,7 @@ def check_bytes(rank: Lived) -> None:
     assert rank.wire_bytes == rank.counted_bytes
     for counted, promise in zip(rank.counted_bytes, rank.promised_bytes, strict=True):
         is_kept = promise is None or promise.least <= counted <= promise.most
-        assert is_kept, f"{counted} bytes were sent; experiments/bench/_promises.py has {promise}"
+        assert is_kept, f"{counted} bytes were sent; it promised {promise}"
 
 
 def test_most_methods_promise_their_bytes_exactly() -> None:
@@ -59,7 +59,7 @@ def test_most_methods_promise_their_bytes_exactly() -> None:
     inexact = set()
     for name in METHODS:
         promises = live(build(name, 0.05, "layer"), 3)[0].promised_bytes
-        assert None not in promises, f"{name} has no closed form in experiments/bench/_promises.py"
+        assert None not in promises, f"{name} promises no bytes"
         if any(promise.least != promise.most for promise in promises if promise):
             inexact.add(name)
     assert inexact <= {"oktopk", "sparcml"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sparsify
-from sparsify.checks import DISTRIBUTION
+from sparsify.core.checks import DISTRIBUTION
 from tests.conftest import ROOT
 
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import sparsify
-from sparsify.checks import needs_torch
+from sparsify.core.checks import needs_torch
+from sparsify.methods import REGISTRY as METHODS
+from tests.analysis.shipped import shipped
 from tests.conftest import ROOT
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type
 
-    from sparsify.method import Method
+    from sparsify.method import Method, Sparsifier
 
     assert_type(sparsify.build("topk", density=0.01), Method)
+    assert_type(sparsify.topk(density=0.01, index="delta16"), Sparsifier)
+    sparsify.topk(density="x")  # type: ignore[arg-type]  # mypy tells where this is no error any more
+    sparsify.topk(densty=0.01)  # type: ignore[call-arg]
 
 WITHOUT_TORCH = """
 import sys
@@ -26,7 +32,7 @@ import sparsify
 print(sparsify.names()[0], sparsify.defaults("topk")["density"])
 for ask in (
     lambda: sparsify.build("topk"), lambda: sparsify.distribute, lambda: sparsify.register,
-    lambda: sparsify.redistribute,
+    lambda: sparsify.redistribute, lambda: sparsify.topk,
 ):
     try:
         ask()
@@ -43,6 +49,28 @@ def test_it_lists_what_it_has() -> None:
         sparsify.compress  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_every_method_is_a_typed_function() -> None:
+    """At runtime without being listed; for editors the list must be whole."""
+    source = Path(sparsify.__file__).read_text()
+    typed = [
+        line.split()[-1] for line in source.splitlines() if line.startswith("    from sparsify.methods.")
+    ]
+    assert typed == sorted(shipped(METHODS.folder))
+    for name in sparsify.names():
+        assert getattr(sparsify, name)() == sparsify.build(name)
+        assert getattr(sparsify, name).__doc__
+
+
+def test_typed_functions_check_what_they_are_given() -> None:
+    assert sparsify.topk(0.01, "layer") == sparsify.build("topk", density=0.01, scope="layer")
+    with pytest.raises(ValueError, match=r"density=2 is out of range: it must be a number in \(0, 1\]"):
+        sparsify.topk(density=2)
+    with pytest.raises(ValueError, match="has no 'densty'"):
+        sparsify.topk(densty=0.1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="control takes"):
+        sparsify.control(*range(20))
+
+
 def test_without_torch_it_lists_methods_and_says_what_needs_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, capture_output=True, text=True, check=True
@@ -51,7 +79,7 @@ def test_without_torch_it_lists_methods_and_says_what_needs_torch() -> None:
     assert first == "adacomp 0.001"
     assert told == [
         f"sparsify.{name} needs PyTorch, which is not installed here: pip install torch"
-        for name in ("build", "distribute", "register", "redistribute")
+        for name in ("build", "distribute", "register", "redistribute", "topk")
     ]
 
 

@@ -9,11 +9,11 @@ import torch
 from torch.nn import Parameter
 
 import sparsify
-from sparsify.aggregator import Aggregator
 from sparsify.comm import virtual
 from sparsify.cost import Link, Network
+from sparsify.doors.aggregator import Aggregator
 from sparsify.method import Method
-from sparsify.replay import Replay, Traffic, balance
+from sparsify.replay import BucketTraffic, Replay, balance
 from sparsify.types import Sparse
 
 N, DENSITY, STEPS = 1600, 0.05, 6
@@ -70,7 +70,7 @@ def live(method: Method, size: int, skew: float = 0.0) -> list[Lived]:
     return virtual.run(size, body, Network(LINK))
 
 
-def replayed(method: Method, lived: list[Lived]) -> list[Traffic]:
+def replayed(method: Method, lived: list[Lived]) -> list[BucketTraffic]:
     replay = Replay(method, N, len(lived))
     steps = range(STEPS)
     return [replay.next([rank.parts[step] for rank in lived] if lived[0].parts else []) for step in steps]
@@ -93,13 +93,13 @@ def test_a_replay_counts_what_the_exchange_sent(
 @pytest.mark.parametrize("name", ["dense", "topk", "gtopk", "sparcml", "oktopk", "scalecom"])
 def test_its_time_is_what_virtual_ranks_are_charged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     size, prices = 8, list[float]()
-    meet = virtual.Cluster._complete
+    meet = virtual.Cluster.complete
 
     def complete(cluster: virtual.Cluster) -> None:
         prices.append(max(call.price_s or 0.0 for call in cluster.calls.values()))
         meet(cluster)
 
-    monkeypatch.setattr(virtual.Cluster, "_complete", complete)
+    monkeypatch.setattr(virtual.Cluster, "complete", complete)
     method = sparsify.build(name, **({"density": DENSITY} if name != "dense" else {}))
     traffic = replayed(method, live(method, size, skew=1.0))
     assert sum(step.seconds(Network(LINK)) for step in traffic) == pytest.approx(sum(prices), rel=1e-12)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.select import BlockRandomK, FirstK, RandomK, Selector, TopK, Union
+from sparsify.select import BlockRandomK, Drawing, FirstK, RandomK, Selector, TopK, Union
 from sparsify.types import BucketContext
-from tests.laws import ALONE, live
+from tests.sparsify.laws import ALONE, live
 
 CONTEXT = BucketContext(seed=0, rank=0, bucket=0)
 
@@ -49,7 +49,7 @@ def test_topk_takes_the_largest_magnitudes() -> None:
 
 
 @pytest.mark.parametrize("sampling", ["hash", "permutation"])
-def test_randomk_is_uniform_and_differs_between_ranks_and_buckets(sampling: str) -> None:
+def test_randomk_is_uniform_and_differs_between_ranks_and_buckets(sampling: Drawing) -> None:
     acc, draws, selector = torch.zeros(20), torch.zeros(20), RandomK(sampling=sampling)
     state = selector.init(acc, CONTEXT)
     for _ in range(2000):

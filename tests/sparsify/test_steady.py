@@ -9,11 +9,11 @@ import torch
 from torch.nn import Parameter
 
 import sparsify
-from sparsify import host_sync
-from sparsify.aggregator import Aggregator
 from sparsify.comm import virtual
-from tests.laws import METHODS, build, gradient
-from tests.waits import Watch, watched
+from sparsify.core import host_sync
+from sparsify.doors.aggregator import Aggregator
+from tests.sparsify.laws import METHODS, build, gradient
+from tests.training.waits import Watch, watched
 
 SHAPE, SIZE, SETTLED = (100, 200), 3, 12  # one tensor of 20,000 elements, three workers
 N = SHAPE[0] * SHAPE[1]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sparsify.aggregator import Aggregator
-from sparsify.bucket import Gradients
-from sparsify.kernels import SearchStats, kernel_for
-from sparsify.types import Sparse
-from tests.laws import ALONE, METHODS, build, live, searching
+from sparsify.core.bucket import Gradients
+from sparsify.doors.aggregator import Aggregator
+from sparsify.kernels import kernel_for
+from sparsify.types import SearchStats, Sparse
+from tests.sparsify.laws import ALONE, METHODS, build, live, searching
 
 
 class OneByOne:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,28 +15,29 @@ from analysis.stats import POSITIVE, over_units
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.alternation import (
-    Ended,
     TurnLog,
     Turns,
-    Variant,
+    TurnsEnd,
+    VariantTraining,
     alternate,
     block_seconds,
     half_width,
 )
-from experiments.training.loop import Settings, Training, train
+from experiments.training.loop import LoopSettings, Trainer, train
+from experiments.training.settings import Alternate, Train
 from sparsify.comm import virtual
-from sparsify.timer import PhaseTimer
+from sparsify.core.timer import PhaseTimer
 from tests.training.test_step_log import Lines
 
 CPU = torch.device("cpu")
 METHODS: dict[str, dict[str, Any]] = {"dense": {}, "topk": {"density": 0.01}, "randomk": {"density": 0.01}}
-TURNS = Turns(blocks=3, block_steps=2, until=np.inf, limit_min=60, warmup_steps=1, seed=0)
-ENDLESS = Settings(0, None, False, CPU, torch.float32)
+TURNS = Turns(Alternate(blocks=3, block_steps=2, until=np.inf, limit_min=60), warmup_steps=1, seed=0)
+ENDLESS = LoopSettings(0, None, Train(validate="never"), CPU, torch.float32)
 
 
 def alternated(
     turns: Turns = TURNS, clock: Callable[[int], Callable[[], float]] = lambda rank: lambda: 0.0
-) -> list[tuple[Ended, list[dict[str, Any]], dict[str, torch.Tensor]]]:
+) -> list[tuple[TurnsEnd, list[dict[str, Any]], dict[str, torch.Tensor]]]:
     """How the turns of two virtual ranks ended, their lines, and the first weights of each variant's model.
 
     Args:
@@ -48,12 +50,16 @@ def alternated(
         for name, choices in METHODS.items():
             own, timer = TurnLog(lines, name), PhaseTimer("serialised", comm.now)
             method = sparsify.build(name, **choices)
-            variants[name] = Variant(Training(task, data, method, comm, timer, own, ENDLESS), own)
+            variants[name] = VariantTraining(Trainer(task, data, method, comm, timer, own, ENDLESS), own)
         ended = alternate(variants, comm, turns, CPU, clock=clock(comm.rank))
         weights = {name: first(variant.training.finish().model) for name, variant in variants.items()}
         return ended, lines.of("step"), weights
 
     return virtual.run(2, body)
+
+
+def with_rules(**changed: Any) -> Turns:
+    return TURNS._replace(rules=replace(TURNS.rules, **changed))
 
 
 def first(model: torch.nn.Module) -> torch.Tensor:
@@ -62,10 +68,10 @@ def first(model: torch.nn.Module) -> torch.Tensor:
 
 def test_every_round_has_a_block_of_each_variant_after_their_warm_up() -> None:
     for ended, lines, _ in alternated():
-        assert ended.blocks == TURNS.blocks
+        assert ended.blocks == TURNS.rules.blocks
         turns = [(line["variant"], line["block"]) for line in lines]
-        for block in range(TURNS.blocks + 1):
-            length = TURNS.block_steps if block else TURNS.warmup_steps
+        for block in range(TURNS.rules.blocks + 1):
+            length = TURNS.rules.block_steps if block else TURNS.warmup_steps
             here = turns[: length * len(METHODS)]
             turns = turns[len(here) :]
             assert all(here[at] == here[at - at % length] for at in range(len(here))), "steps in one go"
@@ -75,7 +81,7 @@ def test_every_round_has_a_block_of_each_variant_after_their_warm_up() -> None:
 
 def test_the_order_of_a_round_changes_and_is_the_same_on_all_ranks() -> None:
     orders = []
-    for _, lines, _ in alternated(TURNS._replace(blocks=8)):
+    for _, lines, _ in alternated(with_rules(blocks=8)):
         turns = dict.fromkeys((line["block"], line["variant"]) for line in lines if line["block"])
         orders.append([*turns])
     assert orders[0] == orders[1]
@@ -86,7 +92,7 @@ def test_the_order_of_a_round_changes_and_is_the_same_on_all_ranks() -> None:
 def test_variants_know_nothing_of_each_other() -> None:
     """Each is trained, on the same batches, as if it were alone."""
     data, task = datasets.load("digits", None, CPU), TASKS.build("cnn_digits", {})
-    settings = ENDLESS._replace(num_steps=TURNS.steps(TURNS.blocks))
+    settings = ENDLESS._replace(num_steps=TURNS.steps(TURNS.rules.blocks))
     for name, choices in METHODS.items():
 
         def body(comm: virtual.VirtualComm, name: str = name, choices: Any = choices) -> torch.Tensor:
@@ -104,12 +110,12 @@ def test_it_goes_on_until_the_ratios_are_known_or_the_time_is_over() -> None:
         shown = iter(range(10**6))
         return lambda: next(shown) * ticks[rank]
 
-    patient = TURNS._replace(until=1e-9, limit_min=4)  # 12 looks: 3 of warm-up, 3 rounds
+    patient = with_rules(until=1e-9, limit_min=4)  # 12 looks: 3 of warm-up, 3 rounds
     (ended, lines, _), (other, _, _) = alternated(patient, clock)
     assert ended == other
     assert (ended.stopped, ended.blocks) == ("limit", 3)
     assert ended.half_width is not None
-    assert ended.half_width > patient.until
+    assert ended.half_width > patient.rules.until
     assert max(line["block"] for line in lines) == 3
     assert alternated()[0][0].stopped == "half-width"
 

@@ -10,20 +10,22 @@ import random
 import re
 import resource
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from analysis.records import Attempt, Store
+from analysis.records.store import Attempt, Store
 from experiments.config import compose
 from experiments.training import checkpoint
 from experiments.training.stop import Preempted
 from experiments.worker import errors, run
-from sparsify.aggregator import NonFinite
-from tests.laws import METHODS
-from tests.runs import Orders, StopAt, carry_out, measured, orders, recorded
+from experiments.worker.orders import Orders
+from sparsify.doors.engine import NonFinite
+from tests.sparsify.laws import METHODS
+from tests.worker.runs import StopAt, carry_out, measured, orders, recorded
 
 STEPS = 12
 VIRTUAL = ("method=topk", "method.density=0.02", "cluster=virtual", "workers=2", f"train.steps={STEPS}")
@@ -232,3 +234,31 @@ def test_a_full_disk_leaves_the_older_checkpoints_and_is_named(
     assert {path.name for path in attempt.checkpoints.iterdir()} == {str(step) for step in steps}
     assert not list(attempt.path.rglob("*.part"))
     goes_on(told, attempt, tmp_path)
+
+
+# A file of state is read only as it was written.
+
+
+def shorter(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def changed(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [(Path.unlink, "is missing"), (shorter, "bytes instead of"), (changed, "was changed")],
+)
+def test_what_was_written_is_read_and_damage_is_told(
+    tmp_path: Path, damage: Callable[[Path], None], why: str
+) -> None:
+    path = tmp_path / "state.pt"
+    written = checkpoint.write_state(path, {"weights": torch.arange(1000.0)})
+    assert torch.equal(checkpoint.read_state(path, written)["weights"], torch.arange(1000.0))
+    damage(path)
+    with pytest.raises(checkpoint.Faulty, match=why):
+        checkpoint.read_state(path, written)

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 import sparsify
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.graph import RECORDED, WARMUPS, CudaRecorder, Recorded, Recorder
-from experiments.training.loop import Settings, train
-from sparsify.bucket import Gradients
+from experiments.training.graph import RECORDED, WARMUPS, CudaRecorder, RecordedWork, Recorder
+from experiments.training.loop import LoopSettings, train
+from experiments.training.settings import Train
 from sparsify.comm import virtual
-from sparsify.timer import PhaseTimer
-from tests.waits import watched
-from tests.worker_functions import NoLog
+from sparsify.core.bucket import Gradients
+from sparsify.core.timer import PhaseTimer
+from tests.sparsify.worker_functions import NoLog
+from tests.training.waits import watched
 
 CPU, RANKS = torch.device("cpu"), 2
 
@@ -56,7 +57,7 @@ def trained(
 ) -> tuple[list[Tensor], str | None]:
     """Parameters and buffers of rank 1, and what became of the recording."""
     data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {"lr": 0.05})
-    settings = Settings(0, steps, True, device, torch.float64, recorder=recorder)
+    settings = LoopSettings(0, steps, Train(), device, torch.float64, recorder=recorder)
     method = sparsify.build("topk", density=0.01)
 
     def body(comm: virtual.VirtualComm) -> tuple[list[Tensor], str | None]:
@@ -98,7 +99,7 @@ def test_what_can_not_be_repeated_goes_on_plainly_and_says_so_once(
     assert line == f"forward and backward run without a CUDA graph: {outcome}"
 
 
-def made(recorder: Recorder) -> tuple[nn.Module, Gradients, Recorded]:
+def made(recorder: Recorder) -> tuple[nn.Module, Gradients, RecordedWork]:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
     gradients = Gradients(model.named_parameters(), "global")
 
@@ -109,7 +110,7 @@ def made(recorder: Recorder) -> tuple[nn.Module, Gradients, Recorded]:
         loss.backward()
         return cast(Tensor, loss.detach())
 
-    return model, gradients, Recorded(work, model, gradients, recorder, pytest.fail)
+    return model, gradients, RecordedWork(work, model, gradients, recorder, pytest.fail)
 
 
 def batch(step: int, size: int = 5) -> tuple[Tensor, Tensor]:

@@ -12,16 +12,16 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from analysis.records import Store
+from analysis.records.store import Store
 from experiments.config import compose, data_root
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
-from experiments.training.datasets._image_files import TRIES, box, middle, read
+from experiments.training.datasets.imagenet import TRIES, box, middle, read
 from experiments.training.networks import small_cnn
 from experiments.training.stop import Preempted
 from experiments.training.task import LargeImages
 from tests.conftest import Command, refused
-from tests.runs import StopAt, carry_out, measured, orders, recorded
+from tests.worker.runs import StopAt, carry_out, measured, orders, recorded
 
 CPU = torch.device("cpu")
 CLASSES = ("n01", "n02", "n03")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,44 +11,48 @@ import pytest
 import torch
 
 import sparsify
-from analysis.records import measured_config, run_key
+from analysis.records.configs import measured_config, run_key
 from experiments.config import compose
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.lateness import Lateness, published
-from experiments.training.loop import Settings, train
+from experiments.training.loop import LoopSettings, published, seconds_late, train
+from experiments.training.settings import Late, Train
 from sparsify.comm import virtual
-from sparsify.timer import PhaseTimer
-from tests.worker_functions import PhaseLog, late_and_wait, on_processes
+from sparsify.core.timer import PhaseTimer
+from tests.sparsify.worker_functions import PhaseLog, late_and_wait, on_processes
 
 CPU = torch.device("cpu")
-EVERY = Lateness("lognormal", 0.02, 0.5, None, seed=3)
+EVERY = Late("lognormal", 0.02, 0.5)
 LATE_MS = 40.0
 
 
-def of_all(late: Lateness, steps: int, size: int) -> np.ndarray:
+def of_all(late: Late, steps: int, size: int, seed: int = 3) -> np.ndarray:
     """(steps, size) seconds, asked for in an order that no run would."""
-    found = {(step, rank): late.seconds(step, rank, size) for rank in range(size) for step in range(steps)}
+    found = {
+        (step, rank): seconds_late(late, seed, step, rank, size)
+        for rank in range(size)
+        for step in range(steps)
+    }
     return np.array([[found[step, rank] for rank in range(size)] for step in range(steps)])
 
 
 def test_what_is_drawn_depends_on_seed_step_and_rank_alone() -> None:
     drawn = of_all(EVERY, 50, 4)
     assert (drawn == of_all(EVERY, 50, 4)).all()
-    assert (drawn != of_all(EVERY._replace(seed=4), 50, 4)).all()
+    assert (drawn != of_all(EVERY, 50, 4, seed=4)).all()
     assert len(np.unique(drawn)) == drawn.size
 
 
 def test_draws_are_of_the_distribution_that_was_asked_for() -> None:
     assert np.median(of_all(EVERY, 400, 4)) == pytest.approx(0.02, rel=0.1)
     assert np.log(of_all(EVERY, 400, 4)).std() == pytest.approx(0.5, rel=0.1)
-    uniform = of_all(EVERY._replace(draw="uniform", spread=0.0), 400, 4)
+    uniform = of_all(replace(EVERY, draw="uniform", spread=0.0), 400, 4)
     assert (uniform.min(), uniform.max()) == (pytest.approx(0, abs=1e-3), pytest.approx(0.02, abs=1e-3))
-    assert (of_all(EVERY._replace(draw="constant"), 3, 2) == 0.02).all()
+    assert (of_all(replace(EVERY, draw="constant"), 3, 2) == 0.02).all()
 
 
 def test_one_worker_alone_is_late_where_it_is_named() -> None:
-    one = of_all(EVERY._replace(rank=1), 20, 4)
+    one = of_all(replace(EVERY, rank=1), 20, 4)
     assert (one[:, 1] > 0).all()
     assert not one[:, [0, 2, 3]].any()
 
@@ -55,7 +60,7 @@ def test_one_worker_alone_is_late_where_it_is_named() -> None:
 @pytest.mark.parametrize("size", [8, 16])
 def test_workers_are_as_late_as_in_the_published_iterations(size: int) -> None:
     """Eight together are one of its rows, in another order; the range is the logs' 32 ms, by their facts."""
-    drawn = of_all(EVERY._replace(draw="published"), 300, size)
+    drawn = of_all(replace(EVERY, draw="published"), 300, size)
     rows = {tuple(row) for row in np.sort(published(), axis=1)}
     for eight in np.split(drawn, size // 8, axis=1):
         assert {tuple(row) for row in np.sort(eight, axis=1)} <= rows
@@ -64,13 +69,13 @@ def test_workers_are_as_late_as_in_the_published_iterations(size: int) -> None:
 
 
 def test_fewer_workers_than_eight_are_some_of_them() -> None:
-    assert of_all(EVERY._replace(draw="published"), 20, 3).shape == (20, 3)
+    assert of_all(replace(EVERY, draw="published"), 20, 3).shape == (20, 3)
 
 
-def trained(mode: str, late: Lateness | None) -> list[tuple[torch.Tensor, dict[str, list[float]], float]]:
+def trained(mode: str, late: Late) -> list[tuple[torch.Tensor, dict[str, list[float]], float]]:
     """Weights, phases and the time lived of three virtual ranks after four steps."""
     data, task = datasets.load("digits", None, CPU), TASKS.build("cnn_digits", {})
-    settings = Settings(0, 4, False, CPU, torch.float32, late=late)
+    settings = LoopSettings(0, 4, Train(validate="never"), CPU, torch.float32, late=late)
 
     def body(comm: virtual.VirtualComm) -> tuple[torch.Tensor, dict[str, list[float]], float]:
         log, began = PhaseLog(), comm.now()
@@ -84,16 +89,16 @@ def trained(mode: str, late: Lateness | None) -> list[tuple[torch.Tensor, dict[s
 
 def test_lateness_changes_no_number_and_costs_a_virtual_rank_no_time() -> None:
     began = time.monotonic()
-    late = trained("production", Lateness("constant", 1000.0, 0.0, 1, 0))
+    late = trained("production", Late("constant", 1000.0, rank=1))
     assert time.monotonic() - began < 1000
-    for (weights, _, lived), (plain, _, _) in zip(late, trained("production", None), strict=True):
+    for (weights, _, lived), (plain, _, _) in zip(late, trained("production", Late()), strict=True):
         assert torch.equal(weights, plain)
         assert lived == pytest.approx(4000, rel=0.05)  # all wait for rank 1 in each step
 
 
 def test_a_virtual_ranks_lateness_is_in_its_phase_and_in_the_others_wait() -> None:
     """Of 1,000 s, beside which what they compute is nothing."""
-    ranks = trained("serialised", Lateness("constant", 1000.0, 0.0, 1, 0))
+    ranks = trained("serialised", Late("constant", 1000.0, rank=1))
     for rank, (_, phases, _) in enumerate(ranks):
         assert phases["late"] == pytest.approx([1000.0 * (rank == 1)] * 4, abs=1.0)
         assert phases["wait"] == pytest.approx([1000.0 * (rank != 1)] * 4, abs=1.0)
@@ -111,11 +116,11 @@ def test_a_process_really_comes_late(tmp_path: Path) -> None:
 def test_nobody_is_late_by_default_and_old_keys_stay() -> None:
     plain = compose.resolve([])
     assert "late" not in measured_config(plain)
-    assert Lateness.of(plain["late"], seed=0) is None
+    assert plain.late.draw == "none"
     late = compose.resolve(["late.draw=uniform", "late.s=0.01", "late.rank=0"])
     assert run_key(late) != run_key(plain)
     assert run_key(late) != run_key(compose.resolve(["late.draw=uniform", "late.s=0.02", "late.rank=0"]))
-    assert Lateness.of(late["late"], seed=7) == Lateness("uniform", 0.01, 0, 0, 7)
+    assert late.late == Late("uniform", 0.01, rank=0)
 
 
 @pytest.mark.parametrize(

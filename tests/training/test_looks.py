@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from analysis.looks import ALL
+from analysis.records.schema import ALL
 from experiments.training import looks
 from experiments.training.looks import DENSITIES, Looks, histogram, left_out, regions
-from sparsify.bucket import Bucket
+from sparsify.core.bucket import Bucket
 from sparsify.types import Sparse
 
 

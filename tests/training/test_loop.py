@@ -12,12 +12,13 @@ from torch.nn import Parameter
 import sparsify
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.captured import CapturedEnergy
 from experiments.training.datasets import Dataset
-from experiments.training.loop import Settings, train
-from sparsify.aggregator import Aggregator
+from experiments.training.looks import CapturedEnergy
+from experiments.training.loop import LoopSettings, train
+from experiments.training.settings import Train
 from sparsify.comm import virtual
-from sparsify.timer import PhaseTimer
+from sparsify.core.timer import PhaseTimer
+from sparsify.doors.aggregator import Aggregator
 from tests.training.test_step_log import Lines
 
 CPU = torch.device("cpu")
@@ -28,17 +29,16 @@ def digits() -> Dataset:
     return datasets.load("digits", None, CPU)
 
 
-def trained(data: Dataset, method: str = "topk", choices: Any = None, **settings: Any) -> list[Lines]:
+def trained(data: Dataset, method: str = "topk", choices: Any = None, every: int = 1) -> list[Lines]:
     """The logs of two virtual ranks, with epochs of three steps."""
-    settings = {"num_steps": 8, "validate": True, "epoch_steps": 3, **settings}
-    setting = Settings(seed=0, device=CPU, dtype=torch.float32, **settings)
+    settings = LoopSettings(0, 8, Train(epoch_steps=3, validate_every=every), CPU, torch.float32)
 
     def body(comm: virtual.VirtualComm) -> Lines:
         torch.set_num_threads(1)
         log = Lines()
         chosen = sparsify.build(method, **(choices or {}))
         timer = PhaseTimer("production", comm.now)
-        train(TASKS.build("cnn_digits", {}), data, chosen, comm, timer, log, setting)
+        train(TASKS.build("cnn_digits", {}), data, chosen, comm, timer, log, settings)
         return log
 
     return virtual.run(2, body)
@@ -50,7 +50,7 @@ def trained(data: Dataset, method: str = "topk", choices: Any = None, **settings
 def test_validates_every_so_many_epochs_of_the_clock_and_at_the_end(
     digits: Dataset, every: int, validated: list[tuple[int, int]]
 ) -> None:
-    log, other = trained(digits, validate_every=every)
+    log, other = trained(digits, every=every)
     epochs = log.of("epoch")
     assert [(line["epoch"], line["step"]) for line in epochs] == validated
     assert other.of("epoch") == []
@@ -61,7 +61,7 @@ def test_validates_every_so_many_epochs_of_the_clock_and_at_the_end(
 
 def test_density_and_learning_rate_follow_the_clock(digits: Dataset) -> None:
     steps = trained(digits, choices={"density": 0.01, "density_warmup": [0.5]})[0].of("step")
-    densities = [step["density"] for step in steps]
+    densities = [step["sent_density"] for step in steps]
     assert all(density > 0.49 for density in densities[:3])
     assert all(density < 0.011 for density in densities[3:])
     assert [step["epoch"] for step in steps] == [1, 1, 1, 2, 2, 2, 3, 3]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis import records
+from analysis.records import store as records
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
@@ -23,9 +23,8 @@ from experiments.training.masked_images import (
     positions,
 )
 from experiments.training.stop import Preempted
-from sparsify.registry import function_of
 from tests.conftest import Command, refused
-from tests.runs import StopAt, carry_out, measured, orders, recorded
+from tests.worker.runs import StopAt, carry_out, measured, orders, recorded
 
 CPU = torch.device("cpu")
 SMALL = Size(8, 16, 1, 2, 16, 1, 2)
@@ -75,7 +74,7 @@ def test_sizes_are_the_published_ones(name: str, pixels: int, parameters: int, e
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert sum(p.numel() for p in model.model.vit.parameters()) == encoder
     assert all(p.requires_grad for p in model.parameters())
-    assert f"{parameters:,}" in (function_of("experiments.tasks", name).__doc__ or "")
+    assert f"{parameters:,}" in TASKS.docstring(name)
 
 
 def test_three_quarters_of_the_patches_are_hidden_and_no_other_matters(data: Dataset) -> None:

@@ -11,10 +11,11 @@ import torch
 import sparsify
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.loop import Settings, train
+from experiments.training.loop import LoopSettings, train
+from experiments.training.settings import Train
 from experiments.training.task import Metrics, Task
 from sparsify.comm import virtual
-from sparsify.timer import PhaseTimer
+from sparsify.core.timer import PhaseTimer
 from tests.training.test_step_log import Lines
 
 CPU = torch.device("cpu")
@@ -42,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(mode: str, ranks: int, steps: int, epoch_steps: int = 3, method: str = "topk") -> list[Lines]:
     data = datasets.load("digits", None, CPU)
-    settings = Settings(0, steps, True, CPU, torch.float32, epoch_steps=epoch_steps)
+    settings = LoopSettings(0, steps, Train(epoch_steps=epoch_steps), CPU, torch.float32)
     choices: dict[str, Any] = {} if method == "dense" else {"density": 0.01}
 
     def body(comm: virtual.VirtualComm) -> Lines:

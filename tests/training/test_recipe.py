@@ -12,7 +12,7 @@ from experiments.config import compose
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training.datasets import Dataset, Split
 from experiments.training.task import Task
-from sparsify.bucket import Gradients
+from sparsify.core.bucket import Gradients
 from sparsify.method import num_selected
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.types import BucketContext
@@ -32,7 +32,7 @@ def images(num_train: int = 50_000, num_test: int = 10) -> Dataset:
 
 @pytest.fixture(scope="module")
 def config() -> dict[str, Any]:
-    return compose.resolve(["recipe=yoon2022", "profile=paper", "method=topk"])
+    return compose.resolve(["recipe=yoon2022", "profile=paper", "method=topk"]).as_dict()
 
 
 @pytest.fixture(scope="module")

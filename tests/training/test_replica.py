@@ -11,26 +11,30 @@ from torch import Tensor, nn
 import sparsify
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.loop import Settings, Training
+from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.replica import OwnReplica, SharedReplica, replica
+from experiments.training.settings import Train
 from sparsify.comm import virtual
+from sparsify.core.timer import PhaseTimer
 from sparsify.method import Dense
-from sparsify.timer import PhaseTimer
-from tests.worker_functions import NoLog
+from tests.sparsify.worker_functions import NoLog
 
 CPU = torch.device("cpu")
 SIZE = 3
 
 
-def training(comm: virtual.VirtualComm, method: Any = None) -> Training:
+def training(comm: virtual.VirtualComm, method: Any = None) -> Trainer:
     data, task = datasets.load("digits", None, CPU), TASKS.build("cnn_digits", {})
     method = method or sparsify.build("topk", density=0.1)
-    timer, settings = PhaseTimer("production", comm.now), Settings(0, None, False, CPU, torch.float32)
-    return Training(task, data, method, comm, timer, NoLog(), settings)
+    timer, settings = (
+        PhaseTimer("production", comm.now),
+        LoopSettings(0, None, Train(validate="never"), CPU, torch.float32),
+    )
+    return Trainer(task, data, method, comm, timer, NoLog(), settings)
 
 
-def lived(body_steps: int, method: Any = None) -> list[Training]:
-    def body(comm: virtual.VirtualComm) -> Training:
+def lived(body_steps: int, method: Any = None) -> list[Trainer]:
+    def body(comm: virtual.VirtualComm) -> Trainer:
         own = training(comm, method)
         for _ in range(body_steps):
             own.step()
@@ -68,8 +72,8 @@ def test_ranks_that_share_end_where_ranks_with_replicas_of_their_own_end(
         def body(comm: virtual.VirtualComm) -> dict[str, Tensor]:
             data = datasets.load("digits", None, CPU)
             task = TASKS.build("cnn_digits", {"momentum": 0.0 if name == "dgc" else 0.9})
-            settings = Settings(0, None, False, CPU, torch.float32)
-            own = Training(task, data, method, comm, PhaseTimer("serialised", comm.now), NoLog(), settings)
+            settings = LoopSettings(0, None, Train(validate="never"), CPU, torch.float32)
+            own = Trainer(task, data, method, comm, PhaseTimer("serialised", comm.now), NoLog(), settings)
             for _ in range(5):
                 own.step()
             assert own.replica.agreed()

@@ -11,9 +11,10 @@ from torch.nn import Parameter
 import sparsify
 from experiments.training.step_log import StepLog
 from experiments.training.task import Metrics
-from sparsify.aggregator import Aggregator, NonFinite
 from sparsify.comm import virtual
-from sparsify.timer import PhaseTimer
+from sparsify.core.timer import PhaseTimer
+from sparsify.doors.aggregator import Aggregator
+from sparsify.doors.engine import NonFinite
 
 METRICS = Metrics(loss=1.5, top1=50.0, top5=90.0)
 
@@ -68,7 +69,7 @@ def test_an_epochs_means_are_of_its_own_steps() -> None:
     assert (first["epoch"], first["step"], first["train_loss"]) == (1, 2, 2.0)
     assert (second["epoch"], second["step"], second["train_loss"]) == (2, 5, 30.0)
     assert (first["val_loss"], first["val_top1"], first["val_top5"]) == METRICS
-    assert second["density"] == pytest.approx(0.2)
+    assert second["sent_density"] == pytest.approx(0.2)
     assert second["wall_s"] == pytest.approx(sum(step["step_s"] for step in log.of("step")))
 
 
@@ -84,7 +85,7 @@ def test_steps_are_counted_from_0_and_epochs_from_1_and_are_written_once() -> No
         (0, 1, 1.0), (1, 1, 2.0), (2, 1, 3.0)
     ]  # fmt: skip
     for step in log.of("step"):
-        assert step["density"] == 0.2
+        assert step["sent_density"] == 0.2
         assert step["update_density"] == pytest.approx(0.2)  # a float32 on its way
 
 

@@ -13,9 +13,10 @@ import pytest
 
 from experiments.training import stop as stop_rules
 from experiments.training.stop import GO_ON, SAVE, STOP, Agreement, Stop
+from slurm.worker_process import STOP_SIGNALS
 from sparsify.comm import Comm, virtual
 from tests.conftest import ROOT
-from tests.runs import hold_signals_back
+from tests.worker.runs import hold_signals_back
 
 
 def test_all_stop_after_the_same_step_whoever_was_told() -> None:
@@ -89,14 +90,14 @@ def test_a_vote_tells_the_word_before_and_moves_no_clock() -> None:
 
 @pytest.fixture
 def restored() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in stop_rules.STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("restored")
-@pytest.mark.parametrize("number", stop_rules.STOP_SIGNALS)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_forked_child_takes_no_notice(number: signal.Signals) -> None:
     stop = Stop().listen()
     child = subprocess.Popen(["sleep", "60"])  # a program of its own ends as always
@@ -104,10 +105,9 @@ def test_a_forked_child_takes_no_notice(number: signal.Signals) -> None:
     assert child.wait(timeout=10) == -number
     code = (
         "import os, signal, sys\n"
-        "from experiments.training.stop import Stop, ignore_in_child\n"
+        "from experiments.training.stop import Stop\n"
         "stop = Stop().listen()\n"
         "if not (child := os.fork()):\n"
-        "    if sys.argv[2] == 'ignored': ignore_in_child()\n"
         "    os.kill(os.getpid(), int(sys.argv[1]))\n"
         "    os._exit(9 if stop.told else 3)\n"
         "_, status = os.waitpid(child, 0)\n"
@@ -116,9 +116,8 @@ def test_a_forked_child_takes_no_notice(number: signal.Signals) -> None:
         "os.kill(os.getpid(), int(sys.argv[1]))\n"
         "sys.exit(os.waitstatus_to_exitcode(status) if stop.told else 8)\n"
     )
-    for how in ("inherited", "ignored"):
-        done = subprocess.run([sys.executable, "-c", code, str(int(number)), how], cwd=ROOT, check=False)
-        assert done.returncode == 3
+    done = subprocess.run([sys.executable, "-c", code, str(int(number))], cwd=ROOT, check=False)
+    assert done.returncode == 3
     assert not stop.told
 
 

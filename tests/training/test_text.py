@@ -9,7 +9,7 @@ import torch
 
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.datasets import Dataset, _text
+from experiments.training.datasets import Dataset, _presets
 from experiments.training.language import HIDDEN, hidden
 from experiments.training.task import UNASKED
 from tests.conftest import Command, refused
@@ -21,7 +21,7 @@ LINES = ["a b a c", "", "b a d"]
 def text(folder: Path, masked: bool = False, length: int = 3) -> Dataset:
     (folder / "train.txt").write_text("\n".join(LINES) + "\n")
     (folder / "test.txt").write_text("a nobody b a\n")
-    return _text.read("words", folder, ("train.txt", "test.txt"), length, CPU, masked)
+    return _presets.read_text("words", folder, ("train.txt", "test.txt"), length, CPU, masked)
 
 
 def test_the_most_frequent_words_come_first_and_labels_follow(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_masked_text_has_a_number_for_hidden_words(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_text, "MOST_WORDS", 3)
+    monkeypatch.setattr(_presets, "MOST_WORDS", 3)
     data = text(tmp_path)
     assert data.classes == 3
     assert data.train.images.max() == 2  # what is unknown
@@ -112,7 +112,7 @@ def test_a_model_of_language_learns_and_its_accuracy_is_of_words(tmp_path: Path)
     """A text in which each word follows from the one before."""
     (tmp_path / "train.txt").write_text("one two three four five six\n" * 100)
     (tmp_path / "test.txt").write_text("one two three four five six\n" * 20)
-    data = _text.read("rhyme", tmp_path, ("train.txt", "test.txt"), 7, CPU)
+    data = _presets.read_text("rhyme", tmp_path, ("train.txt", "test.txt"), 7, CPU)
     task = TASKS.build("smalllstm_ptb", {"width": 16, "layers": 1, "batch_size": 10, "lr": 0.5})
     model = task.model(data, 0, CPU, torch.float32)
     optimiser, batches = task.optimiser(model), task.batches(data, 0, 1, 0, torch.Generator(), torch.float32)
@@ -131,7 +131,7 @@ def test_a_text_of_one_word_has_an_accuracy(tmp_path: Path) -> None:
     """Of fewer classes than five."""
     for name in ("train.txt", "test.txt"):
         (tmp_path / name).write_text("word " * 100)
-    data = _text.read("word", tmp_path, ("train.txt", "test.txt"), 7, CPU)
+    data = _presets.read_text("word", tmp_path, ("train.txt", "test.txt"), 7, CPU)
     task = TASKS.build("smalllstm_ptb", {"width": 4, "layers": 1})
     assert data.classes == 3
     assert task.evaluate(task.model(data, 0, CPU, torch.float32), data, torch.float32).top5 == 100
@@ -141,7 +141,7 @@ def test_evaluation_hides_the_same_words_each_time_and_batches_others(tmp_path: 
     pytest.importorskip("transformers")
     (tmp_path / "train.txt").write_text("one two three four five six\n" * 100)
     (tmp_path / "test.txt").write_text("one two three four five six\n" * 20)
-    data = _text.read("rhyme", tmp_path, ("train.txt", "test.txt"), 7, CPU, masked=True)
+    data = _presets.read_text("rhyme", tmp_path, ("train.txt", "test.txt"), 7, CPU, masked=True)
     task = TASKS.build("berttiny_text64", {"width": 8, "layers": 1, "heads": 2, "batch_size": 10})
     model = task.model(data, 0, CPU, torch.float32)
     assert task.evaluate(model, data, torch.float32) == task.evaluate(model, data, torch.float32)

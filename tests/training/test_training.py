@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import sparsify
-from sparsify.aggregator import Aggregator, Disagreement, NonFinite
 from sparsify.comm import Comm, virtual
-from sparsify.optimiser import DistributedOptimiser
-from tests import worker_functions
-from tests.laws import METHODS, build
-from tests.worker_functions import on_processes
+from sparsify.doors.aggregator import Aggregator, Disagreement
+from sparsify.doors.engine import NonFinite
+from sparsify.doors.optimiser import DistributedOptimiser
+from tests.sparsify import worker_functions
+from tests.sparsify.laws import METHODS, build
+from tests.sparsify.worker_functions import on_processes
 
 
 def wrapped(

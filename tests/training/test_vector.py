@@ -7,15 +7,15 @@ import itertools
 import pytest
 import torch
 
-from analysis.records import Store
+from analysis.records.store import Store
 from experiments.config import compose
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.task import Task
 from experiments.training.vector import drawn, most_square
-from experiments.worker import run
+from experiments.worker.build import build
 from sparsify.types import BucketContext
-from tests.runs import carry_out, orders, recorded
+from tests.worker.runs import carry_out, orders, recorded
 
 CPU = torch.device("cpu")
 N = 100_000
@@ -73,7 +73,7 @@ def test_tensors_of_different_sizes_are_refused() -> None:
 def test_there_is_nothing_to_validate() -> None:
     config = compose.resolve(["task=vector", "profile=smoke"])
     with pytest.raises(ValueError, match=r"task=vector learns nothing .* take train.validate=never"):
-        run.build(config, None, CPU)
+        build(config, None, CPU)
 
 
 @pytest.mark.parametrize("method", ["topk", "dense", "powersgd"])

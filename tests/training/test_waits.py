@@ -9,13 +9,14 @@ from torch import nn
 import sparsify
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.loop import Settings, train
-from sparsify import host_sync
+from experiments.training.loop import LoopSettings, train
+from experiments.training.settings import Train
 from sparsify.comm import virtual
-from sparsify.optimiser import DistributedOptimiser
-from sparsify.timer import PhaseTimer
-from tests.waits import watched
-from tests.worker_functions import NoLog
+from sparsify.core import host_sync
+from sparsify.core.timer import PhaseTimer
+from sparsify.doors.optimiser import DistributedOptimiser
+from tests.sparsify.worker_functions import NoLog
+from tests.training.waits import watched
 
 SIZE, CPU = 2, torch.device("cpu")
 
@@ -41,7 +42,9 @@ def test_within_a_window_nothing_waits_but_what_the_mode_is_for(
     method = sparsify.build(kind, **choices, scope=scope or "global")
 
     def waits_of(steps: int) -> int:
-        settings = Settings(seed=0, num_steps=steps, validate=False, device=CPU, dtype=torch.float32)
+        settings = LoopSettings(
+            seed=0, num_steps=steps, train=Train(validate="never"), device=CPU, dtype=torch.float32
+        )
 
         def body(comm: virtual.VirtualComm) -> None:
             train(task, data, method, comm, PhaseTimer(mode, comm.now), NoLog(), settings)

@@ -10,13 +10,14 @@ from typing import Any, cast
 import pytest
 import torch
 
+from experiments.config.config import Config
 from experiments.worker import hardware
 from experiments.worker.hardware import NO_PEERS, PROBE_BYTES, MachineMismatch, bus_bandwidth, check, settings
 from experiments.worker.hardware_claims import Worker
 from slurm import environment, gpus
-from slurm.environment import Place
+from slurm.environment import WorkerPlace
 from sparsify.comm import Comm, gather_json, virtual
-from tests.gpu_nodes import A100_LINKS, ALONE, SWITCHED, Driver, bus, drive, full, v100s, workers
+from tests.slurm.gpu_nodes import A100_LINKS, ALONE, SWITCHED, Driver, bus, drive, full, v100s, workers
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -29,7 +30,7 @@ def fresh() -> Iterator[None]:
     gpus.survey.cache_clear()
 
 
-def surveyed(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> dict[str, gpus.Gpu]:
+def surveyed(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> dict[str, gpus.NodeGpu]:
     gpus.survey.cache_clear()
     drive(monkeypatch, driver)
     return gpus.survey()
@@ -87,12 +88,13 @@ def test_the_probe_reduces_64_mib_a_few_times(monkeypatch: pytest.MonkeyPatch) -
     assert bus_bandwidth(seconds) > 0
 
 
-def config(**changes: Any) -> dict[str, Any]:
-    cluster = {"where": "slurm", "gpu": "a100", "link": {"name": "nvlink"}, **changes.pop("cluster", {})}
-    return {"cluster": cluster, "launch": {"on_mismatch": "stop"}, **changes}
+def config(on_mismatch: str = "stop", **cluster: Any) -> Config:
+    described = {"name": "x", "where": "slurm", "gpu": "a100", "link": {"name": "nvlink"}, **cluster}
+    names = {group: {"name": "none"} for group in ("container", "method", "task")}
+    return Config.built({"cluster": described, "launch": {"on_mismatch": on_mismatch}, **names})
 
 
-def act(monkeypatch: pytest.MonkeyPatch, seen: list[Worker], asked: dict[str, Any]) -> list[Any]:
+def act(monkeypatch: pytest.MonkeyPatch, seen: list[Worker], asked: Config) -> list[Any]:
     """What each rank is given, where rank r sees `seen[r]` and the last comes late to every collective."""
     turn = itertools.count()
     monkeypatch.setattr(hardware, "facts", lambda device: seen[next(turn)])
@@ -138,7 +140,7 @@ def test_ranks_that_see_different_things_decide_alike(monkeypatch: pytest.Monkey
 
 def test_a_forced_run_bears_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = workers(full("SYS"), (0, 1))
-    first, second = act(monkeypatch, seen, config(launch={"on_mismatch": "label"}))
+    first, second = act(monkeypatch, seen, config("label"))
     assert first == second
     (said,) = first["mismatch"]
     assert said.startswith("link=nvlink was asked for, but workers 0 and 1 on gpu33 are joined by SYS")
@@ -157,30 +159,28 @@ SILENT = cast(Comm, Silent())
 @pytest.mark.parametrize("where", ["local", "slurm", "virtual"])
 def test_on_cpus_nobody_is_asked(where: str, link: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "driver", lambda: pytest.fail("the driver was asked"))
-    asked = config(cluster={"where": where, "gpu": "none", "link": {"name": link}})
-    hardware.prepare(asked, Place(0, 2, 0), CPU)
+    asked = config(where=where, gpu="none", link={"name": link})
+    hardware.prepare(asked, WorkerPlace(0, 2, 0), CPU)
     assert check(asked, CPU, SILENT) == {"checked": []}
-    old = {name: value for name, value in asked.items() if name != "launch"}
-    assert check(old, CPU, SILENT) == {"checked": []}
 
 
 def test_on_cpus_no_link_of_gpus_can_be_claimed() -> None:
     with pytest.raises(MachineMismatch, match=r"link=nvlink .* device=cpu; choose .* link=loopback"):
         check(config(), CPU, SILENT)
-    newer = config(cluster={"where": "local", "gpu": "none", "link": {"name": "nvlink4"}})
+    newer = config(where="local", gpu="none", link={"name": "nvlink4"})
     with pytest.raises(MachineMismatch, match=r"link=nvlink4 was asked for"):
         check(newer, CPU, SILENT)
-    labelled = check(config(launch={"on_mismatch": "label"}), CPU, SILENT)
+    labelled = check(config("label"), CPU, SILENT)
     assert labelled["checked"] == ["link"]
     assert len(labelled["mismatch"]) == 1
 
 
 def test_virtual_ranks_claim_a_gpu_but_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "facts", lambda device: workers(full("SYS"), (0,))[0])
-    asked = config(cluster={"where": "virtual"})
+    asked = config(where="virtual")
     assert check(asked, GPU, SILENT)["checked"] == ["gpu"]
     with pytest.raises(MachineMismatch, match="gpu=h200 was asked for, but gpu33 has NVIDIA A100"):
-        check(config(cluster={"where": "virtual", "gpu": "h200"}), GPU, SILENT)
+        check(config(where="virtual", gpu="h200"), GPU, SILENT)
 
 
 def test_devices_are_found_by_their_bus_however_they_are_numbered(
@@ -218,5 +218,5 @@ def test_a_real_gpu_is_what_the_driver_says(fresh: None) -> None:
     seen, node = hardware.facts(GPU), gpus.survey()
     assert node[seen.bus].name == seen.gpu.partition(" MIG ")[0]
     assert seen.driver
-    asked = config(cluster={"where": "virtual", "gpu": "any"})
+    asked = config(where="virtual", gpu="any")
     assert check(asked, GPU, SILENT)["workers"][0]["gpu"] == seen.gpu

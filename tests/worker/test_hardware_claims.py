@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.worker.hardware_claims import WorkerGroup, mismatches
-from tests.gpu_nodes import A100_LINKS, APART, BRIDGED, OFF, full, v100s, workers
+from tests.slurm.gpu_nodes import A100_LINKS, APART, BRIDGED, OFF, full, v100s, workers
 
 
 @pytest.mark.parametrize(

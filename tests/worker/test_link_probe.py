@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.worker import hardware, link_probe, own_cores
+from experiments.config.config import Config
+from experiments.config.machines import NamedLink
+from experiments.worker import hardware, link_probe
 from experiments.worker.hardware import MachineMismatch
-from experiments.worker.link_probe import Found, mismatches
+from experiments.worker.link_probe import ProbedLink, mismatches
 from sparsify.comm import virtual
 
 LINK = {"name": "ethernet_1g", "alpha_s": 5e-5, "beta_s_per_byte": 8e-9}
-FOUND = Found(
+FOUND = ProbedLink(
     asked_gbit_s=1.0,
     pairs_gbit_s=[0.95, 0.96],
     together_gbit_s=0.94,
@@ -42,9 +44,10 @@ def test_a_tenth_off_is_said_with_the_worst_that_was_found(
     assert said.endswith("launch.on_mismatch=label to go on and have it recorded as a label")
 
 
-def config(on_mismatch: str = "stop", **cluster: Any) -> dict[str, Any]:
+def config(on_mismatch: str = "stop", **cluster: Any) -> Config:
     described = {"name": "netns", "where": "netns", "gpu": "none", "link": LINK, "workers_per_node": 1}
-    return {"cluster": described | cluster, "launch": {"on_mismatch": on_mismatch}}
+    names = {group: {"name": "none"} for group in ("container", "method", "task")}
+    return Config.built({"cluster": described | cluster, "launch": {"on_mismatch": on_mismatch}, **names})
 
 
 @pytest.mark.parametrize("cluster", [{}, {"where": "slurm", "enter": ["slurm/devcluster/enter"]}])
@@ -62,7 +65,7 @@ def test_a_slower_link_stops_the_run_or_labels_its_record(
         check("stop")
     found = check("label")
     assert found["checked"] == ["link"]
-    assert found["link"] == {**slow._asdict(), **own_cores.facts(), "delay_s": 0.0}
+    assert found["link"] == {**slow._asdict(), **hardware.core_facts(), "delay_s": 0.0}
     assert len(found["mismatch"]) == 1
 
 
@@ -70,7 +73,7 @@ def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same() -> None:
     """Over virtual ranks, whose transfers are copies: how fast they are says nothing."""
     routes: list[Any] = []
 
-    def body(comm: virtual.VirtualComm) -> Found:
+    def body(comm: virtual.VirtualComm) -> ProbedLink:
         permute = comm.permute
 
         def spied(data: torch.Tensor, route: Any) -> torch.Tensor | None:
@@ -79,7 +82,7 @@ def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same() -> None:
             return permute(data, route)
 
         comm.permute = spied  # type: ignore[method-assign, assignment]
-        return link_probe.probe(comm, LINK | {"beta_s_per_byte": 1e-6}, per_node=2)
+        return link_probe.probe(comm, NamedLink("slow", 5e-5, 1e-6), per_node=2)
 
     first, *others = virtual.run(6, body)
     assert len(first.pairs_gbit_s) == 3

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from experiments.config import compose
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.worker import memory
-from experiments.worker.run import Built, build
+from experiments.worker.build import Built, build
 from tests.conftest import Command, refused
 
 CPU = torch.device("cpu")
@@ -23,7 +21,7 @@ def built(*words: str) -> Built:
 
 
 def check(run: Built, workers: int) -> None:
-    memory.check([(run.task, run.method, run.settings)], run.data, workers)
+    memory.check([run], workers)
 
 
 def rank_mb(*words: str) -> float:
@@ -62,11 +60,10 @@ def test_where_there_is_plenty_nobody_looks_closer(monkeypatch: pytest.MonkeyPat
 
 def test_variants_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     run = built("task.elements=1000000", "method=topk", "method.density=0.001")
-    part: Any = (run.task, run.method, run.settings)
     monkeypatch.setattr(memory, "free_bytes", lambda device: 100 * MB)
-    memory.check([part], run.data, 8)
+    memory.check([run], 8)
     with pytest.raises(ValueError, match="workers=8 virtual ranks need"):
-        memory.check([part, part], run.data, 8)
+        memory.check([run, run], 8)
 
 
 @pytest.mark.parametrize("task", ["maetiny_cifar10", "cnn_digits"])
@@ -76,11 +73,11 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_tried(
     if task.startswith("mae"):
         pytest.importorskip("transformers")
     some, data = TASKS.build(task, {}), datasets.load("digits32", None, CPU)
-    part: Any = (some, *built("method=topk", "method.density=0.01")[3:5])
+    part = built("method=topk", "method.density=0.01")._replace(task=some, data=data)
     monkeypatch.setattr(memory, "rank_bytes", lambda *_: pytest.fail("tried"))
     monkeypatch.setattr(memory, "free_bytes", lambda device: 2**17)
     with pytest.raises(ValueError, match=r"the model does not fit into memory: .* take a smaller one"):
-        memory.check([part], data, 8)
+        memory.check([part], 8)
 
 
 @pytest.mark.parametrize("task", ["maetiny_cifar10", "resnet50_imagenet"])
@@ -89,11 +86,11 @@ def test_the_new_models_are_counted_too(task: str, monkeypatch: pytest.MonkeyPat
     if task.startswith("mae"):
         pytest.importorskip("transformers")
     some, data = TASKS.build(task, {}), datasets.load("digits32", None, CPU)
-    part: Any = (some, *built("method=topk", "method.density=0.01")[3:5])
+    part = built("method=topk", "method.density=0.01")._replace(task=some, data=data)
     size = sum(p.nbytes for p in some.model(data, 0, CPU, torch.float32).parameters())
     monkeypatch.setattr(memory, "free_bytes", lambda device: 12 * size)
     with pytest.raises(ValueError, match=r"which is enough for workers=(4|3)$"):
-        memory.check([part], data, 8)
+        memory.check([part], 8)
 
 
 def test_a_run_that_does_not_fit_ends_with_a_sentence(here: Command) -> None:

@@ -11,9 +11,10 @@ from typing import TypeVar
 import pytest
 import torch
 
-from experiments.worker import hardware, own_cores
-from experiments.worker.own_cores import SLICE_S, share, shorten, slice_s, take
-from slurm.environment import Place
+from experiments.config import compose
+from experiments.worker import hardware
+from experiments.worker.hardware import SLICE_S, share_of_cores, shorten, slice_s, take_cores
+from slurm.environment import WorkerPlace
 
 T = TypeVar("T")
 needs_slices = pytest.mark.skipif(
@@ -68,7 +69,7 @@ def test_where_there_is_nothing_to_ask_nothing_happens(monkeypatch: pytest.Monke
     ],
 )
 def test_cores_are_dealt_out_evenly_or_not_at_all(nodes: int, shares: list[list[int]]) -> None:
-    assert [share(range(4), node, nodes) for node in range(nodes)] == shares
+    assert [share_of_cores(range(4), node, nodes) for node in range(nodes)] == shares
 
 
 def test_a_node_has_its_cores_and_what_it_starts_has_no_others() -> None:
@@ -77,10 +78,10 @@ def test_a_node_has_its_cores_and_what_it_starts_has_no_others() -> None:
     cores = sorted(os.sched_getaffinity(0))
 
     def taken() -> tuple[set[int], set[int]]:
-        take(1, 2)
+        take_cores(1, 2)
         return os.sched_getaffinity(0), in_a_thread(lambda: os.sched_getaffinity(0))
 
-    expected = set(share(cores, 1, 2))
+    expected = set(share_of_cores(cores, 1, 2))
     assert in_a_thread(taken) == (expected, expected)
     assert sorted(os.sched_getaffinity(0)) == cores
 
@@ -91,7 +92,7 @@ def test_cores_that_somebody_has_dealt_out_are_left(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "cpu_count", lambda: len(cores) + 1)
 
     def taken() -> set[int]:
-        take(1, len(cores))
+        take_cores(1, len(cores))
         return os.sched_getaffinity(0)
 
     assert in_a_thread(taken) == cores
@@ -100,7 +101,7 @@ def test_cores_that_somebody_has_dealt_out_are_left(monkeypatch: pytest.MonkeyPa
 @needs_slices
 def test_who_takes_cores_has_short_slices() -> None:
     def taken() -> float | None:
-        take(0, 1)
+        take_cores(0, 1)
         return slice_s()
 
     assert in_a_thread(taken) == SLICE_S
@@ -111,7 +112,10 @@ def test_only_workers_of_emulated_nodes_take_cores(
     monkeypatch: pytest.MonkeyPatch, where: str, taken: list[tuple[int, int]]
 ) -> None:
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(own_cores, "take", lambda node, nodes: asked.append((node, nodes)))
-    cluster = {"where": where, "link": {"name": "loopback"}, "workers_per_node": 2}
-    hardware.prepare({"cluster": cluster}, Place(2, 5, 0), torch.device("cpu"))
+    monkeypatch.setattr(hardware, "take_cores", lambda node, nodes: asked.append((node, nodes)))
+    per_node = ["cluster.workers_per_node=2"] * (where == "netns")
+    config = compose.resolve(
+        ["task=vector", "train.validate=never", f"cluster={where}", "workers=5", *per_node]
+    )
+    hardware.prepare(config, WorkerPlace(2, 5, 0), torch.device("cpu"))
     assert asked == taken

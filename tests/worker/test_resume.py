@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records import Store
-from tests.runs import carry_out, measured, orders, recorded, start_workers, wait_for
+from analysis.records.store import Store
+from tests.worker.runs import carry_out, measured, orders, recorded, start_workers, wait_for
 
 WORDS = ("method=dgc", "method.density=0.01", "workers=2", "train.steps=120")
 

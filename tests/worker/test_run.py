@@ -8,17 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.files import RankLog, read_as
-from analysis.schemas import Progress
-from experiments.worker.run import (
-    ProgressNote,
-    names_of_all,
-    precision_of,
-    prepare_device,
-    prepare_precision,
-    tf32_backends,
-)
-from slurm.environment import Place
+from analysis.records.files import read_as
+from analysis.records.log import RankLog
+from analysis.records.schema import Progress
+from experiments.config import compose
+from experiments.worker.build import precision_of, prepare_device, prepare_precision, tf32_backends
+from experiments.worker.run import ProgressNote, names_of_all
+from slurm.environment import WorkerPlace
 from sparsify.comm import virtual
 
 
@@ -76,8 +72,9 @@ def test_a_worker_without_a_gpu_of_its_own_is_told(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    config = compose.resolve(["task=cnn_cifar10", "device=cuda", f"threads={torch.get_num_threads()}"])
     with pytest.raises(ValueError, match=why):
-        prepare_device({"device": "cuda", "threads": torch.get_num_threads()}, Place(1, 2, 1))
+        prepare_device(config, WorkerPlace(1, 2, 1))
 
 
 def test_the_note_of_progress_has_the_newest_loss_and_accuracy_that_are_numbers(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from analysis.attempts import of_attempt
-from analysis.records import Attempt, Store
+from analysis.records.attempts import of_attempt
+from analysis.records.steps import warm
+from analysis.records.store import Attempt, Store
 from analysis.stats import slowdown
-from analysis.steps import warm
 from experiments.training.stop import Preempted
-from tests.runs import StopAt, carry_out, orders, recorded, start_workers
+from tests.worker.runs import StopAt, carry_out, orders, recorded, start_workers
 
 VARIANTS = (
     "variants={dense:'method=dense',topk:'method=topk method.density=0.01',"

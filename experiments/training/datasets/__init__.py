@@ -1,4 +1,4 @@
-"""One file per data set: a function of the file's name that reads it.
+"""One file per data set: a function of the file's name that reads it; small ones are rows of `_presets`.
 
 A data set read from files describes them in a literal `FILES` (see experiments/config/data_root.py), and has
 a function `download` where they can be downloaded. The names of its tasks then end in _<data set>.
@@ -12,9 +12,10 @@ import torch
 
 from experiments.training.datasets._dataset import Dataset as Dataset
 from experiments.training.datasets._dataset import Split as Split
-from sparsify.registry import Registry
+from experiments.training.datasets._presets import PRESETS
+from sparsify.spec import Registry
 
-REGISTRY = Registry("data set", __name__, Path(__file__).parent)
+REGISTRY = Registry("data set", __name__, Path(__file__).parent, table=PRESETS)
 
 
 def load(name: str, root: Path | None, device: torch.device) -> Dataset:

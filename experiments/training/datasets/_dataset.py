@@ -30,10 +30,10 @@ class Dataset:
     train: Split
     test: Split  # what is validated on
     classes: int
-    padding: int  # random crops after padding with so many black pixels; 0: none
-    flip: bool  # mirror every other image
-    mean: tuple[float, ...]  # per channel, in units of the full pixel value
-    std: tuple[float, ...]
+    padding: int = 0  # random crops after padding with so many black pixels; 0: none
+    flip: bool = False  # mirror every other image
+    mean: tuple[float, ...] = (0.0,)  # per channel, in units of the full pixel value
+    std: tuple[float, ...] = (1.0,)
     unseen: Split | None = None  # the test set, where part of the training images stands in for it
     noun: str = "images"  # what examples are called
 

@@ -30,24 +30,14 @@ def mnist(root: Path | None, device: torch.device) -> Dataset:
         return Split(files.data[..., None].contiguous(), files.targets)
 
     train, test = split(train=True), split(train=False)
-    return Dataset(
-        name=FILES["title"],
-        digest=digest_of(train, test),
-        train=train,
-        test=test,
-        classes=10,
-        padding=0,
-        flip=False,
-        mean=(0.1307,),
-        std=(0.3081,),
-    ).to(device)
+    mean, std = (0.1307,), (0.3081,)
+    return Dataset(FILES["title"], digest_of(train, test), train, test, 10, mean=mean, std=std).to(device)
 
 
 def _unusable(root: Path) -> str:
     return (
-        f"MNIST in {root} is missing or corrupt: remove {root / 'MNIST'} and run again to download "
-        "it, or set "
-        "data.root to a sound copy"
+        f"MNIST in {root} is missing or corrupt: remove {root / 'MNIST'} and run again to download it, or "
+        "set data.root to a sound copy"
     )
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.files import Damaged
 from analysis.published.log_files import Job, read_iterations, read_training
+from analysis.records.files import Damaged
 
 WORKERS = 2
 SPARSE = Job("A100", "NVLink", WORKERS, "topk")

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from analysis import published
-from analysis.files import Damaged
 from analysis.published import __main__ as command
 from analysis.published import log_files, tables
 from analysis.published.log_files import Job
+from analysis.records.files import Damaged
 from tests.analysis.published.test_log_files import WHOLE, comm, comp
 
 MIB = 2**20
@@ -134,3 +135,28 @@ def test_reading_needs_no_torch() -> None:
     code = "import sys; from analysis import published; published.iterations(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_band_reaches_from_one_machine_to_the_other() -> None:
+    band = published.band("topk")
+    machines = published.by_machine("topk")
+    assert list(machines) == ["A100, NVLink", "V100, NVLink"]
+    assert band["epoch"].to_list() == [*range(1, 139)]
+    np.testing.assert_array_equal(band["low"], machines.min(axis=1))
+    np.testing.assert_array_equal(band["high"], machines.max(axis=1))
+    assert band["mean"].iloc[-1] == pytest.approx((91.515 + 90.872) / 2, abs=0.001)
+
+
+def test_one_machine_is_no_band() -> None:
+    band = published.band("randomk", "val_loss")
+    assert band["low"].isna().all()
+    assert band["mean"].iloc[-1] == pytest.approx(0.816, abs=0.001)
+
+
+def test_4_workers_are_apart() -> None:
+    assert len(published.band("dense", workers=4)) == 139
+    assert len(published.band("randomk", workers=4)) == 0
+
+
+def test_the_learning_rate_falls_twice() -> None:
+    assert published.decays() == [82, 123]

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from analysis.parquet import newest_frames
-from analysis.records import Store
+from analysis.records.parquet import newest_frames
+from analysis.records.store import Store
 from analysis.report import content, pages
-from analysis.report.runs import HERE, SHIPPED, Run, of_frames
-from tests import synthetic
+from analysis.report.runs import HERE, SHIPPED, RunPage, of_frames
+from tests.analysis import synthetic
 from tests.analysis.report.test_pages import HOSTILE
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (requirements/dev.txt)")
@@ -46,13 +46,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     frames, _ = newest_frames(store, store.runs(), root / "kept")
     runs = [*of_frames(frames, SHIPPED)]
     hostile = {"method": {"name": HOSTILE}, "task": {"name": HOSTILE}, "workers": 2}
-    runs.append(Run("f" * 16, HOSTILE, HERE, "failed", hostile, why=f"out of memory {HOSTILE}",
+    runs.append(RunPage("f" * 16, HOSTILE, HERE, "failed", hostile, why=f"out of memory {HOSTILE}",
                     logs=({"name": "rank0", "lines": ["Traceback", HOSTILE]},), items=("fig9-laptop",),
                     provenance={HOSTILE: HOSTILE}))  # fmt: skip
     for place in range(MANY - len(runs)):
         config = {**synthetic.config("topk"), "seed": place}
         runs.append(
-            Run(f"{place:012x}", f"topk-{place}", HERE, "ok", config, outcomes={"val_top1": float(place)})
+            RunPage(f"{place:012x}", f"topk-{place}", HERE, "ok", config, outcomes={"val_top1": float(place)})
         )
     site = pages.Site(root / "site")
     site.begin()
@@ -63,9 +63,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [verdict(f"claim-{name} {HOSTILE}", word) for name, word in zip("dbca", words, strict=True)]
     item = content.Item("fig9", "fig9-laptop", f"Title {HOSTILE}", HOSTILE, judged=tuple(rows),
                         files={"svg": root / "fig9-laptop.svg"}, runs=("f" * 16,))  # fmt: skip
-    methods = (content.Method("topk", HOSTILE),)
+    methods = (content.MethodCard("topk", HOSTILE),)
     pages.write(
-        site, content.Report((item,), {"reproduced": 2, "not reproduced": 1}, methods, (HOSTILE,)), runs
+        site, content.Contents((item,), {"reproduced": 2, "not reproduced": 1}, methods, (HOSTILE,)), runs
     )
     return site.folder
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis.report import content, pages
-from analysis.report.runs import HERE, Run, page_id
+from analysis.report.runs import HERE, RunPage, page_id
 from analysis.tables import Table
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'`${1}javascript:alert(1)\u2028&amp;"
@@ -42,8 +42,8 @@ def item(text: str, folder: Path) -> content.Item:
     )
 
 
-def run(text: str) -> Run:
-    return Run(
+def run(text: str) -> RunPage:
+    return RunPage(
         id=page_id(text, text),
         run=text,
         origin=HERE,
@@ -63,8 +63,8 @@ def written(text: str, folder: Path) -> dict[str, str]:
     site = pages.Site(folder / "report")
     site.begin()
     site.run(run(text))
-    method = content.Method(text, text)
-    found = content.Report((item(text, folder),), {"not reproduced": 1}, (method,), (text,))
+    method = content.MethodCard(text, text)
+    found = content.Contents((item(text, folder),), {"not reproduced": 1}, (method,), (text,))
     pages.write(site, found, [run(text)])
     return {str(path.relative_to(site.folder)): path.read_text()
             for path in sorted(site.folder.rglob("*")) if path.suffix in (".html", ".js")}  # fmt: skip

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from slurm.emulated import network, switch
-from slurm.emulated.network import EmulatedNetwork, check, has_root
+from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check, has_root
 from tests.conftest import ROOT
-from tests.emulated import a_link, await_gone, devices, needs_namespaces, processes
+from tests.slurm.emulated.links import a_link, await_gone, devices, needs_namespaces, processes
 
 SLOW, FAST = 4e6, 1e9  # bytes per second
 SET_UPS, KILLED = 6, 2  # the same with 50 and 10 by `python tests/slurm/emulated/test_network.py`
@@ -42,9 +42,9 @@ socket.create_connection((sys.argv[1], 5000)).sendall(bytes(int(sys.argv[2])))
 """
 STARTER = """
 import json, subprocess, sys
-from slurm.emulated.network import EmulatedNetwork
+from slurm.emulated.network import EmulatedLink, EmulatedNetwork
 from slurm.worker_process import lifeline
-made = EmulatedNetwork(json.loads(sys.argv[1]), 3)
+made = EmulatedNetwork(EmulatedLink(**json.loads(sys.argv[1])), 3)
 wait = [*made.enter(1), sys.executable, "-c", "input()", sys.argv[1]]
 subprocess.run(wait, stdin=lifeline())
 """
@@ -115,7 +115,7 @@ def set_up_and_tear_down(times: int, killed: int, seed: int) -> None:
     for at in range(times):
         link = a_link(FAST)
         if at in fatal:
-            command = [sys.executable, "-c", STARTER, json.dumps(link)]
+            command = [sys.executable, "-c", STARTER, json.dumps(link._asdict())]
             with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as starter:
                 time.sleep(drawn.uniform(0, KILLED_WITHIN_S))
                 starter.kill()
@@ -153,13 +153,13 @@ def test_ctrl_c_is_for_the_starter_alone() -> None:
 
 def test_a_link_without_bandwidth_is_refused() -> None:
     with pytest.raises(ValueError, match="link=loopback has beta_s_per_byte=None, so there is no bandwidth"):
-        check({"name": "loopback", "alpha_s": None, "beta_s_per_byte": None}, 2)
+        check(EmulatedLink("loopback", None, None), 2)
     with pytest.raises(ValueError, match=r"link=mine has beta_s_per_byte=0.*above 0"):
-        check({"name": "mine", "alpha_s": 0, "beta_s_per_byte": 0}, 2)
+        check(EmulatedLink("mine", 0, 0), 2)
     with pytest.raises(
         ValueError, match=r"1000 nodes at most, and this one would have 1001; take fewer workers"
     ):
-        check({"name": "mine", "alpha_s": 0, "beta_s_per_byte": 1e-9}, 1001)
+        check(EmulatedLink("mine", 0, 1e-9), 1001)
 
 
 def test_a_machine_without_the_programs_is_told_which(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_what_the_kernel_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_in_a_user_namespace_both_are_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     made = EmulatedNetwork.__new__(EmulatedNetwork)
-    made.made, made.in_user_namespace = network.Made(12, [4, 5], 0.0, "reno"), True
+    made.made, made.in_user_namespace = network.MadeNetwork(12, [4, 5], 0.0, "reno"), True
     user = ["--user=/proc/12/ns/user", "--preserve-credentials"]
     assert made.enter(1) == ["nsenter", *user, "--net=/proc/12/fd/5", "--"]
     made.in_user_namespace = False

@@ -13,8 +13,8 @@ from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from sparsify import names
 from sparsify.comm import virtual
-from tests import worker_functions
-from tests.worker_functions import on_processes
+from tests.sparsify import worker_functions
+from tests.sparsify.worker_functions import on_processes
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 import sparsify
-from analysis.records import Store
+from analysis.records.store import Store
 from experiments import commands
 from experiments.config import compose
 from experiments.worker import connect
 from slurm import environment
 from sparsify import names
 from sparsify.comm import virtual
-from tests import worker_functions
 from tests.conftest import ROOT, environment_for, refused
-from tests.laws import live
-from tests.runs import carry_out, orders
-from tests.worker_functions import on_processes
+from tests.sparsify import worker_functions
+from tests.sparsify.laws import live
+from tests.sparsify.worker_functions import on_processes
+from tests.worker.runs import carry_out, orders
 
 INSTALLED = importlib.util.find_spec("horovod") is not None
 needs_horovod = pytest.mark.skipif(not INSTALLED, reason="Horovod is not installed: `make horovod` builds it")
@@ -173,7 +173,7 @@ def test_a_run_is_the_same_over_horovod_and_on_virtual_ranks(method: str, how: s
         assert again.stderr.count("already measured") == 1
 
 
-@pytest.mark.parametrize("command", commands.ALONE)
+@pytest.mark.parametrize("command", commands.STARTING)
 def test_what_starts_its_own_workers_is_not_started_many_times(command: str, tmp_path: Path) -> None:
     told = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     done = subprocess.run(
@@ -212,7 +212,7 @@ def test_what_starts_its_own_workers_is_not_started_many_times(command: str, tmp
 def test_processes_that_can_not_be_the_workers_are_told_why(
     starter: str, words: tuple[str, ...], sentence: str, tmp_path: Path
 ) -> None:
-    group = environment.Joined(starter, environment.Place(0, 2, 0))
+    group = environment.Joined(starter, environment.WorkerPlace(0, 2, 0))
     with pytest.raises(ValueError, match=re.escape(sentence)):
         connect.join(compose.resolve([*WORDS, *words]), group, tmp_path, torch.device("cpu"))
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from sparsify.comm import put, virtual
 from sparsify.comm.torch import is_loss
 from sparsify.comm.virtual import VirtualComm
-from tests import worker_functions
-from tests.worker_functions import on_processes
+from tests.sparsify import worker_functions
+from tests.sparsify.worker_functions import on_processes
 
 
 def test_groups_and_memories_and_errors_on_gloo_processes(tmp_path: Path) -> None:

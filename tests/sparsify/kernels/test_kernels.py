@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsify import kernels
-from sparsify.kernels import Kernel, native
-from sparsify.kernels.eager import Eager
+from sparsify.kernels import Eager, Kernel, native
 from sparsify.kernels.native import LEVELS, Native, Unavailable
 from sparsify.kernels.vectorised import Vectorised
 from tests.conftest import ROOT
-from tests.laws import METHODS, build, live, searching
+from tests.sparsify.laws import METHODS, build, live, searching
 
 N = 40_000  # large enough that a bound is guessed
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsify import host_sync
+from sparsify.core import host_sync
 from sparsify.types import Sparse
 from tests.conftest import ROOT
 
@@ -101,11 +101,11 @@ def compare_launches() -> None:
     import triton
     from triton.runtime.driver import driver
 
-    from experiments.bench import _absent_gpu
+    from experiments.bench.launch import replace_gpu
     from sparsify.kernels import gpu
 
     recorder, asked = Recorder(), list[str]()
-    _absent_gpu.replace_gpu(launcher=recorder)
+    replace_gpu(launcher=recorder)
     run: Callable[..., Any] = triton.runtime.JITFunction.run
 
     def counted(self: Any, *args: Any, **options: Any) -> Any:

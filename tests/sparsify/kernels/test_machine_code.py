@@ -102,8 +102,8 @@ def describe_all() -> None:
     """Print a row for each compiled kernel, as one line of JSON."""
     import triton
 
-    from experiments.bench import _absent_gpu
-    from sparsify import host_sync
+    from experiments.bench.launch import replace_gpu
+    from sparsify.core import host_sync
     from sparsify.kernels import gpu
 
     host_sync.to_host = lambda tensor: 5  # what is above, since nothing counts
@@ -118,7 +118,7 @@ def describe_all() -> None:
     version = [int(number) for number in re.findall(r"\d+", triton.__version__)[:2]]
     rows = []
     for capability in CAPABILITIES:
-        _absent_gpu.replace_gpu(capability)
+        replace_gpu(capability)
         for case, (own, added) in cases.items():
             if case != "float32" and capability != 90:
                 continue

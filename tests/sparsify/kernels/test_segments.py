@@ -18,7 +18,6 @@ from torch import Tensor
 from sparsify import kernels
 from sparsify.types import Sparse
 from tests.conftest import ROOT
-from tests.laws import build, live
 from tests.sparsify.kernels.test_gpu_kernels import (
     CUDA,
     DEVICE,
@@ -30,6 +29,7 @@ from tests.sparsify.kernels.test_gpu_kernels import (
     same,
 )
 from tests.sparsify.kernels.test_machine_code import LEAN_SINCE, describe
+from tests.sparsify.laws import build, live
 
 SMALL = {"tile": 256, "fewest": 1}  # the interpreter is slow
 N = 600  # three shares
@@ -190,13 +190,13 @@ def describe_all() -> None:
     """Print a row for each compiled kernel, as one line of JSON."""
     import triton
 
-    from experiments.bench import _absent_gpu
+    from experiments.bench.launch import replace_gpu
     from sparsify.kernels.segments import GpuSegments
 
     version = [int(number) for number in re.findall(r"\d+", triton.__version__)[:2]]
     memory, rows = torch.zeros(2**14), []
     for capability, start in ((80, 0), (90, 0), (90, 1), (100, 0)):
-        _absent_gpu.replace_gpu(capability)
+        replace_gpu(capability)
         accs = [memory[start : start + 5000], memory[8192 + start : 8192 + start + 100]]
         kernel = GpuSegments(accs)
         kernel.topk(accs, [*accs], [5, 1])

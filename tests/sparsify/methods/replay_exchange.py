@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import sparsify
-from tests.laws import Lived, gradient, live
+from tests.sparsify.laws import Lived, gradient, live
 
 N, SHAPE = 240, (240,)
 

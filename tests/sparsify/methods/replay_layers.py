@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.laws import Lived
+from tests.sparsify.laws import Lived
 
 Array = NDArray[np.float64]
 

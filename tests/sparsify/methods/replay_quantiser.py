@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from sparsify.types import BucketContext
-from tests.laws import Lived, Make
+from tests.sparsify.laws import Lived, Make
 
 Array = NDArray[Any]
 CPU = torch.device("cpu")
 
 
-SEED = 3  # of tests.laws.live
+SEED = 3  # of tests.sparsify.laws.live
 
 
 SHAPES = [(40, 5), (5,), (7, 3), (1,)]

@@ -10,7 +10,7 @@ import torch
 
 import sparsify
 from sparsify.types import BucketContext, Selection
-from tests.laws import ALONE, Lived, live
+from tests.sparsify.laws import ALONE, Lived, live
 
 CONTEXT = BucketContext(seed=0, rank=0, bucket=0)
 

@@ -11,7 +11,7 @@ import torch
 import sparsify
 from sparsify.methods.adacomp import AdaComp, Bins, num_codes, read, write
 from sparsify.types import BucketContext
-from tests.laws import gradient, live
+from tests.sparsify.laws import gradient, live
 from tests.sparsify.methods.replay_layers import Array, gradients_of, tensors_of
 
 BIN_SHAPES = [(8, 4, 3, 3), (7,), (30, 37)]  # 288 = 5 x 50 + 38; 7; 1110 = 2 x 500 + 110

@@ -8,7 +8,7 @@ import torch
 
 import sparsify
 from sparsify.methods.deft import Deft, fragments, packed, shares
-from tests.laws import live
+from tests.sparsify.laws import live
 from tests.sparsify.methods.replay_exclusive import SHAPES, check, select
 from tests.sparsify.methods.replay_layers import Array, gradients_of
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import sparsify
-from sparsify import cost, host_sync
+from sparsify import cost
 from sparsify.comm import virtual
+from sparsify.core import host_sync
 from sparsify.method import num_selected
 from sparsify.methods.dgc import DgcSample
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, BucketContext
-from tests.laws import gradient, live, mass
+from tests.sparsify.laws import gradient, live, mass
 from tests.sparsify.methods.replay_layers import Array, gradients_of, tensors_of
 
 DGC_SHAPES = [(40, 5), (5,), (7, 3), (1,)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sparsify
-from tests.laws import live, mass
+from tests.sparsify.laws import live, mass
 from tests.sparsify.methods.replay_quantiser import grads
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.methods._partitions import split_evenly
 from sparsify.methods.exdyna import ExDyna, block_size, rebalance
-from tests.laws import gradient, live
+from sparsify.select import split_evenly
+from tests.sparsify.laws import gradient, live
 from tests.sparsify.methods.replay_exclusive import check, exclusive_by_the_paper, select
 from tests.sparsify.methods.replay_layers import gradients_of
 

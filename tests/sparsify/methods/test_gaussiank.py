@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsify import host_sync
+from sparsify.core import host_sync
 from sparsify.methods import gaussiank
 from sparsify.methods.gaussiank import GaussianGuess, GaussianThreshold
 from tests.sparsify.methods.replay_selection import CONTEXT, Array, N, choose, count, follows, run, top

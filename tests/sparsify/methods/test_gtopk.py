@@ -10,7 +10,7 @@ import torch
 
 from sparsify.methods.gtopk import merge
 from sparsify.types import Sparse
-from tests.laws import mass
+from tests.sparsify.laws import mass
 from tests.sparsify.methods.replay_exchange import Array, N, against, pairs, run, top
 
 

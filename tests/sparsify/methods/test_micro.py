@@ -7,9 +7,9 @@ import torch
 from torch.nn import Parameter
 
 import sparsify
-from sparsify.aggregator import Aggregator
 from sparsify.comm import virtual
-from tests.laws import live
+from sparsify.doors.aggregator import Aggregator
+from tests.sparsify.laws import live
 from tests.sparsify.methods.replay_exclusive import check, exclusive_by_the_paper
 from tests.sparsify.methods.replay_layers import gradients_of
 

@@ -8,9 +8,9 @@ import torch
 
 import sparsify
 from sparsify.comm import virtual
-from sparsify.methods._split import even_borders
+from sparsify.exchange import even_borders
 from sparsify.methods.oktopk import balanced_borders, overlaps
-from tests.laws import gradient
+from tests.sparsify.laws import gradient
 from tests.sparsify.methods.replay_exchange import Array, N, against, run, top
 
 

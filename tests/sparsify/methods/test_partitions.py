@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 
 import sparsify
+from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.methods._partitions import Threshold
 from sparsify.methods.exdyna import ExDyna
-from sparsify.methods.micro import Micro
-from sparsify.workspace import Workspace
-from tests.laws import gradient, live
+from sparsify.methods.micro import Micro, Threshold
+from sparsify.ranges import FollowRule
+from tests.sparsify.laws import gradient, live
 from tests.sparsify.methods.replay_exclusive import SHAPES, select
 
 EXCLUSIVE = ["deft", "exdyna", "micro"]
@@ -44,7 +46,7 @@ def test_the_published_factors_and_the_branch_that_never_runs() -> None:
             state = Threshold(Workspace(torch.empty(0)), 1.0)
             selector.follow(count, 100, 4, state)
             assert state.value == factor
-    in_band = {rule: Threshold(Workspace(torch.empty(0)), 1.0) for rule in ("published", "intended")}
+    in_band = {rule: Threshold(Workspace(torch.empty(0)), 1.0) for rule in get_args(FollowRule)}
     for rule, state in in_band.items():
         Micro(rule).follow(95, 100, 4, state)
     assert in_band["published"].value == 1.00125  # above its aim and below: it always rises

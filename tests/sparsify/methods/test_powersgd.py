@@ -8,7 +8,7 @@ import torch
 
 import sparsify
 from sparsify.types import BucketContext
-from tests.laws import live, mass
+from tests.sparsify.laws import live, mass
 from tests.sparsify.methods.replay_quantiser import CPU, SEED, grads
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sparsify
-from tests.laws import live
+from tests.sparsify.laws import live
 from tests.sparsify.methods.replay_quantiser import grads, stochastic_level, uniform
 
 

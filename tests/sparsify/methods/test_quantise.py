@@ -7,17 +7,17 @@ import torch
 
 import sparsify
 from sparsify.comm import virtual
-from sparsify.methods._quantise import Message, in_blocks
+from sparsify.methods._quantise import PackedCodes, in_blocks
 from sparsify.methods.qsgd import qsgd
 from sparsify.types import BucketContext
-from tests.laws import live
+from tests.sparsify.laws import live
 from tests.sparsify.methods.replay_quantiser import given
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("n", [1, 3, 8, 227])
 def test_codes_survive_packing_and_take_their_bits(n: int, bits: int) -> None:
-    message = Message.like(torch.empty(n), block=100, bits=bits)
+    message = PackedCodes.like(torch.empty(n), block=100, bits=bits)
     codes = torch.randint(2**bits, (n,), generator=torch.Generator().manual_seed(n)).to(torch.uint8)
     scales = torch.rand(-(-n // 100))
     message.codes.copy_(codes)

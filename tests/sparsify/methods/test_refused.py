@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import sparsify
-from sparsify.registry import function_of
+from sparsify.spec import function_of
 
 OUT_OF_RANGE: list[tuple[str, dict[str, Any], str]] = [
     ("topk", {"density": 0.0}, "density=0.0 is out of range"),

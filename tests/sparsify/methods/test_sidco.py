@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from sparsify.methods.sidco import Sidco, stage_ratios
 from tests.sparsify.methods.replay_selection import CONTEXT, STEPS, Array, N, count, follows, heavy, run
 
 
-def sidco_threshold(acc: Array, rho: float, stages: int, fit: str) -> float:
+def sidco_threshold(acc: Array, rho: float, stages: int, fit: sidco.FittedTail) -> float:
     """Abdelmoniem et al. 2021, with sets of exceedances as such and scipy's quantile."""
     u = np.abs(acc)
     stages = min(stages, max(1, math.ceil(math.log2(1 / rho))))
@@ -46,7 +46,7 @@ def sidco_threshold(acc: Array, rho: float, stages: int, fit: str) -> float:
 class SidcoWorker:
     """One worker, with a number of stages that adapts every five steps."""
 
-    def __init__(self, rho: float, fit: str) -> None:
+    def __init__(self, rho: float, fit: sidco.FittedTail) -> None:
         self.rho, self.fit, self.stages = rho, fit, [1]
         self.achieved: list[float] = []
 
@@ -68,8 +68,8 @@ def light(rank: int, step: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("gradients", [heavy, light])
-@pytest.mark.parametrize("fit", sidco.FITS)
-def test_sidco_follows_its_algorithm(fit: str, gradients: Any) -> None:
+@pytest.mark.parametrize("fit", get_args(sidco.FittedTail))
+def test_sidco_follows_its_algorithm(fit: sidco.FittedTail, gradients: Any) -> None:
     k = int(0.05 * N)
     lived = run("sidco", 0.05, lambda rank, step, shape: gradients(rank, step), fit=fit)
     workers = [SidcoWorker(k / N, fit) for _ in lived]
@@ -81,8 +81,8 @@ def test_sidco_follows_its_algorithm(fit: str, gradients: Any) -> None:
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
 @pytest.mark.parametrize("gradients", [heavy, light])
-@pytest.mark.parametrize("fit", sidco.FITS)
-def test_every_stage_of_sidco_fits_as_published(fit: str, gradients: Any, stages: int) -> None:
+@pytest.mark.parametrize("fit", get_args(sidco.FittedTail))
+def test_every_stage_of_sidco_fits_as_published(fit: sidco.FittedTail, gradients: Any, stages: int) -> None:
     acc, rho = gradients(0, 0), 0.02
     selector = Sidco(fit)
     found = selector.threshold(acc, stage_ratios(rho, stages, 0.25), selector.init(acc, CONTEXT).workspace)
@@ -112,7 +112,9 @@ def test_published_constants_of_sidco() -> None:
     assert (known["first_ratio"], known["adapt_every"], known["tolerance"]) == (0.25, 5, 0.2)
 
 
-def stages_after(periods: list[float], adapt: str = "published", ratio: float = 0.001) -> list[int]:
+def stages_after(
+    periods: list[float], adapt: sidco.StageRule = "published", ratio: float = 0.001
+) -> list[int]:
     """Stages after each period of five steps in which selected / k was as given."""
     selector = Sidco(adapt=adapt)
     state, found = selector.init(torch.zeros(1), CONTEXT), []
@@ -134,7 +136,7 @@ def test_as_published_a_heavy_tail_keeps_sidco_at_one_stage_and_several_times_k(
     normals = torch.randn(4, 30_000, generator=generator, dtype=torch.float64)
     student = normals[0] / normals[1:].square().mean(dim=0).sqrt()
     counts: dict[str, list[float]] = {}
-    for adapt in sidco.ADAPTATIONS:
+    for adapt in get_args(sidco.StageRule):
         selector = Sidco(adapt=adapt)
         state = selector.init(student, CONTEXT)
         counts[adapt] = [count(selector, student, 30, state) / 30 for _ in range(40)]
@@ -157,9 +159,9 @@ def test_every_bucket_of_sidco_adapts_on_its_own() -> None:
     assert states[0].stages > states[1].stages == 1
 
 
-@pytest.mark.parametrize("fit", sidco.FITS)
+@pytest.mark.parametrize("fit", get_args(sidco.FittedTail))
 @pytest.mark.parametrize("stages", [1, 2, 5])
-def test_sets_that_nothing_exceeds_do_no_harm(fit: str, stages: int) -> None:
+def test_sets_that_nothing_exceeds_do_no_harm(fit: sidco.FittedTail, stages: int) -> None:
     """Equal magnitudes, one nonzero element, none: `min()` of an empty set ends the authors' code."""
     for acc, expected in [
         (torch.full((100,), -3.0), 100),  # the largest are selected, and all are

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import sparsify
-from tests.laws import live
+from tests.sparsify.laws import live
 from tests.sparsify.methods.replay_quantiser import given, grads
 
 

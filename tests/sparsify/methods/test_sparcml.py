@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.laws import gradient
+from tests.sparsify.laws import gradient
 from tests.sparsify.methods.replay_exchange import SHAPE, Array, N, against, run, top
 
 

@@ -11,7 +11,7 @@ from sparsify.comm import virtual
 from sparsify.methods.oktopk import SplitReduceBalance
 from sparsify.methods.sparcml import SplitAllGather
 from sparsify.types import BucketContext, Sparse
-from tests.laws import mass
+from tests.sparsify.laws import mass
 from tests.sparsify.methods.replay_exchange import run
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,8 @@ import torch
 import sparsify
 from sparsify import cost
 from sparsify.methods import stable_topk
-from sparsify.methods.stable_topk import StableBlocks
-from tests.laws import live
+from sparsify.methods.stable_topk import Score, StableBlocks
+from tests.sparsify.laws import live
 from tests.sparsify.methods.replay_selection import (
     CONTEXT,
     SIZE,
@@ -46,8 +48,8 @@ def test_stable_top_k_chooses_buckets_every_n_steps(block: int, every: int) -> N
     follows(lived, stable_reference(block, every, 0.2))
 
 
-@pytest.mark.parametrize("score", stable_topk.SCORES)
-def test_between_choices_indices_stay_and_only_values_travel(score: str) -> None:
+@pytest.mark.parametrize("score", get_args(stable_topk.Score))
+def test_between_choices_indices_stay_and_only_values_travel(score: Score) -> None:
     block, every, k = 4, 5, int(0.2 * N)
     lived = run("stable_topk", 0.2, block=block, every=every, score=score)
     supports = [tuple(update.nonzero().flatten().tolist()) for update in lived[0].updates]
@@ -70,7 +72,7 @@ def test_choosing_takes_no_host_synchronisation_where_buckets_divide_n() -> None
 @pytest.mark.parametrize(
     ("score", "expected"), [("l1", [0, 1]), ("l2", [4, 5]), ("max", [4, 5]), ("count", [0, 1])]
 )
-def test_scores_rank_buckets_differently(score: str, expected: list[int]) -> None:
+def test_scores_rank_buckets_differently(score: Score, expected: list[int]) -> None:
     acc = torch.tensor([3.0, -3.0, 0.1, 0.1, 5.0, 0.0])
     selector = StableBlocks(block=2, score=score)
     chosen = choose(selector, acc, 3)

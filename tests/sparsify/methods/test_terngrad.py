@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sparsify
-from tests.laws import live
+from tests.sparsify.laws import live
 from tests.sparsify.methods.replay_quantiser import given, grads, stochastic_level, uniform
 
 

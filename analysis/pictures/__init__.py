@@ -1,0 +1,1 @@
+"""What pictures and pages share: how things look, how numbers and captions are written, one time axis."""

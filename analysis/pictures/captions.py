@@ -1,0 +1,239 @@
+"""What a caption says about the records behind a figure: machine, data, protocol, samples, simulation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.pictures.numbers import number
+from analysis.pictures.style import look, method_id
+from analysis.records.frames import Frames
+from analysis.records.steps import ENOUGH_RUNS, Warm, precisions, warm
+
+SIMULATED = (
+    "*Simulated* times: ranks are virtual; compute is measured, wait and transfer follow the alpha-beta "
+    "model of link "
+)
+MODES = {
+    "serialised": "serialised (synchronised at phase boundaries)",
+    "production": "production (nothing synchronises inside a step)",
+    "as_published": "as published (host clocks, validation inside the timed loop)",
+}
+
+
+def values(frames: Frames, column: str) -> list[Any]:
+    """The distinct values of a column of `frames.runs`, sorted, numbers first; empty if it was not recorded.
+
+    Whole numbers are integers, although pandas keeps a column with gaps as floats.
+    """
+    if column not in frames.runs:
+        return []
+    found = list(dict.fromkeys(frames.runs[column].dropna()))
+    return sorted(map(_whole, found), key=lambda value: (isinstance(value, str), value))
+
+
+def listed(items: Iterable[object]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    words = [str(item) for item in items]
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else "unknown"
+
+
+def is_simulated(frames: Frames) -> bool:
+    return any(values(frames, "simulated"))
+
+
+def virtual(frames: Frames) -> str:
+    """A remark that a training of virtual ranks is that of as many workers; empty where processes trained."""
+    told = " The workers are virtual ranks of one process: the mathematics of that many workers, exactly."
+    return told if is_simulated(frames) else ""
+
+
+def simulated(frames: Frames) -> str:
+    """Behind the name of a quantity: ', simulated' where virtual ranks made its times."""
+    return ", simulated" if is_simulated(frames) else ""
+
+
+def is_on(frames: Frames, hardware: str) -> bool:
+    """True where every run used a GPU whose name contains this word."""
+    gpus = frames.runs.get("provenance.gpu", pd.Series(dtype=object))
+    return len(gpus) > 0 and bool(gpus.notna().all()) and all(hardware in str(gpu) for gpu in gpus)
+
+
+def is_linked(frames: Frames, link: str) -> bool:
+    """True where this link joined the workers of every run, on machines found to be what was named."""
+    return values(frames, "cluster.link.name") == [link.lower()] and not label(frames)
+
+
+def machine(frames: Frames) -> str:
+    """The GPUs, or without any the CPUs and their cores."""
+    if gpus := values(frames, "provenance.gpu"):
+        return listed(gpus)
+    cores = listed(values(frames, "provenance.cores"))
+    return f"{listed(values(frames, 'provenance.cpu'))} ({cores} cores)"
+
+
+def precision(frames: Frames) -> str:
+    """The precision that runs multiplied in, or else the one that was asked for. A mixture is said."""
+    found = sorted(set(precisions(frames.runs).dropna()))
+    return listed(found) + " (*mixed*)" * (len(found) > 1)
+
+
+def data(frames: Frames) -> str:
+    """The data sets, and the first digits of their digests."""
+    names, digests = values(frames, "provenance.data.name"), values(frames, "provenance.data.digest")
+    return f"{listed(names)} (digest {listed([str(digest)[:8] for digest in digests])})"
+
+
+def workers(frames: Frames) -> str:
+    """'8 virtual workers x batch 16'; of a task without samples, '8 virtual workers'."""
+    virtual = "virtual" in values(frames, "cluster.where")
+    kind = "virtual workers" if virtual else "worker processes"
+    batches = values(frames, "task.batch_size")
+    return f"{listed(values(frames, 'workers'))} {kind}{f' x batch {listed(batches)}' if batches else ''}"
+
+
+def setting(frames: Frames) -> str:
+    """One sentence: task, data, workers, machine, torch, precision; then what else must be said, if any."""
+    torch = listed(values(frames, "provenance.versions.torch"))
+    return (
+        f"{listed(values(frames, 'task.name'))} on {data(frames)}, {workers(frames)}, on {machine(frames)}, "
+        f"torch {torch}, {precision(frames)}.{emulated(frames)}{label(frames)}{code(frames)}"
+    )
+
+
+def emulated(frames: Frames) -> str:
+    """Bandwidth and latency that were found of links which token buckets slow down; empty without any."""
+    prefix = "provenance.machine.link."
+    if f"{prefix}asked_gbit_s" not in frames.runs:
+        return ""
+    found = []
+    for name, runs in frames.runs.dropna(subset=[f"{prefix}asked_gbit_s"]).groupby("cluster.link.name"):
+        seen = runs[[column for column in runs if str(column).startswith(prefix)]]
+        seen = seen.rename(columns=lambda column: str(column).removeprefix(prefix))
+        pairs = min(min(json.loads(text)) for text in seen["pairs_gbit_s"])
+        delayed = "delay_s" in seen and bool((seen["delay_s"] > 0).all())
+        found.append(
+            f"{name} {number(seen['asked_gbit_s'].iloc[0])} Gbit/s asked, {number(pairs)} found between two "
+            f"nodes, {number(seen['together_gbit_s'].min())} with all sending at once, latency "
+            f"{number(round(1e6 * seen['latency_s'].max()))} us ({'' if delayed else 'not delayed; '}"
+            f"{number(1e6 * seen['asked_latency_s'].iloc[0])} us asked)"
+        )
+    return f" Emulated links, as the workers found them: {'; '.join(found)}." if found else ""
+
+
+def code(frames: Frames) -> str:
+    """A remark on runs that were not all made with the same code, where they were not."""
+    facts = frames.runs.reindex(columns=["provenance.commit", "provenance.dirty"]).itertuples(index=False)
+    versions = sorted({_version(commit, dirty) for commit, dirty in facts})
+    several = f" *Measured with {len(versions)} versions of the code*: {listed(versions)}."
+    return several if len(versions) > 1 else ""
+
+
+def _version(commit: Any, dirty: Any) -> str:
+    """The first digits of the commit, and of the digest of what was changed since."""
+    known = str(commit)[:8] if pd.notna(commit) else "unknown"
+    return f"{known}+{str(dirty)[:8]}" if pd.notna(dirty) else known
+
+
+def label(frames: Frames) -> str:
+    """Differences of the machine from the configured one that `launch.on_mismatch=label` accepted."""
+    found = [
+        why.partition("; ")[0]  # without what could be done about it
+        for text in values(frames, "provenance.machine.mismatch")
+        for why in json.loads(text)
+    ]
+    return f" *Not the machine that was named*: {'; '.join(dict.fromkeys(found))}." if found else ""
+
+
+def timing(frames: Frames) -> str:
+    """Mode, number of steps and warm-up of timed runs, and whether their times are simulated."""
+    modes = listed([MODES.get(mode, mode) for mode in values(frames, "timing.mode")])
+    runs: dict[str, list[Warm]] = {}  # by method
+    for key in frames.runs["key"]:
+        runs.setdefault(look(_method(frames, key)).label, []).append(warm(frames, key))
+    counts: dict[str, list[str]] = {}  # sentence about the samples -> the methods for which it is true
+    for method, warm_runs in runs.items():
+        counts.setdefault(_samples(warm_runs), []).append(method)
+    samples = "; ".join(f"{listed(methods)} {count}" for count, methods in counts.items())
+    sentences = f"Timing mode: {modes}. Steps per worker: {samples}.{turns(frames)}{late(frames)}"
+    if is_simulated(frames):
+        sentences += f" {SIMULATED}{joined(frames)}."
+    return sentences
+
+
+def joined(frames: Frames) -> str:
+    """The links between workers: 'ethernet between nodes of 8, nvlink inside', or 'ethernet' alone."""
+    links = listed(values(frames, "cluster.link.name"))
+    if not (inside := values(frames, "cluster.inside.name")):
+        return links
+    size = listed(values(frames, "cluster.workers_per_node"))
+    return f"{links} between nodes of {size}, {listed(inside)} inside"
+
+
+def late(frames: Frames) -> str:
+    """A remark on workers that came late on purpose, with the settings; empty where none did."""
+    draws = [draw for draw in values(frames, "late.draw") if draw != "none"]
+    if not draws:
+        return ""
+    settings = [
+        f"late.{name}={listed(map(number, found))}"
+        for name in ("s", "spread", "rank")
+        if (found := values(frames, f"late.{name}")) and (any(found) or name == "rank")
+    ]
+    return f" *Workers late on purpose*: {listed([f'late.draw={listed(draws)}', *settings])}."
+
+
+def turns(frames: Frames) -> str:
+    """The turns that variants took, and the reason for their end; empty where none did."""
+    if not values(frames, "group"):
+        return ""
+    groups = frames.runs.dropna(subset=["group"]).drop_duplicates("group")
+    ends = [_end(frames, run) for run in groups.to_dict("records")]
+    steps = listed(values(frames, "alternate.block_steps"))
+    return (
+        f" Measured in turns of {steps} steps in one group of processes, in an order drawn anew each round, "
+        f"until {listed(dict.fromkeys(ends))}."
+    )
+
+
+def _end(frames: Frames, run: dict[Any, Any]) -> str:
+    """The precision that a group had reached when its turns ended."""
+    variants = frames.runs[frames.runs["group"] == run["group"]]["variant"]
+    width = run["alternated.half_width"]
+    known = f"{number(100 * width)} %" if width is not None and np.isfinite(width) else "unknown"
+    reached: str = f"the least certain ratio to {look(variants.iloc[0]).label} had a half-width of {known}"
+    at_limit = f" at the limit of {number(run['alternate.limit_min'])} minutes"
+    return reached + (at_limit if run["alternated.stopped"] == "limit" else "")
+
+
+def _samples(runs: list[Warm]) -> str:
+    """'n = 16 (first 4 dropped as warm-up)'; n is summed over several runs."""
+    dropped = sorted({run.dropped for run in runs})
+    first = str(dropped[0]) if len(dropped) == 1 else f"{dropped[0]} to {dropped[-1]}"
+    several = f" in {len(runs)} runs" if len(runs) > 1 else ""
+    again, turns = sum(run.again for run in runs), sum(run.turns for run in runs)
+    several = f" in {turns} turns" if turns else several
+    more = f", and {again} after interruptions" * bool(again) + ", and the first of each turn" * bool(turns)
+    return f"n = {sum(run.n for run in runs)}{several} (first {first} dropped as warm-up{more})"
+
+
+def training(frames: Frames) -> str:
+    """Length of the trainings behind a learning curve, and the number of seeds."""
+    last = frames.epochs.groupby("key")[["epoch", "step"]].max()
+    epochs, steps = (listed(sorted(set(last[name]))) for name in ("epoch", "step"))
+    seeds = pd.Series([_method(frames, key) for key in frames.runs["key"]]).value_counts()
+    count = f"{seeds.min()} seed{'s' if seeds.min() > 1 else ''} per method"
+    band = ", bands are 95 % intervals of the mean" if seeds.min() >= ENOUGH_RUNS else ""
+    return f"{epochs} epochs = {steps} optimiser steps; {count}{band}."
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float | np.floating) and float(value).is_integer() else value
+
+
+def _method(frames: Frames, key: str) -> str:
+    return method_id(frames.runs[frames.runs["key"] == key].iloc[0].to_dict())

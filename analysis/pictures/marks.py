@@ -1,0 +1,335 @@
+"""What pictures are drawn with, mark by mark: curves with bands, stacked bars, bars with intervals, lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes as Axes
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure as Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch as Patch
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullFormatter
+
+from analysis.pictures.numbers import number
+from analysis.pictures.style import Look
+from analysis.records import phases as phase_list
+from analysis.stats import Value
+
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
+
+WIDE = 10.0  # times its smallest value: from there on an axis is logarithmic
+AREA = 0.25  # opacity of an area behind lines
+FAINT = 0.45  # opacity of the paper's data, next to ours
+# Published values as marks, open.
+OPEN: dict[str, Any] = {"mfc": "white", "alpha": FAINT + 0.2, "markersize": 3.2, "linestyle": ""}
+FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+ROOM_FOR_TEXT = 0.055  # share of the axis: a shorter span has no room for its number
+
+
+@contextmanager
+def canvas(
+    settings: Mapping[RcKeyType, Any], rows: int = 1, columns: int = 1, **how: Any
+) -> Iterator[tuple[Figure, Any]]:
+    """A figure and its axes, drawn inside the block with these matplotlib settings.
+
+    `how` goes to `Figure.subplots`; the axes are one object, or an array of them.
+    """
+    with matplotlib.rc_context(dict(settings)):
+        figure = Figure(layout="constrained")
+        yield figure, figure.subplots(rows, columns, **how)
+        engine = figure.get_layout_engine()
+        assert engine is not None, "the layout is constrained"
+        engine.execute(figure)
+        figure.set_layout_engine("none")  # laid out once, not again for every file format
+        for axes in figure.axes:  # the last bits of what the layout solves are not always the same
+            left, bottom, width, height = (round(edge, 6) for edge in axes.get_position().bounds)
+            axes.set_position((left, bottom, width, height))
+
+
+def curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:
+    """A mean over epochs, and its interval as a band where there are enough runs for one."""
+    every = max(1, len(x) // 10)
+    axes.plot(
+        x, table["mean"], color=look.colour, marker=look.marker, markevery=every, label=look.label, zorder=3
+    )
+    if table["low"].notna().any():
+        axes.fill_between(
+            x, table["low"], table["high"], color=look.colour, alpha=0.18, linewidth=0, zorder=2
+        )
+
+
+def published_curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:
+    """A published curve, drawn faintly below ours, and the range of several (columns mean, low, high)."""
+    faint: dict[str, Any] = {"color": look.colour, "alpha": FAINT, "zorder": 1}
+    axes.plot(x, table["mean"], linestyle=(0, (1, 1.2)), linewidth=0.9, **faint)
+    if table["low"].notna().any():
+        axes.fill_between(x, table["low"], table["high"], **faint | {"alpha": 0.12}, linewidth=0)
+
+
+def published_key() -> Line2D:
+    """The legend entry of `published_curve` and `published_points`."""
+    style: dict[str, Any] = {"color": "#777777", "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
+    return Line2D([], [], marker="o", mfc="white", **style)
+
+
+def decay(axes: Axes, x: float) -> None:
+    """A thin line up, where something changes."""
+    axes.axvline(x, color="#AAAAAA", linewidth=0.6, zorder=0)
+
+
+def seeds(axes: Axes, x: float, values: Sequence[float], look: Look) -> None:
+    """The single values behind a mean."""
+    axes.plot([x] * len(values), values, look.marker, color=look.colour, alpha=0.55, markersize=2.6, mew=0)
+
+
+def mean_mark(axes: Axes, x: float, value: Value, look: Look) -> None:
+    """A mean with its interval, as a bar across and a line up and down."""
+    axes.plot(x, value.value, "_", color=look.colour, markersize=7, markeredgewidth=1.2)
+    if value.low is not None and value.high is not None:
+        axes.plot([x, x], [value.low, value.high], color=look.colour, linewidth=1)
+
+
+def points(axes: Axes, x: Sequence[float], values: Sequence[Value], look: Look) -> None:
+    """Values with their intervals, joined by a line."""
+    axes.plot(x, [value.value for value in values], color=look.colour, marker=look.marker, label=look.label)
+    for at, value in zip(x, values, strict=True):
+        mean_mark(axes, at, value, look)
+
+
+def across(axes: Axes, value: Value, look: Look, **how: Any) -> None:
+    """A value that holds for every x, as a line across, and its interval as a band."""
+    line: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "label": look.label, "zorder": 1}
+    axes.axhline(value.value, color=look.colour, **line | how)
+    if value.low is not None and value.high is not None:
+        axes.axhspan(value.low, value.high, color=look.colour, alpha=0.12, linewidth=0, zorder=0)
+
+
+def over(axes: Axes, places: Mapping[Any, float], label: str) -> None:
+    """An x axis with a tick at each of these values, logarithmic where numbers span much."""
+    at = list(places.values())
+    axes.set_xlabel(label)
+    if at and min(at) > 0 and max(at) >= WIDE * min(at) and list(places) == at:
+        axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(at))
+    axes.xaxis.set_major_formatter(
+        FixedFormatter([number(x) if isinstance(x, float) else str(x) for x in places])
+    )
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.margins(x=0.08)
+
+
+def numbered(axes: Axes, x: pd.Series, y: pd.Series, texts: Sequence[str]) -> None:
+    """Points on a logarithmic x axis with a short text each; texts that would overlap are moved apart."""
+    axes.plot(x, y, "o", color="#0072B2", ms=3)
+    axes.set_xscale("log")
+    axes.margins(x=0.12)
+    least = 0.035 * (float(y.max()) - float(y.min()) or 1.0)  # between two texts
+    taken: list[tuple[float, float]] = []
+
+    def overlaps(here: float, height: float) -> bool:
+        return any(
+            abs(np.log10(here / other)) < 0.2 and abs(height - place) < least for other, place in taken
+        )
+
+    for at in np.argsort(-y.to_numpy()):
+        place = float(y.iloc[at])
+        while overlaps(float(x.iloc[at]), place):
+            place -= least / 4
+        taken.append((float(x.iloc[at]), place))
+        axes.annotate(
+            texts[at],
+            (float(x.iloc[at]), float(y.iloc[at])),
+            (1.1 * float(x.iloc[at]), place),
+            fontsize=6,
+            va="center",
+            arrowprops={"arrowstyle": "-", "lw": 0.3, "color": "#999999", "shrinkA": 0, "shrinkB": 0},
+        )
+
+
+def shaded(axes: Axes, x: pd.Series, y: pd.Series, look: Look, shade: float) -> None:
+    """One of several curves of a method, told apart by opacity and a label at its end."""
+    axes.plot(x, y, color=look.colour, alpha=shade)
+    axes.annotate(look.label, (float(x.iloc[-1]), float(y.iloc[-1])), xytext=(2, 0),
+                  textcoords="offset points", va="center", fontsize=6, color=look.colour)  # fmt: skip
+
+
+def published_points(axes: Axes, x: float, values: Sequence[float], look: Look) -> None:
+    """Single published values, open."""
+    how: dict[str, Any] = {"mec": look.colour, "mfc": "white", "alpha": FAINT + 0.2}
+    axes.plot([x] * len(values), values, look.marker, markersize=3.2, **how)
+
+
+def stack(
+    axes: Axes,
+    x: float,
+    parts: Mapping[str, float],
+    width: float = 0.6,
+    faint: bool = False,
+    least: float = np.inf,
+) -> float:
+    """A stacked bar of phases, from the bottom up; parts of at least `least` show their number.
+
+    Returns its height.
+    """
+    bottom = 0.0
+    for phase, height in parts.items():
+        colour, hatch = _phase_look(phase)
+        edge: dict[str, Any] = {"edgecolor": "#7A7A7A", "linewidth": 0.4, "alpha": FAINT if faint else 1.0}
+        axes.bar(x, height, width, bottom=bottom, color=colour, hatch=hatch, **edge)
+        if height >= least:
+            _number_inside(axes, x, bottom + height / 2, height, phase, faint)
+        bottom += height
+    return bottom
+
+
+def pile(axes: Axes, y: float, parts: Mapping[str, float], height: float = 0.62) -> None:
+    """A stacked bar of phases that lies, from the left."""
+    left = 0.0
+    for phase, width in parts.items():
+        colour, hatch = _phase_look(phase)
+        axes.barh(y, width, height, left=left, color=colour, hatch=hatch, edgecolor="#7A7A7A", linewidth=0.4)
+        left += width
+
+
+def phase_keys(phases: Iterable[str], labels: Mapping[str, str] = {}) -> list[Patch]:
+    """Legend entries of `stack` and `lane`, with other labels where they are given."""
+    edge: dict[str, Any] = {"edgecolor": "#7A7A7A", "lw": 0.4}
+    return [
+        Patch(facecolor=of.colour, hatch=of.hatch, label=labels.get(of.name, of.label), **edge)
+        for of in map(phase_list.find, phases)
+    ]
+
+
+# How bars of one quantity differ by where the number comes from. `None` takes the method's colour.
+ORIGINS: dict[str, dict[str, Any]] = {
+    "ours": {"facecolor": None},
+    "ours, the published protocol": {"facecolor": "none", "hatch": "////"},
+    "published, 8 A100": {"facecolor": None, "alpha": 0.3},
+    "published, corrected": {"facecolor": "none", "linestyle": (0, (3, 1.5))},
+    "as published": {"facecolor": None, "alpha": 0.3},
+    "without validation": {"facecolor": None},
+}
+
+
+def bar(axes: Axes, x: float, value: Value, look: Look, width: float, origin: str = "ours") -> None:
+    """One bar with its interval and its number."""
+    axes.bar(x, value.value, width, edgecolor=look.colour, linewidth=0.8, **_fill(origin, look.colour))
+    whisker(axes, x, value)
+    top = max(value.value, value.high or value.value)
+    plain = {"facecolor": "white", "edgecolor": "none", "pad": 0.2}  # no line runs through it
+    above(axes, x, top, number(value.value), fontsize=6, bbox=plain)  # narrower than the bar
+
+
+def whisker(axes: Axes, x: float, value: Value) -> None:
+    """A value's interval, where it has one."""
+    if value.low is not None and value.high is not None:
+        error = [[max(0.0, value.value - value.low)], [max(0.0, value.high - value.value)]]
+        axes.errorbar(x, value.value, error, fmt="none", ecolor="#444444", elinewidth=0.8, capsize=2)
+
+
+def dot(axes: Axes, y: float, value: Value, marker: str, colour: str) -> None:
+    """One value at a height, with its interval along the x axis and its number beside it."""
+    low, high = (edge if edge is not None else value.value for edge in (value.low, value.high))
+    axes.plot([low, high], [y, y], color=colour, linewidth=1.0, solid_capstyle="butt", zorder=2)
+    axes.plot([value.value], [y], marker=marker, color=colour, markersize=4, zorder=3)
+    above(axes, high, y, number(value.value), xytext=(4, 0), ha="left", va="center", color=colour)
+
+
+def dot_keys(origins: Mapping[str, tuple[str, str]]) -> list[Line2D]:
+    """Legend entries of `dot`: marker and colour by origin."""
+    return [
+        Line2D([], [], linestyle="", marker=marker, markersize=3.5, color=colour, label=origin)
+        for origin, (marker, colour) in origins.items()
+    ]
+
+
+def factor_ticks(axes: Axes) -> None:
+    """A logarithmic x axis of factors, in plain numbers, with room for text at the right end."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.set_xlim(low / 1.1, high * 1.6)
+    ticks = [tick for tick in FACTORS if low / 1.1 <= tick <= high * 1.6]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(True, axis="x")
+
+
+def above(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:
+    """Small text just above a point; `how` overrides its placement and style."""
+    place = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 6.5}
+    placed: dict[str, Any] = place | how
+    axes.annotate(text, (x, y), **placed)
+
+
+def origin_keys(origins: Iterable[str]) -> list[Patch]:
+    """Legend entries of `bar`, in grey because every method has these origins."""
+    grey = "#555555"
+    return [Patch(edgecolor=grey, linewidth=0.8, label=origin, **_fill(origin, grey)) for origin in origins]
+
+
+def lane(axes: Axes, y: float, spans: pd.DataFrame, axis_ms: float, height: float = 0.7) -> None:
+    """One rank's spans (columns start_ms, took_ms, phase) as a horizontal lane at `y`."""
+    for phase, of_phase in spans.groupby("phase", sort=False):
+        colour, hatch = _phase_look(str(phase))
+        bars = list(zip(of_phase["start_ms"], of_phase["took_ms"], strict=True))
+        axes.broken_barh(
+            bars, (y - height / 2, height), facecolor=colour, hatch=hatch, edgecolor="#7A7A7A", lw=0.3
+        )
+        for start, took in bars:
+            if took >= ROOM_FOR_TEXT * axis_ms:
+                _number_inside(axes, start + took / 2, y, took, str(phase))
+
+
+def log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
+    """A logarithmic y axis with plain numbers at these ticks."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(FixedLocator(list(ticks)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _fill(origin: str, colour: str) -> dict[str, Any]:
+    """The filling of a bar of this origin, in the method's colour."""
+    fill = ORIGINS[origin]
+    return fill | {"facecolor": fill["facecolor"] or colour}
+
+
+def _number_inside(axes: Axes, x: float, y: float, value: float, phase: str, faint: bool = False) -> None:
+    """A phase's number in the middle of its bar, on a plain patch where a hatch would cross it."""
+    colour, hatch = _phase_look(phase)
+    text = axes.text(x, y, number(value), ha="center", va="center", fontsize=6, color=ink(colour, faint))
+    if hatch:
+        text.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 0.8})
+
+
+def _phase_look(phase: str) -> tuple[str, str]:
+    """Colour and hatch."""
+    found = phase_list.find(phase)
+    return found.colour, found.hatch
+
+
+def ink(colour: str, faint: bool = False) -> str:
+    """Black or white, whichever is easier to read on `colour`, by its luma (ITU-R BT.601)."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#111111" if faint or 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "white"
+
+
+def areas(axes: Axes, x: np.ndarray, y: np.ndarray, winners: np.ndarray, looks: Sequence[Look]) -> None:
+    """The winner of several at each (y, x), in its faint colour: `winners` has their numbers."""
+    colours = ListedColormap([look.colour for look in looks])
+    edges = [number - 0.5 for number in range(len(looks) + 1)]
+    how: dict[str, Any] = {"alpha": AREA, "rasterized": True, "shading": "nearest"}
+    axes.pcolormesh(x, y, winners, cmap=colours, norm=BoundaryNorm(edges, len(looks)), **how)
+
+
+def area_keys(looks: Sequence[Look]) -> list[Patch]:
+    """Legend entries of `areas`."""
+    return [Patch(facecolor=look.colour, alpha=AREA, label=look.label) for look in looks]

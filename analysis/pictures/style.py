@@ -1,0 +1,149 @@
+"""How figures look: sizes, one colour per method and per phase in every figure, and reproducible files.
+
+Functions return matplotlib settings as plain dicts, to be merged with `|`; nothing here changes global state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from analysis.records.files import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType
+
+TWO_COLUMNS = 7.16  # inches, IEEE
+# What each format would write of the day and of the program: the same picture has the same bytes anywhere.
+UNDATED = {
+    "png": ("Software",), "pdf": ("CreationDate", "Producer", "Creator"), "svg": ("Date", "Creator"),
+}  # fmt: skip
+DPI = 200  # of the PNG; the PDF is for print
+
+
+class Look(NamedTuple):
+    """The look of a method wherever it is drawn; marker and hatch are for readers who see no colours."""
+
+    label: str
+    colour: str
+    marker: str
+    hatch: str
+
+
+# Okabe and Ito's palette, whose colours can be told apart with the common colour vision deficiencies.
+LOOKS = {
+    "dense": Look("dense", "#000000", "o", ""),
+    "topk": Look("Top-k", "#0072B2", "s", "//"),
+    "randomk": Look("Random-k", "#D55E00", "^", ".."),
+    "randomk-hash": Look("Random-k, cheap draw", "#A6761D", "<", "oo"),
+    "randomk-feedback": Look("Random-k with feedback", "#CC79A7", "v", "xx"),
+    "topk-layer": Look("Top-k layer-wise", "#56B4E9", "D", "\\\\"),
+    "topk-fused": Look("Top-k, fused", "#009E73", "h", "--"),
+    "topk-buckets-fused": Look("Top-k, fused, buckets", "#E69F00", "X", "||"),
+    "topk-buckets-fused-overlapped": Look("Top-k, fused, overlapped", "#882255", "*", "++"),
+    "null": Look("null (first k)", "#999999", "P", "++"),
+    "dgc": Look("DGC", "#6A3D9A", "p", "\\\\"),
+    "gaussiank": Look("Gaussian-k", "#BBAA33", "d", "oo"),
+    "gtopk": Look("gTop-k", "#33691E", "H", "xx"),
+    "oktopk": Look("Ok-Topk", "#C2185B", "8", "//"),
+    "powersgd": Look("PowerSGD", "#661100", "1", "||"),
+    "sparcml": Look("SparCML", "#8C6BB1", ">", ".."),
+}
+# For methods without a look of their own: Tol's muted palette, chosen by the method's name, so that the
+# colour does not depend on the other methods of a figure.
+OTHER_COLOURS = ("#117733", "#882255", "#999933", "#332288", "#44AA99", "#AA4499")
+OTHER_MARKERS = ("X", "p", "h", "<", ">", "*", "d")
+
+
+def base() -> dict[RcKeyType, Any]:
+    """Settings of every figure."""
+    return {
+        "font.family": "DejaVu Sans",  # part of matplotlib, so that every machine draws the same
+        "font.size": 7.5,
+        "axes.titlesize": 8,
+        "axes.labelsize": 7.5,
+        "xtick.labelsize": 7,
+        "ytick.labelsize": 7,
+        "legend.fontsize": 7,
+        "legend.frameon": False,
+        "legend.handlelength": 1.8,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.6,
+        "xtick.major.width": 0.6,
+        "ytick.major.width": 0.6,
+        "axes.grid": False,
+        "axes.axisbelow": True,
+        "grid.color": "#E6E6E6",
+        "grid.linewidth": 0.5,
+        "lines.linewidth": 1.3,
+        "lines.markersize": 3.5,
+        "hatch.linewidth": 0.4,
+        "pdf.fonttype": 42,  # TrueType: text in the PDF can be searched and edited
+        "svg.hashsalt": "sparsify",  # else names inside an SVG are drawn at random
+        "savefig.dpi": DPI,
+    }
+
+
+def two_columns(height: float = 2.7) -> dict[RcKeyType, Any]:
+    """Settings of a figure as wide as the page; `height` in inches."""
+    return base() | {"figure.figsize": (TWO_COLUMNS, height)}
+
+
+def method_id(run: Mapping[Any, Any]) -> str:
+    """The name by which figures tell methods apart: name, scope, feedback, and the execution of selecting.
+
+    `run` is a row of `Frames.runs`; pandas does not promise that columns are named by text. What took turns
+    with others has a name of its own.
+    """
+    if isinstance(run.get("variant"), str):
+        return str(run["variant"])
+    name = str(run["method.name"])
+    if run.get("method.scope") == "layer":
+        name += "-layer"
+    feedback = run.get("method.feedback")
+    if name == "randomk" and (_is_true(feedback) or feedback == "gradient"):
+        name += "-feedback"
+    return name + _execution(run)
+
+
+def _execution(run: Mapping[Any, Any]) -> str:
+    """The execution of the same mathematics, where it is not as published."""
+    scope, text = run.get("method.scope"), ""
+    if scope not in (None, "global", "layer") and scope == scope:  # a size in MB; NaN: it has no scope
+        text += "-buckets"
+    if run.get("select") == "fused":
+        text += "-fused"
+    return text + ("-overlapped" if _is_true(run.get("overlap")) else "")
+
+
+def look(method: str) -> Look:
+    """The look of a `method_id`; for an unknown one always the same, by its name."""
+    if method in LOOKS:
+        return LOOKS[method]
+    digest = hashlib.sha256(method.encode()).digest()
+    colour = OTHER_COLOURS[digest[0] % len(OTHER_COLOURS)]
+    return Look(method, colour, OTHER_MARKERS[digest[1] % len(OTHER_MARKERS)], "oo")
+
+
+def save(figure: Figure, folder: Path, name: str) -> Path:
+    """Write `name`.png (returned), .pdf and .svg; a figure always gives the same bytes."""
+    import matplotlib  # here, since lists and tables know labels too, and need not wait for it
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(base()):
+        for kind, nothing in UNDATED.items():
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, metadata=dict.fromkeys(nothing))
+            write_atomic(folder / f"{name}.{kind}", buffer.getvalue())
+    return folder / f"{name}.png"
+
+
+def _is_true(value: Any) -> bool:
+    """True, also as the text that it becomes in a column of mixed types."""
+    return value is True or value == json.dumps(True)

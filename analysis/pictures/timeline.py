@@ -1,0 +1,80 @@
+"""Recorded spans on one time axis.
+
+Every rank has its own clock. In each step they are laid over each other where the first wait ends, because
+that wait is a barrier and all ranks leave it together; without one, where the step begins.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.records.frames import Frames
+from analysis.records.steps import warm
+
+ONE_CLOCK = ["key", "step", "rank"]  # spans that share these are of one clock and one step
+
+
+def spans_of(frames: Frames, key: str) -> pd.DataFrame:
+    """A run's spans.
+
+    Raises:
+        ValueError: it recorded none.
+    """
+    spans: pd.DataFrame = frames.spans[frames.spans["key"] == key]
+    if not len(spans):
+        raise ValueError(f"run {key} recorded no spans; set timing.span_steps above 0")
+    return spans
+
+
+def typical_step(frames: Frames, key: str) -> int:
+    """The warm step nearest to their median, of those with spans.
+
+    Raises:
+        ValueError: there are no spans.
+    """
+    spans = spans_of(frames, key)
+    slowest = warm(frames, key).steps.groupby("step")["step_s"].max()
+    step_s = frames.steps[frames.steps["key"] == key].groupby("step")["step_s"].max()
+    recorded = step_s.loc[spans["step"].unique()]
+    of_warm = recorded[recorded.index.isin(slowest.index)]  # older records kept the spans of one cold step
+    return int(((of_warm if len(of_warm) else recorded) - slowest.median()).abs().idxmin())
+
+
+def aligned(spans: pd.DataFrame) -> pd.DataFrame:
+    """The spans of steps, each from its beginning: step, rank, phase, `start_ms` and `took_ms`."""
+    met = meeting(spans).reindex(pd.MultiIndex.from_frame(spans[ONE_CLOCK])).to_numpy()
+    start = spans["start_s"] - met
+    found: pd.DataFrame = spans[["step", "rank", "phase"]].assign(
+        start_ms=1e3 * (start - start.groupby([spans["key"], spans["step"]]).transform("min")),
+        took_ms=1e3 * spans["duration_s"],
+    )
+    return found
+
+
+def meeting(spans: pd.DataFrame) -> pd.Series[float]:
+    """The same moment of each step on the clock of each rank, in seconds, by run, step and rank."""
+    began = spans.groupby(ONE_CLOCK)["start_s"].min()
+    waits = spans[spans["phase"] == "wait"]
+    ends = (waits["start_s"] + waits["duration_s"]).groupby([waits[name] for name in ONE_CLOCK]).min()
+    ends = ends.reindex(began.index)
+    all_wait = ends.notna().groupby(level=["key", "step"]).transform("all")
+    found: pd.Series[float] = ends.where(all_wait, began)
+    return found
+
+
+def stretch(frames: Frames, key: str) -> float:
+    """All collectives of a step, each from when the last worker enters it until the last one leaves it, over
+    what the slowest worker spends in them: the median over the steps with spans. A worker that only sends is
+    done once the kernel has its data, and waits elsewhere for those who receive them.
+
+    The workers are processes of one machine, whose clock they share.
+    """
+    spans = frames.spans[(frames.spans["key"] == key) & (frames.spans["phase"] == "transfer")]
+    spans = spans.sort_values(["step", "rank", "start_s"]).assign(
+        end_s=spans["start_s"] + spans["duration_s"]
+    )
+    spans["at"] = spans.groupby(["step", "rank"]).cumcount()
+    whole = spans.groupby(["step", "at"]).agg(begin=("start_s", "max"), end=("end_s", "max"))
+    together = (whole["end"] - whole["begin"]).groupby("step").sum()
+    slowest = spans.groupby(["step", "rank"])["duration_s"].sum().groupby("step").max()
+    return float((together / slowest).median()) if len(spans) else 1.0

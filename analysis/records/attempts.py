@@ -1,0 +1,281 @@
+"""Attempts as frames: the rows of their runs, and the lines of their logs as columns."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.records.columns import ALWAYS, COLUMNS
+from analysis.records.configs import flatten, variant_configs
+from analysis.records.files import Damaged, read_recorded
+from analysis.records.frames import Frames, runs_frame, typed
+from analysis.records.log import whole_lines
+from analysis.records.schema import WHOLE, EpochLine, LogLine, LookLine, StepLine, fields_of
+from analysis.records.steps import with_outcomes
+from analysis.records.store import Attempt, Store, left_out
+
+Columns = dict[str, np.ndarray]  # of a table's rows, by name
+FIELDS = {line: fields_of(line) for line in (StepLine, EpochLine)}
+MEASURED = Frames._fields[1:]  # all tables but that of the runs
+PHASE = re.compile(r"[a-z_]{1,40}")
+UNNAMED = re.compile(r"[A-Za-z_][\w.-]{0,80}")  # what no field is for, where it can name a column
+MOST_UNNAMED = 200  # columns of a log
+
+
+def of_attempt(attempt: Attempt) -> tuple[Frames, list[str]]:
+    """The frames of one valid attempt, and a note on each line that a killed writer left half.
+
+    Raises:
+        Damaged: a file is not as it was recorded.
+    """
+    found, notes = _read(attempt, attempt.check())
+    return _frames([found]), notes
+
+
+def from_attempts(attempts: Iterable[Attempt]) -> tuple[Frames, list[str]]:
+    """The frames of the valid attempts, and a note on everything that had to be left out."""
+    found, notes = list[Read](), list[str]()
+    for attempt in attempts:
+        try:
+            read, own = _read(attempt, attempt.check())
+        except Damaged as damage:
+            notes.append(left_out(attempt, damage.brief))
+        else:
+            found.append(read)
+            notes += own
+    return _frames(found), notes
+
+
+def newest(store: Store, runs: Iterable[str]) -> tuple[Frames, list[str]]:
+    """The frames of each run's newest attempt that is whole, and a line on each newer one that is damaged."""
+    found, notes = store.newest(runs, _read)
+    return _frames(found), notes
+
+
+def resumptions(manifest: Mapping[str, Any]) -> list[int]:
+    """The steps at which a record continues after an interruption.
+
+    A run that went back to an older checkpoint has measured the steps after it again, so that earlier
+    resumptions among those no longer count.
+    """
+    steps: list[int] = []
+    for resumption in manifest.get("resumed", []):
+        steps = [*(step for step in steps if step < resumption["step"]), resumption["step"]]
+    return steps
+
+
+class Read(NamedTuple):
+    """Rows of an attempt's runs, and parts of the other tables."""
+
+    rows: list[dict[str, Any]]
+    tables: dict[str, list[Columns]]
+
+
+def _read(attempt: Attempt, manifest: Mapping[str, Any]) -> tuple[Read, list[str]]:
+    """Read what `of_attempt` makes frames of."""
+    if manifest["state"] != "ok":
+        raise Damaged(attempt.path, "is not a whole record")
+    rows = {row["variant"]: row for row in _run_rows(attempt, manifest)}
+    notes, files = list[str](), manifest["files"]
+    tables: dict[str, list[Columns]] = {name: [] for name in MEASURED}
+    for rank in itertools.takewhile(lambda rank: attempt.rank_path(rank).name in files, itertools.count()):
+        path = attempt.rank_path(rank)
+        lines: list[LogLine]
+        lines, broken = whole_lines(read_recorded(path, files[path.name]), LogLine, path)
+        if broken:
+            notes.append(f"dropped {broken} broken line(s) in {attempt.name}/{path.name}")
+        for variant, of_variant in _by_variant(lines, rows, path).items():
+            steps = [line for line in of_variant if isinstance(line, StepLine)]
+            epochs = [line for line in of_variant if isinstance(line, EpochLine)]
+            looks = [line for line in of_variant if isinstance(line, LookLine)]
+            _check_steps(steps, rows[variant]["steps_total"], path)
+            key = rows[variant]["key"]
+            ranks = {"rank": np.full(len(steps), rank)}
+            measured = _fields(steps, StepLine) | _phases(steps, path)
+            parts = {
+                "steps": ranks | measured | _unnamed("steps", steps, path),
+                "epochs": _fields(epochs, EpochLine) | _unnamed("epochs", epochs, path),
+                "spans": _spans(rank, steps),
+                "looks": _looks(looks),
+            }
+            for name, columns in parts.items():
+                if length := len(next(iter(columns.values()))):
+                    tables[name].append({"key": np.full(length, key, dtype=object), **columns})
+    return Read([*rows.values()], tables), notes
+
+
+def _frames(found: Sequence[Read]) -> Frames:
+    tables = (_table(name, [part for read in found for part in read.tables[name]]) for name in MEASURED)
+    return with_outcomes(Frames(runs_frame([row for read in found for row in read.rows]), *tables))
+
+
+def _run_rows(attempt: Attempt, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for the run, or one for each of its variants."""
+    config = attempt.config
+    variants = variant_configs(config)
+    if not variants:
+        return [_run_row(attempt, manifest, config)]
+    alternated = manifest.get("alternated", {})
+    ended = flatten({name: value for name, value in alternated.items() if name != "variants"}, "alternated.")
+    rows = []
+    for name, of_variant in variants.items():
+        own = {**manifest, **alternated.get("variants", {}).get(name, {}), "key": f"{manifest['key']}/{name}"}
+        row = _run_row(attempt, own, of_variant)
+        rows.append(row | {"group": manifest["key"], "variant": name, **ended})
+    return rows
+
+
+def _run_row(attempt: Attempt, manifest: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    provenance = manifest.get("provenance", {})
+    facts = ("parameters", "tensors", "steps_per_epoch", "simulated", "started", "ended")
+    return {
+        "key": manifest["key"],
+        "group": None,
+        "variant": None,
+        "run_id": attempt.run_id,
+        "attempt": attempt.number,
+        **flatten(config),
+        **{name: manifest.get(name) for name in facts},
+        "steps_total": manifest.get("steps"),
+        "resumed": json.dumps(resumptions(manifest)) if "resumed" in manifest else None,
+        **flatten(manifest.get("searching") or {}, "searching."),
+        **flatten(provenance, "provenance."),
+        "config_json": json.dumps(config, sort_keys=True),
+        "provenance_json": json.dumps(provenance, sort_keys=True),
+    }
+
+
+def _check_steps(steps: Sequence[StepLine], expected: int | None, path: Path) -> None:
+    """
+    Raises:
+        Damaged: a step is missing, or is there twice.
+    """
+    for number, line in enumerate(steps):
+        if line.step != number:
+            raise Damaged(path, f"has step {line.step} where step {number} belongs")
+    if steps and expected is not None and len(steps) != expected:
+        raise Damaged(path, f"has {len(steps)} of {expected} steps")
+
+
+def _by_variant(
+    lines: Sequence[LogLine], variants: Collection[str | None], path: Path
+) -> dict[str | None, list[LogLine]]:
+    """A log's lines, shared out.
+
+    Raises:
+        Damaged: a line is of none of these variants.
+    """
+    found: dict[str | None, list[LogLine]] = {variant: [] for variant in variants}
+    for line in lines:
+        if line.variant not in found:
+            raise Damaged(path, f"has a line of variant {line.variant}, which the run does not have")
+        found[line.variant].append(line)
+    return found
+
+
+def _fields(lines: Sequence[StepLine] | Sequence[EpochLine], kind: type[StepLine | EpochLine]) -> Columns:
+    """Columns of these lines' fields; also under older names where there is something."""
+    fields = FIELDS[kind]
+    names = [*fields, *(field.was for field in fields.values() if field.was)]
+    found = zip(*map(attrgetter(*names), lines), strict=True) if lines else [()] * len(names)
+    columns = {}
+    for name, values in zip(names, found, strict=True):
+        if name in fields and fields[name].type is WHOLE:
+            columns[name] = np.array(values, dtype=np.int64)
+        elif name in fields or values.count(None) < len(values):
+            columns[name] = _numbers(values)
+    return columns
+
+
+def _unnamed(table: str, lines: Sequence[StepLine] | Sequence[EpochLine], path: Path) -> Columns:
+    """Columns of what no field is for, each of numbers or of texts.
+
+    Raises:
+        Damaged: it can't name a column, or names one that there is.
+    """
+    names = dict.fromkeys(name for line in lines if line.more for name in line.more)
+    for name in names:
+        if not UNNAMED.fullmatch(name) or name in COLUMNS[table]:
+            raise Damaged(path, f"has a number named {name!r:.60}, which can't be a column of {table}")
+    if len(names) > MOST_UNNAMED:
+        raise Damaged(path, f"has {len(names)} numbers that no field is for, and {MOST_UNNAMED} are the most")
+    found = {name: [(line.more or {}).get(name) for line in lines] for name in names}
+    texts = {name for name, values in found.items() if any(isinstance(value, str) for value in values)}
+    return {
+        name: np.array(values, dtype=object) if name in texts else _numbers(values)
+        for name, values in found.items()
+    }
+
+
+def _phases(lines: Sequence[StepLine], path: Path) -> Columns:
+    """Seconds of each phase.
+
+    Raises:
+        Damaged: what should be a phase can't name a column.
+    """
+    of_lines = [line.phases for line in lines]
+    every = dict.fromkeys(itertools.chain.from_iterable(of_lines))
+    spanned = {phase for line in lines for phase, _, _ in line.spans}
+    if odd := sorted(name for name in {*every, *spanned} if not PHASE.fullmatch(name)):
+        raise Damaged(path, f"has a phase named {odd[0]!r:.60}")
+    names = [*every]
+    if all([*phases] == names for phases in of_lines):  # as a rule; then one pass over them is enough
+        numbers = itertools.chain.from_iterable(phases.values() for phases in of_lines)
+        found = np.fromiter(numbers, float).reshape(len(of_lines), len(names)).T
+        return {f"{name}_s": took for name, took in zip(names, found, strict=True)}
+    return {f"{name}_s": _numbers([phases.get(name) for phases in of_lines]) for name in names}
+
+
+def _spans(rank: int, lines: Sequence[StepLine]) -> Columns:
+    return _columns(
+        ("rank", "step", "phase", "start_s", "duration_s"),
+        [(rank, line.step, *span) for line in lines for span in line.spans],
+        "spans",
+    )
+
+
+def _looks(lines: Sequence[LookLine]) -> Columns:
+    return _columns(
+        ("step", "what", "of", "x", "value"),
+        [
+            (line.step, line.what, line.of, x, value)
+            for line in lines
+            for x, value in zip(line.xs, line.values, strict=True)
+        ],
+        "looks",
+    )
+
+
+def _columns(names: Sequence[str], rows: Sequence[tuple[Any, ...]], table: str) -> Columns:
+    found = zip(*rows, strict=True) if rows else [()] * len(names)
+    return {
+        name: np.array(values, dtype=ALWAYS[table][name].type)
+        for name, values in zip(names, found, strict=True)
+    }
+
+
+def _numbers(values: Sequence[Any]) -> np.ndarray:
+    """Floats; NaN for None."""
+    nothing = values.count(None) == len(values)  # as often of fields that only some runs have
+    return np.full(len(values), np.nan) if nothing else np.array(values, dtype=float)
+
+
+def _table(name: str, parts: Sequence[Columns]) -> pd.DataFrame:
+    """The parts below each other; what one of them lacks is NaN there."""
+    if not parts:
+        return typed(name, pd.DataFrame())
+    columns = [*ALWAYS[name], *(column for part in parts for column in part)]
+    nothing = {id(part): np.full(len(part["key"]), np.nan) for part in parts}
+    joined = {
+        column: np.concatenate([part.get(column, nothing[id(part)]) for part in parts])
+        for column in dict.fromkeys(columns)
+    }
+    return typed(name, pd.DataFrame(joined))

@@ -1,0 +1,184 @@
+"""Configurations: what of one is measured and names its run; its flat leaves; labels of what varies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from analysis.records.columns import IMPLIED
+
+# Where and how a run is started. They change neither the mathematics nor the meaning of a record.
+LAUNCH_FIELDS = ("data", "launch", "profile", "recipe")
+# The part of a cluster's description that affects measurements; partitions, accounts and limits do not.
+CLUSTER_FIELDS = ("name", "where", "gpu", "link", "inside", "workers_per_node")
+# What tells runs apart is looked for in this order, then among the method's own leaves and the others.
+TOLD_BY = (
+    "method.name", "method.density", "task.name", "workers", "cluster.name", "cluster.link.name",
+    "timing.mode", "seed",
+)  # fmt: skip
+# A choice of one of these brings leaves of its own, which are compared only where the choice is the same.
+CHOICES = ("method", "task", "cluster", "cluster.link")
+# The method and the density are shown wherever they vary, also where other leaves tell the same runs apart.
+SHOWN = TOLD_BY[:2]
+# It follows from the cluster's name, or is about turns, whose variants are named.
+SILENT = ("cluster.where", "variants", "alternate")
+# Alone or among equals, a run is told by these.
+TELLING = ("method.name", "method.density", "task.name", "seed")
+
+
+def measured_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a resolved config that determines what is measured."""
+    kept = {name: value for name, value in config.items() if name not in LAUNCH_FIELDS}
+    kept["cluster"] = {name: kept["cluster"][name] for name in CLUSTER_FIELDS if name in kept["cluster"]}
+    if kept["cluster"]["where"] == "virtual" and not kept["cluster"].get("inside"):
+        for name in ("inside", "workers_per_node"):  # one link joins all
+            kept["cluster"].pop(name, None)
+    if isinstance(kept.get("container"), Mapping):
+        kept["container"] = kept["container"]["name"]  # which image file was used is provenance
+    if not kept.get("variants"):
+        kept.pop("alternate", None)  # how variants take turns
+    return _without_implied(kept)
+
+
+def _without_implied(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    return {
+        name: _without_implied(value, f"{prefix}{name}.") if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if not (prefix + name in IMPLIED and IMPLIED[prefix + name] == value)
+    }
+
+
+def variant_configs(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The variants that take turns in a run, by name, each as the config of a run of its own; {} in an
+    ordinary run.
+    """
+    shared = {name: value for name, value in config.items() if name != "variants"}
+    return {parts["name"]: _with(shared, parts) for parts in config.get("variants") or []}
+
+
+def _with(config: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with these parts of a variant: a method as a whole, of other mappings the values given."""
+    given = {
+        name: {**config[name], **part} if isinstance(part, Mapping) and name != "method" else part
+        for name, part in parts.items()
+        if name != "name"
+    }
+    return {**config, **given}
+
+
+def run_key(config: Mapping[str, Any]) -> str:
+    """12 hexadecimal digits of the SHA-256 of `measured_config`."""
+    canonical = json.dumps(measured_config(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def run_id(config: Mapping[str, Any]) -> str:
+    """A readable name, unique because it ends in the key."""
+    method = "alternating" if config.get("variants") else config["method"]["name"]
+    task, where = config["task"]["name"], config["cluster"]["where"]
+    return f"{method}-{task}-{config['workers']}w-{where}-{run_key(config)}"
+
+
+def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}; lists become JSON text, so that every cell is one plain value."""
+    flat: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = json.dumps(value) if isinstance(value, list) else value
+    return flat
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The dotted leaves that are not the same in all these configurations, most telling first.
+
+    A method's hyperparameter differs where runs of this method differ in it; the density, by which methods
+    are compared, also where methods do.
+    """
+    rows = [{**_implied(), **flatten(config)} for config in configs]
+    names = dict.fromkeys(name for row in rows for name in row if not name.startswith(SILENT))
+    return [name for name in sorted(names, key=_order(list(names))) if _varies(name, rows)]
+
+
+def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Leaves of `differing` that tell these configurations apart, in the order of a label."""
+    rows = [{**_implied(), **flatten(config)} for config in configs]
+    told: list[tuple[str, ...]] = [()] * len(rows)
+    found = list[str]()
+    for name in differing(configs):
+        finer = [(*before, _key(row.get(name))) for before, row in zip(told, rows, strict=True)]
+        if name in SHOWN or len(set(finer)) > len(set(told)):
+            told = finer
+            found.append(name)
+    return sorted(found, key=lambda name: (name not in SHOWN, name == "seed", not name.startswith("method.")))
+
+
+def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A label of each configuration that shows what varies among them: `topk density=0.01 seed=2`.
+
+    The method always comes first. Where nothing varies, they are told by method, density, task and seed.
+    """
+    shown = varying(configs) or TELLING
+    return [label_of(config, shown) for config in configs]
+
+
+def label_of(config: Mapping[str, Any], shown: Iterable[str]) -> str:
+    """The label of one configuration, of these leaves; what takes turns is named by its variants."""
+    flat = {**_implied(), **flatten(config)}
+    taking_turns = [part["name"] for part in config.get("variants") or []]
+    words = [", ".join(taking_turns) + " in turns" if taking_turns else str(flat["method.name"])]
+    for name in shown:
+        of_the_first = taking_turns and name.startswith("method.")
+        if name != "method.name" and flat.get(name) is not None and not of_the_first:
+            words.append(f"{short(name)}={plain(flat[name])}")
+    return " ".join(words)
+
+
+def short(name: str) -> str:
+    """A leaf as labels call it."""
+    if name.endswith(".name"):
+        return name.removesuffix(".name").rpartition(".")[2]
+    return name.removeprefix("method.")
+
+
+def plain(value: Any) -> str:
+    """0.01, fused, true: as the command line takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).replace(" ", "").removesuffix(".0")
+
+
+def _varies(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    choice = next((choice for choice in reversed(CHOICES) if name.startswith(f"{choice}.")), None)
+    if choice is None or name == f"{choice}.name":
+        return len({_key(row.get(name)) for row in rows}) > 1
+    if name == "method.density":
+        return len({_key(row[name]) for row in rows if name in row}) > 1
+    found: dict[Any, set[str]] = {}
+    for row in rows:
+        if name in row:
+            found.setdefault(row.get(f"{choice}.name"), set()).add(_key(row[name]))
+    return any(len(values) > 1 for values in found.values())
+
+
+def _key(value: Any) -> str:
+    return (
+        repr(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)
+    )
+
+
+def _order(names: Sequence[str]) -> Callable[[str], tuple[int, int]]:
+    def of(name: str) -> tuple[int, int]:
+        if name in TOLD_BY:
+            return 0, TOLD_BY.index(name)
+        return 1 + (not name.startswith("method.")), names.index(name)
+
+    return of
+
+
+def _implied() -> dict[str, Any]:
+    """Values that records mean which lack a field added later."""
+    return {name: value for name, value in IMPLIED.items() if name != "variants"}

@@ -1,0 +1,214 @@
+"""Files that are replaced as a whole or not at all, and that are read as what they should hold or refused.
+
+A results folder may have been through a full disk, a copy, an editor. Whatever lies there, reading it ends
+soon, takes memory within bounds, and gives what the schema says or a sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+MOST_BYTES = 64 * 2**20  # of a file that is read as one object: a sweep of a thousand runs has 0.2 MiB
+MOST_LOG_BYTES = 2**30  # of a log: a million steps
+DEEPEST = 40  # lists and objects within each other; a manifest has 5
+MOST_WORDS = 160  # characters of a complaint: it may repeat what it complains about
+KINDS = {
+    stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}  # fmt: skip
+
+
+class Damaged(ValueError):
+    """The content of `path` is not what was written there; `why` follows its name in a sentence."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        plain = "".join(sign if sign.isprintable() else " " for sign in why)
+        self.path, self.why = path, plain if len(plain) <= MOST_WORDS else f"{plain[:MOST_WORDS]} ..."
+        super().__init__(f"{path} {self.why}")
+
+    @property
+    def brief(self) -> str:
+        """The sentence with the file's name alone, where its folder is named already."""
+        return f"{self.path.name} {self.why}"
+
+
+def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
+    """Replace `path` by `content`, or leave it unchanged; `durable` waits for the disk."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    raw = content.encode() if isinstance(content, str) else content
+    try:
+        with part.open("wb") as file:
+            file.write(raw)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """`write_atomic` of an object, in the layout of all records."""
+    write_atomic(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        Damaged: it can't be read, is something else than a file, or has more than `most` bytes.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # waits for no FIFO's writer
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
+    except OSError as error:
+        raise Damaged(path, f"can't be read: {error.strerror}") from error
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise Damaged(path, f"is {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')} and no file")
+        if found.st_size > most:
+            raise Damaged(path, f"has {found.st_size:,} bytes, and no such file has more than {most:,}")
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            return file.read(most)
+    except OSError as error:
+        raise Damaged(path, f"can't be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def read_object(path: Path, schema: type[Any]) -> dict[str, Any] | None:
+    """The object in `path`, once it has proved to fit the schema, with fields that the schema does not name;
+    None if there is no such file.
+
+    Raises:
+        Damaged: something else is there.
+    """
+    try:
+        content = _decoded(read_bytes(path), path)
+    except FileNotFoundError:
+        return None
+    converted(content, schema, path)
+    assert isinstance(content, dict)
+    return content
+
+
+def read_as(path: Path, schema: type[T]) -> T | None:
+    """The same as an instance of the schema."""
+    content = read_object(path, schema)
+    return None if content is None else msgspec.convert(content, schema)
+
+
+def read_note(path: Path, schema: type[T]) -> T | None:
+    """The same of a note without which its reader can do as well: None too if something else is there."""
+    try:
+        return read_as(path, schema)
+    except Damaged:
+        return None
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None if there is no such file or it does not hold a whole JSON object."""
+    return read_note(path, dict)
+
+
+def read_recorded(path: Path, expected: Mapping[str, Any]) -> bytes:
+    """A file of a record, as it was when the record was finished.
+
+    Args:
+        expected: what the manifest says of it.
+
+    Raises:
+        Damaged: it is not.
+    """
+    try:
+        raw = read_bytes(path, MOST_LOG_BYTES)
+    except FileNotFoundError as error:
+        raise Damaged(path, "is missing") from error
+    if hashlib.sha256(raw).hexdigest() != expected["sha256"]:
+        raise Damaged(path, "is not what was recorded: it has another digest")
+    return raw
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size and digest of a file, as manifests have them."""
+    raw = path.read_bytes()
+    return {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+
+
+def _decoded(raw: bytes, path: Path) -> Any:
+    try:
+        content = json.loads(raw.decode())
+        if odd := _odd(content):
+            raise Damaged(path, f"holds {odd}")
+    except UnicodeDecodeError as error:
+        raise Damaged(path, "is no text in UTF-8") from error
+    except RecursionError as error:
+        raise Damaged(path, "is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise Damaged(path, f"is no JSON: {error}" if raw.strip() else "is empty") from error
+    except ValueError as error:  # of a number that is too long for Python
+        raise error if isinstance(error, Damaged) else Damaged(path, f"is no JSON: {error}") from error
+    return content
+
+
+def converted(content: Any, schema: Any, path: Path, where: str = "") -> Any:
+    """Convert what `path` has `where` to its schema; refused as Damaged where it does not fit."""
+    try:
+        return msgspec.convert(content, schema)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise Damaged(path, f"is not as it was written{where}: {error}") from error
+
+
+def _odd(value: Any, depth: int = 0) -> str:
+    """Name what no record can hold, whatever its schema, for no table could; empty where there is nothing."""
+    if depth > DEEPEST:
+        return "lists and objects nested too deeply"
+    if isinstance(value, dict):
+        return next(filter(None, (_odd(part, depth + 1) for pair in value.items() for part in pair)), "")
+    if isinstance(value, list):
+        return next(filter(None, (_odd(part, depth + 1) for part in value)), "")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "a whole number of more than 64 bits"
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= sign <= "\udfff" for sign in value):
+        return "half of a character"
+    return ""
+
+
+class Watched:
+    """A folder that may be removed, or replaced by another one of its name, while this process needs it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.descriptor = path, os.open(path, os.O_RDONLY)
+
+    def is_there(self) -> bool:
+        """Check that the same folder is still there."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self.descriptor))
+        except OSError:  # on NFS what others have removed is stale
+            return False
+
+    def close(self) -> None:
+        """Stop watching."""
+        os.close(self.descriptor)

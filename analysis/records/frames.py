@@ -1,0 +1,245 @@
+"""Records as tidy frames: one row per run; per run, rank and step; per epoch; per span of a drawn step; per
+number that was looked for in gradients.
+
+Statistics, claims and figures read frames, never records. analysis/records/parquet.py stores them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import keyword
+import re
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from analysis.records.columns import ALWAYS, COLUMNS
+from analysis.records.configs import flatten, labels
+from analysis.records.schema import ALL, NUMBER, TEXT
+
+# In an expression: a text, or a name with its dots; not the exponent of a number.
+NAMES = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`|(?<![\w.@])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*""")
+WORDS = {*keyword.kwlist, "nan"}
+LOGGED = ("steps", "epochs")  # tables with numbers that no field is for
+P = ParamSpec("P")
+R = TypeVar("R")
+_FOUND: dict[tuple[int, int], dict[Any, Any]] = {}  # by the identity of runs and of steps
+NO_LOOKS = pd.DataFrame({name: pd.Series(dtype=field.type) for name, field in ALWAYS["looks"].items()})
+
+
+class Frames(NamedTuple):
+    """Tables of what runs measured. `key` names the run in every frame; of variants that took turns, each
+    has a key of its own; times are seconds, accuracies percent.
+    """
+
+    runs: pd.DataFrame
+    steps: pd.DataFrame
+    epochs: pd.DataFrame
+    spans: pd.DataFrame
+    looks: pd.DataFrame = NO_LOOKS
+
+
+def empty() -> Frames:
+    """Frames of no runs, with all their columns."""
+    return Frames(*(typed(name, pd.DataFrame()) for name in Frames._fields))
+
+
+def restrict(frames: Frames, keys: Collection[str]) -> Frames:
+    """The rows of these runs only."""
+    wanted = set(keys)
+    return Frames(*(frame[frame["key"].isin(wanted)].reset_index(drop=True) for frame in frames))
+
+
+def keys_of(frames: Frames, settings: Mapping[str, Any]) -> list[str]:
+    """Keys of the runs that have these values in these columns; none where nothing recorded a column."""
+    runs = frames.runs
+    for column, value in settings.items():
+        runs = runs[runs[column].eq(value)] if column in runs else runs.iloc[:0]
+    return list(runs["key"]) if len(runs) else []
+
+
+def combine(old: Frames, new: Frames) -> Frames:
+    """The rows of both; a run that is in both is taken from `new` only."""
+    return stack([restrict(old, set(old.runs["key"]) - set(new.runs["key"])), new])
+
+
+def stack(parts: Sequence[Frames]) -> Frames:
+    """The rows of all, which have no run in common."""
+    runs = runs_frame([row for part in parts for row in records(part.runs)])
+    tables = {name: [getattr(part, name) for part in parts] for name in Frames._fields[1:]}
+    return Frames(runs, *(_stack(name, of_parts) for name, of_parts in tables.items()))
+
+
+def query(frames: Frames, expression: str) -> Frames:
+    """The runs for which an expression is true, with their steps, epochs and spans.
+
+        query(frames, "method.name == 'topk' and method.density <= 0.01")
+
+    Args:
+        expression: what `pandas.DataFrame.query` takes, over the columns of `runs`; dotted names need no
+            quotes.
+
+    Raises:
+        ValueError: it names a column that there is not, or can't be read.
+    """
+    quoted = NAMES.sub(lambda found: _as_column(found[0], list(frames.runs.columns)), expression)
+    try:
+        chosen = frames.runs.query(quoted, engine="python")
+    except Exception as error:  # whatever Python and pandas raise for what is no expression over columns
+        raise ValueError(f"{expression!r} can't be evaluated: {error}") from error
+    if not isinstance(chosen, pd.DataFrame):
+        raise ValueError(f"{expression!r} says of no run whether it is meant")
+    return restrict(frames, chosen["key"])
+
+
+def label(runs: pd.DataFrame) -> pd.Series[Any]:
+    """Labels of these runs by key, which show what varies among them: `topk density=0.01 seed=2`."""
+    configs = [json.loads(text) for text in runs["config_json"]]
+    variants = runs["variant"] if "variant" in runs else pd.Series(None, runs.index, dtype=object)
+    texts = [
+        f"{variant}:{text}" if isinstance(variant, str) and not text.startswith(variant) else text
+        for variant, text in zip(variants, labels(configs), strict=True)
+    ]
+    by_key: pd.Series[Any] = pd.Series(texts, index=runs["key"], dtype=object)
+    return by_key
+
+
+def _as_column(word: str, columns: Sequence[str]) -> str:
+    """A name of an expression as `DataFrame.query` wants it; texts, numbers and words of Python as they are.
+
+    Raises:
+        ValueError: no such column.
+    """
+    if word[0] in "'\"`" or word in WORDS:
+        return word
+    parts = word.split(".")
+    for length in range(len(parts), 0, -1):  # `items.str.contains`: a column, and what pandas does with it
+        if (name := ".".join(parts[:length])) in columns:
+            return ".".join([f"`{name}`", *parts[length:]])
+    close = difflib.get_close_matches(word, columns, 3)
+    advice = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise ValueError(
+        f"no column {word!r} in runs{advice} (docs/records.md lists them; texts stand in quotes)"
+    )
+
+
+def with_provenance(frames: Frames, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Frames:
+    """The frames with another provenance of each run."""
+    rows = []
+    for row in records(frames.runs):
+        provenance = change(json.loads(row["provenance_json"]))
+        kept = {name: value for name, value in row.items() if not name.startswith("provenance")}
+        text = json.dumps(provenance, sort_keys=True)
+        rows.append({**kept, **flatten(provenance, "provenance."), "provenance_json": text})
+    return frames._replace(runs=runs_frame(rows))
+
+
+def typed(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns that this frame always has first, in their order and type, then whatever else was recorded.
+
+    What had another name until it got its own one is found under that. A number that nothing describes stays.
+    """
+    listed = ALWAYS[name]
+    for new, field in COLUMNS[name].items():
+        if field.was and field.was in frame:  # a log that was begun by older code may have both
+            known = frame[new].fillna(frame[field.was]) if new in frame else frame[field.was]
+            frame = frame.drop(columns=field.was).assign(**{new: known})
+    extra = [column for column in frame.columns if column not in listed]
+    kinds = {column: field.type for column, field in listed.items() if field.type is not TEXT}
+    ordered: pd.DataFrame = frame.reindex(columns=[*listed, *extra]).astype(kinds)
+    for column in listed.keys() - kinds.keys() - set(frame.columns):
+        ordered[column] = np.full(len(frame), None, dtype=object)  # not NaN, which is no text
+    for column in extra if name in LOGGED else ():
+        ordered[column] = _plain(ordered[column])
+    # astype leaves each column by itself, and pandas warns of adding one to more than a hundred such.
+    return ordered.copy() if name == "runs" else ordered
+
+
+def _plain(column: pd.Series[Any]) -> pd.Series[Any]:
+    """A column that nothing describes: numbers, or texts where one of them is no number."""
+    try:
+        return column.astype(NUMBER)
+    except (TypeError, ValueError):
+        return column.map(lambda value: None if _missing(value) else _as_text(value)).astype(object)
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as objects; columns are named by text, which pandas does not promise."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _stack(name: str, tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    filled = [table for table in tables if len(table)]
+    if not filled:
+        return typed(name, pd.DataFrame())
+    columns = list(dict.fromkeys(column for table in filled for column in table.columns))
+    both = pd.concat([typed(name, table.reindex(columns=columns)) for table in filled], ignore_index=True)
+    texts = both.columns[(both.dtypes == TEXT) & ~both.columns.isin(COLUMNS[name])]
+    mended: pd.DataFrame = both.assign(**{column: _plain(both[column]) for column in texts})
+    return mended  # what is a text in one of them was a number in another, perhaps
+
+
+def runs_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """One type per column: where configs disagree (a number here, a word there), the column becomes text."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {name: [None if _missing(row.get(name)) else row[name] for row in rows] for name in names}
+    for name, values in columns.items():
+        kinds = {type(value) for value in values if value is not None}
+        if len(kinds) > 1 and not kinds <= {int, float}:
+            columns[name] = [_as_text(value) for value in values]
+    return typed("runs", pd.DataFrame(columns))
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and np.isnan(value))
+
+
+def largest_tensors(looks: pd.DataFrame) -> pd.Series[str]:
+    """Name of each run's tensor with the most elements; of several the first by name."""
+    sizes = looks[looks["what"].eq("size") & looks["of"].ne(ALL)]
+    largest_first = sizes.sort_values(["value", "of"], ascending=[False, True])
+    found: pd.Series[str] = largest_first.groupby("key")["of"].first()
+    return found
+
+
+def remembered(function: Callable[Concatenate[Frames, P], R]) -> Callable[Concatenate[Frames, P], R]:
+    """Calls a function of runs and steps once for the same frames and arguments, for as long as the frames
+    live. Neither they nor what it returns may be changed in place.
+    """
+
+    @wraps(function)
+    def found(frames: Frames, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        call = (
+            function,
+            *map(_hashable, args),
+            *((name, _hashable(kwargs[name])) for name in sorted(kwargs)),
+        )
+        kept = _of(frames)
+        if call not in kept:
+            kept[call] = function(frames, *args, **kwargs)
+        result: R = kept[call]
+        return result
+
+    return found
+
+
+def _of(frames: Frames) -> dict[Any, Any]:
+    key = (id(frames.runs), id(frames.steps))
+    if key not in _FOUND:
+        _FOUND[key] = {}
+        for table in (frames.runs, frames.steps):  # another table may get its identity afterwards
+            weakref.finalize(table, _FOUND.pop, key, None)
+    return _FOUND[key]
+
+
+def _hashable(argument: Any) -> Any:
+    return tuple(argument) if isinstance(argument, list) else argument

@@ -1,0 +1,248 @@
+"""What one rank measured, a line of JSON each: written by one process at a time, read as what was written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from analysis.records.configs import flatten
+from analysis.records.files import MOST_LOG_BYTES, Damaged, converted, read_bytes
+from analysis.records.schema import EpochLine, LogLine, StepLine
+
+LOCK_POLL_S = 0.1
+# In which the locks of a node that died must be gone: file systems wait some 90 s for it to answer.
+PATIENCE_S = 180.0
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+TELLING = {"loss": "loss", "top1": "val_top1"}  # what shows how a training goes, and where a log has it
+# By its kind, the names that a line may have.
+KNOWN = {
+    kind: {"kind", *(field.name for field in msgspec.structs.fields(line))} - {"more"}
+    for kind, line in (("step", StepLine), ("epoch", EpochLine))
+}
+
+
+class Disturbed(ValueError):
+    """Somebody else has removed, changed or closed what this process was writing."""
+
+    kind = "disturbed"
+
+
+class Held(ValueError):
+    """Another process is writing this; the message says which."""
+
+    kind = "held"
+
+
+class RankLog:
+    """Log of one rank. Lines are kept in memory until `flush`: no I/O happens in a timed window.
+
+    Who has it open holds its lock, and nobody else can open it. The lock is the kernel's (flock), and gone
+    with the last process that holds it, whatever ends it. Between the nodes of a cluster it holds where the
+    file system hands locks to its server: NFS from version 4, Lustre mounted with `flock`, GPFS, BeeGFS with
+    `tuneUseGlobalFileLocks`. On one without locks, files are written without.
+
+    Args:
+        path: of the file, which is made where it is not.
+        patience_s: how long to wait for another process to end.
+        give_up: asked while waiting; True ends the wait.
+
+    Raises:
+        Held: another process has it open.
+    """
+
+    def __init__(
+        self, path: Path, patience_s: float = 0.0, give_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.path, self.pending = path, list[str]()
+        self.newest: dict[str, float] = {}  # what of the values added last shows how a training goes
+        self.file = path.open("ab", buffering=0)
+        deadline = time.monotonic() + patience_s
+        while not _lock(self.file.fileno(), fcntl.LOCK_EX):
+            if time.monotonic() > deadline or give_up():
+                self.file.close()
+                holder = lock_holder(path) or "another process"
+                raise Held(f"{path} is being written by {holder}: wait for its end, or end it")
+            time.sleep(LOCK_POLL_S)
+        self.written = self.size()
+
+    def __enter__(self) -> RankLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up the lock. Lines in memory are lost."""
+        self.file.close()
+
+    def add(self, kind: str, **values: Any) -> None:
+        """Append a line to those in memory."""
+        if "variant" not in values:  # variants that take turns have a loss each
+            self.newest |= {name: values[key] for name, key in TELLING.items() if values.get(key) is not None}
+        self.pending.append(json.dumps({"kind": kind, **values}, separators=(",", ":"), allow_nan=True))
+
+    def flush(self, durable: bool = False) -> None:
+        """Append the lines in memory to the file, in one write; `durable` also waits for the disk.
+
+        Raises:
+            Disturbed: it is not the file any more that this process has written.
+        """
+        if not self.pending and not durable:
+            return
+        self._check()
+        raw = "".join(line + "\n" for line in self.pending).encode()
+        while raw:  # a raw write may be partial, for example on a disk that is almost full
+            count = self.file.write(raw) or 0
+            self.written += count
+            raw = raw[count:]
+        self.pending.clear()
+        if durable:
+            os.fsync(self.file.fileno())
+
+    def size(self) -> int:
+        """Bytes in the file, without the lines in memory."""
+        return os.fstat(self.file.fileno()).st_size
+
+    def sync(self) -> int:
+        """`flush` to the disk; returns the size of the file."""
+        self.flush(durable=True)
+        return self.size()
+
+    def truncate(self, size: int) -> None:
+        """Remove everything after the first `size` bytes: it will be measured again."""
+        if self.size() > size:
+            self.file.truncate(size)
+            os.fsync(self.file.fileno())
+        self.written = self.size()
+
+    def _check(self) -> None:
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            raise Disturbed(f"{self.path} was removed while it was being written") from None
+        if not os.path.samestat(there, os.fstat(self.file.fileno())):
+            raise Disturbed(f"{self.path} was replaced while it was being written")
+        if there.st_size != self.written:
+            raise Disturbed(f"{self.path} was changed by another process while it was being written")
+
+
+def lock_holder(path: Path) -> str | None:
+    """Holder of the lock of a `RankLog`, in words; None: nobody, or this file system has no locks."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # it is not there, or no such log
+        return None
+    try:
+        if _lock(descriptor, fcntl.LOCK_SH):
+            return None
+        inode = os.fstat(descriptor).st_ino
+    finally:
+        os.close(descriptor)
+    with contextlib.suppress(OSError):  # Linux tells who holds the locks of this machine
+        found = re.search(rf"FLOCK .* (\d+) \w+:\w+:{inode} ", Path("/proc/locks").read_text())
+        if found and found[1] != "0":
+            return f"process {found[1]} of this machine"
+    return "a process of another machine or container"
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    """Take the lock of an open file, if nobody else has it. Where there are no locks, nobody has it."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return True
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The objects in a log, a line each, and the number of other lines: a killed writer may leave one."""
+    return read_lines_as(path, dict)
+
+
+def read_lines_as(path: Path, schema: Any) -> tuple[list[Any], int]:
+    """The lines of a log that fit the schema, which may be a union, and the number of others.
+
+    Raises:
+        FileNotFoundError, Damaged: as `read_bytes`.
+    """
+    found, others = list[Any](), 0
+    for line in read_bytes(path, MOST_LOG_BYTES).splitlines():
+        try:
+            found.append(_line(line, schema, path, ""))
+        except Damaged:
+            others += 1
+    return found, others
+
+
+def whole_lines(raw: bytes, schema: Any, path: Path) -> tuple[list[Any], int]:
+    """The lines of a finished log, and the number of broken ones at its end, which is at most one.
+
+    Raises:
+        Damaged: another line is not as it was written.
+    """
+    if raw.endswith(b"\n"):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeEncodeError):  # also of NaN, which is no JSON
+            found = msgspec.json.Decoder(schema).decode_lines(raw)
+            if len(found) == raw.count(b"\n"):
+                return found, 0
+    *lines, last = raw.split(b"\n")
+    found = [_line(line, schema, path, f" in line {number}") for number, line in enumerate(lines, 1)]
+    return found, int(bool(last))
+
+
+def check_steps(path: Path, steps: int, variants: Sequence[str | None]) -> None:
+    """Find each of so many steps of each variant in a log once, in order.
+
+    Raises:
+        Disturbed: something else is there.
+    """
+    found: dict[str | None, list[int]] = {variant: [] for variant in variants}
+    broken = 0
+    with path.open("rb") as log:
+        for line in log:
+            try:
+                content = json.loads(line)
+                if content["kind"] == "step":
+                    found[content.get("variant")].append(content["step"])
+            except (ValueError, TypeError, LookupError):
+                broken += 1
+    if broken or any(of_variant != [*range(steps)] for of_variant in found.values()):
+        lines = sum(map(len, found.values()))
+        different = sum(len({*of_variant} & {*range(steps)}) for of_variant in found.values())
+        raise Disturbed(
+            f"{path} holds {lines} lines for {different} of {len(variants) * steps} steps"
+            + f", and {broken} that are broken" * bool(broken)
+            + ": it was removed, changed, or written by two, while the run was under way"
+        )
+
+
+def _line(line: bytes, schema: Any, path: Path, where: str) -> Any:
+    try:
+        content = json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, f"is no JSON{where}") from error
+    return converted(with_more(content) if schema is LogLine else content, schema, path, where)
+
+
+def with_more(content: Any) -> Any:
+    """A line of a log with what no field is for under `more`, as leaves: numbers, texts, lists as JSON."""
+    kind = content.get("kind") if isinstance(content, dict) else None
+    known = KNOWN.get(kind) if isinstance(kind, str) else None
+    if known is None or content.keys() <= known:
+        return content
+    more = flatten({name: value for name, value in content.items() if name not in known})
+    return {**{name: content[name] for name in content.keys() & known}, "more": more}

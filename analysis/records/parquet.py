@@ -1,0 +1,259 @@
+"""Frames as Parquet files, from which a figure can be redrawn without the records."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import io
+import multiprocessing
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis.records import attempts as attempts_module
+from analysis.records import schema
+from analysis.records.attempts import newest, of_attempt
+from analysis.records.columns import ALWAYS, COLUMNS
+from analysis.records.files import (
+    MOST_LOG_BYTES,
+    Damaged,
+    fingerprint,
+    read_as,
+    read_bytes,
+    read_recorded,
+    write_atomic,
+    write_json,
+)
+from analysis.records.frames import Frames, records, runs_frame, stack, typed
+from analysis.records.schema import NUMBER
+from analysis.records.store import Attempt, Store
+
+RUNS_OF_A_PART = 250
+SCHEMA_KEY = "schema"  # in a file's metadata; older files have none, and are of schema 1
+COPY = "copy.json"  # in the folder of an attempt's own tables: what they were when they were written
+# Without these no figure can be drawn.
+OF_EVERY_RUN = (
+    "method.name", "task.name", "cluster.where", "workers", "seed", "timing.mode", "timing.warmup_steps",
+    "train.validate", "simulated", "config_json", "provenance_json",
+)  # fmt: skip
+
+
+def write_parquet(frames: Frames, folder: Path) -> list[Path]:
+    """One file per frame, each replaced as a whole; returns their paths.
+
+    Steps, spans and looks are stored as float32, whose seven digits are enough for every field that is not
+    `exact`; not what no field is for.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_write(folder / f"{name}.parquet", [_arrow(name, frame)]) for name, frame in _named(frames)]
+
+
+def collect(store: Store, folder: Path, processes: int = 1) -> tuple[dict[str, int], list[str]]:
+    """All runs of a store as Parquet files in `folder`; returns how many, and what was left out.
+
+    Every log is read and compared with its digest: part by part, by so many processes, so that ten thousand
+    runs need no more memory than the table of their steps.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = store.runs()
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder, ignore_cleanup_errors=True) as parts:
+        paths = [Path(parts) / str(first) for first in range(0, max(1, len(runs)), RUNS_OF_A_PART)]
+        shares = [runs[int(path.name) : int(path.name) + RUNS_OF_A_PART] for path in paths]
+        notes = [note for own in _each_part(store, shares, paths, processes) for note in own]
+        every = [pq.read_table(path / "runs.parquet").to_pandas() for path in paths]
+        rows = runs_frame([row for part in every for row in records(part)])
+        _write(folder / "runs.parquet", [_arrow("runs", rows)])
+        for name in Frames._fields[1:]:
+            _write(folder / f"{name}.parquet", [path / f"{name}.parquet" for path in paths])
+    counts = {name: pq.read_metadata(folder / f"{name}.parquet").num_rows for name in ("steps", "epochs")}
+    return {"runs": rows["run_id"].nunique(), **counts}, notes
+
+
+def _each_part(
+    store: Store, shares: Sequence[Sequence[str]], paths: Sequence[Path], processes: int
+) -> Iterable[list[str]]:
+    stores = [store] * len(paths)
+    if min(processes, len(paths)) < 2:
+        return [*map(_write_part, stores, shares, paths)]
+    # A forked process could wait for a lock that a thread of this one held.
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return [*pool.map(_write_part, stores, shares, paths)]
+
+
+def _write_part(store: Store, runs: Sequence[str], path: Path) -> list[str]:
+    gc.disable()  # it would look through a million objects, none of which is in a circle, again and again
+    try:
+        frames, notes = newest(store, runs)
+        write_parquet(frames, path)
+        return notes
+    finally:
+        gc.enable()
+
+
+def _named(frames: Frames) -> Iterator[tuple[str, pd.DataFrame]]:
+    return zip(Frames._fields, frames, strict=True)
+
+
+def _arrow(name: str, frame: pd.DataFrame) -> pa.Table:
+    if name in ("steps", "spans", "looks"):
+        listed = {column: field for column, field in COLUMNS[name].items() if column in frame}
+        short = [column for column, field in listed.items() if field.type is NUMBER and not field.exact]
+        frame = frame.astype(dict.fromkeys(short, np.float32))
+    # Without pandas' own metadata, pandas 2 can read what pandas 3 wrote.
+    return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+
+
+def _write(path: Path, tables: Sequence[pa.Table | Path]) -> Path:
+    """One file of these tables or files, below each other; what one of them lacks is empty there."""
+    kinds = [pq.read_schema(table) if isinstance(table, Path) else table.schema for table in tables]
+    mixed = _mixed(kinds)
+    whole = pa.unify_schemas([_with_texts(kind, mixed) for kind in kinds], promote_options="permissive")
+    whole = whole.with_metadata({SCHEMA_KEY: str(schema.SCHEMA)})
+    floats = [field.name for field in whole if pa.types.is_floating(field.type)]
+    buffer = io.BytesIO()
+    writer = pq.ParquetWriter(
+        buffer,
+        whole,
+        compression="zstd",
+        use_dictionary=[name for name in whole.names if name not in floats],
+        use_byte_stream_split=floats,  # makes the files a third smaller
+    )
+    with writer:
+        for table in tables:
+            rows = pq.read_table(table) if isinstance(table, Path) else table
+            rows = rows.cast(_with_texts(rows.schema, mixed))
+            rows = pa.concat_tables([whole.empty_table(), rows], promote_options="permissive")
+            writer.write_table(rows)
+    write_atomic(path, buffer.getvalue())
+    return path
+
+
+def _mixed(kinds: Sequence[pa.Schema]) -> set[str]:
+    """Columns of numbers here and of texts there: of what no field is for, every run may have its own."""
+    fields = [field for kind in kinds for field in kind]
+    numbers = {field.name for field in fields if pa.types.is_floating(field.type)}
+    return numbers & {field.name for field in fields if pa.types.is_string(field.type)}
+
+
+def _with_texts(kind: pa.Schema, names: Collection[str]) -> pa.Schema:
+    return pa.schema([field.with_type(pa.string()) if field.name in names else field for field in kind])
+
+
+def read_parquet(folder: Path, names: Collection[str] = Frames._fields) -> Frames:
+    """The frames in `folder`; a frame without a file, and one that is not among `names`, is empty.
+
+    Raises:
+        Damaged: a file is no table, or not one of these.
+    """
+    paths = (folder / f"{name}.parquet" for name in Frames._fields)
+    return Frames(*(_read_table(path) if path.stem in names else _as_table(path, None) for path in paths))
+
+
+def newest_frames(
+    store: Store, runs: Iterable[str], kept: Path, verify: bool = False
+) -> tuple[Frames, list[str]]:
+    """The frames of each run's newest attempt that is whole, and a line on each newer one that is damaged.
+
+    Args:
+        kept: the folder for a copy of each attempt's frames, which is read 20 times faster.
+        verify: compare the digests of logs even where there is such a copy.
+    """
+    parts, notes = store.newest(runs, lambda attempt, _: cached(attempt, kept), verify)
+    return stack(parts), notes
+
+
+def cached(attempt: Attempt, folder: Path) -> tuple[Frames, list[str]]:
+    """`attempts.of_attempt`, with a copy as Parquet below `folder`.
+
+    The copy never expires: its name says what it was made from, and by which code.
+
+    Raises:
+        Damaged: a file is not as it was recorded.
+    """
+    if attempt.is_valid():
+        kept = folder / "attempts" / f"{attempt.run_id}-{attempt.number:03d}-{_origin(attempt)}"
+        with contextlib.suppress(Damaged):  # then it is made again
+            if (frames := _read_copy(kept)) is not None:
+                return frames, []
+    frames, notes = of_attempt(attempt)
+    if not notes:
+        frames = _write_copy(frames, kept)
+    return frames, notes
+
+
+def _read_copy(kept: Path) -> Frames | None:
+    """The frames that `_write_copy` has written there, if it has."""
+    note = read_as(kept / COPY, schema.Copy)
+    if note is None:
+        return None
+    raws = {
+        name: read_recorded(kept / name, msgspec.structs.asdict(facts)) for name, facts in note.files.items()
+    }
+    paths = (kept / f"{name}.parquet" for name in Frames._fields)
+    return Frames(*(_as_table(path, raws.get(path.name)) for path in paths))
+
+
+def _write_copy(frames: Frames, kept: Path) -> Frames:
+    """Write a copy, also while others write the same; returns what later calls will read, to the digit."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=kept.parent, ignore_cleanup_errors=True) as folder:
+        own = Path(folder) / kept.name
+        files = {path.name: fingerprint(path) for path in write_parquet(frames, own)}
+        write_json(own / COPY, {"files": files})
+        written = read_parquet(own)
+        shutil.rmtree(kept, ignore_errors=True)  # a damaged one
+        with contextlib.suppress(OSError):  # another process was quicker
+            own.rename(kept)
+    return written
+
+
+def _origin(attempt: Attempt) -> str:
+    """8 digits of a hash over what an attempt's frames follow from: run.json has the digests of its logs."""
+    sha = hashlib.sha256()
+    for code in (attempts_module.__file__, schema.__file__):
+        sha.update(Path(code).read_bytes())
+    for name in ("config.json", "run.json"):
+        sha.update(read_bytes(attempt.path / name))
+    return sha.hexdigest()[:8]
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    try:
+        return _as_table(path, read_bytes(path, MOST_LOG_BYTES))
+    except FileNotFoundError:
+        return _as_table(path, None)
+
+
+def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:
+    """Frame in `path`, a file that is named after it; an empty one where there is no file."""
+    name = path.stem
+    if raw is None:
+        return typed(name, pd.DataFrame())
+    try:
+        table = pq.read_table(io.BytesIO(raw))
+        frame = table.to_pandas()
+    except (pa.ArrowException, OSError) as error:
+        raise Damaged(path, "is not a whole Parquet file") from error
+    made_for = (table.schema.metadata or {}).get(SCHEMA_KEY.encode(), b"1").decode(errors="replace")
+    if made_for != str(schema.SCHEMA):
+        raise Damaged(path, f"has schema {made_for}, and this code reads schema {schema.SCHEMA}")
+    older = {field.was: column for column, field in COLUMNS[name].items()}
+    there = {*frame.columns, *(older.get(column) for column in frame.columns)}
+    needed = [column for column, field in ALWAYS[name].items() if not field.since]
+    needed += OF_EVERY_RUN if name == "runs" and len(frame) else ()
+    if missing := [column for column in needed if column not in there]:
+        raise Damaged(path, f"is not as it was written: it has no column {missing[0]}")
+    floats = {column: NUMBER for column, kind in frame.dtypes.items() if kind == np.float32}
+    try:
+        return typed(name, frame.astype(floats))
+    except (TypeError, ValueError) as error:
+        raise Damaged(path, f"is not as it was written: {error}") from error

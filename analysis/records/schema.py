@@ -1,0 +1,364 @@
+"""What each file of results must look like: read with these, it is typed and in range, or refused.
+
+Fields that are not named here may be there as well; older records lack those that have a default. A number of
+a step or an epoch is its `Field` here and the line that measures it: frames, tables, outcomes of runs and
+docs/records.md follow. One that is measured and not named is read, too: as a column of unknown meaning.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from msgspec import Meta, Struct, structs
+
+SCHEMA = 1  # of a manifest, and of tables
+SECOND = "2026-11-22"  # most of what was recorded later is from this day
+TEXT, WHOLE, NUMBER = object, int, float  # of columns
+# Of a whole number in a record: more would not fit a table's column.
+Whole = Annotated[int, Meta(ge=0, le=2**53)]
+Finite = Annotated[float, Meta(gt=-1e18, lt=1e18)]
+Maybe = Finite | None
+Duration = Annotated[float, Meta(ge=0, lt=1e10)]
+Name = Annotated[str, Meta(pattern=r"\A[^/\x00-\x1f]{1,255}\Z")]  # of a file or folder
+Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # SHA-256
+Time = Annotated[datetime, Meta(tz=True)]  # of `records.now`
+RunState = Literal["planned", "submitted", "running", "ok", "failed", "preempted"]
+
+
+class Field(NamedTuple):
+    """One recorded fact: a number in a log's line, a column of a table."""
+
+    unit: str  # empty: a word, a text, or a number without one
+    meaning: str
+    of_run: bool = (
+        False  # is it an outcome of a run, too: the mean over its steps, or what its last epoch has?
+    )
+    since: str = ""  # the day from which on it is recorded; tables of before lack it
+    was: str = ""  # its name until it got this one: records of before are read
+    implied: Any = ...  # what it is in records of before it was recorded, where that can be told
+    type: type = TEXT  # of its column; of lines of logs it follows from the schema
+    exact: bool = False  # does it need more than the seven digits of a float32?
+
+
+def fields_of(line: type[Struct]) -> dict[str, Field]:
+    """The fields of a kind of line by name, first those that every line has."""
+    found = {}
+    for info in sorted(structs.fields(line), key=lambda info: not info.required):
+        kind, *marks = get_args(info.type)
+        for field in marks:
+            if isinstance(field, Field):
+                whole = int in (kind, *get_args(kind)) and info.required
+                found[info.name] = field._replace(type=WHOLE if whole else NUMBER)
+    return found
+
+
+class FileFacts(Struct, frozen=True):
+    """Size and digest of a file when its attempt was finished."""
+
+    bytes: Whole
+    sha256: Digest
+
+
+class Resumption(Struct, frozen=True):
+    """Place at which a record continues after an interruption."""
+
+    step: Whole
+    at: Time | None = None
+    host: str | None = None
+
+
+class DataFacts(Struct, frozen=True):
+    """The data set that was read."""
+
+    name: str | None = None
+    digest: str | None = None
+
+
+class HostName(Struct, frozen=True):
+    """A worker's machine."""
+
+    host: str | None = None
+
+
+class MachineFacts(Struct, frozen=True):
+    """Findings of experiments/worker/hardware.py."""
+
+    mismatch: list[str] = []
+    hosts: list[str] = []
+    workers: list[HostName] = []
+
+
+class Provenance(Struct, frozen=True):
+    """The part of what experiments/worker/provenance.py writes that is read again."""
+
+    host: str | None = None
+    cpu: str | None = None
+    cores: Whole | None = None
+    gpu: str | None = None
+    precision: str | None = None  # what products were computed in, whatever was asked for
+    data: DataFacts = DataFacts()
+    versions: dict[str, str] = {}
+    machine: MachineFacts | None = None
+
+
+class Searching(Struct, frozen=True):
+    """Kernel that searched for what to send: `training.loop.searched`."""
+
+    kernel: str | None = None
+    steps: Whole = 0
+    fallbacks: Whole = 0
+
+
+class VariantFacts(Struct, frozen=True):
+    """Outcome of one variant of a run."""
+
+    parameters: Whole | None = None
+    tensors: Whole | None = None
+    searching: Searching | None = None
+    graph: str | None = None
+
+
+class Alternated(Struct, frozen=True):
+    """End of the turns of a run's variants: `training.alternation.Ended`."""
+
+    stopped: Literal["half-width", "limit"] | None = None
+    half_width: Finite | None = None
+    blocks: Whole | None = None
+    variants: dict[Name, VariantFacts] = {}
+
+
+class Manifest(Struct, frozen=True):
+    """run.json: an attempt's state, times and provenance."""
+
+    state: RunState
+    schema: int = 0
+    key: str = ""
+    run_id: Name | None = None
+    attempt: Whole | None = None
+    created: Time | None = None
+    started: Time | None = None
+    ended: Time | None = None
+    files: dict[Name, FileFacts] = {}
+    provenance: Provenance = Provenance()
+    steps: Whole | None = None
+    steps_per_epoch: Whole | None = None
+    parameters: Whole | None = None
+    tensors: Whole | None = None
+    simulated: bool = False
+    searching: Searching | None = None
+    graph: str | None = None
+    alternated: Alternated | None = None
+    resumed: list[Resumption] = []
+    step: Whole | None = None
+    why: str | None = None
+    failure: str | None = None
+    sweep: Name | None = None
+    array: str | None = None
+    code: str | None = None
+    sources: dict[str, str] = {}
+
+
+class Named(Struct, frozen=True):
+    """A choice, which has a name."""
+
+    name: Name
+
+
+class ClusterKind(Struct, frozen=True):
+    """The kind of cluster that was asked for."""
+
+    where: Name
+
+
+class ConfigFile(Struct, frozen=True):
+    """config.json: what names a run. The rest must have the hash that its id ends in."""
+
+    method: Named
+    task: Named
+    cluster: ClusterKind
+    workers: Whole
+
+
+class Averaged(Struct, frozen=True, gc=False):
+    """Numbers that are recorded of every step, and their means over the steps of an epoch."""
+
+    wire_bytes: Annotated[Maybe, Field("B", "that the worker put on the wire", of_run=True, exact=True)] = (
+        None
+    )
+    host_syncs: Annotated[Maybe, Field("", "how often the host waited for the device")] = None
+    sent_density: Annotated[
+        Maybe, Field("", "share of the elements that the worker sent", of_run=True, was="density")
+    ] = None
+    update_density: Annotated[
+        Maybe, Field("", "share of the elements that the update changed", of_run=True)
+    ] = None
+    density: Maybe = None  # the older name of `sent_density`
+    more: dict[str, float | str | bool | None] | None = None  # what no field is for: see `log.with_more`
+
+
+class StepLine(
+    Averaged, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="step"
+):
+    """A line of a rank's log: one step."""
+
+    step: Annotated[Whole, Field("", "counted from 0")]
+    epoch: Annotated[Whole, Field("", "counted from 1")]
+    start_s: Annotated[Finite, Field("s", "when it began, by the worker's own clock", exact=True)]
+    step_s: Annotated[Duration, Field("s", "how long it took")]
+    phases: dict[str, Finite] = {}
+    spans: list[tuple[str, Finite, Finite]] = []
+    residual_norm: Annotated[float | None, Field("", "Euclidean norm of what it owes")] = None
+    loss: Annotated[float | None, Field("", "training loss of its batch")] = None  # NaN where it diverged
+    lr: Annotated[Maybe, Field("", "learning rate")] = None
+    block: Annotated[
+        Whole | None, Field("", "in which turn, of variants that take turns; 0 is warm-up", since=SECOND)
+    ] = None
+    messages: Annotated[
+        Maybe, Field("", "latency terms of its collectives, as its backend carries them out", since=SECOND)
+    ] = None
+    predicted_s: Annotated[
+        Maybe, Field("s", "that they should take on the emulated link as found; 0 without one", since=SECOND)
+    ] = None
+    variant: Name | None = None
+
+
+class EpochLine(
+    Averaged, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="epoch"
+):
+    """A line of a rank's log: one epoch, as the worker that validated saw it."""
+
+    epoch: Annotated[Whole, Field("", "counted from 1")]
+    step: Annotated[Whole, Field("steps", "made until then")]
+    train_loss: Annotated[
+        float | None, Field("", "mean training loss since the last validation", of_run=True)
+    ] = None
+    val_loss: Annotated[float | None, Field("", "validation loss", of_run=True)] = None
+    val_top1: Annotated[Maybe, Field("%", "validation accuracy", of_run=True)] = None
+    val_top5: Annotated[Maybe, Field("%", "the right class among the first five", of_run=True)] = None
+    wall_s: Annotated[Maybe, Field("s", "spent in steps until then")] = None
+    captured_energy: Annotated[
+        Maybe, Field("", "share of the squared norm that was sent, mean", since=SECOND)
+    ] = None
+    test_loss: Annotated[
+        float | None, Field("", "loss on the test set, of runs with held-out data", of_run=True, since=SECOND)
+    ] = None
+    test_top1: Annotated[
+        Maybe, Field("%", "accuracy on the test set, of runs with held-out data", of_run=True, since=SECOND)
+    ] = None
+    variant: Name | None = None
+
+
+# What looks at gradients are called in records: see experiments/training/looks.py, which takes them.
+ALL = "all"  # in place of a tensor's name: the whole model
+SLICES = 64  # of a tensor, in which is counted what was selected
+REGIONS = (1, 10, 100, 1000)  # elements of a region
+
+
+class LookLine(Struct, frozen=True, tag_field="kind", tag="look"):
+    """A line of rank 0's log: what was seen of one tensor in one step; see experiments/training/looks.py."""
+
+    step: Whole
+    what: Name
+    of: str
+    xs: list[Finite]
+    values: list[Finite]
+    variant: Name | None = None
+
+
+LogLine = StepLine | EpochLine | LookLine
+
+
+class Copy(Struct, frozen=True):
+    """copy.json: what the tables of one attempt were when they were written."""
+
+    files: dict[Name, FileFacts]
+
+
+class TableDigests(Struct, frozen=True):
+    """digests.json beside tables of published facts: what they were when they were written, and from what."""
+
+    source: str
+    files: dict[Name, FileFacts]
+
+
+class RunIndex(Struct, frozen=True):
+    """Runs that a figure was drawn from."""
+
+    runs: list[Name]
+
+
+class SweepJob(Struct, frozen=True):
+    """One job of an array, and its runs."""
+
+    id: str | None = None
+    runs: list[Name] = []
+
+
+class SweepArray(Struct, frozen=True):
+    """Jobs that need the same nodes."""
+
+    nodes: Whole
+    jobs: list[SweepJob]
+
+
+class Sweep(Struct, frozen=True):
+    """sweep.json: what was submitted."""
+
+    name: Name
+    created: str
+    arrays: list[SweepArray]
+    slurm_conf: str | None = None
+
+
+class JobNote(Struct, frozen=True):
+    """job.json: SLURM's id of an attempt's job."""
+
+    id: str | None = None
+
+
+class Progress(Struct, frozen=True):
+    """progress.json: how far a start is."""
+
+    step: Whole = 0
+    steps: Whole | None = None
+    loss: float | None = None  # of the last step whose loss was read
+    top1: float | None = None  # percent, of the last validation
+
+
+class WorkerNote(Struct, frozen=True):
+    """worker<rank>.json: where a worker was started."""
+
+    node: str
+
+
+class Failure(Struct, frozen=True):
+    """failure<rank>.json: why a worker ended."""
+
+    rank: int
+    kind: str
+    why: str
+
+
+class NodeFailure(Struct, frozen=True):
+    """A line of node-failures.jsonl."""
+
+    node: str
+    at: datetime  # by the clock of SLURM's accounting, or of this code, which says so by a Z
+
+
+class SavedPart(Struct, frozen=True):
+    """One rank's part of a checkpoint."""
+
+    log_bytes: Whole
+    own: FileFacts
+    same_as: Whole  # the rank whose shared part is this one's too
+    shared: FileFacts | None
+
+
+class Checkpoint(Struct, frozen=True):
+    """whole.json: a checkpoint that all ranks have written."""
+
+    format: int
+    step: Whole
+    ranks: list[SavedPart]

@@ -1,0 +1,239 @@
+"""Step times of a run: which steps are warm, what each warm step and phase took; and what runs came to.
+
+Times are seconds. A step lasts as long as its slowest rank. Means rather than medians, because the parts of
+a stacked bar must add up to the whole, and because the papers report means.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.records import phases
+from analysis.records.columns import LAST, MEANS, OUTCOMES
+from analysis.records.frames import Frames, remembered
+
+WINDOW = 5  # steps in a rolling median
+SETTLED = 0.02  # warm: the rolling median moves by less than this fraction from one step to the next
+ENOUGH_RUNS = 3  # with so many, a run is the unit of replication, even where it was measured in blocks
+
+
+class Warm(NamedTuple):
+    """A run's steps after its warm-up, and how many steps were left out."""
+
+    steps: pd.DataFrame
+    dropped: int  # at the beginning
+    again: int = 0  # after interruptions
+    turns: int = 0  # in how many they were taken; of each the first step is left out, if it has more
+
+    @property
+    def n(self) -> int:
+        """Number of warm steps."""
+        return int(self.steps["step"].nunique())
+
+
+def warm_up(step_s: Sequence[float] | np.ndarray, at_least: int) -> int:
+    """Number of first steps to leave out: `at_least`, then until the rolling median settles, at most half."""
+    times = np.asarray(step_s, dtype=float)
+    most = len(times) // 2
+    for first in range(min(at_least, most), most):
+        here, next_ = (np.median(times[start : start + WINDOW]) for start in (first, first + 1))
+        if abs(next_ - here) < SETTLED * here:
+            return first
+    return most
+
+
+@remembered
+def warm(frames: Frames, key: str) -> Warm:
+    """The steps of a run after its warm-up, which ends at the same step on every rank.
+
+    After an interruption the machine has to warm up again, for as long. A part of the run that is shorter
+    than its warm-up is left out as a whole, unless no other steps would remain.
+    """
+    steps = frames.steps[frames.steps["key"] == key]
+    if "block" in steps and steps["block"].notna().any():
+        return _of_turns(steps)
+    run = frames.runs[frames.runs["key"] == key].iloc[0]
+    slowest = steps.groupby("step")["step_s"].max().sort_index()
+    at_least = int(run["timing.warmup_steps"])
+    bounds = [0, *np.searchsorted(slowest.index, _resumed(run)), len(slowest)]
+    parts = [slowest.iloc[first:end] for first, end in itertools.pairwise(bounds)]
+    cold = [warm_up(part.to_numpy(), at_least) for part in parts]
+    if len(parts) > 1:
+        longer = [max(few, min(at_least, len(part))) for part, few in zip(parts, cold, strict=True)]
+        cold = longer if sum(longer) < len(slowest) else cold
+    kept = pd.concat([part.iloc[few:] for part, few in zip(parts, cold, strict=True)])
+    return Warm(steps[steps["step"].isin(kept.index)], cold[0], sum(cold[1:]))
+
+
+def _of_turns(steps: pd.DataFrame) -> Warm:
+    """Warm steps of a variant's turns: block 0 is warm-up, and the first step after another variant's
+    turn finds none of its data in the caches.
+    """
+    place = steps["step"] - steps.groupby("block")["step"].transform("min")
+    length = steps.groupby("block")["step"].transform("nunique")
+    kept = steps[(steps["block"] > 0) & ((place > 0) | (length == 1))]
+    cold = steps.loc[steps["block"] == 0, "step"].nunique()
+    return Warm(kept, cold, turns=int(kept["block"].nunique()))
+
+
+def _resumed(run: pd.Series[Any]) -> list[int]:
+    """The steps at which a run continued after interruptions; older frames do not have the column."""
+    text = run.get("resumed")
+    steps: list[int] = json.loads(text) if isinstance(text, str) else []
+    return steps
+
+
+def step_seconds(frames: Frames, key: str) -> np.ndarray:
+    """Each warm step's time on its slowest rank, which is what training waits for, (steps,)."""
+    return _slowest(warm(frames, key).steps).to_numpy()
+
+
+def phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
+    """Means over ranks, a row per warm step: columns `step`, each recorded phase, and `unaccounted`."""
+    return _phases(warm(frames, key).steps)
+
+
+def _slowest(warm_steps: pd.DataFrame) -> pd.Series[float]:
+    slowest: pd.Series[float] = warm_steps.groupby("step")["step_s"].max().sort_index()
+    return slowest
+
+
+def _phases(warm_steps: pd.DataFrame) -> pd.DataFrame:
+    columns = ["step_s", *(f"{phase}_s" for phase in phases.NAMES if f"{phase}_s" in warm_steps)]
+    steps = warm_steps.set_index("step")[columns].dropna(axis="columns", how="all")
+    # A phase that only one rank has (validate) takes no time on the others.
+    table: pd.DataFrame = (
+        steps.fillna(0.0).groupby(level="step").mean().rename(columns=lambda name: name.removesuffix("_s"))
+    )
+    table["unaccounted"] = table["step"] - table.drop(columns="step").sum(axis="columns")
+    return table
+
+
+def precisions(runs: pd.DataFrame) -> pd.Series[Any]:
+    """Precision that each run multiplied in, or where that was not recorded, the one asked for."""
+    asked = runs.get("precision", pd.Series(dtype=object))
+    got: pd.Series[Any] = runs.get("provenance.precision", asked).fillna(asked)
+    return got
+
+
+class Units(NamedTuple):
+    """Independent measurements: a row each, of mean seconds per phase, `step`, `unaccounted`, `slowest`.
+
+    `slowest` is the step on its slowest rank. Rows are indexed by (group, block) or by seed, in their order.
+    """
+
+    means: pd.DataFrame
+    of: str  # blocks, or runs
+
+
+@remembered
+def in_blocks(frames: Frames, keys: Sequence[str]) -> bool:
+    """Decide whether blocks count as units: all these runs have some, in fewer than ENOUGH_RUNS groups."""
+    if "block" not in frames.steps or "group" not in frames.runs:
+        return False
+    steps = frames.steps[frames.steps["key"].isin(keys)]
+    groups = frames.runs.loc[frames.runs["key"].isin(keys), "group"]
+    whole = len(steps) > 0 and steps["block"].notna().all() and groups.notna().all()
+    return bool(whole) and groups.nunique() < ENOUGH_RUNS
+
+
+@remembered
+def units(frames: Frames, keys: Sequence[str], by_block: bool | None = None) -> Units:
+    """The units of replication of a method's runs; `by_block` where they must pair with those of another."""
+    by_block = in_blocks(frames, keys) if by_block is None else by_block
+    parts = []
+    for place, key in enumerate(keys):
+        run = frames.runs[frames.runs["key"] == key].iloc[0]
+        steps = warm(frames, key).steps
+        table = _phases(steps).assign(slowest=_slowest(steps))
+        if by_block:
+            block = steps.groupby("step")["block"].first()
+            parts.append(table.groupby([pd.Series(run["group"], table.index), block]).mean())
+        else:
+            parts.append(table.mean().to_frame(run.get("seed", place)).T)
+    # A phase that one of them does not have takes no time there.
+    means = pd.concat(parts).fillna(0.0)
+    by_unit: pd.DataFrame = means.groupby(level=list(range(means.index.nlevels))).mean()
+    return Units(by_unit, "blocks" if by_block else "runs")
+
+
+def breakdown(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
+    """Mean seconds of each phase, `unaccounted` and `step`: of ranks and warm steps, then of units."""
+    means: pd.Series[float] = units(frames, keys).means.drop(columns="slowest").mean()
+    return means
+
+
+def phase_summary(frames: Frames, keys: Sequence[str]) -> pd.DataFrame:
+    """Seconds of each phase: the mean of `breakdown`, and the median over the n warm steps of all runs."""
+    table = pd.concat([phase_seconds(frames, key) for key in keys])
+    summary: pd.DataFrame = pd.DataFrame(
+        {"mean": breakdown(frames, keys), "median": table.median(), "n": len(table)}
+    )
+    return summary
+
+
+def with_outcomes(frames: Frames) -> Frames:
+    """These frames with the outcomes of each run; those that it has already are kept, for the steps behind
+    them may not be there any more."""
+    runs = frames.runs
+    if not len(runs):
+        return frames
+    found = outcomes(frames).reindex(runs["key"]).reset_index(drop=True)
+    known = runs.reindex(columns=list(OUTCOMES)).astype(float).reset_index(drop=True)
+    added = known.where(known.notna(), found)
+    others = runs.drop(columns=[name for name in OUTCOMES if name in runs]).reset_index(drop=True)
+    return frames._replace(runs=pd.concat([others, added], axis="columns"))
+
+
+def outcomes(frames: Frames) -> pd.DataFrame:
+    """The outcomes of each run, by its key; NaN for what was not measured.
+
+    `step_s` is the mean over warm steps of the time on the slowest rank, as `steps.units` has it. Bytes and
+    densities are means over all recorded steps of rank 0, of trainings whose steps are not there over epochs.
+    """
+    runs = frames.runs.set_index("key")
+    found: pd.DataFrame = pd.DataFrame(index=runs.index, columns=list(OUTCOMES), dtype=float)
+    last = frames.epochs.sort_values("epoch", kind="stable").groupby("key").tail(1).set_index("key")
+    for column in LAST:
+        found[column] = last.reindex(columns=[column])[column].reindex(runs.index)
+    found["step_s"] = _step_seconds(frames).reindex(runs.index)
+    samples = pd.to_numeric(runs.get("task.batch_size", pd.Series(np.nan, runs.index)))  # vector: has none
+    found["samples_per_s"] = pd.to_numeric(runs["workers"]) * samples / found["step_s"]
+    # A number that no run here has is no column of what `load` returns.
+    of_rank0, of_epochs = (
+        frame.reindex(columns=["key", *MEANS]).groupby("key").mean()
+        for frame in (frames.steps[frames.steps["rank"] == 0], frames.epochs)
+    )
+    means = of_rank0.reindex(runs.index).combine_first(of_epochs)
+    for column in MEANS:
+        found[column] = means[column].reindex(runs.index)
+    began, ended = (pd.to_datetime(runs.get(name), utc=True) for name in ("started", "ended"))
+    if began is not None and ended is not None:
+        found["took_s"] = (ended - began).dt.total_seconds()
+    return found
+
+
+def _step_seconds(frames: Frames) -> pd.Series[Any]:
+    """Mean seconds of a warm step on its slowest rank, by key."""
+    runs, steps = frames.runs.set_index("key"), frames.steps
+    resumed = runs["resumed"].notna() if "resumed" in runs else pd.Series(False, runs.index)
+    special = set(runs.index[resumed]) | set(steps.loc[steps["block"].notna(), "key"].unique())
+    there = set(steps["key"].unique())
+    # `units` is right for all of them, and takes milliseconds for each.
+    found = {
+        key: float(units(frames, [key], by_block=False).means["slowest"].iloc[0]) for key in special & there
+    }
+    ordinary = steps[~steps["key"].isin(special)]
+    slowest = ordinary.groupby(["key", "step"])["step_s"].max()
+    for key, times in slowest.groupby(level="key"):
+        seconds = times.to_numpy()
+        cold = warm_up(seconds, int(runs["timing.warmup_steps"][key]))
+        found[str(key)] = float(np.mean(seconds[cold:]))
+    by_key: pd.Series[Any] = pd.Series(found, dtype=float)
+    return by_key

@@ -1,0 +1,400 @@
+"""A run's record on disk: written as a whole or not at all; a broken last line is tolerated when reading.
+
+    <root>/<run id>/<attempt>/config.json   what was asked for, without launch fields
+                              run.json      the manifest: state, times, provenance; replaced atomically
+                              rank<r>.jsonl what rank r measured, one JSON object per line
+
+A run's id ends in the hash of its config, so that a second call finds what the first one measured. Measuring
+again makes a new attempt beside the old one; no results are overwritten. An attempt counts when its manifest
+says ``ok`` and its files are as it says; that a folder exists means nothing. What each file must look like is
+in analysis/records/schema.py: an attempt that does not is named and left out, and the others are used.
+
+An attempt belongs to those who hold the locks of its logs, see `RankLog`. It becomes ``ok`` from ``running``
+alone: what was closed meanwhile, for whatever reason, stays closed until somebody takes it up again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from analysis.records import schema
+from analysis.records.configs import measured_config, run_id, run_key, variant_configs
+from analysis.records.files import (
+    Damaged,
+    fingerprint,
+    read_json,
+    read_note,
+    read_object,
+    read_recorded,
+    write_json,
+)
+from analysis.records.log import Disturbed, check_steps, lock_holder
+from analysis.records.schema import SCHEMA
+
+T = TypeVar("T")
+STATES = get_args(schema.RunState)
+DAMAGED = "damaged"  # the state of an attempt whose manifest can't be read; none is written
+RANK_LOG = re.compile(r"rank(0|[1-9][0-9]{0,8})\.jsonl")
+ATTEMPT = re.compile(r"[0-9]{1,9}")
+
+
+def now() -> str:
+    """The time in UTC, to the second, in the format of all records."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def left_out(attempt: Attempt, fault: str) -> str:
+    """The line that tells of a damaged attempt."""
+    return f"left out {attempt.name}: {fault}"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One execution of a run and the folder that holds it."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """Name of its run, which is that of the folder above."""
+        return self.path.parent.name
+
+    @property
+    def key(self) -> str:
+        """`run_key` of its config, in which its run's id ends."""
+        return self.run_id.rpartition("-")[2]
+
+    @property
+    def number(self) -> int:
+        """Place among the run's attempts, from 1."""
+        return int(self.path.name)
+
+    @property
+    def name(self) -> str:
+        """Run and number, as people are told."""
+        return f"{self.run_id}/{self.path.name}"
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Content of run.json; before it is written, that the attempt is planned.
+
+        Raises:
+            Damaged: something else lies there.
+        """
+        return read_object(self.path / "run.json", schema.Manifest) or {"state": "planned"}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration that was asked for.
+
+        Raises:
+            Damaged: it is not there, or not that of this run.
+        """
+        path = self.path / "config.json"
+        config = read_object(path, schema.ConfigFile)
+        if config is None:
+            raise Damaged(path, "is missing")
+        if run_id(config) != self.run_id:
+            raise Damaged(path, f"is not that of this run, but of {run_id(config)}")
+        return config
+
+    @property
+    def state(self) -> str:
+        """One of STATES, or DAMAGED."""
+        try:
+            return str(self.manifest["state"])
+        except Damaged:
+            return DAMAGED
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the manifest atomically.
+
+        Raises:
+            Disturbed: there is none any more.
+        """
+        self._write({**self._present(), **changes})
+
+    def _present(self) -> dict[str, Any]:
+        """The manifest that must be there."""
+        if (manifest := read_json(self.path / "run.json")) is None:
+            raise Disturbed(f"{self.path / 'run.json'} was removed or damaged while the run was under way")
+        return manifest
+
+    def _write(self, manifest: dict[str, Any]) -> None:
+        assert manifest["state"] in STATES, manifest["state"]
+        write_json(self.path / "run.json", manifest)
+
+    def _identity(self) -> dict[str, Any]:
+        """The fields of the manifest that follow from where it lies."""
+        return {"schema": SCHEMA, "run_id": self.run_id, "key": self.key, "attempt": self.number}
+
+    def note_job(self, job: str | None) -> None:
+        """Store SLURM's id of the job, in a file of its own because the job may be writing the manifest."""
+        write_json(self.path / "job.json", {"id": job})
+
+    @property
+    def job(self) -> str | None:
+        """SLURM's id of the job, from `note_job`."""
+        note = read_note(self.path / "job.json", schema.JobNote)
+        return note.id if note else None
+
+    def has_checkpoint(self) -> bool:
+        """Check for a checkpoint that was written as a whole."""
+        return self.saved_step() > 0
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints; removed when the run is finished."""
+        return self.path / "checkpoints"
+
+    def check_open(self) -> None:
+        """Check that its workers may go on, before they change anything.
+
+        Raises:
+            Disturbed: it is whole, or was given up, and nobody has taken it up again.
+        """
+        if self.state in ("ok", "failed"):
+            raise self._closed()
+
+    def start(self, step: int, host: str, **facts: Any) -> None:
+        """Mark the attempt as running.
+
+        If it was started before, it continues from `step`: that is added to `resumed`, and the facts of the
+        first start remain.
+        """
+        manifest = self.manifest
+        if "started" not in manifest:
+            self.update(state="running", started=now(), **facts)
+            return
+        resumption = {"step": step, "at": now(), "host": host}
+        self.update(state="running", resumed=[*manifest.get("resumed", []), resumption])
+
+    def preempt(self, step: int) -> None:
+        """Mark the attempt as stopped on request, with its first `step` steps saved."""
+        self.update(state="preempted", step=step)
+
+    def saved(self) -> dict[int, Path]:
+        """The folders of checkpoints by step, whole or not. What else lies there is not ours."""
+        return {int(path.name): path for path in self.checkpoints.glob("*") if _is_number(path.name)}
+
+    def saved_step(self) -> int:
+        """The step of the newest whole checkpoint; 0 without any."""
+        whole = (step for step, path in self.saved().items() if (path / "whole.json").is_file())
+        return max(whole, default=0)
+
+    def rank_path(self, rank: int) -> Path:
+        """The file of a rank's log."""
+        return self.path / f"rank{rank}.jsonl"
+
+    def rank_paths(self) -> list[Path]:
+        """The log files that exist, by rank."""
+        logs = (RANK_LOG.fullmatch(path.name) for path in self.path.glob("rank*.jsonl"))
+        return [self.rank_path(rank) for rank in sorted(int(log[1]) for log in logs if log)]
+
+    def writer(self) -> str | None:
+        """Holder of the lock of one of its logs; None: nobody writes it."""
+        return next((holder for path in self.rank_paths() if (holder := lock_holder(path))), None)
+
+    def finish(self, workers: int, steps: int, **summary: Any) -> None:
+        """Mark the attempt as whole, in one replacement: state, `summary`, sizes and digests of its files.
+
+        Args:
+            workers, steps: each of so many ranks must have logged each of so many steps once, in order; where
+                variants took turns, of each variant.
+
+        Raises:
+            Disturbed: what lies there is not what these workers wrote, or somebody has closed the attempt.
+        """
+        try:
+            manifest, variants = self._present(), variant_configs(self.config)
+        except Damaged as damage:
+            what = f"{damage.path} was changed while the run was under way: it {damage.why}"
+            raise Disturbed(what) from damage
+        if manifest["state"] != "running":
+            raise self._closed()
+        if [path.name for path in self.rank_paths()] != [f"rank{rank}.jsonl" for rank in range(workers)]:
+            found = ", ".join(path.name for path in self.rank_paths())
+            raise Disturbed(f"{self.path} holds {found or 'no logs'} for {workers} workers")
+        for path in self.rank_paths():
+            check_steps(path, steps, [*variants] or [None])
+        # Of an attempt that was taken up again they tell why it had ended, or where.
+        kept = {name: value for name, value in manifest.items() if name not in ("why", "failure", "step")}
+        end = {"state": "ok", "ended": now(), "files": self.fingerprints(), "steps": steps}
+        self._write({**kept, **self._identity(), **end, **summary})
+        shutil.rmtree(self.checkpoints, ignore_errors=True)  # if some remain, they only cost space
+
+    def fingerprints(self) -> dict[str, dict[str, Any]]:
+        """Size and digest of each log."""
+        return {path.name: fingerprint(path) for path in self.rank_paths()}
+
+    def _closed(self) -> Disturbed:
+        manifest = self.manifest
+        why = f" ({manifest['why']})" if manifest.get("why") else ""
+        return Disturbed(f"{self.path} was marked as {manifest['state']}{why} by another process")
+
+    def fail(self, why: str, kind: str = "failed") -> None:
+        """Mark the attempt as failed: `why` for people, `kind` (a failure class) for programs. What is whole
+        stays so."""
+        manifest = {} if self.state == DAMAGED else self.manifest
+        if manifest.get("state") != "ok":
+            end = {"state": "failed", "ended": now(), "why": why, "failure": kind}
+            self._write({**manifest, **self._identity(), **end})
+
+    def is_valid(self, verify: bool = False) -> bool:
+        """Check that the record is whole, as its manifest says; `verify` compares digests of files too."""
+        return self.state == "ok" and self.fault(verify) is None
+
+    def fault(self, verify: bool = False) -> str | None:
+        """The fault of this record, in a sentence; None where there is none, or where it is not finished.
+
+        Args:
+            verify: read the files and compare their digests as well.
+        """
+        try:
+            self.check(verify)
+        except Damaged as damage:
+            return damage.brief
+        return None
+
+    def check(self, verify: bool = False) -> dict[str, Any]:
+        """The manifest, once nothing is wrong with what it says; see `fault`.
+
+        Raises:
+            Damaged: something is.
+        """
+        path, manifest = self.path / "run.json", self.manifest
+        if manifest["state"] != "ok":
+            if not path.exists():
+                raise Damaged(path, "is missing")
+            return manifest
+        if manifest.get("schema") != SCHEMA:
+            raise Damaged(path, f"has schema {manifest.get('schema')}, and this code reads schema {SCHEMA}")
+        if manifest.get("key") != run_key(self.config):
+            raise Damaged(path, f"has the key {manifest.get('key')}, which is not that of its config")
+        files, logs = manifest.get("files", {}), [log.name for log in self.rank_paths()]
+        for rank in range(max(1, len(logs))):
+            if f"rank{rank}.jsonl" not in files:
+                raise Damaged(path, f"does not list the log of rank {rank}")
+        for name, expected in files.items():
+            self._check_file(self.path / name, expected, verify)
+        return manifest
+
+    def _check_file(self, path: Path, expected: Mapping[str, Any], verify: bool) -> None:
+        try:
+            size = path.stat().st_size
+            if size != expected["bytes"]:
+                raise Damaged(path, f"has {size:,} bytes instead of {expected['bytes']:,}")
+            if verify:
+                read_recorded(path, expected)
+        except OSError as error:
+            raise Damaged(path, f"can't be read: {error.strerror}") from error
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit()
+
+
+@dataclass(frozen=True)
+class Store:
+    """All runs below one folder."""
+
+    root: Path
+
+    def attempts(self, run: str) -> list[Attempt]:
+        """A run's attempts, oldest first, by the names of folders alone: there may be many."""
+        try:
+            with os.scandir(self.root / run) as entries:
+                names = [each.name for each in entries if ATTEMPT.fullmatch(each.name) and each.is_dir()]
+        except OSError:  # there is none, or it was removed meanwhile
+            return []
+        return [Attempt(self.root / run / name) for name in sorted(names, key=lambda name: (int(name), name))]
+
+    def newest(
+        self,
+        runs: Iterable[str],
+        read: Callable[[Attempt, dict[str, Any]], tuple[T, list[str]]],
+        verify: bool = False,
+    ) -> tuple[list[T], list[str]]:
+        """Read each run's newest attempt that is whole: `read` gets it and its manifest.
+
+        Also a line on each newer attempt that does not count because it is damaged, and what `read` notes.
+        """
+        found, notes = list[T](), list[str]()
+        for run in runs:
+            attempts = self.attempts(run)
+            if not attempts and (self.root / run).is_dir():
+                notes.append(f"left out {run}: there is no attempt in it")
+            for attempt in reversed(attempts):
+                try:
+                    if (manifest := attempt.check(verify))["state"] != "ok":
+                        continue
+                    of_attempt, own_notes = read(attempt, manifest)
+                except Damaged as damage:
+                    notes.append(left_out(attempt, damage.brief))
+                else:
+                    found.append(of_attempt)
+                    notes += own_notes
+                    break
+        return found, notes
+
+    def valid(self, config: Mapping[str, Any]) -> Attempt | None:
+        """The newest valid attempt at this config."""
+        return self.newest_valid(run_id(config))
+
+    def last(self, config: Mapping[str, Any]) -> Attempt | None:
+        """The newest attempt at this config, in any state."""
+        attempts = self.attempts(run_id(config))
+        return attempts[-1] if attempts else None
+
+    def newest_valid(self, run: str) -> Attempt | None:
+        """The newest valid attempt of a run, by its id."""
+        found, _ = self.newest([run], _itself)
+        return found[0] if found else None
+
+    def faults(self, run: str) -> list[str]:
+        """A line on each damaged attempt that is newer than the newest valid one."""
+        return self.newest([run], _itself)[1]
+
+    def begin(self, config: Mapping[str, Any]) -> Attempt:
+        """A new, numbered attempt at this config; concurrent processes get different ones."""
+        folder = self.root / run_id(config)
+        number = max((attempt.number for attempt in self.attempts(folder.name)), default=0)
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            number += 1
+            path = folder / f"{number:03d}"
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:
+                continue
+        write_json(path / "config.json", measured_config(config))
+        attempt = Attempt(path)
+        attempt._write({**attempt._identity(), "state": "planned", "created": now()})
+        return attempt
+
+    def runs(self) -> list[str]:
+        """The ids of all runs, sorted."""
+        return (
+            sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
+        )
+
+    def all_valid(self) -> list[Attempt]:
+        """The newest valid attempt of every run that has one."""
+        return self.newest(self.runs(), _itself)[0]
+
+    def last_numbers(self) -> dict[str, int]:
+        """The number of each run's newest attempt, in any state."""
+        found = {run: self.attempts(run) for run in self.runs()}
+        return {run: attempts[-1].number for run, attempts in found.items() if attempts}
+
+
+def _itself(attempt: Attempt, _: Mapping[str, Any]) -> tuple[Attempt, list[str]]:
+    return attempt, []

@@ -1,0 +1,361 @@
+"""The benchmark of selections as a picture and a page, drawn from its records, without torch.
+
+A file for each device, a line for each row and invocation. The picture is no item of experiments/figures,
+which are drawn from runs; `python -m experiments figures` draws both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+from msgspec import Meta, Struct, ValidationError, convert
+
+from analysis import plots
+from analysis.pictures import style
+from analysis.pictures.captions import listed
+from analysis.pictures.numbers import number, with_interval
+from analysis.pictures.style import Look
+from analysis.records.files import Damaged, write_atomic
+from analysis.records.log import read_lines
+from analysis.records.schema import Finite, Whole
+from analysis.stats import Value
+from analysis.tables import Table
+from experiments.bench._runner import SCHEMA, Record
+from experiments.config.folders import Folders
+
+DENSITY, NORMAL, LARGE_N = 0.001, "normal", 25_600_000  # the standard case
+# The rows, in the order of tables and legend.
+LOOKS = {
+    "add": Look("in-place add (the floor)", "#000000", "", ""),
+    "copy": Look("copy of 12n bytes", "#777777", "", ""),
+    "fused": Look("fused, exact", "#D55E00", "o", ""),
+    "fallback": Look("fused, guess always wrong", "#CC79A7", "h", ""),
+    "numpy": Look("numpy, exact", "#E69F00", "D", ""),
+    "threshold": Look("fused, threshold given", "#F0A35E", "v", ""),
+    "eager": Look("torch.topk, exact", "#0072B2", "s", ""),
+    "eager_hugepages": Look("torch.topk in huge pages", "#5AA9E6", "d", ""),
+    "sort": Look("torch.sort, exact", "#332288", "P", ""),
+    "compile": Look("torch.compile, threshold given", "#56B4E9", "<", ""),
+    "dgc": Look("DGC's sample, about k", "#009E73", "^", ""),
+    "gaussiank": Look("Gaussian-k as published, about k", "#999933", "X", ""),
+    "paper_kernel": Look("one thread block, exact", "#882255", "*", ""),
+}
+FLOORS = {"add": "in-place add", "copy": "copy"}
+FLOOR_WORDS = {
+    "add": "the in-place add of the gradient, which no step can do without",
+    "copy": "a copy that moves 12n bytes",
+}
+UNITS = {"time of a step": "ms", "CPU time": "ms", "fallbacks": "%", "speed": "GB/s"}
+LIMITS = ("median", "low", "high")
+
+
+class RatioSpread(Struct, frozen=True):
+    """A ratio of two times."""
+
+    median: Finite
+    low: Finite
+    high: Finite
+
+
+class BenchStart(Struct, frozen=True):
+    """A line of the benchmark of selections: one invocation."""
+
+    at: datetime
+    flush_bytes: Whole
+
+
+class BenchRow(Struct, frozen=True):
+    """A line of it: what stands in each row of a case."""
+
+    at: datetime
+    device: str
+    name: str
+    torch: str
+    n: Annotated[int, Meta(ge=1, le=2**53)]
+    density: Annotated[float, Meta(gt=0, le=1)]
+    distribution: str
+    k: Whole
+    source: str
+    row: str
+    what: str
+    commit: str | None = None
+    dirty: str | None = None
+
+
+class BenchUnmade(BenchRow, frozen=True, kw_only=True):
+    """One that was not run."""
+
+    why: str
+
+
+class BenchTimed(BenchRow, frozen=True, kw_only=True):
+    """One that was."""
+
+    repeats: Whole
+    median_ms: Annotated[float, Meta(gt=0, lt=1e12)]
+    low_ms: Finite
+    high_ms: Finite
+    spread: str
+    host_syncs: Finite
+    bytes_words: str
+    kernel: str | None = None
+    cpu_ms: RatioSpread | None = None
+    over_add: RatioSpread | None = None
+    over_copy: RatioSpread | None = None
+    eager_over: RatioSpread | None = None
+    eager_hugepages_over: RatioSpread | None = None
+    cpu_over_add: RatioSpread | None = None
+    cpu_eager_over: RatioSpread | None = None
+    bytes_per_element: Finite | None = None
+    fallback_rate: Finite | None = None
+    selected_over_k: Finite | None = None
+
+
+def floor_of(rows: Sequence[Record]) -> str:
+    """The row that no step can be faster than: the in-place add; in older records, the copy."""
+    return "add" if any(row.get("over_add") for row in rows) else "copy"
+
+
+def read(path: Path, say: Callable[[str], None] = print) -> tuple[list[Record], list[Record]]:
+    """The newest row of each case, and the invocations; a row with times replaces one without. Says how many
+    lines are left out because they are no such records.
+
+    Raises:
+        Damaged: it is no file of records.
+    """
+    lines, broken = read_lines(path)
+    ours = [record for record in lines if record.get("schema") == SCHEMA]
+    records = [record for record in ours if _fits(record)]
+    if damaged := broken + len(ours) - len(records):
+        say(f"left out {damaged} lines of {path}: they are not as they were written")
+    newest: dict[tuple[Any, ...], Record] = {}
+    for row in records:
+        if row["kind"] == "row":
+            case = (row["n"], row["density"], row["distribution"], row["row"])
+            if "median_ms" in row or "median_ms" not in newest.get(case, {}):
+                newest[case] = row
+    return list(newest.values()), [record for record in records if record["kind"] == "invocation"]
+
+
+def _fits(record: Record) -> bool:
+    schema: type[Any] = BenchTimed if "median_ms" in record else BenchUnmade
+    try:
+        convert(record, BenchStart if record.get("kind") == "invocation" else schema)
+    except ValidationError:
+        return False
+    return record.get("kind") == "invocation" or (record.get("kind") == "row" and record["row"] in LOOKS)
+
+
+def redraw(folders: Folders, say: Callable[[str], None] = print) -> list[Path]:
+    """Every device's figure, from this checkout's records where there are any, else from the shipped ones;
+    says what had to be left out."""
+    stores = {
+        path.name: path
+        for folder in (folders.shipped, folders.results)
+        for path in sorted((folder / "bench").glob("select-*.jsonl"))
+    }
+    drawn = []
+    for _, store in sorted(stores.items()):
+        try:
+            drawn.append(draw_one(store, folders.figures, say))
+        except Damaged as damage:
+            say(f"left out: {damage}")
+    return drawn
+
+
+def draw_one(store: Path, folder: Path, say: Callable[[str], None] = print) -> Path:
+    """One device's picture (returned, PNG and PDF) and page.
+
+    Raises:
+        Damaged: it has no records of this kind.
+    """
+    rows, starts = read(store, say)
+    if not rows:
+        raise Damaged(store, "has no row of a case")
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = style.save(draw(rows), folder, store.stem)
+    write_atomic(folder / f"{store.stem}.md", page(rows, starts, store.stem))
+    return picture
+
+
+def draw(rows: Sequence[Record]) -> plots.Figure:
+    """Left time against n, right the ratio to the floor against density."""
+    done = [row for row in rows if "median_ms" in row and row["distribution"] == NORMAL]
+    by_n = [row for row in done if row["density"] == DENSITY] or done
+    n = dense_n(done)
+    floor = floor_of(done)
+    by_density = [row for row in done if row["n"] == n and row["row"] != floor]
+    with plots.canvas(style.two_columns(3.6), 1, 2) as (figure, (times, ratios)):
+        lines(times, by_n, "n", lambda row: {name: row[f"{name}_ms"] for name in LIMITS})
+        lines(ratios, by_density, "density", lambda row: row.get(f"over_{floor}"))
+        ratios.axhline(1, color=LOOKS[floor].colour, linestyle="--", linewidth=1)
+        for axes in (times, ratios):
+            axes.set(xscale="log", yscale="log")
+            axes.grid(visible=True, axis="y")
+            axes.tick_params(axis="x", which="minor", labelbottom=False)
+        times.set(xlabel=f"elements n (density {densities(by_n)}, normal)", ylabel="Time of a step (ms)")
+        ratios.set(
+            xlabel=f"density k/n (n = {number(n)}, normal)", ylabel=f"Time / time of the {FLOORS[floor]}"
+        )
+        handles, labels = times.get_legend_handles_labels()
+        for handle, label in zip(*ratios.get_legend_handles_labels(), strict=True):
+            if label not in labels:
+                handles, labels = [*handles, handle], [*labels, label]
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def lines(
+    axes: plots.Axes, rows: Sequence[Record], x: str, values: Callable[[Record], Record | None]
+) -> None:
+    """A line with bars for each row of the benchmark."""
+    for name, look in LOOKS.items():
+        found = ((row[x], values(row)) for row in rows if row["row"] == name)
+        points = sorted((at, *(value[limit] for limit in LIMITS)) for at, value in found if value)
+        if not points:
+            continue
+        at, middle, low, high = map(list, zip(*points, strict=True))
+        bars = [[m - a for m, a in zip(middle, low, strict=True)],
+                [b - m for m, b in zip(middle, high, strict=True)]]  # fmt: skip
+        floor = name in FLOORS
+        axes.errorbar(
+            at, middle, bars, color=look.colour, marker=look.marker, linestyle="--" if floor else "-",
+            linewidth=1 if floor else 1.3, elinewidth=0.8, capsize=2, label=look.label, zorder=3,
+        )  # fmt: skip
+
+
+def densities(rows: Sequence[Record]) -> str:
+    return listed(map(number, sorted({row["density"] for row in rows}))) if rows else number(DENSITY)
+
+
+def dense_n(rows: Sequence[Record]) -> int:
+    """The size that densities are compared at: 25.6 million, else the one with the most densities."""
+    found: dict[int, set[float]] = {}
+    for row in rows:
+        found.setdefault(row["n"], set()).add(row["density"])
+    if LARGE_N in found or not found:
+        return LARGE_N
+    return max(found, key=lambda n: (len(found[n]), n))
+
+
+def table(rows: Iterable[Record]) -> str:
+    """The rows of one case as Markdown; below it why some were not run."""
+    measured, missing = [], dict[str, list[str]]()  # reason -> rows
+    for row in rows:
+        if "median_ms" in row:
+            measured.append(cells(row))
+        else:
+            missing.setdefault(row["why"], []).append(row["row"])
+    note = "; ".join(f"{listed(names)} not run: {why}" for why, names in missing.items())
+    units = UNITS if measured else {}
+    return Table("", pd.DataFrame(measured), units, note).markdown() if measured else f"{note}\n"
+
+
+def cells(row: Record) -> dict[str, Value | float | str | None]:
+    """Cells of a row: medians with their spread."""
+    per_element, fallback = row["bytes_per_element"], row["fallback_rate"]
+    kernel = f" ({row['kernel']})" if row.get("kernel") else ""
+    return {
+        "row": row["row"] + kernel,
+        "time of a step": Value(row["median_ms"], row["low_ms"], row["high_ms"], row["repeats"]),
+        "CPU time": spread(row.get("cpu_ms")),
+        "repetitions": row["repeats"],
+        "/ add": spread(row.get("over_add")),
+        "/ copy": spread(row["over_copy"]),
+        "eager / it": spread(row["eager_over"]),
+        "eager in huge pages / it": spread(row.get("eager_hugepages_over")),
+        "bytes per element": per_element,
+        "speed": None if per_element is None else 1e-6 * per_element * row["n"] / row["median_ms"],
+        "fallbacks": None if fallback is None else 100 * fallback,
+        "host syncs": row["host_syncs"],
+        "sent / k": row["selected_over_k"],
+    }
+
+
+def spread(ratio: Record | None) -> Value | None:
+    return Value(ratio["median"], ratio["low"], ratio["high"], ratio["n"]) if ratio else None
+
+
+def times(ratio: Record | None) -> str:
+    return with_interval(spread(ratio))
+
+
+def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
+    """Picture, how it was measured, a table for each case, what the rows are and what their bytes are."""
+    at = sorted({row["at"] for row in rows})
+    used = [start for start in starts if start["at"] in at]
+    parts = [
+        f"# select: selecting k of n, with error feedback\n\n![select]({name}.png)\n",
+        "Time of one whole step (acc += grad, select, indices and values out, zeros in acc) against n, and "
+        f"as a multiple of {FLOOR_WORDS[floor_of(rows)]}. {setting(rows, used)}\n",
+        *headline(rows),
+    ]
+    cases = sorted(
+        {(row["distribution"] != NORMAL, row["distribution"], row["n"], row["density"]) for row in rows}
+    )
+    for _, distribution, n, density in cases:
+        own = [r for r in rows if (r["n"], r["density"], r["distribution"]) == (n, density, distribution)]
+        own.sort(key=lambda row: list(LOOKS).index(row["row"]))
+        title = f"## n = {number(n)}, density {number(density)}, {distribution}\n"
+        parts += [title, f"{own[0]['source']}; k = {number(own[0]['k'])}.\n", table(own)]
+    parts += ["## The rows, and their bytes\n", legend(rows)]
+    return "\n".join(parts)
+
+
+def setting(rows: Sequence[Record], starts: Sequence[Record]) -> str:
+    """The machine, the software, and how it was measured."""
+    first = rows[0]
+    versions = sorted({row["torch"] for row in rows})
+    commits = sorted(
+        {f"{(r['commit'] or 'unknown')[:7]}{' with changes' if r['dirty'] else ''}" for r in rows}
+    )
+    flushes = sorted({f"{start['flush_bytes'] >> 20} MiB" for start in starts})
+    spreads = sorted({row["spread"] for row in rows if "spread" in row})
+    clock = "CUDA events" if first["device"] == "cuda" else "the host's clock"
+    days = listed(sorted({row["at"][:10] for row in rows}))
+    return (
+        f"{first['name']}; torch {listed(versions)}; commit {listed(commits)}; {days}. Medians by {clock}, "
+        f"spread {listed(spreads)}; in each repetition all rows take their turn on the same residual and "
+        f"gradient, after {listed(flushes)} were read to empty the caches; ratios are "
+        "taken within repetitions. CPU ms are of all threads together. Rows that take long have fewer "
+        "repetitions. Bytes are counted, not measured."
+    )
+
+
+def headline(rows: Sequence[Record]) -> list[str]:
+    """The ratios that the page is about, in a sentence."""
+    own = {
+        row["row"]: row
+        for row in rows
+        if (row["n"], row["density"], row["distribution"]) == (LARGE_N, DENSITY, NORMAL)
+        and "median_ms" in row
+    }
+    said, floor = [], floor_of(rows)
+    for name in ("fused", "numpy"):
+        if name not in own or not own[name]["eager_over"]:
+            continue
+        said.append(f"`{name}` is {times(own[name]['eager_over'])} times as fast as torch.topk's step")
+        if own[name].get("eager_hugepages_over"):
+            tuned = times(own[name]["eager_hugepages_over"])
+            said[-1] += f" ({tuned} where its malloc gives huge pages)"
+        if own[name].get(f"over_{floor}"):
+            said[-1] += f" and takes {times(own[name][f'over_{floor}'])} times as long as the {floor}"
+    return (
+        [f"At n = {number(LARGE_N)}, density {number(DENSITY)}, normal: {'; '.join(said)}.\n"] if said else []
+    )
+
+
+def legend(rows: Sequence[Record]) -> str:
+    """A line for each row: what it does, and the bytes per element of its last case."""
+    lines = []
+    for name in LOOKS:
+        own = [row for row in rows if row["row"] == name]
+        if own:
+            counted = [row["bytes_words"] for row in own if "bytes_words" in row]
+            bytes_ = f". Bytes, in the last case: {counted[-1]}" if counted else ""
+            lines.append(f"- `{name}`: {own[-1]['what']}{bytes_}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,289 @@
+"""Selecting k of n, with error feedback."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from experiments.bench import Device
+from experiments.bench._gradients import DISTRIBUTIONS, FIRST_TIED, NETWORKS
+from experiments.bench._runner import WRONG, Bench, Record, ratio, rounded, spread
+from experiments.bench._select_page import DENSITY, FLOORS, LARGE_N, NORMAL, draw_one, table
+from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, flush_bytes, leave_out
+from experiments.bench._steps import ROWS
+from experiments.bench._timing import REPEATS, device_of, facts
+from experiments.config.folders import Folders
+from sparsify.method import num_selected
+from sparsify.ranges import Count, Natural, NotNegative, Share, unknown
+
+SIZES = (270_000, 11_200_000, 14_700_000, 25_600_000, 138_000_000, 345_000_000)
+DENSITIES = (0.0001, 0.001, 0.01, 0.1)
+REAL = "real"  # all networks
+OTHERS_AT = 14_700_000  # elements, for the other distributions
+STANDARD = SelectCase(LARGE_N, DENSITY, NORMAL)  # of the last line
+NOT_MADE = "Not run"
+RATIOS = (
+    ("eager", "fused"), ("eager_hugepages", "fused"), ("eager", "numpy"), ("fused", "add"), ("fused", "copy"),
+    ("numpy", "add"), ("threshold", "add"),
+)  # fmt: skip
+LINE = {"cpu": 64, "cuda": 32}  # bytes that move when one element is touched: a cache line, a sector
+INT64, INT32, FLOAT = 8, 4, 4
+SAME_TRAFFIC = {"numpy": "fused", "eager_hugepages": "eager"}
+CPU_ONLY = ("numpy", "eager_hugepages")
+# What the standard case shall reach: device -> ratio -> (is it a lower bound?, number).
+TARGETS = {
+    "cpu": {
+        "eager_over_fused": (True, 30.0),
+        "eager_hugepages_over_fused": (True, 15.0),
+        "fused_over_add": (False, 1.2),
+    },
+    "cuda": {"eager_over_fused": (True, 6.0), "fused_over_add": (False, 1.35)},
+}
+
+
+def select(
+    *,
+    n: Sequence[Count] = (),
+    density: Sequence[Share] = (),
+    distribution: Sequence[str] = (),
+    rows: Sequence[str] = (),
+    repeats: Count | None = None,
+    seconds: NotNegative = 6.0,
+    device: Device | None = None,
+    threads: Count | None = None,
+    flush: Natural | None = None,
+    gradients: str | None = None,
+) -> Bench:
+    """Selecting k of n, whole steps side by side: acc += grad, select, indices and values out, zeros in acc.
+
+    Without options: every n at density 0.001, every density at 25.6 million, every distribution at 14.7
+    million (real gradients: at their own size). In each case residual and gradients are the same for all
+    rows; every repetition goes through all rows in turn, each with cold caches, so that ratios are of
+    neighbours in time. The residual evolves as in training, by exact Top-k. Each row's first step is not
+    counted, but checked: those that are exact must select the same magnitudes. Residual and gradients lie in
+    huge pages where the system has them, as `sparsify` allocates them, so all rows gain from these; what
+    torch.topk allocates itself does not.
+
+    The last lines say which targets are met. The very last is one JSON object, for n = 25.6 million, density
+    0.001, normal numbers.
+
+    Args:
+        n: elements.
+        density: k/n.
+        distribution: normal, laplace, mixed, ties, zeros, first_tied, vgg16, resnet18; real: the networks.
+        rows: some of add, copy, fused, numpy, eager, eager_hugepages, fallback, threshold, dgc, gaussiank,
+            compile, sort, paper_kernel; all by default.
+        repeats: repetitions; 11 on a CPU, 50 on a GPU by default.
+        seconds: after which a row stops repeating.
+        device: cuda where there is one.
+        threads: CPU threads; torch's by default.
+        flush: MiB that are read before each step; more than the last cache holds by default.
+        gradients: folder where real ones are kept.
+    """
+    for name in rows:
+        if name not in ROWS:
+            raise ValueError(unknown("row", name, list(ROWS)))
+    plan, names = cases(n, density, distribution), [name for name in ROWS if name in (rows or ROWS)]
+    on = device_of(device, threads)
+    kept = Path(gradients) if gradients else Folders().results / "bench" / "gradients"
+    nbytes, times = flush_bytes(on) if flush is None else flush * 2**20, repeats or REPEATS[on.type]
+
+    def measure(case: Record) -> Iterator[Record]:
+        chosen, lines = SelectCase(**case), {name: StepTimes() for name in names}
+        source, differ = NOT_MADE, dict[str, str]()
+        if leave_out(chosen, lines, on, nbytes):
+            source, differ = SideBySide(chosen, lines, set(rows), nbytes, kept, on).measured(times, seconds)
+        for name in lines:
+            yield record(chosen, name, lines, source, on.type) | {WRONG: differ.get(name)}
+        if on.type == "cuda":
+            torch.cuda.empty_cache()
+
+    return Bench(
+        about=facts(on),
+        head=f"{times} repetitions, fewer of rows that take long; before each step "
+        f"{nbytes >> 20} MiB are read",
+        cases=[case._asdict() for case in plan],
+        setting={"rows": names, "repeats": times, "seconds": seconds, "flush_bytes": nbytes},
+        measure=measure,
+        title=lambda case: str(SelectCase(**case)),
+        text=lambda found: f"{found[0]['source']}\n\n{table(found)}",
+        last=summary,
+        end=lambda line: verdicts(line, on.type),
+        draw=draw_one,
+    )
+
+
+def cases(n: Sequence[int], density: Sequence[float], distribution: Sequence[str]) -> list[SelectCase]:
+    """Cases to be measured; every combination of the options, or the default plan without any.
+
+    Raises:
+        ValueError: there is no such distribution.
+    """
+    names = [name for each in distribution for name in (NETWORKS if each == REAL else [each])]
+    for name in names:
+        if name not in DISTRIBUTIONS:
+            raise ValueError(unknown("distribution", name, [*DISTRIBUTIONS, REAL]))
+    plan: Iterable[SelectCase] = (
+        SelectCase(own_size(name, size), share, name)
+        for size in n or (LARGE_N,)
+        for share in density or (DENSITY,)
+        for name in names or (NORMAL,)
+    )
+    if not (n or density or names):
+        others = (name for name in DISTRIBUTIONS if name != NORMAL)
+        plan = [
+            *(SelectCase(size, DENSITY, NORMAL) for size in SIZES),
+            *(SelectCase(LARGE_N, share, NORMAL) for share in DENSITIES),
+            *(SelectCase(own_size(name, OTHERS_AT), DENSITY, name) for name in others),
+        ]
+    return list(dict.fromkeys(plan))
+
+
+def own_size(distribution: str, n: int) -> int:
+    """Real gradients have a size of their own."""
+    return NETWORKS[distribution][1] if distribution in NETWORKS else n
+
+
+def record(case: SelectCase, name: str, lines: dict[str, StepTimes], source: str, device: str) -> Record:
+    """The record of a row."""
+    n, timed, kind = case.n, lines[name], ROWS[name]
+    k = num_selected(n, case.density)
+    found = {"k": k, "source": source, "row": name, "what": kind.words, "exact": kind.exact}
+    if not timed.samples:
+        return found | {"why": timed.why}
+    repeats, steps, stats = len(timed.samples), max(1, timed.stats.steps), timed.stats
+    selected = statistics.mean(timed.selected) if timed.selected else None
+    moved, words = traffic(
+        name, device, (selected or 0) / n, timed.waits / repeats, stats.candidates / steps / n,
+        2 if case.distribution == FIRST_TIED else FLOAT,
+    )  # fmt: skip
+    time_ms = spread(list(timed.samples.values()))
+    return found | {
+        "kernel": timed.kernel,
+        "repeats": repeats,
+        **{f"{key}_ms": time_ms[key] for key in ("median", "low", "high")},
+        "spread": time_ms["spread"],
+        "cpu_ms": spread(list(timed.cpu.values())) if timed.cpu else None,
+        **{
+            f"{prefix}over_{floor}": ratio(times(timed), times(lines.get(floor)))
+            for prefix, times in CLOCKS.items()
+            for floor in FLOORS
+        },
+        **{
+            f"{prefix}{above}_over": ratio(times(lines.get(above)), times(timed))
+            for prefix, times in CLOCKS.items()
+            for above in ("eager", "eager_hugepages")
+        },
+        "bytes_per_element": None if moved is None else round(moved, 3),
+        "bytes_words": words,
+        "fallback_rate": stats.fallbacks / stats.steps if stats.steps else None,
+        "candidates_over_k": round(stats.candidates / stats.steps / k, 4) if stats.steps else None,
+        "host_syncs": timed.waits / repeats,
+        "selected_over_k": None if selected is None else round(selected / k, 4),
+        "samples_ms": [rounded(ms) for ms in timed.samples.values()],
+    }
+
+
+CLOCKS: dict[str, Callable[[StepTimes | None], dict[int, float] | None]] = {
+    "": lambda timed: timed.samples if timed else None,
+    "cpu_": lambda timed: timed.cpu if timed else None,
+}
+
+
+def traffic(
+    row: str, device: str, density: float, waits: float, candidates: float, gradient: int
+) -> tuple[float | None, str]:
+    """Bytes of memory traffic per element, counted from what a row's algorithm reads and writes; None where
+    they are not counted; and in words.
+
+    Args:
+        density: what was selected, / n.
+        waits: host synchronisations per step: each is one pass over a mask.
+        candidates: elements that reached a guessed bound, / n.
+        gradient: bytes of an element of the gradient.
+    """
+    on_cpu, line = device == "cpu", LINE[device]
+    adding = 2 * FLOAT + gradient  # acc read and written, the gradient read
+    add, one_pass = (float(adding), f"{adding} add"), (float(adding), f"{adding} fused")
+    magnitudes = (8.0, "8 abs")
+    # For the selected: index and value written, a line read and written to empty each; and one read to
+    # gather its value by an int64 index, unless the pass already has it, and an int32 index.
+    gathered_bytes, at_hand_bytes = INT64 + FLOAT + 3 * line, INT32 + FLOAT + 2 * line
+    gathered = (density * gathered_bytes, f"{gathered_bytes} selected/n")
+    at_hand = (density * at_hand_bytes, f"{at_hand_bytes} selected/n")
+    thresholds = (7 * waits, f"7 x {waits:.3g} thresholds (4 compared, 1 mask written, 2 read)")
+    reads = "; a CPU may read the lines that it is to write, 6 more" if on_cpu else ""
+    # On CUDA torch.topk has four radix passes and one that gathers; on a CPU pairs of value and index, 16
+    # bytes, are written and read.
+    topk = (36.0, "36 topk (4 read, 2 x 16 pairs)") if on_cpu else (20.0, "20 topk (5 passes)")
+    # After a wrong guess, a CPU reads once more to count, once more to collect.
+    again = (8.0, "8 read twice more") if on_cpu else (16.0, "16 read four times more")
+    sort = (100.0, "100 sort (4 read, 4 radix passes of keys and int64 indices)")
+    sample = (0.01 * line, f"{0.01 * line:.2g} sample (a line for 1 % of the elements)")
+    if row == "sort" and on_cpu:
+        return None, "not counted: merges, as deep as log n"
+    terms = {
+        "add": (add,),
+        "copy": ((12.0, f"12 (6 read, 6 written{reads})"),),
+        "fused": (one_pass, (16 * candidates, "16 candidates/n"), at_hand),  # index and value, out and in
+        "threshold": (one_pass, (16 * density, "16 selected/n"), at_hand),
+        "fallback": (one_pass, again, at_hand),
+        "eager": (add, magnitudes, topk, gathered),
+        "sort": (add, magnitudes, sort, gathered),
+        "dgc": (add, magnitudes, sample, thresholds, gathered),
+        "gaussiank": (add, magnitudes, (4.0, "4 mean and deviation"), thresholds, gathered),
+        "compile": (one_pass, (3.0, "3 mask (1 written, 2 read)"), gathered),
+        "paper_kernel": (add, magnitudes, (72.0, "72 topk (18 passes)"), gathered),
+    }[SAME_TRAFFIC.get(row, row)]
+    return sum(moved for moved, _ in terms), " + ".join(words for _, words in terms)
+
+
+def summary(rows: list[Record]) -> Record:
+    """The last line: the standard case, or the first where the words left that out."""
+    by_case: dict[SelectCase, dict[str, Record]] = {}
+    for row in rows:
+        case = SelectCase(row["n"], row["density"], row["distribution"])
+        by_case.setdefault(case, {})[row["row"]] = row
+    case = STANDARD if STANDARD in by_case else next(iter(by_case))
+    lines, first = by_case[case], rows[0]
+    line: Record = {"torch": first["torch"], **case._asdict()}
+    why, cpu_time = {}, {}
+    for above, below in RATIOS:
+        if first["device"] == "cuda" and set(CPU_ONLY) & {above, below}:
+            continue
+        name = f"{above}_over_{below}"
+        # A row knows how it compares with the floors, and with torch.topk.
+        at, field = (above, f"over_{below}") if below in FLOORS else (below, f"{above}_over")
+        line[name] = lines.get(at, {}).get(field)
+        cpu_time[name] = lines.get(at, {}).get(f"cpu_{field}")
+        if line[name] is None:
+            why[name] = "; ".join(filter(None, (missing(row, lines) for row in (above, below))))
+    if first["device"] == "cpu":
+        line["cpu_time"] = cpu_time  # the same ratios; of all threads together
+    return line | ({"why": why} if why else {})
+
+
+def verdicts(line: Record, kind: str) -> list[str]:
+    """A sentence for each target of a device of this kind, by the medians; of the standard case only."""
+    if (line["n"], line["density"], line["distribution"]) != STANDARD:
+        return []
+    said = []
+    for name, (is_least, target) in TARGETS[kind].items():
+        words = f"{name}: {'at least' if is_least else 'at most'} {target:g} wanted"
+        if (found := line.get(name)) is None:
+            said.append(f"{words}, not measured")
+            continue
+        met = found["median"] >= target if is_least else found["median"] <= target
+        range_ = f"[{found['low']:.4g}, {found['high']:.4g}], n = {found['n']}"
+        said.append(f"{words}, {found['median']:.4g} {range_} measured: {'met' if met else 'MISSED'}")
+    return said
+
+
+def missing(row: str, lines: dict[str, Record]) -> str:
+    """The reason why a row has no times; nothing where it has."""
+    if row not in lines:
+        return f"{row} was not asked for"
+    return "" if "median_ms" in lines[row] else f"{row} not run: {lines[row]['why']}"

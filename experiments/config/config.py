@@ -1,0 +1,366 @@
+"""One run, resolved: each setting with its type, its default and its meaning, in one place.
+
+What the command line takes, what help and completion show, and what is recorded come from it. A new setting
+is a field, with the date of its addition as `since`, and the code that uses it. Settings of machines are in
+`machines`, those that the training takes as they are in `experiments.training.settings`, those of a method or
+a task in its signature and its docstring; conf/ holds choices, which give some of these fields other values.
+What excludes each other stands at the end; what needs a model or data to be judged is judged in the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from analysis.records.columns import IMPLIED
+from analysis.records.configs import flatten, variant_configs
+from experiments.config.machines import (
+    AnyCluster,
+    EmulatedCluster,
+    NamedLink,
+    NoContainer,
+    Text,
+    Threads,
+    VirtualCluster,
+)
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training.settings import Alternate, Fields, Late, Train, leaves, plain, setting
+from sparsify.methods import REGISTRY as METHODS
+from sparsify.ranges import Meta, Natural, Positive
+
+VARIANT_WORDS = Meta(
+    description="names with words, as {dense:'method=dense',sparse:'method=topk select=fused'}; a name is of "
+    "letters, digits, - and _"
+)
+
+
+@dataclass(frozen=True)
+class Entry(Fields):
+    """A method or a task: its name, and the arguments of its function."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    @classmethod
+    def built(cls, given: Mapping[str, Any]) -> Entry:
+        return cls(given["name"], {key: plain(value) for key, value in given.items() if key != "name"})
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, **{key: plain(value) for key, value in self.arguments.items()}}
+
+    def leaf(self, dotted: str) -> Any:
+        return self.as_dict().get(dotted)
+
+    def having(self, dotted: str, value: Any) -> Entry:
+        return replace(self, arguments={**self.arguments, dotted: plain(value)})
+
+
+@dataclass(frozen=True)
+class Timing(Fields):
+    """The clocks by which steps are timed; see sparsify/core/timer.py."""
+
+    mode: Literal["serialised", "production", "as_published"] = setting(
+        "serialised",
+        "serialised: each phase is waited for; production: nothing is, as in use; as_published: as the "
+        "code of Yoon and Oh 2022 times",
+    )
+    warmup_steps: Natural = setting(10, "steps at the beginning that are never counted")
+    span_steps: Natural | None = setting(
+        1, "steps after the warm-up of which every span is kept, for the timeline; null: all"
+    )
+
+
+@dataclass(frozen=True)
+class DataFolder(Fields):
+    """The folder of data sets."""
+
+    root: Text | None = setting(
+        None, "folder that holds cifar-10-batches-py; null: $DATA_ROOT, else data/ (downloaded there)"
+    )
+    fallback: Literal["digits", "refuse"] = setting(
+        "digits", "where CIFAR-10 can't be had: take scikit-learn's digits and say so, or refuse to run"
+    )
+
+
+@dataclass(frozen=True)
+class Launching(Fields):
+    """The way in which runs are started and kept; no part of their key."""
+
+    block: bool = setting(
+        False,
+        "all runs of a figure in one allocation, in random order, so that they compare on the same nodes",
+    )
+    checkpoint_min: Positive | None = setting(
+        30, "minutes between two checkpoints; null: only when told to stop"
+    )
+    runs_per_gpu: Threads = setting(
+        1, "so many trainings of virtual workers share this machine's GPU, which a small model leaves idle"
+    )
+    on_mismatch: Literal["stop", "label"] = setting(
+        "stop", "where the machine is not as cluster.gpu and link say: stop, or record it and go on (label)"
+    )
+
+
+@dataclass(frozen=True)
+class NamedVariant(Fields):
+    """One of those that take turns in a run."""
+
+    name: str
+    config: Config  # as of a run of its own
+
+    def as_dict(self) -> dict[str, Any]:
+        """The name, and this variant's parts of MAY_DIFFER."""
+        parts: dict[str, Any] = {"name": self.name}
+        for dotted in MAY_DIFFER:
+            above, _, name = dotted.rpartition(".")
+            if (value := self.config.leaf(dotted)) is not None:
+                (parts.setdefault(above, {}) if above else parts)[name] = value
+        return parts
+
+
+# Which settings each draw of lateness has a use for.
+USED_OF_LATE = {
+    "none": (), "constant": ("s", "rank"), "uniform": ("s", "rank"), "lognormal": ("s", "spread", "rank"),
+    "published": (),
+}  # fmt: skip
+# In what variants may differ: all else belongs to the group of processes and to its data, which they share.
+MAY_DIFFER = ("method", "select", "overlap", "cuda_graph", "timing.mode", "train.validate", "task.momentum")
+
+
+@dataclass(frozen=True)
+class Config(Fields):
+    """One run, resolved by `compose.resolve`, or read from what is recorded by `Config.of`."""
+
+    cluster: AnyCluster
+    container: NoContainer
+    method: Entry
+    task: Entry
+    workers: Annotated[int, Meta(ge=1, le=100_000)] = setting(
+        2, "processes of the group, or virtual ranks in one process"
+    )
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = setting(
+        0, "of weights, order of data, and whatever else is drawn"
+    )
+    device: Literal["cpu", "cuda"] = setting("cpu", "what computes")
+    threads: Threads = setting(1, "CPU threads of each process")
+    comm: Literal["torch", "horovod"] = setting(
+        "torch", "torch.distributed (gloo on CPUs, nccl on GPUs), or Horovod"
+    )
+    select: Literal["auto", "torch", "fused"] = setting(
+        "auto",
+        "who searches gradients: torch (torch.topk and the like, as published), fused (one pass over "
+        "memory), or what suits (auto)",
+    )
+    overlap: bool = setting(
+        False,
+        "aggregate bucket after bucket while backpropagation goes on (timing.mode=production, processes)",
+    )
+    cuda_graph: bool = setting(
+        True,
+        "on a GPU, repeat forward and backward as one graph (timing.mode=production, no overlap): the "
+        "same numbers",
+    )
+    precision: Literal["fp32", "fp64", "tf32"] = setting(
+        "fp32", "tf32: NVIDIA's reduced products, where the GPU has them, which change the numbers"
+    )
+    train: Train = Train()
+    timing: Timing = Timing()
+    late: Late = Late()
+    variants: Annotated[
+        tuple[NamedVariant, ...],
+        "what takes turns in one group of processes, so that whatever drifts meets all alike; the others are "
+        "compared with the first",
+        VARIANT_WORDS,
+    ] = ()
+    alternate: Alternate = Alternate()
+    data: DataFolder = DataFolder()
+    launch: Launching = Launching()
+    profile: Text = setting("laptop", "the file of conf/profile")
+    recipe: Text = setting("none", "the file of conf/recipe")
+
+    def as_dict(self) -> dict[str, Any]:
+        found = super().as_dict()
+        return {**found, "variants": found["variants"] or {}}
+
+    def leaf(self, dotted: str) -> Any:
+        return self.as_dict()["variants"] if dotted == "variants" else super().leaf(dotted)
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes of the run; virtual ranks share one."""
+        return 1 if isinstance(self.cluster, VirtualCluster) else self.workers
+
+    @property
+    def workers_per_node(self) -> int:
+        """Workers of a node, at most; all, where the cluster does not say it."""
+        return int(getattr(self.cluster, "workers_per_node", self.workers))
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of that many workers."""
+        return math.ceil(self.workers / self.workers_per_node)
+
+    @classmethod
+    def of(cls, recorded: Mapping[str, Any]) -> Config:
+        """The config that `as_dict` recorded, with what older records mean by leaving something out.
+
+        It is taken as it stands: when it was resolved, it was checked.
+        """
+        taken = {"select": IMPLIED["select"], **recorded}  # else, what was implied is the default
+        if isinstance(container := taken.get("container", "none"), str):
+            taken["container"] = {"name": container}
+        variants = tuple(
+            NamedVariant(name, cls.of(of_one)) for name, of_one in variant_configs(recorded).items()
+        )
+        return replace(cls.built({key: taken[key] for key in taken if key != "variants"}), variants=variants)
+
+
+def types(config: Config) -> dict[str, Any]:
+    """The type of every leaf of a config like this one, by its dotted key."""
+    inside = isinstance(config.cluster, VirtualCluster) and config.cluster.inside is not None
+    kinds = type(config.cluster), type(config.container)
+    return types_of(config.method.name, config.task.name, *kinds, inside)
+
+
+def types_of(
+    method: str, task: str, cluster: type[Fields], container: type[Fields], inside: bool = False
+) -> dict[str, Any]:
+    """The same of any config with this method and task, and these kinds of cluster and container.
+
+    Args:
+        inside: have nodes a link of their own inside?
+    """
+    found = dict(_common(cluster, container, inside))
+    if cluster is VirtualCluster and not inside:
+        found["cluster.inside"] = type(None)
+    for registry, name in ((METHODS, method), (TASKS, task)):
+        parameters = registry.parameters(name)
+        found |= {f"{registry.noun}.{key}": argument.allowed for key, argument in parameters.items()}
+        found[f"{registry.noun}.name"] = Text
+    return found
+
+
+@cache
+def _common(cluster: type[Fields], container: type[Fields], inside: bool) -> tuple[tuple[str, Any], ...]:
+    """The leaves that all methods and tasks have in common."""
+    kinds = {
+        "cluster": cluster, "container": container, "inside": NamedLink if inside else None,
+        METHODS.noun: None, TASKS.noun: None,
+    }  # fmt: skip
+    return tuple(leaves(Config, kinds))
+
+
+def check_together(config: Config) -> None:
+    """Refuse values that exclude each other.
+
+    Raises:
+        ValueError: which do, and what to take instead.
+    """
+    is_virtual = isinstance(config.cluster, VirtualCluster)
+    if is_virtual and config.comm == "horovod":
+        raise ValueError(
+            "comm=horovod joins processes, and cluster=virtual runs all workers in one; take cluster=local"
+        )
+    if config.overlap and (is_virtual or config.timing.mode != "production"):
+        raise ValueError(
+            "overlap=true needs processes (cluster=local or a SLURM cluster) and timing.mode=production: "
+            "virtual ranks work in turns, and the other modes take the phases apart that should overlap"
+        )
+    if config.precision == "tf32" and config.device != "cuda":
+        raise ValueError(
+            "precision=tf32 is a matter of NVIDIA's GPUs, and device=cpu; leave it out, or take device=cuda"
+        )
+    if isinstance(config.cluster, EmulatedCluster):
+        _check_emulated(config, config.cluster)
+    if isinstance(config.cluster, VirtualCluster):
+        config.cluster.network()
+    _check_late(config.late, config.workers)
+
+
+def _check_emulated(config: Config, cluster: EmulatedCluster) -> None:
+    link, per_node = cluster.link, cluster.workers_per_node
+    if not link.beta_s_per_byte or link.alpha_s is None:
+        raise ValueError(
+            f"cluster=netns slows a link down to 1 / beta_s_per_byte, and link={link.name} has "
+            f"alpha_s={link.alpha_s}, beta_s_per_byte={link.beta_s_per_byte}; choose one with numbers, "
+            "such as link=ethernet_1g, or cluster=local"
+        )
+    if config.workers <= per_node:
+        raise ValueError(
+            f"workers={config.workers} fit on one node (cluster.workers_per_node={per_node}), so "
+            "nothing would cross the link; take more workers, or cluster=local"
+        )
+    if config.device == "cuda":
+        raise ValueError(
+            "cluster=netns emulates links for processes on the CPU; GPUs of one machine would exchange their "
+            "data without them; take device=cpu, or cluster=virtual, which simulates the link"
+        )
+    if config.comm == "horovod":
+        raise ValueError(
+            "comm=horovod with cluster=netns: Horovod takes all processes of one machine for one node, and "
+            "would go around the link; leave comm=torch"
+        )
+
+
+def _check_late(late: Late, workers: int) -> None:
+    used = USED_OF_LATE[late.draw]
+    for name, value in (("s", late.s), ("spread", late.spread)):
+        if bool(value) != (name in used):
+            wants = (
+                "needs it: give it a number above 0" if name in used else "makes no use of it; leave it out"
+            )
+            raise ValueError(f"late.{name}={value}: late.draw={late.draw} {wants}")
+    if late.rank is None:
+        return
+    if "rank" not in used:
+        raise ValueError(f"late.rank={late.rank}: late.draw={late.draw} is not of one worker; leave it out")
+    if late.rank >= workers:
+        raise ValueError(f"late.rank={late.rank}: there are workers={workers}, counted from 0")
+
+
+def check_variants(configs: Mapping[str, Config]) -> None:
+    """Refuse variants that can't take turns, because they are the same or differ in what they must share.
+
+    Raises:
+        ValueError: which ones, and in what.
+    """
+    name, first = next(iter(configs.items()))
+    for other, config in configs.items():
+        _check_alike(name, first, other, config)
+    _check_different(configs)
+
+
+def _check_alike(first: str, shared: Config, name: str, config: Config) -> None:
+    here, there = _rest(config), _rest(shared)
+    for dotted in here.keys() | there.keys():
+        if here.get(dotted) != there.get(dotted):
+            raise ValueError(
+                f"variants {first} and {name} differ in {dotted}, and variants may differ in "
+                f"{', '.join(MAY_DIFFER)}; give {dotted} for all of them, or make two runs"
+            )
+
+
+def _rest(config: Config) -> dict[str, Any]:
+    """The leaves that may not differ."""
+    flat = flatten(config.as_dict())
+    return {key: flat[key] for key in flat if key not in MAY_DIFFER and not key.startswith("method.")}
+
+
+def _check_different(configs: Mapping[str, Config]) -> None:
+    if len(configs) < 2:
+        raise ValueError(f"variants={','.join(configs)}: to take turns there must be two or more")
+    names: dict[str, str] = {}
+    for name, config in configs.items():
+        own = {dotted: config.leaf(dotted) for dotted in MAY_DIFFER}
+        if (other := names.setdefault(repr(own), name)) != name:
+            raise ValueError(f"variants {other} and {name} are the same; leave one of them out")
+    first = next(iter(configs.values()))
+    modes = {config.timing.mode for config in configs.values()}
+    if len(modes) > 1 and isinstance(first.cluster, VirtualCluster) and first.device == "cuda":
+        raise ValueError(
+            f"timing.mode={','.join(sorted(modes))} in one run: virtual ranks on a GPU have one kind of "
+            "clock; take one mode, or cluster=local"
+        )

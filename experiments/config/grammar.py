@@ -1,0 +1,136 @@
+"""Words of the command line, key=value in Hydra's grammar, and the values that they give."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import islice
+from typing import Annotated, Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override, RangeSweep
+from hydra.errors import HydraException
+
+from experiments.config import choices
+from experiments.config.config import VARIANT_WORDS
+from experiments.config.machines import Text
+from sparsify.ranges import Meta, check, quoted, shown
+
+LONGEST = 4000  # characters of a word, and of a path; Hydra's grammar takes half a second to read them
+WHOLE = re.compile(r"0|[1-9][0-9]{0,14}")  # in lists of seeds; read a thousand times faster than by Hydra
+VariantName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w-]{0,39}\Z")]
+VariantWords = Annotated[dict[VariantName, Text], VARIANT_WORDS]
+
+
+def pair(word: str) -> tuple[str, str]:
+    """key=value as its two parts."""
+    key, equals, text = word.partition("=")
+    if len(word) > LONGEST:
+        raise ValueError(f"{shown(word)} has {len(word)} characters, and {LONGEST} is the most")
+    if not equals or not key:
+        raise ValueError(f"{quoted(word)} is not of the form key=value; for example method=topk or workers=4")
+    return key, text
+
+
+def value(key: str, text: str) -> Any:
+    """The one value that stands behind a key; of a group, the option's name.
+
+    Raises:
+        ValueError: it can't be read, or is several.
+    """
+    if key in choices.GROUPS:
+        return text
+    if WHOLE.fullmatch(text):
+        return int(text)
+    override = _read(key, text)
+    if override.is_sweep_override():
+        raise ValueError(
+            f"{key}={shown(text)} is several values, and this is about one run; "
+            "`run`, `plan` and `submit` take several"
+        )
+    return override.value()
+
+
+def values(key: str, text: str, most: int) -> list[Any]:
+    """Each of the values that stand behind a key, a,b,c or range(1,5); of a longer list `most` + 1 suffice.
+
+    Raises:
+        ValueError: they can't be read, or are none.
+    """
+    override = _read(key, text)
+    if not override.is_sweep_override():
+        return [variants(text) if key == "variants" else value(key, text)]
+    listed: Any = override.value()
+    if isinstance(listed, RangeSweep):
+        listed.shuffle = False  # it would list all of a range first, and the order changes no run
+    try:
+        if isinstance(listed, Glob) and key in choices.GROUPS:
+            found = listed.filter(choices.options(key))
+        else:
+            found = [*islice(override.sweep_string_iterator(), most + 1)]
+    except (HydraException, ArithmeticError, ValueError) as error:
+        raise ValueError(
+            f"{shown(key)}={shown(text)} lists no values; values are listed as {shown(key)}=a,b, or as "
+            "range(0,5)"
+        ) from error
+    if not found:
+        raise ValueError(f"{shown(key)}={shown(text)} lists nothing")
+    return found if len(found) > most else [value(key, one) for one in found]
+
+
+def variants(text: str) -> dict[str, dict[str, Any]]:
+    """The settings of each variant, from {dense:'method=dense',sparse:'method=topk select=fused'}."""
+    check("variants", named := value("variants", text), VariantWords)
+    return {name: _variant(name, words) for name, words in named.items()}
+
+
+def _variant(name: str, words: str) -> dict[str, Any]:
+    try:
+        split = shlex.split(words)
+    except ValueError as error:  # a quotation that does not end
+        raise ValueError(f"variants.{name}={shown(words)} can't be read: {error}") from error
+    try:
+        return {key: value(key, text) for key, text in map(pair, split)}
+    except ValueError as error:
+        raise ValueError(f"variant {name}: {error}") from error
+
+
+@lru_cache(maxsize=20_000)
+def _read(key: str, text: str) -> Override:
+    if "${" in text:
+        raise ValueError(
+            f"{key}={shown(text)} refers to something else, which only the files of conf/ may do"
+        )
+    try:
+        return OverridesParser.create().parse_override(f"value={text}")
+    except Exception as error:  # its functions, such as int() and sort(), raise whatever Python does
+        why = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{shown(key)}={shown(text)} can't be read ({shown(why)}); text with other signs "
+            f"than letters, digits and -_./:+%@~ stands in quotes, as in '{shown(key)}=\"a b\"'"
+        ) from error
+
+
+def written(value: Any) -> str:
+    """A value in this grammar."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case list() | tuple():
+            return f"[{','.join(map(written, value))}]"
+        case Mapping():
+            return f"{{{','.join(f'{key}:{written(one)}' for key, one in value.items())}}}"
+        case str() if not re.fullmatch(r"[\w./:+%@~-]+", value) or value != _as_read(value):
+            return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return str(value)
+
+
+def _as_read(text: str) -> Any:
+    try:
+        return value("", text)
+    except ValueError:
+        return None

@@ -1,0 +1,77 @@
+"""What is asked for: one run, before it is resolved. Figures and the command line make it alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+RunSettings = Mapping[str, Any]  # by dotted key, as typed values
+RunOrWords = Union["Run", RunSettings, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The settings of one run that are not left to their defaults.
+
+        Run({"method": "topk", "method.density": 0.01, "seed": 0})
+        Run({"task": "cnn_digits"}, variants={"dense": {"method": "dense"}, "sparse": {"method": "topk"}})
+        Run.of(["method=topk", "method.density=0.01", "seed=0"])
+
+    `compose.resolve` makes a `Config` of it, and refuses what is no setting or out of range.
+
+    Attributes:
+        settings: by dotted key, as typed values; a choice of a group has the group's name as its key.
+        variants: by name, the settings in which each of those differs that take turns; the first is what the
+            others are compared with.
+    """
+
+    settings: RunSettings = field(default_factory=dict)
+    variants: Mapping[str, RunSettings] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, asked: RunOrWords) -> Run:
+        """The run that words of the command line mean, or settings without variants; a Run as it is.
+
+        Raises:
+            ValueError: a word can't be read, or gives several values.
+        """
+        if isinstance(asked, Run):
+            return asked
+        if isinstance(asked, Mapping):
+            return cls(dict(asked))
+        from experiments.config import grammar  # Hydra takes its time, and who makes a Run needs none of it
+
+        texts = dict(map(grammar.pair, asked))
+        variants = grammar.variants(texts.pop("variants", "{}"))
+        return cls({key: grammar.value(key, text) for key, text in texts.items()}, variants)
+
+    def __or__(self, more: RunOrWords) -> Run:
+        """This run with more settings, which replace its own; variants are replaced as a whole."""
+        added = Run.of(more)
+        return Run({**self.settings, **added.settings}, added.variants or self.variants)
+
+    def without(self, *keys: str) -> Run:
+        """This run without these settings; `part.` stands for all of a part."""
+        kept = {key: value for key, value in self.settings.items() if not _is_of(key, keys)}
+        return Run(kept, self.variants)
+
+    def words(self) -> list[str]:
+        """The words of the command line that mean this run."""
+        from experiments.config import grammar
+
+        words = [f"{key}={_text(key, value)}" for key, value in self.settings.items()]
+        if self.variants:
+            named = {name: " ".join(Run(own).words()) for name, own in self.variants.items()}
+            words.append(f"variants={grammar.written(named)}")
+        return words
+
+
+def _is_of(key: str, keys: Sequence[str]) -> bool:
+    return any(key == one or (one.endswith(".") and key.startswith(one)) for one in keys)
+
+
+def _text(key: str, value: Any) -> str:
+    from experiments.config import choices, grammar
+
+    return str(value) if key in choices.GROUPS else grammar.written(value)

@@ -1,0 +1,50 @@
+"""What the runs of items have in common: settings that several need, grids of them, and methods in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from itertools import product
+from operator import or_
+from typing import Any, TypeVar
+
+from experiments.config.run import Run, RunSettings
+
+T = TypeVar("T")
+# Of trainings that take long; more with --all.
+SEEDS = {"smoke": [0], "laptop": [0], "paper": [0]}
+MORE_SEEDS = {"smoke": [1], "laptop": [1, 2], "paper": [1, 2]}
+TRAINED: RunSettings = {
+    "recipe": "none", "cluster": "virtual", "timing.mode": "production", "data.fallback": "refuse",
+}  # fmt: skip
+TIMED: RunSettings = {
+    "recipe": "none", "timing.mode": "serialised", "train.validate": "never", "timing.warmup_steps": 2,
+}  # fmt: skip
+
+
+def crossed(shared: RunSettings, *axes: Iterable[RunSettings]) -> list[Run]:
+    """A run for each point of a grid, the last axis fastest."""
+    return [reduce(or_, point, Run(shared)) for point in product(*axes)]
+
+
+def each(key: str, values: Iterable[Any]) -> list[RunSettings]:
+    """An axis of a grid: one setting, with each of these values."""
+    return [{key: value} for value in values]
+
+
+def with_density(methods: Mapping[str, RunSettings], density: float) -> dict[str, RunSettings]:
+    """The same methods, all but dense at this density."""
+    return {
+        name: own if name == "dense" else {**own, "method.density": density} for name, own in methods.items()
+    }
+
+
+def of_profile(table: Mapping[str, T], profile: str) -> T:
+    """The entry of a profile.
+
+    Raises:
+        ValueError: there is no such profile; with those that there are.
+    """
+    if profile not in table:
+        raise ValueError(f"no profile {profile!r}; there are: {', '.join(table)}")
+    return table[profile]

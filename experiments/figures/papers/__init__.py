@@ -1,0 +1,144 @@
+"""The papers as data, a YAML file each: how it is cited, what it publishes, and what it states.
+
+    bibtex       how the paper is cited
+    published    id: {value, unit, where}: a number, or words where the paper gives none; where it was read,
+                 and how. `value` may be a mapping: topk of {dense: 92.99, topk: 91.52} in top1 is
+                 yoon2022.top1.topk
+    statements   number: {says, where}, numbered through all papers. `says` is in our words, numbers as
+                 published; `why` tells why nothing answers it, or what is left open; `first` lists the items
+                 whose answers are read before the others'. Number 8 of yoon2022 is the statement yoon2022.8
+    claims       name: what an item holds against its records, as fields of `analysis.claims.Claim`; in
+                 place of paper, unit and source the id of what is published. What stands in braces differs
+                 between like ones. The item says how its value is computed: `claim(name, function, ...)`
+    rules        id: kind, tolerance and reason that several claims have (<<: *id)
+    causes       what several claims follow from: their group (*id)
+
+The items' claims name the statements that they answer, so no list of answers is kept here. A figure's file
+belongs to the paper that its name begins with; a file with no more than a comment is of no paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from sparsify.ranges import unknown
+
+if TYPE_CHECKING:  # listing the papers needs no pandas
+    from analysis.claims import Claim
+    from analysis.stats import Value
+
+FOLDER = Path(__file__).parent
+GIVEN = ("text", "unit", "source", "kind", "tolerance", "reason")  # of every claim
+
+
+class Statement(NamedTuple):
+    """One statement of a paper."""
+
+    id: str
+    number: int
+    says: str
+    where: str
+    why: str = ""
+    first: tuple[str, ...] = ()
+
+
+class PaperSide(TypedDict):
+    """A paper's side of a claim, as `Claim(**published(id), ...)` takes it."""
+
+    paper: float | str
+    unit: str
+    source: str
+
+
+def names() -> list[str]:
+    """The papers, by their files alone."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def bibtex(paper: str) -> str:
+    """Its citation; empty for what is no paper."""
+    return str(_content(paper).get("bibtex", "")) if paper in names() else ""
+
+
+@cache
+def statements() -> dict[str, Statement]:
+    """Id -> statement, of all papers, in the order of the numbers."""
+    found = [
+        Statement(f"{paper}.{number}", number, **said | {"first": tuple(said.get("first", ()))})
+        for paper in names()
+        for number, said in _content(paper).get("statements", {}).items()
+    ]
+    return {each.id: each for each in sorted(found, key=lambda each: each.number)}
+
+
+def published(name: str) -> PaperSide:
+    """A published number or words by id, with the unit and where it was read: 'yoon2022.top1.topk'."""
+    said, value = _entry(name)
+    return {"paper": value, "unit": said.get("unit", ""), "source": said["where"]}
+
+
+def value(name: str) -> Any:
+    """The published number of this id; of several things a mapping: 'yoon2022.top1'."""
+    return _entry(name)[1]
+
+
+def _entry(name: str) -> tuple[Mapping[str, Any], Any]:
+    """All that is said of a published number, and it.
+
+    Raises:
+        KeyError: no paper publishes it.
+    """
+    paper, _, entry = name.partition(".")
+    known = _content(paper)["published"]
+    if entry in known:
+        return known[entry], known[entry]["value"]
+    entry, _, part = entry.rpartition(".")
+    return known[entry], known[entry]["value"][part]
+
+
+def claims(paper: str) -> Mapping[str, Mapping[str, Any]]:
+    """The fields of a paper's claims, by their names."""
+    found: Mapping[str, Mapping[str, Any]] = _content(paper).get("claims", {})
+    return found
+
+
+def claim(
+    name: str, ours: Callable[..., Value | None], /, *of: Any, id: str = "", case: str = "", **own: Any
+) -> Claim:
+    """The claim of this name, 'shi2019.bound', with our value for it.
+
+    Args:
+        of: what `ours` takes besides the frames.
+        id: by default the name in the paper's file, without the item before its first dot, and the case.
+        case: tells like claims apart.
+        own: fields that the paper's file leaves open, and what stands in braces in its texts.
+
+    Raises:
+        ValueError: the paper's file has no such claim, or leaves out what nobody else gives.
+    """
+    from analysis.claims import Claim  # listing the papers needs no pandas
+
+    paper, _, entry = name.partition(".")
+    if entry not in claims(paper):
+        raise ValueError(unknown(f"claim of {paper}.yaml", entry, list(claims(paper))))
+    said = claims(paper)[entry]
+    texts = {field: text.format(**own) for field, text in said.items() if isinstance(text, str)}
+    fields: dict[str, Any] = {"paper": None, **said, **texts}
+    if "published" in fields:
+        fields |= published(fields.pop("published"))
+    fields |= {field: value for field, value in own.items() if field in Claim.__dataclass_fields__}
+    fields["answers"] = tuple(fields.get("answers", ()))
+    if missing := [field for field in GIVEN if field not in fields]:
+        raise ValueError(f"the claim {name} lacks {', '.join(missing)}: give it in papers/{paper}.yaml")
+    own_name = entry.partition(".")[2] or entry
+    return Claim(id=id or f"{own_name}.{case}".rstrip("."), ours=ours, of=of, **fields)
+
+
+@cache
+def _content(paper: str) -> Mapping[str, Any]:
+    import yaml  # listing the papers needs no reader
+
+    return yaml.safe_load((FOLDER / f"{paper}.yaml").read_text()) or {}

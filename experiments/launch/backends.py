@@ -1,0 +1,52 @@
+"""Runs that are missing -> runs that are done, wherever their cluster is: the one loop that watches them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+from experiments.config.folders import Folders
+from experiments.config.machines import SlurmCluster
+from experiments.config.plan import PlannedRun
+from experiments.launch.local import Here
+from experiments.launch.progress_bar import ProgressBar, labels_of
+from experiments.launch.submission import Queue
+
+POLL_S = 0.1
+
+
+def carry_out(
+    missing: Sequence[PlannedRun],
+    folders: Folders,
+    name: str,
+    words: Sequence[str],
+    force: bool = False,
+) -> None:
+    """Carry out these runs, here and by SLURM, and show their progress.
+
+    Raises:
+        RunFailed: a run that did not end well; on a cluster only when all the others have ended.
+        Interrupted: by a signal; jobs of a cluster are left alone.
+    """
+    there = [run for run in missing if isinstance(run.config.cluster, SlurmCluster)]
+    here = [run for run in missing if not isinstance(run.config.cluster, SlurmCluster)]
+    progress, backends = ProgressBar(labels_of(missing)), list[Queue | Here]()
+    with contextlib.ExitStack() as attended:
+        attended.callback(progress.close)
+        if there:
+            backends.append(Queue(there, folders, progress, name, words, force))
+        if here:
+            backends.append(Here(here, folders, progress, force))
+        for backend in backends:
+            attended.enter_context(backend.attended())
+        while True:
+            for backend in backends:
+                while backend.has_room():
+                    backend.begin()
+            looks = [look for backend in backends if (look := backend.look()) is not None]
+            if not looks:
+                return
+            running = [run for look in looks for run in look.running]
+            progress.show(running, sum(look.waiting for look in looks))
+            time.sleep(POLL_S)

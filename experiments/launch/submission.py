@@ -1,0 +1,308 @@
+"""Runs -> SLURM's queue. Submitting returns at once; what was submitted stands in a file.
+
+results/sweeps/<name>/sweep.json     the arrays, their jobs' ids, and the runs of each job
+                      a<n>/          of one array: its specs, submitit's files, the jobs' logs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from analysis.records.configs import run_id
+from analysis.records.files import Damaged, read_as, write_json
+from analysis.records.schema import Sweep
+from analysis.records.store import Attempt, now
+from experiments.config import code_version
+from experiments.config.config import Config
+from experiments.config.folders import Folders
+from experiments.config.machines import SlurmCluster
+from experiments.config.plan import PlannedRun, missing
+from experiments.launch.arrays import JobArray, Shape, arrays
+from experiments.launch.attempt import Begun, begin_attempt, worker_command
+from experiments.launch.diagnosis import RunFailed
+from experiments.launch.job_hooks import unreliable
+from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
+from experiments.launch.status import ASK_S, SETTLE_S, StatusView, stuck
+from slurm import environment, queue
+from slurm.task import RunTask
+from slurm.worker_process import JobRun, JobSpec
+
+LOCK_TIMEOUT_S = 300  # another process that submits a thousand runs takes some seconds
+LOOK_S = 1.0  # between two looks at the records, which are files
+
+
+class Queue:
+    """SLURM: submits runs that are neither measured nor queued, and watches until none is under way.
+
+    Its jobs go on without anybody who watches; the same command goes on watching them.
+    """
+
+    def __init__(
+        self,
+        planned: Sequence[PlannedRun],
+        folders: Folders,
+        progress: ProgressBar,
+        name: str,
+        words: Sequence[str],
+        force: bool = False,
+    ) -> None:
+        self.planned, self.folders, self.progress = planned, folders, progress
+        self.submission = name, words, force
+        self.attempts: list[Attempt] | None = None  # None: not submitted yet
+        self.view = StatusView(folders, None)
+        self.done, self.told, self.bad = set[str](), set[str](), list[Attempt]()
+        self.looked = self.asked = 0.0
+        self.quiet_since: float | None = None  # nothing runs or waits any more
+        self.last: UnderWay | None = UnderWay([], 0)
+
+    @contextlib.contextmanager
+    def attended(self) -> Iterator[None]:
+        """Watch its runs; those that failed are told when all have ended."""
+        yield
+        if self.bad:
+            self.view.ask_accounts(self.bad)
+            first = self.view.of_attempt(self.bad[0])
+            others = f" ({len(self.bad) - 1} more failed: `status` lists them)" if len(self.bad) > 1 else ""
+            raise RunFailed(f"{first.why}{others}", first.kind, self.bad[0])
+
+    def has_room(self) -> bool:
+        """Tell whether it was not submitted yet: a queue has room for all."""
+        return self.attempts is None
+
+    def begin(self) -> None:
+        """Submit all at once."""
+        name, words, force = self.submission
+        sweep = submit_missing(self.planned, self.folders, name, words, self.progress.say, force)
+        if sweep is not None:
+            self.progress.say(
+                f"submitted as {sweep.name}; Ctrl-C leaves the jobs alone, the same command goes on watching"
+            )
+        self.attempts = [last for run in self.planned if (last := self.folders.store.last(run.config))]
+
+    def look(self) -> UnderWay | None:
+        """Look at the records now and then, and ask SLURM more rarely; None once nothing is under way."""
+        now_s = time.monotonic()
+        if now_s - self.looked > LOOK_S:
+            if now_s - self.asked > ASK_S:
+                self.view, self.asked = StatusView.of(self.folders, queue.queue()), now_s
+            self.looked, self.last = now_s, self._under_way(now_s)
+        return self.last
+
+    def _under_way(self, now_s: float) -> UnderWay | None:
+        states = {attempt: self.view.of_attempt(attempt) for attempt in self.attempts or []}
+        for attempt, run in states.items():
+            if run.state == "done" and attempt.run_id not in self.done:
+                self.done.add(attempt.run_id)
+                self.progress.finished(attempt.run_id)
+        for why in stuck(states.values()) - self.told:
+            self.told.add(why)
+            self.progress.say(f"waiting: {why}")
+        running = [
+            RunProgress(attempt.run_id, self.view.progress(attempt))
+            for attempt, run in states.items()
+            if run.state == "running"
+        ]
+        waiting = sum(run.state in ("queued", "requeued") for run in states.values())
+        self.bad = [attempt for attempt, run in states.items() if run.state in ("failed", "stopped")]
+        if running or waiting:
+            self.quiet_since = None
+            return UnderWay(running, waiting)
+        self.quiet_since = self.quiet_since or now_s
+        silent = any(attempt.state in ("submitted", "running") for attempt in self.bad)
+        return UnderWay([], 0) if silent and now_s - self.quiet_since <= SETTLE_S else None
+
+
+def submit_missing(
+    planned: Sequence[PlannedRun],
+    folders: Folders,
+    name: str,
+    words: Sequence[str],
+    say: Callable[[str], None],
+    force: bool = False,
+) -> Path | None:
+    """Queue what is neither measured nor queued; returns the sweep's folder, None where nothing was to do.
+
+    Two that submit the same runs at once make each run once: one of them waits, and then finds them queued.
+
+    Raises:
+        ValueError: SLURM refused, or there is none. What an earlier array of the sweep queued stays queued.
+    """
+    conf = slurm_conf(planned[0].config)
+    with _alone(folders):
+        environment.use_slurm(conf)
+        todo = not_under_way(planned, folders, say, force)
+        if not todo:
+            return None
+        found = arrays(todo, block=todo[0].config.launch.block)
+        code = code_version.copy_into(folders.code)
+        sweep = SweepFile(_new_folder(folders.sweeps, name), words, conf)
+        for number, array in enumerate(found):
+            try:
+                _submit_array(array, sweep, f"a{number}", folders, code, force)
+            except ValueError:
+                if number == 0:  # nothing was queued, so there is no sweep
+                    shutil.rmtree(sweep.folder)
+                raise
+        return sweep.folder
+
+
+class SweepFile:
+    """sweep.json, as it is written: what `status`, `cancel` and `logs` find a sweep's runs by."""
+
+    def __init__(self, folder: Path, words: Sequence[str], conf: str | None) -> None:
+        self.folder, self.arrays = folder, list[dict[str, Any]]()
+        self.head = {"name": folder.name, "words": [*words], "created": now(), "slurm_conf": conf}
+
+    def add(
+        self, name: str, folder: str, shape: Shape | environment.Allocation, time_min: int | None,
+        jobs: Sequence[Sequence[Begun]],
+    ) -> None:  # fmt: skip
+        """Note an array, whose jobs have no ids yet."""
+        noted = [{"id": None, "runs": [run.attempt.run_id for run in job]} for job in jobs]
+        self.arrays.append({
+            "name": name, "folder": folder, "shape": str(shape), "nodes": shape.nodes, "time_min": time_min,
+            "jobs": noted,
+        })  # fmt: skip
+        self._write()
+
+    def identify(self, ids: Sequence[str]) -> None:
+        """Note the ids of the newest array's jobs."""
+        for noted, identity in zip(self.arrays[-1]["jobs"], ids, strict=True):
+            noted["id"] = identity
+        self._write()
+
+    def _write(self) -> None:
+        write_json(self.folder / "sweep.json", {**self.head, "arrays": self.arrays})
+
+
+def _submit_array(
+    array: JobArray, sweep: SweepFile, part: str, folders: Folders, code: Path, force: bool
+) -> None:
+    from slurm.submit import submit_array  # submitit comes with it
+
+    folder, name = sweep.folder / part, f"{sweep.folder.name}-{part}"
+    folder.mkdir(parents=True)
+    options = array.options(name, folder, code, unreliable(folders.scratch / "node-failures.jsonl"))
+    jobs, tasks = list[list[Begun]](), list[RunTask]()
+    for index, job in enumerate(array.jobs):
+        begun = [
+            begin_attempt(
+                planned, folders, anew=force, starts=True, exclusive=array.cluster.exclusive,
+                sweep=sweep.folder.name, array=f"{name}:{index}",
+            )
+            for planned in job
+        ]  # fmt: skip
+        jobs.append(begun)
+        path = folder / f"task{index}.json"
+        spec_of(begun, folders, code).write(path)
+        tasks.append(RunTask.of(path))
+    sweep.add(name, folder.name, array.shape, array.cluster.time_min, jobs)
+    try:
+        ids = submit_array(tasks, folder, options, array.python, array.cluster.slurm_conf)
+    except ValueError as error:
+        for attempt in (run.attempt for job in jobs for run in job):
+            if attempt.has_checkpoint():
+                attempt.update(state="preempted", why=str(error))
+            else:
+                attempt.fail(str(error), "bad_input")
+        raise
+    sweep.identify(ids)
+    for job_runs, identity in zip(jobs, ids, strict=True):
+        for run in job_runs:
+            # Its job may have begun already, and written to the manifest; only this file is ours.
+            run.attempt.note_job(identity)
+
+
+def spec_of(runs: Sequence[Begun], folders: Folders, code: Path) -> JobSpec:
+    """The work of one SLURM job: these runs, one after the other, all of the shape of the first.
+
+    Args:
+        code: the copy of the code to run.
+    """
+    first = runs[0].planned
+    cluster = first.config.cluster
+    requeues = cluster.requeues if isinstance(cluster, SlurmCluster) else 0
+    entries = [JobRun(run.orders, str(run.folder)) for run in runs]
+    return JobSpec(entries, worker_command(first, folders, code), first.config.num_processes, requeues)
+
+
+def slurm_conf(config: Config) -> str | None:
+    """The configuration file of the cluster that a run is for."""
+    return config.cluster.slurm_conf if isinstance(config.cluster, SlurmCluster) else None
+
+
+def not_under_way(
+    planned: Sequence[PlannedRun],
+    folders: Folders,
+    say: Callable[[str], None],
+    force: bool = False,
+    own_job: str | None = None,
+) -> list[PlannedRun]:
+    """The runs without a record, or with `force` all, that no other job is making. Attempts whose job is gone
+    and left no note are closed here, so that they can go on or begin anew.
+
+    Args:
+        own_job: this very job, where it may have been requeued.
+    """
+    newest = [last for run in planned if (last := folders.store.last(run.config))]
+    others = [last for last in newest if own_job is None or last.job != own_job]
+    view = StatusView.settled(folders, others, say)  # after that, what has ended is known as such
+    wanted = planned if force else missing(planned, folders, say)
+    under_way = set[str]()
+    for last in others:
+        if last.state in ("submitted", "running", "preempted"):
+            status = view.of_attempt(last)
+            if status.under_way or last.writer():
+                under_way.add(last.run_id)
+            elif last.state != "preempted":
+                last.fail(status.why, status.kind)
+    by_id = {run_id(run.config): run for run in wanted}
+    if taken := under_way & by_id.keys():
+        say(f"{len(taken)} of these runs are queued or running already; `status` shows them")
+    return [run for name, run in by_id.items() if name not in under_way]
+
+
+def _new_folder(root: Path, name: str) -> Path:
+    """<name>-001, -002, ...; two processes never get the same one."""
+    root.mkdir(parents=True, exist_ok=True)
+    number = len(list(root.glob(f"{name}-*")))
+    while True:
+        number += 1
+        try:
+            (folder := root / f"{name}-{number:03d}").mkdir()
+            return folder
+        except FileExistsError:
+            continue
+
+
+@contextlib.contextmanager
+def _alone(folders: Folders) -> Iterator[None]:
+    """While nobody else submits."""
+    folders.scratch.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folders.scratch / "submit.lock", timeout=LOCK_TIMEOUT_S)
+    try:
+        with lock:
+            yield
+    except Timeout as error:
+        raise ValueError(
+            f"another process has been submitting for {LOCK_TIMEOUT_S} s; if there is none, remove "
+            f"{lock.lock_file}"
+        ) from error
+
+
+def sweeps(folders: Folders, say: Callable[[str], None]) -> list[Sweep]:
+    """All sweeps that were submitted, the oldest first; says which are left out."""
+    found = list[Sweep]()
+    for path in sorted(folders.sweeps.glob("*/sweep.json")):
+        try:
+            found += filter(None, [read_as(path, Sweep)])
+        except Damaged as damage:
+            say(f"left out {path.parent.name}: {damage.brief}")
+    return sorted(found, key=lambda sweep: sweep.created)

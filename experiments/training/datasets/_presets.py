@@ -1,0 +1,150 @@
+"""The data sets that are made in a few lines, as one table: name -> how it is made.
+
+It is also executed lightly (see `sparsify.spec`), for the names and for FILES.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Generator
+
+from experiments.training.datasets._dataset import Dataset, Split, digest_of
+
+# What a row needs on the disk, as a file of its own would say it in its FILES.
+PENN = {"title": "The Penn Treebank", "folder": "ptb"}
+FILES = {"ptb": PENN, "ptb64": PENN, "text64": {"title": "Text of your own", "folder": "text"}}
+PENN_FILES = ("ptb.train.txt", "ptb.test.txt")
+COUNTS = (1024, 128)  # synthetic images for training, for tests: 170 MB in each process
+CLASSES = 1000  # of these
+END = "<eos>"  # of a line
+UNKNOWN = "<unk>"  # as Mikolov's preprocessing of the Penn Treebank writes it
+MOST_WORDS = 10_000  # of a vocabulary; the others are unknown
+HOW = "put plain text there, words apart by spaces"
+
+
+def _digits(name: str, repeats: int, channels: int, root: Path | None, device: torch.device) -> Dataset:
+    """The 1,797 handwritten digits, 8 x 8, that scikit-learn carries (Alpaydin and Kaynak 1998).
+
+    Each pixel becomes `repeats` x `repeats` and the one channel `channels`; a fifth is for tests.
+    """
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    pixels = (digits.images * (255 / 16)).astype("uint8")[..., None]
+    pixels = pixels.repeat(repeats, axis=1).repeat(repeats, axis=2).repeat(channels, axis=3)
+    parts = train_test_split(pixels, digits.target, test_size=0.2, random_state=0, stratify=digits.target)
+    train_images, test_images, train_labels, test_labels = (torch.from_numpy(part.copy()) for part in parts)
+    train, test = Split(train_images, train_labels.long()), Split(test_images, test_labels.long())
+    mean, std = (0.305,) * channels, (0.377,) * channels
+    return Dataset(name, digest_of(train, test), train, test, 10, mean=mean, std=std).to(device)
+
+
+def _synthetic(root: Path | None, device: torch.device) -> Dataset:
+    """Random pixels, 3 x 224 x 224, in as many classes as ImageNet: to time networks without its files.
+
+    Nothing can be learnt from them. They are cropped and flipped no more.
+    """
+    draws = Generator().manual_seed(0)
+
+    def split(count: int) -> Split:
+        images = torch.randint(256, (count, 224, 224, 3), generator=draws, dtype=torch.uint8)
+        return Split(images, torch.randint(CLASSES, (count,), generator=draws))
+
+    train, test = map(split, COUNTS)
+    name, mean, std = "synthetic images, for timing only", (0.5,) * 3, (0.289,) * 3  # of even draws, 0 to 1
+    return Dataset(name, digest_of(train, test), train, test, CLASSES, mean=mean, std=std).to(device)
+
+
+def _nothing(root: Path | None, device: torch.device) -> Dataset:
+    """No images: task vector draws its gradients itself."""
+    none = Split(torch.empty(0, 1, 1, 1, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
+    return Dataset("seeded vectors", digest_of(none, none), none, none, 1).to(device)
+
+
+def _words(
+    dataset: str, files: tuple[str, str], length: int, masked: bool, root: Path | None, device: torch.device
+) -> Dataset:
+    """Text in sequences of `length` words; where it is masked some are hidden and guessed, else labels are
+    the next words.
+    """
+    described = FILES[dataset]
+    if root is None:
+        raise ValueError(f"{described['title']} has no folder: set data.root=FOLDER or $DATA_ROOT")
+    return read_text(described["title"], root / described["folder"], files, length, device, masked)
+
+
+def read_text(
+    name: str, folder: Path, files: tuple[str, str], length: int, device: torch.device, masked: bool = False
+) -> Dataset:
+    """The text for training and that for tests, cut into sequences of `length` words.
+
+    Words are numbered by how often the first file has them, the most frequent first. What is left over at the
+    end of a file is not used.
+
+    Args:
+        files: in `folder`: for training, for tests.
+        masked: labels are the words themselves, and the vocabulary has a further number, its last, which
+            stands for a hidden word; else the label of each word is the next one.
+
+    Raises:
+        ValueError: a file that is missing, empty, too short or no text.
+    """
+    train_words, test_words = (words_of(folder / file, length) for file in files)
+    counted = Counter(train_words)
+    counted[UNKNOWN] += 1  # there always is one
+    ordered = sorted(counted, key=lambda word: (-counted[word], word))
+    kept = ordered[:MOST_WORDS]
+    if UNKNOWN not in kept:
+        kept[-1] = UNKNOWN
+    number = {word: at for at, word in enumerate(kept)}
+
+    def split(words: list[str]) -> Split:
+        numbers = torch.tensor([number.get(word, number[UNKNOWN]) for word in words])
+        count = (len(numbers) - (not masked)) // length
+        inputs = numbers[: count * length].view(count, length)
+        following = inputs.clone() if masked else numbers[1 : count * length + 1].view(count, length)
+        return Split(inputs, following)
+
+    train, test = split(train_words), split(test_words)
+    classes = len(kept) + masked
+    return Dataset(name, digest_of(train, test), train, test, classes, noun="sequences").to(device)
+
+
+def words_of(path: Path, length: int) -> list[str]:
+    """
+    Raises:
+        ValueError: no such file, not even one sequence in it, or no text.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8 (byte {error.start}); {HOW}") from error
+    except OSError as error:
+        raise ValueError(f"{path} can't be read ({error.strerror}); {HOW}") from error
+    if any("\0" in line for line in lines):
+        raise ValueError(f"{path} is no text: it has bytes that are zero; {HOW}")
+    words = [word for line in lines if line.strip() for word in (*line.split(), END)]
+    if len(words) <= length:
+        raise ValueError(
+            f"{path} has {len(words)} words, and a sequence has {length}; {HOW}, thousands of them"
+        )
+    return words
+
+
+PRESETS: dict[str, Callable[..., Dataset]] = {
+    "digits": partial(_digits, "digits", 1, 1),
+    # Enlarged to 32 x 32 and three channels, so that networks for CIFAR-10 take them.
+    "digits32": partial(_digits, "digits 32 x 32", 4, 3),
+    "images224": _synthetic,
+    # As Mikolov et al. 2010 prepared it: 10,000 words.
+    "ptb": partial(_words, "ptb", PENN_FILES, 35, False),
+    "ptb64": partial(_words, "ptb64", PENN_FILES, 64, True),
+    "text64": partial(_words, "text64", ("train.txt", "test.txt"), 64, True),
+    "vector": _nothing,
+}

@@ -1,0 +1,200 @@
+"""Settings as fields of frozen dataclasses: their records, their types by dotted keys, other values.
+
+Those that trainings take as they are stand at the end: `train`, `late` and `alternate` of a config.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache, cached_property
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from sparsify.ranges import Count, Natural, NotNegative, Positive
+
+Some = TypeVar("Some", bound="Fields")
+
+
+def setting(default: Any, meaning: str, since: str = "") -> Any:
+    """A field of `Fields`: a setting, its default and what help says of it.
+
+    Args:
+        since: the date when it was added, if runs had been recorded before. Records leave it out where it
+            has its default, as those did that knew nothing of it, which so keep their keys. (What was added
+            before there was this stands in `analysis.records.columns`.)
+    """
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "since": since})
+
+
+class Fields(Mapping[str, Any]):
+    """Several settings: a frozen dataclass.
+
+    As a mapping it is what `as_dict` records, for `analysis`, which knows records and none of these classes.
+    """
+
+    @classmethod
+    def kind(cls, given: Mapping[str, Any]) -> type[Fields]:
+        """The subclass whose fields these values are for."""
+        return cls
+
+    @classmethod
+    def built(cls: type[Some], given: Mapping[str, Any]) -> Some:
+        """One with these values, nested, and the defaults of all others; names that it lacks are ignored."""
+        kind, values = cls.kind(given), {}
+        for name, allowed in hints(kind).items():
+            if name in given:
+                value, inner = given[name], part_of(allowed)
+                values[name] = inner.built(value) if inner and isinstance(value, Mapping) else _frozen(value)
+        made: Some = kind(**values)  # type: ignore[assignment]  # `kind` is a subclass
+        return made
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as they are recorded: nested dicts, lists, numbers, words."""
+        added = _added(type(self))
+        return {
+            name: plain(value)
+            for name in hints(type(self))
+            if (value := getattr(self, name)) != added.get(name, MISSING)
+        }
+
+    def leaf(self, dotted: str) -> Any:
+        """The value of a dotted key, as `as_dict` has it; None where there is none."""
+        name, _, rest = dotted.partition(".")
+        value = getattr(self, name, None)
+        if rest:
+            return value.leaf(rest) if isinstance(value, Fields) else None
+        return plain(value)
+
+    def having(self: Some, dotted: str, value: Any) -> Some:
+        """The same with another value for a dotted key."""
+        name, _, rest = dotted.partition(".")
+        changed: Some = replace(  # type: ignore[type-var]  # each kind of Fields is a dataclass
+            self, **{name: getattr(self, name).having(rest, value) if rest else _frozen(value)}
+        )
+        return changed
+
+    @cached_property
+    def _recorded(self) -> dict[str, Any]:
+        return self.as_dict()
+
+    def __getitem__(self, key: str) -> Any:
+        return self._recorded[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._recorded)
+
+    def __len__(self) -> int:
+        return len(self._recorded)
+
+
+def leaves(kind: Any, kinds: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dotted key and its type, annotated with its meaning.
+
+    Args:
+        kinds: of a part, by its name, the class that it has; None where it is left out.
+    """
+    for key, allowed in hints(kind).items():
+        inner = part_of(allowed)
+        if inner is None:
+            yield prefix + key, allowed
+        elif (described := kinds.get(key, inner)) is not None:
+            yield from leaves(described, kinds, f"{prefix}{key}.")
+
+
+def meaning(allowed: Any) -> str:
+    """The meaning of a leaf, which its type is annotated with."""
+    said = get_args(allowed) if get_origin(allowed) is Annotated else ()
+    return next((part for part in said if isinstance(part, str)), "")
+
+
+@cache
+def hints(kind: Any) -> dict[str, Any]:
+    """The fields and their types, annotated with their meanings."""
+    found = get_type_hints(kind, include_extras=True)
+    return {
+        each.name: Annotated[found[each.name], said]
+        if (said := each.metadata.get("meaning"))
+        else found[each.name]
+        for each in fields(kind)
+    }
+
+
+def part_of(allowed: Any) -> type[Fields] | None:
+    """The class of a part, from the type of its field; None where the field is a leaf."""
+    if get_origin(allowed) in (Annotated, Union, UnionType):
+        return next(filter(None, map(part_of, get_args(allowed))), None)
+    return allowed if isinstance(allowed, type) and issubclass(allowed, Fields) else None
+
+
+@cache
+def _added(kind: Any) -> dict[str, Any]:
+    """The defaults of those that were added after runs had been recorded."""
+    return {each.name: each.default for each in fields(kind) if each.metadata.get("since")}
+
+
+def plain(value: Any) -> Any:
+    """A value as it is recorded."""
+    if isinstance(value, Fields):
+        return value.as_dict()
+    return list(map(plain, value)) if isinstance(value, list | tuple) else value
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class Train(Fields):
+    """The length of the training, and when it is validated."""
+
+    epochs: Count = setting(10, "epochs of the schedule's clock")
+    epoch_steps: Count | None = setting(
+        None, "steps of an epoch of this clock; null: ceil(images / (batch size x workers))"
+    )
+    steps: Count | None = setting(None, "end the run after so many steps")
+    validate: Literal["epoch", "never"] = setting("epoch", "after epochs, or never")
+    validate_every: Count = setting(
+        1, "epochs between two validations; after the last epoch there always is one"
+    )
+    held_out: Natural = setting(
+        0,
+        "for tuning: validate on so many training images, which are not trained on; on the test set at "
+        "the end only",
+    )
+    look_every: Count | None = setting(
+        None,
+        "steps between two looks at what rank 0 selects from and selects: distributions, energy left "
+        "out, whether places stay; null: never",
+    )
+
+
+@dataclass(frozen=True)
+class Late(Fields):
+    """Workers that come late on purpose, idle at the end of backward."""
+
+    draw: Literal["none", "constant", "uniform", "lognormal", "published"] = setting(
+        "none",
+        "how long: constant; uniform, from 0; lognormal; published: as the paper's workers in compression",
+    )
+    s: NotNegative = setting(0, "seconds: constant; the most, where uniform; the median, where lognormal")
+    spread: NotNegative = setting(0, "standard deviation of the logarithm, where lognormal")
+    rank: Natural | None = setting(None, "the only worker that is late; null: each draws for itself")
+
+
+@dataclass(frozen=True)
+class Alternate(Fields):
+    """The turns that variants take."""
+
+    blocks: Count = setting(
+        30, "turns of each variant at least; a round has one of each, in an order drawn anew"
+    )
+    block_steps: Count = setting(
+        3, "steps of a turn; the first one after a change of variants is not counted"
+    )
+    until: Positive = setting(
+        0.05,
+        "half-width of the 95 % interval of the logarithm of each ratio to the first variant's step time",
+    )
+    limit_min: Positive = setting(15, "minutes after which it ends, whether that width is reached or not")

@@ -1,0 +1,181 @@
+"""A config -> what it describes, on this worker's device: task, data, method, and those of its variants."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Container, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from experiments.config.config import Config
+from experiments.config.machines import VirtualCluster
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from experiments.training.alternation import Turns
+from experiments.training.datasets import Dataset
+from experiments.training.graph import CudaRecorder
+from experiments.training.loop import LoopSettings
+from experiments.training.task import Task
+from slurm.environment import WorkerPlace
+from sparsify.comm import Comm
+from sparsify.comm.virtual import VirtualComm
+from sparsify.core.timer import PhaseTimer, cuda_event
+from sparsify.cost import Network
+from sparsify.method import Method
+from sparsify.methods import REGISTRY as METHODS
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}
+FIRST_WITH_TF32 = (8, 0)  # compute capability: Ampere
+
+
+class Built(NamedTuple):
+    """All that a config describes, on this worker's device."""
+
+    config: Config
+    task: Task
+    data: Dataset
+    method: Method
+    settings: LoopSettings
+    steps_per_epoch: int
+    variants: Mapping[str, Built] = {}  # where several take turns, with the same data
+
+    @property
+    def turns(self) -> Turns:
+        """The rules by which variants take turns."""
+        return Turns(self.config.alternate, self.config.timing.warmup_steps, self.config.seed)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all variants; where they take turns, the least."""
+        return self.settings.num_steps or len(self.variants) * self.turns.steps(self.config.alternate.blocks)
+
+    def simulated(self, mode: str) -> tuple[Network, Callable[[], None], Callable[[], Any] | None]:
+        """The network and the times of virtual ranks, as `virtual.run` takes them, in this timing mode."""
+        cluster = self.config.cluster
+        assert isinstance(cluster, VirtualCluster), cluster
+        return cluster.network(), self.synchronise, self.event if mode == "production" else None
+
+    def timer(self, mode: str, comm: Comm, done: int = 0) -> PhaseTimer:
+        """The timer of one rank. Every span is kept of the first steps that count; after an interruption the
+        machine has to warm up again.
+
+        Args:
+            done: steps, before this start.
+        """
+        timing, event, clock = self.config.timing, self.event, time.perf_counter
+        if isinstance(comm, VirtualComm):
+            event, clock = event and comm.mark, comm.now
+        first_steps = [start + timing.warmup_steps for start in (0, done)]
+        if timing.span_steps is None:
+            kept: Container[int] = range(first_steps[0], sys.maxsize)
+        else:
+            kept = {first + at for first in first_steps for at in range(timing.span_steps)}
+        return PhaseTimer(mode, clock, self.synchronise, event, kept.__contains__)
+
+    @property
+    def event(self) -> Callable[[], Any] | None:
+        """Maker of the GPU's events, by which steps are timed in production, so that nothing waits for it."""
+        return cuda_event if self.settings.device.type == "cuda" else None
+
+    def synchronise(self) -> None:
+        """Wait until the device has done all that it was given."""
+        if self.settings.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def build(config: Config, data_root: Path | None, device: torch.device) -> Built:
+    """Task, data and method of a config, and of each of its variants.
+
+    Raises:
+        ValueError: hyperparameters or data that can't be used.
+    """
+    task: Task = TASKS.build(config.task.name, config.task.arguments)
+    data = datasets.load(task.dataset, data_root, device)
+    if config.train.held_out:
+        data = data.holding_out(config.train.held_out)
+    run = build_on(data, config, device)
+    if not config.variants:
+        return run
+    variants = {each.name: endless(build_on(data, each.config, device)) for each in config.variants}
+    return endless(run)._replace(variants=variants)
+
+
+def endless(run: Built) -> Built:
+    """The same, trained until its turns are over."""
+    return run._replace(settings=run.settings._replace(num_steps=None))
+
+
+def build_on(data: Dataset, config: Config, device: torch.device) -> Built:
+    """The same without variants, on data that were loaded."""
+    task: Task = TASKS.build(config.task.name, config.task.arguments)
+    method: Method = METHODS.build(config.method.name, config.method.arguments)
+    train = config.train
+    if train.validate != "never" and not task.has_metric:
+        raise ValueError(
+            f"task={config.task.name} learns nothing that train.validate={train.validate} could "
+            "measure; take train.validate=never"
+        )
+    steps_per_epoch = train.epoch_steps or task.steps_per_epoch(data, config.workers)
+    settings = LoopSettings(
+        seed=config.seed,
+        num_steps=train.steps or train.epochs * steps_per_epoch,
+        train=train,
+        device=device,
+        dtype=DTYPES[config.precision],
+        select=config.select,
+        overlap=config.overlap,
+        recorder=CudaRecorder(device) if device.type == "cuda" and config.cuda_graph else None,
+        late=config.late,
+    )
+    return Built(config, task, data, method, settings, steps_per_epoch)
+
+
+def prepare_device(config: Config, place: WorkerPlace) -> torch.device:
+    """The device of this worker, set up as the config says.
+
+    Raises:
+        ValueError: a GPU is asked for and there is none.
+    """
+    torch.set_num_threads(config.threads)
+    if config.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("device=cuda, but torch finds no GPU here; take profile=laptop, or device=cpu")
+    if place.local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"{place.size} workers need {place.size} GPUs and this machine has {torch.cuda.device_count()}; "
+            "take fewer workers, or cluster=virtual, which runs them all on one"
+        )
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False  # as published
+    prepare_precision(config.precision, device)
+    return device
+
+
+def precision_of(asked: str, device: torch.device) -> str:
+    """The precision that this device multiplies in when it is asked for one: GPUs before Ampere have no TF32,
+    and multiply in fp32, as the published code did on them.
+    """
+    is_too_old = device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_WITH_TF32
+    return "fp32" if asked == "tf32" and is_too_old else asked
+
+
+def prepare_precision(asked: str, device: torch.device) -> None:
+    """Let a GPU multiply as asked, or say why it can't."""
+    got = precision_of(asked, device)
+    for backend in tf32_backends():
+        backend.fp32_precision = "tf32" if got == "tf32" else "ieee"
+    if got != asked:
+        name = torch.cuda.get_device_name(device)
+        print(f"precision={asked}: {name} has no TF32, so this run is in {got}", file=sys.stderr)
+
+
+def tf32_backends() -> list[Any]:
+    """Backends that can multiply in TF32, each with a switch of its own."""
+    cuda: Any = torch.backends.cuda  # types of torch's leave these parts out
+    cudnn: Any = torch.backends.cudnn
+    return [cuda.matmul, cudnn.conv, cudnn.rnn]

@@ -1,0 +1,1 @@
+"""What all parts stand on: buckets, messages, clocks, checks, saved states, the memory below."""

@@ -1,0 +1,286 @@
+"""Parameters <-> flat buckets: what is exchanged together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
+
+from sparsify.core import host_sync, huge_pages
+
+SCOPES = ("global", "layer")
+MEGABYTE = 2**20
+LINE = 128  # bytes that a GPU reads at once: 32 float32. Loads of 16 bytes need a start that 16 divides
+# id of a parameter -> the `Gradients` that own its `.grad`; as long as these live, so does the parameter.
+OWNERS: WeakValueDictionary[int, Gradients] = WeakValueDictionary()
+
+
+class Bucket(NamedTuple):
+    """A flat run of gradients exchanged together."""
+
+    flat: Tensor  # (n,), a view of all gradients
+    names: tuple[str, ...]  # of its parameters, in order
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class TensorKind(NamedTuple):
+    """Properties of a gradient that must not change, since its residual can't follow."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorKind:
+        """Kind of a tensor."""
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
+
+    def __str__(self) -> str:
+        return f"{self.shape} {self.dtype} on {self.device}"
+
+
+class Gradients:
+    """The gradients of a model as one flat tensor, and its buckets, which are views of it.
+
+    Each bucket begins at a multiple of 128 bytes. The gaps between them hold zeros and are in no bucket: they
+    are neither selected nor sent nor counted. Inside a bucket tensors follow each other without gaps.
+
+    Each parameter's `.grad` becomes a view too, so that backpropagation fills the buckets and the optimiser
+    reads the average from them without a copy. The order is that in which backpropagation finishes: the
+    output layer first, as the code of Shi et al. merges them; but complex ones before all others. Clear with
+    `zero_`; where something else put another tensor (or none) into `.grad`, or other memory into the tensor,
+    `collect` brings it back.
+
+    A complex number is two real ones here, as in PyTorch's optimisers.
+
+    Args:
+        scope: what one bucket spans: `global`, the whole model; `layer`, one tensor; or a number, a size in
+            MB (of 2^20 bytes): consecutive tensors up to that size, a larger tensor alone.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
+        check_scope(scope)
+        self.parameters = [(name, p) for name, p in parameters if p.requires_grad][::-1]
+        if not self.parameters:
+            raise ValueError("there is nothing to aggregate: no parameter requires a gradient")
+        for name, p in self.parameters:
+            check_tensor(name, p)
+        self.parameters.sort(key=lambda named: not named[1].is_complex())  # they lie at even places only
+        kinds = {(p.dtype.to_real(), p.device) for _, p in self.parameters}
+        if len(kinds) != 1:
+            raise ValueError(
+                "gradients of one model must share dtype and device, these have "
+                f"{sorted(map(str, kinds))}; give each kind an optimiser of its own, and wrap each of them"
+            )
+        dtype, device = kinds.pop()
+        self.kinds = [TensorKind.of(p) for _, p in self.parameters]
+        sizes = [num_reals(p) for _, p in self.parameters]
+        together = list(grouped(sizes, dtype.itemsize, scope))
+        starts, end = laid_out(sizes, dtype.itemsize, together)
+        self.flat = huge_pages.advise(torch.empty(end, dtype=dtype, device=device)).zero_()
+        # (n,) of each parameter, and the same in the parameter's shape
+        self.views = [self.flat[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        self.grads = [shaped(view, p) for view, (_, p) in zip(self.views, self.parameters, strict=True)]
+        for (_, p), grad in zip(self.parameters, self.grads, strict=True):
+            p.grad = grad
+        self.places = [Place.of(grad) for grad in self.grads]
+        self.strides = [p.stride() for _, p in self.parameters]
+        self.buckets = [
+            self._bucket(inside, starts[inside[0]], sum(sizes[at] for at in inside)) for inside in together
+        ]
+        self.is_superseded = False  # do others own these gradients now?
+        for _, p in self.parameters:
+            if (earlier := OWNERS.get(id(p))) is not None:
+                earlier.is_superseded = True
+            OWNERS[id(p)] = self
+
+    def _bucket(self, inside: range, start: int, size: int) -> Bucket:
+        found = [self.parameters[at] for at in inside]
+        names, shapes = zip(*((name, shape_of(p)) for name, p in found), strict=True)
+        return Bucket(self.flat[start : start + size], names, shapes)
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements of all buckets together, without the gaps."""
+        return sum(bucket.flat.numel() for bucket in self.buckets)
+
+    def zero_(self) -> None:
+        """Clear all gradients in place."""
+        self.flat.zero_()
+
+    def collect(self) -> None:
+        """Make every `.grad` a view of the flat tensor again. A gradient that lies elsewhere, because
+        something else allocated it or moved it (`model.to`), is copied, sparse ones become dense; where there
+        is none, as for a parameter that was not used, it is zero.
+
+        Raises:
+            ValueError: a gradient has another shape, dtype, device or memory format than at construction; or
+                others were made of these parameters since, and own their gradients now.
+        """
+        if self.is_superseded:
+            raise ValueError("these parameters were wrapped anew since; go on with what that returned")
+        for at in range(len(self.parameters)):
+            self.restore(at)
+
+    def restore(self, at: int) -> None:
+        """`collect` for one parameter."""
+        grad, p = self.grads[at], self.parameters[at][1]
+        if p.grad is not grad or Place.of(grad) != self.places[at] or p.stride() != self.strides[at]:
+            self._bring_back(at)
+
+    @torch.no_grad()
+    def _bring_back(self, at: int) -> None:
+        (name, p), view, kind, place = self.parameters[at], self.views[at], self.kinds[at], self.places[at]
+        found = p if p.grad is None else p.grad
+        if TensorKind.of(found) != kind:
+            raise ValueError(
+                f"the gradient of {name} was {kind} and is now {TensorKind.of(found)}; convert the model "
+                "first, then wrap it, or build the method's state anew"
+            )
+        if order_of(p.shape, p.stride()) != order_of(p.shape, self.strides[at]):
+            # Fused optimisers take it that both lie in memory alike, without looking.
+            raise ValueError(
+                f"the strides of {name} were {self.strides[at]} and are now {p.stride()}; convert the model "
+                "to its memory format first, then wrap it, or build the method's state anew"
+            )
+        grad = as_pairs(view, p).as_strided(kind.shape, place.stride)
+        if p.grad is None:
+            view.zero_()
+        else:
+            grad.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
+        p.grad = self.grads[at] = grad
+        self.places[at], self.strides[at] = Place.of(grad), p.stride()
+
+    def finite(self) -> Tensor:
+        """(number of tensors,) bool on the device: is each tensor's gradient free of NaN and Inf? As
+        `finite_norms` says.
+        """
+        return finite_norms(self.views)
+
+    def nonfinite(self, finite: Tensor) -> str | None:
+        """The name of the first parameter whose gradient is not finite. One host synchronisation, and a
+        second one where a norm is not.
+
+        Args:
+            finite: of the gradients as they are now.
+        """
+        if all(host_sync.to_host(finite)):
+            return None
+        flags = host_sync.to_host(finite_elements(self.views))
+        return next((name for (name, _), fine in zip(self.parameters, flags, strict=True) if not fine), None)
+
+
+def finite_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """(number of tensors,) bool on the device: is each free of NaN and Inf? One pass and no host
+    synchronisation. A norm may overflow while every element is finite: see `finite_elements`.
+    """
+    return torch.isfinite(torch.stack(torch._foreach_norm(list(tensors))))
+
+
+def finite_elements(tensors: Sequence[Tensor]) -> Tensor:
+    """The same of every element: more passes and launches, for when a norm is not finite."""
+    return torch.stack([torch.isfinite(tensor).all() for tensor in tensors])
+
+
+def grouped(sizes: Sequence[int], itemsize: int, scope: str | float) -> Iterator[range]:
+    """Ranges of tensors that share a bucket. Those that would make up an empty one are left out."""
+    first = elements = 0
+    for at, size in enumerate(sizes):
+        elements += size
+        following = sizes[at + 1] if at + 1 < len(sizes) else 0
+        fits = not isinstance(scope, str) and (elements + following) * itemsize <= scope * MEGABYTE
+        if at + 1 == len(sizes) or not (scope == "global" or fits):
+            if elements:  # nothing of an empty tensor can be exchanged
+                yield range(first, at + 1)
+            first, elements = at + 1, 0
+
+
+def laid_out(sizes: Sequence[int], itemsize: int, together: Sequence[range]) -> tuple[list[int], int]:
+    """Elements at which each tensor starts, and at which the last one ends."""
+    firsts, line = {inside[0] for inside in together}, LINE // itemsize
+    starts, end = list[int](), 0
+    for at, size in enumerate(sizes):
+        if at in firsts:
+            end += -end % line
+        starts.append(end)
+        end += size
+    return starts, end
+
+
+def check_scope(scope: str | float) -> None:
+    """Refuse a scope that is no word known, and no size."""
+    if isinstance(scope, str) and scope not in SCOPES:
+        raise ValueError(f"no scope {scope!r}; there are: {', '.join(SCOPES)}, or a bucket size in MB")
+    if not isinstance(scope, str) and not scope > 0:
+        raise ValueError(f"{scope=} is out of range: a bucket size in MB must be above 0")
+
+
+class Place(NamedTuple):
+    """A tensor's place in memory."""
+
+    address: int
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Place:
+        """Place of a tensor."""
+        return cls(tensor.data_ptr(), tensor.stride(), tensor.dtype)
+
+
+def order_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Order in which elements lie in memory; of sides of 1 the stride says nothing."""
+    return [(size, step) for size, step in zip(shape, stride, strict=True) if size > 1]
+
+
+def num_reals(p: Tensor) -> int:
+    """Number of real numbers in a tensor."""
+    return p.numel() * (2 if p.is_complex() else 1)
+
+
+def shape_of(p: Tensor) -> tuple[int, ...]:
+    """Shape in real numbers."""
+    return (*p.shape, 2) if p.is_complex() else tuple(p.shape)
+
+
+def as_pairs(view: Tensor, p: Tensor) -> Tensor:
+    """(n,) real numbers as (n / 2,) complex ones, where p's are."""
+    return torch.view_as_complex(view.view(view.numel() // 2, 2)) if p.is_complex() else view
+
+
+def shaped(view: Tensor, p: Tensor) -> Tensor:
+    """(n,) in the shape of p: laid out like it, so that a channels-last parameter keeps its own layout; but
+    row by row where p has gaps, or elements that share memory. Autograd makes its gradients alike.
+    """
+    is_dense = torch.empty_like(p, device="meta").stride() == p.stride()
+    pairs = as_pairs(view, p)
+    return pairs.as_strided(p.shape, p.stride()) if is_dense else pairs.view(p.shape)
+
+
+def check_tensor(name: str, tensor: Tensor) -> None:
+    """Refuse what has no elements of its own on this worker."""
+    if is_lazy(tensor):
+        raise ValueError(f"{name} has no shape yet; run one batch through the model first")
+    if tensor.is_meta:
+        raise ValueError(f"{name} is on the meta device, which stores nothing; load the weights first")
+    if hasattr(tensor, "device_mesh"):
+        raise ValueError(
+            f"{name} is a DTensor, as FSDP2 and tensor parallelism make them: its worker has a part of the "
+            "gradient only; sparsification needs the whole model on every worker"
+        )
+    if tensor.is_inference():
+        raise ValueError(
+            f"{name} was made in inference mode, so nothing may be written to it; make the model outside"
+        )
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name} is a sparse tensor; make it dense")
+
+
+def describe(tensor: Tensor) -> str:
+    """A tensor's kind, for sentences."""
+    return str(TensorKind.of(tensor))

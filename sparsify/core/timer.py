@@ -1,0 +1,185 @@
+"""Phases of a training step, timed in one of three modes; no figure mixes modes without saying so.
+
+serialised    the device is synchronised at every phase boundary, and there is a barrier before each
+              collective: the breakdown. The phases add up to the step; the difference is *unaccounted*.
+production    nothing synchronises inside a step; the step's time, and each collective's whole duration.
+as_published  host clocks without synchronisation, communication = the final wait: the protocol that the
+              numbers of Yoon and Oh 2022 imply. It exists to show what that protocol does to numbers.
+
+Every sample is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+
+MODES = ("serialised", "production", "as_published")
+
+Mark = Any  # seconds on the host, or what has CUDA events' `elapsed_time` and becomes seconds in `resolve`
+
+
+@dataclass
+class Sample:
+    """One step: when it began, how long it took, and its phases, in seconds."""
+
+    start_s: float
+    step_s: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+    spans: list[tuple[str, float, float]] = field(default_factory=list)  # phase, start, duration
+    marks: list[tuple[Mark, Mark]] = field(default_factory=list)  # production: the collectives
+    step_marks: tuple[Mark, Mark] | None = None
+
+
+class PhaseTimer:
+    """Times steps and the phases within them.
+
+    Args:
+        now: a clock in seconds; a virtual rank brings its own.
+        synchronise: waits for the device.
+        event: notes a point in the device's time, as `cuda_event` does, or on virtual ranks `mark`:
+            production steps are then timed by these, and resolved after the window.
+        keep_spans: of which steps to keep every single span, for a timeline; given the number of the step.
+    """
+
+    def __init__(
+        self,
+        mode: str = "serialised",
+        now: Callable[[], float] = time.perf_counter,
+        synchronise: Callable[[], None] = lambda: None,
+        event: Callable[[], Mark] | None = None,
+        keep_spans: Callable[[int], bool] = lambda step: False,
+    ) -> None:
+        if mode not in MODES:
+            raise ValueError(f"no timing mode {mode!r}; there are: {', '.join(MODES)}")
+        self.mode, self.now, self.synchronise = mode, now, synchronise
+        self.event = event if mode == "production" else None
+        self.keep_spans = keep_spans
+        self.samples: list[Sample] = []
+        self.num_steps = 0
+        self._current = Sample(0.0)  # times outside a step are not kept
+        self._open: list[_Phase] = []  # the innermost last
+        self._keep = False
+
+    def step(self) -> AbstractContextManager[None]:
+        """The timed region of one step."""
+        return _Step(self)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """A named span of a step. A phase inside another one interrupts it: each second is counted once."""
+        return nullcontext() if self.mode == "production" else _Phase(self, name)
+
+    def collective(self) -> AbstractContextManager[None]:
+        """One collective in production mode, timed whole."""
+        return _Collective(self)
+
+    def boundary(self) -> float:
+        """Seconds at the border of two phases, synchronised where the mode asks for it."""
+        if self.mode == "serialised":
+            self.synchronise()
+        return self.now()
+
+    def mark(self) -> Mark:
+        """Point in the device's time."""
+        return self.event() if self.event else self.now()
+
+    def resolve(self, gather: Callable[[list[float]], list[list[float]]]) -> list[Sample]:
+        """End a window: turn marks into seconds, split collectives, and hand over the window's samples.
+
+        Args:
+            gather: all workers' lists, given this worker's. All workers resolve the same steps together. The
+                shortest duration of a collective over the workers is that of the last one to arrive: this is
+                the transfer. The rest is wait.
+        """
+        if self.mode == "production":
+            self.synchronise()
+            mine = [seconds(*mark) for sample in self.samples for mark in sample.marks]
+            transfers = [min(durations) for durations in zip(*gather(mine), strict=True)]
+            pairs = iter(zip(mine, transfers, strict=True))
+            for sample in self.samples:
+                if sample.step_marks:
+                    sample.step_s = seconds(*sample.step_marks)
+                for _ in sample.marks:
+                    whole, transfer = next(pairs)
+                    sample.phases["wait"] = sample.phases.get("wait", 0.0) + whole - transfer
+                    sample.phases["transfer"] = sample.phases.get("transfer", 0.0) + transfer
+        samples, self.samples = self.samples, []
+        return samples
+
+
+class _Step:
+    def __init__(self, timer: PhaseTimer) -> None:
+        self.timer = timer
+
+    def __enter__(self) -> None:
+        timer = self.timer
+        timer._keep = timer.keep_spans(timer.num_steps)
+        self.start = timer.boundary()
+        self.mark = timer.mark() if timer.event else None
+        timer._current = Sample(self.start)
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        timer, sample = self.timer, self.timer._current
+        sample.step_s = timer.boundary() - self.start
+        if self.mark is not None:
+            sample.step_marks = (self.mark, timer.mark())
+        timer.num_steps += 1
+        if kind is None:
+            timer.samples.append(sample)
+        timer._current, timer._keep = Sample(0.0), False
+        timer._open.clear()
+
+
+class _Phase:
+    def __init__(self, timer: PhaseTimer, name: str) -> None:
+        self.timer, self.name, self.start = timer, name, 0.0
+
+    def __enter__(self) -> None:
+        open_, self.start = self.timer._open, self.timer.boundary()
+        if open_:
+            open_[-1].count(until=self.start)
+        open_.append(self)
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        open_, now = self.timer._open, self.timer.boundary()
+        self.count(until=now)
+        if open_:  # not after a step that ended in an error
+            open_.pop()
+        if open_:
+            open_[-1].start = now
+
+    def count(self, until: float) -> None:
+        timer, sample = self.timer, self.timer._current
+        duration = until - self.start
+        sample.phases[self.name] = sample.phases.get(self.name, 0.0) + duration
+        if timer._keep and duration:
+            sample.spans.append((self.name, self.start, duration))
+
+
+class _Collective:
+    def __init__(self, timer: PhaseTimer) -> None:
+        self.timer = timer
+
+    def __enter__(self) -> None:
+        self.start = self.timer.mark()
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        self.timer._current.marks.append((self.start, self.timer.mark()))
+
+
+def cuda_event() -> Mark:
+    """Event that marks where the current stream is."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds(start: Mark, end: Mark) -> float:
+    """Seconds between two marks of the same kind."""
+    return float(end - start) if isinstance(end, float) else float(start.elapsed_time(end)) / 1e3

@@ -1,0 +1,283 @@
+"""The engine under all doors: a method's states of the buckets, a step of one, the look before it, saving."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple, SupportsIndex, cast
+
+import torch
+from torch import Generator, Tensor
+
+from sparsify.comm import Comm, CountingComm
+from sparsify.core import host_sync
+from sparsify.core.bucket import Bucket, describe, finite_elements, finite_norms
+from sparsify.core.timer import PhaseTimer
+from sparsify.method import Method, SearchesTogether, Step
+from sparsify.types import BucketContext, Sparse
+
+FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
+
+
+class NonFinite(ArithmeticError):
+    """A gradient is NaN or infinite.
+
+    Args:
+        noticed: the step after which it was noticed, where that was too late to keep it out.
+    """
+
+    def __init__(self, rank: int, step: int, layer: str, noticed: int | None = None) -> None:
+        late = (
+            f"; noticed after step {noticed}, so weights and residuals may hold it: go back to the last "
+            "checkpoint"
+        )
+        words = f"rank {rank}, step {step}: the gradient of {layer} has a NaN or Inf"
+        super().__init__(words if noticed is None else words + late)
+        self.rank, self.step = rank, step
+
+
+class PartlyDelivered(NonFinite):
+    """A gradient is NaN or infinite, and others of its step were delivered before it was there."""
+
+    def __init__(self, rank: int, step: int, layer: str) -> None:
+        super().__init__(rank, step, layer)
+        self.args = (
+            f"{self}; it reached no residual, but with overlap=True gradients that came before it were "
+            "delivered already, and are missing from their residuals: go on from a checkpoint",
+        )
+
+
+class StepReport(NamedTuple):
+    """Numbers of one worker in one step."""
+
+    selected: int  # elements sent
+    num_elements: int  # of which they were selected
+    wire_bytes: int  # bytes sent, as the communicator counted them
+    host_syncs: int  # how often the host waited for the device
+    messages: int  # latency terms of what was sent, as the communicator counted them
+    predicted_s: float = 0.0  # seconds that this should take, where the communicator knows its links
+
+    @property
+    def sent_density(self) -> float:
+        """Share of the elements that was sent: what the method did, where its density is what was asked."""
+        return self.selected / self.num_elements
+
+    @property
+    def density(self) -> float:
+        """Another name of `sent_density`."""
+        return self.sent_density
+
+    @classmethod
+    def total(cls, reports: Sequence[StepReport]) -> StepReport:
+        """The sum over all buckets."""
+        return cls(*(sum(numbers) for numbers in zip(*reports, strict=True)))
+
+
+class Engine:
+    """A method at work on the buckets of one worker's model.
+
+    Args:
+        buckets: numbered as what is drawn for them.
+        comm: is wrapped in a `CountingComm`, unless it counts already.
+        select: which kernel searches the buckets, see `sparsify.kernels.kernel_for`.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        buckets: list[Bucket],
+        comm: Comm,
+        timer: PhaseTimer | None,
+        seed: int,
+        select: str,
+    ) -> None:
+        if not isinstance(seed, SupportsIndex):
+            raise ValueError(f"{seed=} must be a whole number")
+        self.method, self.buckets, self.step = method, buckets, 0
+        self.comm = comm if isinstance(comm, CountingComm) else CountingComm(comm)
+        self.timer = timer or PhaseTimer("production")
+        self.states = [
+            method.init(bucket.flat, BucketContext(operator.index(seed), comm.rank, i, bucket.shapes, select))
+            for i, bucket in enumerate(buckets)
+        ]
+
+    def average(self, at: int, grad: Tensor, step: Step, found: Sparse | None = None) -> StepReport:
+        """One bucket in one step, in place; to be called in the same order of buckets on all workers.
+
+        Args:
+            grad: (n,).
+            found: what this worker is to send of it, where that is known.
+        """
+        state, before, syncs_before = self.states[at], self.comm.counted, host_sync.num_syncs()
+        if found is None:
+            selected = self.method.aggregate(grad, step, state, self.comm, self.timer)
+        else:
+            assert isinstance(self.method, SearchesTogether)
+            selected = self.method.deliver(found, grad, step, state, self.comm, self.timer)
+        sent_bytes, messages, predicted_s = (a - b for a, b in zip(self.comm.counted, before, strict=True))
+        syncs = host_sync.num_syncs() - syncs_before
+        return StepReport(selected, grad.numel(), int(sent_bytes), syncs, int(messages), predicted_s)
+
+    def look(
+        self,
+        grads: Sequence[Tensor],
+        names: Sequence[str],
+        used: Sequence[bool],
+        error: type[NonFinite] = NonFinite,
+    ) -> list[bool]:
+        """Raise `error` on all workers if any worker's gradient has a NaN or Inf; residuals are untouched.
+        One host synchronisation, and a small allgather.
+
+        Args:
+            used: of each gradient, a fact of this worker; returned is whether it is so on any worker.
+        """
+        agreed = agree(self.comm, grads, used)
+        if agreed.nonfinite is not None:
+            rank, at = agreed.nonfinite
+            raise error(rank, self.step, names[at])
+        return agreed.used
+
+    def state_dict(self) -> dict[str, Any]:
+        """This worker's state, of tensors and numbers only: save it per rank, beside model and optimiser."""
+        buckets = [
+            {"names": list(bucket.names), "state": dump(state)}
+            for bucket, state in zip(self.buckets, self.states, strict=True)
+        ]
+        who = {"rank": self.comm.rank, "size": self.comm.size}
+        return {"format": FORMAT, "method": repr(self.method), "step": self.step, **who, "buckets": buckets}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken.
+
+        Raises:
+            ValueError: it is another method's, another model's, another worker's, or of another format.
+        """
+        check_saved(saved, self.method, self.comm, self.buckets)
+        self.step = saved["step"]
+        self.states = [
+            restore(state, bucket["state"])
+            for state, bucket in zip(self.states, saved["buckets"], strict=True)
+        ]
+
+
+def gather_flags(comm: Comm, *flags: Tensor) -> list[list[list[int]]]:
+    """(m,) bool each -> of every worker by rank, the flags of each as 0 and 1. One host synchronisation, and
+    a small allgather.
+    """
+    return cast(
+        list[list[list[int]]], host_sync.to_host(torch.stack(comm.all_gather(torch.stack(flags).int())))
+    )
+
+
+class Agreed(NamedTuple):
+    """Facts of some gradients that all workers know."""
+
+    nonfinite: tuple[int, int] | None  # the first worker with a NaN or Inf, and which gradient has it
+    used: list[bool]  # of each, has any worker used it?
+
+
+def agree(comm: Comm, grads: Sequence[Tensor], used: Sequence[bool], looks: bool = True) -> Agreed:
+    """One host synchronisation and a small allgather; and again where a norm is not finite.
+
+    Args:
+        used: of each gradient, has this worker used it?
+        looks: at the gradients, too.
+    """
+    finite = finite_norms(grads) if looks else grads[0].new_ones(len(grads), dtype=torch.bool)
+    everyone = gather_flags(comm, finite, host_sync.to_device(used, finite, torch.bool))
+    found = None
+    if not all(all(theirs) for theirs, _ in everyone):  # or is it a norm that has overflowed?
+        for rank, (flags,) in enumerate(gather_flags(comm, finite_elements(grads))):
+            if found is None and not all(flags):
+                found = rank, flags.index(0)
+    return Agreed(found, [any(flags) for flags in zip(*(theirs for _, theirs in everyone), strict=True)])
+
+
+def check_saved(saved: Mapping[str, Any], method: Method, comm: Comm, buckets: list[Bucket]) -> None:
+    """Refuse a state that is not this worker's."""
+    if saved.get("format") != FORMAT:
+        raise ValueError(
+            f"a saved state of format {saved.get('format')} can't be read; this version reads {FORMAT}"
+        )
+    if saved["method"] != repr(method):
+        raise ValueError(
+            f"the saved state is of {saved['method']}, and this is {method!r}; build the method with the "
+            "hyperparameters that it was saved with"
+        )
+    if saved["size"] != comm.size:
+        raise ValueError(
+            f"the saved state is of {saved['size']} workers, and there are {comm.size}; resume with as many, "
+            "or pass all workers' states through sparsify.redistribute first, which shares the residuals out"
+        )
+    if saved["rank"] != comm.rank:
+        raise ValueError(
+            f"the saved state is of rank {saved['rank']}, and this is rank {comm.rank}; every worker saves "
+            "and loads its own. Where there is only one, load the inner optimiser's alone "
+            "(`optimiser.optimiser`): training goes on without what the workers still owed"
+        )
+    names = [list(bucket.names) for bucket in buckets]
+    if [bucket["names"] for bucket in saved["buckets"]] != names:
+        raise ValueError("the saved state is of a model with other parameters, or of other buckets")
+
+
+def check_unchanged(bucket: Tensor, like: Tensor, name: str) -> None:
+    """Refuse a bucket that is not the one whose state is kept."""
+    if (bucket.shape, bucket.dtype, bucket.device) != (like.shape, like.dtype, like.device):
+        raise ValueError(
+            f"bucket {name} was {describe(like)} and is now {describe(bucket)}; its residual can't follow: "
+            "build the state anew"
+        )
+
+
+def dump(state: Any) -> Any:
+    """A copy of a state as a plain tree of tensors and numbers, for `torch.load(weights_only=True)`.
+    Dataclasses and named tuples become dicts, generators their state. Fields whose metadata say
+    `saved: False` (work buffers) are left out.
+    """
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if isinstance(state, Generator):
+        return state.get_state()
+    if is_dataclass(state) and not isinstance(state, type):
+        return {name: dump(getattr(state, name)) for name in saved_fields(state)}
+    if hasattr(state, "_asdict"):
+        return {name: dump(value) for name, value in state._asdict().items()}
+    if isinstance(state, Mapping):
+        return {name: dump(value) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [dump(value) for value in state]
+    assert state is None or isinstance(state, bool | int | float | str), f"{type(state)} can't be saved"
+    return copy.copy(state)
+
+
+def restore(state: Any, saved: Any) -> Any:
+    """`state`, as made by `init`, with what `dump` saved; tensors of the same size are written in place."""
+    if isinstance(state, Tensor) and isinstance(saved, Tensor):
+        if state.shape == saved.shape and state.dtype == saved.dtype:
+            return state.copy_(saved)
+        return saved.to(state.device, copy=True)
+    if isinstance(saved, Tensor) and not isinstance(state, Generator):
+        return saved.clone()
+    if isinstance(state, Generator):
+        state.set_state(saved.cpu())
+        return state
+    if is_dataclass(state) and not isinstance(state, type):
+        for name in saved_fields(state):
+            setattr(state, name, restore(getattr(state, name), saved[name]))
+        return state
+    if hasattr(state, "_asdict"):
+        return state._replace(
+            **{name: restore(value, saved[name]) for name, value in state._asdict().items()}
+        )
+    if isinstance(state, Mapping):
+        return {name: restore(state.get(name), value) for name, value in saved.items()}
+    if isinstance(state, list | tuple) and len(state) == len(saved):
+        return type(state)(restore(item, value) for item, value in zip(state, saved, strict=True))
+    return copy.deepcopy(saved)
+
+
+def saved_fields(state: Any) -> list[str]:
+    """Names of the fields that a checkpoint has."""
+    return [field.name for field in fields(state) if field.metadata.get("saved", True)]

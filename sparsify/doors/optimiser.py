@@ -1,0 +1,395 @@
+"""Sparsified gradients in a plain training loop: an optimiser that averages before it steps."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.utils.hooks import RemovableHandle
+
+from sparsify.comm import Comm
+from sparsify.core import host_sync
+from sparsify.doors.aggregator import Aggregator
+from sparsify.doors.engine import PartlyDelivered, StepReport
+from sparsify.doors.overlap import Overlap
+from sparsify.doors.wrapping import (
+    EpochClock,
+    OwnSteps,
+    Paced,
+    Used,
+    broadcast,
+    check_momentum,
+    check_overlap,
+    check_parts,
+    communicator,
+    infinities,
+    parameters_of,
+    rates_of,
+)
+from sparsify.method import Method, Step
+
+
+class DistributedOptimiser(Paced, torch.optim.Optimizer):
+    """`optimiser`, whose `step` first replaces the gradients by their average over the workers.
+
+    Averaged are the gradients of the optimiser's parameters; a model may have several such optimisers, each
+    with parameters of its own. Gradients may accumulate over any number of backward passes: they are
+    compressed once per `step`. What nobody used since the last step, and what is frozen, is left alone, as
+    PyTorch does (with `check=False` what nobody used has a gradient of zero). Schedulers take the inner
+    optimiser or this one. Hooks on `step` run after averaging, as they do under DistributedDataParallel.
+
+    Parameters and buffers of rank 0 are broadcast at the beginning; what modules keep beside them
+    (`get_extra_state`) is not. Afterwards buffers are each worker's own: those of batch normalisation follow
+    the worker's own batches.
+
+    Mixed precision: residuals must not see scaled gradients, and a step that overflows on one worker must be
+    skipped by all. So hand over the scaler, here; then its usual recipe is right, with or without `unscale_`:
+
+        scaler.scale(loss).backward()
+        scaler.step(optimiser)
+        scaler.update()
+
+    With a scaler of another kind, call `optimiser.aggregate(scale)` before it steps.
+
+    `clip_grad_norm_` before `step` clips this worker's own gradient; after `aggregate()`, the average.
+
+    With `overlap` a bucket of gradients is aggregated as soon as backpropagation has filled it, while it goes
+    on: in a thread, on a GPU on a stream of its own, in the order of the buckets. The weights are the same to
+    the bit. In return a step has one backward pass, and those before it, which only accumulate, run within
+    `no_sync()`; between backward and `step`, or `aggregate()`, gradients are on their way, and may not be
+    changed; and `check` looks at each bucket before it reaches its residuals, so its error comes when earlier
+    ones were delivered: go on from a checkpoint. No GPU has run this yet.
+
+    Args:
+        model: has all of the optimiser's parameters, and perhaps more.
+        comm, group: who averages: a communicator, or a process group; by default torch.distributed's own.
+            With `overlap` the default is a new group, which all workers make here together; what is given
+            is used by the thread, and by nothing else during backward.
+        check: look for NaN and Inf before every step, one host synchronisation; all workers then raise
+            `NonFinite`, with residuals untouched (with `overlap` those of that bucket and the later ones).
+            Without it they get into the residuals and stay there.
+        debug, select: see `Aggregator`.
+        steps_per_epoch: for methods that raise the density in the first epochs; or set `epoch`, counted from
+            0, before the first step of each.
+        scaler: the GradScaler that will step this optimiser.
+        overlap: needs a method of several buckets: scope='layer', or a bucket size in MB.
+
+    Attributes:
+        last_report: what this worker did in the last step: `sent_density`, `wire_bytes` and more, see
+            `sparsify.doors.engine.StepReport`. None before the first step, and where a GradScaler skips it.
+
+    Raises:
+        ValueError: the parts don't fit together: the optimiser has momentum, and the method has its own; a
+            parameter that is not the model's; a sharded model, or one that averages by itself; there is no
+            process group; or a scaler, a clip_norm or a single bucket leaves nothing to overlap.
+    """
+
+    # A GradScaler then leaves it to `step` to divide by the scale, and to skip, as all workers do together.
+    _step_supports_amp_scaling: ClassVar[bool] = True
+    grad_scale: Tensor | None  # it sets these two while it steps; None: the gradients are unscaled
+    found_inf: Tensor
+
+    def __init__(
+        self,
+        optimiser: torch.optim.Optimizer,
+        model: nn.Module,
+        method: Method,
+        comm: Comm | None = None,
+        seed: int = 0,
+        check: bool = True,
+        debug: bool = False,
+        select: str = "auto",
+        *,
+        group: dist.ProcessGroup | None = None,
+        steps_per_epoch: int | None = None,
+        scaler: GradScaler | None = None,
+        overlap: bool = False,
+    ) -> None:
+        # Not Optimizer.__init__: parameters, state and defaults are the inner optimiser's.
+        check_parts(optimiser, model, method, scaler)
+        check_momentum(optimiser, method)
+        if overlap:
+            check_overlap(scaler)
+        self.optimiser, self.check, self.scaler = optimiser, check, scaler
+        self.comm = communicator(comm, group, is_apart=overlap)
+        self.clock = EpochClock(method, steps_per_epoch, tells=self.comm.rank == 0)
+        self._is_aggregated = self._is_skipped = False
+        self._scale: float | None = None  # that `aggregate` was told
+        for hooks in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
+            setattr(self, f"_optimizer_{hooks}_hooks", OrderedDict())
+        broadcast(model, self.comm)
+        self._known = parameters_of(optimiser)
+        mine = set(map(id, self._known))
+        named = [(name, p) for name, p in model.named_parameters() if id(p) in mine]
+        self._frozen = [(name, p) for name, p in named if not p.requires_grad]
+        self.aggregator = Aggregator(method, named, self.comm, seed=seed, debug=debug, select=select)
+        self._used = Used([p for _, p in self.aggregator.gradients.parameters])
+        self._steps = OwnSteps(optimiser)
+        self._accumulates = False  # within `no_sync`?
+        # Of each parameter, has any worker used it in this step? As far as is known.
+        self._used_anywhere = [True] * len(self._used.flags)
+        self._overlap = Overlap(self.aggregator, self._aggregate_bucket, self._begin) if overlap else None
+
+    # Properties where Optimizer has attributes: `load_state_dict` gives the inner optimiser new ones, and
+    # these must follow. They can't be set, hence the type checker's objection.
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Parameter groups of the inner optimiser."""
+        return self.optimiser.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """State of the inner optimiser."""
+        return self.optimiser.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Defaults of the inner optimiser."""
+        return self.optimiser.defaults
+
+    @property
+    def steps(self) -> int:
+        """Number of steps so far."""
+        return self.aggregator.step
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Clear the gradients in place: backpropagation goes on writing into the method's own buffer."""
+        self._refuse_halfway("zero_grad() came")
+        self.aggregator.gradients.collect()
+        self.aggregator.gradients.zero_()
+        self._used.clear()
+        self._is_aggregated = False  # a step that was skipped leaves it set
+
+    def aggregate(self, scale: float | None = None) -> StepReport | None:
+        """Average the gradients now; the next `step` then doesn't. None where a step must be skipped.
+
+        Args:
+            scale: what the loss was multiplied with, where no `scaler` was handed over. The gradients are
+                divided by it before the method sees them and multiplied again afterwards, for whoever divides
+                them next. If any worker's have overflowed, all workers' become infinite, so that every scaler
+                skips the step; residuals are untouched.
+        """
+        self._check_unchanged()
+        if scale is not None and self._is_scaled:
+            raise ValueError("the scaler was handed over, so its scale is known: call aggregate() without it")
+        if scale is not None and self._overlap is not None:
+            raise ValueError(
+                "overlap=True averages gradients before aggregate(scale) can divide them; leave one out"
+            )
+        if self._is_aggregated and not self._is_skipped and not any(self._used.flags):
+            raise ValueError("aggregate was called twice; call it once, after the last backward of a step")
+        self._is_aggregated, self._scale, self.last_report = True, scale, None
+        if self._overlap is not None:
+            return self._finish(self._overlap)
+        gradients = self.aggregator.gradients
+        gradients.collect()
+        if scale is not None:
+            gradients.flat.div_(scale)
+        used, self._is_skipped = self._look(scale)
+        self._used.clear()
+        if self._is_skipped:
+            for view in gradients.views:  # not the gaps between them, which stay zero
+                view.fill_(torch.inf)
+            return None
+        self.last_report = self.aggregator.aggregate(self.epoch, self._rates())
+        self._leave_alone(used)
+        if scale is not None:
+            gradients.flat.mul_(scale)
+        return self.last_report
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within only accumulate; the next one outside is the step's last. What `overlap`
+        needs to be told; without it all backward passes before `step` accumulate.
+        """
+        before, self._accumulates = self._accumulates, True
+        try:
+            yield
+        finally:
+            self._accumulates = before
+
+    def _begin(self) -> None:
+        """The first gradient of a step has come, perhaps one that is to be sent."""
+        if self._overlap is None or self._accumulates or self._is_aggregated:
+            return
+        if not self.aggregator.gradients.is_superseded:
+            self._check_unchanged()
+            self._overlap.begin(self.epoch, self._rates())
+
+    def _finish(self, overlap: Overlap) -> StepReport:
+        """Send what overlapping has not sent yet, and wait."""
+        if not overlap.is_begun:  # no gradient has come, or all within `no_sync`
+            self.aggregator.gradients.collect()
+            overlap.begin(self.epoch, self._rates())
+        try:
+            self.last_report = overlap.finish()
+        finally:
+            self._used.clear()
+        used, self._used_anywhere = self._used_anywhere, [True] * len(self._used.flags)
+        self._leave_alone(used)
+        return self.last_report
+
+    def _aggregate_bucket(self, at: int, step: Step) -> StepReport:
+        """Aggregate one bucket in the thread of `overlap`."""
+        assert self._overlap is not None  # which calls this
+        aggregator, inside = self.aggregator, self._overlap.inside[at]
+        if self.check:
+            grads = [aggregator.gradients.views[index] for index in inside]
+            names = [aggregator.gradients.parameters[index][0] for index in inside]
+            flags = [self._used.flags[index] for index in inside]
+            used = aggregator.look(grads, names, flags, PartlyDelivered)
+            for index, is_used in zip(inside, used, strict=True):
+                self._used_anywhere[index] = is_used
+        return aggregator.aggregate_bucket(at, step)
+
+    def _leave_alone(self, used: list[bool]) -> None:
+        """Take the gradients of what was not used away, else weight decay and momentum would move it."""
+        gradients = self.aggregator.gradients
+        for (_, p), view, is_used in zip(gradients.parameters, gradients.views, used, strict=True):
+            if not p.requires_grad or not (is_used or view.any()):
+                p.grad = None
+
+    def _refuse_halfway(self, what: str) -> None:
+        """While gradients are on their way."""
+        if self._overlap is not None and self._overlap.is_begun:
+            raise ValueError(
+                f"{what} between backward and step, when gradients are on their way already; "
+                "call it after step, or after aggregate()"
+            )
+
+    def _look(self, scale: float | None) -> tuple[list[bool], bool]:
+        """Flags of the parameters that any worker used; and whether the step must be skipped."""
+        gradients = self.aggregator.gradients
+        if scale is None and not self._is_scaled:
+            if self.check:
+                names = [name for name, _ in gradients.parameters]
+                return self.aggregator.look(gradients.views, names, self._used.flags), False
+            return [True] * len(self._used.flags), False
+        if self.scaler is not None and self._is_scaled:
+            found = infinities(self.scaler, self)
+            overflow = torch.stack([infinity.to(gradients.flat.device) for infinity in found]).sum()
+        else:
+            found, overflow = [], ~gradients.finite().all()
+        used_here = host_sync.to_device(self._used.flags, gradients.flat, torch.float32)
+        facts = torch.cat([overflow.float().reshape(1), used_here])
+        overflows, *used = host_sync.to_host(self.comm.all_reduce(facts))
+        for infinity in found:
+            infinity.fill_(min(overflows, 1.0))  # so every worker's scaler lowers its scale
+        return [bool(number) for number in used], overflows > 0
+
+    # Optimizer's returns the closure's loss; this one takes no closure.
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Average, unless `aggregate` has done so since the last step; then the optimiser's own step."""
+        if closure is not None:
+            raise ValueError(
+                "a closure would compute gradients anew within the step; call backward before it"
+            )
+        is_stepped_by_scaler = hasattr(self, "found_inf") and not self._is_scaled
+        if is_stepped_by_scaler:
+            self._check_scale()
+        if not self._is_aggregated:
+            self.aggregate()
+        elif any(self._used.flags):
+            raise ValueError("backward ran after aggregate; call aggregate after the last backward of a step")
+        self._is_aggregated = False
+        if self._is_skipped:
+            return
+        if is_stepped_by_scaler:
+            assert self.grad_scale is not None  # `_check_scale` has looked
+            for p in self._known:
+                if p.grad is not None:
+                    p.grad.div_(self.grad_scale)
+        self._steps.step()
+
+    @property
+    def _is_scaled(self) -> bool:
+        """True if a scaler was handed over."""
+        return self.scaler is not None and self.scaler.is_enabled()
+
+    def _check_scale(self) -> None:
+        """Refuse a scaler that was not handed over, unless `aggregate` was told its scale."""
+        if self._scale is None or not self._is_aggregated:
+            why = "a GradScaler steps this optimiser, and does not know of overflows on other workers"
+        elif self.grad_scale is None:
+            why = "unscale_ and aggregate(scale) both divide by the scale"
+        else:
+            return
+        raise ValueError(f"{why}; hand the scaler over: sparsify.distribute(..., scaler=scaler)")
+
+    def _check_unchanged(self) -> None:
+        """Refuse an optimiser with other parameters than it had, or with frozen ones that are trained now."""
+        anew = "wrap it anew: sparsify.distribute(optimiser.optimiser, ...); residuals begin at zero then"
+        now = parameters_of(self.optimiser)
+        if len(now) != len(self._known) or any(p is not q for p, q in zip(now, self._known, strict=True)):
+            raise ValueError(f"the optimiser has other parameters than when it was wrapped; {anew}")
+        for name, p in self._frozen:
+            if p.requires_grad or p.grad is not None:
+                raise ValueError(
+                    f"{name} was frozen when its optimiser was wrapped, and is trained now; {anew}"
+                )
+        check_momentum(self.optimiser, self.aggregator.method)  # schedulers may bring it
+        self.clock.check(self.steps)
+
+    def _rates(self) -> float | list[float]:
+        """The learning rate of each bucket, where the method follows it."""
+        aggregator = self.aggregator
+        return rates_of(aggregator.gradients, self.optimiser) if aggregator.method.needs_lr else 1.0
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Register a hook that runs after averaging, before the inner step."""
+        return self.optimiser.register_step_pre_hook(lambda _, args, kwargs: hook(self, args, kwargs))
+
+    def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Register a hook that runs after the inner step."""
+        return self.optimiser.register_step_post_hook(lambda _, args, kwargs: hook(self, args, kwargs))
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the inner optimiser, and under `method` and `epoch` the method's state of this worker:
+        save it per rank.
+        """
+        self._refuse_halfway("state_dict() came")
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        method, epoch = self.aggregator.state_dict(), self.clock.last_set
+        saved: dict[str, Any] = {**self.optimiser.state_dict(), "method": method, "epoch": epoch}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            saved = after(self, saved) or saved
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken; see `Aggregator.load_state_dict` for what is refused."""
+        self._refuse_halfway("load_state_dict() came")
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        if "method" not in state_dict:
+            raise ValueError(
+                "the saved state has no residuals: it is another optimiser's, or made by "
+                "get_optimizer_state_dict, which leaves them out. Save optimiser.state_dict() on every "
+                "worker; or load this into the inner optimiser (`optimiser.optimiser`) and go on without "
+                "what the workers still owed"
+            )
+        self.aggregator.load_state_dict(state_dict["method"])
+        # Older ones have the inner optimiser's under a name of its own.
+        self.optimiser.load_state_dict(state_dict.get("optimiser", state_dict))
+        self.clock.last_set = state_dict["epoch"]
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse parameters that join later."""
+        raise ValueError("parameters can't join later: their residuals would be missing; wrap the model anew")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a wrapped optimiser can't be copied or pickled: its process group and its gradients' memory "
+            "belong to this process; copy its state_dict(), or the inner optimiser (`optimiser.optimiser`)"
+        )
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimiser({self.aggregator.method!r}, {self.optimiser!r})"

@@ -1,0 +1,195 @@
+"""Aggregation during backpropagation: bucket after bucket, in a thread and on a stream of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from sparsify.core.bucket import Place
+from sparsify.doors.aggregator import Aggregator
+from sparsify.doors.engine import StepReport
+from sparsify.method import Step
+
+
+class Background:
+    """One thread and, on a GPU, one stream, which do their work in the order in which it is handed in.
+
+    What fails ends all that was handed in behind it. A collective belongs to the thread's own process group:
+    in a common one, those of two threads would meet.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.thread = ThreadPoolExecutor(1, "aggregation")
+        self.futures: list[Future[Any]] = []  # of what was handed in since `finish`
+
+    def submit(self, work: Callable[[], Any]) -> None:
+        """`work` follows all earlier work, and what the device was told so far."""
+        told = None
+        if self.stream is not None:
+            told = torch.cuda.current_stream(self.stream.device).record_event()
+        earlier = self.futures[-1] if self.futures else None
+        self.futures.append(self.thread.submit(self._run, work, told, earlier))
+
+    def finish(self) -> list[Any]:
+        """Wait for all work and return what it returned; what the device is told next follows it.
+
+        Raises:
+            Exception: the first one that work raised, as it was.
+        """
+        futures, self.futures = self.futures, []
+        found = [future.result() for future in futures]
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+        return found
+
+    def _run(self, work: Callable[[], Any], told: Any, earlier: Future[Any] | None) -> Any:
+        if earlier is not None:
+            earlier.result()  # done, for there is one thread; or it failed
+        with torch.no_grad():  # each thread has a mode of its own
+            if self.stream is None:
+                return work()
+            with torch.cuda.stream(self.stream):
+                self.stream.wait_event(told)
+                return work()
+
+
+class Overlap:
+    """Lets an aggregator start a bucket as soon as all of its gradients have been computed.
+
+    Buckets are aggregated in their order, which is that in which backpropagation finishes, so that all
+    workers do the same collectives in the same order. Every parameter gets one gradient a step:
+
+        overlap.begin(epoch, lr)
+        loss.backward()
+        report = overlap.finish()
+
+    Args:
+        aggregator: of several buckets; its communicator must work from another thread (processes do, virtual
+            ranks don't), and nothing else may use it between `begin` and `finish`.
+        aggregate: does a bucket, in the thread; by default the aggregator does.
+        unannounced: called when a gradient comes in a step that was not begun; it may begin it.
+
+    Raises:
+        ValueError: the method needs the gradient of the whole model first, or there is only one bucket.
+    """
+
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        aggregate: Callable[[int, Step], StepReport] | None = None,
+        unannounced: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.aggregator, gradients = aggregator, aggregator.gradients
+        if aggregator.method.needs_whole_gradient:
+            raise ValueError(
+                "overlap=true begins before the norm of the whole gradient is known, which clip_norm needs; "
+                "leave one of them out"
+            )
+        if len(gradients.buckets) < 2:
+            raise ValueError(
+                f"overlap=true with scope={aggregator.method.scope!r}: there is one bucket, and it is full "
+                "when backpropagation is over; take scope=layer, or a bucket size in MB"
+            )
+        self.aggregate, self.unannounced = aggregate or aggregator.aggregate_bucket, unannounced
+        self.background = Background(gradients.flat.device)
+        # What is aggregated does not count as changed: autograd counts changes of an alias by themselves.
+        gradients.buckets[:] = [bucket._replace(flat=bucket.flat.data) for bucket in gradients.buckets]
+        index_of = {name: index for index, (name, _) in enumerate(gradients.parameters)}
+        # Of each bucket the indices of its parameters, and the inverse; empty tensors lie in no bucket.
+        self.inside = [[index_of[name] for name in bucket.names] for bucket in gradients.buckets]
+        self.places = {index: at for at, inside in enumerate(self.inside) for index in inside}
+        self.waiting: list[set[int]] = []  # of each bucket, parameters whose gradients are yet to come
+        self.steps: list[Step] = []  # of each bucket
+        self.changes = 0  # of the gradients, as autograd counts them, when the last one came
+        self.hooks = [
+            gradients.parameters[index][1].register_post_accumulate_grad_hook(arriving(ref(self), index))
+            for index in self.places
+        ]
+
+    @property
+    def is_begun(self) -> bool:
+        """True between `begin` and `finish`."""
+        return bool(self.waiting)
+
+    def begin(self, epoch: int = 0, lr: float | Sequence[float] = 1.0) -> None:
+        """Begin a step, before its first gradient. Arguments as `Aggregator.aggregate`."""
+        step = self.aggregator.begin(epoch)
+        rates = lr if isinstance(lr, Sequence) else [lr] * len(self.aggregator.states)
+        self.steps = [step._replace(lr=rate) for rate in rates]
+        self.waiting = [set(inside) for inside in self.inside]
+        self.background.futures = []  # of a step that ended in an error
+        self.changes = self.aggregator.gradients.flat._version
+
+    def finish(self) -> StepReport:
+        """End a step, after backward: all gradients are averages as soon as the work queued on the device is
+        done.
+
+        Raises:
+            ValueError: gradients were changed since backward; besides whatever aggregating them raised.
+        """
+        waiting, self.waiting = self.waiting, []
+        self._check_unchanged({index for index, at in self.places.items() if index not in waiting[at]})
+        for at in range(len(self.background.futures), len(waiting)):
+            for index in waiting[at]:  # parameters that were not used get no gradient
+                self.aggregator.gradients.restore(index)
+            self._start(at)
+        return StepReport.total(self.background.finish())
+
+    def close(self) -> None:
+        """End the thread, and take the hooks away."""
+        for hook in self.hooks:
+            hook.remove()
+        self.background.thread.shutdown()
+
+    def arrived(self, index: int) -> None:
+        """A parameter has its gradient."""
+        if not self.is_begun:
+            self.unannounced()
+        if not self.is_begun:
+            return
+        gradients, waiting = self.aggregator.gradients, self.waiting[self.places[index]]
+        if index not in waiting:
+            raise ValueError(
+                f"a second gradient of {gradients.parameters[index][0]} came before the step, when the first "
+                "was on its way already; run all backward passes of a step but the last within "
+                "`with optimiser.no_sync():`, or leave overlap out"
+            )
+        gradients.restore(index)  # backpropagation may have put it elsewhere
+        waiting.discard(index)
+        self.changes = gradients.flat._version
+        while (at := len(self.background.futures)) < len(self.waiting) and not self.waiting[at]:
+            self._start(at)
+
+    def _start(self, at: int) -> None:
+        self.background.submit(partial(self.aggregate, at, self.steps[at]))
+
+    def _check_unchanged(self, sent: set[int]) -> None:
+        """Nobody may write to gradients, or put others in their place, when they may be on their way."""
+        gradients = self.aggregator.gradients
+        are_there = all(
+            gradients.parameters[index][1].grad is gradients.grads[index]
+            and Place.of(gradients.grads[index]) == gradients.places[index]
+            for index in sent
+        )
+        if gradients.flat._version != self.changes or not are_there:
+            raise ValueError(
+                "gradients were changed between backward and step, when they were on their way already; "
+                "change (or clip) their average, after optimiser.aggregate(), or leave overlap out"
+            )
+
+
+def arriving(overlap: ref[Overlap], index: int) -> Callable[[Tensor], None]:
+    """A hook; parameters live longer than what is wrapped around them."""
+
+    def arrive(_: Tensor) -> None:
+        if (waiting := overlap()) is not None:
+            waiting.arrived(index)
+
+    return arrive

@@ -1,0 +1,387 @@
+"""What it takes to wrap a user's model and optimiser: checks, the first broadcast, epochs and rates."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakKeyDictionary, WeakMethod, ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler, OptState
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from sparsify.comm import Comm, put
+from sparsify.comm.torch import TorchComm
+from sparsify.core.bucket import Gradients, check_tensor
+from sparsify.doors.engine import StepReport
+from sparsify.method import Dense, Method
+
+# An epoch of CIFAR-10 has 1,563 steps for one worker with batches of 32, and 49 for 8 with 128.
+LONG_EPOCH_STEPS = 2000
+log = logging.getLogger(__name__)
+
+# Optimiser -> what refuses steps that its wrapper did not make.
+GUARDS: WeakKeyDictionary[torch.optim.Optimizer, OwnSteps] = WeakKeyDictionary()
+
+
+def communicator(comm: Comm | None, group: dist.ProcessGroup | None, is_apart: bool = False) -> Comm:
+    """`comm`, or the process group: by default torch.distributed's own, or one beside it."""
+    if comm is not None and group is not None:
+        raise ValueError("comm and group both say who averages; give one of them")
+    if comm is not None:
+        return comm
+    if not dist.is_initialized():
+        raise ValueError(
+            "there is no process group; call torch.distributed.init_process_group first, or pass comm="
+        )
+    return TorchComm.beside() if is_apart and group is None else TorchComm(group)
+
+
+def check_overlap(scaler: GradScaler | None) -> None:
+    """Refuse what must see all gradients before the first one is delivered."""
+    if scaler is not None and scaler.is_enabled():
+        raise ValueError(
+            "overlap=True delivers a gradient before it is known whether a later one overflows, and a "
+            "GradScaler would then skip the step; train in bfloat16, which needs none, or leave overlap out"
+        )
+
+
+def broadcast(model: nn.Module, comm: Comm) -> None:
+    """Give all workers the parameters and buffers of rank 0's model. All travel on the device of the
+    parameters, for nccl knows no other.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in named:
+        check_tensor(name, tensor)
+    for _, tensor in named:
+        put(comm.broadcast(tensor.detach().to(named[0][1].device)), tensor)
+
+
+def parameters_of(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """All parameters of an optimiser, group by group."""
+    return [p for group in optimiser.param_groups for p in group["params"]]
+
+
+def rates(optimiser: torch.optim.Optimizer) -> dict[int, float]:
+    """Learning rates by the parameters' ids."""
+    if any("lr" not in group for group in optimiser.param_groups):
+        raise ValueError(
+            f"{type(optimiser).__name__} has no learning rate for feedback in the learning-rate domain to "
+            "follow; build the method with feedback='gradient'"
+        )
+    return {id(p): float(group["lr"]) for group in optimiser.param_groups for p in group["params"]}
+
+
+def rates_of(gradients: Gradients, optimiser: torch.optim.Optimizer) -> list[float]:
+    """The learning rate of each bucket."""
+    rate_of, found = rates(optimiser), list[float]()
+    by_name = {name: rate_of[id(p)] for name, p in gradients.parameters}
+    for bucket in gradients.buckets:
+        inside = sorted({by_name[name] for name in bucket.names})
+        if len(inside) > 1:
+            raise ValueError(
+                "feedback in the learning-rate domain needs one rate for all that is exchanged together, "
+                f"and these have {inside}; build the method with scope='layer', or feedback='gradient'"
+            )
+        found += inside
+    return found
+
+
+def check_parts(
+    optimiser: torch.optim.Optimizer, model: nn.Module, method: Method, scaler: GradScaler | None = None
+) -> None:
+    """Refuse what can't be wrapped."""
+    for part, kind, what in (
+        (optimiser, torch.optim.Optimizer, "an optimiser"), (model, nn.Module, "a model"),
+    ):  # fmt: skip
+        if not isinstance(part, kind):
+            raise ValueError(
+                f"{type(part).__name__} is not {what}; sparsify.distribute takes an optimiser, its model, "
+                "and a method, in this order"
+            )
+    if not (scaler is None or isinstance(scaler, GradScaler)):
+        raise ValueError(
+            f"{scaler=} is no torch.amp.GradScaler; with others call aggregate(scale) before each step"
+        )
+    if not hasattr(method, "aggregate"):
+        raise ValueError(
+            f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
+        )
+    if isinstance(getattr(optimiser, "optimiser", None), torch.optim.Optimizer):
+        raise ValueError("this optimiser is wrapped already; wrap the inner one (`optimiser.optimiser`)")
+    if isinstance(optimiser, torch.optim.LBFGS):
+        raise ValueError("LBFGS computes gradients within its step, where no other worker sees them")
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            raise ValueError(
+                "DistributedDataParallel averages by itself; hand over the model inside (`model.module`), or "
+                "take sparsify.register"
+            )
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise ValueError("FSDP shards the model; sparsification needs the whole model on every worker")
+    of_model = {id(p) for p in model.parameters()}
+    for p in parameters_of(optimiser):
+        if id(p) not in of_model:
+            raise ValueError(
+                f"the optimiser has a parameter of shape {tuple(p.shape)} that the model does not have; hand "
+                "over a module that has all of them, such as nn.ModuleList([model, loss])"
+            )
+
+
+def check_momentum(optimiser: torch.optim.Optimizer, method: Method) -> None:
+    """Momentum is applied once."""
+    theirs = [group.get("momentum") or group.get("betas") for group in optimiser.param_groups]
+    if method.momentum_inside and any(theirs):
+        raise ValueError(
+            f"the method applies momentum itself, and the optimiser has {theirs[0]} too; give the optimiser "
+            "momentum=0, or build the method with momentum=0"
+        )
+
+
+class OwnSteps:
+    """Refuses steps of an optimiser that its wrapper did not make: they would use one worker's gradients."""
+
+    def __init__(self, optimiser: torch.optim.Optimizer) -> None:
+        self.optimiser, self.is_stepping = ref(optimiser), False
+        if (earlier := GUARDS.get(optimiser)) is not None:
+            earlier.handle.remove()
+        self.handle: RemovableHandle = optimiser.register_step_pre_hook(self.check)
+        GUARDS[optimiser] = self
+
+    def check(self, *_: Any) -> None:
+        """Refuse a step that the wrapper did not make."""
+        if not self.is_stepping:
+            raise ValueError(
+                "this optimiser was wrapped, and its own step would not average; call that of what "
+                "sparsify.distribute returned"
+            )
+
+    def step(self) -> None:
+        """Step the inner optimiser."""
+        optimiser = self.optimiser()
+        assert optimiser is not None  # its wrapper holds it
+        self.is_stepping = True
+        try:
+            optimiser.step()
+        finally:
+            self.is_stepping = False
+
+
+class Used:
+    """Flags of the parameters that got a gradient since the last `clear`."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.flags: list[bool] = []
+        for at, p in enumerate(parameters):
+            self.flags.append(False)
+            p.register_post_accumulate_grad_hook(noting(ref(self), at))
+
+    def clear(self) -> None:
+        """Forget what was used."""
+        self.flags = [False] * len(self.flags)
+
+
+def noting(used: ref[Used], at: int) -> Any:
+    """A hook; parameters live longer than what is wrapped around them."""
+
+    def note(_: Tensor) -> None:
+        if (notes := used()) is not None:
+            notes.flags[at] = True
+
+    return note
+
+
+def infinities(scaler: GradScaler, optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    """Unscale the gradients, if nobody has; then what the scaler noted of infinities, one number a device."""
+    states = scaler._per_optimizer_states
+    if id(getattr(optimiser, "optimiser", None)) in states:
+        raise ValueError(
+            "the scaler was given the inner optimiser; give it what sparsify.distribute returned"
+        )
+    if states[id(optimiser)]["stage"] is OptState.READY:
+        scaler.unscale_(optimiser)
+    return list(scaler._found_inf_per_device(optimiser).values())
+
+
+class EpochClock:
+    """The current epoch, for methods that raise the density in the first ones.
+
+    Args:
+        steps_per_epoch: None: somebody sets the epoch.
+        tells: warn where an epoch of the warm-up does not end.
+    """
+
+    def __init__(self, method: Method, steps_per_epoch: int | None, tells: bool = True) -> None:
+        is_number = isinstance(steps_per_epoch, int) and not isinstance(steps_per_epoch, bool)
+        if steps_per_epoch is not None and not (is_number and steps_per_epoch > 0):
+            raise ValueError(f"{steps_per_epoch=} must be a whole number above 0, such as len(batches)")
+        self.steps_per_epoch, self.tells = steps_per_epoch, tells
+        self.warmup = [method.density_at(epoch) for epoch in range(method.num_warmup_epochs + 1)]
+        self.is_needed = len(set(self.warmup)) > 1
+        self.last_set: int | None = None
+        self._seen: int | None = None  # what `last_set` was in the last step,
+        self._since = 0  # and in which step it became so
+
+    def epoch(self, step: int) -> int:
+        """Number of the epoch that this step is in."""
+        return step // self.steps_per_epoch if self.steps_per_epoch else self.last_set or 0
+
+    def set(self, epoch: int) -> None:
+        """Say which epoch it is."""
+        if self.steps_per_epoch:
+            raise ValueError("the epoch follows from steps_per_epoch; leave one of them out")
+        if operator.index(epoch) < 0:
+            raise ValueError(f"{epoch=} is out of range: epochs are counted from 0")
+        self.last_set = operator.index(epoch)
+
+    def check(self, step: int) -> None:
+        """Refuse a step of an unknown epoch, and warn of an epoch that does not end; once in every step."""
+        if not self.is_needed or self.steps_per_epoch is not None:
+            return
+        if self.last_set is None:
+            raise ValueError(
+                "the method's density falls in the first epochs (density_warmup), and nobody says which "
+                "one this is; pass steps_per_epoch=, or set .epoch, counted from 0, before each begins"
+            )
+        if self.last_set != self._seen:
+            self._seen, self._since = self.last_set, step
+        is_late = self.last_set < len(self.warmup) - 1 and step - self._since >= LONG_EPOCH_STEPS
+        if is_late and self.tells:
+            self.tells = False
+            # No `warnings.warn`, which may be an error, and then the other workers wait for this one.
+            log.warning(
+                f".epoch has been {self.last_set} for {LONG_EPOCH_STEPS} steps, so the density stays at "
+                f"{self.warmup[self.last_set]:g} and does not fall to {self.warmup[-1]:g} (density_warmup); "
+                "unless an epoch is that long, set .epoch before each one, or pass "
+                "steps_per_epoch=len(batches)"
+            )
+
+
+class Paced:
+    """Parts that both doors show: a report, and the `epoch` for methods that raise the density at first."""
+
+    clock: EpochClock
+    last_report: StepReport | None = None
+
+    @property
+    def steps(self) -> int:
+        """Number of steps so far."""
+        raise NotImplementedError
+
+    @property
+    def epoch(self) -> int:
+        """Number of epochs before this one: follows from `steps_per_epoch`, or is what somebody has set."""
+        return self.clock.epoch(self.steps)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.clock.set(epoch)
+
+
+def check_ddp(model: object) -> None:
+    """Refuse what is no DistributedDataParallel that takes a hook."""
+    if isinstance(getattr(model, "_orig_mod", None), DistributedDataParallel):
+        raise ValueError(
+            "torch.compile wraps this DistributedDataParallel; register with the one inside, before compiling"
+        )
+    if not isinstance(model, DistributedDataParallel):
+        sharded = isinstance(model, nn.Module) and any(hasattr(p, "device_mesh") for p in model.parameters())
+        why = "shards its gradients, and sparsification needs whole ones" if sharded else "has no buckets"
+        raise ValueError(
+            f"register takes a DistributedDataParallel, and {type(model).__name__} {why}; wrap the model in "
+            "one, or take sparsify.distribute for a plain loop"
+        )
+    if getattr(model, "mixed_precision", None) is not None:
+        raise ValueError(
+            "DDP's mixed_precision averages with a hook of its own; leave it out, and use torch.autocast"
+        )
+
+
+def check_method(
+    method: Method, optimiser: torch.optim.Optimizer | None, model: DistributedDataParallel
+) -> None:
+    """Refuse a method that can't work tensor by tensor, or not without the optimiser."""
+    if not hasattr(method, "aggregate"):
+        raise ValueError(
+            f"{method!r} is not a method; build one, such as sparsify.build('topk', scope='layer')"
+        )
+    if method.scope != "layer" and not isinstance(method, Dense):
+        raise ValueError(
+            f"DDP hands gradients over bucket by bucket, so scope={method.scope!r} can't be had; take "
+            "scope='layer', or sparsify.distribute, which sees the whole model"
+        )
+    if method.needs_whole_gradient:
+        raise ValueError(
+            "clip_norm needs the gradient of the whole model in one piece, which DDP does not have; take "
+            "clip_norm=None, or sparsify.distribute"
+        )
+    if isinstance(getattr(optimiser, "optimiser", None), torch.optim.Optimizer):
+        raise ValueError(
+            "sparsify.distribute's optimiser averages by itself; give register the inner one, or leave it out"
+        )
+    if optimiser is None and (method.needs_lr or method.momentum_inside):
+        why = "follows the learning rate" if method.needs_lr else "applies momentum itself"
+        raise ValueError(
+            f"the method {why}, so it must know the optimiser: sparsify.register(model, method, optimiser)"
+        )
+    if optimiser is not None:
+        check_momentum(optimiser, method)
+        known = set(map(id, parameters_of(optimiser)))
+        for name, p in model.module.named_parameters():
+            if method.needs_lr and p.requires_grad and id(p) not in known:
+                raise ValueError(
+                    f"the method follows each parameter's learning rate, and {name} is not the optimiser's"
+                )
+
+
+def group_of(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
+    """DDP's own group, or another one of the same members."""
+    members = dist.get_process_group_ranks(model.process_group)
+    if group is not None and sorted(dist.get_process_group_ranks(group)) != sorted(members):
+        raise ValueError(
+            f"DDP keeps the model alike on the workers {members}, so they must average together; leave group "
+            "out, or give it to DistributedDataParallel(process_group=...)"
+        )
+    return TorchComm(group or model.process_group)
+
+
+def group_beside(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
+    """Another group than DDP's own, whose collectives those of a thread would meet."""
+    if group is not None and group is not model.process_group:
+        return group_of(model, group)
+    members = dist.get_process_group_ranks(model.process_group)
+    if group is None and len(members) == dist.get_world_size():
+        return TorchComm.beside()
+    raise ValueError(
+        f"overlap=True averages in a thread, and the group of the workers {members} is DDP's own; make "
+        "another one of them, on all workers of the default group, and hand it over: "
+        f"sparsify.register(..., group=torch.distributed.new_group({members}))"
+    )
+
+
+def watch(before_step: WeakMethod[Callable[..., None]]) -> RemovableHandle:
+    """Register a call before any optimiser's step, as long as it lives."""
+
+    def hook(*args: Any) -> None:
+        if (call := before_step()) is not None:
+            call(*args)
+
+    return register_optimizer_step_pre_hook(hook)
+
+
+def stepped_by_scaler() -> bool:
+    """True if a GradScaler calls this. Nothing else tells an optimiser's hooks."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+        if isinstance(caller, GradScaler) and caller.is_enabled():
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,212 @@
+# mypy: ignore-errors
+# ruff: noqa: SIM108 (a branch on what is read at run time is a statement to Triton)
+"""What kernels in Triton are made of: the layout of `work`, reading, writing, counting.
+
+A key is the bits of |x| as an integer: its order is that of magnitudes, NaN above Inf. `work` (WORK,) int32
+holds numbers that kernels leave to later ones, then five histograms.
+
+Offsets are int32 (gpu.py refuses longer vectors); a stride can make them longer, so addresses are int64.
+"""
+
+import triton
+import triton.language as tl
+
+# Numbers in `work`. All are 0 when a call begins.
+BOUND = tl.constexpr(0)  # least key of a candidate
+SHIFT = tl.constexpr(1)  # bits of a key below its bin in FIRST
+COUNT = tl.constexpr(2)  # elements that reached the bound
+ABOVE = tl.constexpr(3)  # elements above the bin that the k-th falls into
+EDGE = tl.constexpr(4)  # elements in that bin
+FAILED = tl.constexpr(5)  # 1: the bound was wrong, or the bin is too full
+EMITTED = tl.constexpr(6)  # slots given away in the result
+EDGED = tl.constexpr(7)  # slots given away among the edge's
+# Histograms in `work`: of candidates in two levels, of all elements in three.
+BINS = tl.constexpr(2048)
+FEW = tl.constexpr(1024)
+FIRST = tl.constexpr(16)
+SECOND = tl.constexpr(16 + 2048)
+HIGH = tl.constexpr(16 + 2 * 2048)
+MIDDLE = tl.constexpr(16 + 3 * 2048)
+LOW = tl.constexpr(16 + 3 * 2048 + 1024)
+HISTOGRAMS = tl.constexpr(3 * 2048 + 2 * 1024)
+WORK = tl.constexpr(16 + 3 * 2048 + 2 * 1024)
+# In `totals` (4,) int64, counted over all calls: see `sparsify.types.SearchStats`.
+STEPS = tl.constexpr(0)
+FALLBACKS = tl.constexpr(1)
+CANDIDATES = tl.constexpr(2)
+SELECTED = tl.constexpr(3)
+
+WORD = tl.constexpr(32)  # elements that a word of marks speaks of
+RUN = tl.constexpr(32)  # elements of a sample that lie side by side: a memory line
+
+
+@triton.jit
+def magnitude(values):
+    """float32 -> int32 keys."""
+    return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def read(acc, n, acc_stride, begin, lanes, TILE: tl.constexpr):
+    """Elements `lanes` from `begin` on. -> values, 0 where there is none; where there is one."""
+    inside = lanes < n - begin
+    places = acc + tl.cast(begin, tl.int64) * acc_stride + lanes.to(tl.int64) * acc_stride
+    if begin + TILE <= n:  # loads without a mask are wide
+        values = tl.load(places)
+    else:
+        values = tl.load(places, mask=inside, other=0.0)
+    return values, inside
+
+
+@triton.jit
+def accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD: tl.constexpr, TILE: tl.constexpr):
+    """Elements `lanes` of this program's tile: acc += grad, rounded once. -> sums, which of them exist."""
+    begin = tl.program_id(0) * TILE
+    inside = lanes < n - begin
+    # One base of 64 bits; lanes differ from it by few bits, and mostly by constants.
+    places = acc + begin.to(tl.int64) * acc_stride + lanes.to(tl.int64) * acc_stride
+    added = grad + begin.to(tl.int64) * grad_stride + lanes.to(tl.int64) * grad_stride
+    if begin + TILE <= n:  # loads and stores without a mask are wide
+        sums = tl.load(places)
+        if ADD:
+            sums = sums + tl.load(added).to(tl.float32)
+            tl.store(places, sums)
+    else:
+        sums = tl.load(places, mask=inside, other=0.0)
+        if ADD:
+            sums = sums + tl.load(added, mask=inside, other=0.0).to(tl.float32)
+            tl.store(places, sums, mask=inside)
+    return sums, inside
+
+
+@triton.jit
+def tile_of_rows(TILE: tl.constexpr, WIDTH: tl.constexpr):
+    """0 ... TILE - 1, (TILE / WIDTH, WIDTH)."""
+    return tl.arange(0, TILE // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+
+
+@triton.jit
+def column(rows, number: tl.constexpr, WIDTH: tl.constexpr):
+    """(m, WIDTH) int32 -> (m,): where a row lies in one thread, the register that it is in."""
+    return tl.sum(tl.where(tl.arange(0, WIDTH)[None, :] == number, rows, 0), 1)
+
+
+@triton.jit
+def put(indices, values, slots, end, begin, kept, bits, TILE: tl.constexpr, WIDTH: tl.constexpr):
+    """What is kept (TILE / WIDTH, WIDTH) of a tile that starts at `begin`: each row to its slot and those
+    behind it, while they are less than `end`.
+    """
+    # In columns: before scattered stores of a whole tile, Triton would move all of it between threads.
+    for number in tl.static_range(WIDTH):
+        here = column(kept, number, WIDTH)
+        live = (here > 0) & (slots < end)
+        tl.store(indices + slots, begin + tl.arange(0, TILE // WIDTH) * WIDTH + number, mask=live)
+        tl.store(values + slots, column(bits, number, WIDTH).to(tl.float32, bitcast=True), mask=live)
+        slots += here
+
+
+@triton.jit
+def in_order(counts):
+    """(m,) -> how many are before each."""
+    return tl.cumsum(counts, 0) - counts
+
+
+@triton.jit
+def mark(marks, keep, TILE: tl.constexpr):
+    """One bit for each element of this program's tile, (TILE / 32, 32): a word for each 32, first the lowest.
+    -> how many are marked.
+    """
+    bits = tl.sum(keep.to(tl.uint32) << tl.arange(0, WORD)[None, :].to(tl.uint32), 1)
+    words = tl.program_id(0) * (TILE // WORD) + tl.arange(0, TILE // WORD)
+    tl.store(marks + words, bits.to(tl.int32, bitcast=True))
+    return tl.sum(popcount(bits), 0)
+
+
+@triton.jit
+def popcount(x):
+    """uint32 -> how many bits are set, int32. Hacker's Delight, figure 5-2."""
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def exponent(x):
+    """uint32 powers of 2 -> which, int32; read off a float. Of 0: negative."""
+    return (x.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+
+
+@triton.jit
+def reserve(counter, mask):
+    """Slots (m,) for those in the mask, in their order, behind what other programs have; one atomic."""
+    ones = mask.to(tl.int32)
+    return tl.atomic_add(counter, tl.sum(ones, 0), sem="relaxed") + in_order(ones)
+
+
+@triton.jit
+def crossing(histogram, k, SIZE: tl.constexpr):
+    """The bin that the k-th largest falls into, how many are above it, how many in it; zeros if none."""
+    order = tl.arange(0, SIZE)
+    counts = tl.load(histogram + (SIZE - 1 - order))
+    above = in_order(counts)
+    here = (above < k) & (above + counts >= k)
+    bin = tl.sum(tl.where(here, SIZE - 1 - order, 0), 0)
+    return bin, tl.sum(tl.where(here, above, 0), 0), tl.sum(tl.where(here, counts, 0), 0)
+
+
+@triton.jit
+def first_bin(excess, shift):
+    """Keys less the bound -> bins; what is too large for them is in the last."""
+    return tl.minimum(excess >> shift, BINS - 1)
+
+
+@triton.jit
+def second_bin(excess, shift):
+    """Bins within a first bin: of 1/2048 of its width; within the last, which is wide, of 1/8 octave."""
+    last = ((excess >> shift) >= BINS - 1) & (shift < 20)
+    wide = (excess - ((BINS - 1) << shift)) >> 20
+    return tl.where(last, wide, excess >> (shift - 11)) & (BINS - 1)
+
+
+@triton.jit
+def scattered(number, turn):
+    """int32, int32 -> pseudo-random numbers of 31 bits."""
+    x = number.to(tl.uint32) * 0x2C1B3C6D + turn.to(tl.uint32) * 0x297A2D39
+    x = (x ^ (x >> 15)) * 0x2C1B3C6D
+    x = (x ^ (x >> 12)) * 0x297A2D39
+    return (x ^ (x >> 15)) >> 1
+
+
+@triton.jit
+def part_histogram(
+    acc,
+    n,
+    acc_stride,
+    prefix,
+    PREFIX: tl.constexpr,
+    SHIFT_: tl.constexpr,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """(SIZE,): of this program's share of acc, the keys whose bits from PREFIX on are `prefix`, counted by
+    their bits from SHIFT_ on.
+    """
+    counts = tl.zeros([SIZE], tl.int32)
+    tiles = (n + TILE - 1) // TILE
+    share = (tiles + tl.num_programs(0) - 1) // tl.num_programs(0)
+    first = tl.program_id(0) * share
+    lanes = tl.arange(0, TILE)
+    for tile in range(first, tl.minimum(first + share, tiles)):
+        values, inside = read(acc, n, acc_stride, tile * TILE, lanes, TILE)
+        keys = magnitude(values)
+        if PREFIX < 31:
+            inside = inside & ((keys >> PREFIX) == prefix)
+        counts += tl.histogram((keys >> SHIFT_) & (SIZE - 1), SIZE, mask=inside)
+    return counts
+
+
+@triton.jit
+def add_counts(histogram, counts, SIZE: tl.constexpr):
+    """Add this program's counts to a histogram."""
+    tl.atomic_add(histogram + tl.arange(0, SIZE), counts, mask=counts > 0, sem="relaxed")

@@ -1,0 +1,20 @@
+"""Looks: every method has one colour in all figures, and variants of a method can be told apart."""
+
+from __future__ import annotations
+
+from analysis.pictures import style
+
+
+def test_methods_without_a_look_get_a_stable_one() -> None:
+    assert style.look("newmethod") == style.look("newmethod")
+    colours = [look.colour for look in style.LOOKS.values()]
+    assert len(set(colours)) == len(colours)
+    assert style.look("newmethod").colour not in colours
+
+
+def test_variants_of_a_method_have_ids_of_their_own() -> None:
+    assert style.method_id({"method.name": "topk", "method.scope": "layer"}) == "topk-layer"
+    assert style.method_id({"method.name": "topk", "method.scope": "global"}) == "topk"
+    assert style.method_id({"method.name": "dense", "method.scope": float("nan")}) == "dense"
+    assert style.method_id({"method.name": "randomk", "method.feedback": "gradient"}) == "randomk-feedback"
+    assert style.method_id({"method.name": "randomk", "method.feedback": "none"}) == "randomk"

@@ -1,0 +1,141 @@
+"""Frames on disk: Parquet returns what it was given, always as the same bytes."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from pandas.testing import assert_frame_equal
+
+from analysis.records.attempts import from_attempts
+from analysis.records.frames import Frames, combine, empty, restrict
+from analysis.records.parquet import cached, newest_frames, read_parquet, write_parquet
+from analysis.records.store import Store
+from tests.analysis import synthetic
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "runs")
+
+
+@pytest.fixture
+def frames(store: Store) -> Frames:
+    synthetic.timed(store, synthetic.config("dense"))
+    synthetic.timed(store, synthetic.config("topk"))
+    synthetic.learned(store, synthetic.learning_config("topk", epochs=3))
+    return from_attempts(store.all_valid())[0]
+
+
+def test_parquet_gives_back_what_it_was_given(frames: Frames, tmp_path: Path) -> None:
+    write_parquet(frames, tmp_path)
+    for name, before, after in zip(Frames._fields, frames, read_parquet(tmp_path), strict=True):
+        # float32 on disk keeps seven digits of steps and spans
+        assert_frame_equal(after, before, check_dtype=name != "runs", rtol=1e-6)
+    steps = read_parquet(tmp_path).steps
+    assert (steps["wire_bytes"] == frames.steps["wire_bytes"]).all()
+    assert (steps["start_s"] == frames.steps["start_s"]).all()
+
+
+def test_parquet_is_the_same_bytes_twice_and_no_pickle(frames: Frames, tmp_path: Path) -> None:
+    first = [path.read_bytes() for path in write_parquet(frames, tmp_path / "a")]
+    second = [path.read_bytes() for path in write_parquet(frames, tmp_path / "b")]
+    assert first == second
+    for raw in first:
+        with pytest.raises(pickle.UnpicklingError):
+            pickle.loads(raw)
+
+
+def test_empty_frames_survive_everything(tmp_path: Path, frames: Frames) -> None:
+    nothing, notes = from_attempts([])
+    assert notes == []
+    write_parquet(nothing, tmp_path)
+    for again in (read_parquet(tmp_path), read_parquet(tmp_path / "nowhere"), restrict(frames, [])):
+        assert [len(frame) for frame in again] == [0, 0, 0, 0, 0]
+        assert_frame_equal(combine(again, frames).steps, frames.steps)
+        assert_frame_equal(combine(frames, again).epochs, frames.epochs)
+    assert list(empty().steps.columns) == list(frames.steps.columns)
+
+
+def test_a_corrupt_parquet_file_is_named(frames: Frames, tmp_path: Path) -> None:
+    write_parquet(frames, tmp_path)
+    (tmp_path / "steps.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(ValueError, match=r"steps\.parquet is not a whole Parquet file"):
+        read_parquet(tmp_path)
+
+
+def test_a_column_that_configs_disagree_about_becomes_text(store: Store, tmp_path: Path) -> None:
+    auto = synthetic.config("topk")
+    auto["method"] = auto["method"] | {"density": "auto"}
+    for config in (auto, synthetic.config("topk"), synthetic.config("dense")):
+        synthetic.timed(store, config)
+    frames, _ = from_attempts(store.all_valid())
+    write_parquet(frames, tmp_path)
+    read = combine(read_parquet(tmp_path), frames)
+    assert set(read.runs["method.density"].dropna()) == {"auto", "0.001"}
+
+
+def test_losses_that_are_not_numbers_stay_so(store: Store, tmp_path: Path) -> None:
+    attempt = synthetic.timed(store, synthetic.config())
+    lines = (
+        attempt.rank_path(0)
+        .read_text()
+        .replace('"loss":2.3,', '"loss":NaN,')
+        .replace('"lr":0.1', '"lr":null')
+    )
+    attempt.rank_path(0).write_text(lines)
+    attempt.update(files=attempt.fingerprints())
+    write_parquet(from_attempts([attempt])[0], tmp_path)
+    steps = read_parquet(tmp_path).steps
+    assert np.isnan(steps["loss"].iloc[0])
+    assert steps["lr"].dtype == np.float64
+    assert pd.isna(steps["lr"].iloc[0])
+
+
+def test_a_copy_of_an_attempts_tables_is_made_again_where_it_is_damaged_or_of_another_record(
+    store: Store, tmp_path: Path
+) -> None:
+    attempt = synthetic.timed(store, synthetic.config())
+    first, _ = cached(attempt, tmp_path)
+    (copy,) = (tmp_path / "attempts").iterdir()
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+    for name, raw in before.items():
+        middle = len(raw) // 3
+        (copy / name).write_bytes(raw[:middle] + bytes([raw[middle] ^ 255]) + raw[middle + 1 :])
+        again, notes = cached(attempt, tmp_path)
+        assert notes == []
+        assert_frame_equal(again.steps, first.steps)
+        assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
+    attempt.update(parameters=7)
+    assert cached(attempt, tmp_path)[0].runs["parameters"].tolist() == [7]
+
+
+def test_a_copy_may_be_made_by_several_at_a_time(store: Store, tmp_path: Path) -> None:
+    attempt = synthetic.timed(store, synthetic.config())
+    for times in range(5):
+        folder = tmp_path / str(times)
+        with ThreadPoolExecutor(6) as pool:
+            found = [*pool.map(cached, [attempt] * 6, [folder] * 6)]
+        for frames, notes in found:
+            assert notes == []
+            assert_frame_equal(frames.steps, found[0][0].steps)
+            assert len(frames.steps)
+        assert len([*(folder / "attempts").iterdir()]) == 1
+
+
+def test_the_newest_whole_attempt_of_each_run_is_taken_and_damaged_ones_are_named(
+    store: Store, tmp_path: Path
+) -> None:
+    old, new = (synthetic.timed(store, synthetic.config(), slow=slow) for slow in (1.0, 2.0))
+    other = synthetic.timed(store, synthetic.config("topk"))
+    log = new.rank_path(1)
+    log.write_text(log.read_text().replace('"step":1,', '"step":9,', 1))  # the same length
+    for verify in (False, True):
+        frames, notes = newest_frames(store, store.runs(), tmp_path, verify)
+        assert set(frames.runs["run_id"]) == {old.run_id, other.run_id}
+        assert set(frames.runs["attempt"]) == {old.number}
+        assert notes == [f"left out {new.name}: rank1.jsonl is not what was recorded: it has another digest"]

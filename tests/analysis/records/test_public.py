@@ -1,0 +1,80 @@
+"""What is shipped says nothing of whose machine it was made on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pandas.testing import assert_frame_equal
+
+from analysis.records.attempts import from_attempts
+from analysis.records.parquet import read_parquet
+from analysis.records.public import public, public_provenance
+from analysis.records.store import Store
+from experiments.config.folders import ROOT
+from tests.analysis import synthetic
+
+WORKER = {"gpu": "NVIDIA A100", "memory_gib": 39.4, "driver": "550.1", "pcie": 31.5, "nvlinks": [25.0]}
+# Whatever is the user's own has `secret` in it here.
+OF_A_CLUSTER: dict[str, Any] = {
+    "host": "secret-n1.site.org",
+    "image": {"name": "gpu", "file": "secret.sif", "sha256": "ab", "folder": "/home/secret"},
+    "topology": "GPU0 X secret0",
+    "slurm": {"SLURM_JOB_ID": "12secret", "SLURM_JOB_PARTITION": "secret", "SLURM_NTASKS": "2"},
+    "user": "secret",
+    "data": {"name": "CIFAR-10", "digest": "cd", "folder": "/scratch/secret"},
+    "machine": {
+        "checked": ["gpu"],
+        "hosts": ["secret-n1.site.org", "secret-n1"],
+        "workers": [
+            {"host": "secret-n1.site.org", "bus": "secret:01", **WORKER},
+            {"host": "secret-n1", "bus": "secret:02", **WORKER},
+        ],
+        "nccl": {
+            "NCCL_P2P_DISABLE": "1", "NCCL_SOCKET_IFNAME": "secret0", "NCCL_COMM_ID": "10.0.0.1:secret",
+            "NCCL_HOSTID": "secret", "NCCL_IB_HCA": "secret_0",
+        },
+        "mismatch": ["gpu=a100 was asked for, but secret-n1.site.org, secret-n1 has V100; choose another"],
+    },
+}  # fmt: skip
+
+
+def test_nothing_of_whose_machine_it_was_is_shipped(tmp_path: Path) -> None:
+    attempt = synthetic.timed(Store(tmp_path), synthetic.config(), **OF_A_CLUSTER)
+    frames, _ = from_attempts([attempt])
+    assert "secret" in frames.runs.to_csv()
+    shipped = public(frames)
+    assert "secret" not in "".join(frame.to_csv() for frame in shipped)
+    (run,) = shipped.runs.to_dict("records")
+    machine = json.loads(run["provenance_json"])["machine"]
+    assert machine["hosts"] == ["host1", "host2"]
+    assert [worker["host"] for worker in machine["workers"]] == ["host1", "host2"]
+    assert [worker["gpu"] for worker in machine["workers"]] == ["NVIDIA A100"] * 2
+    assert machine["nccl"] == {"NCCL_P2P_DISABLE": "1"}
+    assert json.loads(run["provenance.machine.mismatch"]) == [
+        "gpu=a100 was asked for, but host1, host2 has V100; choose another"
+    ]
+    assert run["provenance.slurm.SLURM_NTASKS"] == "2"
+    assert run["provenance.data.digest"] == "cd"
+    assert public(shipped).runs.equals(shipped.runs)
+
+
+def test_what_nobody_has_listed_stays_behind() -> None:
+    told = {"spy": "secret", "image": "secret", "slurm": ["secret"], "cores": 2}
+    assert public_provenance(told) == {"image": None, "slurm": [None], "cores": 2}
+
+
+def test_the_shipped_records_have_nothing_private_and_lose_nothing() -> None:
+    shipped = read_parquet(ROOT / "results" / "shipped")
+    again = public(shipped)
+    kept = [column for column in again.runs.columns if column != "provenance_json"]
+    assert shipped.runs.drop(columns=[*kept, "provenance_json"]).isna().all(axis=None)
+    assert_frame_equal(_with_none(again.runs[kept]), _with_none(shipped.runs[kept]))
+
+
+def _with_none(frame: pd.DataFrame) -> pd.DataFrame:
+    """A column of which nothing is known is None in one and NaN in the other."""
+    plain: pd.DataFrame = frame.astype(object).where(frame.notna(), None)
+    return plain

@@ -1,0 +1,86 @@
+"""Step times: warm-up is dropped by rule, and parts add up to the step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.records.attempts import from_attempts, of_attempt
+from analysis.records.frames import Frames
+from analysis.records.steps import WINDOW, breakdown, outcomes, step_seconds, warm, warm_up
+from analysis.records.store import Store
+from tests.analysis import synthetic
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
+    return from_attempts(synthetic.item_store(tmp_path_factory.mktemp("runs")).all_valid())[0]
+
+
+def test_steady_steps_lose_only_the_declared_warm_up() -> None:
+    assert warm_up([1.0] * 20, at_least=4) == 4
+
+
+def test_warm_up_lasts_until_the_rolling_median_settles() -> None:
+    falling = [10 * 0.8**i for i in range(8)] + [1.0] * 32
+    dropped = warm_up(falling, at_least=0)
+    assert 3 <= dropped <= 8
+    assert np.median(falling[dropped : dropped + WINDOW]) == pytest.approx(1.0, rel=0.5)
+
+
+def test_warm_up_never_takes_more_than_half() -> None:
+    assert warm_up([2.0**-i for i in range(20)], at_least=0) == 10
+    assert warm_up([1.0] * 6, at_least=50) == 3
+    assert warm_up([], at_least=5) == 0
+
+
+def test_one_slow_step_is_no_warm_up() -> None:
+    times = np.ones(30)
+    times[9] = 50.0
+    assert warm_up(times, at_least=4) == 4
+
+
+def test_a_step_lasts_as_long_as_its_slowest_rank(frames: Frames) -> None:
+    key = synthetic.key(frames, "topk")
+    steps = frames.steps[frames.steps["key"] == key]
+    slowest = steps.pivot_table(index="step", columns="rank", values="step_s").max(axis="columns")
+    np.testing.assert_array_equal(step_seconds(frames, key), slowest.iloc[4:])
+
+
+def test_phases_and_the_unaccounted_add_up_to_the_step(frames: Frames) -> None:
+    parts = breakdown(frames, [synthetic.key(frames, "topk")])
+    assert parts.drop("step").sum() == pytest.approx(parts["step"], rel=1e-12)
+    assert parts["unaccounted"] == pytest.approx(synthetic.UNACCOUNTED_MS * 1e-3, rel=1e-6)
+
+
+def test_a_phase_of_one_rank_counts_as_zero_on_the_others(frames: Frames) -> None:
+    steps = frames.steps.assign(validate_s=np.where(frames.steps["rank"] == 0, 0.2, np.nan))
+    parts = breakdown(frames._replace(steps=steps), [synthetic.key(frames, "topk")])
+    assert parts["validate"] == pytest.approx(0.1)  # of two ranks
+    assert parts.drop("step").sum() == pytest.approx(parts["step"])
+
+
+def test_of_turns_the_warm_up_and_the_first_step_after_a_switch_are_left_out(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for block_steps, kept in ((3, [1, 2]), (1, [0])):
+        attempt = synthetic.alternated(store, ["dense", "topk"], blocks=4, block_steps=block_steps)
+        frames = of_attempt(attempt)[0]
+        for key in frames.runs["key"]:
+            found = warm(frames, key)
+            expected = [2 + block * block_steps + at for block in range(4) for at in kept]
+            assert sorted(set(found.steps["step"])) == expected
+            assert (found.n, found.dropped, found.turns) == (len(expected), 2, 4)
+
+
+def test_a_number_that_no_run_has_is_no_outcome_and_stops_no_other(frames: Frames) -> None:
+    whole = outcomes(frames)
+    without = outcomes(
+        frames._replace(
+            **{name: getattr(frames, name).drop(columns="wire_bytes") for name in ("steps", "epochs")}
+        )
+    )
+    assert whole["wire_bytes"].notna().any()
+    assert without["wire_bytes"].isna().all()
+    assert without["step_s"].equals(whole["step_s"])

@@ -1,0 +1,179 @@
+"""The smaller benchmarks at toy size: what they record and say. No test asserts a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from analysis.records.attempts import newest
+from analysis.records.store import Store
+from experiments.bench import auto, overlap
+from experiments.bench.records import RANKS, STEPS, invent
+from experiments.commands._advice import Known
+from experiments.config import compose
+from experiments.config.folders import Folders
+from sparsify import kernels
+from sparsify.cost import Cost
+from tests.bench.conftest import bench, last_of, lines_of
+from tests.conftest import ROOT, Command, environment_for
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Any:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_auto_records_every_case_and_says_where_fused_pays(here: Command, tmp_path: Path) -> None:
+    words = ("--n", "64", "20000", "--layers", "--density", "0.01", "0.1", "--seconds", "0")
+    last = last_of(here("bench", "auto", *words, "--device", "cpu"))
+    start, *rows, layers, denser = lines_of(tmp_path / "results", "auto")
+    assert start["provenance"]["versions"]["torch"] in torch.__version__
+    assert [(row["n"], row["density"], row["k"]) for row in rows] == [
+        (64, 0.01, 1), (64, 0.1, 6), (20_000, 0.01, 200), (20_000, 0.1, 2000),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["kernels"]["torch"] == "torch"
+        assert (row["kernels"]["auto"] == "torch") == (row["n"] == 64 or row["why_not_fused"] is not None)
+        assert row["torch_over_auto"]["n"] == len(row["samples_ms"]["auto"]) == auto.LEAST
+    assert (layers["n"], layers["buckets"], denser["buckets"]) == (14_728_266, 54, 54)
+    assert (last["bench"], len(last["cases"]), last["fused_from"]) == ("auto", 6, kernels.NATIVE_FROM)
+
+
+def test_fused_pays_from_the_least_size_above_which_it_was_never_slower() -> None:
+    def row(n: int, torch_over_fused: float) -> dict[str, Any]:
+        return {"n": n, "buckets": 1, "torch_over_fused": {"median": torch_over_fused}}
+
+    measured = [row(64, 1.2), row(1000, 0.8), row(1000, 3.0), row(5000, 1.1), row(9000, 2.0)]
+    assert auto.crossing(measured) == 5000
+    assert auto.crossing([*measured, {**row(10**6, 0.9), "buckets": 54}]) == 5000
+    assert auto.crossing([*measured, row(9000, 0.9)]) is None
+    assert auto.crossing([{"n": 64, "buckets": 1, "torch_over_fused": None}]) is None
+
+
+def test_launch_says_what_the_host_takes_and_who_launched(tmp_path: Path) -> None:
+    line = last_of(bench(tmp_path, "launch", "--repeats", "30"))
+    assert line["launcher"] == "does nothing; no GPU" or "GPU" not in line["launcher"]
+    assert line["host_us"]["n"] == line["ordinary_host_us"]["n"] == line["ordinary_over_kept"]["n"] == 30
+    assert 0 < line["host_us"]["low"] <= line["host_us"]["median"] <= line["host_us"]["high"]
+    _, record = lines_of(tmp_path, "launch")
+    assert record["host_us"] == line["host_us"]
+    assert {"at", "commit", "dirty"} <= record.keys()
+
+
+def test_overlap_says_the_gain_and_records_every_sample(tmp_path: Path) -> None:
+    rows = ["dense-distribute", "topk-register"]
+    words = ("--network", "small_cnn", "--bucket-mb", "0.02", "--repeats", "2", "--batch", "2")
+    last = last_of(bench(tmp_path, "overlap", *words, "--ratios", "1", "--rows", *rows))
+    assert (last["bench"], last["link"]) == ("overlap", overlap.LINK)
+    assert "simulated" in overlap.LINK
+    assert list(last["without_over_with"]) == rows
+    start, *records = lines_of(tmp_path, "overlap")
+    assert "host" not in start["provenance"]
+    assert [record["row"] for record in records] == rows
+    for record in records:
+        ratios = sorted(without / with_ for without, with_ in record["samples_ms"])
+        gain = last["without_over_with"][record["row"]]
+        assert (gain["low"], gain["high"], gain["n"]) == (
+            pytest.approx(ratios[0], 1e-4), pytest.approx(ratios[-1], 1e-4), 2,
+        )  # fmt: skip
+        assert record["communication_ms"] == pytest.approx(record["backward_ms"])
+
+
+def test_a_delayed_link_takes_as_long_as_it_was_asked_to() -> None:
+    sent = Cost(100, 10**6)
+    for seconds in (0.001, 1.0):
+        assert overlap.link_of(seconds, sent, 0.0001).seconds(sent) == pytest.approx(seconds)
+
+
+def replayed(here: Command, *words: str) -> dict[tuple[str, str], list[str]]:
+    """The rows of the replay's table, by method and workers."""
+    done = here("bench", "replay", "--n", "20000", "--density", "0.01", "--workers", "2,8", *words)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {(row[0], row[1]): row for row in rows[1:]}
+
+
+def test_gathers_send_the_published_words(here: Command) -> None:
+    rows = replayed(here, "--methods", "dense,topk,gtopk,oktopk")
+    assert len(rows) == 8
+    for method in ("dense", "topk", "gtopk"):
+        assert rows[method, "8"][3] == rows[method, "8"][4]  # words, published
+    assert rows["topk", "8"][5] == "1.000"
+
+
+def test_replayed_selections_may_be_those_of_a_training(here: Command) -> None:
+    words = ["--methods", "oktopk", "--task", "cnn_digits", "--record", "2", "--steps", "2"]
+    assert set(replayed(here, *words)) == {("oktopk", "2"), ("oktopk", "8")}
+
+
+def test_methods_are_timed_beside_topk_for_advise_to_read(here: Command, tmp_path: Path) -> None:
+    last_of(here("bench", "methods", "--n", "20000", "--methods", "dgc", "--repeats", "1", "--device", "cpu"))
+    _, row = lines_of(tmp_path / "results", "methods")
+    assert row["method"] == "dgc"
+    assert all(row[f"{part}_ms"] >= 0 for part in ("select", "exchange", "retain", "scatter"))
+    config = compose.resolve(["cluster=local", "link=ethernet_1g", "workers=4"]).as_dict()
+    benched = Known(config, Folders())._benched(40_000)  # stored runs, where there are any, come first
+    took_ms = sum(row[f"{part}_ms"] for part in ("select", "exchange", "retain", "scatter"))
+    assert benched["dgc"].middle == pytest.approx(2e-3 * took_ms)
+    assert benched["dgc"].source == "make bench BENCH=methods, n = 20,000"
+
+
+def test_kernels_are_compared_with_torch_and_each_row_is_recorded(here: Command, tmp_path: Path) -> None:
+    last = last_of(here("bench", "kernels", "--n", "20000", "--repeats", "2", "--device", "cpu"))
+    assert last["checked"]
+    assert last["cases"][0]["eager_over_fused"]["n"] == 2 or "fused_over_add" not in last["cases"][0]
+    _, *rows = lines_of(tmp_path / "results", "kernels")
+    assert next(row["row"] for row in rows if not row.get("why")) == "add"
+
+
+def test_invented_records_are_whole_and_say_that_they_are_invented(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    invent(store, 2)
+    frames, notes = newest(store, store.runs())
+    assert notes == []
+    assert len(frames.steps) == 2 * RANKS * STEPS
+    assert set(frames.runs["provenance.cpu"]) == {"invented"}
+    assert set(frames.runs["seed"]) == {0, 1}
+
+
+def test_operators_is_run_by_its_path(tmp_path: Path) -> None:
+    """As in an image of an old torch. Beside it lies a file named as a module that torch imports."""
+    words = ("--n", "1000", "--density", "0.01", "--repeats", "1", "--device", "cpu", "--only", "topk")
+    file = ROOT / "experiments/bench/operators.py"
+    done = subprocess.run(
+        [sys.executable, str(file), *words], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["k"] == 10
+
+
+ONE_BLOCK = """
+import torch
+from experiments.bench import _one_block
+torch.manual_seed(0)
+for numbers, k in (
+    (torch.randn(2500).abs(), 7), (torch.randint(0, 3, (1500,)).float(), 900), (torch.zeros(1024), 1)
+):
+    chosen = _one_block.largest(numbers, k)
+    assert len(set(chosen.tolist())) == k
+    assert torch.equal(numbers[chosen].sort().values, numbers.topk(k).values.sort().values)
+"""
+
+
+def test_one_thread_block_alone_finds_the_same() -> None:
+    """In Triton's interpreter."""
+    pytest.importorskip("triton")
+    surroundings = environment_for(ROOT / "results", TRITON_INTERPRET="1")
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_BLOCK], cwd=ROOT, env=surroundings, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

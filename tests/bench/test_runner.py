@@ -1,0 +1,208 @@
+"""What benchmarks have in common: cases measured once, recorded, resumed, shown; words that are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.bench import REGISTRY
+from experiments.bench._runner import WRONG, Bench, Record, formatted, ratio, run, spread
+from experiments.bench._timing import Clock, in_turn
+from experiments.config import code_version
+from experiments.config.folders import Folders
+from tests.conftest import Command, refused
+
+ABOUT = {"at": "2000-01-01T00:00:00Z", "device": "cpu", "name": "A Processor", "torch": "2", "provenance": {}}
+
+
+class Toy:
+    """A benchmark of made-up numbers, which notes what it measures."""
+
+    def __init__(self, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SPARSIFY_RESULTS", str(results))
+        self.results, self.measured = results, list[int]()
+        self.fails_at: int | None = None
+
+    def measure(self, case: Record) -> Iterator[Record]:
+        self.measured.append(case["n"])
+        if case["n"] == self.fails_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        for row in ("a", "b"):
+            yield {"row": row, "ms": spread([1.0, 2.0])}
+
+    def __call__(self, *n: int, at: str = "1", setting: int = 0, **how: Any) -> int:
+        """One call of it, for these cases."""
+        bench = Bench(
+            about=ABOUT | {"at": at}, cases=[{"n": size} for size in n], measure=self.measure,
+            setting={"repeats": setting}, heading="n | row | ms", row="{n:,} | {row} | {ms}",
+            last=lambda rows: {"rows": len(rows)},
+        )  # fmt: skip
+        return run("toy", bench, **how)
+
+    @property
+    def lines(self) -> list[Record]:
+        """What was recorded."""
+        return [
+            json.loads(line) for line in (self.results / "bench/toy-cpu-a.jsonl").read_text().splitlines()
+        ]
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
+    return Toy(tmp_path, monkeypatch)
+
+
+def test_a_second_call_measures_only_what_is_missing(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    assert toy(1, 1000) == 0
+    first = capsys.readouterr().out
+    assert toy(1, 1000, 3, at="2") == 0
+    again = capsys.readouterr().out
+    assert toy.measured == [1, 1000, 3]
+    assert [line["kind"] for line in toy.lines] == [
+        "invocation", "row", "row", "row", "row", "invocation", "row", "row",
+    ]  # fmt: skip
+    row = "| 1,000 | a | 1.5 [1.0, 2.0] |"
+    assert row in first
+    assert row in again
+    assert "2 of 3 were measured before; --force or FORCE=1 measures again" in again
+    assert json.loads(again.splitlines()[-1]) == {"bench": "toy", "device": "A Processor", "rows": 6}
+    assert {"at", "key", "code", "torch", "n", "row", "ms"} <= toy.lines[1].keys()
+
+
+def test_another_setting_other_code_and_force_measure_again(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy(1)
+    toy(1, setting=1)
+    toy(1, force=True, at="2")
+    monkeypatch.setattr(code_version, "digest", lambda: "another")
+    toy(1, at="3")
+    toy(1, at="4")
+    assert toy.measured == [1] * 4
+
+
+def test_what_is_finished_is_kept_when_a_call_is_ended(toy: Toy) -> None:
+    toy.fails_at = 2
+    with pytest.raises(KeyboardInterrupt):
+        toy(1, 2, 3)
+    toy.fails_at = None
+    toy(1, 2, 3)
+    assert toy.measured == [1, 2, 2, 3]
+
+
+def test_nothing_begins_when_the_minutes_are_over(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    toy(7, 8, minutes=1e-12)
+    assert toy.measured == []
+    assert "7: waits\n8: waits\n" in capsys.readouterr().out
+
+
+def test_the_newest_rows_are_shipped_with_the_lines_that_explain_them(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Folders, "shipped", tmp_path / "shipped")
+    toy(1)
+    toy(1, force=True, ship=True, at="2")
+    lines = (tmp_path / "shipped/bench/toy-cpu-a.jsonl").read_text().splitlines()
+    assert [json.loads(line)["at"] for line in lines] == ["2", "2", "2"]
+
+
+def test_a_row_that_must_not_be_fails_the_benchmark(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(toy, "measure", lambda case: [{"row": "a", WRONG: "it chose others"}])
+    assert toy(1) == 1
+    assert "WRONG: it chose others\n" in capsys.readouterr().out
+
+
+def test_a_table_shows_spreads_ranges_and_why_something_is_not_there() -> None:
+    row: Record = {"a": 1234, "b": {"median": 1.0, "low": 0.5, "high": 2.0, "n": 3}, "c": [1, 1], "d": [1, 2]}
+    assert formatted("| {a:,} | {b:.1f} | {c} | {d} | {e} |", row) == (
+        "| 1,234 | 1.0 [0.5, 2.0] | 1 | 1 to 2 |  |"
+    )
+    assert formatted("| {a} | {b[n]} | {c} |", {"a": 5, "why": "too large"}) == "| 5 | too large |  |"
+
+
+def test_the_spread_is_of_percentiles_where_there_are_enough_samples() -> None:
+    found = spread([float(i) for i in range(101)])
+    assert (found["median"], found["low"], found["high"], found["spread"]) == (50, 5, 95, "5 to 95 %")
+
+
+def test_ratios_are_of_the_repetitions_that_two_rows_share() -> None:
+    slow, fast = {2: 8.0, 3: 8.0}, {1: 1.0, 2: 2.0, 3: 4.0}
+    assert ratio(slow, fast) == {"median": 3.0, "low": 2.0, "high": 4.0, "n": 2, "spread": "min to max"}
+    assert ratio(None, fast) is None
+
+
+def test_calls_take_turns_and_stop_when_their_seconds_are_over() -> None:
+    made = list[str]()
+    calls = {name: lambda name=name: made.append(name) for name in "abc"}
+    clock = Clock(torch.device("cpu"), "wall")
+    samples = in_turn(calls, clock, 9, before=lambda: made.append("-"), warm_up=2, least=3, seconds=0)
+    assert [len(taken) for taken in samples.values()] == [3, 3, 3]
+    rounds = "".join(made)
+    turns = [rounds[at : at + 6].replace("-", "") for at in range(0, len(rounds), 6)]
+    assert len(turns) == 5
+    assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
+    assert len(set(turns)) > 1
+
+
+@pytest.mark.parametrize("name", REGISTRY.names())
+def test_every_benchmark_explains_itself(name: str, here: Command) -> None:
+    done = here("bench", name, "--help")
+    assert done.returncode == 0
+    for parameter in REGISTRY.parameters(name):
+        assert parameter.replace("_", "-") in done.stdout.lower()
+    assert name in here("bench", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("selec", "no benchmark 'selec' (did you mean 'select'?)"),
+        ("auto --n 0", "n=0 is out of range: it must be a whole number, 1 or more"),
+        ("auto --density 2", "density=2 is out of range"),
+        ("auto --threads 0", "threads=0 is out of range"),
+        ("bytes --n 150", "150 is no multiple of 100"),
+        ("bytes --n many", "n='many' is out of range"),
+        ("bytes --methods topk,topq", "no method 'topq' (did you mean 'topk'?); there are: "),
+        ("launch --repeats 0", "repeats=0 is out of range"),
+        ("overlap --ratios 0", "ratios=0 is out of range"),
+        ("overlap --rows topk", "'topk'"),
+        ("overlap --bucket-mb nan", "bucket_mb=nan is out of range"),
+        ("replay --methods topq", "no method 'topq'"),
+        ("replay --methods powersgd", "exchanges no selections"),
+        ("replay --workers 0", "whole numbers of 1 or more"),
+        ("replay --link loopback", "need a link with alpha and beta"),
+        ("replay --link string", "link"),
+        ("replay --skew 100", "skew=100 is out of range"),
+        ("replay --density 0", "density=0 is out of range"),
+        ("replay --task nothing", "no task 'nothing'"),
+        ("select --rows eagre", "no row 'eagre' (did you mean 'eager'?); there are: add, copy, fused"),
+        ("select --distribution gauss", "no distribution 'gauss'; there are: normal, laplace"),
+        ("select --density 0", "density=0 is out of range"),
+        ("select --n many", "n='many' is out of range"),
+        ("select --flush -1", "flush"),
+        ("kernels --rows sort", "no row 'sort'"),
+        ("operators --only sorts", "there are: topk"),
+        ("link cluster=virtual link=ethernet", "no link that could be measured"),
+        ("link workers=1", "a link joins at least 2"),
+        ("link link=ethernet_7g", "ethernet_7g"),
+        ("link --name Office", "take small letters"),
+        ("link --name ethernet_1g", "conf/link has a link of that name"),
+        ("gpu_wheels --list --python 2.7", "--python 2.7"),
+        ("gpu_wheels --list --python 3", "--python 3"),
+        ("gpu_wheels --list --torch 1.8", "--torch 1.8"),
+        ("gpu_first --parts roofs,kernel", "no part 'kernel' (did you mean 'kernels'?); there are: roofs"),
+        ("gpu_first --minutes 0", "minutes=0 is out of range"),
+        ("gpu_first device=gpu", "no device=gpu"),
+    ],
+)
+def test_words_that_make_no_sense_are_refused_in_a_sentence(words: str, sentence: str, here: Command) -> None:
+    refused(here("bench", *words.split()), sentence)

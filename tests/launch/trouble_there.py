@@ -1,0 +1,294 @@
+"""What goes wrong on clusters, done to real jobs of the development cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from analysis.records.files import read_json
+from analysis.records.store import Attempt
+from experiments.config.folders import Folders
+from experiments.launch.attempt import UNFINISHED
+from experiments.launch.status import StatusView
+from slurm import environment, queue
+from tests.conftest import ROOT, environment_for
+from tests.launch.troubled import DEADLINE_S, STEPS, WORDS, Outcome, await_, faults_in, left_of, seed_of
+from tests.slurm.devcluster import SCRIPTS, STATE, say, speaking_to
+
+SETTLE_S = 10.0  # in which SLURM requeues a job whose node died
+STALE_S = 15.0  # that a node stays dead at least
+AT_A_TIME = "cluster.array_parallelism=2"
+Trouble = Callable[["Bench", Attempt], None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A results folder, and surroundings that reach the development cluster."""
+
+    results: Path
+    surroundings: dict[str, str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**self.surroundings, **environment_for(self.results), "SLURM_CONF": self.slurm_conf}
+
+    @property
+    def slurm_conf(self) -> str:
+        return self.surroundings["SLURM_CONF"]
+
+    @property
+    def folders(self) -> Folders:
+        return Folders(self.results)
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "experiments", *words],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    def submit(self, *words: str) -> list[Attempt]:
+        """The attempts that were queued."""
+        where = ("cluster=devcluster", f"cluster.slurm_conf={self.slurm_conf}")
+        done = self.command("submit", *WORDS, *where, *words)
+        assert done.returncode == 0, done.stderr
+        sweep = read_json(self.folders.sweeps / done.stdout.strip() / "sweep.json")
+        assert sweep is not None, done.stderr
+        runs = [run for array in sweep["arrays"] for job in array["jobs"] for run in job["runs"]]
+        return [self.folders.store.attempts(run)[-1] for run in runs]
+
+    def newest_start(self, attempt: Attempt) -> Path | None:
+        starts = sorted(self.folders.launch(attempt).glob("start-*"), key=lambda path: path.stat().st_mtime)
+        return starts[-1] if starts else None
+
+    def was_interrupted(self, attempt: Attempt) -> bool:
+        """Did its run take more than one start? One that is quicker than its trouble does not."""
+        made = self.folders.store.attempts(attempt.run_id)
+        return len([start for one in made for start in self.folders.launch(one).glob("start-*")]) > 1
+
+    def told(self, attempt: Attempt) -> str:
+        """What SLURM has written to the logs of its job."""
+        job = str(attempt.job).partition("_")[0]
+        return "\n".join(path.read_text() for path in self.folders.sweeps.glob(f"*/a*/{job}_*.err"))
+
+    def step(self, attempt: Attempt) -> int:
+        """Steps done, as its newest start has told."""
+        start = self.newest_start(attempt)
+        note = read_json(start / "progress.json") if start else None
+        return int(note["step"]) if note else 0
+
+    def await_end(self, attempts: Sequence[Attempt]) -> None:
+        """Until none is under way."""
+        environment.use_slurm(self.slurm_conf)
+        quiet_since: float | None = None
+
+        def ended() -> bool:
+            nonlocal quiet_since
+            view = StatusView.of(self.folders, queue.queue())
+            if any(view.of_attempt(attempt).under_way for attempt in attempts):
+                quiet_since = None
+                return False
+            # A job whose node died is not in the queue for a moment, until SLURM has requeued it.
+            quiet_since = quiet_since or time.monotonic()
+            silent = any(attempt.state in UNFINISHED for attempt in attempts)
+            return not silent or time.monotonic() - quiet_since > SETTLE_S
+
+        await_(ended, f"the end of {len(attempts)} runs", patience(attempts), pause=0.3)
+
+
+def patience(attempts: Sized) -> float:
+    return DEADLINE_S * (1 + len(attempts) / 4)
+
+
+def kill_a_worker(bench: Bench, attempt: Attempt) -> None:
+    """kill -9 of a random rank's process"""
+    start = bench.newest_start(attempt)
+    assert start is not None
+    notes = [note for path in start.glob("worker*.json") if (note := read_json(path))]
+    victim = random.Random(attempt.run_id).choice(sorted(notes, key=lambda note: int(note["rank"])))
+    with contextlib.suppress(ProcessLookupError):  # it was quicker
+        os.kill(victim["pid"], signal.SIGKILL)
+
+
+def tell_to_stop(bench: Bench, attempt: Attempt) -> None:
+    """the stop signal, as before a preemption"""
+    # scancel does not return while the job that it told is requeued; the signal is there by then.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(
+            ["scancel", "--signal=USR2", str(attempt.job)],
+            timeout=1,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0 or "Invalid job id" in done.stderr, done.stderr  # it was quicker
+
+
+def cancel_and_submit_again(bench: Bench, attempt: Attempt) -> None:
+    """cancel, and submit again"""
+    done = bench.command("cancel", attempt.run_id)
+    assert done.returncode == 0, done.stderr
+    if "nothing to cancel" in done.stderr:  # it was quicker
+        return
+    await_(lambda: str(attempt.job) not in queue.queue(), "the end of a cancelled job", pause=0.5)
+    if attempt.state == "ok":  # its last step was quicker than scancel
+        return
+    bench.submit(f"seed={seed_of(attempt)}", *STILL_SLOWER)
+
+
+def kill_its_task(bench: Bench, attempt: Attempt) -> None:
+    """kill -9 of a task's process, whose child a worker is"""
+    start = bench.newest_start(attempt)
+    assert start is not None
+    worker = read_json(next(start.glob("worker*.json")))
+    assert worker is not None
+    with contextlib.suppress(psutil.NoSuchProcess):  # it was quicker
+        psutil.Process(psutil.Process(worker["pid"]).ppid()).kill()
+
+
+def kill_its_script(bench: Bench, attempt: Attempt) -> None:
+    """kill -9 of the batch script, and submit again"""
+    array, _, task = str(attempt.job).partition("_")
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            around, words = process.environ(), process.cmdline()
+            mine = task == around.get("SLURM_ARRAY_TASK_ID", "") and array in (
+                around.get("SLURM_ARRAY_JOB_ID"),
+                around.get("SLURM_JOB_ID"),
+            )
+            if mine and words[-1].endswith("slurm_script"):
+                process.kill()
+    await_(lambda: str(attempt.job) not in queue.queue(), "the end of a job without its script", pause=0.5)
+    if attempt.state != "ok":  # its last step was quicker
+        bench.submit(f"seed={seed_of(attempt)}", *SLOWER)
+
+
+def kill_its_node(bench: Bench, attempt: Attempt) -> None:
+    """its node dies, with all on it
+
+    SLURM goes on to tell a dead node that its job is over. One that is back when it hears of that, half a
+    minute later, ends the job's next start instead: its user submits again.
+    """
+    say(bench.surroundings, SCRIPTS / "node", DYING, "kill")
+    job = str(attempt.job)
+    try:
+        await_(lambda: queue.queue().get(job, GONE).state != "RUNNING", "SLURM missing the node", pause=0.5)
+        time.sleep(STALE_S)
+    finally:
+        say(bench.surroundings, SCRIPTS / "node", DYING, "start")
+    await_(
+        lambda: bench.was_interrupted(attempt) or attempt.state == "ok", f"a new start of {attempt.run_id}"
+    )
+    await_(
+        lambda: attempt.state not in UNFINISHED or job not in queue.queue(),
+        f"the end of {attempt.run_id}",
+        patience([attempt]),
+        pause=0.5,
+    )
+    if attempt.state != "ok" and CANCELLED in bench.told(attempt):
+        bench.submit(f"seed={seed_of(attempt)}", *THERE, BIG_BATCHES)
+
+
+def let_it_run(bench: Bench, attempt: Attempt) -> None:
+    """the time limit draws near
+
+    On a busy machine a start takes all of its minute until it heeds the signal; SLURM ends it, and nobody
+    requeues it: its user submits again.
+    """
+    job = str(attempt.job)
+    await_(lambda: job not in queue.queue(), f"the end of job {job}", patience([attempt]), pause=0.5)
+    if attempt.state != "ok" and TIMED_OUT in bench.told(attempt):
+        bench.submit(f"seed={seed_of(attempt)}", *ELSEWHERE, LARGE_BATCHES)
+
+
+DYING = "n4"  # the others' jobs stay away from it
+CANCELLED = f"ON {DYING} CANCELLED AT"  # as SLURM says of a step that it ended
+GONE = queue.QueuedJob("", "", "", "")
+ELSEWHERE = (f"cluster.exclude={DYING}",)
+THERE = ("cluster.workers_per_node=2", f"cluster.sbatch=['--nodelist={DYING}']")
+BIG_BATCHES = "task.batch_size=64"  # or most runs are over before they are told
+SLOWER = (*ELSEWHERE, BIG_BATCHES)
+STILL_SLOWER = (*ELSEWHERE, "task.batch_size=384")  # the command that cancels takes seconds
+# SLURM counts limits in minutes; told to stop 50 s before the end is told to stop after some seconds.
+LARGE_BATCHES = "task.batch_size=192"
+TIMED_OUT = "DUE TO TIME LIMIT"  # as SLURM says of a job that it ended
+ONE_MINUTE = (*ELSEWHERE, LARGE_BATCHES, "cluster.time_min=1", "cluster.signal_delay_s=50")
+TROUBLES: dict[str, tuple[Trouble, tuple[str, ...]]] = {
+    "kill": (kill_a_worker, SLOWER),
+    "signal": (tell_to_stop, SLOWER),
+    "cancel": (cancel_and_submit_again, STILL_SLOWER),
+    "task": (kill_its_task, SLOWER),
+    "batch": (kill_its_script, SLOWER),
+    "node": (kill_its_node, (*THERE, BIG_BATCHES)),
+    "time": (let_it_run, ONE_MINUTE),
+}
+
+
+def make_trouble(bench: Bench, wanted: Mapping[str, Sequence[int]]) -> dict[str, list[Attempt]]:
+    """Submit a run per seed and kind of trouble, trouble each at a random step, and wait for the end of all.
+
+    Returns:
+        By kind of trouble, the newest attempts, whatever became of them.
+    """
+    with ThreadPoolExecutor(max(1, len(wanted))) as pool:  # or some runs end before the others are submitted
+        kinds = {name: pool.submit(_submit_and_trouble, bench, name, seeds) for name, seeds in wanted.items()}
+        attempts = {name: found.result() for name, found in kinds.items()}
+    bench.await_end([attempt for of_kind in attempts.values() for attempt in of_kind])
+    return {
+        name: [bench.folders.store.attempts(attempt.run_id)[-1] for attempt in of_kind]
+        for name, of_kind in attempts.items()
+    }
+
+
+def _submit_and_trouble(bench: Bench, name: str, seeds: Sequence[int]) -> list[Attempt]:
+    act, words = TROUBLES[name]
+    attempts = bench.submit(f"seed={','.join(map(str, seeds))}", *words, AT_A_TIME)
+    chance = random.Random(f"{name} {seeds}")
+    # A time limit strikes by itself; on a busy machine it does so before any step.
+    steps = [0 if act is let_it_run else chance.randrange(1, STEPS // 4) for _ in attempts]
+
+    def strike(attempt: Attempt, step: int) -> None:
+        """When it has come so far; a run that was quicker is left in peace."""
+        what = f"step {step} of {attempt.run_id}"
+        await_(lambda: attempt.state == "ok" or bench.step(attempt) >= step, what, patience(attempts))
+        if attempt.state != "ok":
+            act(bench, attempt)
+
+    with ThreadPoolExecutor(len(attempts)) as pool:
+        list(pool.map(strike, attempts, steps))
+    return attempts
+
+
+def runs(name: str, seeds: Sequence[int], results: Path) -> list[Outcome]:
+    """The same for runs of the development cluster, side by side."""
+    bench = Bench(results, speaking_to(STATE))
+    environment.use_slurm(bench.slurm_conf)
+    (found,) = make_trouble(bench, {name: seeds}).values()
+    await_(lambda: not mine(bench), "the end of all jobs", pause=0.5)
+    left = len(left_of(results))
+    return [
+        Outcome(bench.was_interrupted(attempt), faults_in(attempt), "", left * (not at))
+        for at, attempt in enumerate(found)
+    ]
+
+
+def mine(bench: Bench) -> list[str]:
+    """The jobs of this results folder that have not ended."""
+    queued = queue.queue()
+    attempts = [last for run in bench.folders.store.runs() for last in bench.folders.store.attempts(run)]
+    return [attempt.job for attempt in attempts if attempt.job in queued]

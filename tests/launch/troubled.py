@@ -1,0 +1,100 @@
+"""Runs that get into trouble, and what becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from analysis.records.log import read_lines
+from analysis.records.store import Attempt, Store
+from tests.worker.runs import carry_out, orders
+
+STEPS = 400
+WORDS = (
+    "method=topk", "method.density=0.01", "task=cnn_digits", "profile=smoke", "workers=2",
+    f"train.steps={STEPS}", "timing.mode=production", "train.validate=never", "container=none",
+    "launch.checkpoint_min=0.01",
+)  # fmt: skip
+DEADLINE_S = 240
+LEAVE_S = 10.0  # in which processes must be gone once their command has ended
+
+
+class Outcome(NamedTuple):
+    """What became of a run that got into trouble and was asked for again at once."""
+
+    interrupted: bool
+    faults: list[str]
+    said: str  # by whatever did not end well
+    left: int  # processes
+
+
+def await_(
+    condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S, pause: float = 0.1
+) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come within {deadline_s:.0f} s")
+        time.sleep(pause)
+
+
+@cache
+def weights(seed: int, batch_size: int) -> str:
+    """Of a run that nothing happens to: over virtual ranks, in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = (*WORDS, "cluster=virtual", f"seed={seed}", f"task.batch_size={batch_size}")
+        told, straight = orders(Store(Path(folder) / "runs"), *words)
+        carry_out(told, straight, Path(folder) / "start")
+        return str(straight.manifest["weights"])
+
+
+def faults_in(attempt: Attempt) -> list[str]:
+    """What is wrong with a record that should be whole; nothing, if nothing was lost or done twice."""
+    found = []
+    if not attempt.is_valid(verify=True):
+        return [f"it is {attempt.state}: {attempt.manifest.get('why')}"]
+    if attempt.manifest["weights"] != weights(seed_of(attempt), attempt.config["task"]["batch_size"]):
+        found.append("other weights")
+    if not attempt.manifest["agreed"]:
+        found.append("the workers disagree")
+    for path in attempt.rank_paths():
+        lines, broken = read_lines(path)
+        steps = [line["step"] for line in lines if line["kind"] == "step"]
+        if steps != [*range(STEPS)] or broken:
+            found.append(
+                f"{path.name}: {len(steps)} steps, {len(set(steps))} different, {broken} broken lines"
+            )
+    if len(attempt.rank_paths()) != attempt.config["workers"]:
+        found.append(f"{len(attempt.rank_paths())} logs")
+    if list(attempt.path.glob("checkpoints/*")):
+        found.append("checkpoints were left")
+    return found
+
+
+def seed_of(attempt: Attempt) -> int:
+    return int(attempt.config["seed"])
+
+
+def processes_of(results: Path) -> list[psutil.Process]:
+    """Whatever runs for these results: starters, workers, and what these have started."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("SPARSIFY_RESULTS") == str(results):
+                found.append(process)
+    return found
+
+
+def left_of(results: Path) -> list[psutil.Process]:
+    """The same, after they have had the time to end; those are ended here."""
+    _, left = psutil.wait_procs(processes_of(results), timeout=LEAVE_S)
+    for process in left:
+        process.kill()
+    return left

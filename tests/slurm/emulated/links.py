@@ -1,0 +1,57 @@
+"""What tests of emulated links share: networks that only they have, and what is left of them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm.emulated import network
+from slurm.emulated.network import EmulatedLink
+
+NUMBERS = itertools.count(1)
+GONE_S = 10.0
+
+
+def may_have_networks() -> bool:
+    try:
+        network.has_root()
+    except ValueError:
+        return False
+    return True
+
+
+needs_namespaces = pytest.mark.skipif(not may_have_networks(), reason="this machine allows no namespaces")
+
+
+def a_link(bytes_per_s: float) -> EmulatedLink:
+    """One that no other network of this machine has: its processes are known by its alpha."""
+    return EmulatedLink("test", os.getpid() + next(NUMBERS) / 1000, 1 / bytes_per_s)
+
+
+def processes(link: EmulatedLink) -> list[int]:
+    """Those that were told of this link: its network's holder, and others that name it."""
+    told = f'"alpha_s": {link.alpha_s}'.encode()
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if told in _content(path)]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # its process has ended
+        return b""
+
+
+def devices() -> set[str]:
+    """This machine's own network devices."""
+    return {line.partition(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]}
+
+
+def await_gone(link: EmulatedLink) -> None:
+    deadline = time.monotonic() + GONE_S
+    while processes(link):
+        assert time.monotonic() < deadline, processes(link)
+        time.sleep(0.02)

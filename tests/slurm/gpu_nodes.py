@@ -1,0 +1,314 @@
+"""Nodes with GPUs: what nvidia-smi printed on them, a stand-in for their driver, what workers on them see.
+
+The stand-in takes the place of NVIDIA's library (libnvidia-ml.so) below nvidia-ml-py, so that everything in
+between is the real thing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any
+
+import pynvml
+import pytest
+
+from experiments.worker.hardware_claims import Worker
+from slurm import gpus
+from slurm.gpus import bus_id
+
+# As drivers print them, shortened; a tab is written |. Eight V100 of a DGX-1, 2019:
+DGX1 = """\
+|GPU0|GPU1|GPU2|GPU3|GPU4|GPU5|GPU6|GPU7|mlx5_0|mlx5_2|mlx5_1|mlx5_3|CPU Affinity
+GPU0| X |NV1|NV1|NV2|NV2|SYS|SYS|SYS|PIX|SYS|PHB|SYS|0-19,40-59
+GPU1|NV1| X |NV2|NV1|SYS|NV2|SYS|SYS|PIX|SYS|PHB|SYS|0-19,40-59
+GPU2|NV1|NV2| X |NV2|SYS|SYS|NV1|SYS|PHB|SYS|PIX|SYS|0-19,40-59
+GPU3|NV2|NV1|NV2| X |SYS|SYS|SYS|NV1|PHB|SYS|PIX|SYS|0-19,40-59
+GPU4|NV2|SYS|SYS|SYS| X |NV1|NV1|NV2|SYS|PIX|SYS|PHB|20-39,60-79
+GPU5|SYS|NV2|SYS|SYS|NV1| X |NV2|NV1|SYS|PIX|SYS|PHB|20-39,60-79
+GPU6|SYS|SYS|NV1|SYS|NV1|NV2| X |NV2|SYS|PHB|SYS|PIX|20-39,60-79
+GPU7|SYS|SYS|SYS|NV1|NV2|NV1|NV2| X |SYS|PHB|SYS|PIX|20-39,60-79
+mlx5_0|PIX|PIX|PHB|PHB|SYS|SYS|SYS|SYS| X |SYS|PHB|SYS|
+mlx5_2|SYS|SYS|SYS|SYS|PIX|PIX|PHB|PHB|SYS| X |SYS|PHB|
+
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NV#  = Connection traversing a bonded set of # NVLinks
+""".replace("|", "\t")
+# A newer driver: the header underlined, network cards numbered, one column more.
+SWITCHED = """\
+|\x1b[4mGPU0|GPU1|GPU2|NIC0|NIC1|CPU Affinity|NUMA Affinity|GPU NUMA ID\x1b[0m
+GPU0| X |NV18|NV18|PXB|NODE|0-63,128-191|0||N/A
+GPU1|NV18| X |NV18|NODE|PXB|0-63,128-191|0||N/A
+GPU2|NV18|NV18| X |SYS|SYS|64-127,192-255|1||N/A
+NIC0|PXB|NODE|SYS| X |NODE||||
+NIC1|NODE|PXB|SYS|NODE| X ||||
+
+NIC Legend:
+
+  NIC0: mlx5_0
+  NIC1: mlx5_1
+""".replace("|", "\t")
+# Pairs of A100 with a bridge, as somebody pasted it: tabs have become blanks.
+BRIDGED = """\
+        GPU0    GPU1    GPU2    GPU3    CPU Affinity    NUMA Affinity
+GPU0     X      NV12    NODE    NODE    0-31,64-95      0
+GPU1    NV12     X      NODE    NODE    0-31,64-95      0
+GPU2    NODE    NODE     X      NV12    0-31,64-95      0
+GPU3    NODE    NODE    NV12     X      0-31,64-95      0
+"""
+ALONE = "\t\x1b[4mGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\nGPU0\t X \t0-15\t0\t\tN/A\n"
+# Four GPUs of four machines.
+STATUS = """\
+GPU 0: Tesla V100-SXM2-32GB (UUID: GPU-0)
+| Link 0: 25.781 GB/s
+| Link 1: 25.781 GB/s
+| Link 2: 25.781 GB/s
+| Link 3: <inactive>
+| Link 4: 25.781 GB/s
+| Link 5: <inactive>
+GPU 1: NVIDIA H200 (UUID: GPU-1)
+| NVML: Unable to retrieve NVLink information as all links are inActive
+GPU 2: NVIDIA RTX A6000 (UUID: GPU-2)
+| Link 0: 14.062 GB/s
+| Link 4: Inactive
+GPU 3: Tesla T4 (UUID: GPU-3)
+""".replace("|", "\t")
+UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")
+SWITCH = 0xC0  # the bus of a switch
+# The fields in which drivers told an NVLink's speed before there was one field for all links.
+OLDER_FIELDS = {getattr(pynvml, f"NVML_FI_DEV_NVLINK_SPEED_MBPS_L{link}"): link for link in range(12)}
+
+
+def topology(text: str) -> dict[int, dict[int, str]]:
+    """`nvidia-smi topo -m`: the connection between every two GPUs, by their indices, without network cards.
+
+    Columns are separated by tabs, or by blanks in pasted output; only affinities, on the right, may be empty.
+    """
+    lines = [line.split() for line in UNDERLINE.sub("", text).splitlines() if line.strip()]
+    if not lines or lines[0][0] != "GPU0":
+        return {}
+    columns = [_index(word) for word in takewhile(lambda word: word != "CPU", lines[0])]
+    return {
+        row: {
+            column: entry
+            for column, entry in zip(columns, words[1:], strict=False)
+            if column not in (None, row)
+        }
+        for words in lines[1:]
+        if (row := _index(words[0])) is not None
+    }
+
+
+def nvlink_rates(text: str) -> dict[int, list[float]]:
+    """`nvidia-smi nvlink --status`: index -> GB/s of every link of the GPU, 0 for an inactive one."""
+    rates: dict[int, list[float]] = {}
+    current: list[float] = []
+    for line in text.splitlines():
+        if gpu := re.match(r"GPU (\d+):", line):
+            rates[int(gpu[1])] = current = []
+        elif link := re.match(r"\s*Link \d+: (?:([\d.]+) GB/s|<?inactive>?)", line, re.IGNORECASE):
+            current.append(float(link[1] or 0))
+    return rates
+
+
+def _index(word: str) -> int | None:
+    return int(word[3:]) if re.fullmatch(r"GPU\d+", word) else None
+
+
+class Driver:
+    """NVIDIA's library on a node: answers as functions of C do, by a number and through pointers.
+
+    What it lacks, an older driver does not have.
+
+    Args:
+        matrix: of `nvidia-smi topo -m`.
+        rates: GB/s of each NVLink of each GPU, 0 for an idle one; by default the matrix's, at 25 each.
+        is_switched: do the NVLinks lead to switches?
+        without: functions that are not there, or say that they are not supported.
+    """
+
+    def __init__(
+        self,
+        matrix: str,
+        rates: Sequence[Sequence[float]] | None = None,
+        is_switched: bool = False,
+        without: Sequence[str] = (),
+        generation: int | None = 4,
+        lost: Sequence[int] = (),
+    ) -> None:
+        self.rows, self.is_switched, self.without = topology(matrix), is_switched, without
+        self.rates = rates or [
+            [25.0] * (max(counts, default=0) if is_switched else sum(counts))
+            for counts in ([gpus.lanes(entry) for entry in row.values()] for row in self.rows.values())
+        ]
+        self.generation, self.lost = generation, lost
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        answer = {key.removeprefix("_"): value for key, value in vars(Driver).items()}.get(name)
+        if answer is None or name in self.without or not name.startswith("nvml"):
+            raise AttributeError(name)
+
+        def function(*words: Any) -> int:
+            try:
+                answer(self, *words)
+            except pynvml.NVMLError as error:
+                return int(error.value)
+            return 0
+
+        return function
+
+    def _nvmlInitWithFlags(self, flags: int) -> None:
+        pass
+
+    def _nvmlShutdown(self) -> None:
+        pass
+
+    def _nvmlDeviceGetCount_v2(self, count: Any) -> None:
+        count._obj.value = len(self.rows)
+
+    def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> None:
+        if index.value in self.lost:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        _point(handle, index.value)
+
+    def _nvmlDeviceGetHandleByPciBusId_v2(self, asked: Any, handle: Any) -> None:
+        found = [index for index in self.rows if bus(index).encode() == asked.value]
+        if not found:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        _point(handle, found[0])
+
+    def _nvmlDeviceGetPciInfo_v3(self, handle: Any, place: Any) -> None:
+        place._obj.domain, place._obj.bus, place._obj.device = 0, 16 + _index_of(handle), 0
+
+    def _nvmlDeviceGetName(self, handle: Any, name: Any, size: Any) -> None:
+        name.value = b"NVIDIA H200"
+
+    def _nvmlSystemGetDriverVersion(self, version: Any, size: Any) -> None:
+        version.value = b"550.54.15"
+
+    def _nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Any, generation: Any) -> None:
+        if self.generation is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        generation._obj.value = self.generation
+
+    def _nvmlDeviceGetMaxPcieLinkWidth(self, handle: Any, width: Any) -> None:
+        width._obj.value = 16
+
+    def _nvmlDeviceGetNvLinkState(self, handle: Any, link: int, is_active: Any) -> None:
+        links = self.rates[_index_of(handle)]
+        if link >= len(links):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        is_active._obj.value = links[link] > 0
+
+    def _nvmlDeviceGetFieldValues(self, handle: Any, count: Any, answers: Any) -> None:
+        for answer in answers._obj:
+            is_new = answer.fieldId == pynvml.NVML_FI_DEV_NVLINK_GET_SPEED
+            if is_new and "GET_SPEED" in self.without:
+                answer.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+                continue
+            link = answer.scopeId if is_new else OLDER_FIELDS[answer.fieldId]
+            answer.value.uiVal = round(1000 * self.rates[_index_of(handle)][link])
+
+    def _nvmlDeviceGetNvLinkRemotePciInfo_v2(self, handle: Any, link: int, place: Any) -> None:
+        row = self.rows[_index_of(handle)]
+        ends = [other for other, entry in row.items() for _ in range(gpus.lanes(entry))]
+        other_end = SWITCH if self.is_switched else 16 + ends[link]
+        place._obj.domain, place._obj.bus, place._obj.device = 0, other_end, 0
+
+    def _nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Any, link: int, kind: Any) -> None:
+        switch, gpu = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
+        kind._obj.value = switch if self.is_switched else gpu
+
+    def _nvmlDeviceGetTopologyCommonAncestor(self, one: Any, other: Any, level: Any) -> None:
+        levels = {entry: level for level, entry in gpus.ANCESTORS.items()}
+        level._obj.value = levels.get(self._entry(one, other), pynvml.NVML_TOPOLOGY_SYSTEM)
+
+    def _nvmlDeviceGetP2PStatus(self, one: Any, other: Any, by: Any, status: Any) -> None:
+        status._obj.value = 0 if gpus.lanes(self._entry(one, other)) else 5
+
+    def _nvmlDeviceGetClockInfo(self, handle: Any, which: Any, mhz: Any) -> None:
+        mhz._obj.value = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}[which.value]
+
+    def _nvmlDeviceGetPowerUsage(self, handle: Any, milliwatts: Any) -> None:
+        milliwatts._obj.value = 121_456
+
+    def _nvmlDeviceGetTemperature(self, handle: Any, sensor: Any, degrees: Any) -> None:
+        degrees._obj.value = 31
+
+    def _nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any, reasons: Any) -> None:
+        reasons._obj.value = 4
+
+    def _entry(self, one: Any, other: Any) -> str:
+        return self.rows[_index_of(one)][_index_of(other)]
+
+
+def drive(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> None:
+    """From now on this is the driver; None: there is none."""
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr(pynvml, "nvmlLib", driver or Driver("", without=["nvmlInitWithFlags"]))
+
+
+def _point(handle: Any, index: int) -> None:
+    """A handle is an address, which means something to the driver alone: here the index, counted from 1."""
+    address = ctypes.c_void_p(index + 1)
+    ctypes.memmove(handle, ctypes.byref(address), ctypes.sizeof(address))
+
+
+def _index_of(handle: Any) -> int:
+    return (ctypes.cast(handle, ctypes.c_void_p).value or 0) - 1
+
+
+def bus(index: int) -> str:
+    return bus_id(0, 16 + index, 0)
+
+
+def workers(
+    matrix: str,
+    chosen: tuple[int, ...] = (0, 1, 2, 3),
+    *,
+    model: str = "NVIDIA A100-SXM4-80GB",
+    host: str = "gpu33",
+    pcie: float | None = 31.5,
+    nvlinks: list[float] | None = None,
+    nccl: dict[str, str] | None = None,
+) -> list[Worker]:
+    """The workers of a node: worker r has the GPU `chosen[r]` of the matrix."""
+    rows = topology(matrix)
+    return [
+        Worker(
+            host=host,
+            gpu=model,
+            memory_gib=79.3,
+            bus=bus(index),
+            driver="535",
+            pcie=pcie,
+            nvlinks=nvlinks,
+            idle_nvlinks=0,
+            links={bus(other): entry for other, entry in rows.get(index, {}).items()},
+            peers={bus(other): True for other in rows.get(index, {})},
+            nccl=nccl or {},
+        )
+        for index in chosen
+    ]
+
+
+def full(entry: str, size: int = 4) -> str:
+    """The matrix of a node with the same between all pairs."""
+    names = [f"GPU{index}" for index in range(size)]
+    rows = ["\t".join([a, *(" X " if a == b else entry for b in names), "0-15"]) for a in names]
+    return "\n".join(["\t".join(["", *names, "CPU Affinity"]), *rows])
+
+
+A100_LINKS = [25.0] * 12
+OFF = {"NCCL_P2P_DISABLE": "1"}
+APART = [Worker(f"n{rank}", *workers(full("NV12"))[rank][1:]) for rank in range(2)]
+
+
+def v100s(chosen: tuple[int, ...], host: str = "gpu33", matrix: str = DGX1) -> list[Worker]:
+    """Workers on a DGX-1."""
+    return workers(matrix, chosen, model="Tesla V100-SXM2-32GB", host=host, pcie=15.8, nvlinks=[25.781] * 6)

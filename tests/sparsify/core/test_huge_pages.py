@@ -1,0 +1,91 @@
+"""Memory that lives as long as a bucket asks for huge pages, before anything is written to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from sparsify.core import huge_pages
+from sparsify.core.bucket import Gradients
+from sparsify.feedback import ErrorFeedback, LowPass, MomentumCorrection
+from sparsify.kernels import Eager, Workspace
+
+N = 9 * 2**20  # 36 MB in float32: more than glibc ever takes from memory that was used before
+
+asked_for = pytest.mark.skipif(
+    huge_pages.setting() != "madvise", reason=f"this system's setting is {huge_pages.setting()}"
+)
+
+
+def is_advised(tensor: Tensor) -> bool:
+    """Has the memory in the tensor's middle the flag that madvise sets?"""
+    middle, inside = tensor.data_ptr() + tensor.nbytes // 2, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if not first.endswith(":"):
+            start, end = (int(number, 16) for number in first.split("-"))
+            inside = start <= middle < end
+        elif inside and first == "VmFlags:":
+            return "hg" in line.split()
+    raise AssertionError("no mapping holds the tensor")
+
+
+def flat(like: Tensor) -> Tensor:
+    return Gradients([("p", Parameter(like))], "global").flat
+
+
+MAKE: dict[str, Callable[[Tensor], Tensor]] = {
+    "gradients": flat,
+    "residual": ErrorFeedback().init,
+    "momentum": lambda like: MomentumCorrection().init(like).momentum,
+    "filtered": lambda like: LowPass().init(like).residual,
+    "magnitudes": lambda like: Eager(like).magnitudes,
+    "buffers": lambda like: Workspace(like).buffer("any"),
+}
+
+
+@asked_for
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_what_lives_as_long_as_its_bucket_asks_for_huge_pages(make: Callable[[Tensor], Tensor]) -> None:
+    assert is_advised(make(torch.empty(N)))
+    assert not is_advised(torch.empty(N))
+
+
+@asked_for
+def test_what_is_small_or_elsewhere_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = torch.empty(huge_pages.LEAST // 4 - 1)  # malloc may give it memory that was advised before
+    monkeypatch.setattr(huge_pages, "_ask", lambda *_: pytest.fail("asked"))
+    for tensor in (small, torch.empty(N, device="meta"), torch.empty(0)):
+        assert huge_pages.advise(tensor) is tensor
+
+
+@pytest.mark.parametrize("enabled", ["always madvise [never]", "[always] madvise never", None])
+def test_other_systems_are_left_alone(
+    enabled: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if enabled is not None:
+        (tmp_path / "enabled").write_text(enabled)
+    monkeypatch.setattr(huge_pages, "SYSTEM", tmp_path)
+    monkeypatch.setattr(huge_pages, "_ask", lambda *_: pytest.fail("asked"))
+    huge_pages.setting.cache_clear()
+    try:
+        assert huge_pages.setting() == (
+            "none" if enabled is None else enabled[enabled.index("[") + 1 : enabled.index("]")]
+        )
+        assert not huge_pages.zeros_like(torch.empty(N), torch.float32).any()
+    finally:
+        monkeypatch.undo()
+        huge_pages.setting.cache_clear()
+
+
+def test_a_refusal_is_told_and_harmless(caplog: pytest.LogCaptureFixture) -> None:
+    huge_pages._tell.cache_clear()
+    with caplog.at_level("INFO"):
+        huge_pages._ask(1, huge_pages.page_bytes())  # no address of a page
+        huge_pages._ask(1, huge_pages.page_bytes())
+    assert len([line for line in caplog.messages if line.startswith("no huge pages")]) == 1

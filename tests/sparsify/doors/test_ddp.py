@@ -1,0 +1,269 @@
+"""The hook in DistributedDataParallel: a matrix of uses, each right, or refused in a sentence at once."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import sparsify
+from sparsify.doors import wrapping
+from sparsify.doors.ddp import DDPHook
+from sparsify.doors.engine import NonFinite, StepReport
+from tests.sparsify import worker_functions
+from tests.sparsify.doors import uses
+from tests.sparsify.doors.uses import check_balanced
+from tests.sparsify.doors.uses_ddp import OVERLAPPED, USES, Training, found_in
+from tests.sparsify.worker_functions import on_processes
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
+    """What two gloo processes lived through, by rank."""
+    return on_processes(worker_functions.uses_of_ddp, 2, tmp_path_factory.mktemp("ddp"))
+
+
+@pytest.mark.parametrize("name", USES)
+def test_nothing_is_lost_and_replicas_are_equal(name: str, used: list[dict[str, Tensor]]) -> None:
+    ranks = [found_in(name, found) for found in used]
+    assert any(p.any() for p in ranks[0].seen.values())
+    for together in [[rank] for rank in ranks] if name.startswith("alone") else [ranks]:
+        check_balanced(together)
+
+
+@pytest.mark.parametrize("name", OVERLAPPED)
+def test_overlap_changes_no_bit(name: str, used: list[dict[str, Tensor]]) -> None:
+    for found in used:
+        alone, overlapped = found_in(name, found), found_in(f"{name}, overlapped", found)
+        for p, end in alone.end.items():
+            assert torch.equal(end, overlapped.end[p]), p
+            assert torch.equal(alone.owed[p], overlapped.owed[p]), p
+
+
+@pytest.fixture(scope="module")
+def group_of_one() -> Iterator[None]:
+    """A process group of this process only: what DDP does with one worker needs no other."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+TOPK = {"density": 0.1, "scope": "layer"}
+
+
+def registered(name: str = "topk", **others: Any) -> tuple[DistributedDataParallel, DDPHook]:
+    ddp = DistributedDataParallel(uses.net())
+    choices = {key: others.pop(key) for key in list(others) if key in sparsify.defaults(name)}
+    method = sparsify.build(name, **{**(TOPK if name == "topk" else {}), **choices})
+    options = {"optimiser": torch.optim.SGD(ddp.parameters(), lr=0.1), **others}
+    return ddp, sparsify.register(ddp, method, **options)
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"scope": "global"}, "scope='global' can't be had; take scope='layer'"),
+        ({"name": "dgc", "clip_norm": 1.0}, "clip_norm needs the gradient of the whole model"),
+        (
+            {"name": "dgc", "clip_norm": 1.0, "dense_vectors": False},
+            "clip_norm needs the gradient of the whole",
+        ),
+        ({"name": "dgc", "optimiser": None}, "momentum itself, so it must know the optimiser"),
+        ({"feedback": "learning_rate", "optimiser": None}, "follows the learning rate, so it must know"),
+        ({"name": "efsignsgd", "optimiser": None}, "follows the learning rate, so it must know"),
+        (
+            {"feedback": "learning_rate", "optimiser": torch.optim.SGD([nn.Parameter(torch.ones(1))])},
+            "learning rate, and convolution.weight is not the optimiser's",
+        ),
+        (
+            {"name": "dgc", "optimiser": torch.optim.SGD([nn.Parameter(torch.ones(1))], momentum=0.9)},
+            "the method applies momentum itself, and the optimiser has 0.9 too",
+        ),
+        ({"steps_per_epoch": 0}, "steps_per_epoch=0 must be a whole number above 0"),
+    ],
+    ids=str,
+)
+def test_what_the_hook_can_not_do_is_refused_at_once(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        registered(**options)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_only_a_model_that_takes_a_hook_gets_one() -> None:
+    method = sparsify.build("topk", **TOPK)
+    with pytest.raises(ValueError, match="takes a DistributedDataParallel, and Net has no buckets"):
+        sparsify.register(uses.net(), method)  # type: ignore[arg-type]  # what is wrong here is the test
+    ddp, _ = registered()
+    with pytest.raises(ValueError, match="has a communication hook already, and DDP takes no other"):
+        sparsify.register(ddp, method)
+    fresh = DistributedDataParallel(uses.net())
+    with pytest.raises(ValueError, match=r"comm and group both"):
+        sparsify.register(fresh, method, comm=object(), group=dist.group.WORLD)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ValueError, match="is not a method; build one"):
+        sparsify.register(fresh, "topk")  # type: ignore[arg-type]  # wrong on purpose
+    compiled = torch.nn.Module()
+    compiled._orig_mod = fresh
+    with pytest.raises(ValueError, match="register with the one inside, before compiling"):
+        sparsify.register(compiled, method)  # type: ignore[arg-type]  # wrong on purpose
+    averaging = sparsify.distribute(torch.optim.SGD(fresh.parameters(), lr=0.1), fresh.module, method)
+    with pytest.raises(ValueError, match="optimiser averages by itself"):
+        sparsify.register(fresh, method, averaging)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_sharded_model_is_refused() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = uses.net()
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
+    with pytest.raises(ValueError, match="shards its gradients, and sparsification needs whole ones"):
+        sparsify.register(model, sparsify.build("topk", **TOPK))  # type: ignore[arg-type]  # wrong on purpose
+
+
+def step(ddp: DistributedDataParallel, hook: DDPHook, at: int = 0) -> None:
+    assert hook.optimiser is not None
+    hook.optimiser.zero_grad()
+    uses.loss_of(ddp, 0, at).backward()
+    hook.optimiser.step()
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("name", ["dense", "topk"])
+def test_what_would_mix_up_gradients_is_refused_in_the_next_step(name: str) -> None:
+    ddp, hook = registered(name)
+    ddp.module.to(memory_format=torch.channels_last)
+    with pytest.raises(ValueError, match=r"weight lies in memory otherwise.*convert the model first"):
+        step(ddp, hook)
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("name", ["dense", "topk"])
+def test_what_was_frozen_for_a_moment_is_refused_in_the_next_step(name: str) -> None:
+    """DDP averages what required a gradient when it was made."""
+    ddp = DistributedDataParallel(uses.net())
+    bias = ddp.module.output.bias.requires_grad_(False)
+    method = sparsify.build(name, **(TOPK if name == "topk" else {}))
+    hook = sparsify.register(ddp, method, torch.optim.SGD(ddp.parameters(), lr=0.1))
+    bias.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"shape \(3,\) was frozen when `register` was called"):
+        step(ddp, hook)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_scaler_that_was_not_handed_over_is_refused_in_the_first_step() -> None:
+    ddp, hook = registered()
+    step(ddp, hook)  # no scaler: nothing to say
+    unknown: dict[str, Any] = {"optimiser": None}
+    for options in ({}, unknown):
+        ddp, hook = registered(**options)
+        mine = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        other = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+        other.step()  # of another model
+        scaler.scale(uses.loss_of(ddp, 0, 0)).backward()
+        with pytest.raises(
+            ValueError, match=r"GradScaler steps the optimiser.*register\(\.\.\., scaler=scaler\)"
+        ):
+            scaler.step(mine)
+    ddp, hook = registered()
+    disabled = torch.amp.GradScaler("cpu", enabled=False)
+    uses.loss_of(ddp, 0, 0).backward()
+    disabled.step(torch.optim.SGD(ddp.parameters(), lr=0.1))
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_warm_up_that_nobody_advances_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wrapping, "LONG_EPOCH_STEPS", 3)
+    ddp, hook = registered(density_warmup=[1.0])
+    hook.epoch = 0
+    for at in range(3):
+        step(ddp, hook, at)
+    assert not caplog.messages
+    for at in range(3, 9):
+        step(ddp, hook, at)
+    (told,) = caplog.messages
+    assert told.startswith(".epoch has been 0 for 3 steps, so the density stays at 1 and")
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_density_warm_up_ends() -> None:
+    ddp, hook = registered(density_warmup=[1.0, 0.5])
+    with pytest.raises(ValueError, match=r"nobody says which one this is; pass steps_per_epoch="):
+        step(ddp, hook)
+    ddp, hook = registered(density_warmup=[1.0, 0.5])
+    hook.epoch = 1
+    step(ddp, hook)
+    ddp, hook = registered(density_warmup=[1.0, 0.5], steps_per_epoch=2)
+    selected = []
+    for at in range(6):
+        step(ddp, hook, at)
+        assert hook.last_report is not None
+        selected.append(hook.last_report.selected)
+    sizes = [p.numel() for p in ddp.parameters()]
+    assert (
+        selected
+        == [sum(sizes)] * 2 + [sum(n // 2 for n in sizes)] * 2 + [sum(max(1, n // 10) for n in sizes)] * 2
+    )
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize(
+    "scaler", [None, torch.amp.GradScaler("cpu", enabled=False)], ids=["none", "disabled"]
+)
+def test_a_nan_stops_before_anything_is_delivered(scaler: torch.amp.GradScaler | None) -> None:
+    """In the last bucket that gets full, too."""
+    training = Training(0, scaler=scaler)
+    training.backward(0)
+    residuals = training.hook.state_dict()
+    training.model.convolution.weight.register_hook(lambda grad: grad * torch.nan)
+    with pytest.raises(NonFinite, match=r"rank 0, step 1: the gradient of convolution\.weight"):
+        training.backward(1)
+    for before, after in zip(residuals["buckets"], training.hook.state_dict()["buckets"], strict=True):
+        assert torch.equal(before["state"]["feedback"], after["state"]["feedback"])
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("name", ["topk", "dense"])
+def test_each_step_is_reported(name: str) -> None:
+    ddp, hook = registered(name)
+    assert hook.last_report is None
+    step(ddp, hook)
+    ns = [p.numel() for p in ddp.parameters()]
+    ks = ns if name == "dense" else [max(1, n // 10) for n in ns]
+    report = hook.last_report
+    assert isinstance(report, StepReport)
+    assert (report.selected, report.num_elements, report.wire_bytes) == (sum(ks), sum(ns), 0)  # to nobody
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_hook_goes_with_its_model() -> None:
+    """What watches for scalers does not keep residuals alive."""
+    ddp, hook = registered()
+    alive = ref(hook)
+    del ddp, hook
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_model_with_a_hook_is_copied_and_saved_like_another(tmp_path: Path) -> None:
+    ddp, hook = registered()
+    step(ddp, hook)
+    torch.save(ddp, tmp_path / "model.pt")
+    for other in (copy.deepcopy(ddp), torch.load(tmp_path / "model.pt", weights_only=False)):
+        again = sparsify.register(other, hook.method, torch.optim.SGD(other.parameters(), lr=0.1))
+        step(other, again)
+        assert again.steps == 1
+    assert hook.steps == 1

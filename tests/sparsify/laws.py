@@ -1,0 +1,234 @@
+"""What the law tests share: a toy model whose gradients are given, on virtual ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+import sparsify
+from sparsify.comm import Comm, InstrumentedComm, virtual
+from sparsify.core.timer import PhaseTimer
+from sparsify.cost import Link, Network
+from sparsify.doors.aggregator import Aggregator
+from sparsify.doors.engine import StepReport
+from sparsify.exchange import AllGather, AllGatherBlocks, AllReduce
+from sparsify.kernels import kernel_for
+from sparsify.method import Method, Step, num_selected
+from sparsify.types import PromisedBytes, SeenStep, Sparse, exactly
+from tests.sparsify.limits import limits
+
+METHODS = sparsify.names()
+SIZES = [1, 2, 3]
+LARGER_SIZES = [4, 7, 8, 16]  # for exchanges that choose partners: powers of two, and others
+SCOPES: list[str | float] = ["global", "layer"]
+BUCKET_SIZE = 0.0005  # MB: 65 float64 elements. Methods do not cut buckets, so one case of each is enough
+SHAPES = [(40, 5), (5,), (7, 3), (1,)]  # of the toy model's tensors: 227 elements, not divisible by most P
+
+Make = Callable[[int, int, tuple[int, ...]], Tensor]
+
+
+class Lived(NamedTuple):
+    """What one rank saw in each step, and what it holds at the end."""
+
+    gradients: list[Tensor]  # (n,) before aggregation
+    updates: list[Tensor]  # (n,) after
+    residual: Tensor  # (n,)
+    wire_bytes: list[int]  # in each step, as reported
+    counted_bytes: list[int]  # in each step, as the backend charges for its collectives
+    promised_bytes: list[PromisedBytes | None]  # in each step, by the closed forms
+    selected: list[int]
+    host_syncs: list[int]
+    limits: tuple[int, int]  # on `selected`, of one step
+
+
+A_SECOND_A_BYTE = Network(Link(alpha_s=0.0, beta_s_per_byte=1.0))
+
+
+class ChargingComm(virtual.VirtualComm):
+    """A virtual rank that keeps account of what the cluster charges it, and of the lengths it announces."""
+
+    def __init__(self, comm: virtual.VirtualComm) -> None:
+        super().__init__(comm.cluster, comm.rank)
+        self.cluster.network = A_SECOND_A_BYTE
+        self.charged = 0  # bytes
+        self.announced: list[int] = []
+
+    def _meet(
+        self,
+        name: str,
+        brought: Any,
+        combine: Any,
+        price_s: float | None,
+        alike: Any = None,
+        is_computing: bool = False,
+    ) -> Any:
+        self.charged += int(price_s or 0)
+        if name == "all_gather" and brought.dtype == torch.int64 and brought.numel() == 1:
+            self.announced.append(int(brought))
+        return super()._meet(name, brought, combine, price_s, alike, is_computing)
+
+
+class BucketStep(NamedTuple):
+    """One rank's share in one step of one bucket."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    step_density: float
+    selected: int
+    announced: list[int]
+
+
+class GroupOfOne:
+    """As much of a communicator as one worker without others needs."""
+
+    rank, size = 0, 1
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor]
+
+
+ALONE = cast(Comm, GroupOfOne())
+
+
+def gradient(rank: int, step: int, shape: tuple[int, ...]) -> Tensor:
+    own = torch.Generator().manual_seed(1000 * step + 10 * rank + len(shape))
+    return torch.randn(shape, generator=own, dtype=torch.float64)
+
+
+def build(name: str, density: float = 0.05, scope: str | float = "layer", **others: Any) -> Method:
+    """The method, given those of the values that it has."""
+    known = sparsify.defaults(name)
+    wanted = {"density": density, "scope": scope, **others}
+    method: Method = sparsify.build(name, **{key: value for key, value in wanted.items() if key in known})
+    return method
+
+
+def sizes_for(name: str) -> list[int]:
+    """Numbers of workers to test a method with: more where workers send to chosen partners, which depends on
+    their number, and not only by collectives of all.
+    """
+    exchange = getattr(build(name), "exchange", None)
+    is_plain = exchange is None or isinstance(exchange, AllGather | AllGatherBlocks | AllReduce)
+    return SIZES if is_plain else SIZES + LARGER_SIZES
+
+
+def cases(names: list[str] = METHODS) -> list[tuple[str, int, str | float]]:
+    """(method, number of workers, scope)."""
+    found = [(name, *case) for name in names for case in product(sizes_for(name), SCOPES)]
+    return found + [(name, 3, BUCKET_SIZE) for name in names]
+
+
+def live(
+    method: Method,
+    size: int,
+    steps: int = 5,
+    make: Make = gradient,
+    shapes: list[tuple[int, ...]] = SHAPES,
+    dtype: torch.dtype = torch.float64,
+    lr: float = 1.0,
+    device: str = "cpu",
+    select: str | None = None,
+) -> list[Lived]:
+    """Run the method on `size` virtual ranks over a toy model whose gradients are given; searched by the
+    fused kernel unless `select` names another.
+    """
+    select = select or searching(dtype, device)
+
+    def body(virtual_comm: virtual.VirtualComm) -> tuple[Lived, list[list[BucketStep]]]:
+        comm, timer = ChargingComm(virtual_comm), PhaseTimer("serialised", virtual_comm.now)
+        parameters = [
+            (f"p{i}", Parameter(torch.zeros(shape, dtype=dtype, device=device)))
+            for i, shape in enumerate(shapes)
+        ]
+        instrumented = InstrumentedComm(comm, timer)
+        aggregator = Aggregator(method, parameters, instrumented, timer, seed=3, select=select)
+        seen = watched(aggregator, comm)
+        reports, counted, before, after = [], [], [], []
+        for step in range(steps):
+            aggregator.gradients.flat.fill_(torch.nan)  # what lies between buckets is not read
+            for _, p in parameters:
+                assert p.grad is not None
+                p.grad.copy_(make(comm.rank, step, tuple(p.shape)))
+            before.append(torch.cat(aggregator.gradients.views))
+            charged = comm.charged
+            with timer.step():
+                reports.append(aggregator.aggregate(epoch=step, lr=lr))
+            counted.append(comm.charged - charged)
+            after.append(torch.cat(aggregator.gradients.views))
+        selected, _, wire_bytes, host_syncs, _, _ = map(list, zip(*reports, strict=True))
+        residuals = [method.residual(state) for state in aggregator.states]
+        held = [
+            torch.zeros_like(bucket.flat) if residual is None else residual
+            for residual, bucket in zip(residuals, aggregator.gradients.buckets, strict=True)
+        ]
+        within = limits_of(method, aggregator, comm.size)
+        lived = Lived(before, after, torch.cat(held), wire_bytes, counted, [], selected, host_syncs, within)
+        num_buckets = len(held)
+        return lived, [seen[at : at + num_buckets] for at in range(0, len(seen), num_buckets)]
+
+    lives, seen = zip(*virtual.run(size, body), strict=True)
+    promises = [promised_in(method, step, dtype, ranks) for step, ranks in enumerate(zip(*seen, strict=True))]
+    return [lived._replace(promised_bytes=promises) for lived in lives]
+
+
+def searching(dtype: torch.dtype, device: str = "cpu") -> str:
+    """`fused` where it works: `auto` leaves buckets as small as these to torch."""
+    try:
+        kernel_for(torch.empty(1, dtype=dtype, device=device), "fused")
+    except ValueError:
+        return "auto"
+    return "fused"
+
+
+def watched(aggregator: Aggregator, comm: ChargingComm) -> list[BucketStep]:
+    """What the aggregator does from now on, bucket by bucket."""
+    seen, original = list[BucketStep](), aggregator.aggregate_bucket
+
+    def aggregate_bucket(at: int, step: Step, found: Sparse | None = None) -> StepReport:
+        comm.announced = []
+        report = original(at, step, found)
+        shapes = aggregator.gradients.buckets[at].shapes
+        seen.append(BucketStep(shapes, step.step_density, report.selected, comm.announced))
+        return report
+
+    aggregator.aggregate_bucket = aggregate_bucket  # type: ignore[method-assign]  # it looks on, and calls the real one
+    return seen
+
+
+def promised_in(
+    method: Method, step: int, dtype: torch.dtype, ranks: tuple[list[BucketStep], ...]
+) -> PromisedBytes | None:
+    """Of all buckets together, given what each rank did with each."""
+    total = exactly()
+    for shares in zip(*ranks, strict=True):  # of one bucket
+        first = shares[0]
+        k = num_selected(sum(torch.Size(shape).numel() for shape in first.shapes), first.step_density)
+        announced = [share.announced[0] for share in shares if share.announced]
+        selected = [share.selected for share in shares]
+        longest = max(announced, default=None)
+        bucket = method.promised(SeenStep(first.shapes, k, dtype, len(ranks), step, selected, longest))
+        if bucket is None:
+            return None
+        total += bucket
+    return total
+
+
+def limits_of(method: Method, aggregator: Aggregator, size: int) -> tuple[int, int]:
+    density = method.density_at(10**9)
+    ns = [bucket.flat.numel() for bucket in aggregator.gradients.buckets]
+    pairs = [limits(method, n, num_selected(n, density), size) for n in ns]
+    return sum(least for least, _ in pairs), sum(most for _, most in pairs)
+
+
+def mass(lived: list[Lived]) -> tuple[Tensor, Tensor]:
+    """(n,) all gradients that were seen; (n,) all that were applied or are held still."""
+    seen = torch.stack([torch.stack(rank.gradients).sum(dim=0) for rank in lived]).sum(dim=0)
+    applied = len(lived) * torch.stack(lived[0].updates).sum(dim=0)
+    return seen, applied + torch.stack([rank.residual for rank in lived]).sum(dim=0)

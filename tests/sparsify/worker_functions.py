@@ -1,0 +1,542 @@
+"""What worker processes and virtual ranks of the tests do: module-level functions over a communicator.
+
+As a program, `python -m tests.sparsify.worker_functions FUNCTION RANK SIZE FOLDER [horovod]`, it is one
+process of a group, over gloo or Horovod.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import FileStore
+from torch.nn.parallel import DistributedDataParallel
+
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from experiments.training.loop import LoopSettings, train
+from experiments.training.settings import Late, Train
+from slurm import environment
+from sparsify import build, names
+from sparsify.comm import Comm, InstrumentedComm, WorkerLost
+from sparsify.comm.torch import TorchComm
+from sparsify.core.timer import PhaseTimer
+from sparsify.doors.aggregator import Aggregator
+from sparsify.doors.ddp import register
+from sparsify.doors.engine import NonFinite
+from sparsify.doors.optimiser import DistributedOptimiser
+from tests.conftest import ROOT
+from tests.sparsify import laws
+from tests.sparsify.doors import uses_ddp, uses_overlap
+from tests.sparsify.laws import SHAPES
+
+METHODS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "topk": {"density": 0.01},
+    "topk layer": {"density": 0.01, "scope": "layer"},
+    "randomk": {"density": 0.01},
+    "randomk feedback": {"density": 0.01, "feedback": "gradient"},
+}
+LATE_S, STEPS = 0.4, 3  # long beside what a busy machine may delay
+TYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bfloat16, torch.float16,
+    torch.float32, torch.float64,
+)  # fmt: skip
+
+
+class NoLog:
+    def add(self, kind: str, **values: Any) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+def weights_after_20_steps(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Flat final weights by method, trained in float64 on the digits."""
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {"lr": 0.05})
+    setting = LoopSettings(
+        seed=0, num_steps=20, train=Train(validate="never"), device=device, dtype=torch.float64
+    )
+    found = {}
+    for name, hyperparameters in METHODS.items():
+        method = build(name.partition(" ")[0], **hyperparameters)
+        model = train(task, data, method, comm, PhaseTimer("serialised", now), NoLog(), setting).model
+        found[name] = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return found
+
+
+def overlapped_and_not(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Flat final weights by method, with and without overlap; how many buckets were begun with early."""
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {"lr": 0.05})
+    found = {}
+    for name in ("topk", "dense", "randomk", "gaussiank"):
+        for scope in ("layer", 0.05):
+            for overlap in (False, True):
+                setting = LoopSettings(0, 10, Train(validate="never"), device, torch.float64, overlap=overlap)
+                sparse = {} if name == "dense" else {"density": 0.01}
+                method, timer = build(name, scope=scope, **sparse), PhaseTimer("production", now)
+                model = train(task, data, method, comm, timer, NoLog(), setting).model
+                found[f"{name} {scope} {overlap}"] = _weights(model)
+    return found
+
+
+class Noting:
+    """A communicator that notes whether sums were left to the library."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm, self.reduced = comm, False
+
+    def __getattr__(self, name: str) -> Any:
+        self.reduced |= name == "all_reduce"
+        return getattr(self.comm, name)
+
+
+def updates_of_every_method(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """The updates of eight steps, in float64, by method; and by method whether it used allreduce."""
+    torch.set_num_threads(1)
+    found = {}
+    for name in names():
+        noting = Noting(comm)
+        parameters = [(f"p{i}", nn.Parameter(torch.zeros(shape).double())) for i, shape in enumerate(SHAPES)]
+        aggregator = Aggregator(laws.build(name), parameters, noting, seed=3)
+        updates = []
+        for step in range(8):
+            for _, p in parameters:
+                assert p.grad is not None
+                p.grad.copy_(laws.gradient(comm.rank, step, tuple(p.shape)))
+            aggregator.aggregate()
+            updates.append(aggregator.gradients.flat.clone())
+        found[name] = torch.stack(updates)
+        found[f"{name} reduced"] = torch.tensor(noting.reduced)
+    return found
+
+
+def late_and_wait(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Median seconds of a step's phases `late` and `wait` where rank 1 is late on purpose by 40 ms."""
+    torch.set_num_threads(1)
+    device, log = torch.device("cpu"), PhaseLog()
+    data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {})
+    late = Late("constant", 0.04, rank=1)
+    setting = LoopSettings(0, 9, Train(validate="never"), device, torch.float32, late=late)
+    train(task, data, build("topk", density=0.1), comm, PhaseTimer("serialised", now), log, setting)
+    return {name: torch.tensor(log.phases[name]).median() for name in ("late", "wait")}
+
+
+class PhaseLog:
+    """A log of the phases of one rank's steps."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, list[float]] = {}
+
+    def add(self, kind: str, **values: Any) -> None:
+        for phase, seconds in values.get("phases", {}).items():
+            self.phases.setdefault(phase, []).append(seconds)
+
+    def flush(self) -> None: ...
+
+
+def one_late_rank(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Median wait and transfer of steps in which rank 1 comes late by LATE_S, by timing mode."""
+    found = {}
+    for mode in ("serialised", "production"):
+        timer = PhaseTimer(mode, now)
+        metered = InstrumentedComm(comm, timer)
+        for _ in range(STEPS):
+            comm.barrier()
+            with timer.step():
+                if comm.rank == 1:
+                    time.sleep(LATE_S)
+                metered.all_gather(torch.zeros(1000))
+        samples = timer.resolve(
+            lambda mine: [
+                theirs.tolist() for theirs in comm.all_gather(torch.tensor(mine, dtype=torch.float64))
+            ]
+        )
+        phases = [[sample.phases["wait"], sample.phases["transfer"]] for sample in samples]
+        found[mode] = torch.tensor(phases).median(dim=0).values
+    return found
+
+
+def every_collective(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """What each collective returns, by type of element; three workers."""
+    found = {}
+    everybody = range(comm.size)
+    for dtype in TYPES:
+        name = str(dtype)
+        mine = torch.tensor([[0, 1], [comm.rank, 2]]).to(dtype)
+        found[f"{name} sum"] = comm.all_reduce(mine.clone()).double()
+        found[f"{name} begun sum"] = comm.begin_all_reduce(mine.t().clone().t())().double()  # not contiguous
+        found[f"{name} gathered"] = torch.stack(comm.all_gather(mine)).double()
+        both = comm.begin_all_gathers([mine, torch.tensor(comm.rank)])()
+        found[f"{name} gathered beside another"] = torch.stack(both[0]).double()
+        assert [int(number) for number in both[1]] == [*everybody]
+        found[f"{name} broadcast"] = comm.broadcast(mine.clone(), 2).double()
+        pieces = torch.arange(6).to(dtype)  # to each other worker as many as its rank says
+        sent = [1, 2, 3]
+        came = comm.all_to_all(pieces, sent, [comm.rank + 1] * comm.size)
+        found[f"{name} pieces"] = torch.cat(came).double()
+        moved = comm.permute(mine, [(0, 1), (1, 2)])
+        found[f"{name} permuted"] = torch.zeros(0) if moved is None else moved.double()
+    found["nothing to all"] = torch.cat(comm.all_to_all(torch.zeros(0), [0, 0, 0], [0, 0, 0]))
+    found["no elements"] = torch.stack(comm.all_gather(torch.zeros(0, 2)))
+    found["one number"] = torch.stack(comm.all_gather(torch.tensor(comm.rank)))
+    return found
+
+
+def words_of_votes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """What each vote returns, with other collectives between them."""
+    heard = []
+    for step in range(5):
+        heard.append(comm.lagged_max(2 if step == comm.rank + 1 else 0))
+        comm.all_reduce(torch.ones(3))
+    return {"heard": torch.tensor(heard)}
+
+
+MEMORIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # (3, 4) elements, lying differently
+    "gaps": lambda x: torch.zeros(3, 8)[:, ::2].copy_(x),
+    "transposed": lambda x: torch.zeros(4, 3).t().copy_(x),
+    "expanded": lambda x: x[:, :1].clone().expand(3, 4),
+    "one number": lambda x: x[:1, :1].clone().expand(3, 4),
+    "complex": lambda x: torch.complex(x, -x),
+}
+
+
+def any_memory(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """What collectives make of tensors whose memory is not one run of elements."""
+    found = {}
+    for name, laid_out in MEMORIES.items():
+        mine = torch.arange(12.0).view(3, 4) + 100 * comm.rank
+        found[f"{name} sum"] = comm.all_reduce(laid_out(mine)).clone()
+        found[f"{name} begun sum"] = comm.begin_all_reduce(laid_out(mine))().clone()
+        found[f"{name} gathered"] = torch.stack(comm.all_gather(laid_out(mine)))
+        found[f"{name} broadcast"] = comm.broadcast(laid_out(mine), comm.size - 1).clone()
+        moved = comm.permute(laid_out(mine), [(0, 1)])
+        found[f"{name} permuted"] = torch.zeros(0) if moved is None else moved
+    return found
+
+
+def groups_and_errors(comm: TorchComm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Over gloo: `any_memory` in the group of all and in one of ranks 1 and 2, votes, and which errors are
+    taken for the loss of a worker.
+    """
+    found: dict[str, torch.Tensor] = {}
+    some = cast(dist.ProcessGroup, dist.new_group([1, 2]))  # for others it is a number
+    if comm.rank:
+        part = TorchComm(some)
+        found |= {f"part {name}": value for name, value in any_memory(part, now).items()}
+        part.close()
+    else:
+        found["outside"] = torch.tensor(raised(lambda: TorchComm(some)) == "ValueError")
+    of_all = any_memory(comm, now) | words_of_votes(comm, now)  # the group of all is still there
+    found |= {f"all {name}": value for name, value in of_all.items()}
+    comm._gathers_into_one = False  # as over a backend that knows lists only
+    found |= {f"listed {name}": value for name, value in any_memory(comm, now).items()}
+    errors = {
+        "type": lambda: comm.all_reduce(torch.zeros(2, dtype=torch.float8_e4m3fn)),
+        "pieces": lambda: comm.all_to_all(torch.zeros(3), [1, 1, 1], [1, 1]),
+        "root": lambda: comm.broadcast(torch.zeros(2), 7),
+        "layout": lambda: comm.broadcast(torch.ones(2).to_sparse()),
+    }
+    for name, error in errors.items():
+        found[f"lost {name}"] = torch.tensor(raised(error) in ("", "WorkerLost"))
+    return found
+
+
+def raised(attempt: Callable[[], object]) -> str:
+    """The name of what it raises."""
+    try:
+        attempt()
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def methods_collectives_and_votes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """All of these by the same processes, which take seconds to start."""
+    return (
+        updates_of_every_method(comm, now)
+        | every_collective(comm, now)
+        | any_memory(comm, now)
+        | words_of_votes(comm, now)
+    )
+
+
+def over_horovod(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """The same, and `any_memory` in a process set of ranks 1 and 2."""
+    import horovod.torch as hvd
+
+    from sparsify.comm.horovod import HorovodComm
+
+    found, some = methods_collectives_and_votes(comm, now), hvd.add_process_set([1, 2])
+    if comm.rank:
+        of_part = any_memory(HorovodComm(process_set=some), now)
+        found |= {f"part {name}": value for name, value in of_part.items()}
+    else:
+        found["outside"] = torch.tensor(raised(lambda: HorovodComm(process_set=some)) == "ValueError")
+    return found
+
+
+def loss_of_a_worker(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Rank 1 dies; on the others, was the error the right one?"""
+    comm.barrier()
+    if comm.rank == 1:
+        os._exit(0)
+    try:
+        for _ in range(100):
+            comm.all_gather(torch.zeros(3))
+    except WorkerLost as error:
+        right = str(error) == f"worker {comm.rank} of {comm.size} lost the others during all_gather"
+        torch.save({"right": torch.tensor(right)}, Path(sys.argv[4]) / f"{comm.rank}.pt")
+    os._exit(0)  # a group without rank 1 can't be closed
+
+
+def ddp_and_wrapper(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Weights after some steps under DDP's hook and under the wrapper, by method."""
+    torch.set_num_threads(1)
+    found: dict[str, torch.Tensor] = {}
+    for name, choices in DDP_METHODS.items():
+        for how in ("ddp", "wrapper"):
+            found |= _trained(comm, name, choices, how)
+    method = build("topk", density=0.05, scope="layer")
+    # Saved after three steps, and continued by another hook.
+    ddp, inner = _model()
+    hook = register(ddp, method, inner)
+    _steps(ddp, inner, range(3), comm.rank)
+    state, model = hook.state_dict(), copy.deepcopy(ddp.module.state_dict())
+    _steps(ddp, inner, range(3, 5), comm.rank)
+    expected = _weights(ddp)
+    ddp, inner = _model()
+    ddp.module.load_state_dict(model)
+    register(ddp, method, inner).load_state_dict(state)
+    _steps(ddp, inner, range(3, 5), comm.rank)
+    found["resumed"] = torch.tensor(torch.equal(_weights(ddp), expected))
+    return found
+
+
+def uses_of_ddp(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """What this worker lived through in every use, and again with overlap."""
+    torch.set_num_threads(1)
+    found = dict[str, torch.Tensor]()
+    for name, use in uses_ddp.USES.items():
+        found |= uses_ddp.flattened(name, use(comm.rank))
+    for name in uses_ddp.OVERLAPPED:
+        found |= uses_ddp.flattened(f"{name}, overlapped", uses_ddp.USES[name](comm.rank, overlap=True))
+    return found
+
+
+def uses_of_overlap(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Where each use of `distribute` ends, with overlap and without; and under DDP, each method. And what
+    `nan_in_the_last_bucket` returns, by the same processes.
+    """
+    torch.set_num_threads(1)
+    found = dict[str, torch.Tensor]()
+    for overlap in (False, True):
+        for name, use in uses_overlap.USES.items():
+            end = use(comm.rank, overlap)
+            found |= {f"{name}|{overlap}|{p}": tensor for p, tensor in end.items()}
+        for name in uses_overlap.METHODS:
+            ddp, inner = _model()
+            register(ddp, laws.build(name), inner, overlap=overlap)
+            _steps(ddp, inner, range(3), comm.rank)
+            found[f"ddp {name}|{overlap}|weights"] = _weights(ddp)
+    return found | nan_in_the_last_bucket(comm)
+
+
+def nan_in_the_last_bucket(comm: Comm) -> dict[str, torch.Tensor]:
+    """Rank 1 has one, after a step without: by entry, what is raised on this worker, and which residuals have
+    become others, or hold one.
+    """
+    found = {}
+    for entry in ("ddp", "distribute"):
+        ddp, inner = _model()
+        method = build("topk", density=0.05, scope="layer")
+        if entry == "ddp":
+            held: Any = (hook := register(ddp, method, inner, overlap=True))
+            _steps(ddp, inner, range(1), comm.rank)
+            states = list(hook.states.values())
+        else:
+            held = DistributedOptimiser(inner, ddp.module, method, overlap=True)
+            _steps(ddp.module, held, range(1), comm.rank)
+            states = held.aggregator.states
+        before = [state.feedback.clone() for state in states]
+        if comm.rank == 1:
+            next(ddp.module.parameters()).register_hook(lambda grad: grad * torch.nan)
+        try:
+            _steps(
+                ddp if entry == "ddp" else ddp.module,
+                inner if entry == "ddp" else held,
+                range(1, 2),
+                comm.rank,
+            )
+        except NonFinite as error:
+            found[f"{entry} error"] = torch.tensor(list(str(error).encode()))
+        pairs = list(zip(before, (state.feedback for state in states), strict=True))
+        found[f"{entry} changed"] = torch.tensor([not torch.equal(old, new) for old, new in pairs])
+        found[f"{entry} finite"] = torch.tensor([bool(torch.isfinite(new).all()) for _, new in pairs])
+    return found
+
+
+def loss_of_a_worker_while_overlapping(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Rank 1 dies when half of its gradients are there; what the others raise, in the entry that the folder's
+    name says.
+    """
+    folder = Path(sys.argv[4])
+    ddp, inner = _model()
+    method = build("topk", density=0.05, scope="layer")
+    if folder.name.startswith("ddp"):
+        register(ddp, method, inner, overlap=True)
+        model, optimiser = cast(nn.Module, ddp), inner
+    else:
+        model = ddp.module
+        optimiser = DistributedOptimiser(inner, ddp.module, method, overlap=True)
+    _steps(model, optimiser, range(2), comm.rank)
+    if comm.rank == 1:
+        list(ddp.module.parameters())[2].register_hook(lambda grad: os._exit(0))
+    error = raised(lambda: _steps(model, optimiser, range(2, 4), comm.rank))
+    torch.save({"right": torch.tensor(error == "WorkerLost")}, folder / f"{comm.rank}.pt")
+    os._exit(0)  # a group without rank 1 can't be closed
+
+
+DDP_METHODS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "topk": {"density": 0.05, "scope": "layer"},
+    "randomk": {"density": 0.05, "scope": "layer", "feedback": "gradient"},
+    "dgc": {"density": 0.05, "momentum": 0.5},
+    "powersgd": {"scope": "layer"},
+}
+
+
+def _model() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 5))
+    ddp = DistributedDataParallel(model.double(), bucket_cap_mb=0.004)
+    return ddp, torch.optim.SGD(ddp.parameters(), lr=0.05)
+
+
+def _weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def _steps(model: nn.Module, optimiser: torch.optim.Optimizer, which: range, rank: int) -> None:
+    for step in which:
+        own = torch.Generator().manual_seed(10 * step + rank)
+        inputs = torch.randn(16, 20, generator=own, dtype=torch.float64)
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(inputs), torch.arange(16) % 5).backward()
+        optimiser.step()
+
+
+def _trained(comm: Comm, name: str, choices: dict[str, Any], how: str) -> dict[str, torch.Tensor]:
+    ddp, inner = _model()
+    method, found = build(name, **choices), {}
+    if how == "ddp":
+        register(ddp, method, inner)
+        ddp_model: nn.Module = ddp
+        optimiser: torch.optim.Optimizer = inner
+    else:
+        ddp_model = ddp.module
+        optimiser = DistributedOptimiser(inner, ddp.module, method, comm)
+    _steps(ddp_model, optimiser, range(6), comm.rank)
+    found[f"{name} {how}"] = _weights(ddp_model)
+    if how == "ddp":
+        found[f"{name} buckets"] = torch.tensor(len(ddp.reducer._get_zeros_like_grad_buckets()))
+    return found
+
+
+def readme_diffs(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """The diffs of the README and of docs/own-training.md, before and after: this worker's final loss, and
+    whether all weights agree.
+    """
+    torch.set_num_threads(1)
+    root = Path(__file__).parent.parent.parent
+    own = torch.Generator().manual_seed(comm.rank)
+    labels = torch.arange(60) % 3
+    inputs = torch.randn(60, 8, generator=own)
+    inputs[torch.arange(60), labels] += 3
+    found = {"untrained": torch.tensor([_loss(nn.Linear(8, 3), inputs, labels)])}
+    diffs = [
+        (page, diff)
+        for page in ("README.md", "docs/own-training.md")
+        for diff in re.findall(r"```diff\n(.*?)```", (root / page).read_text(), flags=re.DOTALL)
+    ]
+    for page, diff in diffs:
+        for when, mark in (("before", "-"), ("after", "+")):
+            lines = [line[1:] for line in diff.splitlines() if line[:1] in (mark, " ", "")]
+            names: dict[str, Any] = {}
+            exec("\n".join(lines).replace("density=0.01", "density=0.25"), names)  # 27 parameters
+            (name,) = (word for word in names if word.startswith("train"))
+            model = nn.Linear(8, 3)
+            torch.nn.init.constant_(model.weight, 0.1 * comm.rank)
+            names[name](model, [(inputs, labels)] * 60)
+            both = comm.all_gather(_weights(model))
+            together = float(torch.equal(both[0], both[1]))
+            found[f"{page} {name} {when}"] = torch.tensor([_loss(model, inputs, labels), together])
+    return found
+
+
+def _loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+    return nn.functional.cross_entropy(model(inputs), labels).item()
+
+
+def on_processes(
+    body: Callable[..., object], size: int, folder: Path, comm: str = "torch"
+) -> list[dict[str, torch.Tensor]]:
+    """Run a function of this file as `size` processes, over gloo or Horovod.
+
+    Returns:
+        What each returned; nothing of one that was lost.
+    """
+    command = [sys.executable, "-m", "tests.sparsify.worker_functions", body.__name__]
+    # Shorter cycles than the millisecond of each negotiation of Horovod's: these tests make thousands.
+    calm = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HOROVOD_CYCLE_TIME": "0.1"}
+    calm["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(size), str(folder), comm], cwd=ROOT, env={**os.environ, **calm}
+        )
+        for rank in range(size)
+    ]
+    try:
+        assert [process.wait(timeout=200) for process in processes] == [0] * size
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    paths = [folder / f"{rank}.pt" for rank in range(size)]
+    return [torch.load(path, weights_only=True) if path.exists() else {} for path in paths]
+
+
+def main(function: str, rank: int, size: int, folder: Path, kind: str = "torch") -> None:
+    comm: Any
+    if kind == "horovod":
+        from sparsify.comm.horovod import HorovodComm
+
+        store = FileStore(str(folder / "rendezvous"), size)
+        tell, patience = environment.set_for_horovod, timedelta(minutes=1)
+        cpu = torch.device("cpu")
+        comm = HorovodComm.meet(store, "127.0.0.1", rank, size, "here", "lo", tell, cpu, patience)
+    else:
+        comm = TorchComm.start(f"file://{folder / 'rendezvous'}", rank, size, torch.device("cpu"))
+    found = globals()[function](comm, time.perf_counter)
+    torch.save(found, folder / f"{rank}.pt")
+    comm.barrier()
+    comm.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), *sys.argv[5:])

@@ -1,0 +1,182 @@
+"""Runs as tests make them: their orders, their processes, and what they recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from analysis.records.log import read_lines
+from analysis.records.store import Attempt, Store
+from experiments.config import compose
+from experiments.training.stop import Stop
+from experiments.worker import run
+from experiments.worker.orders import Orders
+from slurm.environment import WorkerPlace
+from slurm.worker_process import STOP_SIGNALS, lifeline
+from tests.conftest import ROOT, environment_for
+
+CLOCKS = ("start_s", "step_s", "phases", "spans", "wall_s")  # of a record, what differs from run to run
+
+
+def orders(store: Store, *words: str) -> tuple[Orders, Attempt]:
+    """What the workers of such a run are told, and the attempt that they are to fill."""
+    config = compose.resolve(["task=cnn_digits", "profile=smoke", *words])
+    attempt = store.begin(config)
+    return Orders(config.as_dict(), str(attempt.path)), attempt
+
+
+def carry_out(told: Orders, attempt: Attempt, folder: Path, stop: Stop | None = None) -> None:
+    """Be the only worker of this run; virtual ranks need no other."""
+    folder.mkdir(exist_ok=True)
+    run.execute(replace(told, attempt=str(attempt.path)), WorkerPlace(0, 1, 0), folder, stop or Stop())
+
+
+class StopAt(Stop):
+    """Tells to stop when it was asked so many times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times, self.asked = times, 0
+
+    @property
+    def told(self) -> bool:
+        self.asked += 1
+        return self.asked > self.times
+
+
+def recorded(attempt: Attempt, rank: int, kind: str = "step") -> list[dict[str, Any]]:
+    """A rank's lines of this kind."""
+    lines, broken = read_lines(attempt.rank_path(rank))
+    assert not broken
+    return [line for line in lines if line["kind"] == kind]
+
+
+def measured(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What does not depend on clocks."""
+    return [{key: value for key, value in line.items() if key not in CLOCKS} for line in lines]
+
+
+def manifests(results: Path) -> list[dict[str, Any]]:
+    """Of every attempt in a folder of results."""
+    return [json.loads(path.read_text()) for path in sorted(results.glob("runs/*/*/run.json"))]
+
+
+def wait_for(folder: Path, name: str, count: int = 1, timeout_s: float = 120) -> None:
+    """Until there are so many files of such a name, and something in them."""
+    deadline = time.monotonic() + timeout_s
+    while sum(path.stat().st_size > 0 for path in folder.glob(name)) < count:
+        assert time.monotonic() < deadline, f"no {name}"
+        time.sleep(0.01)
+
+
+# --- a run's processes
+# ----------------------------------------------------------------------------------------
+
+
+class Workers(NamedTuple):
+    """A started run's processes, by rank."""
+
+    processes: list[subprocess.Popen[bytes]]
+    folder: Path
+
+    def end(self) -> list[int]:
+        """Their exit codes; where one does not end, what they all said."""
+        try:
+            return [process.wait(timeout=150) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            codes = [process.poll() for process in self.processes]
+            pytest.fail(f"{codes}: {[path.read_text() for path in sorted(self.folder.glob('*.err'))]}")
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+
+
+def start_workers(told: Orders, folder: Path, size: int) -> Workers:
+    """The run's workers, as a launcher starts them."""
+    folder.mkdir()
+    told.write(folder / "launch.json")
+    command = [sys.executable, "-m", "experiments.worker", str(folder / "launch.json"), str(folder)]
+    common = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "SPARSIFY_SIZE": str(size)}
+    processes = []
+    for rank in range(size):
+        place = {"SPARSIFY_RANK": str(rank), "SPARSIFY_LOCAL_RANK": str(rank)}
+        with (folder / f"{rank}.err").open("wb") as errors:
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env=common | place,
+                    stdin=lifeline(),
+                    stderr=errors,
+                    preexec_fn=hold_signals_back,
+                )
+            )
+    return Workers(processes, folder)
+
+
+def hold_signals_back() -> None:
+    """Until the worker takes them: before that, they would end it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+# --- a command's processes
+# ------------------------------------------------------------------------------------
+
+
+def start_command(results: Path, *words: str, **extra: str) -> subprocess.Popen[str]:
+    """`python -m experiments ...`, in a process group of its own, as a shell gives each job."""
+    return start_python(results, "-m", "experiments", *words, **extra)
+
+
+def start_python(results: Path, *words: str, **extra: str) -> subprocess.Popen[str]:
+    """The same of any program."""
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=environment_for(results, **extra),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_ctrl_c,
+    )
+
+
+def heed_ctrl_c() -> None:
+    """Though these tests may run in the background, where shells let programs ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def end_command(process: subprocess.Popen[str]) -> None:
+    """Whatever became of it."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdout, process.stderr):
+        if stream:
+            stream.close()
+
+
+def workers_of(results: Path) -> dict[int, int]:
+    """Process number by rank of the workers whose launch folder lies under `results`."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_text().split("\0")
+            environment = (path / "environ").read_text().split("\0")
+        except OSError:
+            continue
+        if "experiments.worker" in words and any(str(results) in word for word in words):
+            rank = next(word for word in environment if word.startswith("SPARSIFY_RANK="))
+            found[int(rank.partition("=")[2])] = int(path.name)
+    return found

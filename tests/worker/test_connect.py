@@ -1,0 +1,73 @@
+"""How the workers of several machines meet, and what is said where one does not come."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from analysis.records.files import read_json, write_json
+from analysis.records.store import Store
+from experiments.training import stop as stop_rules
+from experiments.training.stop import Preempted, Stop
+from experiments.worker import connect, run
+from slurm.environment import WorkerPlace
+from sparsify.comm import WorkerLost
+from sparsify.comm.torch import TorchComm, come
+from tests.worker.runs import orders
+
+CPU = torch.device("cpu")
+
+
+def test_workers_of_several_machines_find_rank_0(tmp_path: Path) -> None:
+    first, _ = connect.open_store(tmp_path, WorkerPlace(0, 2, 0), False, None, timedelta(seconds=5))
+    second, address = connect.open_store(tmp_path, WorkerPlace(1, 2, 0), False, None, timedelta(seconds=5))
+    first.set("word", "heard")
+    assert second.get("word") == b"heard"
+    note = read_json(tmp_path / connect.NOTE)
+    assert note is not None
+    assert address in note["addresses"]
+
+
+def test_whoever_waits_in_vain_says_for_what(tmp_path: Path) -> None:
+    soon, place = timedelta(seconds=0.2), WorkerPlace(1, 2, 0)
+    with pytest.raises(WorkerLost, match=r"found no meet.json of rank 0 in .*all nodes see them"):
+        connect.open_store(tmp_path, place, False, None, soon)
+    write_json(tmp_path / connect.NOTE, {"addresses": ["127.0.0.1"], "port": 1, "host": "elsewhere"})
+    with pytest.raises(
+        WorkerLost, match=r"can't reach rank 0 on elsewhere at 127.0.0.1, port 1; set cluster"
+    ):
+        connect.open_store(tmp_path, place, False, None, soon)
+    with pytest.raises(ValueError, match=r"cluster.interface=wlan9 has no IPv4 address on .*there are: .*lo"):
+        connect.open_store(tmp_path, WorkerPlace(0, 2, 0), False, "wlan9", soon)
+    store, _ = connect.open_store(tmp_path, place, True, None, soon)
+    with pytest.raises(WorkerLost, match=r"worker 1 of 2 waits in vain.*did not come: 0; their logs"):
+        TorchComm.meet(store, 1, 2, CPU, soon)
+
+
+def test_whoever_is_told_while_waiting_alone_ends_as_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_rules, "ALONE_S", 0.0)
+    told, attempt = orders(Store(tmp_path / "runs"), "cluster=local", "workers=2", "method=dense")
+    with pytest.raises(Preempted):
+        run.execute(told, WorkerPlace(0, 2, 0), tmp_path, Stop(told_at=0.0))
+    assert (attempt.state, attempt.manifest["step"]) == ("preempted", 0)
+    # Who comes later finds that out, told or not.
+    with pytest.raises(Preempted):
+        run.execute(told, WorkerPlace(1, 2, 0), tmp_path, Stop())
+
+
+def test_a_store_that_ends_while_workers_wait_is_a_lost_worker() -> None:
+    served = [TCPStore("localhost", 0, is_master=True, wait_for_workers=False)]
+    store = TCPStore("localhost", served[0].port, is_master=False, timeout=timedelta(seconds=5))
+
+    def end_it() -> bool:
+        served.clear()
+        return False
+
+    with pytest.raises(WorkerLost, match="worker 1 of 2 lost rank 0"):
+        come(store, 1, 2, timedelta(seconds=60), end_it)
