@@ -164,7 +164,7 @@ def _begun(pool: ProcessPoolExecutor, do: Callable[[], T]) -> Callable[[], T]:
     """
     try:
         future = pool.submit(do)
-    except (BrokenProcessPool, OSError):  # OSError: one more process can't be started, or the pool is just closing
+    except (BrokenProcessPool, OSError):  # OSError: a process cannot be started, or the pool is closing
         return do
 
     def result() -> T:
