@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from sparsify.types import (
     Call,
     Delivery,
     Part,
-    PromisedBytes,
     SeenStep,
     Slice,
     Sparse,
@@ -27,40 +27,30 @@ from sparsify.types import (
 )
 
 
-class Exchange(Protocol):
+class Exchange(Part, ABC):
     """Part of a method that sums the workers' selections."""
 
     @property
     def needs_shared(self) -> bool:
         """True if indices are left unsent, so that every worker must have chosen the same."""
+        return False
 
     @property
     def needs_exact(self) -> bool:
-        """Must every worker bring the same number of elements?"""
+        """True if every worker must bring the same number of elements."""
+        return False
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
-        """The state for a bucket like this one."""
+        """The state for a bucket like this one; None where nothing is kept from step to step."""
+        return None
 
+    @abstractmethod
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: Any) -> Delivery:
         """One worker's selection in, the total over all workers out. Alike on all workers, to the bit."""
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        """Bytes that a worker sends, see `Part.promised`."""
-
-    def broken_laws(self) -> dict[str, str]:
-        """Laws that can't hold, and why."""
-
-
-class Stateless(Part):
-    """Base of exchanges that keep nothing from step to step."""
-
-    def init(self, like: Tensor, context: BucketContext) -> None:
-        """State of a bucket like this one."""
-        return None
-
 
 @dataclass(frozen=True)
-class AllGather(Stateless):
+class AllGather(Exchange):
     """All-gather of values and indices, in one packed message (`wire` says how it is written).
 
     The sum is taken worker by worker in rank order, so that all workers get the same bits. Yoon and Oh 2022
@@ -73,7 +63,6 @@ class AllGather(Stateless):
     wire: Wire = Wire()
     uneven: bool = False
     packed: bool = True
-    needs_shared: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.packed and (self.uneven or self.wire != Wire()):
@@ -84,11 +73,9 @@ class AllGather(Stateless):
 
     @property
     def needs_exact(self) -> bool:
-        """True where all workers must bring as many elements."""
         return not self.uneven
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        """Sum of all workers' selections, see `Exchange.exchange`."""
         if not self.packed:
             values, indices = comm.begin_all_gathers([part.values, part.indices.int()])()
             return Delivery([Sparse(*pair) for pair in zip(indices, values, strict=True)], [part])
@@ -98,7 +85,6 @@ class AllGather(Stateless):
         return Delivery([*total], [self.wire.rounded(part)])
 
     def calls(self, seen: SeenStep) -> list[Call]:
-        """Collectives of a step, see `Part.calls`."""
         most = max(seen.selected)
         if not self.packed:
             each = seen.work.itemsize, seen.index_nbytes
@@ -108,14 +94,12 @@ class AllGather(Stateless):
 
 
 @dataclass(frozen=True)
-class AllGatherBlocks(Stateless):
+class AllGatherBlocks(Exchange):
     """All-gather of consecutive indices: one start and k values from each worker. Eghlidi and Jaggi 2020."""
 
-    needs_shared: ClassVar[bool] = False
     needs_exact: ClassVar[bool] = True
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        """Sum of all workers' selections, see `Exchange.exchange`."""
         start = index_dtype(n)
         messages = comm.all_gather(joined(part.indices[:1].to(start), part.values))
         row, total = torch.arange(k, device=part.values.device), list[Sparse | Slice]()
@@ -125,26 +109,22 @@ class AllGatherBlocks(Stateless):
         return Delivery(total, [part])
 
     def calls(self, seen: SeenStep) -> list[Call]:
-        """Collectives of a step, see `Part.calls`."""
         return [Call("all_gather", seen.index_nbytes + seen.work.itemsize * max(seen.selected))]
 
 
 @dataclass(frozen=True)
-class AllReduce(Stateless):
+class AllReduce(Exchange):
     """All-reduce of values: no indices are sent, so all workers must have chosen alike."""
 
     needs_shared: ClassVar[bool] = True
-    needs_exact: ClassVar[bool] = False
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        """Sum of all workers' selections, see `Exchange.exchange`."""
         if not part.values.numel():
             return Delivery([], [])  # alike everywhere, since the choice is
         total = Sparse(part.indices, comm.all_reduce(part.values.clone()))
         return Delivery([total], [part])
 
     def calls(self, seen: SeenStep) -> list[Call]:
-        """Collectives of a step, see `Part.calls`."""
         nbytes = seen.work.itemsize * max(seen.selected)
         return [Call("all_reduce", nbytes)] if nbytes else []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,71 +14,57 @@ from sparsify.ranges import MomentumFactor, Share
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, Delivery, Part, Sparse, work_dtype
 
 
-class Feedback(Protocol):
+class Feedback(Part, ABC):
     """Part of a method that keeps what was not sent."""
 
+    @abstractmethod
     def init(self, like: Tensor) -> Any:
         """The state for a bucket like this one."""
 
-    def accumulate(self, grad: Tensor, lr: float, state: Any) -> Tensor:
-        """(n,) -> (n,): the gradient plus the residual. The result may be the state's own buffer, or `grad`
-        itself.
-        """
-
-    def retain(self, delivery: Delivery, state: Any) -> None:
-        """Keep what `accumulate` returned, less what was delivered of it."""
-
-    def residual(self, state: Any) -> Tensor | None:
-        """The residual at this moment, (n,); None where nothing is kept."""
-
-    def broken_laws(self) -> dict[str, str]:
-        """Laws that can't hold, and why."""
-
-
-class FusableFeedback(Part, ABC):
-    """Feedbacks whose acc is the sum of two tensors. Its selector may add them while it searches."""
-
     @abstractmethod
     def operands(self, grad: Tensor, lr: float, state: Any) -> tuple[Tensor, Tensor | None]:
-        """(n,) and (n,): acc is their sum, in place of the first; None: nothing is left to be added."""
+        """(n,) and (n,): the gradient plus the residual is their sum, taken in place of the first, maybe by a
+        selector while it searches; None: nothing is left to be added. The first may be the state's own
+        buffer, or `grad` itself.
+        """
 
     def accumulate(self, grad: Tensor, lr: float, state: Any) -> Tensor:
-        """Add the residual, see `Feedback.accumulate`."""
+        """(n,) -> (n,): the sum of the operands."""
         acc, addend = self.operands(grad, lr, state)
         return acc if addend is None else acc.add_(addend)
 
+    def retain(self, delivery: Delivery, state: Any) -> None:
+        """Keep what `accumulate` returned, less what was delivered of it."""
+        residual = self.residual(state)
+        if residual is not None:
+            for part in delivery.delivered:
+                part.add_to(residual, alpha=-1)
+
     def residual(self, state: Any) -> Tensor | None:
-        """This worker's residual, (n,); of a state that is more than it, the field of this name."""
+        """The residual at this moment, (n,): the state's field of this name; None where nothing is kept."""
         found: Tensor = state.residual
         return found
 
 
 @dataclass(frozen=True)
-class NoFeedback(FusableFeedback):
+class NoFeedback(Feedback):
     """Nothing is kept: what was not sent is lost."""
 
     exceptions: ClassVar[dict[str, str]] = {NOTHING_IS_LOST: "there is no residual: what is not sent is lost"}
 
     def init(self, like: Tensor) -> Tensor | None:
-        """State of a bucket like this one."""
         dtype = work_dtype(like.dtype)
         return None if dtype == like.dtype else huge_pages.advise(torch.empty_like(like, dtype=dtype))
 
     def operands(self, grad: Tensor, lr: float, state: Tensor | None) -> tuple[Tensor, None]:
-        """Buffer and addend, see `FusableFeedback.operands`."""
         return (grad if state is None else state.copy_(grad)), None
 
-    def retain(self, delivery: Delivery, state: Tensor | None) -> None:
-        """Keep what was not delivered."""
-        return None
-
     def residual(self, state: Tensor | None) -> None:
-        """This worker's residual, (n,)."""
         return None
 
 
 @dataclass(frozen=True)
-class ErrorFeedback(FusableFeedback):
+class ErrorFeedback(Feedback):
     """The residual in the gradient domain, as Shi et al. 2019 run it: acc = e + g; e <- acc, 0 where
     delivered.
 
@@ -86,20 +72,12 @@ class ErrorFeedback(FusableFeedback):
     """
 
     def init(self, like: Tensor) -> Tensor:
-        """State of a bucket like this one."""
         return huge_pages.zeros_like(like, work_dtype(like.dtype))
 
     def operands(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Buffer and addend, see `FusableFeedback.operands`."""
         return state, grad  # the residual's own buffer serves as acc: nothing of size n is allocated
 
-    def retain(self, delivery: Delivery, state: Tensor) -> None:
-        """Keep what was not delivered."""
-        for part in delivery.delivered:
-            part.add_to(state, alpha=-1)
-
     def residual(self, state: Tensor) -> Tensor:
-        """This worker's residual, (n,)."""
         return state
 
 
@@ -112,7 +90,7 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class LearningRateFeedback(FusableFeedback):
+class LearningRateFeedback(Feedback):
     """The residual in the learning-rate domain: p = lr g + e; e <- p, 0 where delivered; x <- x - mean of q.
     Stich et al. 2018; Eghlidi and Jaggi 2020, algorithm 1, as its text explains it.
 
@@ -125,11 +103,9 @@ class LearningRateFeedback(FusableFeedback):
     """
 
     def init(self, like: Tensor) -> Scaled:
-        """State of a bucket like this one."""
         return Scaled(huge_pages.zeros_like(like, work_dtype(like.dtype)))
 
     def operands(self, grad: Tensor, lr: float, state: Scaled) -> tuple[Tensor, Tensor | None]:
-        """Buffer and addend, see `FusableFeedback.operands`."""
         if not lr >= 0:
             raise ValueError(f"feedback in the learning-rate domain divides by {lr=}; keep it at or above 0")
         if lr == 0:
@@ -138,11 +114,6 @@ class LearningRateFeedback(FusableFeedback):
             state.residual.mul_(state.lr / lr)
         state.lr = lr
         return state.residual, grad
-
-    def retain(self, delivery: Delivery, state: Scaled) -> None:
-        """Keep what was not delivered."""
-        for part in delivery.delivered:
-            part.add_to(state.residual, alpha=-1)
 
 
 @dataclass(frozen=True)
@@ -156,7 +127,6 @@ class LiteralFeedback(LearningRateFeedback):
     """
 
     def retain(self, delivery: Delivery, state: Scaled) -> None:
-        """Keep what was not delivered."""
         for part in delivery.total:
             part.add_to(state.residual, alpha=-1)
 
@@ -170,7 +140,7 @@ class Velocity:
 
 
 @dataclass(frozen=True)
-class MomentumCorrection(FusableFeedback):
+class MomentumCorrection(Feedback):
     """Momentum before accumulation, both masked where delivered. Lin et al. 2018, arXiv:1712.01887, alg. 4.
 
     u <- m u + g;  v <- v + u;  u, v <- 0 where delivered. With `nesterov`: u <- m (u + g);  v <- v + u + g.
@@ -182,7 +152,6 @@ class MomentumCorrection(FusableFeedback):
     nesterov: bool = False
 
     def broken_laws(self) -> dict[str, str]:
-        """Laws that can't hold, and why."""
         counted = "momentum counts a gradient up to 1 / (1 - momentum) times; with momentum=0 nothing is lost"
         broken = {NOTHING_IS_LOST: counted} if self.momentum else {}
         if self.momentum and self.nesterov:
@@ -190,12 +159,10 @@ class MomentumCorrection(FusableFeedback):
         return broken
 
     def init(self, like: Tensor) -> Velocity:
-        """State of a bucket like this one."""
         u, v = (huge_pages.zeros_like(like, work_dtype(like.dtype)) for _ in range(2))
         return Velocity(u, v)
 
     def operands(self, grad: Tensor, lr: float, state: Velocity) -> tuple[Tensor, Tensor]:
-        """Buffer and addend, see `FusableFeedback.operands`."""
         u, v = state.momentum, state.residual
         if self.nesterov:
             u.add_(grad).mul_(self.momentum)
@@ -204,7 +171,6 @@ class MomentumCorrection(FusableFeedback):
         return v, u
 
     def retain(self, delivery: Delivery, state: Velocity) -> None:
-        """Keep what was not delivered."""
         for part in delivery.delivered:
             part.add_to(state.residual, alpha=-1)
             if self.masking and isinstance(part, Sparse):
@@ -220,7 +186,7 @@ class LowPassState:
 
 
 @dataclass(frozen=True)
-class LowPass(Part):
+class LowPass(Feedback):
     """Error feedback through a low-pass filter: m <- (1 - beta) m + beta (m + g - sent). Chen et al. 2020
     (ScaleCom, NeurIPS), eq. 5. beta = 1 is plain error feedback; they take 0.1 to 0.3 for large batches.
     """
@@ -228,32 +194,24 @@ class LowPass(Part):
     beta: Share = 1.0
 
     def broken_laws(self) -> dict[str, str]:
-        """Laws that can't hold, and why."""
         return {} if self.beta == 1 else {NOTHING_IS_LOST: "beta < 1 filters part of each gradient away"}
 
     def init(self, like: Tensor) -> LowPassState:
-        """State of a bucket like this one."""
         dtype = work_dtype(like.dtype)
         work = None if dtype == like.dtype else huge_pages.advise(torch.empty_like(like, dtype=dtype))
         return LowPassState(huge_pages.zeros_like(like, dtype), work)
 
-    def accumulate(self, grad: Tensor, lr: float, state: LowPassState) -> Tensor:
+    def operands(self, grad: Tensor, lr: float, state: LowPassState) -> tuple[Tensor, None]:
         # The gradient's own buffer serves as acc, since m itself is still needed; half types get a wider one.
-        """Add the residual, see `Feedback.accumulate`."""
         is_wide = grad.dtype == state.residual.dtype
         state.acc = grad.add_(state.residual) if is_wide else torch.add(state.residual, grad, out=state.acc)
-        return state.acc
+        return state.acc, None
 
     def retain(self, delivery: Delivery, state: LowPassState) -> None:
-        """Keep what was not delivered."""
         assert state.acc is not None
         state.residual.lerp_(state.acc, self.beta)
         for part in delivery.delivered:
             part.add_to(state.residual, alpha=-self.beta)
-
-    def residual(self, state: LowPassState) -> Tensor:
-        """This worker's residual, (n,)."""
-        return state.residual
 
 
 def named(name: str) -> Feedback:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -15,7 +14,7 @@ from sparsify import cost
 from sparsify.comm import Comm, gather_uneven
 from sparsify.core import host_sync
 from sparsify.core.checks import check_k
-from sparsify.kernels import Eager, JointKernel, Kernel, Workspace
+from sparsify.kernels import Eager, Kernel, Workspace
 from sparsify.types import (
     BucketContext,
     Part,
@@ -29,68 +28,46 @@ from sparsify.types import (
 )
 
 
-class Selector(Protocol):
-    """Part of a method that chooses k of n."""
+class Selector(Part, ABC):
+    """Part of a method that chooses k of n. How many a worker chooses depends on its data, unless `exact`."""
 
     @property
     def shared(self) -> bool:
         """True if all workers choose alike."""
+        return False
 
     @property
     def exact(self) -> bool:
         """True if every worker chooses the same number, known beforehand."""
+        return False
 
+    @abstractmethod
     def init(self, like: Tensor, context: BucketContext) -> Any:
         """The state for a bucket like this one."""
 
+    @abstractmethod
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
         """(n,) -> (k',) distinct indices in [0, n). `acc` is not to be written to."""
-
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        """Bytes that a worker sends so that all agree upon a choice, see `Part.promised`."""
-
-    def broken_laws(self) -> dict[str, str]:
-        """Laws that can't hold, and why."""
-
-
-@runtime_checkable
-class FusableSelector(Protocol):
-    """Selectors that can add the gradient while they search: one pass over memory instead of two."""
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Any
     ) -> Selection:
-        """acc (n,) += grad (n,), then as `select`; None: there is nothing to add."""
+        """acc (n,) += grad (n,), then as `select`; None: there is nothing to add. Some do both in one pass
+        over memory.
+        """
+        return self.select(acc if grad is None else acc.add_(grad), k, comm, state)
 
 
-@runtime_checkable
-class JointSelector(Protocol):
-    """Selectors that can search several buckets at once."""
-
-    def search_all(
-        self, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int], kernel: JointKernel
-    ) -> list[Sparse]:
-        """Chosen parts of each bucket, after acc (n,) += grad (n,)."""
-
-
-class ExactlyK(Part):
+class ExactlyK(Selector):
     """Base of selectors that always choose k."""
 
     exact: ClassVar[bool] = True
 
 
-class VariableK(Part):
-    """Base of selectors whose count depends on the data, each worker its own."""
-
-    shared: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
-
-
-class KernelSelector(Part, ABC):
+class KernelSelector(Selector):
     """Base of selectors that are one search by a kernel, and save nothing."""
 
     def init(self, like: Tensor, context: BucketContext) -> Workspace:
-        """State of a bucket like this one."""
         return Workspace.searching(like, context)
 
     @abstractmethod
@@ -98,32 +75,20 @@ class KernelSelector(Part, ABC):
         """acc (n,) += grad (n,); what is chosen of it."""
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         return self.accumulate_and_select(acc, None, k, comm, state)
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Workspace
     ) -> Selection:
-        """Add and choose in one pass, see `FusableSelector`."""
-        found = self.search(acc, grad, k, state.kernel)
-        return Selection(*found)
+        return Selection(*self.search(acc, grad, k, state.kernel))
 
 
 @dataclass(frozen=True)
 class TopK(KernelSelector, ExactlyK):
     """The k largest by absolute value, exactly. Published operator: torch.topk."""
 
-    shared: ClassVar[bool] = False
-
     def search(self, acc: Tensor, grad: Tensor | None, k: int, kernel: Kernel) -> Sparse:
-        """Search one bucket with this kernel."""
         return kernel.topk(acc, grad, k)
-
-    def search_all(
-        self, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int], kernel: JointKernel
-    ) -> list[Sparse]:
-        """Search several buckets at once."""
-        return kernel.topk(accs, grads, ks)
 
 
 @dataclass
@@ -163,12 +128,10 @@ class RandomK(ExactlyK):
     sampling: Drawing = "hash"
 
     def init(self, like: Tensor, context: BucketContext) -> Draws | Permutations:
-        """State of a bucket like this one."""
         context = context.shared if self.shared else context
         return Draws(context) if self.sampling == "hash" else Permutations(context.generator(like.device))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Draws | Permutations) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         n = acc.numel()
         check_k(k, n)
         if isinstance(state, Permutations):
@@ -222,11 +185,9 @@ class BlockRandomK(ExactlyK):
     aligned: bool = False
 
     def init(self, like: Tensor, context: BucketContext) -> Draws:
-        """State of a bucket like this one."""
         return Draws(context.shared if self.shared else context)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Draws) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         n = acc.numel()
         check_k(k, n)
         start = state.key() % (n // k) * k if self.aligned else state.key() % n
@@ -248,17 +209,15 @@ class FirstK(ExactlyK):
     shared: ClassVar[bool] = True
 
     def init(self, like: Tensor, context: BucketContext) -> AllIndices:
-        """State of a bucket like this one."""
         return AllIndices(torch.arange(like.numel(), device=like.device))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: AllIndices) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         check_k(k, acc.numel())
         return Selection(state.indices[:k])
 
 
 @dataclass(frozen=True)
-class Union(Part):
+class Union(Selector):
     """The union of all workers' choices: each worker selects its own, and indices are all-gathered.
 
     The `index-union` of kljp's code (DEFT, MiCRO, ExDyna) and of Accordion. Indices travel as int32 where
@@ -267,18 +226,14 @@ class Union(Part):
 
     own: Selector
     shared: ClassVar[bool] = True
-    exact: ClassVar[bool] = False
 
     def broken_laws(self) -> dict[str, str]:
-        """Laws that can't hold, and why."""
         return self.own.broken_laws()
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
-        """State of a bucket like this one."""
         return self.own.init(like, context)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         chosen = self.own.select(acc, k, comm, state).indices
         gathered = gather_uneven(comm, chosen.to(index_dtype(acc.numel())))
         host_sync.count_sync()  # for the size of the union

@@ -16,7 +16,7 @@ from sparsify.core.bucket import Gradients
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.engine import Engine, StepReport
 from sparsify.kernels import JointKernel, Kernel, kernels_in
-from sparsify.method import Method, SearchesTogether, Step, Watch, num_selected
+from sparsify.method import Method, Sparsifier, Step, Watch, num_selected
 from sparsify.types import SearchStats, Sparse
 
 NORM_PIECE = 2**15  # elements, which in double precision stay in a core's cache
@@ -63,7 +63,7 @@ class Aggregator(Engine):
                 f"density that selects one is {1 / self.num_elements:.3g}"
             )
         likes = [bucket.flat for bucket in self.gradients.buckets]
-        self.joint = method.joint_search(likes, select) if isinstance(method, SearchesTogether) else None
+        self.joint = method.joint_search(likes, select) if isinstance(method, Sparsifier) else None
 
     def aggregate(
         self, epoch: int = 0, lr: float | Sequence[float] = 1.0, watch: Watch | None = None
@@ -82,7 +82,7 @@ class Aggregator(Engine):
         steps = [step._replace(lr=rate) for rate in rates]
         found: dict[int, Sparse] = {}
         if self.joint is not None and watch is None:
-            assert isinstance(self.method, SearchesTogether)
+            assert isinstance(self.method, Sparsifier)
             found = self.method.search_together(self.joint, grads, steps, self.states, self.timer)
         reports = [self.aggregate_bucket(at, own, found.get(at)) for at, own in enumerate(steps)]
         return StepReport.total(reports)

@@ -15,7 +15,7 @@ from sparsify.comm import Comm, CountingComm
 from sparsify.core import host_sync
 from sparsify.core.bucket import Bucket, describe, finite_elements, finite_norms
 from sparsify.core.timer import PhaseTimer
-from sparsify.method import Method, SearchesTogether, Step
+from sparsify.method import Method, Sparsifier, Step
 from sparsify.types import BucketContext, Sparse
 
 FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
@@ -114,7 +114,7 @@ class Engine:
         if found is None:
             selected = self.method.aggregate(grad, step, state, self.comm, self.timer)
         else:
-            assert isinstance(self.method, SearchesTogether)
+            assert isinstance(self.method, Sparsifier)
             selected = self.method.deliver(found, grad, step, state, self.comm, self.timer)
         sent_bytes, messages, predicted_s = (a - b for a, b in zip(self.comm.counted, before, strict=True))
         syncs = host_sync.num_syncs() - syncs_before

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -15,12 +16,13 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.core.wire import split
 from sparsify.feedback import Feedback, LearningRateFeedback
 from sparsify.kernels import Workspace
-from sparsify.method import MethodDefaults, Step
+from sparsify.method import Method, Step
 from sparsify.ranges import Scope
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     BucketContext,
     Delivery,
+    Part,
     PromisedBytes,
     SeenStep,
     Slice,
@@ -163,22 +165,24 @@ def read_signs(written: Tensor, out: Tensor, message: PackedCodes) -> Tensor:
     return scales
 
 
-class Quantiser(Protocol):
+class Quantiser(Part, ABC):
     """A rule that writes a whole bucket in few bits."""
 
+    @abstractmethod
     def init(self, like: Tensor, context: BucketContext) -> Any:
         """The state for a bucket like this one."""
 
+    @abstractmethod
     def encode(self, acc: Tensor, state: Any) -> Tensor:
         """(n,) -> (bytes,) uint8, of a length that depends on n alone. `acc` is not to be written to."""
 
+    @abstractmethod
     def decode(self, message: Tensor, out: Tensor, state: Any) -> Tensor:
         """(bytes,) -> (n,), what `encode` wrote, into `out`."""
 
+    @abstractmethod
     def nbytes(self, n: int) -> int:
-        """Bytes of a message."""
-
-    def broken_laws(self) -> dict[str, str]: ...
+        """Bytes of a message for n elements."""
 
 
 class QuantisedState(NamedTuple):
@@ -188,7 +192,7 @@ class QuantisedState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QuantisedAllGather(MethodDefaults):
+class QuantisedAllGather(Method):
     """Send all of n in few bits each: an all-gather of messages, decoded and summed in rank order.
 
     Args:

@@ -13,7 +13,7 @@ from sparsify.core import host_sync, huge_pages
 from sparsify.core.timer import PhaseTimer
 from sparsify.core.wire import joined, split
 from sparsify.feedback import ErrorFeedback
-from sparsify.method import MethodDefaults, Step, scatter
+from sparsify.method import Method, Step, scatter
 from sparsify.ranges import Meta, Scope, checked
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -94,7 +94,7 @@ class Bins:
 
 
 @dataclass(frozen=True)
-class AdaComp(MethodDefaults):
+class AdaComp(Method):
     """Send |H| >= max |G| of the bin, G = e + g, H = G + g; keep G - Q(G).
 
     Where a bin's G is all zero, nothing of it is sent (the paper's rule, 0 >= 0, would send all of it).
@@ -105,7 +105,6 @@ class AdaComp(MethodDefaults):
     other_bin: Bin = 500
 
     def init(self, like: Tensor, context: BucketContext) -> Bins:
-        """State of a bucket like this one."""
         shapes = [shape for shape in context.shapes or ((like.numel(),),) if torch.Size(shape).numel()]
         sizes, lengths = [torch.Size(shape).numel() for shape in shapes], self.lengths(shapes)
         blocks = list(divided(sizes, lengths))
@@ -136,7 +135,6 @@ class AdaComp(MethodDefaults):
         return exactly(cost.gather_uneven(torch.float32.itemsize * len(lengths) + codes, seen.size))
 
     def aggregate(self, grad: Tensor, step: Step, state: Bins, comm: Comm, timer: PhaseTimer) -> int:
-        """Average one bucket in place, see `Method.aggregate`."""
         feedback = ErrorFeedback()
         with timer.phase("select"):
             acc = feedback.accumulate(grad, step.lr, state.residual)
@@ -173,11 +171,9 @@ class AdaComp(MethodDefaults):
         return scales.float()  # as they are sent, so that all workers subtract and add the same
 
     def residual(self, state: Bins) -> Tensor:
-        """This worker's residual, (n,)."""
         return state.residual
 
     def broken_laws(self) -> dict[str, str]:
-        """Laws that can't hold, and why."""
         return {DENSE_AT_DENSITY_1: "it has no density, and sends signs"}
 
 

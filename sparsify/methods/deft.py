@@ -14,10 +14,9 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, Scope, checked
-from sparsify.select import gather_exclusive, promised_union, split_evenly
+from sparsify.select import Selector, gather_exclusive, promised_union, split_evenly
 from sparsify.types import (
     BucketContext,
-    Part,
     PromisedBytes,
     SeenStep,
     Selection,
@@ -63,20 +62,17 @@ class PlannerTurn:
 
 
 @dataclass(frozen=True)
-class Deft(Part):
+class Deft(Selector):
     """The k largest in proportion to each fragment's norm."""
 
     shared: ClassVar[bool] = True
-    exact: ClassVar[bool] = False
 
     def init(self, like: Tensor, context: BucketContext) -> PlannerTurn:
-        """State of a bucket like this one."""
         return PlannerTurn(
             torch.empty_like(like, dtype=work_dtype(like.dtype)), context.sizes or [like.numel()]
         )
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: PlannerTurn) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         n, turn = acc.numel(), state.step % comm.size
         state.step += 1
         sizes = fragments(state.sizes, comm.size)
@@ -99,7 +95,6 @@ class Deft(Part):
         return Selection(gather_exclusive(comm, torch.cat(chosen), n).indices)
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
-        """Bytes that a worker sends, in closed form."""
         sizes = fragments([torch.Size(shape).numel() for shape in seen.shapes], seen.size)
         plan = 2 * plan_dtype(seen.n).itemsize * len(sizes)
         return exactly(cost.broadcast(plan, seen.size)) + promised_union(seen)

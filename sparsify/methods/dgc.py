@@ -26,7 +26,7 @@ from sparsify.ranges import (
     ValueType,
     checked,
 )
-from sparsify.select import Draws, VariableK, prepare, reaching
+from sparsify.select import Draws, Selector, prepare, reaching
 from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, PromisedBytes, SeenStep, Selection, work_dtype
 
 
@@ -95,7 +95,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class DgcSample(VariableK):
+class DgcSample(Selector):
     """Elements, k at most, above a threshold that is estimated from a sample. Lin et al. 2018, section 5.
 
     Where more than k reach the threshold, the k largest of those are taken, exactly ("hierarchical"). The
@@ -110,11 +110,9 @@ class DgcSample(VariableK):
     adaptations: Natural = 10
 
     def init(self, like: Tensor, context: BucketContext) -> Sampling:
-        """State of a bucket like this one."""
         return Sampling(Draws(context), Workspace.searching(like, context))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Sampling) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         n, workspace = acc.numel(), state.workspace
         sampled = max(math.ceil(self.sample * n), math.ceil(TOP_OF_SAMPLE * n / k))
         if sampled >= n or k == n:
@@ -147,7 +145,7 @@ class Momentum:
 
 
 @dataclass(frozen=True)
-class WithDenseVectors:
+class WithDenseVectors(Method):
     """A sparsifier whose buckets of 1-D tensors are averaged whole, with the same momentum."""
 
     sparse: Sparsifier
@@ -155,47 +153,38 @@ class WithDenseVectors:
 
     @property
     def scope(self) -> str | float:
-        """Stretch of the gradient that one bucket spans."""
         return self.sparse.scope
 
     @property
     def momentum_inside(self) -> bool:
-        """True where the method applies momentum itself."""
         return self.sparse.momentum_inside
 
     @property
     def needs_lr(self) -> bool:
-        """True where feedback follows the learning rate."""
         return self.sparse.needs_lr
 
     @property
     def needs_whole_gradient(self) -> bool:
-        """True where the norm of the whole gradient is needed first."""
         return self.sparse.needs_whole_gradient
 
     @property
     def num_warmup_epochs(self) -> int:
-        """Number of epochs with a density of their own."""
         return self.sparse.num_warmup_epochs
 
     def init(self, like: Tensor, context: BucketContext) -> SparsifierState | Momentum:
-        """State of a bucket like this one."""
         if context.shapes and all(len(shape) <= 1 for shape in context.shapes):
             return Momentum(huge_pages.zeros_like(like, work_dtype(like.dtype)))
         return self.sparse.init(like, context)
 
     def density_at(self, epoch: int) -> float:
-        """Share of the elements that is sent in this epoch."""
         return self.sparse.density_at(epoch)
 
     def prepare(self, grads: list[Tensor], comm: Comm) -> None:
-        """Change the whole gradient in place before its buckets are aggregated."""
         self.sparse.prepare(grads, comm)
 
     def aggregate(
         self, grad: Tensor, step: Step, state: SparsifierState | Momentum, comm: Comm, timer: PhaseTimer
     ) -> int:
-        """Average one bucket in place, see `Method.aggregate`."""
         if not isinstance(state, Momentum):
             return self.sparse.aggregate(grad, step, state, comm, timer)
         comm.all_reduce(grad)
@@ -210,15 +199,12 @@ class WithDenseVectors:
         return grad.numel()
 
     def residual(self, state: SparsifierState | Momentum) -> Tensor | None:
-        """This worker's residual, (n,)."""
         return None if isinstance(state, Momentum) else self.sparse.residual(state)
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
-        """Bytes that a worker sends, in closed form."""
         is_vector = all(len(shape) <= 1 for shape in seen.shapes)
         return (Dense() if is_vector else self.sparse).promised(seen)
 
     def broken_laws(self) -> dict[str, str]:
-        """Laws that can't hold, and why."""
         ahead = {DENSE_AT_DENSITY_1: "Nesterov's form looks ahead: the first step is (1 + momentum) g"}
         return self.sparse.broken_laws() | (ahead if self.correction.nesterov else {})

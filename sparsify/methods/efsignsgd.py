@@ -10,12 +10,13 @@ from sparsify import feedback as feedbacks
 from sparsify.methods._quantise import (
     PackedCodes,
     QuantisedAllGather,
+    Quantiser,
     message_nbytes,
     read_signs,
     write_signs,
 )
 from sparsify.ranges import Scope, checked
-from sparsify.types import BucketContext, Part
+from sparsify.types import BucketContext
 
 
 @checked
@@ -41,23 +42,19 @@ def efsignsgd(
 
 
 @dataclass(frozen=True)
-class ScaledSign(Part):
+class ScaledSign(Quantiser):
     """C(p) = |p|_1 / d sign(p)."""
 
     def init(self, like: Tensor, context: BucketContext) -> PackedCodes:
-        """State of a bucket like this one."""
         return PackedCodes.like(like, block=like.numel(), bits=1)
 
     def encode(self, acc: Tensor, state: PackedCodes) -> Tensor:
-        """PackedCodes of a whole bucket, see `Quantiser.encode`."""
         scale = torch.linalg.vector_norm(acc, 1) / acc.numel()
         return write_signs(acc, scale.view(1), state)
 
     def decode(self, message: Tensor, out: Tensor, state: PackedCodes) -> Tensor:
-        """Elements of a message, see `Quantiser.decode`."""
         scale = read_signs(message, out, state)  # as it travelled: the residual is what the others miss
         return out.mul_(scale.to(out.dtype))
 
     def nbytes(self, n: int) -> int:
-        """Bytes of a message for n elements."""
         return message_nbytes(n, n, 1)

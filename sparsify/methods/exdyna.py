@@ -52,7 +52,6 @@ class ExDyna(ExclusiveThreshold):
     blocks: Count = 1024
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Threshold) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         n, size = acc.numel(), comm.size
         block = block_size(n, self.blocks, size)
         # Where the block size is the published one, more than `blocks` fit once the size is rounded down.

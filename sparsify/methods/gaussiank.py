@@ -17,7 +17,7 @@ from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import AtLeast1, Count, Density, Index, Scope, ValueType, checked
-from sparsify.select import ExactlyK, VariableK, mask_of, prepare, reaching, take_magnitudes
+from sparsify.select import ExactlyK, Selector, mask_of, prepare, reaching, take_magnitudes
 from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, Selection
 
 PUBLISHED_PASSES = 3  # hclhkbu/GaussianK-SGD, compression.py
@@ -79,7 +79,7 @@ def gaussian_threshold(acc: Tensor, ratio: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class GaussianThreshold(VariableK):
+class GaussianThreshold(Selector):
     """The published rule: a threshold, halved or raised by half while it selects less than 2k/3 or more than
     4k/3, at most three times.
 
@@ -93,11 +93,9 @@ class GaussianThreshold(VariableK):
     }
 
     def init(self, like: Tensor, context: BucketContext) -> Workspace:
-        """State of a bucket like this one."""
         return Workspace.searching(like, context)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         prepare(acc, state)
         threshold = gaussian_threshold(acc, k / acc.numel())
         for _ in range(self.passes):
@@ -119,14 +117,11 @@ class GaussianGuess(ExactlyK):
 
     passes: Count = BOUNDED_PASSES
     slack: AtLeast1 = SLACK
-    shared: ClassVar[bool] = False
 
     def init(self, like: Tensor, context: BucketContext) -> Workspace:
-        """State of a bucket like this one."""
         return Workspace.searching(like, context)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         candidates = self.candidates(acc, k, state) if k < acc.numel() else None
         if candidates is None:
             return Selection(state.kernel.topk(acc, None, k).indices)

@@ -10,7 +10,7 @@ from torch import Tensor
 from sparsify import cost
 from sparsify.comm import Comm
 from sparsify.core.wire import Wire
-from sparsify.exchange import Stateless
+from sparsify.exchange import Exchange
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, Index, Scope, checked
@@ -42,23 +42,20 @@ def gtopk(
 
 
 @dataclass(frozen=True)
-class Tree(Stateless):
+class Tree(Exchange):
     """Merge two by two towards worker 0, which broadcasts what is left. ceil(log2 P) rounds: a worker
     without a partner in a round keeps what it has.
     """
 
     wire: Wire = Wire()
     leak: Literal["returned", "published"] = "returned"
-    needs_shared: ClassVar[bool] = False
     needs_exact: ClassVar[bool] = True
 
     def broken_laws(self) -> dict[str, str]:
-        """Laws that can't hold, and why."""
         lost = "what a merge drops is lost if its index reaches the root by way of other workers"
         return {NOTHING_IS_LOST: lost} if self.leak == "published" else {}
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        """Sum of all workers' selections, see `Exchange.exchange`."""
         best, dropped, stride = part, list[Sparse](), 1
         dtype = part.values.dtype
         while stride < comm.size:
@@ -78,7 +75,6 @@ class Tree(Stateless):
         return Delivery([final], delivered)
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
-        """Bytes that a worker sends, in closed form."""
         return exactly(cost.tree(self.wire.nbytes(seen.k, seen.n, seen.work), seen.size))
 
 

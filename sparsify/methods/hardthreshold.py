@@ -9,12 +9,12 @@ from torch import Tensor
 
 from sparsify.comm import Comm, gather_uneven
 from sparsify.core.wire import Wire
-from sparsify.exchange import AllGather, Stateless
+from sparsify.exchange import AllGather, Exchange
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Kernel
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, Index, Positive, Scope, ValueType, checked
-from sparsify.select import KernelSelector, VariableK
+from sparsify.select import KernelSelector
 from sparsify.types import DENSE_AT_DENSITY_1, Call, Delivery, SeenStep, Sparse, uneven_gather
 
 SIGN = -(2**31)  # the highest bit of an int32
@@ -71,7 +71,7 @@ def threshold_for(threshold: float | None, k: int) -> float:
 
 
 @dataclass(frozen=True)
-class HardThreshold(KernelSelector, VariableK):
+class HardThreshold(KernelSelector):
     """|acc| >= threshold, possibly no element. GRACE lowers the threshold to the largest *signed* element, so
     that something is selected: everything, when all are negative.
     """
@@ -82,30 +82,25 @@ class HardThreshold(KernelSelector, VariableK):
     }
 
     def search(self, acc: Tensor, grad: Tensor | None, k: int, kernel: Kernel) -> Sparse:
-        """Search one bucket with this kernel."""
         return kernel.above(acc, grad, threshold_for(self.threshold, k))
 
 
 @dataclass(frozen=True)
-class SignedWords(Stateless):
+class SignedWords(Exchange):
     """All-gather of indices and signs, one word of 32 bits each; they stand for +-tau. Strom 2015.
 
     What was delivered of an element is tau, so error feedback keeps the rest.
     """
 
     threshold: float | None = None
-    needs_shared: ClassVar[bool] = False
-    needs_exact: ClassVar[bool] = False
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        """Sum of all workers' selections, see `Exchange.exchange`."""
         tau, dtype = threshold_for(self.threshold, k), part.values.dtype
         mine = words(part, n)
         total = [signed(theirs, tau, dtype) for theirs in gather_uneven(comm, mine)]
         return Delivery([*total], [signed(mine, tau, dtype)])
 
     def calls(self, seen: SeenStep) -> list[Call]:
-        """Collectives of a step, see `Part.calls`."""
         return uneven_gather(seen.index_nbytes * max(seen.selected))
 
 

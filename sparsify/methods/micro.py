@@ -15,8 +15,8 @@ from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, FollowRule, Positive, Scope, checked
-from sparsify.select import Exclusive, gather_exclusive, promised_union, split_evenly
-from sparsify.types import BucketContext, Part, PromisedBytes, SeenStep, Selection
+from sparsify.select import Exclusive, Selector, gather_exclusive, promised_union, split_evenly
+from sparsify.types import BucketContext, PromisedBytes, SeenStep, Selection
 
 # kljp/micro and kljp/exdyna, gradient_reducers.py: the band of r = k'/k, and the factors of the threshold.
 ABOVE, BELOW = 1.1, 0.909
@@ -73,7 +73,7 @@ class Threshold:
 
 
 @dataclass(frozen=True)
-class ExclusiveThreshold(Part):
+class ExclusiveThreshold(Selector):
     """Selector that MiCRO and ExDyna share: all of the own partition that reaches a threshold, which follows
     the count.
 
@@ -91,14 +91,11 @@ class ExclusiveThreshold(Part):
     rule: FollowRule = "intended"
     threshold: Positive | None = None
     shared: ClassVar[bool] = True
-    exact: ClassVar[bool] = False
 
     def init(self, like: Tensor, context: BucketContext) -> Threshold:
-        """State of a bucket like this one."""
         return Threshold(Workspace.searching(like, context))
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
-        """Bytes that a worker sends, in closed form."""
         return promised_union(seen)
 
     def choose(self, acc: Tensor, k: int, sizes: list[int], comm: Comm, state: Threshold) -> Exclusive:
@@ -135,7 +132,6 @@ class Micro(ExclusiveThreshold):
     """P partitions of one size, which the workers take in turns."""
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Threshold) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         union = self.choose(acc, k, split_evenly(acc.numel(), comm.size), comm, state)
         self.follow(len(union.indices), k, comm.size, state)
         return Selection(union.indices)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from sparsify.comm import Comm
 from sparsify.core import host_sync
 from sparsify.core.wire import Wire
 from sparsify.exchange import (
+    Exchange,
     differences,
     even_borders,
     gather_counts,
@@ -24,11 +25,10 @@ from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import AtLeast1, Count, Density, Scope, ValueType, checked
-from sparsify.select import VariableK
+from sparsify.select import Selector
 from sparsify.types import (
     BucketContext,
     Delivery,
-    Part,
     PromisedBytes,
     SeenStep,
     Selection,
@@ -117,24 +117,21 @@ class Reused:
 
 
 @dataclass(frozen=True)
-class ReusedThreshold(VariableK):
+class ReusedThreshold(Selector):
     """All that reach a threshold, which is the k-th largest magnitude of some steps ago."""
 
     every: Count = 32
     drift: AtLeast1 = 1.012
 
     def init(self, like: Tensor, context: BucketContext) -> Reused:
-        """State of a bucket like this one."""
         return Reused(no_threshold(like), workspace=Workspace.searching(like, context))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Reused) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         return self.accumulate_and_select(acc, None, k, comm, state)
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Reused
     ) -> Selection:
-        """Add and choose in one pass, see `FusableSelector`."""
         assert state.workspace is not None
         if state.is_due(k):
             chosen, values = state.workspace.kernel.topk(acc, grad, k)
@@ -171,7 +168,7 @@ class Regions:
 
 
 @dataclass(frozen=True)
-class SplitReduceBalance(Part):
+class SplitReduceBalance(Exchange):
     """Split and reduce; keep what reaches the global threshold; share it out; gather it."""
 
     wire: Wire = Wire()
@@ -179,15 +176,11 @@ class SplitReduceBalance(Part):
     regions_every: Count = 64
     drift: AtLeast1 = 1.008
     balance: bool = True
-    needs_shared: ClassVar[bool] = False
-    needs_exact: ClassVar[bool] = False
 
     def init(self, like: Tensor, context: BucketContext) -> Regions:
-        """State of a bucket like this one."""
         return Regions(Reused(no_threshold(like)))
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: Regions) -> Delivery:
-        """Sum of all workers' selections, see `Exchange.exchange`."""
         if state.step % self.regions_every == 0:
             state.borders = balanced_borders(part.indices, n, comm)
         state.step += 1
@@ -204,7 +197,6 @@ class SplitReduceBalance(Part):
         return Delivery([*total], [lost, Sparse(mine.indices, sent)])
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
-        """Bytes that a worker sends, in closed form."""
         size, nbytes = seen.size, partial(self.wire.nbytes, n=seen.n, dtype=seen.work)
         together = min(seen.n, sum(seen.selected))
         least = [cost.exchange_pieces(0, size), cost.all_gather(cost.LENGTH, size)]

@@ -11,7 +11,7 @@ from sparsify import feedback as feedbacks
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.feedback import Feedback, LearningRateFeedback
-from sparsify.method import MethodDefaults, Step
+from sparsify.method import Method, Step
 from sparsify.ranges import AtLeast1, Count, FeedbackName, Scope, checked
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -94,7 +94,7 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class PowerSGD(MethodDefaults):
+class PowerSGD(Method):
     """Low-rank approximations of all matrices of a bucket."""
 
     rank: Count
@@ -103,7 +103,6 @@ class PowerSGD(MethodDefaults):
     scope: Scope = "global"
 
     def init(self, like: Tensor, context: BucketContext) -> LowRank:
-        """State of a bucket like this one."""
         dtype = work_dtype(like.dtype)
         matrices = self.matrices(context.shapes)
         first = sum(m.rows * (m.rank or m.columns) for m in matrices)
@@ -169,11 +168,9 @@ class PowerSGD(MethodDefaults):
 
     @property
     def needs_lr(self) -> bool:
-        """True where feedback follows the learning rate."""
         return isinstance(self.feedback, LearningRateFeedback)
 
     def residual(self, state: LowRank) -> Tensor | None:
-        """This worker's residual, (n,)."""
         return self.feedback.residual(state.feedback)
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
@@ -185,7 +182,6 @@ class PowerSGD(MethodDefaults):
         return exactly(cost.all_reduce(value * first, seen.size), cost.all_reduce(value * second, seen.size))
 
     def broken_laws(self) -> dict[str, str]:
-        """Laws that can't hold, and why."""
         return {
             DENSE_AT_DENSITY_1: "every matrix is approximated at a low rank"
         } | self.feedback.broken_laws()

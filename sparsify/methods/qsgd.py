@@ -11,6 +11,7 @@ from sparsify.kernels import Workspace
 from sparsify.methods._quantise import (
     PackedCodes,
     QuantisedAllGather,
+    Quantiser,
     Rounding,
     in_blocks,
     message_nbytes,
@@ -18,7 +19,7 @@ from sparsify.methods._quantise import (
     write_rounded,
 )
 from sparsify.ranges import Count, FeedbackName, Scope, checked
-from sparsify.types import BucketContext, Part
+from sparsify.types import BucketContext
 
 BITS = (2, 4, 8)  # what a byte is divided into without a rest
 NORMS = {"l2": 2.0, "max": float("inf")}
@@ -54,7 +55,7 @@ def qsgd(
 
 
 @dataclass(frozen=True)
-class QSGD(Part):
+class QSGD(Quantiser):
     """Q_s(v_i) = |v| sgn(v_i) xi_i, where xi_i is s |v_i| / |v| rounded at random, divided by s."""
 
     bits: Literal[2, 4, 8] = 4
@@ -67,19 +68,15 @@ class QSGD(Part):
         return (1 << self.bits - 1) - 1
 
     def init(self, like: Tensor, context: BucketContext) -> Rounding:
-        """State of a bucket like this one."""
         message = PackedCodes.like(like, self.block, self.bits)
         return Rounding(message, Workspace(like), context.generator(like.device))
 
     def encode(self, acc: Tensor, state: Rounding) -> Tensor:
-        """PackedCodes of a whole bucket, see `Quantiser.encode`."""
         norms = [torch.linalg.vector_norm(v, NORMS[self.norm], dim=1) for v in in_blocks(acc, self.block)]
         return write_rounded(acc, torch.cat(norms).float(), self.levels, state)
 
     def decode(self, message: Tensor, out: Tensor, state: Rounding) -> Tensor:
-        """Elements of a message, see `Quantiser.decode`."""
         return read_rounded(message, self.levels, out, state)
 
     def nbytes(self, n: int) -> int:
-        """Bytes of a message for n elements."""
         return message_nbytes(n, self.block, self.bits)

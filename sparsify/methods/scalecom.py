@@ -54,15 +54,12 @@ class LeaderTopK(ExactlyK):
     shared: ClassVar[bool] = True
 
     def init(self, like: Tensor, context: BucketContext) -> LeaderTurn:
-        """State of a bucket like this one."""
         return LeaderTurn(Workspace.searching(like, context))
 
     def calls(self, seen: SeenStep) -> list[Call]:
-        """Collectives of a step, see `Part.calls`."""
         return [Call("broadcast", seen.index_nbytes * seen.k)]
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: LeaderTurn) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         leader = state.step % comm.size
         state.step += 1
         dtype = index_dtype(acc.numel())

@@ -15,7 +15,7 @@ from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import Count, Density, Index, Meta, Scope, ValueType, checked
-from sparsify.select import VariableK, mask_of, prepare, reaching, take_magnitudes
+from sparsify.select import Selector, mask_of, prepare, reaching, take_magnitudes
 from sparsify.types import BucketContext, Selection
 
 FittedTail = Literal["exponential", "gamma", "pareto"]
@@ -75,7 +75,7 @@ class Adaptation:
 
 
 @dataclass(frozen=True)
-class Sidco(VariableK):
+class Sidco(Selector):
     """|acc| >= a threshold of several fitted stages. The largest element is always selected, zeros never."""
 
     fit: FittedTail = "exponential"
@@ -85,11 +85,9 @@ class Sidco(VariableK):
     adapt: StageRule = "published"
 
     def init(self, like: Tensor, context: BucketContext) -> Adaptation:
-        """State of a bucket like this one."""
         return Adaptation(Workspace.searching(like, context))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Adaptation) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         n = acc.numel()
         if k == n:
             return Selection(torch.arange(n, device=acc.device))

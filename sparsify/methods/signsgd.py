@@ -8,12 +8,13 @@ from sparsify.feedback import NoFeedback
 from sparsify.methods._quantise import (
     PackedCodes,
     QuantisedAllGather,
+    Quantiser,
     message_nbytes,
     read_signs,
     write_signs,
 )
 from sparsify.ranges import Scope, checked
-from sparsify.types import BucketContext, Part
+from sparsify.types import BucketContext
 
 
 @checked
@@ -40,22 +41,18 @@ def signsgd(scope: Scope = "global") -> QuantisedAllGather:
 
 
 @dataclass(frozen=True)
-class Sign(Part):
+class Sign(Quantiser):
     """sign(g), one bit each."""
 
     def init(self, like: Tensor, context: BucketContext) -> PackedCodes:
-        """State of a bucket like this one."""
         return PackedCodes.like(like, block=0, bits=1)
 
     def encode(self, acc: Tensor, state: PackedCodes) -> Tensor:
-        """PackedCodes of a whole bucket, see `Quantiser.encode`."""
         return write_signs(acc, None, state)
 
     def decode(self, message: Tensor, out: Tensor, state: PackedCodes) -> Tensor:
-        """Elements of a message, see `Quantiser.decode`."""
         read_signs(message, out, state)
         return out
 
     def nbytes(self, n: int) -> int:
-        """Bytes of a message for n elements."""
         return message_nbytes(n, 0, 1)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from sparsify import cost
 from sparsify.comm import Comm
 from sparsify.core.wire import Wire
 from sparsify.exchange import (
-    Stateless,
+    Exchange,
     differences,
     even_borders,
     gather_counts,
@@ -66,7 +66,6 @@ class TopKOfEach(ExactlyK):
     """The largest of every `bucket` consecutive elements, at least one of each; the last may be shorter."""
 
     bucket: Count = 512
-    shared: ClassVar[bool] = False
 
     def counts(self, n: int, k: int) -> tuple[int, int]:
         """Number chosen of every whole bucket, and of the rest."""
@@ -74,11 +73,9 @@ class TopKOfEach(ExactlyK):
         return max(1, self.bucket * k // n), min(rest, max(1, rest * k // n)) if rest else 0
 
     def init(self, like: Tensor, context: BucketContext) -> Workspace:
-        """State of a bucket like this one."""
         return Workspace(like)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         n, work = acc.numel(), state.buffer("magnitudes")
         whole, (each, last) = n // self.bucket * self.bucket, self.counts(n, k)
         torch.abs(acc, out=work)
@@ -91,13 +88,11 @@ class TopKOfEach(ExactlyK):
 
 
 @dataclass(frozen=True)
-class SplitAllGather(Stateless):
+class SplitAllGather(Exchange):
     """Split and reduce, then allgather, of pairs or of dense regions."""
 
     wire: Wire = Wire()
     dense_at: Share | None = None
-    needs_shared: ClassVar[bool] = False
-    needs_exact: ClassVar[bool] = False
 
     def fill_in(self, n: int, dtype: torch.dtype) -> float:
         """delta: from so many elements on, pairs take more bytes than n values."""
@@ -112,7 +107,6 @@ class SplitAllGather(Stateless):
         return longer or sum(counts) >= self.fill_in(n, dtype)
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
-        """Bytes that a worker sends, in closed form."""
         size, nbytes = seen.size, partial(self.wire.nbytes, n=seen.n, dtype=seen.work)
         counts = cost.all_gather(cost.LENGTH, size)
         pairs = nbytes(min(seen.n, sum(seen.selected)))
@@ -122,7 +116,6 @@ class SplitAllGather(Stateless):
         return between([cost.exchange_pieces(0, size), counts], most)
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        """Sum of all workers' selections, see `Exchange.exchange`."""
         borders = even_borders(n, comm.size)
         reduced = split_and_reduce(part, borders, n, comm, self.wire)
         counts = gather_counts(comm, reduced)

@@ -15,7 +15,8 @@ from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import Count, Density, Scope, checked
-from sparsify.types import BucketContext, Call, Part, SeenStep, Selection
+from sparsify.select import Selector
+from sparsify.types import BucketContext, Call, SeenStep, Selection
 
 Score = Literal["l1", "l2", "max", "count"]
 ORDERS = {"l1": 1, "l2": 2, "max": math.inf}  # the norm that each of these is
@@ -69,22 +70,19 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class StableBlocks(Part):
+class StableBlocks(Selector):
     """The k // block buckets of highest score over all workers, chosen once in `every` steps."""
 
     block: Count = 10_000
     every: Count = 100
     score: Score = "l1"
     shared: ClassVar[bool] = True
-    exact: ClassVar[bool] = False
 
     def init(self, like: Tensor, context: BucketContext) -> Choice:
-        """State of a bucket like this one."""
         nothing = torch.empty(0, dtype=torch.int64, device=like.device)
         return Choice(Workspace.searching(like, context), nothing)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Choice) -> Selection:
-        """Choose of acc (n,), see `Selector.select`."""
         if not state.left or state.k != k:
             state.indices = self.choose(acc, k, comm, state.workspace)
             state.k, state.left = k, self.every
@@ -92,7 +90,6 @@ class StableBlocks(Part):
         return Selection(state.indices)
 
     def calls(self, seen: SeenStep) -> list[Call]:
-        """Collectives of a step, see `Part.calls`."""
         blocks, is_due = -(-seen.n // min(self.block, seen.k)), seen.step % self.every == 0
         return [Call("all_reduce", blocks * seen.work.itemsize)] if is_due else []
 

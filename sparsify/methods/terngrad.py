@@ -12,13 +12,14 @@ from sparsify.kernels import Workspace
 from sparsify.methods._quantise import (
     PackedCodes,
     QuantisedAllGather,
+    Quantiser,
     Rounding,
     message_nbytes,
     read_rounded,
     write_rounded,
 )
 from sparsify.ranges import FeedbackName, Meta, Scope, checked
-from sparsify.types import BucketContext, Part
+from sparsify.types import BucketContext
 
 Clip = Annotated[float, Meta(gt=0)]  # infinite: no clipping
 Sigma = Literal["about_zero", "about_mean"]
@@ -53,19 +54,17 @@ def terngrad(
 
 
 @dataclass(frozen=True)
-class TernGrad(Part):
+class TernGrad(Quantiser):
     """ternarize(g) = s sign(g) b, where s = max |g| and b is 1 with probability |g| / s, of the clipped g."""
 
     clip: Clip = 2.5
     sigma: Sigma = "about_zero"
 
     def init(self, like: Tensor, context: BucketContext) -> Rounding:
-        """State of a bucket like this one."""
         message = PackedCodes.like(like, block=like.numel(), bits=BITS)
         return Rounding(message, Workspace(like), context.generator(like.device))
 
     def encode(self, acc: Tensor, state: Rounding) -> Tensor:
-        """PackedCodes of a whole bucket, see `Quantiser.encode`."""
         scale = torch.linalg.vector_norm(acc, float("inf"))
         if self.clip < float("inf"):
             # The largest of the clipped; the clipping itself happens while rounding.
@@ -80,9 +79,7 @@ class TernGrad(Part):
         return root_mean_square
 
     def decode(self, message: Tensor, out: Tensor, state: Rounding) -> Tensor:
-        """Elements of a message, see `Quantiser.decode`."""
         return read_rounded(message, 1, out, state)
 
     def nbytes(self, n: int) -> int:
-        """Bytes of a message for n elements."""
         return message_nbytes(n, n, BITS)
