@@ -11,15 +11,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import with_interval
 from analysis.records.files import write_atomic
 from analysis.records.store import now
+from analysis.stats import Value
 from experiments.bench._gpu_parts import PARTS, PROMISES, GpuPart, GpuPromise
 from experiments.bench._runner import Bench, Record, Stopped, newest
 from experiments.config import code_version
@@ -34,7 +35,7 @@ BAD = ("failed", "too long")  # a part that ended so has not shown what it is th
 MET, NOT_MET, NOT_MEASURED = "met", "not met", "not measured"
 GRACE_S = 20.0  # that a part gets to save, once it is told to end
 LEAST_S = 60.0  # that a part which resumes is worth starting for
-TAIL_LINES, TAIL_BYTES = 12, 2**16
+TAIL_LINES = 12
 POLL_S = 0.1
 REUSED = "already measured; --force"  # says `python -m experiments run` of a run that it did not make
 NOTHING = "**Rehearsal on a CPU: nothing here is a GPU result.**"
@@ -62,13 +63,13 @@ def gpu_first(
     """
     if strangers := [word for word in settings if word != DEVICE]:
         raise ValueError(f"gpu-first takes {DEVICE}, and no {strangers[0]}")
-    rehearsal, named = device == "cpu" or bool(settings), parts.split(",") if parts else []
+    rehearsal, every = device == "cpu" or bool(settings), {part.name: part for part in PARTS}
+    named = parts.split(",") if parts else []
     for name in named:
-        if name not in {part.name for part in PARTS}:
-            raise ValueError(unknown("part", name, [part.name for part in PARTS]))
-    chosen = [part for part in PARTS if part.name in named] if named else PARTS
+        if name not in every:
+            raise ValueError(unknown("part", name, list(every)))
     if plan:
-        print(planned(chosen, rehearsal))
+        print(planned([part for part in PARTS if not named or part.name in named], rehearsal))
         return 0
     name = "CPU" if rehearsal else gpu_name()
     slug = REHEARSAL if rehearsal else "-".join(re.findall(r"[a-z0-9]+", name.lower()))
@@ -76,7 +77,7 @@ def gpu_first(
     variables = environment.variables()
     if rehearsal:  # its records are toys and stay with it; a GPU that is here is not for it
         variables |= {"CUDA_VISIBLE_DEVICES": "", "SPARSIFY_RESULTS": str(folder / "results")}
-    return GpuCall(PARTS, name, rehearsal, folder, variables, named).bench()
+    return GpuCall(every, name, rehearsal, folder, variables, named).bench()
 
 
 def gpu_name() -> str:
@@ -97,7 +98,7 @@ class GpuCall:
         named: parts that were asked for by name, alone: they are tried again where they failed.
     """
 
-    every: Sequence[GpuPart]
+    parts: Mapping[str, GpuPart]
     name: str
     rehearsal: bool
     folder: Path
@@ -106,18 +107,11 @@ class GpuCall:
     grace_s: float = GRACE_S
     limit_s: float = 0.0  # of the part that begins
 
-    def __post_init__(self) -> None:
-        self.parts = {part.name: part for part in self.every}
-
     def bench(self) -> Bench:
         """The parts as cases of a benchmark."""
         return Bench(
-            about={
-                "at": now(),
-                "device": "cpu" if self.rehearsal else "cuda",
-                "name": self.name,
-                **code_version.origin(),
-            },
+            about={"at": now(), "device": "cpu" if self.rehearsal else "cuda", "name": self.name}
+            | code_version.origin(),
             cases=[{"part": name} for name in self.parts if not self.named or name in self.named],
             measure=self.measure,
             text=lambda rows: "\n".join(map(ended, rows)),
@@ -160,15 +154,14 @@ class GpuCall:
         row: Record = {"state": "skipped", "seconds": 0.0, "spent_s": 0.0, "reused": False, "found": {}}
         if why := part.missing(self.rehearsal):
             return [row | {"why": why}]
-        command, log = part.command(self.rehearsal), self.folder / f"{part.name}.log"
+        command, log, began = part.command(self.rehearsal), self.folder / f"{part.name}.log", time.monotonic()
         print(f"{part.name}: {part.shows}\n  {shlex.join(command)}", file=sys.stderr, flush=True)
-        with EndSignals() as signals:
-            code, seconds = carry_out(command, log, self.limit_s, self.variables, signals, self.grace_s)
-            told = signals.told
+        code, told = self.carry_out(command, log)
+        seconds = time.monotonic() - began
         state, why = self.judged(part, code, told)
         earlier = self.found().get(part.name, row)
-        before_s = earlier["spent_s"] if earlier["state"] != "ok" else 0.0
-        lines = last_lines(log)
+        before_s = 0.0 if earlier["state"] == "ok" else earlier["spent_s"]
+        lines = log.read_text(errors="replace").splitlines()
         row |= {
             "state": state,
             "why": why,
@@ -184,6 +177,34 @@ class GpuCall:
         if told:
             raise Stopped([row])
         return [row]
+
+    def carry_out(self, command: Sequence[str], log: Path) -> tuple[int | None, bool]:
+        """Run a command, all that it prints in `log`, until it ends, its limit is reached or a signal comes:
+        its exit code, negative for a signal, None where it was told to end; and did a signal come?
+
+        It leads a process group of its own, so that nothing of it is left behind; and on Linux it ends with
+        this process, whatever ends that.
+        """
+        ends_at = time.monotonic() + self.limit_s
+        with EndSignals() as signals, log.open("wb") as out:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=self.variables, stdin=lifeline(), stdout=out, stderr=subprocess.STDOUT,
+                start_new_session=True, preexec_fn=partial(before_exec, os.getpid(), ()),
+            )  # fmt: skip
+            try:
+                while (code := process.poll()) is None:
+                    is_over = signals.told or time.monotonic() > ends_at
+                    if is_over:
+                        process.terminate()  # it may save; the leader alone is told, which tells its workers
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(self.grace_s if is_over else POLL_S)
+                    if is_over:
+                        break
+            finally:  # what is left of it and of its group
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return code, signals.told
 
     def judged(self, part: GpuPart, code: int | None, told: bool) -> tuple[str, str]:
         """The state of a part whose process has ended, and why."""
@@ -204,7 +225,7 @@ class GpuCall:
 
     def summarise(self, store: Path, folder: Path) -> Path:
         """Print what became of all parts, and write it beside the records."""
-        text = summary(self.found(), self.name, self.rehearsal, self.every)
+        text = summary(self.found(), self.name, self.rehearsal, self.parts.values())
         write_atomic(folder / "summary.md", text)
         print(text)
         return folder / "summary.md"
@@ -218,55 +239,11 @@ def ended(row: Record) -> str:
     return f"{row['part']}: {row['state']}{why}{hint}{took}\n{row.get('tail', '')}".strip()
 
 
-def carry_out(
-    command: Sequence[str],
-    log: Path,
-    limit_s: float,
-    variables: Mapping[str, str],
-    signals: EndSignals,
-    grace_s: float,
-) -> tuple[int | None, float]:
-    """Run a command, all that it prints in `log`, until it ends, its limit is reached or a signal comes: its
-    exit code, negative for a signal, None where it was told to end; and its seconds.
-
-    It leads a process group of its own, so that nothing of it is left behind; and on Linux it ends with this
-    process, whatever ends that.
-    """
-    began, code = time.monotonic(), None
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=dict(variables), stdin=lifeline(), stdout=out, stderr=subprocess.STDOUT,
-            start_new_session=True, preexec_fn=partial(before_exec, os.getpid(), ()),
-        )  # fmt: skip
-        try:
-            while (code := process.poll()) is None:
-                if signals.told or time.monotonic() - began > limit_s:
-                    process.terminate()  # it may save; the leader alone is told, which tells its workers
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(grace_s)
-                    break
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(POLL_S)
-        finally:  # what is left of it and of its group
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return code, time.monotonic() - began
-
-
-def last_lines(log: Path) -> list[str]:
-    """The end of what was printed."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        return file.read().decode(errors="replace").splitlines()
-
-
 def last_object(lines: Sequence[str]) -> dict[str, Any]:
     """The JSON object that was printed last, as every benchmark does; empty where there is none."""
     for line in reversed(lines):
-        if line.startswith("{"):
-            with contextlib.suppress(json.JSONDecodeError):
-                found: dict[str, Any] = json.loads(line)
+        with contextlib.suppress(json.JSONDecodeError):
+            if line.startswith("{") and isinstance(found := json.loads(line), dict):
                 return found
     return {}
 
@@ -291,7 +268,7 @@ def said(part: GpuPart, rehearsal: bool) -> str:
 
 
 def summary(
-    found: Mapping[str, Record], device: str, rehearsal: bool, parts: Sequence[GpuPart] = PARTS
+    found: Mapping[str, Record], device: str, rehearsal: bool, parts: Iterable[GpuPart] = PARTS
 ) -> str:
     """Results of the parts and of the promises, as Markdown."""
     lines = [f"# A GPU's first minutes: {device}", "", *([NOTHING, ""] if rehearsal else [])]
@@ -314,8 +291,8 @@ def written(value: Record | None, unit: str) -> str:
     """A number with its spread."""
     if value is None:
         return ""
-    spread = f" [{number(value['low'])}, {number(value['high'])}]" if "low" in value else ""
-    return f"{number(value['median'])}{spread} {unit} (n = {value['n']})"
+    measured = Value(value["median"], value.get("low"), value.get("high"), value["n"])
+    return f"{with_interval(measured)} {unit} (n = {measured.n})"
 
 
 def others(found: Mapping[str, Record]) -> list[str]:

@@ -45,7 +45,9 @@ def call(folder: Path, *parts: GpuPart, named: Sequence[str] = (), **how: Any) -
     """One call in this folder; what became of each part."""
     folder.mkdir(exist_ok=True)
     variables = {**os.environ, "SPARSIFY_RESULTS": str(folder)}
-    one = gpu_first.GpuCall(parts, "A GPU", False, folder, variables, named, grace_s=0.2)
+    one = gpu_first.GpuCall(
+        {part.name: part for part in parts}, "A GPU", False, folder, variables, named, grace_s=0.2
+    )
     with contextlib.suppress(KeyboardInterrupt):
         run("gpu_first", one.bench(), **how)
     return kept(folder)
@@ -69,7 +71,7 @@ FAILS = fake("fails", "print('so it was'); raise SystemExit(3)")
 SLEEPS = fake("sleeps", "import time; time.sleep(60)", limit_min=SHORT)
 GOES_ON = fake("goes_on", "import time; time.sleep(60)", limit_min=SHORT, resumable=True)
 DEAF = fake("deaf", IGNORES + "time.sleep(60)", limit_min=SHORT)
-ABSENT = fake("absent", "pass", needs=(lambda: "it is not installed",))
+ABSENT = fake("absent", "pass", programs=("no-such-program",))
 LONG = fake("long", "pass", expected_min=5)
 
 
@@ -130,7 +132,7 @@ def test_each_end_of_a_part_is_told_apart(tmp_path: Path, capsys: pytest.Capture
     assert found["fails"]["tail"] == "so it was"
     too_long = ("too long", f"it was ended at its limit of {SHORT:g} min")
     assert of(found, "sleeps") == of(found, "deaf") == too_long
-    assert of(found, "absent") == ("skipped", "it is not installed")
+    assert of(found, "absent") == ("skipped", "no-such-program is not installed, or not on PATH")
 
 
 def test_a_second_call_repeats_only_what_can_become_better(
