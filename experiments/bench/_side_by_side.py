@@ -10,7 +10,7 @@ import json
 import random
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,150 +55,126 @@ class StepTimes:
     stats: SearchStats = field(default_factory=SearchStats)  # the kernel's, of these steps
     why: str | None = None  # the reason, if it was not run
 
-    @property
-    def spent_s(self) -> float:
-        return sum(self.samples.values()) / 1000
-
-    def add(self, turn: int, wall_ms: float, cpu_ms: float | None) -> None:
-        """A sample."""
-        self.samples[turn] = wall_ms
-        if cpu_ms is not None:
-            self.cpu[turn] = cpu_ms
+    def is_done(self, seconds: float) -> bool:
+        """Tell whether it took so long that it is not repeated any more."""
+        return sum(self.samples.values()) > 1e3 * seconds and len(self.samples) >= LEAST
 
 
+@dataclass
 class SideBySide:
-    """The steps of one case, on the same residual and gradient, turn after turn.
+    """The steps of one case, on the same residual and gradient, turn after turn."""
 
-    Args:
-        lines: the rows; what can't run here is told in them.
-        named: rows that were asked for by name.
-        flush: bytes that are read before each step.
-        kept: the folder of real gradients.
-    """
+    case: SelectCase
+    lines: dict[str, StepTimes]  # the rows; what can't run here is told in them
+    named: set[str]  # rows that were asked for by name
+    flush: int  # bytes that are read before each step
+    kept: Path  # the folder of real gradients
+    device: torch.device
 
-    def __init__(
-        self,
-        case: SelectCase,
-        lines: dict[str, StepTimes],
-        named: set[str],
-        flush: int,
-        kept: Path,
-        device: torch.device,
-    ) -> None:
-        n, density, distribution = self.case = case
-        self.lines = lines
-        self.inputs = gradients.inputs(distribution, n, turns(n), kept, device)
+    def __post_init__(self) -> None:
+        n, density, distribution = self.case
+        self.inputs = gradients.inputs(distribution, n, turns(n), self.kept, self.device)
         self.residual = self.inputs.residual
         self.work = huge_pages.advise(torch.empty_like(self.residual))
-        words = json.dumps([*case, torch.get_num_threads(), flush, str(kept.resolve())])
+        words = json.dumps([*self.case, torch.get_num_threads(), self.flush, str(self.kept.resolve())])
         self.setup = Setup(self.work, num_selected(n, density), self.inputs.gradients, (words,))
-        self.made = ready(lines, self.setup, named)
-        self.guide = kernels.kernel_for(self.work)  # exact: knows the threshold, and how the residual goes on
+        self.made = dict[str, Made]()
+        for name, timed in self.lines.items():
+            if timed.why is None:
+                self.setup.named = name in self.named
+                try:
+                    self.made[name] = ROWS[name].make(self.setup)
+                except NotRun as reason:
+                    timed.why = str(reason)
+        # Exact: it knows the threshold, and how the residual goes on.
+        self.guide = kernels.kernel_for(self.work)
         self.best = Sparse(torch.empty(0), torch.empty(0))  # what it chose in this turn
-        self.cold = torch.full((flush // 4,), 1.0, device=device)
-        self.clock = Clock(device)
+        self.cold = torch.full((self.flush // 4,), 1.0, device=self.device)
+        self.clock = Clock(self.device)
 
     def begin(self, turn: int) -> None:
+        """The gradient of a turn, and what is to be selected."""
         self.grad = self.inputs.gradients[turn % len(self.inputs.gradients)]
         self.best = self.guide.topk(self.work.copy_(self.residual), self.grad, self.setup.k)
         self.setup.threshold.copy_(self.best.values.abs().min())
 
-    def step(self, name: str) -> Sparse | None:
-        """The elements that the row chose; `clock` knows how long it took."""
+    def restore(self) -> None:
+        """The state before a step."""
         self.work.copy_(self.residual)
         self.cold.sum()  # read, not written: what a step finds in the cache has no need to go to memory
+
+    def step(self, name: str, turn: int) -> tuple[bool, int | None]:
+        """Let a row take its step, whose time `clock` knows: did it choose others than it should, and how
+        many?
+
+        Raises:
+            NotRun: the process that takes it has ended.
+        """
+        made = self.made[name]
+        if made.follower is not None:
+            told = made.follower.step(turn)
+            self.clock.taken.append((name, told["wall_ms"], told["cpu_ms"]))
+            return bool(told["differs"]), int(told["selected"])
+        self.restore()
         if not self.clock.cuda:
             time.sleep(IDLE_S)
         with self.clock.timing(name):
-            return self.made[name].step(self.work, self.grad)
+            chosen = made.step(self.work, self.grad)
+        if chosen is None:
+            return False, None
+        is_looked_at = turn == 0 and ROWS[name].exact
+        return is_looked_at and not same_magnitudes(chosen, self.best), chosen.indices.numel()
 
     def go_on(self) -> None:
         """The residual after this turn."""
-        if self.inputs.is_first_step:
-            return
-        self.residual.add_(self.grad)
-        self.best.add_to(self.residual, alpha=-1)
+        if not self.inputs.is_first_step:
+            self.best.add_to(self.residual.add_(self.grad), alpha=-1)
 
     def measured(self, repeats: int, seconds: float) -> tuple[str, dict[str, str]]:
         """Fill in the rows. Returns what the gradients are, and a sentence for each row that chose others
         than it should.
         """
-        differ, settled = dict[str, str](), dict[str, SearchStats]()
-        order = random.Random(0)
+        differ, settled, order = dict[str, str](), dict[str, tuple[int, ...]](), random.Random(0)
         with no_collection():
             for turn in range(-SETTLING, repeats + 1):  # in turn 0 the rows run, and are not counted
                 self.begin(turn)
                 for name in order.sample(list(self.made), len(self.made)) if turn >= 0 else ():
-                    timed, made = self.lines[name], self.made[name]
-                    if timed.spent_s > seconds and len(timed.samples) >= LEAST:
+                    timed, waits = self.lines[name], host_sync.num_syncs()
+                    if timed.is_done(seconds):
                         continue
-                    waits = host_sync.num_syncs()
-                    if made.follower is not None:
-                        differs, selected = self.followed(name, turn)
-                    else:
-                        chosen = self.step(name)
-                        differs = turn == 0 and ROWS[name].exact and not same_magnitudes(chosen, self.best)
-                        selected = None if chosen is None else chosen.indices.numel()
-                    if turn == 0:
-                        settled[name] = stats_of(made.kernel)
-                        if differs:
-                            differ[name] = (
-                                f"{self.case}: {name} selects other magnitudes than {self.guide.name}"
-                            )
+                    try:
+                        differs, selected = self.step(name, turn)
+                    except NotRun as why:
+                        timed.why = str(why)
+                        timed.samples.clear()
+                        del self.made[name]
                         continue
-                    timed.waits += host_sync.num_syncs() - waits
-                    timed.selected += [] if selected is None else [selected]
+                    if turn > 0:
+                        timed.waits += host_sync.num_syncs() - waits
+                        timed.selected += [] if selected is None else [selected]
+                    elif differs:
+                        differ[name] = f"{self.case}: {name} selects other magnitudes than {self.guide.name}"
                 for name, wall_ms, cpu_ms in self.clock.read():
                     if turn > 0:
-                        self.lines[name].add(turn, wall_ms, cpu_ms)
+                        self.lines[name].samples[turn] = wall_ms
+                        if cpu_ms is not None:
+                            self.lines[name].cpu[turn] = cpu_ms
+                if turn == 0:
+                    settled = {name: astuple(kernel.stats()) for name, kernel in self.kernels()}
                 self.go_on()
-        for name, (_, kernel, _) in self.made.items():
-            if kernel is not None:
-                timed, done, before = self.lines[name], kernel.stats(), settled[name]
-                timed.kernel = kernel.name
-                timed.stats = SearchStats(
-                    done.steps - before.steps,
-                    done.fallbacks - before.fallbacks,
-                    done.candidates - before.candidates,
-                )
+        for name, kernel in self.kernels():
+            counted = zip(astuple(kernel.stats()), settled[name], strict=True)
+            self.lines[name].kernel = kernel.name
+            self.lines[name].stats = SearchStats(*(after - before for after, before in counted))
         return self.inputs.source, differ
 
-    def followed(self, name: str, turn: int) -> tuple[bool, int | None]:
-        """A step in another process: did it choose others than it should, and how many?"""
-        timed, follower = self.lines[name], self.made[name].follower
-        assert follower is not None
-        if timed.why is not None:
-            return False, None
-        try:
-            took = follower.step(turn)
-        except NotRun as why:
-            timed.why = str(why)
-            timed.samples.clear()
-            return False, None
-        if turn > 0:
-            timed.add(turn, took["wall_ms"], took["cpu_ms"])
-        return bool(took["differs"]), int(took["selected"])
-
-
-def ready(lines: dict[str, StepTimes], setup: Setup, named: set[str]) -> dict[str, Made]:
-    """The steps that this machine can run; the lines of the others say why not."""
-    made = {}
-    for name, timed in lines.items():
-        if timed.why is None:
-            setup.named = name in named
-            try:
-                made[name] = ROWS[name].make(setup)
-            except NotRun as reason:
-                timed.why = str(reason)
-    return made
-
-
-def stats_of(kernel: kernels.Kernel | None) -> SearchStats:
-    """A copy, for a kernel may go on counting in the object that it returned."""
-    return SearchStats() if kernel is None else replace(kernel.stats())
+    def kernels(self) -> list[tuple[str, kernels.Kernel]]:
+        """The kernels within the rows."""
+        return [(name, made.kernel) for name, made in self.made.items() if made.kernel is not None]
 
 
 def same_magnitudes(chosen: Sparse | None, best: Sparse) -> bool:
+    """Compare what was chosen with the best."""
     assert chosen is not None
     ours, theirs = (found.values.abs().sort().values for found in (chosen, best))
     return torch.equal(ours, theirs)
@@ -245,11 +221,10 @@ def follow(n: int, density: float, distribution: str, threads: int, flush: int, 
                 bench.go_on()
             bench.begin(turn)
         done = int(line)
-        chosen = bench.step("eager")
+        differs, selected = bench.step("eager", 0)
         ((_, wall_ms, cpu_ms),) = bench.clock.read()
-        assert chosen is not None
-        answer = {"selected": chosen.indices.numel(), "differs": not same_magnitudes(chosen, bench.best)}
-        print(json.dumps({"wall_ms": wall_ms, "cpu_ms": cpu_ms} | answer), flush=True)
+        answer = {"wall_ms": wall_ms, "cpu_ms": cpu_ms, "selected": selected, "differs": differs}
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from experiments.bench import SIZES, Device
-from experiments.bench._gradients import synthetic
 from experiments.bench._runner import WRONG, Bench, Record, ratio, rounded, spread
-from experiments.bench._side_by_side import StepTimes, flush_bytes, ready, same_magnitudes
-from experiments.bench._steps import Made, Setup
+from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, flush_bytes, same_magnitudes
 from experiments.bench._timing import (
     REPEATS,
     Clock,
-    TimedCall,
+    Samples,
     Waits,
     captured,
     device_of,
@@ -25,11 +23,10 @@ from experiments.bench._timing import (
     lacking,
 )
 from sparsify.kernels import Eager
-from sparsify.method import num_selected
 from sparsify.ranges import Count, unknown
 
 DENSITY = 0.001
-HELD = 20  # floats per element that all rows together hold, or pass
+HELD = 24  # floats per element that all rows together hold, or pass
 PROFILED = 10  # replays whose kernels are looked at
 STEPS = ("add", "fused", "fallback", "threshold", "eager")
 SELECT_K = ("fused", "fallback")  # these find what torch.topk finds
@@ -86,85 +83,54 @@ def kernels(
     )
 
 
-class Prepared(NamedTuple):
-    """All rows at one n."""
-
-    residual: Tensor  # before each step
-    acc: Tensor
-    grad: Tensor
-    cold: Tensor  # as large as the caches
-    steps: dict[str, Made]
-    why: dict[str, str]  # of rows that were not made
-
-    def restore(self) -> None:
-        """The state before a step."""
-        self.acc.copy_(self.residual)
-        self.cold.sum()
-
-    def call(self, name: str) -> TimedCall:
-        """A row's step."""
-        step = self.steps[name].step
-        return lambda: step(self.acc, self.grad)
-
-
-def prepared(n: int, rows: Sequence[str], device: torch.device) -> Prepared:
-    """The rows that can be made here, on normal numbers."""
-    inputs = synthetic("normal", n, 1, device)
-    setup = Setup(inputs.residual, num_selected(n, DENSITY), inputs.gradients)
-    setup.threshold.copy_(Eager(setup.like).topk(inputs.residual.clone(), None, setup.k).values.abs().min())
-    lines = {name: StepTimes() for name in rows}
-    steps = ready(lines, setup, set())
-    why = {name: timed.why for name, timed in lines.items() if timed.why is not None}
-    cold = torch.ones(flush_bytes(device) // 4, device=device)
-    return Prepared(inputs.residual, inputs.residual.clone(), inputs.gradients[0], cold, steps, why)
-
-
 def measure(n: int, rows: Sequence[str], repeats: int, device: torch.device) -> list[Record]:
     """Look at what each row selects; with repetitions, take its times and those of the kernels in `fused`."""
     if why := lacking(4 * HELD * n, device):
         return [{"row": "all", "why": why}]
-    made, cuda = prepared(n, rows, device), device.type == "cuda"
-    wrong = {name: fault(made, name, n) for name in made.steps}
-    device_ms, host_ms, graphs, not_captured = {}, {}, {}, dict[str, str]()
+    lines, cuda = {name: StepTimes() for name in rows}, device.type == "cuda"
+    beside = SideBySide(SelectCase(n, DENSITY, "normal"), lines, set(), flush_bytes(device), Path(), device)
+    beside.guide = Eager(beside.work)
+    beside.begin(0)
+    wrong = {name: fault(beside, name) for name in beside.made}
+    calls = {name: partial(made.step, beside.work, beside.grad) for name, made in beside.made.items()}
+    device_ms, host_ms, not_captured = Samples(), Samples(), dict[str, str]()
     if repeats:
-        graphs = {name: made.call(name) for name in made.steps}
-        host_ms = in_turn(graphs, Clock(device, "call"), repeats, before=made.restore)
-        for name in graphs if cuda else ():
+        host_ms = in_turn(calls, Clock(device, "call"), repeats, before=beside.restore)
+        for name in beside.made if cuda else ():
             try:
-                graphs[name] = captured(graphs[name])
+                calls[name] = captured(calls[name])
             except Waits as why_not:
                 not_captured[name] = f" (no graph: {why_not})"
-        device_ms = in_turn(graphs, Clock(device), repeats, before=made.restore)
+        device_ms = in_turn(calls, Clock(device), repeats, before=beside.restore)
     found: list[Record] = []
-    for name in made.steps:
+    for name in beside.made:
         times = {"device_us": device_ms.get(name), "host_us": host_ms.get(name)}
         found.append({
             "row": name,
             WRONG: wrong[name],
-            "in_graph": cuda and name in graphs and name not in not_captured,
+            "in_graph": cuda and bool(repeats) and name not in not_captured,
             "no_graph": not_captured.get(name),
             **{key: spread([1e3 * ms for ms in taken.values()]) for key, taken in times.items() if taken},
             **{key: ratio(device_ms.get(above), device_ms.get(below))
                for key, (above, below) in RATIOS.items() if above == name},
         })  # fmt: skip
         if name == "fused" and cuda and repeats:
-            found += kernels_within(graphs[name])
+            found += kernels_within(calls[name])
     if cuda:
         torch.cuda.empty_cache()
-    return found + [{"row": name, "why": f"not run: {why}"} for name, why in made.why.items()]
+    return found + [{"row": name, "why": f"not run: {line.why}"} for name, line in lines.items() if line.why]
 
 
-def fault(made: Prepared, name: str, n: int) -> str:
+def fault(beside: SideBySide, name: str) -> str:
     """A sentence where the row selects other magnitudes than torch.topk, or does not do what it is for."""
     if name not in SELECT_K:
         return ""
-    best = Eager(made.acc).topk(made.residual.clone(), made.grad, num_selected(n, DENSITY))
-    made.restore()
-    step, kernel, _ = made.steps[name]
-    if not same_magnitudes(step(made.acc, made.grad), best):
-        return f"n = {n:,}: {name} selects other magnitudes than torch.topk"
+    beside.restore()
+    step, kernel, _ = beside.made[name]
+    if not same_magnitudes(step(beside.work, beside.grad), beside.best):
+        return f"n = {beside.case.n:,}: {name} selects other magnitudes than torch.topk"
     if name == "fallback" and kernel is not None and not kernel.stats().fallbacks:
-        return f"n = {n:,}: {name} did not fall back"
+        return f"n = {beside.case.n:,}: {name} did not fall back"
     return ""
 
 
