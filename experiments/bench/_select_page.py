@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
+import yaml
 from msgspec import Meta, Struct, ValidationError, convert
 
 from analysis import plots
@@ -28,29 +29,15 @@ from experiments.bench._runner import SCHEMA, Record
 from experiments.config.folders import Folders
 
 DENSITY, NORMAL, LARGE_N = 0.001, "normal", 25_600_000  # the standard case
-# The rows, in the order of tables and legend.
-LOOKS = {
-    "add": Look("in-place add (the floor)", "#000000", "", ""),
-    "copy": Look("copy of 12n bytes", "#777777", "", ""),
-    "fused": Look("fused, exact", "#D55E00", "o", ""),
-    "fallback": Look("fused, guess always wrong", "#CC79A7", "h", ""),
-    "numpy": Look("numpy, exact", "#E69F00", "D", ""),
-    "threshold": Look("fused, threshold given", "#F0A35E", "v", ""),
-    "eager": Look("torch.topk, exact", "#0072B2", "s", ""),
-    "eager_hugepages": Look("torch.topk in huge pages", "#5AA9E6", "d", ""),
-    "sort": Look("torch.sort, exact", "#332288", "P", ""),
-    "compile": Look("torch.compile, threshold given", "#56B4E9", "<", ""),
-    "dgc": Look("DGC's sample, about k", "#009E73", "^", ""),
-    "gaussiank": Look("Gaussian-k as published, about k", "#999933", "X", ""),
-    "paper_kernel": Look("one thread block, exact", "#882255", "*", ""),
-}
+_file = yaml.safe_load(Path(__file__).with_name("select_rows.yaml").read_text())
+ABOUT, TERMS = _file["rows"], _file["terms"]
+LOOKS = {name: Look(*row["look"]) for name, row in ABOUT.items()}
 FLOORS = {"add": "in-place add", "copy": "copy"}
 FLOOR_WORDS = {
     "add": "the in-place add of the gradient, which no step can do without",
     "copy": "a copy that moves 12n bytes",
 }
 UNITS = {"time of a step": "ms", "CPU time": "ms", "fallbacks": "%", "speed": "GB/s"}
-LIMITS = ("median", "low", "high")
 
 
 class RatioSpread(Struct, frozen=True):
@@ -59,6 +46,7 @@ class RatioSpread(Struct, frozen=True):
     median: Finite
     low: Finite
     high: Finite
+    n: Whole
 
 
 class BenchStart(Struct, frozen=True):
@@ -108,8 +96,6 @@ class BenchTimed(BenchRow, frozen=True, kw_only=True):
     over_copy: RatioSpread | None = None
     eager_over: RatioSpread | None = None
     eager_hugepages_over: RatioSpread | None = None
-    cpu_over_add: RatioSpread | None = None
-    cpu_eager_over: RatioSpread | None = None
     bytes_per_element: Finite | None = None
     fallback_rate: Finite | None = None
     selected_over_k: Finite | None = None
@@ -186,46 +172,51 @@ def draw(rows: Sequence[Record]) -> plots.Figure:
     """Left time against n, right the ratio to the floor against density."""
     done = [row for row in rows if "median_ms" in row and row["distribution"] == NORMAL]
     by_n = [row for row in done if row["density"] == DENSITY] or done
-    n = dense_n(done)
-    floor = floor_of(done)
+    n, floor = dense_n(done), floor_of(done)
     by_density = [row for row in done if row["n"] == n and row["row"] != floor]
-    with plots.canvas(style.two_columns(3.6), 1, 2) as (figure, (times, ratios)):
-        lines(times, by_n, "n", lambda row: {name: row[f"{name}_ms"] for name in LIMITS})
-        lines(ratios, by_density, "density", lambda row: row.get(f"over_{floor}"))
-        ratios.axhline(1, color=LOOKS[floor].colour, linestyle="--", linewidth=1)
-        for axes in (times, ratios):
-            axes.set(xscale="log", yscale="log")
-            axes.grid(visible=True, axis="y")
-            axes.tick_params(axis="x", which="minor", labelbottom=False)
-        times.set(xlabel=f"elements n (density {densities(by_n)}, normal)", ylabel="Time of a step (ms)")
-        ratios.set(
-            xlabel=f"density k/n (n = {number(n)}, normal)", ylabel=f"Time / time of the {FLOORS[floor]}"
-        )
-        handles, labels = times.get_legend_handles_labels()
-        for handle, label in zip(*ratios.get_legend_handles_labels(), strict=True):
-            if label not in labels:
-                handles, labels = [*handles, handle], [*labels, label]
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    return figure
+    times = lines(
+        by_n, "n", lambda row: {limit: row[f"{limit}_ms"] for limit in ("median", "low", "high")},
+        xlabel=f"elements n (density {densities(by_n)}, normal)", ylabel="Time of a step (ms)",
+    )  # fmt: skip
+    ratios = lines(
+        by_density, "density", lambda row: row.get(f"over_{floor}"), level=LOOKS[floor].colour,
+        xlabel=f"density k/n (n = {number(n)}, normal)", ylabel=f"Time / time of the {FLOORS[floor]}",
+    )  # fmt: skip
+    return plots.picture([times, ratios], 3.6, ncols=3)
 
 
+@plots.kind
 def lines(
-    axes: plots.Axes, rows: Sequence[Record], x: str, values: Callable[[Record], Record | None]
+    axes: plots.Axes,
+    /,
+    rows: Sequence[Record],
+    x: str,
+    values: Callable[[Record], Record | None],
+    level: str = "",
+    **words: str,
 ) -> None:
-    """A line with bars for each row of the benchmark."""
+    """A line with bars for each row of the benchmark.
+
+    Args:
+        level: the colour of a line across at 1, if any.
+    """
     for name, look in LOOKS.items():
-        found = ((row[x], values(row)) for row in rows if row["row"] == name)
-        points = sorted((at, *(value[limit] for limit in LIMITS)) for at, value in found if value)
-        if not points:
-            continue
-        at, middle, low, high = map(list, zip(*points, strict=True))
-        bars = [[m - a for m, a in zip(middle, low, strict=True)],
-                [b - m for m, b in zip(middle, high, strict=True)]]  # fmt: skip
-        floor = name in FLOORS
-        axes.errorbar(
-            at, middle, bars, color=look.colour, marker=look.marker, linestyle="--" if floor else "-",
-            linewidth=1 if floor else 1.3, elinewidth=0.8, capsize=2, label=look.label, zorder=3,
+        found = sorted(
+            (row[x], value["median"], value["median"] - value["low"], value["high"] - value["median"])
+            for row in rows if row["row"] == name and (value := values(row))
         )  # fmt: skip
+        if not found:
+            continue
+        at, middle, below, above = map(list, zip(*found, strict=True))
+        line: dict[str, Any] = {"linestyle": "--", "linewidth": 1} if name in FLOORS else {"linewidth": 1.3}
+        axes.errorbar(
+            at, middle, [below, above], color=look.colour, marker=look.marker, elinewidth=0.8, capsize=2,
+            label=look.label, zorder=3, **{"linestyle": "-"} | line,
+        )  # fmt: skip
+    if level:
+        axes.axhline(1, color=level, linestyle="--", linewidth=1)
+    plots.finish(axes, grid="y", xscale="log", yscale="log", **words)
+    axes.tick_params(axis="x", which="minor", labelbottom=False)
 
 
 def densities(rows: Sequence[Record]) -> str:

@@ -135,9 +135,8 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class StepKind:
-    """One of the steps that are compared."""
+    """One of the steps that are compared; select_rows.yaml says what each does."""
 
-    words: str
     make: Callable[[Setup], Made]
     exact: bool = False  # it selects exactly the k largest
     held: float = 0.0  # floats per element that stay allocated from step to step
@@ -173,6 +172,14 @@ def eager_in_huge_pages(setup: Setup) -> Made:
     if huge_pages.setting() not in ("always", "madvise"):
         raise NotRun(f"needs huge pages; the system's setting is {huge_pages.setting()}")
     return Made(lambda acc, grad: None, follower=Follower(setup.words, "glibc.malloc.hugetlb=1"))
+
+
+def eager(setup: Setup) -> Made:
+    return Made(by_kernel(setup.workspace.kernel, setup.k).step)  # without its kernel, which guesses nothing
+
+
+def dgc(setup: Setup) -> Made:
+    return by_rule(DgcSample(), Sampling(Draws(CONTEXT), setup.workspace), setup.k)
 
 
 def add(setup: Setup) -> Made:
@@ -272,34 +279,17 @@ def topk_memory(device: str) -> float:
 
 
 ROWS = {
-    "add": StepKind("the floor: acc += grad alone, in place", add),
-    "copy": StepKind("a copy into existing memory of as many bytes", copy, held=COPIED),
-    "fused": StepKind(
-        "exact, one pass: C++ on a CPU, Triton on a GPU",
-        lambda setup: by_kernel(setup.fused(), setup.k), exact=True),
-    "numpy": StepKind("exact, one pass in chunks that stay in cache, in numpy", numpy, exact=True),
-    "eager": StepKind(  # without its kernel, which guesses nothing
-        "exact, plain torch: add, abs, topk, gather",
-        lambda setup: Made(by_kernel(setup.workspace.kernel, setup.k).step), exact=True, passing=topk_memory),
-    "eager_hugepages": StepKind(
-        "`eager` in a process of its own, whose malloc gives huge pages (GLIBC_TUNABLES="
-        "glibc.malloc.hugetlb=1)", eager_in_huge_pages, exact=True, held=FOLLOWED, passing=topk_memory),
-    "fallback": StepKind(
-        "`fused` with a guess that is always wrong, so that it has to look at the whole sum",
-        lambda setup: by_kernel(setup.fused(bound=UNREACHED), setup.k), exact=True),
-    "threshold": StepKind(
-        "all beyond the k-th magnitude, which is *given*; one pass", threshold, held=0.25),
-    "dgc": StepKind(
-        "about k: DGC's sampled threshold, as `sparsify.methods.dgc` has it",
-        lambda setup: by_rule(DgcSample(), Sampling(Draws(CONTEXT), setup.workspace), setup.k)),
-    "gaussiank": StepKind(
-        "about k: Gaussian-k's published rule, as `sparsify.methods.gaussiank` has it",
-        lambda setup: by_rule(GaussianThreshold(), setup.workspace, setup.k)),
-    "compile": StepKind(
-        "torch.compile of the mask form with nonzero_static; the threshold is *given*", compiled,
-        passing=lambda device: 1.25),
-    "sort": StepKind("exact: add, abs, torch.sort, gather", sort, exact=True, passing=lambda device: 5.0),
-    "paper_kernel": StepKind(
-        "exact: add, abs, and one thread block alone, as topk of torch 1.8.1 (emulated)", paper_kernel,
-        exact=True),
-}  # fmt: skip
+    "add": StepKind(add),
+    "copy": StepKind(copy, held=COPIED),
+    "fused": StepKind(lambda setup: by_kernel(setup.fused(), setup.k), exact=True),
+    "numpy": StepKind(numpy, exact=True),
+    "eager": StepKind(eager, exact=True, passing=topk_memory),
+    "eager_hugepages": StepKind(eager_in_huge_pages, exact=True, held=FOLLOWED, passing=topk_memory),
+    "fallback": StepKind(lambda setup: by_kernel(setup.fused(bound=UNREACHED), setup.k), exact=True),
+    "threshold": StepKind(threshold, held=0.25),
+    "dgc": StepKind(dgc),
+    "gaussiank": StepKind(lambda setup: by_rule(GaussianThreshold(), setup.workspace, setup.k)),
+    "compile": StepKind(compiled, passing=lambda device: 1.25),
+    "sort": StepKind(sort, exact=True, passing=lambda device: 5.0),
+    "paper_kernel": StepKind(paper_kernel, exact=True),
+}

@@ -11,7 +11,7 @@ import torch
 from experiments.bench import Device
 from experiments.bench._gradients import DISTRIBUTIONS, FIRST_TIED, NETWORKS
 from experiments.bench._runner import WRONG, Bench, Record, ratio, rounded, spread
-from experiments.bench._select_page import DENSITY, FLOORS, LARGE_N, NORMAL, draw_one, table
+from experiments.bench._select_page import ABOUT, DENSITY, FLOORS, LARGE_N, NORMAL, TERMS, draw_one, table
 from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, flush_bytes, leave_out
 from experiments.bench._steps import ROWS
 from experiments.bench._timing import REPEATS, device_of, facts
@@ -29,9 +29,7 @@ RATIOS = (
     ("eager", "fused"), ("eager_hugepages", "fused"), ("eager", "numpy"), ("fused", "add"), ("fused", "copy"),
     ("numpy", "add"), ("threshold", "add"),
 )  # fmt: skip
-LINE = {"cpu": 64, "cuda": 32}  # bytes that move when one element is touched: a cache line, a sector
-INT64, INT32, FLOAT = 8, 4, 4
-SAME_TRAFFIC = {"numpy": "fused", "eager_hugepages": "eager"}
+FLOAT = 4
 CPU_ONLY = ("numpy", "eager_hugepages")
 # What the standard case shall reach: device -> ratio -> (is it a lower bound?, number).
 TARGETS = {
@@ -151,14 +149,14 @@ def record(case: SelectCase, name: str, lines: dict[str, StepTimes], source: str
     """The record of a row."""
     n, timed, kind = case.n, lines[name], ROWS[name]
     k = num_selected(n, case.density)
-    found = {"k": k, "source": source, "row": name, "what": kind.words, "exact": kind.exact}
+    found = {"k": k, "source": source, "row": name, "what": ABOUT[name]["what"], "exact": kind.exact}
     if not timed.samples:
         return found | {"why": timed.why}
     repeats, steps, stats = len(timed.samples), max(1, timed.stats.steps), timed.stats
     selected = statistics.mean(timed.selected) if timed.selected else None
     moved, words = traffic(
-        name, device, (selected or 0) / n, timed.waits / repeats, stats.candidates / steps / n,
-        2 if case.distribution == FIRST_TIED else FLOAT,
+        name, device, 2 if case.distribution == FIRST_TIED else FLOAT, selected=(selected or 0) / n,
+        candidates=stats.candidates / steps / n, thresholds=timed.waits / repeats,
     )  # fmt: skip
     time_ms = spread(list(timed.samples.values()))
     return found | {
@@ -193,52 +191,20 @@ CLOCKS: dict[str, Callable[[StepTimes | None], dict[int, float] | None]] = {
 }
 
 
-def traffic(
-    row: str, device: str, density: float, waits: float, candidates: float, gradient: int
-) -> tuple[float | None, str]:
+def traffic(row: str, device: str, gradient: int, **counts: float) -> tuple[float | None, str]:
     """Bytes of memory traffic per element, counted from what a row's algorithm reads and writes; None where
-    they are not counted; and in words.
+    they are not counted; and in words. The terms are in select_rows.yaml.
 
     Args:
-        density: what was selected, / n.
-        waits: host synchronisations per step: each is one pass over a mask.
-        candidates: elements that reached a guessed bound, / n.
         gradient: bytes of an element of the gradient.
+        counts: selected, candidates and thresholds, per element.
     """
-    on_cpu, line = device == "cpu", LINE[device]
-    adding = 2 * FLOAT + gradient  # acc read and written, the gradient read
-    add, one_pass = (float(adding), f"{adding} add"), (float(adding), f"{adding} fused")
-    magnitudes = (8.0, "8 abs")
-    # For the selected: index and value written, a line read and written to empty each; and one read to
-    # gather its value by an int64 index, unless the pass already has it, and an int32 index.
-    gathered_bytes, at_hand_bytes = INT64 + FLOAT + 3 * line, INT32 + FLOAT + 2 * line
-    gathered = (density * gathered_bytes, f"{gathered_bytes} selected/n")
-    at_hand = (density * at_hand_bytes, f"{at_hand_bytes} selected/n")
-    thresholds = (7 * waits, f"7 x {waits:.3g} thresholds (4 compared, 1 mask written, 2 read)")
-    reads = "; a CPU may read the lines that it is to write, 6 more" if on_cpu else ""
-    # On CUDA torch.topk has four radix passes and one that gathers; on a CPU pairs of value and index, 16
-    # bytes, are written and read.
-    topk = (36.0, "36 topk (4 read, 2 x 16 pairs)") if on_cpu else (20.0, "20 topk (5 passes)")
-    # After a wrong guess, a CPU reads once more to count, once more to collect.
-    again = (8.0, "8 read twice more") if on_cpu else (16.0, "16 read four times more")
-    sort = (100.0, "100 sort (4 read, 4 radix passes of keys and int64 indices)")
-    sample = (0.01 * line, f"{0.01 * line:.2g} sample (a line for 1 % of the elements)")
-    if row == "sort" and on_cpu:
+    if row == "sort" and device == "cpu":
         return None, "not counted: merges, as deep as log n"
-    terms = {
-        "add": (add,),
-        "copy": ((12.0, f"12 (6 read, 6 written{reads})"),),
-        "fused": (one_pass, (16 * candidates, "16 candidates/n"), at_hand),  # index and value, out and in
-        "threshold": (one_pass, (16 * density, "16 selected/n"), at_hand),
-        "fallback": (one_pass, again, at_hand),
-        "eager": (add, magnitudes, topk, gathered),
-        "sort": (add, magnitudes, sort, gathered),
-        "dgc": (add, magnitudes, sample, thresholds, gathered),
-        "gaussiank": (add, magnitudes, (4.0, "4 mean and deviation"), thresholds, gathered),
-        "compile": (one_pass, (3.0, "3 mask (1 written, 2 read)"), gathered),
-        "paper_kernel": (add, magnitudes, (72.0, "72 topk (18 passes)"), gathered),
-    }[SAME_TRAFFIC.get(row, row)]
-    return sum(moved for moved, _ in terms), " + ".join(words for _, words in terms)
+    of = {"element": 1, "adding": 2 * FLOAT + gradient, **counts}
+    terms = [(TERMS["any"] | TERMS[device])[name] for name in ABOUT[row]["bytes"]]
+    moved = sum(each * of[what] for each, what, _ in terms)
+    return moved, " + ".join(words.format(**of) for _, _, words in terms)
 
 
 def summary(rows: list[Record]) -> Record:
