@@ -193,7 +193,7 @@ def lines(
     x: str,
     values: Callable[[Record], Record | None],
     level: str = "",
-    **words: str,
+    **words: Any,
 ) -> None:
     """A line with bars for each row of the benchmark.
 

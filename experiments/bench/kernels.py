@@ -15,6 +15,7 @@ from experiments.bench._timing import (
     REPEATS,
     Clock,
     Samples,
+    TimedCall,
     Waits,
     captured,
     device_of,
@@ -92,7 +93,9 @@ def measure(n: int, rows: Sequence[str], repeats: int, device: torch.device) -> 
     beside.guide = Eager(beside.work)
     beside.begin(0)
     wrong = {name: fault(beside, name) for name in beside.made}
-    calls = {name: partial(made.step, beside.work, beside.grad) for name, made in beside.made.items()}
+    calls: dict[str, TimedCall] = {
+        name: partial(made.step, beside.work, beside.grad) for name, made in beside.made.items()
+    }
     device_ms, host_ms, not_captured = Samples(), Samples(), dict[str, str]()
     if repeats:
         host_ms = in_turn(calls, Clock(device, "call"), repeats, before=beside.restore)
