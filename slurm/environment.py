@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -90,24 +91,16 @@ def variables() -> dict[str, str]:
     return dict(os.environ)
 
 
-def data_root() -> str | None:
-    """The folder of data sets that $DATA_ROOT names."""
-    return os.environ.get("DATA_ROOT") or None
-
-
-def results_root() -> str | None:
-    """The folder for all results that $SPARSIFY_RESULTS names, for example on a scratch file system."""
-    return os.environ.get("SPARSIFY_RESULTS") or None
+def folder(name: str) -> str | None:
+    """The folder that a variable names: DATA_ROOT (data sets), SPARSIFY_RESULTS (all results, for example on
+    a scratch file system), SPARSIFY_IMAGES (container images).
+    """
+    return os.environ.get(name) or None
 
 
 def conf_folders() -> list[Path]:
     """The folders of configurations that $SPARSIFY_CONF names, separated by colons."""
     return [Path(name) for name in os.environ.get("SPARSIFY_CONF", "").split(os.pathsep) if name]
-
-
-def images_root() -> Path | None:
-    """The folder of container images that $SPARSIFY_IMAGES names."""
-    return Path(named) if (named := os.environ.get("SPARSIFY_IMAGES")) else None
 
 
 def cache_root() -> Path:
@@ -180,14 +173,22 @@ def allocation() -> Allocation | None:
     return Allocation(nodes, tasks, int(os.environ.get("SLURM_CPUS_PER_TASK", 1)))
 
 
-SLURM_FACTS = (
-    "SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_GPUS_ON_NODE",
-)  # fmt: skip
+# What a record keeps: SLURM's description of the job, and Horovod's settings that affect its speed; others
+# of Horovod's are hosts and ranks.
+RECORDED = re.compile(
+    r"SLURM_(JOB_ID|JOB_PARTITION|JOB_NUM_NODES|NTASKS|GPUS_ON_NODE)"
+    r"|HOROVOD_(AUTOTUNE|BATCH_D2D_MEMCOPIES|CACHE_CAPACITY|CONTROLLER|CYCLE_TIME|FUSION_THRESHOLD)"
+    r"|HOROVOD_((CPU|GPU)_OPERATIONS|HIERARCHICAL_ALL(GATHER|REDUCE)|NUM_NCCL_STREAMS)"
+)
 
 
-def slurm_facts() -> dict[str, str]:
-    """SLURM's description of this job, for the record."""
-    return {name: os.environ[name] for name in SLURM_FACTS if name in os.environ}
+def recorded(program: str) -> dict[str, str]:
+    """The variables of a program, SLURM or HOROVOD, that a record keeps."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(program) and RECORDED.fullmatch(name)
+    }
 
 
 # Which cluster SLURM's commands speak to, and as whom; SLURM's other variables belong to one job.
@@ -216,14 +217,8 @@ def use_slurm(conf: str | None) -> None:
 # Settings of the libraries that workers communicate with.
 
 
-def use_interface(name: str) -> None:
-    """Let gloo and NCCL use this network interface, unless the user has exported another."""
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(variable, name)
-
-
-def set_for_nccl(settings: Mapping[str, str]) -> None:
-    """Set these for NCCL, which reads them when the group starts, unless the user has exported others."""
+def offer(settings: Mapping[str, str]) -> None:
+    """Set these for gloo and NCCL, which read them when the group starts, unless the user has set others."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 
@@ -237,23 +232,3 @@ def nccl_settings() -> dict[str, str]:
 def set_for_horovod(settings: Mapping[str, str]) -> None:
     """Set Horovod's ranks and addresses, which it reads from the environment when it starts."""
     os.environ.update(settings)
-
-
-HOROVOD_SETTINGS = (
-    "HOROVOD_AUTOTUNE",
-    "HOROVOD_BATCH_D2D_MEMCOPIES",
-    "HOROVOD_CACHE_CAPACITY",
-    "HOROVOD_CONTROLLER",
-    "HOROVOD_CPU_OPERATIONS",
-    "HOROVOD_CYCLE_TIME",
-    "HOROVOD_FUSION_THRESHOLD",
-    "HOROVOD_GPU_OPERATIONS",
-    "HOROVOD_HIERARCHICAL_ALLGATHER",
-    "HOROVOD_HIERARCHICAL_ALLREDUCE",
-    "HOROVOD_NUM_NCCL_STREAMS",
-)
-
-
-def horovod_settings() -> dict[str, str]:
-    """Horovod's settings in the environment that affect its speed; the others are hosts and ranks."""
-    return {name: os.environ[name] for name in HOROVOD_SETTINGS if name in os.environ}

@@ -72,7 +72,7 @@ def runtime_version(program: str) -> str:
 
 def folder() -> Path:
     """The folder of images."""
-    return environment.images_root() or ROOT / FOLDER
+    return Path(environment.folder("SPARSIFY_IMAGES") or ROOT / FOLDER)
 
 
 def locate(image: str) -> Path:

@@ -50,7 +50,6 @@ class LocalWorkers:
                         WorkerPlace(rank, size, rank),
                         out.fileno(),
                         err.fileno(),
-                        same_host=True,
                         interface=INTERFACE if network else LOOPBACK,
                         enter=network.enter(rank // per_node) if network else (),
                     )
@@ -79,17 +78,14 @@ class LocalWorkers:
 
     def tell_to_stop(self) -> None:
         """Let all workers save and end; `poll` tells when they have."""
-        for process in self._alive():
+        for process in self.processes.values():
             process.send_signal(signal.SIGUSR2)
 
     def cancel(self) -> None:
         """Kill all workers, and return when they are gone. What they have saved is whole."""
-        for process in self._alive():
+        for process in self.processes.values():
             process.kill()
         for process in self.processes.values():
             process.wait()
         if self.network is not None:
             self.network.close()
-
-    def _alive(self) -> list[subprocess.Popen[bytes]]:
-        return [process for process in self.processes.values() if process.poll() is None]

@@ -8,8 +8,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
+REMEDIES = Path(__file__).with_name("remedies.yaml")
 TIMEOUT_S = 60  # of one command; a controller under load answers slowly
 PER_CALL = 500  # job ids on one command line
 PATIENCE_S = 15  # with accounting, which learns of an end later than those who wait for it
@@ -154,51 +159,15 @@ def _parts(jobs: Sequence[str]) -> list[Sequence[str]]:
     return [jobs[start : start + PER_CALL] for start in range(0, len(jobs), PER_CALL)]
 
 
-# A part of what sbatch prints when it refuses a job -> the field to change.
-REFUSALS = (
-    ("invalid partition", "cluster.partition"),
-    ("invalid account", "cluster.account (or cluster.partition, which the account may not use)"),
-    ("invalid feature", "cluster.constraint"),
-    ("invalid qos", "cluster.qos"),
-    ("reservation", "cluster.reservation"),
-    ("time limit", "cluster.time_min"),
-    ("generic resource", "cluster.gres"),
-    ("memory", "cluster.mem_gb"),
-    ("array", "cluster.max_array"),
-    ("node name", "cluster.exclude"),
-    (
-        "more processors",
-        "cluster.cpus_per_worker, workers_per_node or workers: no such job fits the partition",
-    ),
-    ("node count", "cluster.workers_per_node, which decides how many nodes the workers need"),
-    (
-        "node configuration is not available",
-        "cluster.workers_per_node, cpus_per_worker, gres or constraint, which no node of the partition has",
-    ),
-    ("cpu count", "cluster.cpus_per_worker"),
-    ("submit job limit", "cluster.max_array, or wait until jobs have ended"),
-    ("wckey", "cluster.sbatch=[--wckey=yours]"),
-    ("comment", "cluster.comment"),
-)
-
-
-# Why a waiting job may wait for ever, as squeue says it -> the field to change.
-NEVER = (
-    (r"PartitionTimeLimit|.*(MaxWall|WallDuration).*", "cluster.time_min"),
-    (r"PartitionNodeLimit|.*MaxNodes?PerJob.*", "workers or cluster.workers_per_node, or cluster.partition"),
-    (r"PartitionConfig|PartitionDown|PartitionInactive", "cluster.partition"),
-    (r"BadConstraints", "cluster.constraint, exclude, gres or cpus_per_worker"),
-    (
-        r".*(MaxCpu|MaxGRES|MaxMem|MaxBilling)\w*PerJob.*|MaxMemPerLimit|QOSMin\w+",
-        "cluster.qos, or ask for less",
-    ),
-    (r"AccountNotAllowed|InvalidAccount", "cluster.account, or cluster.partition"),
-    (r"QOSNotAllowed|InvalidQOS", "cluster.qos"),
-    (r"ReservationDeleted|ReservationInvalid", "cluster.reservation"),
-    (r"DependencyNeverSatisfied", "cluster.sbatch"),
-)
 NOT_BY_ITSELF, UNTIL_RELEASED = "does not pass by itself", "until somebody releases it"
 HELD = r"JobHeld(User|Admin)|JobHoldMaxRequeue|launch_failed_requeued_held|.*requeued held.*"
+
+
+@cache
+def remedies(when: str) -> dict[str, str]:
+    """The field to change, by SLURM's words when it `refuses` a job, or by the reason why one `waits`."""
+    tables: dict[str, dict[str, str]] = yaml.safe_load(REMEDIES.read_text())
+    return tables[when]
 
 
 def why_waiting(reason: str) -> str:
@@ -207,7 +176,9 @@ def why_waiting(reason: str) -> str:
         return "its turn comes"
     if re.fullmatch(HELD, reason):
         return f"{reason}, {UNTIL_RELEASED}: `scontrol release` does, or `cancel` and submit again"
-    field = next((field for pattern, field in NEVER if re.fullmatch(pattern, reason)), None)
+    field = next(
+        (field for pattern, field in remedies("waits").items() if re.fullmatch(pattern, reason)), None
+    )
     if field is None:
         return reason
     return f"{reason}, which {NOT_BY_ITSELF}: `cancel` it, change {field}, and submit again"
@@ -217,5 +188,5 @@ def refusal(answer: str) -> str:
     """A sentence for what sbatch printed, with the field to change."""
     reasons = [line for line in answer.splitlines() if line.strip()]
     words = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in reasons)
-    field = next((field for sign, field in REFUSALS if sign in words.lower()), None)
+    field = next((field for sign, field in remedies("refuses").items() if sign in words.lower()), None)
     return f"SLURM refused the job: {words}" + (f"; change {field}" if field else "")

@@ -20,6 +20,7 @@ import msgspec
 from slurm import environment
 from slurm.environment import WorkerPlace
 from slurm.worker_process import (
+    ORDERS,
     STOP_SIGNALS,
     STOPPED,
     JobSpec,
@@ -28,6 +29,7 @@ from slurm.worker_process import (
     exit_codes,
     note,
     note_exit,
+    start_folder,
 )
 
 POLL_S = 0.1
@@ -57,7 +59,8 @@ class RunTask:
         raw, code = Path(self.spec).read_bytes(), 0
         spec = msgspec.json.decode(raw, type=JobSpec)
         is_same = hashlib.sha256(raw).hexdigest() == self.sha256
-        for folder, orders in ((run.start, run.orders) for run in spec.runs):
+        for starts in spec.runs:
+            folder, orders = start_folder(starts), str(Path(starts, ORDERS))
             folder.mkdir(parents=True, exist_ok=True)
             if not is_same:
                 why = f"{self.spec} was changed after it was submitted; submit again instead of editing it"
@@ -73,34 +76,27 @@ class RunTask:
 def run_worker(
     command: WorkerCommand, orders: str, folder: Path, where: WorkerPlace, stop: StopSignal
 ) -> int:
-    """One worker's process from start to end; returns its exit code."""
+    """One worker's process from start to end; returns its exit code. Once another worker has ended badly, it
+    gets GRACE_S: it may be waiting for that one.
+    """
     # sys.stdout is the log of this task; the child writes there, and shares our end.
     child = command.start(orders, folder, where, sys.stdout.fileno(), sys.stderr.fileno())
     stop.forward_to(child)
+    alone_since: float | None = None
     try:
-        code = exit_code(_wait(child, folder, where))
+        while child.poll() is None:
+            time.sleep(POLL_S)
+            if alone_since is None and any(
+                code for other, code in exit_codes(folder).items() if other != where.rank
+            ):
+                alone_since = time.monotonic()
+            if alone_since is not None and time.monotonic() - alone_since > GRACE_S:
+                child.kill()
+        code = exit_code(child.wait())
         # The signal came before the worker could take it: it had done nothing yet, and has stopped as told.
         return STOPPED if stop.told and -code in STOP_SIGNALS else code
     finally:
         stop.forward_to(None)
-
-
-def _wait(child: subprocess.Popen[bytes], folder: Path, where: WorkerPlace) -> int:
-    """Wait for its end; once another worker has ended badly, not for long: it may be waiting for that one."""
-    alone_since: float | None = None
-    while (code := child.poll()) is None:
-        time.sleep(POLL_S)
-        if alone_since is None and another_failed(folder, where.rank):
-            alone_since = time.monotonic()
-        if alone_since is not None and time.monotonic() - alone_since > GRACE_S:
-            child.kill()
-            return child.wait()
-    return code
-
-
-def another_failed(folder: Path, rank: int) -> bool:
-    """Tell whether another worker of this start has ended badly."""
-    return any(code for other, code in exit_codes(folder).items() if other != rank)
 
 
 @dataclass
@@ -127,8 +123,7 @@ class StopSignal:
 
     def _tell(self, number: int, frame: object) -> None:
         self.told = True
-        if self.child is not None and self.child.poll() is None:
-            self.child.send_signal(signal.SIGUSR2)
+        self.forward_to(self.child)
 
 
 if __name__ == "__main__":

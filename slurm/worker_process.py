@@ -25,8 +25,8 @@ from slurm import container, environment
 from slurm.environment import WorkerPlace
 from slurm.images import ImageChoice
 
+ORDERS = "launch.json"  # what a run's workers are told, in the folder of its starts
 POLL_S = 1.0  # between two looks whether the starter is there
-CHUNK = 4096
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a worker that saved and stopped as told
 # SLURM sends SIGUSR2 to every process of a job step, and their starter may forward it: it comes once, twice,
@@ -59,9 +59,7 @@ class WorkerCommand(msgspec.Struct, frozen=True):
         """The command line of a worker, in its container, as a shell takes it; for people."""
         return shlex.join(self._wrapped(["ORDERS", "FOLDER"], {}, for_people=True))
 
-    def _wrapped(
-        self, words: Sequence[str], variables: dict[str, str], for_people: bool = False
-    ) -> list[str]:
+    def _wrapped(self, words: list[str], variables: dict[str, str], for_people: bool = False) -> list[str]:
         binds, command = [Path(bind) for bind in self.binds], [*self.command, *words]
         return container.wrap(self.container, command, binds, Path(self.cwd), variables, self.gpu, for_people)
 
@@ -72,7 +70,6 @@ class WorkerCommand(msgspec.Struct, frozen=True):
         place: WorkerPlace,
         stdout: int,
         stderr: int,
-        same_host: bool = False,
         interface: str | None = None,
         enter: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
@@ -84,12 +81,11 @@ class WorkerCommand(msgspec.Struct, frozen=True):
         Args:
             folder: of this start, shared by all its workers.
             stdout, stderr: file descriptors.
-            same_host: all workers are on this machine.
-            interface: of the network on which workers meet.
+            interface: of the network on which workers of this machine meet; None: they are on several.
             enter: words before the command, of a program that starts it elsewhere on this machine.
         """
         variables = environment.of_worker(place, self.threads, interface)
-        if same_host and not self.gpu:
+        if interface and not self.gpu:
             variables["CUDA_VISIBLE_DEVICES"] = ""  # no memory and no start of a GPU that is not used
         bare = self.container is None  # a runtime has to take signals itself
         child = subprocess.Popen(
@@ -105,24 +101,17 @@ class WorkerCommand(msgspec.Struct, frozen=True):
         return child
 
 
-class JobRun(msgspec.Struct, frozen=True):
-    """One run of a job: the file that its workers are given, and the folder of its starts."""
-
-    orders: str
-    folder: str
-
-    @property
-    def start(self) -> Path:
-        """The folder of this start, the same on all workers: a job that is requeued starts in one
-        of its own.
-        """
-        return Path(self.folder) / f"start-{environment.start_name()}"
+def start_folder(folder: str) -> Path:
+    """The folder of this start of a run, in that of all its starts: the same on all workers, and another one
+    once SLURM has requeued the job.
+    """
+    return Path(folder) / f"start-{environment.start_name()}"
 
 
 class JobSpec(msgspec.Struct, frozen=True):
     """The work of one SLURM job: these runs, one after the other, each with a process per worker."""
 
-    runs: list[JobRun]
+    runs: list[str]  # of each the folder of its starts, which holds its orders
     command: WorkerCommand
     tasks: int
     requeues: int  # how often it may go on after a stop
@@ -190,13 +179,12 @@ def before_exec(parent: int, held_back: Sequence[signal.Signals]) -> None:
 
 def end_with_stdin() -> None:
     """End a worker of our own starters, whose standard input, `lifeline`, ends with them."""
-    _end_after(_read_stdin)
+    _end_after(_await_end_of_input)
 
 
 def end_with_parent() -> None:
     """End with the process that started this one, as torchrun, mpirun or srun did."""
-    parent = os.getppid()
-    _end_after(lambda: _await_end(parent))
+    _end_after(partial(_await_end, os.getppid()))
 
 
 def _end_after(wait: Callable[[], None]) -> None:
@@ -209,8 +197,8 @@ def _end_after(wait: Callable[[], None]) -> None:
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
-def _read_stdin() -> None:
-    while os.read(0, CHUNK):
+def _await_end_of_input() -> None:
+    while os.read(0, 1):
         pass
 
 

@@ -95,7 +95,7 @@ def root_of(given: str | None) -> Path:
     """The folder that should hold all data sets: `given` by data.root, else $DATA_ROOT, else data/ of the
     checkout.
     """
-    return Path(given or environment.data_root() or ROOT / "data").expanduser().resolve()
+    return Path(given or environment.folder("DATA_ROOT") or ROOT / "data").expanduser().resolve()
 
 
 def has(root: Path, dataset: str) -> bool:

@@ -17,7 +17,9 @@ class Folders:
     """The folders of results. `shipped` comes with the repository; the others are this checkout's own."""
 
     results: Path = field(
-        default_factory=lambda: Path(os.path.realpath(environment.results_root() or ROOT / "results"))
+        default_factory=lambda: Path(
+            os.path.realpath(environment.folder("SPARSIFY_RESULTS") or ROOT / "results")
+        )
     )
 
     @property

@@ -14,7 +14,7 @@ from experiments.config import code_version, compose, grid
 from experiments.config.folders import Folders
 from experiments.config.grid import expand
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import PlannedRun, plan_runs
+from experiments.config.plan import plan_runs
 from experiments.figures.runs import name_and_configs
 from experiments.launch import job_hooks
 from experiments.launch.arrays import in_random_order
@@ -42,8 +42,11 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     configs = name_and_configs(_fitted(words, here), more)[1]
     planned = in_random_order(plan_runs(configs, say))
     grid.note_sweep(folders, grid.sweep_of(words)[0], configs)
-    for run in planned:
-        _check(run, here)
+    for asked in {run.config.num_processes for run in planned} - {here.tasks}:
+        raise ValueError(
+            f"workers={asked} were asked for, but this allocation has {here.tasks} tasks; ask "
+            f"sbatch for --ntasks={asked}, or leave out workers="
+        )
     todo = not_under_way(planned, folders, say, own_job=job)
     say(
         f"{len(planned)} runs, {len(todo)} to make on {here.nodes} nodes x {here.tasks // here.nodes} workers"
@@ -53,15 +56,10 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     folder = folders.sweeps / f"sbatch-{job}"
     folder.mkdir(parents=True, exist_ok=True)
     code, exclusive = code_version.copy_into(folders.code), queue.has_nodes_alone(job)
-    begun = [
-        begin_attempt(run, folders, starts=True, exclusive=exclusive, job=job, sweep=folder.name)
-        for run in todo
-    ]
+    begun = [begin_attempt(run, folders, exclusive=exclusive, job=job, sweep=folder.name) for run in todo]
     path, spec = folder / "task0.json", spec_of(begun, folders, code)
     spec.write(path)
-    sweep = SweepFile(folder, words, None)
-    sweep.add(folder.name, "", here, None, [begun])
-    sweep.identify([job])
+    SweepFile(folder, words, None).note(folder.name, "", here, None, [begun], [job])
     if job_hooks.begin(spec) == job_hooks.LEAVE:
         return 0
     srun = ["srun", "--unbuffered", f"--ntasks={here.tasks}", f"--cpus-per-task={here.cpus_per_task}"]
@@ -75,15 +73,6 @@ def _check_cluster(words: Sequence[str]) -> None:
         cluster = compose.resolve(point).cluster
         if not isinstance(cluster, SlurmCluster):
             raise ValueError(f"cluster={cluster.name} is no SLURM cluster, but this is one")
-
-
-def _check(run: PlannedRun, here: environment.Allocation) -> None:
-    """Refuse a run that this allocation is not for."""
-    if (asked := run.config.num_processes) != here.tasks:
-        raise ValueError(
-            f"workers={asked} were asked for, but this allocation has {here.tasks} tasks; ask "
-            f"sbatch for --ntasks={asked}, or leave out workers="
-        )
 
 
 def _fitted(words: Sequence[str], here: environment.Allocation) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +19,12 @@ from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.machines import Container, SlurmCluster
 from experiments.config.plan import PlannedRun
-from experiments.launch.diagnosis import CANCEL, RESUMABLE
+from experiments.launch.diagnosis import CANCEL, POLICIES
 from experiments.worker.orders import Orders
 from slurm import container as containers
 from slurm import images
 from slurm.images import ImageChoice
-from slurm.worker_process import WorkerCommand
+from slurm.worker_process import ORDERS, WorkerCommand
 
 LEAVE_S, POLL_S = 10.0, 0.1  # that the workers of an earlier start get to end
 UNFINISHED = ("submitted", "running", "preempted")
@@ -40,7 +41,7 @@ class Begun(NamedTuple):
     @property
     def orders(self) -> str:
         """The file of what its workers are told."""
-        return str(self.folder / "launch.json")
+        return str(self.folder / ORDERS)
 
 
 def begin_attempt(
@@ -48,8 +49,6 @@ def begin_attempt(
     folders: Folders,
     *,
     anew: bool = False,
-    same_host: bool = False,
-    starts: bool = False,
     exclusive: bool = True,
     job: str | None = None,
     sweep: str | None = None,
@@ -61,21 +60,19 @@ def begin_attempt(
 
     Args:
         anew: begin a new one in any case.
-        same_host: all workers will be on this machine.
-        starts: each start has a folder of its own, as those of a job that is requeued; what earlier ones left
-            stays.
         exclusive: will nothing else run on the same machines?
-        job, sweep, array: SLURM's name of the job, and where `submit` noted it.
+        job, sweep, array: SLURM's name of the job, and where `submit` noted it. Each start of a run of a
+            sweep has a folder of its own, for its job may be requeued; what earlier ones left stays.
         network: facts about the emulated one, for the record.
 
     Raises:
         Held: somebody is still at the last one.
     """
     if (last := folders.store.last(planned.config)) is not None:
-        check_left(last, PATIENCE_S if starts else LEAVE_S)
+        check_left(last, PATIENCE_S if sweep else LEAVE_S)
     attempt = attempt_for(planned.config, folders.store, anew)
     folder = folders.launch(attempt)
-    if not starts:
+    if not sweep:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CANCEL).unlink(missing_ok=True)
@@ -85,7 +82,7 @@ def begin_attempt(
         config=config.as_dict(),
         attempt=str(attempt.path),
         data_root=str(planned.data_root) if planned.data_root else None,
-        same_host=same_host,
+        same_host=not sweep,
         interface=getattr(config.cluster, "interface", None),
         image=image_facts(image_of(config)),
         network=network,
@@ -101,7 +98,7 @@ def begin_attempt(
 def attempt_for(config: Config, store: Store, anew: bool = False) -> Attempt:
     """The attempt to make: one that ended early and left a checkpoint goes on, if the code is the same."""
     last = store.last(config)
-    if not anew and last is not None and can_go_on(last):
+    if not anew and last is not None and _can_go_on(last):
         return last
     attempt = store.begin(config)
     attempt.update(code=code_version.digest(), sources=code_version.sources())
@@ -121,25 +118,22 @@ def check_left(attempt: Attempt, patience_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def can_go_on(attempt: Attempt) -> bool:
-    """Tell whether it ended early, left a checkpoint, and is of this code."""
+def _can_go_on(attempt: Attempt) -> bool:
     if attempt.state == DAMAGED:
         return False
     manifest = attempt.manifest
+    policy = POLICIES.get(manifest.get("failure", ""))
     # Nobody is at it: who asks holds the run's lock, or knows that its job is gone.
-    ended_early = manifest["state"] in UNFINISHED or manifest.get("failure") in RESUMABLE
+    ended_early = manifest["state"] in UNFINISHED or (policy is not None and policy.resumes)
     return ended_early and manifest.get("code") == code_version.digest() and attempt.has_checkpoint()
 
 
 def image_of(config: Config) -> ImageChoice | None:
     """The image that the workers run in, by its full path: jobs run in a copy of the code, which has none."""
-    container = config.container
-    if not isinstance(container, Container):
+    if not isinstance(config.container, Container):
         return None
-    path = str(images.locate(container.image))
-    return ImageChoice(
-        container.name, path, container.runtime, container.python, container.binds, container.options
-    )
+    path = str(images.locate(config.container.image))
+    return ImageChoice(**{**asdict(config.container), "image": path})
 
 
 @cache

@@ -31,22 +31,16 @@ def carry_out(
     """
     there = [run for run in missing if isinstance(run.config.cluster, SlurmCluster)]
     here = [run for run in missing if not isinstance(run.config.cluster, SlurmCluster)]
-    progress, backends = ProgressBar(labels_of(missing)), list[Queue | Here]()
+    progress, backends = ProgressBar(labels_of(missing)), list[Here | Queue]()
     with contextlib.ExitStack() as attended:
         attended.callback(progress.close)
-        if there:
-            backends.append(Queue(there, folders, progress, name, words, force))
         if here:
             backends.append(Here(here, folders, progress, force))
+        if there:
+            backends.append(Queue(there, folders, progress, name, words, force))
         for backend in backends:
             attended.enter_context(backend.attended())
-        while True:
-            for backend in backends:
-                while backend.has_room():
-                    backend.begin()
-            looks = [look for backend in backends if (look := backend.look()) is not None]
-            if not looks:
-                return
+        while looks := [look for backend in backends if (look := backend.look())]:
             running = [run for look in looks for run in look.running]
             progress.show(running, sum(look.waiting for look in looks))
             time.sleep(POLL_S)

@@ -7,15 +7,11 @@ it tells the others, and each is a worker in this very process.
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from analysis.records.configs import run_id
 from analysis.records.files import Watched
@@ -34,7 +30,7 @@ from experiments.worker.orders import Orders
 from experiments.worker.run import execute
 from slurm import environment, worker_process
 from slurm.environment import Joined, WorkerPlace
-from sparsify.comm import Comm
+from sparsify.comm import gather_json
 
 SETTLE_S = 1.0  # in which the worker that failed first says why, before those who lost it do
 BAD_INPUT = 2
@@ -57,7 +53,13 @@ def run_as_worker(
     device = prepare_device(config, place)
     comm = connect.join(config, group, meeting, device)
     with contextlib.ExitStack() as held:
-        told = spread(comm, device, lambda: _prepare(config, folders, held, tell, force))
+        told: dict[str, str] = {}
+        if place.rank == 0:
+            try:
+                told = _prepare(config, folders, held, tell, force)
+            except ValueError as error:
+                told = {"why": str(error)}
+        told = gather_json(comm, told, device)[0]
         if "why" in told:
             raise ValueError(told["why"])
         attempt = Attempt(Path(told["attempt"]))
@@ -75,26 +77,8 @@ def run_as_worker(
     return attempt
 
 
-def spread(comm: Comm, device: torch.device, decide: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The decision of rank 0, on all ranks; where it can't, all get the reason as {"why": ...}."""
-    raw = b""
-    if comm.rank == 0:
-        try:
-            raw = json.dumps(decide()).encode()
-        except ValueError as error:
-            raw = json.dumps({"why": str(error)}).encode()
-    length = int(comm.broadcast(torch.tensor([len(raw)], device=device)))
-    content = torch.tensor(list(raw) or [0] * length, dtype=torch.uint8, device=device)
-    told: dict[str, Any] = json.loads(bytes(comm.broadcast(content).tolist()))
-    return told
-
-
 def _prepare(
-    config: Config,
-    folders: Folders,
-    held: contextlib.ExitStack,
-    say: Callable[[str], None],
-    force: bool,
+    config: Config, folders: Folders, held: contextlib.ExitStack, say: Callable[[str], None], force: bool
 ) -> dict[str, str]:
     """Rank 0's attempt to carry out and its orders, or only the attempt that is valid already."""
     (planned,) = plan_runs([config], say)

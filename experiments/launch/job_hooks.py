@@ -9,7 +9,6 @@ records, say of the others why not, and requeue the job where that helps. Needs 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from collections import Counter
@@ -25,8 +24,9 @@ from analysis.records.store import Attempt, now
 from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, CANCEL, POLICIES, diagnose
 from experiments.worker.orders import Orders
 from slurm import environment, queue
-from slurm.worker_process import STOPPED, JobRun, JobSpec, exit_codes
+from slurm.worker_process import ORDERS, STOPPED, JobSpec, exit_codes, start_folder
 
+LEDGER = "node-failures.jsonl"  # of all runs, beside their folders
 CLOSED = "closed.json"  # in a start's folder: its end was seen
 GO_ON, LEAVE = 0, 1
 FAILS = 2  # of a node, before jobs are kept away from it
@@ -37,15 +37,14 @@ def begin(spec: JobSpec) -> int:
     """Prepare for the workers: a node that failed under an earlier start of this job is remembered, and a
     job that landed on one that failed twice is sent elsewhere; without an answer of SLURM's it stays.
     """
-    folder = Path(spec.runs[0].folder)
-    ledger = folder.parent / "node-failures.jsonl"
-    job = environment.job_id()
+    folder, job = Path(spec.runs[0]), environment.job_id()
+    ledger = folder.parent / LEDGER
     try:
-        for start in _earlier_starts(folder):
-            if not (start / CLOSED).exists():
+        for start in sorted(folder.glob(f"start-{job}-*")):
+            if start != start_folder(spec.runs[0]) and not (start / CLOSED).exists():
                 for node, at in failed_nodes(job, start).items():
                     note_failure(ledger, node, job, at)
-                write_json(start / CLOSED, {"at": now(), "end": "unseen"})
+                _note_end(start, "unseen")
         bad = unreliable(ledger)
         avoided = set(queue.expand(environment.node_list())) & set(bad)
         if not avoided or environment.restarts() >= spec.requeues:
@@ -68,27 +67,26 @@ def begin(spec: JobSpec) -> int:
 def end(spec: JobSpec) -> int:
     """Judge each run after the workers have ended, and requeue the job if one of them can go on."""
     wants = [_close(run, spec.tasks) for run in spec.runs]
-    limits = [spec.requeues if want == AS_OFTEN_AS_ALLOWED else want for want in wants if want is not None]
-    restarts, job = environment.restarts(), environment.job_id()
-    if any(restarts < limit for limit in limits):
+    limits = [spec.requeues if want == AS_OFTEN_AS_ALLOWED else want for want in wants]
+    if any(environment.restarts() < limit for limit in limits):
         try:
-            queue.requeue(job)
+            queue.requeue(environment.job_id())
             return GO_ON
         except queue.SlurmError as error:
             print(f"this job can't be requeued ({error}); submit again to go on", file=sys.stderr)
     return GO_ON if all(_attempt_of(run).state == "ok" for run in spec.runs) else LEAVE
 
 
-def _close(run: JobRun, size: int) -> int | None:
-    """Accept the record or say why not; how often a requeue is worth it, None where there is no need."""
-    attempt, start = _attempt_of(run), run.start
+def _close(folder: str, size: int) -> int:
+    """Accept the record of a run or say why not; how often a requeue is worth it."""
+    attempt, start = _attempt_of(folder), start_folder(folder)
     if attempt.is_valid():
         _note_end(start, "ok")
-        return None
-    if (Path(run.folder) / CANCEL).exists():
+        return 0
+    if Path(folder, CANCEL).exists():
         attempt.fail("cancelled", "cancelled")
         _note_end(start, "cancelled")
-        return None
+        return 0
     codes = exit_codes(start)
     if attempt.state == "preempted" or (len(codes) == size and set(codes.values()) == {STOPPED}):
         attempt.update(state="preempted")
@@ -101,21 +99,15 @@ def _close(run: JobRun, size: int) -> int | None:
     times = POLICIES[kind].requeue
     if kind == "held":  # its manifest is another's
         return times
-    if times and environment.restarts() < (times if times > 0 else sys.maxsize):
+    if times == AS_OFTEN_AS_ALLOWED or environment.restarts() < times:
         attempt.update(state="submitted", why=f"{why}; it is started again")
         return times
     attempt.fail(why, kind)
-    return None
+    return 0
 
 
-def _attempt_of(run: JobRun) -> Attempt:
-    return Attempt(Path(Orders.read(Path(run.orders)).attempt))
-
-
-def _earlier_starts(folder: Path) -> list[Path]:
-    this = f"start-{environment.start_name()}"
-    mine = f"start-{environment.job_id()}-"
-    return [path for path in sorted(folder.glob(f"{mine}*")) if path.name != this]
+def _attempt_of(folder: str) -> Attempt:
+    return Attempt(Path(Orders.read(Path(folder, ORDERS)).attempt))
 
 
 def _note_end(start: Path, end: str) -> None:
@@ -147,11 +139,8 @@ def failed_nodes(job: str, start: Path) -> dict[str, str]:
 def note_failure(ledger: Path, node: str, job: str, at: str) -> None:
     """One line, in one write: jobs on other nodes may be writing theirs."""
     line = json.dumps({"node": node, "job": job, "at": at}) + "\n"
-    descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
+    with ledger.open("ab", buffering=0) as file:
+        file.write(line.encode())
 
 
 def unreliable(ledger: Path) -> list[str]:

@@ -32,8 +32,7 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class EndSignals:
     """Ctrl-C and its like in the process that starts workers: the first is passed on, the second ends all.
 
-    It takes END_SIGNALS inside a `with` block. The first one sets `told`; the next one raises.
-
+    It takes END_SIGNALS inside a `with` block. The first one sets `told`; the next one raises Interrupted.
     What this process was started to ignore stays ignored, as SIGHUP under `nohup`.
     """
 
@@ -45,8 +44,7 @@ class EndSignals:
         if threading.current_thread() is threading.main_thread():
             wanted = {number: signal.getsignal(number) for number in END_SIGNALS}
             self.before = {number: how for number, how in wanted.items() if how is not signal.SIG_IGN}
-            for number in self.before:
-                signal.signal(number, self._take)
+        self._handle_by(self._take)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,8 +59,11 @@ class EndSignals:
 
     def ignore(self) -> None:
         """Ignore signals from now on to the end of the block."""
+        self._handle_by(signal.SIG_IGN)
+
+    def _handle_by(self, how: signal._HANDLER) -> None:
         for number in self.before:
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, how)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.told:
@@ -112,7 +113,8 @@ class Here:
     def __init__(
         self, planned: Sequence[PlannedRun], folders: Folders, progress: ProgressBar, force: bool = False
     ) -> None:
-        check_networks(planned)
+        for link, nodes in {(link, run.config.num_nodes): None for run in planned if (link := link_of(run))}:
+            check(link, nodes)
         self.waiting, self.running, self.saved = list(planned), list[RunningHere](), list[Attempt]()
         self.folders, self.progress, self.force = folders, progress, force
         self.signals = EndSignals()
@@ -135,51 +137,20 @@ class Here:
                     raise Interrupted(self._what_is_kept()) from None
                 raise
 
-    def has_room(self) -> bool:
-        """Tell whether the first run that waits can begin beside those that are running."""
-        if not self.waiting or self.signals.told:
-            return False
-        return fits(self.waiting[0], [run.planned for run in self.running])
-
-    def begin(self) -> None:
-        """Begin the first run that waits, unless another process has just made it, or a signal
-        comes first.
-        """
-        planned, anew = self.waiting[0], self.force
-        name = run_id(planned.config)
-        lock = run_lock(self.folders, name)
-        if not _acquired(lock, timeout_s=0):
-            self.progress.say(f"{name}: another process is measuring this run; waiting for it")
-            while not _acquired(lock, timeout_s=1):
-                if self.signals.told:
-                    return
-            anew = False  # what it measured meanwhile is as fresh as anything we could measure
-        with contextlib.ExitStack() as undo:
-            undo.callback(lock.release)
-            if not anew and self.folders.store.valid(planned.config) is not None:
-                self.progress.finished(name)
-                self.waiting.pop(0)
-                return
-            if network := network_of(planned):
-                undo.callback(network.close)
-            facts = network.facts if network else None
-            begun = begin_attempt(planned, self.folders, anew=anew, same_host=True, network=facts)
-            command, size = worker_command(planned, self.folders, ROOT), planned.config.num_processes
-            workers = LocalWorkers(
-                command, begun.orders, begun.folder, size, network, planned.config.workers_per_node
-            )
-            undo.pop_all()
-        self.waiting.pop(0)
-        watched = Watched(begun.attempt.path)
-        self.running.append(RunningHere(planned, begun.attempt, workers, lock, watched))
-
     def look(self) -> UnderWay | None:
-        """Accept the runs that have ended well, and tell what has not ended; None once nothing is under way.
+        """Begin the runs that there is room for, accept those that have ended well, and tell what has not
+        ended; None once nothing is under way.
 
         Raises:
             RunFailed: the first run that failed.
             Interrupted: a signal came, and all workers have saved.
         """
+        while (
+            self.waiting
+            and not self.signals.told
+            and fits(self.waiting[0], [run.planned for run in self.running])
+        ):
+            self._begin()
         if self.signals.pass_on():
             self.progress.say("ending: the workers save; a second signal ends them at once")
             for run in self.running:
@@ -196,6 +167,35 @@ class Here:
         if not self.running and not self.waiting:
             return None
         return UnderWay([run.progress for run in self.running], len(self.waiting))
+
+    def _begin(self) -> None:
+        """Begin the first run that waits, unless another process has just made it, or a signal comes."""
+        planned, anew = self.waiting[0], self.force
+        name, size = run_id(planned.config), planned.config.num_processes
+        lock = run_lock(self.folders, name)
+        if not _acquired(lock, timeout_s=0):
+            self.progress.say(f"{name}: another process is measuring this run; waiting for it")
+            while not _acquired(lock, timeout_s=1):
+                if self.signals.told:
+                    return
+            anew = False  # what it measured meanwhile is as fresh as anything we could measure
+        with contextlib.ExitStack() as undo:
+            undo.callback(lock.release)
+            if not anew and self.folders.store.valid(planned.config) is not None:
+                self.progress.finished(name)
+                self.waiting.pop(0)
+                return
+            if network := network_of(planned):
+                undo.callback(network.close)
+            begun = begin_attempt(
+                planned, self.folders, anew=anew, network=network.facts if network else None
+            )
+            command, per_node = worker_command(planned, self.folders, ROOT), planned.config.workers_per_node
+            workers = LocalWorkers(command, begun.orders, begun.folder, size, network, per_node)
+            undo.pop_all()
+        self.waiting.pop(0)
+        watched = Watched(begun.attempt.path)
+        self.running.append(RunningHere(planned, begun.attempt, workers, lock, watched))
 
     def _accept(self, run: RunningHere, codes: dict[int, int]) -> bool:
         """Accept a run that ended well; False for one that was told to stop, and did.
@@ -248,32 +248,18 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def network_of(planned: PlannedRun) -> EmulatedNetwork | None:
-    """Begin the network of a run with cluster=netns; None for other runs."""
+def link_of(planned: PlannedRun) -> EmulatedLink | None:
+    """The link between the nodes of a run with cluster=netns; None for other runs."""
     cluster = planned.config.cluster
     if not isinstance(cluster, EmulatedCluster):
         return None
-    return EmulatedNetwork(link_of(cluster), planned.config.num_nodes)
-
-
-def check_networks(runs: Sequence[PlannedRun]) -> None:
-    """Try the emulated networks of these runs, one of each link.
-
-    Raises:
-        ValueError: this machine can't emulate a link that one of these runs asks for.
-    """
-    most = dict[EmulatedLink, int]()
-    for config in (run.config for run in runs):
-        if isinstance(config.cluster, EmulatedCluster):
-            link = link_of(config.cluster)
-            most[link] = max(most.get(link, 0), config.num_nodes)
-    for link, nodes in most.items():
-        check(link, nodes)
-
-
-def link_of(cluster: EmulatedCluster) -> EmulatedLink:
-    """The link that its nodes are to have."""
     return EmulatedLink(cluster.link.name, cluster.link.alpha_s, cluster.link.beta_s_per_byte)
+
+
+def network_of(planned: PlannedRun) -> EmulatedNetwork | None:
+    """Begin the network of a run with cluster=netns; None for other runs."""
+    link = link_of(planned)
+    return EmulatedNetwork(link, planned.config.num_nodes) if link else None
 
 
 def run_lock(folders: Folders, name: str) -> FileLock:

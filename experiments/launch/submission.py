@@ -7,9 +7,11 @@ results/sweeps/<name>/sweep.json     the arrays, their jobs' ids, and the runs o
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,18 @@ from analysis.records.files import Damaged, read_as, write_json
 from analysis.records.schema import Sweep
 from analysis.records.store import Attempt, now
 from experiments.config import code_version
-from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun, missing
 from experiments.launch.arrays import JobArray, Shape, arrays
 from experiments.launch.attempt import Begun, begin_attempt, worker_command
 from experiments.launch.diagnosis import RunFailed
-from experiments.launch.job_hooks import unreliable
+from experiments.launch.job_hooks import LEDGER, unreliable
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
 from experiments.launch.status import ASK_S, SETTLE_S, StatusView, stuck
 from slurm import environment, queue
 from slurm.task import RunTask
-from slurm.worker_process import JobRun, JobSpec
+from slurm.worker_process import JobSpec
 
 LOCK_TIMEOUT_S = 300  # another process that submits a thousand runs takes some seconds
 LOOK_S = 1.0  # between two looks at the records, which are files
@@ -45,18 +46,12 @@ class Queue:
     """
 
     def __init__(
-        self,
-        planned: Sequence[PlannedRun],
-        folders: Folders,
-        progress: ProgressBar,
-        name: str,
-        words: Sequence[str],
-        force: bool = False,
-    ) -> None:
+        self, planned: Sequence[PlannedRun], folders: Folders, progress: ProgressBar, name: str,
+        words: Sequence[str], force: bool = False,
+    ) -> None:  # fmt: skip
         self.planned, self.folders, self.progress = planned, folders, progress
         self.submission = name, words, force
-        self.attempts: list[Attempt] | None = None  # None: not submitted yet
-        self.view = StatusView(folders, None)
+        self.view, self.attempts = StatusView(folders, None), list[Attempt]()
         self.done, self.told, self.bad = set[str](), set[str](), list[Attempt]()
         self.looked = self.asked = 0.0
         self.quiet_since: float | None = None  # nothing runs or waits any more
@@ -64,20 +59,7 @@ class Queue:
 
     @contextlib.contextmanager
     def attended(self) -> Iterator[None]:
-        """Watch its runs; those that failed are told when all have ended."""
-        yield
-        if self.bad:
-            self.view.ask_accounts(self.bad)
-            first = self.view.of_attempt(self.bad[0])
-            others = f" ({len(self.bad) - 1} more failed: `status` lists them)" if len(self.bad) > 1 else ""
-            raise RunFailed(f"{first.why}{others}", first.kind, self.bad[0])
-
-    def has_room(self) -> bool:
-        """Tell whether it was not submitted yet: a queue has room for all."""
-        return self.attempts is None
-
-    def begin(self) -> None:
-        """Submit all at once."""
+        """Submit its runs, all at once; those that failed are told when all have ended."""
         name, words, force = self.submission
         sweep = submit_missing(self.planned, self.folders, name, words, self.progress.say, force)
         if sweep is not None:
@@ -85,6 +67,12 @@ class Queue:
                 f"submitted as {sweep.name}; Ctrl-C leaves the jobs alone, the same command goes on watching"
             )
         self.attempts = [last for run in self.planned if (last := self.folders.store.last(run.config))]
+        yield
+        if self.bad:
+            self.view.ask_accounts(self.bad)
+            first = self.view.of_attempt(self.bad[0])
+            others = f" ({len(self.bad) - 1} more failed: `status` lists them)" if len(self.bad) > 1 else ""
+            raise RunFailed(f"{first.why}{others}", first.kind, self.bad[0])
 
     def look(self) -> UnderWay | None:
         """Look at the records now and then, and ask SLURM more rarely; None once nothing is under way."""
@@ -96,7 +84,7 @@ class Queue:
         return self.last
 
     def _under_way(self, now_s: float) -> UnderWay | None:
-        states = {attempt: self.view.of_attempt(attempt) for attempt in self.attempts or []}
+        states = {attempt: self.view.of_attempt(attempt) for attempt in self.attempts}
         for attempt, run in states.items():
             if run.state == "done" and attempt.run_id not in self.done:
                 self.done.add(attempt.run_id)
@@ -134,7 +122,7 @@ def submit_missing(
     Raises:
         ValueError: SLURM refused, or there is none. What an earlier array of the sweep queued stays queued.
     """
-    conf = slurm_conf(planned[0].config)
+    conf = cluster_of(planned[0]).slurm_conf
     with _alone(folders):
         environment.use_slurm(conf)
         todo = not_under_way(planned, folders, say, force)
@@ -157,29 +145,23 @@ class SweepFile:
     """sweep.json, as it is written: what `status`, `cancel` and `logs` find a sweep's runs by."""
 
     def __init__(self, folder: Path, words: Sequence[str], conf: str | None) -> None:
-        self.folder, self.arrays = folder, list[dict[str, Any]]()
+        self.folder, self.arrays = folder, dict[str, dict[str, Any]]()
         self.head = {"name": folder.name, "words": [*words], "created": now(), "slurm_conf": conf}
 
-    def add(
+    def note(
         self, name: str, folder: str, shape: Shape | environment.Allocation, time_min: int | None,
-        jobs: Sequence[Sequence[Begun]],
+        jobs: Sequence[Sequence[Begun]], ids: Sequence[str | None],
     ) -> None:  # fmt: skip
-        """Note an array, whose jobs have no ids yet."""
-        noted = [{"id": None, "runs": [run.attempt.run_id for run in job]} for job in jobs]
-        self.arrays.append({
+        """Note an array and the ids of its jobs, which are None as long as SLURM has given it none."""
+        noted = [
+            {"id": identity, "runs": [run.attempt.run_id for run in job]}
+            for job, identity in zip(jobs, ids, strict=True)
+        ]
+        self.arrays[name] = {
             "name": name, "folder": folder, "shape": str(shape), "nodes": shape.nodes, "time_min": time_min,
             "jobs": noted,
-        })  # fmt: skip
-        self._write()
-
-    def identify(self, ids: Sequence[str]) -> None:
-        """Note the ids of the newest array's jobs."""
-        for noted, identity in zip(self.arrays[-1]["jobs"], ids, strict=True):
-            noted["id"] = identity
-        self._write()
-
-    def _write(self) -> None:
-        write_json(self.folder / "sweep.json", {**self.head, "arrays": self.arrays})
+        }  # fmt: skip
+        write_json(self.folder / "sweep.json", {**self.head, "arrays": [*self.arrays.values()]})
 
 
 def _submit_array(
@@ -189,23 +171,18 @@ def _submit_array(
 
     folder, name = sweep.folder / part, f"{sweep.folder.name}-{part}"
     folder.mkdir(parents=True)
-    options = array.options(name, folder, code, unreliable(folders.scratch / "node-failures.jsonl"))
+    cluster, options = array.cluster, array.options(name, folder, code, unreliable(folders.scratch / LEDGER))
     jobs, tasks = list[list[Begun]](), list[RunTask]()
+    begin = partial(begin_attempt, anew=force, exclusive=cluster.exclusive, sweep=sweep.folder.name)
     for index, job in enumerate(array.jobs):
-        begun = [
-            begin_attempt(
-                planned, folders, anew=force, starts=True, exclusive=array.cluster.exclusive,
-                sweep=sweep.folder.name, array=f"{name}:{index}",
-            )
-            for planned in job
-        ]  # fmt: skip
-        jobs.append(begun)
+        jobs.append([begin(planned, folders, array=f"{name}:{index}") for planned in job])
         path = folder / f"task{index}.json"
-        spec_of(begun, folders, code).write(path)
+        spec_of(jobs[-1], folders, code).write(path)
         tasks.append(RunTask.of(path))
-    sweep.add(name, folder.name, array.shape, array.cluster.time_min, jobs)
+    note = partial(sweep.note, name, folder.name, array.shape, cluster.time_min, jobs)
+    note([None] * len(jobs))
     try:
-        ids = submit_array(tasks, folder, options, array.python, array.cluster.slurm_conf)
+        ids = submit_array(tasks, folder, options, array.python, cluster.slurm_conf)
     except ValueError as error:
         for attempt in (run.attempt for job in jobs for run in job):
             if attempt.has_checkpoint():
@@ -213,7 +190,7 @@ def _submit_array(
             else:
                 attempt.fail(str(error), "bad_input")
         raise
-    sweep.identify(ids)
+    note(ids)
     for job_runs, identity in zip(jobs, ids, strict=True):
         for run in job_runs:
             # Its job may have begun already, and written to the manifest; only this file is ours.
@@ -227,15 +204,14 @@ def spec_of(runs: Sequence[Begun], folders: Folders, code: Path) -> JobSpec:
         code: the copy of the code to run.
     """
     first = runs[0].planned
-    cluster = first.config.cluster
-    requeues = cluster.requeues if isinstance(cluster, SlurmCluster) else 0
-    entries = [JobRun(run.orders, str(run.folder)) for run in runs]
-    return JobSpec(entries, worker_command(first, folders, code), first.config.num_processes, requeues)
+    command, tasks = worker_command(first, folders, code), first.config.num_processes
+    return JobSpec([str(run.folder) for run in runs], command, tasks, cluster_of(first).requeues)
 
 
-def slurm_conf(config: Config) -> str | None:
-    """The configuration file of the cluster that a run is for."""
-    return config.cluster.slurm_conf if isinstance(config.cluster, SlurmCluster) else None
+def cluster_of(planned: PlannedRun) -> SlurmCluster:
+    """The cluster that a run is for."""
+    assert isinstance(planned.config.cluster, SlurmCluster), planned.config.cluster
+    return planned.config.cluster
 
 
 def not_under_way(
@@ -272,14 +248,11 @@ def not_under_way(
 def _new_folder(root: Path, name: str) -> Path:
     """<name>-001, -002, ...; two processes never get the same one."""
     root.mkdir(parents=True, exist_ok=True)
-    number = len(list(root.glob(f"{name}-*")))
-    while True:
-        number += 1
-        try:
+    for number in itertools.count(len(list(root.glob(f"{name}-*"))) + 1):
+        with contextlib.suppress(FileExistsError):
             (folder := root / f"{name}-{number:03d}").mkdir()
-            return folder
-        except FileExistsError:
-            continue
+            break
+    return folder
 
 
 @contextlib.contextmanager

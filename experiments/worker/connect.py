@@ -134,7 +134,7 @@ def open_group(
     """
     rank, size, _ = place
     if interface:
-        environment.use_interface(interface)
+        environment.offer({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface})
     store, address = open_store(folder, place, here, interface, PATIENCE, give_up)
     if config.comm == "torch":
         return TorchComm.meet(store, rank, size, device, PATIENCE, give_up)

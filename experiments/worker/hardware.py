@@ -66,7 +66,7 @@ def prepare(config: Config, place: WorkerPlace, device: torch.device) -> None:
         per_node = config.workers_per_node
         take_cores(place.rank // per_node, -(-place.size // per_node))
     if device.type == "cuda" and not isinstance(config.cluster, VirtualCluster):
-        environment.set_for_nccl(settings(config.cluster.link.name, gpus.survey()))
+        environment.offer(settings(config.cluster.link.name, gpus.survey()))
 
 
 def check(

@@ -38,8 +38,8 @@ def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[s
         "versions": {"python": platform.python_version(), **versions()},
         **code_version.origin(),
         "data": {"name": data_name, "digest": data_digest},
-        "slurm": environment.slurm_facts(),
-        "horovod": environment.horovod_settings(),
+        "slurm": environment.recorded("SLURM"),
+        "horovod": environment.recorded("HOROVOD"),
         "image": None,  # no container
     }
 

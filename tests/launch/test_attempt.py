@@ -33,7 +33,7 @@ def with_checkpoint(attempt: Attempt, **changes: Any) -> Attempt:
 
 def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Path) -> None:
     run, folders = planned("train.validate=never"), Folders(tmp_path)
-    begun = begin_attempt(run, folders, same_host=True)
+    begun = begin_attempt(run, folders)
     manifest = begun.attempt.manifest
     assert (manifest["state"], manifest["alone"], manifest["sweep"]) == ("submitted", True, None)
     assert begun.folder == folders.launch(begun.attempt)
@@ -59,7 +59,7 @@ def test_alone_means_timed_and_without_company(
 
 def test_an_attempt_that_goes_on_forgets_its_job_its_sweep_and_why_it_ended(tmp_path: Path) -> None:
     run, folders = planned(), Folders(tmp_path)
-    first = begin_attempt(run, folders, starts=True, job="12_3", sweep="runs-001", array="runs-001-a0:3")
+    first = begin_attempt(run, folders, job="12_3", sweep="runs-001", array="runs-001-a0:3")
     with_checkpoint(first.attempt, state="failed", failure="killed", why="worker 1 was killed by SIGKILL")
     again = begin_attempt(run, folders)
     assert again.attempt == first.attempt
@@ -79,11 +79,11 @@ def test_what_can_not_go_on_begins_anew(tmp_path: Path) -> None:
 
 def test_starts_of_a_job_are_kept_but_a_cancellation_is_not(tmp_path: Path) -> None:
     run, folders = planned(), Folders(tmp_path)
-    first = begin_attempt(run, folders, starts=True, job="12")
+    first = begin_attempt(run, folders, job="12", sweep="a")
     with_checkpoint(first.attempt, state="preempted")
     (first.folder / "start-12-0").mkdir()
     (first.folder / CANCEL).touch()
-    again = begin_attempt(run, folders, starts=True, job="13")
+    again = begin_attempt(run, folders, job="13", sweep="a")
     assert (again.folder / "start-12-0").is_dir()
     assert not (again.folder / CANCEL).exists()
     assert again.attempt.job == "13"

@@ -11,12 +11,12 @@ from analysis.records.store import Store
 from experiments.launch import job_hooks
 from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED
 from experiments.worker.orders import Orders
-from slurm.worker_process import JobRun, JobSpec, WorkerCommand
+from slurm.worker_process import ORDERS, JobSpec, WorkerCommand
 from tests.analysis import synthetic
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobRun:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A run of job 7, whose worker found its log in another one's hands."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     attempt = Store(tmp_path / "runs").begin(synthetic.config("topk"))
@@ -24,19 +24,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobRun:
     folder = tmp_path / "launch"
     (folder / "start-7-0").mkdir(parents=True)
     write_json(folder / "start-7-0" / "failure0.json", {"rank": 0, "kind": "held", "why": "by another"})
-    Orders({}, str(attempt.path)).write(folder / "launch.json")
-    return JobRun(str(folder / "launch.json"), str(folder))
+    Orders({}, str(attempt.path)).write(folder / ORDERS)
+    return str(folder)
 
 
-def test_an_attempt_that_another_process_writes_is_left_to_it(run: JobRun, tmp_path: Path) -> None:
+def test_an_attempt_that_another_process_writes_is_left_to_it(run: str, tmp_path: Path) -> None:
     (manifest,) = tmp_path.glob("runs/*/*/run.json")
     before = manifest.read_text()
     assert job_hooks._close(run, 1) == AS_OFTEN_AS_ALLOWED
     assert manifest.read_text() == before
 
 
-def test_orders_that_were_removed_are_missed_in_a_sentence(run: JobRun, tmp_path: Path) -> None:
-    Path(run.orders).unlink()
+def test_orders_that_were_removed_are_missed_in_a_sentence(run: str, tmp_path: Path) -> None:
+    Path(run, ORDERS).unlink()
     command = WorkerCommand([], ".", 1, None, [], False)
     JobSpec([run], command, tasks=1, requeues=2).write(tmp_path / "task0.json")
     with pytest.raises(SystemExit, match="was removed or damaged while its job was under way"):

@@ -50,7 +50,7 @@ def test_what_the_user_exported_stays_and_files_are_not_named(monkeypatch: pytes
     monkeypatch.setattr(
         "os.environ", {"NCCL_P2P_DISABLE": "0", "NCCL_TOPO_FILE": "/etc/topo.xml", "HOME": "/"}
     )
-    environment.set_for_nccl(NO_PEERS)
+    environment.offer(NO_PEERS)
     told = {"NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "0"}
     assert environment.nccl_settings() == {**told, "NCCL_TOPO_FILE": "a file"}
 

@@ -290,7 +290,7 @@ def test_of_horovods_settings_those_are_recorded_that_are_not_about_hosts(
 ) -> None:
     told = {"HOROVOD_CYCLE_TIME": "0.1", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_RANK": "1"}
     monkeypatch.setattr(os, "environ", told)
-    assert environment.horovod_settings() == {"HOROVOD_CYCLE_TIME": "0.1"}
+    assert environment.recorded("HOROVOD") == {"HOROVOD_CYCLE_TIME": "0.1"}
 
 
 def build(**surroundings: str) -> subprocess.CompletedProcess[str]:
