@@ -36,6 +36,7 @@ Which = Literal["x", "y", "both"]
 Panel = Callable[[Axes], None]
 P = ParamSpec("P")
 GREY: dict[str, Any] = {"color": "#777777", "linewidth": 0.6, "zorder": 0}  # a level to compare with
+Groups = Mapping[str, Sequence[tuple[Look, str, Value]]]  # of bars: look, origin (`marks.ORIGINS`), value
 DOTTED: dict[str, Any] = {"linestyle": ":", "linewidth": 0.8, "marker": "", "label": None}  # published
 
 
@@ -185,9 +186,9 @@ def shade(axes: Axes, /, along: Literal["x", "y"], low: float, high: float, colo
 
 
 @kind
-def upright(axes: Axes, /, x: float) -> None:
+def upright(axes: Axes, /, x: float, **how: Any) -> None:
     """A thin line up, where something changes."""
-    marks.decay(axes, x)
+    marks.decay(axes, x, **how)
 
 
 class Bar(NamedTuple):
@@ -234,12 +235,12 @@ def stacks(
 def ratio_bars(
     axes: Axes,
     /,
-    groups: Mapping[str, Sequence[tuple[Look, str, Value]]],
+    groups: Groups,
     *,
     level: float | None = None,
     **words: Any,
 ) -> None:
-    """Bars with intervals and numbers, in groups: of each look, origin (`marks.ORIGINS`), value."""
+    """Bars with intervals and numbers, in groups."""
     width = 0.8 / max((len(group) for group in groups.values()), default=1)
     for x, group in enumerate(groups.values()):
         for at, (look, origin, value) in enumerate(group):
@@ -320,9 +321,13 @@ def areas(
     finish(axes, xscale="log", yscale="log", xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), **words)
 
 
-def finish(axes: Axes, *, log: Sequence[float] = (), grid: Which | None = None, **words: Any) -> None:
-    """The end of all kinds: labels, limits, ticks of a logarithmic y, a grid."""
+def finish(
+    axes: Axes, *, log: Sequence[float] = (), grid: Which | None = None, note: str = "", **words: Any
+) -> None:
+    """The end of all kinds: labels, limits, ticks of a logarithmic y, a grid, a note at the upper left."""
     axes.set(**words)
+    if note:
+        axes.text(0.03, 0.99, note, transform=axes.transAxes, va="top", fontsize=6.5)
     if len(log):
         marks.log_ticks(axes, log)
     if grid:

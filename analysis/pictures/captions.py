@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,33 @@ def training(frames: Frames) -> str:
     count = f"{seeds.min()} seed{'s' if seeds.min() > 1 else ''} per method"
     band = ", bands are 95 % intervals of the mean" if seeds.min() >= ENOUGH_RUNS else ""
     return f"{epochs} epochs = {steps} optimiser steps; {count}{band}."
+
+
+def searched(frames: Frames) -> str:
+    """The kernel by which fused runs searched, and how often its guess was wrong; empty where none ran."""
+    if not {"searching.kernel", "select"} <= set(frames.runs):
+        return ""
+    fused = frames.runs[frames.runs["select"] == "fused"]
+    if not len(fused):
+        return ""
+    wrong, searches = (int(fused[f"searching.{name}"].sum()) for name in ("fallbacks", "steps"))
+    return (
+        f" ({look('topk-fused').label}: kernel {listed(sorted(set(fused['searching.kernel'])))}; the guessed "
+        f"bound was wrong in {wrong} of {searches} searches)"
+    )
+
+
+# What captions may have in braces, as sentences on the records.
+SENTENCES = {
+    "setting": setting, "timing": timing, "training": training, "turns": turns, "virtual": virtual,
+    "searched": searched,
+}  # fmt: skip
+
+
+def filled(text: str, frames: Frames, facts: Mapping[str, object]) -> str:
+    """A caption whose braces hold names of these facts, or of `SENTENCES`."""
+    names = {name for _, name, _, _ in Formatter().parse(text) if name}
+    return text.format(**{name: facts[name] if name in facts else SENTENCES[name](frames) for name in names})
 
 
 def _whole(value: Any) -> Any:

@@ -79,9 +79,10 @@ def published_key() -> Line2D:
     return Line2D([], [], marker="o", mfc="white", **style)
 
 
-def decay(axes: Axes, x: float) -> None:
+def decay(axes: Axes, x: float, **how: Any) -> None:
     """A thin line up, where something changes."""
-    axes.axvline(x, color="#AAAAAA", linewidth=0.6, zorder=0)
+    thin: dict[str, Any] = {"color": "#AAAAAA", "linewidth": 0.6, "zorder": 0}
+    axes.axvline(x, **thin | how)
 
 
 def seeds(axes: Axes, x: float, values: Sequence[float], look: Look) -> None:

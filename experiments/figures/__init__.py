@@ -9,9 +9,10 @@ number, the rule, and the statements that it answers. The item says how its own 
     def claims() -> list[Claim]:
         return [claim("yoon2022.fig4.compression-dominates", dominance, "topk")]  # dominance(frames, "topk")
 
-Everywhere else the claim goes by its id, fig4.compression-dominates, so its text may be reworded. Claims of
-one family are one entry over rows: `[claim(..., name, case=name, label=...) for name in METHODS]`. Figures of
-one's own may write `Claim(text=..., ...)`; without an id it has one that its text gives.
+Its caption is there, too, under `words`; what that leaves open in braces the item's `facts` give. Everywhere
+else the claim goes by its id, fig4.compression-dominates, so its text may be reworded. Claims of one family
+are one entry: `of_methods(name, function, METHODS)`. Figures of one's own may write `Claim(text=..., ...)`,
+which without an id has one that its text gives, and `caption`.
 """
 
 from __future__ import annotations
@@ -146,12 +147,14 @@ def judge(item: str, frames: Frames) -> list[Verdict]:
 
 
 def caption(item: str, frames: Frames, profile: str) -> str:
-    """The words of its file on the picture, else the place where its runs were made."""
+    """The words of its file or of its paper on the picture, else the place where its runs were made."""
     from analysis.pictures import captions
 
     figure = load(item)
     if hasattr(figure, "caption"):
         return str(figure.caption(frames, profile))
+    if text := papers.words(f"{_paper(items()[item])}.{item}"):
+        return captions.filled(text, frames, figure.facts(frames) if hasattr(figure, "facts") else {})
     return captions.setting(frames) if len(frames.runs) else ""
 
 

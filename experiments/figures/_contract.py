@@ -6,7 +6,7 @@ import inspect
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
@@ -59,10 +59,15 @@ class OptionalParts(Protocol):
         """Statements of the paper, each with how our value for it is computed."""
 
     def caption(self, frames: Frames, profile: str) -> str:
-        """Words on what is drawn, where it was measured, and how; without it, where it was measured."""
+        """Words on what is drawn, where it was measured, and how; without it, those of the paper's file, or
+        where it was measured.
+        """
+
+    def facts(self, frames: Frames) -> Mapping[str, object]:
+        """What the caption in the paper's file leaves open, by its names in braces."""
 
 
-REQUIRED, OPTIONAL = ("runs", "draw"), ("more_runs", "table", "claims", "caption")
+REQUIRED, OPTIONAL = ("runs", "draw"), ("more_runs", "table", "claims", "caption", "facts")
 VALUES = ("TITLE", "SCALE", "BIBTEX")
 
 
@@ -142,7 +147,8 @@ def _check_spelling(module: ModuleType) -> None:
     """A part with another name would never be asked for."""
     own = [
         name for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", module.__name__) == module.__name__
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+        and getattr(value, "__module__", module.__name__) == module.__name__
     ]  # fmt: skip
     for part in (*OPTIONAL, *VALUES):
         if hasattr(module, part):

@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.records.frames import Frames, keys_of, largest_tensors, restrict
 from analysis.stats import Bounds, Value, over_units
 from experiments.config.run import Run
-from experiments.figures._runs import TRAINED, crossed, each
+from experiments.figures._runs import TRAINED, crossed, each, scale
 
 MODELS = {
     "cnn_cifar10": "small CNN",
@@ -23,8 +23,6 @@ SPARSE_TOO = {"berttiny_ptb64": ("zhang.31",)}  # what a claim about BERT answer
 BATCHES = {
     "cnn_cifar10": 16, "slimvgg_cifar10": 16, "smalllstm_ptb": 10, "berttiny_ptb64": 8, "maetiny_cifar10": 16,
 }  # fmt: skip
-STEPS = {"smoke": 30, "laptop": 400, "paper": 4000}
-EVERY = {"smoke": 5, "laptop": 10, "paper": 50}
 SEEDS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
 
 
@@ -32,7 +30,7 @@ def runs(profile: str) -> list[Run]:
     batches = {"cnn_digits": 16} if profile == "smoke" else BATCHES
     shared = {
         **TRAINED, "profile": profile, "workers": 2, "train.validate": "never", "method": "topk",
-        "method.density": 0.01, "train.steps": STEPS[profile], "train.look_every": EVERY[profile],
+        "method.density": 0.01, **scale("looks", profile),
     }  # fmt: skip
     tasks = [{"task": task, "task.batch_size": batch} for task, batch in batches.items()]
     return crossed(shared, each("seed", SEEDS[profile]), tasks)

@@ -16,7 +16,7 @@ from analysis.records.frames import Frames, remembered
 from analysis.records.steps import breakdown
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import TIMED, of_profile, with_density
+from experiments.figures._runs import TIMED, scale, with_density
 from sparsify import cost
 
 # Method -> its scheme in `sparsify.cost.published`.
@@ -108,16 +108,11 @@ METHODS: dict[str, RunSettings] = {
     "gaussiank": {"method": "gaussiank"},
     "dgc": {"method": "dgc", "method.scope": "global", "method.dense_vectors": False},
 }
-SCALES: dict[str, RunSettings] = {
-    "smoke": {"task": "cnn_digits", "task.batch_size": 16, "alternate.limit_min": 0.02},
-    "laptop": {"task": "vgg16_cifar10", "task.batch_size": 32, "alternate.limit_min": 5},
-    "paper": {"task": "vgg16_cifar10", "task.batch_size": 128, "alternate.limit_min": 20},
-}
 
 
 def timing_runs(profile: str) -> list[Run]:
     """The run in which all of METHODS take turns."""
-    shared = {**TIMED, "profile": profile, **of_profile(SCALES, profile), "cluster": "local", "workers": 2}
+    shared = {**TIMED, "profile": profile, **scale("predicted", profile), "cluster": "local", "workers": 2}
     return [Run(shared, with_density(METHODS, DENSITY if profile != "smoke" else 0.01))]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import reduce
+from functools import cache, reduce
 from itertools import product
 from operator import or_
+from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.config.run import Run, RunSettings
@@ -37,6 +38,21 @@ def with_density(methods: Mapping[str, RunSettings], density: float) -> dict[str
     return {
         name: own if name == "dense" else {**own, "method.density": density} for name, own in methods.items()
     }
+
+
+def scale(name: str, profile: str) -> RunSettings:
+    """The settings by which a profile scales an item, by the item's name in scales.yaml."""
+    return of_profile(_scales()[name], profile)
+
+
+@cache
+def _scales() -> Mapping[str, Mapping[str, RunSettings]]:
+    import yaml  # listing the items needs no reader
+
+    found: Mapping[str, Mapping[str, RunSettings]] = yaml.safe_load(
+        Path(__file__).with_name("scales.yaml").read_text()
+    )
+    return found
 
 
 def of_profile(table: Mapping[str, T], profile: str) -> T:

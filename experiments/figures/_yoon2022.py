@@ -11,30 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import scipy.stats
 
 from analysis.pictures.numbers import number
 from analysis.pictures.style import look, method_id
 from analysis.published import rederived
-from analysis.records.frames import Frames, remembered
+from analysis.records.frames import Frames, records, remembered
 from analysis.stats import POSITIVE, Bounds, Value, of_phases, phase_difference, slowdown, throughput
 from experiments.config.run import Run, RunOrWords, RunSettings
-from experiments.figures._runs import of_profile
+from experiments.figures._runs import scale
 from experiments.figures.papers import value
 
 METHODS = ("dense", "topk", "randomk")
 PAPER = "Yoon and Oh 2022 (VGG-16, A100 and V100)"
 STEPS_PER_EPOCH = 49
-FROM_LOGS = (
-    "*derived from the authors' own job logs* (github.com/kljp/topk_results; one run per "
-    "configuration, no seeds; tables in results/published/yoon2022), not measured by this project."
-)
-LOGS = f"Numbers: {FROM_LOGS}"
-INTERVALS = (
-    f"Intervals: 95 %, {number(rederived.DRAWS)} draws of blocks of {rederived.BLOCK} iterations (four "
-    "validations) within each job; how much another job would differ, they can't say."
-)
+RESAMPLED = {"draws": number(rederived.DRAWS), "block": rederived.BLOCK}  # what captions tell of intervals
 
 # What the paper ran, as columns of the records (`claims.reduced`); conf/recipe/yoon2022.yaml is the same.
 TIMING_SCALE: dict[str, Any] = {
@@ -46,28 +37,14 @@ TRAINING_SCALE = TIMING_SCALE | {
     "task.lr_milestones": "[81, 122, 155]",
 }  # fmt: skip
 
-# How each profile scales the paper's experiment. The recipe (conf/recipe/yoon2022.yaml) is the paper's own.
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 # With --all: the shipped figures have them.
 MORE_SEEDS = {"smoke": [1], "laptop": [1, 2, 3, 4], "paper": list[int]()}
 # Groups of processes; in each, all methods take turns.
 REPEATS = {"smoke": [0, 1], "laptop": [0], "paper": [0, 1, 2]}
-TIMING: dict[str, RunSettings] = {
-    "smoke": {
-        "task": "cnn_digits", "cluster": "local", "workers": 2, "task.batch_size": 16,
-        "timing.warmup_steps": 2,
-    },
-    "laptop": {
-        "task": "vgg16_cifar10", "cluster": "local", "workers": 2, "task.batch_size": 32,
-        "timing.warmup_steps": 2,
-    },
-    "paper": {"cluster": "virtual"},
-}  # fmt: skip
 # The density of 136 of the 138 epochs throughout: a timed run is shorter than the warm-up.
-TOPK, RANDOMK = (
-    {"method": "topk", "method.density_warmup": []},
-    {"method": "randomk", "method.density_warmup": []},
-)
+TOPK: RunSettings = {"method": "topk", "method.density_warmup": []}
+RANDOMK: RunSettings = {"method": "randomk", "method.density_warmup": []}
 FUSED: RunSettings = {**TOPK, "select": "fused"}
 TIMED: dict[str, RunSettings] = {
     "dense": {"method": "dense"},
@@ -75,28 +52,6 @@ TIMED: dict[str, RunSettings] = {
     "randomk": RANDOMK,  # as published, by torch.randperm
     "randomk-hash": {**RANDOMK, "method.sampling": "hash"},
 }
-# MB: of VGG-16's 59, the most that leaves several; the small CNN of smoke has 0.13.
-BUCKETS: dict[str, RunSettings] = {
-    "smoke": {"method.scope": 0.05}, "laptop": {"method.scope": 8}, "paper": {"method.scope": 8},
-}  # fmt: skip
-# The paper's clock, step by step, whatever the batch: 138 epochs of 49 steps. The number of optimiser steps
-# decides who wins (480: Random-k; 3,900: Top-k), so smaller batches, and none of the 6,762 steps less.
-CLOCK: RunSettings = {
-    "train.epoch_steps": 49,
-    "task.lr_warmup_epochs": 5,
-    "task.lr_milestones": [81, 122, 155],
-}
-CONVERGENCE: dict[str, RunSettings] = {
-    "smoke": {
-        "task": "cnn_digits", "cluster": "virtual", "workers": 2, "train.epochs": 2,
-        "timing.mode": "production",
-    },
-    "laptop": {
-        "task": "cnn_cifar10", "cluster": "virtual", "task.batch_size": 16, **CLOCK,
-        "train.validate_every": 3, "timing.mode": "production",
-    },
-    "paper": {"cluster": "virtual", "train.validate": "epoch", "timing.mode": "production"},
-}  # fmt: skip
 # 0.001 of 34,058 parameters would be 34 numbers a step.
 SMALL_MODEL_DENSITY: RunSettings = {"method.density": 0.01}
 
@@ -107,24 +62,26 @@ SMALL_MODEL_DENSITY: RunSettings = {"method.density": 0.01}
 def timing_runs(
     profile: str,
     mode: str,
-    variants: Mapping[str, RunOrWords] = TIMED,
+    variants: Mapping[str, RunSettings] = TIMED,
     more: RunOrWords = (),
-    scales: Mapping[str, RunOrWords] = TIMING,
+    at: str = "timing",
     repeats: Mapping[str, Sequence[int]] = REPEATS,
 ) -> list[Run]:
     """Runs in which these variants take turns, with `more` settings for all of them.
 
     `as_published` validates inside its timed loop, as theirs.
+
+    Args:
+        at: how profiles scale it, in scales.yaml.
     """
     validate = "epoch" if mode == "as_published" else "never"
-    shared = start(profile, scales) | {"train.validate": validate, "timing.mode": mode} | more
-    own = {name: Run.of(asked).settings for name, asked in variants.items()}
-    return [Run({**shared.settings, "seed": seed}, own) for seed in repeats[profile]]
+    shared = start(profile, scale(at, profile)) | {"train.validate": validate, "timing.mode": mode} | more
+    return [Run({**shared.settings, "seed": seed}, variants) for seed in repeats[profile]]
 
 
 def convergence_runs(profile: str, seeds: Mapping[str, Sequence[int]] = SEEDS) -> list[Run]:
     """One whole training per method and seed."""
-    shared = start(profile, CONVERGENCE)
+    shared = start(profile, scale("convergence", profile))
     return [
         shared | {"method": method, **small_density(method, profile), "seed": seed}
         for seed in seeds[profile]
@@ -137,9 +94,9 @@ def small_density(method: str, profile: str) -> RunSettings:
     return SMALL_MODEL_DENSITY if profile != "paper" and method != "dense" else {}
 
 
-def start(profile: str, scales: Mapping[str, RunOrWords]) -> Run:
-    """The paper's recipe at the scale of a profile."""
-    return Run({"recipe": "yoon2022", "profile": profile}) | of_profile(scales, profile)
+def start(profile: str, settings: RunSettings) -> Run:
+    """The paper's recipe, with the settings by which a profile scales it."""
+    return Run({"recipe": "yoon2022", "profile": profile, **settings})
 
 
 # --- whose runs
@@ -150,10 +107,10 @@ def keys(frames: Frames, method: str, mode: str = "") -> list[str]:
     """The runs of a method (and timing mode), in the order of their seeds."""
     if not len(frames.runs):
         return []
-    runs = frames.runs.sort_values("seed") if "seed" in frames.runs else frames.runs
+    told = [name for name in TELLING if name in frames.runs]
     return [
         str(run["key"])
-        for run in _rows(runs)
+        for run in records(frames.runs.sort_values("seed")[told])
         if method_id(run) == method and mode in ("", run["timing.mode"])
     ]
 
@@ -164,28 +121,17 @@ def present(frames: Frames, mode: str = "") -> list[str]:
     Raises:
         ValueError: none has.
     """
-    found = dict.fromkeys(method_id(run) for run in _rows(frames.runs))
-    ordered = dict.fromkeys((*METHODS, *found))
-    methods = [method for method in ordered if keys(frames, method, mode)]
+    found = map(method_id, records(frames.runs))
+    methods = [method for method in dict.fromkeys((*METHODS, *found)) if keys(frames, method, mode)]
     if not methods:
         raise ValueError(f"nothing to draw: there is no run{f' in timing mode {mode}' if mode else ''}")
     return methods
-
-
-def labels(methods: Sequence[str]) -> list[str]:
-    """Names of the methods in pictures and tables."""
-    return [look(method).label for method in methods]
 
 
 # Of a run's hundred columns those that say which method it is, and how it was timed.
 TELLING = (
     "key", "variant", "method.name", "method.scope", "method.feedback", "select", "overlap", "timing.mode",
 )  # fmt: skip
-
-
-def _rows(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    told = runs[[name for name in TELLING if name in runs]]
-    return [{str(name): value for name, value in run.items()} for run in told.to_dict("records")]
 
 
 # --- what is measured: functions of frames and of the methods that a claim names (`Claim.of`)
@@ -216,14 +162,14 @@ def phases(
     mode: str = "serialised",
 ) -> Value | None:
     """A statistic of the seconds of these phases: by default milliseconds of all together."""
-    return of_phases(frames, keys(frames, method, mode), tuple(names), statistic, bounds)
+    return of_phases(frames, keys(frames, method, mode), names, statistic, bounds)
 
 
 def more_ms(
     frames: Frames, method: str, baseline: str, names: Sequence[str], mode: str = "serialised"
 ) -> Value | None:
     """Milliseconds by which these phases together take longer."""
-    found = phase_difference(frames, keys(frames, method, mode), keys(frames, baseline, mode), tuple(names))
+    found = phase_difference(frames, keys(frames, method, mode), keys(frames, baseline, mode), names)
     return found.times(1e3) if found else None
 
 

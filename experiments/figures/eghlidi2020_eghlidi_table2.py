@@ -23,17 +23,6 @@ from experiments.figures.papers import claim
 TITLE = "Breakdown of a layer-wise step over 10 Gbit/s: who beats dense?"
 MODE = "serialised"
 SCALE = {"task.name": "resnet18_cifar10", "task.batch_size": 128, "workers": 8, "method.density": 0.01}
-EMULATED: RunSettings = {
-    "cluster": "netns", "link": "ethernet_10g", "timing.warmup_steps": 2, "launch.on_mismatch": "label",
-}  # fmt: skip
-_VGG: RunSettings = {
-    **EMULATED, "task": "vgg16_cifar10", "task.batch_size": 8, "alternate.block_steps": 2,
-}  # fmt: skip
-SCALES: dict[str, RunSettings] = {
-    "smoke": {**EMULATED, "task": "cnn_digits", "workers": 2, "task.batch_size": 16},
-    "laptop": {**_VGG, "workers": 4, "alternate.limit_min": 10},
-    "paper": {**_VGG, "workers": 8, "device": "cpu", "alternate.limit_min": 60},
-}
 REPEATS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 SPARSE = {
     "method.density": 0.01, "method.density_warmup": [], "method.scope": "layer",
@@ -70,7 +59,7 @@ PARTS = {
 
 
 def runs(profile: str) -> list[Run]:
-    return yoon2022.timing_runs(profile, MODE, VARIANTS, scales=SCALES, repeats=REPEATS)
+    return yoon2022.timing_runs(profile, MODE, VARIANTS, at="eghlidi-table2", repeats=REPEATS)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

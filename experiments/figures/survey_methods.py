@@ -22,6 +22,7 @@ from analysis.stats import Value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures._runs import scale
 from experiments.figures.papers import claim
 
 TITLE = "All methods on CIFAR-10: accuracy, density, bytes on the wire"
@@ -98,10 +99,10 @@ TRAINING: RunSettings = {
 def runs(profile: str) -> list[Run]:
     """One training per method and learning rate."""
     if profile == "smoke":
-        shared = yoon2022.start(profile, yoon2022.CONVERGENCE) | {"train.held_out": 100, "seed": 0}
+        shared = yoon2022.start(profile, scale("convergence", profile)) | {"train.held_out": 100, "seed": 0}
         return [shared | variant.settings for variant in VARIANTS if variant.label in SMOKE]
     more = {"launch.runs_per_gpu": 4} if profile == "paper" else {}
-    shared = yoon2022.start(profile, {profile: TRAINING}) | more | {"seed": 0}
+    shared = yoon2022.start(profile, TRAINING) | more | {"seed": 0}
     return [
         shared | {**variant.settings, **({} if rate == RATES[0] else {"task.lr": rate})}
         for variant in VARIANTS

@@ -16,7 +16,7 @@ from analysis.pictures import captions, style
 from analysis.records.frames import Frames, keys_of, remembered, restrict
 from analysis.stats import Value, curve, final, slowdown, taken
 from analysis.tables import Table
-from experiments.config.run import Run, RunSettings
+from experiments.config.run import Run
 from experiments.figures import _predicted
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig3_slim as slim
@@ -27,12 +27,6 @@ from experiments.figures.papers import claim
 
 TITLE = "Validation accuracy against time, by link"
 MODE = "serialised"  # which tells computing from selecting
-_SLIM: RunSettings = {"task": "slimvgg_cifar10", "task.batch_size": 8, "timing.warmup_steps": 2}
-TIMING: dict[str, RunSettings] = {
-    "smoke": yoon2022.TIMING["smoke"],
-    "laptop": {**_SLIM, "cluster": "local", "workers": 2, "alternate.limit_min": 4},
-    "paper": {**_SLIM, "cluster": "virtual", "alternate.limit_min": 10},
-}
 # Name in fig3-slim -> the scheme by which it exchanges (`_predicted.SCHEMES`).
 SCHEMES = {"dense": "dense", "topk": "topk", "topk-denser": "topk", "randomk": "randomk-hash"}
 LOOPBACK, EMULATED = "loopback, measured", "1 Gbit/s, emulated, measured"
@@ -48,7 +42,7 @@ JUDGED_ON = (  # link, and who is there before whom
 def runs(profile: str) -> list[Run]:
     """The trainings of fig3-slim, and one group of processes in which their steps take turns."""
     timed = yoon2022.timing_runs(
-        profile, MODE, slow_links.SLIM_VARIANTS, scales=TIMING, repeats={profile: [0]}
+        profile, MODE, slow_links.SLIM_VARIANTS, at="time-to-accuracy", repeats={profile: [0]}
     )
     return [*slim.runs(profile), *timed]
 

@@ -1,6 +1,7 @@
 """Fig. 1 of Yoon and Oh 2022: conventional gradient averaging beside Top-k sparsification.
 
-A schematic there; here one measured iteration of each, every rank a lane.
+A schematic there; here one measured iteration of each, every rank a lane. Nothing is claimed: that Top-k
+selects and dense does not is how they are made, so no measurement could deny it.
 """
 
 from __future__ import annotations
@@ -8,9 +9,8 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import plots
-from analysis.claims import Claim
 from analysis.pictures import captions, marks, style, timeline
-from analysis.records import phases as phase_list
+from analysis.records import phases
 from analysis.records.frames import Frames, restrict
 from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
@@ -25,7 +25,7 @@ runs = fig4.runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    drawn = {method: iteration(frames, yoon2022.keys(frames, method, MODE)[0]) for method in _methods(frames)}
+    drawn = _iterations(frames)
     ranks = max(spans["rank"].nunique() for spans in drawn.values())
     end = max((spans["start_ms"] + spans["took_ms"]).max() for spans in drawn.values())
 
@@ -46,7 +46,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         [lanes(*each) for each in drawn.items()],
         1.1 + len(drawn) * (0.45 + LANE_IN * ranks),
         rows=len(drawn),
-        keys=marks.phase_keys([phase for phase in phase_list.NAMES if phase in seen]),
+        keys=marks.phase_keys([phase for phase in phases.NAMES if phase in seen]),
         ncols=5,
         sharex=True,
     )
@@ -54,16 +54,15 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def table(frames: Frames) -> Table:
     """Time that each rank was in each phase."""
-    rows = []
-    for method in _methods(frames):
-        spans = iteration(frames, yoon2022.keys(frames, method, MODE)[0])
-        took = spans.groupby(["rank", "phase"])["took_ms"].sum()
-        for rank in sorted(set(spans["rank"])):
-            phases = {phase.label: took.get((rank, phase.name)) for phase in phase_list.PHASES}
-            rows.append({"method": style.look(method).label, "rank": f"{rank}", **phases})
-    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
-    units = {name: "ms" for name in frame.columns if name not in ("method", "rank")}
-    return Table(f"Time in each phase{captions.simulated(frames)}", frame, units)
+    found = []
+    for method, spans in _iterations(frames).items():
+        took = spans.pivot_table(index="rank", columns="phase", values="took_ms", aggfunc="sum")
+        found.append(took.assign(method=style.look(method).label, rank=took.index.astype(str)))
+    frame = pd.concat(found).reindex(columns=["method", "rank", *phases.NAMES])
+    frame = frame.dropna(axis="columns", how="all").rename(columns=lambda name: phases.find(name).label)
+    return Table(
+        f"Time in each phase{captions.simulated(frames)}", frame, dict.fromkeys(frame.columns[2:], "ms")
+    )
 
 
 def iteration(frames: Frames, key: str) -> pd.DataFrame:
@@ -72,20 +71,14 @@ def iteration(frames: Frames, key: str) -> pd.DataFrame:
     return timeline.aligned(spans[spans["step"] == timeline.typical_step(frames, key)])
 
 
-def caption(frames: Frames, profile: str) -> str:
-    frames = restrict(frames, [key for method in _methods(frames) for key in yoon2022.keys(frames, method)])
-    return (
-        "One measured iteration of each method, drawn to the same time scale: of the warm steps, whose mean "
-        "is the breakdown of fig4, the one nearest to their median time. The clocks of the ranks are laid "
-        "over each other where the first wait ends. "
-        f"Numbers are ms. {captions.setting(frames)} {captions.timing(frames)} In the paper this figure is "
-        "a schematic."
-    )
+def facts(frames: Frames) -> dict[str, str]:
+    """Of the methods that are drawn."""
+    shown = restrict(frames, [key for method in _methods(frames) for key in yoon2022.keys(frames, method)])
+    return {"setting": captions.setting(shown), "timing": captions.timing(shown)}
 
 
-def claims() -> list[Claim]:
-    """None: that Top-k selects and dense does not is how they are made, so no measurement could deny it."""
-    return []
+def _iterations(frames: Frames) -> dict[str, pd.DataFrame]:
+    return {method: iteration(frames, yoon2022.keys(frames, method, MODE)[0]) for method in _methods(frames)}
 
 
 def _methods(frames: Frames) -> list[str]:

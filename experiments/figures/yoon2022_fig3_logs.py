@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,13 @@ from analysis.records.frames import Frames
 from analysis.stats import Value, over_units
 from analysis.tables import Table
 from experiments.config.run import Run
-from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures.papers import claim
+from experiments.figures.papers import claim, of_methods
 
 TITLE = "Validation accuracy of every epoch, from the authors' logs"
 METHODS = ("dense", "topk", "randomk")
 GAP_TICKS = (0.5, 1, 2, 5, 10, 20, 40)
 LAST = 10  # epochs behind each mean in the table
+FELL: dict[str, Any] = {"color": "#999999", "linestyle": (0, (2, 2))}
 
 
 def runs(profile: str) -> list[Run]:
@@ -28,32 +29,32 @@ def runs(profile: str) -> list[Run]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    def over_epochs(title: str, lines: dict[style.Look, pd.DataFrame], **how: Any) -> plots.Panel:
-        found = [plots.Curve(look, table["epoch"], table) for look, table in lines.items() if len(table)]
-
-        def panel(axes: plots.Axes) -> None:
-            plots.curves(found, title=title, xlim=(0, 140), xlabel="Epoch", grid=None, **how)(axes)
-            for epoch in published.decays():
-                axes.axvline(epoch, color="#999999", linewidth=0.6, linestyle=(0, (2, 2)), zorder=0)
-
-        return panel
-
-    def gaps(axes: plots.Axes) -> None:
-        looks = {8: style.Look("8 workers", "#000000", "", ""), 4: style.Look("4 workers", "#009E73", "", "")}
-        lines = {look: gap(workers) for workers, look in looks.items()}
-        how = {"ylabel": "Difference in top-1 (points)", "ylim": (0.25, 60)}
-        over_epochs("dense less Top-k", lines, log=GAP_TICKS, **how)(axes)
-        axes.legend(loc="upper right", frameon=True, framealpha=1, edgecolor="none")
-
-    eight, four = (
-        over_epochs(
-            f"{workers} workers",
+    looks = {8: style.Look("8 workers", "#000000", "", ""), 4: style.Look("4 workers", "#009E73", "", "")}
+    curves = [
+        _over_epochs(
             {style.look(method): published.band(method, workers=workers) for method in METHODS},
-            ylim=(15, 97),
+            title=f"{workers} workers", ylim=(15, 97),
         )
-        for workers in (8, 4)
-    )
-    return plots.picture([eight, four, gaps], 2.8, ylabel="Validation top-1 (%)", loc="outside upper center")
+        for workers in looks
+    ]  # fmt: skip
+    gaps = _over_epochs(
+        {look: gap(workers) for workers, look in looks.items()},
+        title="dense less Top-k", log=GAP_TICKS, ylabel="Difference in top-1 (points)", ylim=(0.25, 60),
+    )  # fmt: skip
+    panels = [*curves, plots.layered(gaps, _key)]
+    return plots.picture(panels, 2.8, ylabel="Validation top-1 (%)", loc="outside upper center")
+
+
+def _over_epochs(lines: Mapping[style.Look, pd.DataFrame], **how: Any) -> plots.Panel:
+    """Curves, and where the learning rate fell."""
+    found = [plots.Curve(look, table["epoch"], table) for look, table in lines.items() if len(table)]
+    curves = plots.curves(found, xlim=(0, 140), xlabel="Epoch", grid=None, **how)
+    return plots.layered(curves, *(plots.upright(epoch, **FELL) for epoch in published.decays()))
+
+
+def _key(axes: plots.Axes) -> None:
+    """A legend of its own: these are no methods."""
+    axes.legend(loc="upper right", frameon=True, framealpha=1, edgecolor="none")
 
 
 def gap(workers: int) -> pd.DataFrame:
@@ -61,10 +62,16 @@ def gap(workers: int) -> pd.DataFrame:
 
     A logarithmic axis has no place for what is not above 0: it becomes NaN, and the curve is interrupted.
     """
-    dense, topk = (published.by_machine(method, workers=workers) for method in ("dense", "topk"))
-    table = published.over_machines(dense - topk)
+    table = published.over_machines(_gaps(workers))
     above: pd.DataFrame = table.where(table > 0)
     return above
+
+
+def _gaps(workers: int) -> pd.DataFrame:
+    """Dense less Top-k, a row per epoch and a column per machine."""
+    dense, topk = (published.by_machine(method, workers=workers) for method in ("dense", "topk"))
+    ahead: pd.DataFrame = dense - topk
+    return ahead
 
 
 def table(frames: Frames) -> Table:
@@ -86,26 +93,14 @@ def table(frames: Frames) -> Table:
     return Table("Where the authors' jobs ended", pd.DataFrame(rows), units)
 
 
-def caption(frames: Frames, profile: str) -> str:
-    first, second = published.decays()
-    return (
-        "Top-1 accuracy on rank 0's validation images after every epoch, 49 optimiser steps at 8 workers, 98 "
-        "at 4. Bands: from one machine to the other (8 workers: A100 and V100; 4 workers: two nodes whose "
-        "GPUs are not named), lines: their mean; Random-k ran once. They are the range of two jobs, no "
-        f"interval of confidence. Dotted: the learning rate falls to a tenth before epochs {first} and "
-        f"{second}. Right, logarithmic: by how much dense was ahead on the same machine; interrupted where "
-        "it was not. VGG-16 with CIFAR-10, batch 128 per worker, density 0.001 after two epochs of warm-up; "
-        f"Random-k without feedback. {yoon2022.LOGS}"
-    )
+def facts(frames: Frames) -> dict[str, int]:
+    """The epochs before which the learning rate falls."""
+    return dict(zip(("first", "second"), published.decays(), strict=True))
 
 
 def claims() -> list[Claim]:
-    label = {method: style.look(method).label for method in METHODS}
     return [
-        *(
-            claim("yoon2022.fig3-logs.end", _end, method, case=method, method=method, label=label[method])
-            for method in METHODS
-        ),
+        *of_methods("yoon2022.fig3-logs.end", _end, METHODS),
         claim("yoon2022.fig3-logs.dense-ends-above", _every_gap),
         claim("yoon2022.fig3-logs.more-workers-cost-more", _gap_by_workers),
     ]
@@ -124,7 +119,4 @@ def _gap_by_workers(_: Frames) -> Value | None:
 
 
 def _final_gaps(workers: int) -> np.ndarray:
-    """Dense less Top-k after the last epoch, per machine."""
-    dense, topk = (published.by_machine(method, workers=workers) for method in ("dense", "topk"))
-    gaps: np.ndarray = (dense - topk).iloc[-1].to_numpy()
-    return gaps
+    return _gaps(workers).iloc[-1].to_numpy()

@@ -10,7 +10,7 @@ from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _convergence as convergence
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import MORE_SEEDS, SEEDS
+from experiments.figures._runs import MORE_SEEDS, SEEDS, scale
 from experiments.figures.papers import claim
 
 TITLE = "Validation accuracy and loss of a slim VGG-16, at density 0.001 and 0.01"
@@ -18,15 +18,6 @@ SCALE = yoon2022.TRAINING_SCALE
 COLUMN = "val_top1"
 LOG_TICKS = (0.3, 0.5, 1, 2, 5, 10)
 DENSER = 0.01
-# Each training takes half an hour of a core or more, so all methods of a seed come before the next seed.
-TRAININGS: dict[str, RunSettings] = {
-    "smoke": yoon2022.CONVERGENCE["smoke"],
-    "laptop": {
-        "task": "slimvgg_cifar10", "cluster": "virtual", "task.batch_size": 8, "train.epoch_steps": 49,
-        "train.validate_every": 6, "timing.mode": "production", "select": "auto",
-    },
-}  # fmt: skip
-TRAININGS["paper"] = TRAININGS["laptop"]
 # Random-k's indices by hash: torch.randperm of 924,186 numbers, eight times a step, would be a fifth of it.
 METHODS: dict[str, RunSettings] = {
     "dense": {"method": "dense"},
@@ -56,11 +47,11 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def lines(frames: Frames) -> dict[str, convergence.Seeds]:
     """One per method and density."""
-    found = {}
-    for name in METHODS:
-        if own := keys(frames, name):
-            look = LOOKS.get(name, style.look(name))
-            found[name] = convergence.Seeds(look, own, name.partition("-")[0])
+    found = {
+        name: convergence.Seeds(LOOKS.get(name, style.look(name)), own, name.partition("-")[0])
+        for name in METHODS
+        if (own := keys(frames, name))
+    }
     if not found:
         raise ValueError("nothing to draw: there is no run")
     return found
@@ -84,7 +75,8 @@ def claims() -> list[Claim]:
 
 
 def _trainings(profile: str, seeds: list[int]) -> list[Run]:
-    shared = yoon2022.start(profile, TRAININGS)
+    """All methods of a seed before the next seed."""
+    shared = yoon2022.start(profile, scale("fig3-slim", profile))
     smoke = {"method.density": 0.005} if profile == "smoke" else {}  # of its model 0.001 would be few
     return [
         shared | {**settings, **(smoke if name in ("topk", "randomk") else {}), "seed": seed}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ from analysis.stats import Value
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures.papers import claim
+from experiments.figures.papers import claim, of_methods
 
 TITLE = "Breakdown of an iteration"
 MODE = "serialised"
@@ -38,7 +37,7 @@ SIGNED = (
 
 
 def runs(profile: str) -> list[Run]:
-    return yoon2022.timing_runs(profile, MODE, yoon2022.TIMED, {"timing.span_steps": None})
+    return yoon2022.timing_runs(profile, MODE, more={"timing.span_steps": None})
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -50,26 +49,24 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
     def times(axes: plots.Axes) -> None:
         bars = [plots.Bar(style.look(method).label, parts) for method, parts in ours.items()]
-        plots.stacks(bars, least=READABLE * highest, xlim=xlim, ylim=(0, 1.1 * highest))(axes)
-        axes.set_ylabel(f"Time per iteration (ms{simulated})")
+        ylabel = f"Time per iteration (ms{simulated})"
+        plots.stacks(bars, least=READABLE * highest, xlim=xlim, ylim=(0, 1.1 * highest), ylabel=ylabel)(axes)
         for x, (method, step) in enumerate(steps.items()):
             marks.whisker(axes, x + 0.24, step)
             top = max(sum(ours[method].values()), step.high or 0)
             plots.above(axes, x, top, f"{number(step.value)} ms")
 
-    shares = [
-        bar
-        for method in methods
-        for bar in (
-            _share(method, ours[method], "ours", -0.21 if method in theirs else 0),
-            *(_share(m, parts, "paper", 0.21) for m, parts in theirs.items() if m == method),
-        )
-    ]
-    words: dict[str, Any] = {"xlim": xlim, "ylim": (0, 116), "yticks": range(0, 101, 20)}
+    shares = []
+    for method in methods:
+        shares.append(_share(method, ours[method], "ours", -0.21 if method in theirs else 0))
+        if method in theirs:
+            shares.append(_share(method, theirs[method], "paper", 0.21))
     seen = {phase for parts in (*ours.values(), *theirs.values()) for phase in parts}
+    right = plots.stacks(
+        shares, width=0.38, least=7, ylabel=f"Share of the iteration (%{simulated})",
+        xlim=xlim, ylim=(0, 116), yticks=range(0, 101, 20),
+    )  # fmt: skip
     keys = marks.phase_keys([phase for phase in ORDER if phase in seen])
-    ylabel = f"Share of the iteration (%{simulated})"
-    right = plots.stacks(shares, width=0.38, least=7, ylabel=ylabel, **words)
     return plots.picture([times, right], 3.2, keys=keys, ncols=4)
 
 
@@ -83,9 +80,8 @@ def _share(method: str, parts: Mapping[str, float], whose: str, place: float) ->
 def parts_ms(frames: Frames, method: str) -> dict[str, float]:
     """Mean milliseconds per phase, bottom of the bar first; the parts add up to the step."""
     seconds = breakdown(frames, yoon2022.keys(frames, method, MODE))
-    parts = {phase: 1e3 * float(seconds[phase]) for phase in ORDER if phase in seconds}
     # Two clocks may overlap by microseconds; a bar cannot be negative.
-    return {phase: max(0.0, value) for phase, value in parts.items()}
+    return {phase: max(0.0, 1e3 * float(seconds[phase])) for phase in ORDER if phase in seconds}
 
 
 def step_ms(frames: Frames, method: str) -> Value:
@@ -97,94 +93,55 @@ def step_ms(frames: Frames, method: str) -> Value:
 
 def table(frames: Frames) -> list[Table]:
     """Mean and median of every phase, the interval of the whole, and what the wait comes from."""
-    methods = yoon2022.present(frames, MODE)
+    methods, simulated = yoon2022.present(frames, MODE), captions.simulated(frames)
     keys = {style.look(method).label: yoon2022.keys(frames, method, MODE) for method in methods}
-    simulated, milliseconds = captions.simulated(frames), dict.fromkeys(keys, "ms")
     summaries = {label: phase_summary(frames, own) for label, own in keys.items()}
     counts = captions.listed(f"{label} {summary['n'].iloc[0]}" for label, summary in summaries.items())
-    steps = {style.look(method).label: step_ms(frames, method) for method in methods}
     means, medians = (_by_phase(summaries, name) for name in ("mean", "median"))
-    means[-1] |= steps
-
-    causes, waits = (*CAUSES, REST), {label: waits_ms(frames, own) for label, own in keys.items()}
-    shares = [
-        {"late in": cause} | {label: explained(frames, own, cause) for label, own in keys.items()}
-        for cause in causes
-    ]
-    times = [
-        {"late in": cause} | {label: waits[label][cause] if row[label] else None for label in keys}
-        for cause, row in zip(causes, shares, strict=True)
-    ]
-    late = f"Wait, because the last rank was late{simulated}"
+    means.iloc[-1, 1:] = pd.Series({style.look(method).label: step_ms(frames, method) for method in methods})
+    causes, milliseconds = (*CAUSES, REST), dict.fromkeys(keys, "ms")
+    waits = {label: waits_ms(frames, own).reindex(causes).to_numpy() for label, own in keys.items()}
+    shares = {label: [explained(frames, own, cause) for cause in causes] for label, own in keys.items()}
+    late, when = f"Wait, because the last rank was late{simulated}", {"late in": causes}
     return [
         *(
             Table(
-                f"Time per iteration, {name} of the steps{simulated}",
-                pd.DataFrame(rows),
-                milliseconds,
+                f"Time per iteration, {name} of the steps{simulated}", times, milliseconds,
                 f"Steps: {counts}; ranks averaged first.",
             )
-            for name, rows in (("mean", means), ("median", medians))
+            for name, times in (("mean", means), ("median", medians))
         ),
-        Table(f"{late}: time", pd.DataFrame(times), milliseconds),
-        Table(f"{late}: share", pd.DataFrame(shares), dict.fromkeys(keys, "%"), SIGNED),
-    ]
+        Table(f"{late}: time", pd.DataFrame(when | waits), milliseconds),
+        Table(f"{late}: share", pd.DataFrame(when | shares), dict.fromkeys(keys, "%"), SIGNED),
+    ]  # fmt: skip
 
 
-def _by_phase(summaries: Mapping[str, pd.DataFrame], name: str) -> list[dict[str, Any]]:
+def _by_phase(summaries: Mapping[str, pd.DataFrame], name: str) -> pd.DataFrame:
     """Milliseconds of each phase that a method has, a row each, and of the step."""
-    return [
-        {"phase": phases.find(phase).label}
-        | {
-            label: 1e3 * float(summary[name][phase]) if phase in summary.index else None
-            for label, summary in summaries.items()
-        }
-        for phase in (*ORDER, "step")
-        if any(phase in summary.index for summary in summaries.values())
-    ]
+    times = pd.DataFrame({label: 1e3 * summary[name] for label, summary in summaries.items()})
+    times = times.reindex([*ORDER, "step"]).dropna(how="all").astype(object)
+    times = times.rename(index=lambda phase: phases.find(phase).label)
+    named: pd.DataFrame = times.rename_axis("phase").reset_index()
+    return named
 
 
-def caption(frames: Frames, profile: str) -> str:
+def facts(frames: Frames) -> dict[str, str]:
+    """What is in none of the paper's bars, of its dense iteration."""
     dense = yoon2022.published_parts("dense")
-    validation, io, rest = left_out = [dense[phase] for phase in ("validate", "io", "unaccounted")]
-    return (
-        "Mean time of an iteration by phase, with the 95 % interval of the whole (left), and as shares "
-        "beside the paper's (right, light; its communication is the unsplit final wait). In none of the "
-        f"paper's bars is {number(100 * sum(left_out) / sum(dense.values()))} % of its dense iteration; by "
-        "the authors' logs it is rank 0's validation in every 49th iteration, for which the others wait "
-        f"({number(validation)} ms of each), input ({number(io)} ms), and the rest ({number(rest)} ms). "
-        f"{captions.setting(frames)} {captions.timing(frames)} Phases are means over ranks and warm steps; "
-        "*own guard* is this project's check for finite gradients."
-    )
+    left_out = {name: dense[name] for name in ("validate", "io", "unaccounted")}
+    share = 100 * sum(left_out.values()) / sum(dense.values())
+    return {"left_out": number(share)} | {name: number(part) for name, part in left_out.items()}
 
 
 def claims() -> list[Claim]:
-    label = {method: style.look(method).label for method in yoon2022.METHODS}
-    compression = {
-        "topk": "They timed it without synchronising, so 10 to 12 ms of it belong to BP.",
-        "randomk": "Theirs is the time to launch an asynchronous kernel, not its cost, which is the 5 ms "
-        "that their Random-k has more in BP than dense; so ours, synchronised, must be larger.",
-    }
-    longer = ("topk", "dense", COMMUNICATION)
     return [
         claim("yoon2022.fig4.compression-dominates", dominance, "topk"),
         claim("yoon2022.fig4.waiting-for-selection", _explained, "topk", "selection"),
-        claim("yoon2022.fig4.topk-communicates-longer", yoon2022.more_ms, *longer),
-        *(
-            claim(
-                "yoon2022.fig4.communication", yoon2022.phases, method, COMMUNICATION,
-                case=method, method=method, label=label[method],
-            )
-            for method in yoon2022.METHODS
-        ),
-        *(
-            claim(
-                "yoon2022.fig4.compression", yoon2022.phases, method, ("select",),
-                case=method, method=method, label=label[method], more=more,
-            )
-            for method, more in compression.items()
-        ),
-    ]  # fmt: skip
+        claim("yoon2022.fig4.topk-communicates-longer", yoon2022.more_ms, "topk", "dense", COMMUNICATION),
+        *of_methods("yoon2022.fig4.communication", yoon2022.phases, yoon2022.METHODS, COMMUNICATION),
+        claim("yoon2022.fig4.compression.topk", yoon2022.phases, "topk", ("select",)),
+        claim("yoon2022.fig4.compression.randomk", yoon2022.phases, "randomk", ("select",)),
+    ]
 
 
 def dominance(frames: Frames, method: str) -> Value | None:

@@ -13,23 +13,17 @@ from analysis.claims import Claim
 from analysis.pictures import marks, style
 from analysis.pictures.numbers import number
 from analysis.published import rederived
-from analysis.published.rederived import (
-    JOB,
-    communication_ms,
-    compression_ms,
-    estimate,
-    iteration_ms,
-    lateness_line,
-)
+from analysis.published.rederived import JOB, communication_ms, compression_ms, iteration_ms, lateness_line
 from analysis.records.frames import Frames
 from analysis.stats import Value
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures.papers import claim
+from experiments.figures.papers import claim, of_methods
 
 TITLE = "Breakdown of an iteration, and waiting, from the authors' logs"
 METHODS = ("dense", "topk", "randomk")
+GPUS = ("A100", "V100")
 PHASES = ("forward", "backward", "select", "synchronize", "wait", "transfer", "io", "unaccounted")
 SCATTERED = (("A100", "topk"), ("V100", "topk"), ("A100", "randomk"))
 READABLE = 0.06  # of the axis: a part smaller than this carries no number
@@ -41,14 +35,10 @@ def runs(profile: str) -> list[Run]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    panels = [
-        *(_bars(method, "Time per iteration (ms)" if method == METHODS[0] else "") for method in METHODS),
-        *(_scatter(gpu, method, "Communication (ms)" if at == 0 else "")
-          for at, (gpu, method) in enumerate(SCATTERED)),
-    ]  # fmt: skip
+    panels = [*map(_bars, METHODS), *(_scatter(*each) for each in SCATTERED)]
     return plots.picture(
-        panels, 5.2, rows=2, keys=marks.phase_keys(PHASES), loc="outside upper center", ncols=4,
-        height_ratios=(1.25, 1),
+        panels, 5.2, rows=2, ylabel=("Time per iteration (ms)", "Communication (ms)"),
+        keys=marks.phase_keys(PHASES), loc="outside upper center", ncols=4, height_ratios=(1.25, 1),
     )  # fmt: skip
 
 
@@ -56,114 +46,107 @@ def as_published(gpu: str, method: str) -> dict[str, float]:
     """The parts of their bar in ms, bottom first, and what it leaves out of the logged time."""
     job = JOB[gpu, method]
     communication = rederived.filtered_communication_ms(job)
-    parts = _computing(job) | {
-        "synchronize": communication.dense if method == "dense" else communication.sparse
-    }
-    return parts | {"unaccounted": rederived.published_iteration_ms(job) - sum(parts.values())}
+    wait = communication.dense if method == "dense" else communication.sparse
+    return _parts(job, {"synchronize": wait}, rederived.published_iteration_ms(job))
 
 
 def without_validation(gpu: str, method: str) -> dict[str, float]:
     """The parts of an iteration in which nobody validates, ms, bottom first."""
     job = JOB[gpu, method]
     waits, sends = float(communication_ms(job)[0]), float(rederived.last_rank_ms(job)[0])
-    parts = _computing(job) | {"wait": waits - sends, "transfer": sends, "io": float(_row(job)["io_ms"])}
-    return parts | {"unaccounted": float(iteration_ms(job)[0]) - sum(parts.values())}
+    own = {"wait": waits - sends, "transfer": sends, "io": float(_row(job)["io_ms"])}
+    return _parts(job, own, float(iteration_ms(job)[0]))
+
+
+def _parts(job: int, own: dict[str, float], whole: float) -> dict[str, float]:
+    """Computing, a bar's own parts, and the rest of the whole."""
+    row, select = _row(job), float(compression_ms(job)[0])
+    computing = {"forward": float(row["fp_ms"]), "backward": float(row["bp_ms"]) - select, "select": select}
+    parts = computing | own
+    return parts | {"unaccounted": whole - sum(parts.values())}
+
+
+def _row(job: int) -> dict[str, float]:
+    row: dict[str, float] = published.jobs().set_index("job").loc[job].to_dict()
+    return row
 
 
 def table(frames: Frames) -> list[Table]:
     """Every number of the picture, and their intervals."""
-    columns = {yoon2022.of_job(gpu, method): job for (gpu, method), job in JOB.items()}
-    return [
-        Table(
-            title,
-            pd.DataFrame([
-                {"quantity": name} | {of: cell(job) for of, job in columns.items()}
-                for name, cell in rows.items()
-            ]),
-            dict.fromkeys(columns, unit),
-        )
-        for title, rows, unit in (("Times", TIMES, "ms"), ("Waiting for the last rank", SHARES, ""))
-    ]  # fmt: skip
+    jobs = {yoon2022.of_job(gpu, method): job for (gpu, method), job in JOB.items()}
+    tables = []
+    for title, rows, unit in (("Times", TIMES, "ms"), ("Waiting for the last rank", SHARES, "")):
+        cells = {of: [cell(job) for cell in rows.values()] for of, job in jobs.items()}
+        frame = pd.DataFrame({"quantity": list(rows), **cells})
+        tables.append(Table(title, frame, dict.fromkeys(jobs, unit)))
+    return tables
 
 
-def _line(job: int, part: str, loop_starts: bool = True) -> Value | None:
+def _of_job(
+    drawn: Callable[[int], rederived.Resampled], selecting: bool = False
+) -> Callable[[int], Value | None]:
+    """An estimate of each job; where it is about selecting, of those that select."""
+    return lambda job: rederived.estimate(drawn(job)) if compression_ms(job)[0] or not selecting else None
+
+
+def _of_line(part: str, loop_starts: bool = True) -> Callable[[int], Value | None]:
     """A part of the line of least squares: communication against the lateness of the last rank."""
-    return estimate(getattr(lateness_line(job, loop_starts), part)) if _selects(job) else None
-
-
-def _selects(job: int) -> bool:
-    return bool(compression_ms(job)[0])
-
-
-def _if_selects(of: Callable[[int], rederived.Resampled]) -> Callable[[int], Value | None]:
-    return lambda job: estimate(of(job)) if _selects(job) else None
+    return _of_job(lambda job: getattr(lateness_line(job, loop_starts), part), selecting=True)
 
 
 # What the tables show of each job.
 TIMES: dict[str, Callable[[int], Value | float | None]] = {
     "iteration, as published": rederived.published_iteration_ms,
-    "iteration without validation": lambda job: estimate(iteration_ms(job)),
-    "one validation": lambda job: estimate(rederived.stall_ms(job)),
-    "compression": _if_selects(compression_ms),
-    "lateness of the last rank in it": _if_selects(rederived.lateness_ms),
-    "communication without stalls": lambda job: estimate(communication_ms(job)),
-    "of it the last rank's": lambda job: estimate(rederived.last_rank_ms(job)),
+    "iteration without validation": _of_job(iteration_ms),
+    "one validation": _of_job(rederived.stall_ms),
+    "compression": _of_job(compression_ms, selecting=True),
+    "lateness of the last rank in it": _of_job(rederived.lateness_ms, selecting=True),
+    "communication without stalls": _of_job(communication_ms),
+    "of it the last rank's": _of_job(rederived.last_rank_ms),
     "communication, sparse filter": lambda job: rederived.filtered_communication_ms(job).sparse,
     "communication, dense filter, at least": lambda job: rederived.filtered_communication_ms(job).dense,
-    "communication at no lateness": lambda job: _line(job, "intercept"),
-    "the same without loops' first iterations": lambda job: _line(job, "intercept", loop_starts=False),
+    "communication at no lateness": _of_line("intercept"),
+    "the same without loops' first iterations": _of_line("intercept", loop_starts=False),
 }
-SHARES: dict[str, Callable[[int], Value | float | None]] = {
-    "share of waiting in the communication": lambda job: estimate(rederived.waiting_share(job)),
-    "communication per lateness": lambda job: _line(job, "slope"),
-    "their correlation": lambda job: _line(job, "correlation"),
-    "communication per lateness without loops' first iterations": lambda job: _line(job, "slope", False),
-    "their correlation without them": lambda job: _line(job, "correlation", loop_starts=False),
+SHARES: dict[str, Callable[[int], Value | None]] = {
+    "share of waiting in the communication": _of_job(rederived.waiting_share),
+    "communication per lateness": _of_line("slope"),
+    "their correlation": _of_line("correlation"),
+    "communication per lateness without loops' first iterations": _of_line("slope", loop_starts=False),
+    "their correlation without them": _of_line("correlation", loop_starts=False),
 }
 
 
-def caption(frames: Frames, profile: str) -> str:
+def facts(frames: Frames) -> dict[str, object]:
+    """The stalls, and communication under one filter for both."""
     (stalls,) = set(published.iterations().groupby("job")["long_waits"].sum())  # the same in every job
-    dense = rederived.filtered_communication_ms(JOB["A100", "dense"])
-    randomk = rederived.filtered_communication_ms(JOB["A100", "randomk"])
-    return (
-        "Top: an iteration as the paper's Fig. 4 counts it (P) and without rank 0's validation, which stood "
-        f"inside the timed loop and made the other seven ranks wait {stalls} times (V: validation taken "
-        "out). FP, BP and input are means as logged; compression is taken out of BP, inside which it ran; "
-        "communication is the final wait, of which the last rank's share is sending and what the others wait "
-        "longer is waiting. Bottom: communication of an iteration, mean over ranks, against by how much the "
-        "last rank's compression was longer than the mean, with the line of least squares; crosses, left out "
-        "of the line: the first of each 48 iterations, before which the training loop turns; axes show "
-        f"{number(100 * INSIDE)} % of the iterations. Their filter for dense logs drops communication below "
-        f"0.1 ms, that for sparse logs does not: under one filter dense has {number(dense.sparse)} and "
-        f"Random-k {number(randomk.sparse)} ms; with the dense filter Random-k would have had at least "
-        f"{number(randomk.dense)}. Compression is timed without synchronising the GPU, so some of it "
-        f"is BP. {yoon2022.LOGS} {yoon2022.INTERVALS}"
-    )
+    dense, randomk = (rederived.filtered_communication_ms(JOB["A100", each]) for each in ("dense", "randomk"))
+    filtered = {"dense": dense.sparse, "randomk": randomk.sparse, "least": randomk.dense}
+    words = {name: number(ms) for name, ms in filtered.items()}
+    return {"stalls": stalls, "inside": number(100 * INSIDE), **words, **yoon2022.RESAMPLED}
 
 
-def _bars(method: str, ylabel: str) -> plots.Panel:
+def _bars(method: str) -> plots.Panel:
     """The bar as published (P) and without validation (V), of each GPU."""
     gpus = [gpu for gpu, of in JOB if of == method]
-    bars = {(gpu, part): part(gpu, method) for gpu in gpus for part in (as_published, without_validation)}
-    highest = max(sum(parts.values()) for parts in bars.values())
+    bars = [(part, part(gpu, method)) for gpu in gpus for part in (as_published, without_validation)]
+    highest = max(sum(parts.values()) for _, parts in bars)
     places = [i + 0.5 * (i // 2) for i in range(len(bars))]
 
     def panel(axes: plots.Axes) -> None:
-        for x, ((_, part), parts) in zip(places, bars.items(), strict=True):
-            is_theirs = part is as_published
-            top = marks.stack(axes, x, parts, width=0.8, faint=is_theirs, least=READABLE * highest)
+        for x, (part, parts) in zip(places, bars, strict=True):
+            top = marks.stack(axes, x, parts, width=0.8, faint=part is as_published, least=READABLE * highest)
             plots.above(axes, x, top, number(top))
-        plots.beside(axes, ["P" if part is as_published else "V" for _, part in bars])
+        plots.beside(axes, ["P" if part is as_published else "V" for part, _ in bars])
         axes.set_xticks(places)
         for i, gpu in enumerate(gpus):
             plots.above(axes, 2.5 * i + 0.5, 0, f"8 {gpu}", xytext=(0, -14), va="top")
-        axes.set(ylim=(0, 1.12 * highest), title=style.look(method).label, xlim=(-0.7, 4.2), ylabel=ylabel)
+        axes.set(ylim=(0, 1.12 * highest), title=style.look(method).label, xlim=(-0.7, 4.2))
 
     return panel
 
 
-def _scatter(gpu: str, method: str, ylabel: str) -> plots.Panel:
+def _scatter(gpu: str, method: str) -> plots.Panel:
     """Communication against lateness in every iteration, with the line of least squares."""
     job, look = JOB[gpu, method], style.look(method)
     table = rederived.settled(job)
@@ -171,37 +154,21 @@ def _scatter(gpu: str, method: str, ylabel: str) -> plots.Panel:
     late, wait = (table["comp_max_ms"] - table["comp_mean_ms"]).to_numpy(), table["comm_mean_ms"].to_numpy()
     starts = rederived.starts_a_loop(table)
     right, top = (float(np.quantile(values, INSIDE)) for values in (late, wait))
-    ends, inside = np.array([0.0, right]), lateness_line(job, loop_starts=False)
-    slope, intercept, r = (part[0] for part in (inside.slope, inside.intercept, inside.correlation))
-    every = lateness_line(job).correlation[0]
-    line = style.Look("", "#111111", "", "")
+    inside, every = lateness_line(job, loop_starts=False), lateness_line(job).correlation[0]
+    ends, (slope, intercept, r) = np.array([0.0, right]), (part[0] for part in inside)
     small: dict[str, Any] = {"rasterized": True, "mew": 0, "linestyle": "", "label": None}
     dots = {"marker": ".", "markersize": 1.2, "alpha": 0.25}
     crosses = {"marker": "x", "color": "#777777", "markersize": 2.5, "mew": 0.4}
-
-    def panel(axes: plots.Axes) -> None:
-        lines = [
-            plots.Curve(look, late[~starts], wait[~starts], small | dots),
-            plots.Curve(look, late[starts], wait[starts], small | crosses),
-            plots.Curve(line, ends, intercept + slope * ends, {"linewidth": 1.0}),
-        ]
-        plots.curves(lines, grid=None, ylabel=ylabel, xlabel="Lateness of the last rank (ms)")(axes)
-        axes.set(xlim=(0, right), ylim=(0, 1.8 * top), title=yoon2022.of_job(gpu, method, ", "))
-        text = f"y = {number(slope)} x + {number(intercept)} ms, r = {number(r)}"
-        place: dict[str, Any] = {"transform": axes.transAxes, "va": "top", "fontsize": 6.5}
-        axes.text(0.03, 0.99, f"{text}\nwith the crosses r = {number(every)}", **place)
-
-    return panel
-
-
-def _computing(job: int) -> dict[str, float]:
-    row, select = _row(job), float(compression_ms(job)[0])
-    return {"forward": float(row["fp_ms"]), "backward": float(row["bp_ms"]) - select, "select": select}
-
-
-def _row(job: int) -> dict[str, float]:
-    row: dict[str, float] = published.jobs().set_index("job").loc[job].to_dict()
-    return row
+    lines = [
+        plots.Curve(look, late[~starts], wait[~starts], small | dots),
+        plots.Curve(look, late[starts], wait[starts], small | crosses),
+        plots.Curve(style.Look("", "#111111", "", ""), ends, intercept + slope * ends, {"linewidth": 1.0}),
+    ]
+    text = f"y = {number(slope)} x + {number(intercept)} ms, r = {number(r)}"
+    return plots.curves(
+        lines, grid=None, title=yoon2022.of_job(gpu, method, ", "), xlabel="Lateness of the last rank (ms)",
+        xlim=(0, right), ylim=(0, 1.8 * top), note=f"{text}\nwith the crosses r = {number(every)}",
+    )  # fmt: skip
 
 
 # Of a job, or of two: what the claims are about, in % or ms.
@@ -218,27 +185,27 @@ MEASURES: dict[str, Callable[..., rederived.Resampled]] = {
 
 def measured(_: Frames, name: str, *jobs: tuple[str, str]) -> Value:
     """One of `MEASURES`, of the jobs of these GPUs and methods."""
-    return estimate(MEASURES[name](*(JOB[job] for job in jobs)))
+    return rederived.estimate(MEASURES[name](*(JOB[job] for job in jobs)))
+
+
+def on_a100(frames: Frames, method: str, name: str) -> Value:
+    """One of `MEASURES`, of a method's job on 8 A100."""
+    return measured(frames, name, ("A100", method))
 
 
 def claims() -> list[Claim]:
-    def of(name: str, measure: str, *jobs: tuple[str, str], **own: str) -> Claim:
-        return claim(f"yoon2022.fig4-logs.{name}", measured, measure, *jobs, **own)
+    def of_gpus(name: str, measure: str) -> list[Claim]:
+        about = f"yoon2022.fig4-logs.{name}"
+        return [claim(about, measured, measure, (gpu, "topk"), case=gpu, gpu=gpu) for gpu in GPUS]
 
-    def of_method(name: str, measure: str, method: str) -> Claim:
-        label = style.look(method).label
-        return of(name, measure, ("A100", method), case=method, method=method, label=label)
-
-    def of_gpu(name: str, measure: str, gpu: str) -> Claim:
-        return of(name, measure, (gpu, "topk"), case=gpu, gpu=gpu)
-
-    a100, v100 = ("A100", "topk"), ("V100", "topk")
+    topk, other, dense = ("A100", "topk"), ("V100", "topk"), ("A100", "dense")
+    longer = ("more communication", topk, dense)
     return [
-        *(of_gpu("compression-dominates", "compression over all else", gpu) for gpu in ("A100", "V100")),
-        *(of_method("small-part", "communication below a tenth", method) for method in METHODS),
-        *(of_method("communication", "communication", method) for method in METHODS),
-        of("topk-communicates-longer", "more communication", a100, ("A100", "dense")),
-        *(of_gpu("lateness-explains", "variance explained by lateness", gpu) for gpu in ("A100", "V100")),
-        of("randomk-not-late", "variance left inside loops", ("A100", "randomk")),
-        of("a100-not-faster", "longer compression", a100, v100),
+        *of_gpus("compression-dominates", "compression over all else"),
+        *of_methods("yoon2022.fig4-logs.small-part", on_a100, METHODS, "communication below a tenth"),
+        *of_methods("yoon2022.fig4-logs.communication", on_a100, METHODS, "communication"),
+        claim("yoon2022.fig4-logs.topk-communicates-longer", measured, *longer),
+        *of_gpus("lateness-explains", "variance explained by lateness"),
+        claim("yoon2022.fig4-logs.randomk-not-late", on_a100, "randomk", "variance left inside loops"),
+        claim("yoon2022.fig4-logs.a100-not-faster", measured, "longer compression", topk, other),
     ]

@@ -7,7 +7,6 @@ PCIe only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -16,50 +15,31 @@ from analysis.attribution import COMMUNICATION
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import brief, number
-from analysis.records.frames import Frames, empty, remembered, restrict
+from analysis.records.frames import Frames, empty, keys_of, remembered, restrict
 from analysis.records.steps import breakdown
-from analysis.stats import Value, curve
+from analysis.stats import Value, curve, taken
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _reaching
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig3_slim as slim
-from experiments.figures.papers import claim
+from experiments.figures._runs import scale
+from experiments.figures.papers import claim, words
 
 TITLE = "Slow links: who is faster than dense at 1 and 10 Gbit/s, and to the same accuracy"
 MODE = "production"
 SCALE = yoon2022.TIMING_SCALE
 LINKS = ("ethernet_1g", "ethernet_10g")
-# Two cores compute for four workers. The smallest batch comes nearest to the share that communication would
-# have beside GPUs: the paper's A100 computed 29 ms for 128 images, and 59 MB take half a second at 1 Gbit/s.
-EMULATED: RunSettings = {
-    "cluster": "netns", "workers": 4, "task.batch_size": 2, "timing.warmup_steps": 2,
-    "alternate.block_steps": 2,
-    "launch.on_mismatch": "label",
-}  # fmt: skip
-SCALES: dict[str, RunSettings] = {
-    "smoke": {
-        "task": "cnn_digits", "cluster": "netns", "workers": 2, "task.batch_size": 16,
-        "timing.warmup_steps": 2,
-        "launch.on_mismatch": "label",
-    },
-    "laptop": {"task": "vgg16_cifar10", **EMULATED, "alternate.limit_min": 9},
-    # Of this item every profile is this machine's: no GPU takes part in an emulated link.
-    "paper": {"task": "vgg16_cifar10", "device": "cpu", **EMULATED, "alternate.limit_min": 30},
-}  # fmt: skip
 REPEATS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
-# The model whose learning curves are shipped (fig3-slim), with as many workers: its steps times these times.
-SLIM = {
-    "task": "slimvgg_cifar10", "task.batch_size": 8, "workers": 8, "alternate.limit_min": 3,
-}  # fmt: skip
 # % top-1; the highest one that dense and Top-k reach counts
 ACCURACIES = (60.0, 65.0, 70.0, 75.0, 80.0, 85.0)
+OVERLAPPED, DENSE_OVERLAPPED = "topk-buckets-fused-overlapped", "dense-buckets-overlapped"
 LOOKS = {
     "dense": style.look("dense"),
-    "dense-buckets-overlapped": style.Look("dense, overlapped", "#777777", "o", "++"),
+    DENSE_OVERLAPPED: style.Look("dense, overlapped", "#777777", "o", "++"),
     "topk": style.look("topk")._replace(label="Top-k, torch.topk"),
     "topk-fused": style.look("topk-fused"),
-    "topk-buckets-fused-overlapped": style.look("topk-buckets-fused-overlapped"),
+    OVERLAPPED: style.look(OVERLAPPED),
     "randomk-hash": style.look("randomk-hash")._replace(label="Random-k, by hash"),
     "oktopk": style.Look("Ok-Topk", "#44AA99", "p", ""),
     "powersgd": style.Look("PowerSGD, rank 2", "#999933", "d", ""),
@@ -78,29 +58,27 @@ SLIM_VARIANTS: dict[str, RunSettings] = {
 
 
 def runs(profile: str) -> list[Run]:
-    buckets = yoon2022.BUCKETS[profile]
-    variants = {
+    buckets = {**scale("buckets", profile), "overlap": True}
+    variants: dict[str, RunSettings] = {
         "dense": {"method": "dense"},
-        "dense-buckets-overlapped": {"method": "dense", **buckets, "overlap": True},
+        DENSE_OVERLAPPED: {"method": "dense", **buckets},
         "topk": yoon2022.TOPK,
         "topk-fused": yoon2022.FUSED,
-        "topk-buckets-fused-overlapped": {**yoon2022.FUSED, **buckets, "overlap": True},
+        OVERLAPPED: {**yoon2022.FUSED, **buckets},
         "randomk-hash": yoon2022.TIMED["randomk-hash"],
         "oktopk": {"method": "oktopk", "method.density_warmup": []},
         "powersgd": {"method": "powersgd"},
     }
-    how: dict[str, Any] = {"scales": SCALES, "repeats": REPEATS}
-    found = [
-        run for link in LINKS for run in yoon2022.timing_runs(profile, MODE, variants, {"link": link}, **how)
-    ]
+    found = []
+    for link in LINKS:
+        found += yoon2022.timing_runs(profile, MODE, variants, {"link": link}, "slow-links", REPEATS)
     return found + (slim_runs(profile) if profile != "smoke" else [])
 
 
 def slim_runs(profile: str) -> list[Run]:
     """The runs that say what a step of the model of fig3-slim takes over the slowest link."""
-    scale = {name: SLIM.get(name, value) for name, value in SCALES[profile].items()}
-    link = {"link": LINKS[0]}
-    return yoon2022.timing_runs(profile, MODE, SLIM_VARIANTS, link, {profile: scale}, REPEATS)
+    slowest = {"link": LINKS[0]}
+    return yoon2022.timing_runs(profile, MODE, SLIM_VARIANTS, slowest, "slow-links-slim", REPEATS)
 
 
 def more_runs(profile: str) -> list[Run]:
@@ -114,11 +92,11 @@ def more_runs(profile: str) -> list[Run]:
 @remembered
 def _part(frames: Frames, validate: str, is_slim: bool) -> Frames:
     """The runs that took turns (validate: `never`) or trained (`epoch`), of the slim model or of others."""
-    runs = frames.runs
-    if not len(runs):
+    if not len(frames.runs):
         return frames
-    mine = runs["timing.mode"].eq(MODE) & runs["train.validate"].eq(validate)
-    return restrict(frames, list(runs["key"][mine & (runs["task.name"].eq("slimvgg_cifar10") == is_slim)]))
+    slim_ones = set(keys_of(frames, {"task.name": "slimvgg_cifar10"}))
+    mine = keys_of(frames, {"timing.mode": MODE, "train.validate": validate})
+    return restrict(frames, [key for key in mine if (key in slim_ones) == is_slim])
 
 
 @remembered
@@ -130,7 +108,7 @@ def links(frames: Frames) -> dict[str, Frames]:
     ordered = timed.runs.sort_values("cluster.link.beta_s_per_byte", ascending=False)
     return {
         str(link): restrict(frames, list(ordered["key"][ordered["cluster.link.name"].eq(link)]))
-        for link in dict.fromkeys(ordered["cluster.link.name"])
+        for link in ordered["cluster.link.name"].unique()
     }
 
 
@@ -150,7 +128,7 @@ def ratio(frames: Frames, link: str, method: str, baseline: str = "dense") -> Va
 
 
 def _step_s(frames: Frames, method: str) -> Value | None:
-    return yoon2022.phases(frames, method, ("slowest",), lambda seconds: seconds, mode=MODE)
+    return taken(frames, yoon2022.keys(frames, method, MODE), "slowest")
 
 
 # --- time to an accuracy: steps of fig3-slim's trainings times what a step takes over the slowest link
@@ -167,13 +145,12 @@ def _trainings(frames: Frames) -> dict[str, list[str]]:
 
 
 def steps_to(frames: Frames, name: str, accuracy: float) -> _reaching.Steps:
+    """Steps of each training until a validation first shows this accuracy."""
     return _reaching.steps_to(frames, _trainings(frames).get(name, []), slim.COLUMN, accuracy)
 
 
 def seconds_to(frames: Frames, name: str, accuracy: float) -> Value | None:
-    """Seconds of a training until a validation first shows this accuracy, over the slowest link; None where
-    not every seed gets there.
-    """
+    """Seconds over the slowest link; None where not every seed gets there."""
     step = _step_s(_slim_steps(frames), CURVES[name])
     return step and _reaching.seconds_to(steps_to(frames, name, accuracy), step.value)
 
@@ -181,20 +158,23 @@ def seconds_to(frames: Frames, name: str, accuracy: float) -> Value | None:
 def draw(frames: Frames, profile: str) -> plots.Figure:
     if not (by_link := links(frames)):
         raise ValueError(f"nothing to draw: there is no run in timing mode {MODE}")
-    steps = _slim_steps(frames)
     methods = list(dict.fromkeys(method for found in by_link.values() for method in _methods(found)))
-    labels = [look(method).label for method in methods]
     panels = [
-        _link(found, methods, labels if not at else [""] * len(labels), _title(found, link))
+        _link(found, methods, _title(found, link), is_first=not at)
         for at, (link, found) in enumerate(by_link.items())
     ]
     lines = [
         plots.Curve(look(CURVES[name]), table["step"] * step.value / 60, table)
         for name, keys in _trainings(frames).items()
-        if (step := _step_s(steps, CURVES[name])) and len(table := curve(frames, keys, slim.COLUMN))
+        if (step := _step_s(_slim_steps(frames), CURVES[name]))
+        and len(table := curve(frames, keys, slim.COLUMN))
     ]
     if lines:
-        panels.append(_accuracy(lines))
+        accuracy = plots.curves(
+            lines, grid=None, xlabel="Minutes over 1 Gbit/s, derived", title="Slim VGG-16, 8 workers",
+            ylabel="Validation top-1 (%)",
+        )  # fmt: skip
+        panels.append(plots.layered(accuracy, _key))
     rest, *others = marks.phase_keys(["forward", *COMMUNICATION])
     rest.set_label("all else; with overlap, all")
     return plots.picture(panels, 2.9, keys=[rest, *others])
@@ -208,29 +188,24 @@ def _title(frames: Frames, link: str) -> str:
     return f"{rate} (found: {number(min(found))})" if found else rate
 
 
-def _link(frames: Frames, methods: Sequence[str], labels: Sequence[str], title: str) -> plots.Panel:
+def _link(frames: Frames, methods: Sequence[str], title: str, is_first: bool) -> plots.Panel:
     """Milliseconds of a step, a bar for each method from the top, and its ratio to dense."""
     bars = []
-    for method, label in zip(methods, labels, strict=True):
+    for method in methods:
         parts = _parts_ms(frames, method) if yoon2022.keys(frames, method, MODE) else {}
         against = yoon2022.ratio(frames, method, mode=MODE) if method != "dense" else None
         behind = f" ({brief(against.value, 2)}x)" if against else ""
-        bars.append(plots.Bar(label, parts, f"{brief(sum(parts.values()))}{behind}" if parts else ""))
+        text = f"{brief(sum(parts.values()))}{behind}" if parts else ""
+        bars.append(plots.Bar(look(method).label if is_first else "", parts, text))
     longest = max(sum(bar.parts.values()) for bar in bars)
     xlabel = f"Time per step (ms{captions.simulated(frames)})"
     return plots.piles(bars, xlabel=xlabel, xlim=(0, 1.45 * longest), title=title)
 
 
-def _accuracy(lines: Sequence[plots.Curve]) -> plots.Panel:
-    """Accuracy against minutes over the slowest link."""
-
-    def panel(axes: plots.Axes) -> None:
-        plots.curves(lines, grid=None, xlabel="Minutes over 1 Gbit/s, derived")(axes)
-        axes.set(title="Slim VGG-16, 8 workers", ylabel="Validation top-1 (%)")
-        axes.set_ylim(bottom=0)  # room for the legend
-        axes.legend(loc="lower right", fontsize=6)
-
-    return panel
+def _key(axes: plots.Axes) -> None:
+    """A legend of its own, as these are other variants."""
+    axes.set_ylim(bottom=0)  # room for the legend
+    axes.legend(loc="lower right", fontsize=6)
 
 
 def _parts_ms(frames: Frames, method: str) -> dict[str, float]:
@@ -257,50 +232,38 @@ def table(frames: Frames) -> list[Table]:
                 "step": step.times(1e3) if step else None,
                 **{phase: parts.get(phase) for phase in COMMUNICATION},
                 "step / dense": yoon2022.ratio(found, method, mode=MODE),
-                "step / dense, overlapped": yoon2022.ratio(found, method, "dense-buckets-overlapped", MODE),
+                "step / dense, overlapped": yoon2022.ratio(found, method, DENSE_OVERLAPPED, MODE),
             })  # fmt: skip
         units = dict.fromkeys(("step", *COMMUNICATION), f"ms{captions.simulated(found)}")
-        title = f"Time per step over {_title(found, link)}"
-        tables.append(Table(title, pd.DataFrame(rows), units, PARTS_NOTE))
+        title, note = f"Time per step over {_title(found, link)}", words("yoon2022.slow-links.parts")
+        tables.append(Table(title, pd.DataFrame(rows), units, note))
     columns = {accuracy: f"{number(accuracy)} %" for accuracy in ACCURACIES}
     reached = [
         {"method": look(CURVES[name]).label}
         | {column: seconds_to(frames, name, accuracy) for accuracy, column in columns.items()}
         for name in _trainings(frames)
     ]
-    if reached and _slim_steps(frames).runs.size:
-        title = "Time to a validation accuracy over 1 Gbit/s, derived"
-        units = dict.fromkeys(columns.values(), "s")
-        tables.append(Table(title, pd.DataFrame(reached), units, f"{DERIVED} {INTERVALS}"))
+    if reached and len(_slim_steps(frames).runs):
+        title, units = (
+            "Time to a validation accuracy over 1 Gbit/s, derived",
+            dict.fromkeys(columns.values(), "s"),
+        )
+        note = f"{words('yoon2022.slow-links.derived')} {words('yoon2022.slow-links.intervals')}"
+        tables.append(Table(title, pd.DataFrame(reached), units, note))
     return tables
 
 
-PARTS_NOTE = "Means over ranks; a step on its slowest rank. What overlaps is not taken apart."
-DERIVED = (
-    "Derived, not run as a whole: the steps until a validation of fig3-slim's trainings (8 virtual workers) "
-    "first shows this accuracy, times the measured step of the same model with 8 workers over the link."
-)
-INTERVALS = (
-    "Means over seeds; a dash where not every seed gets there. Intervals are over seeds and begin where the "
-    "validation before might have shown it; a step's time counts as known."
-)
-
-
-def caption(frames: Frames, profile: str) -> str:
-    derived = f" Right: accuracy against time. {DERIVED}" if _trainings(frames) else ""
-    return (
-        "Time of a training step over links that are really slow: nodes on one machine, joined by token "
-        "buckets. Top-k, Random-k and Ok-Topk at density 0.001; all variants in turns in one group of "
-        "processes; behind each bar the ratio to dense. Overlapped: buckets of 8 MB travel while "
-        f"backpropagation goes on.{derived} {captions.setting(frames)} {captions.timing(frames)}"
-    )
+def facts(frames: Frames) -> dict[str, str]:
+    """What is drawn at the right, if anything is."""
+    derived = f" Right: accuracy against time. {words('yoon2022.slow-links.derived')}"
+    return {"derived": derived if _trainings(frames) else ""}
 
 
 def claims() -> list[Claim]:
-    slowest, overlapped = LINKS[0], ("topk-buckets-fused-overlapped", "dense-buckets-overlapped")
+    slowest = LINKS[0]
     pairs = [
         *((link, method, "dense") for link in LINKS for method in ("topk", "topk-fused")),
-        *((link, *overlapped) for link in LINKS),
+        *((link, OVERLAPPED, DENSE_OVERLAPPED) for link in LINKS),
     ]
     faster = [
         claim(
@@ -310,10 +273,11 @@ def claims() -> list[Claim]:
         )
         for link, method, baseline in pairs
     ]  # fmt: skip
+    derived = words("yoon2022.slow-links.derived")
     return [
         *faster,
         claim("yoon2022.slow-links.dense-several-times", ratio, slowest, "dense", "topk-fused"),
-        claim("yoon2022.slow-links.accuracy-sooner", _sooner, "dense", "topk", derived=DERIVED),
+        claim("yoon2022.slow-links.accuracy-sooner", _sooner, "dense", "topk", derived=derived),
         claim("yoon2022.slow-links.communication-falls", _falls, slowest, "topk", "topk-fused"),
     ]
 

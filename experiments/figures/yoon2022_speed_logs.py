@@ -41,37 +41,31 @@ def runs(profile: str) -> list[Run]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    panels = [
-        plots.ratio_bars(
-            {name.partition(", V100 /")[0].replace("/ ", "/\n"): [
-                (style.look(slower[1]), origin, value)
-                for origin, value in zip(
-                    ORIGINS, (Value(as_published(slower, quicker)), corrected(slower, quicker)), strict=True
-                )
-             ] for name, (slower, quicker, _) in ratios.items()},
-            level=1, title=title, ylabel=ylabel,
-        )
-        for ratios, title, ylabel in (
-            (BETWEEN_METHODS, "Between methods, 8 A100 or V100", "Time per iteration, ratio"),
-            (BETWEEN_MACHINES, "8 V100 / 8 A100", ""),
-        )
-    ]  # fmt: skip
+    between = (
+        (BETWEEN_METHODS, "Between methods, 8 A100 or V100", "Time per iteration, ratio"),
+        (BETWEEN_MACHINES, "8 V100 / 8 A100", ""),
+    )
+    panels = []
+    for ratios, title, ylabel in between:
+        groups = {}
+        for name, (slower, quicker, _) in ratios.items():
+            look, both = style.look(slower[1]), (slower, quicker)
+            values = (Value(as_published(*both)), corrected(*both))
+            place = name.partition(", V100 /")[0].replace("/ ", "/\n")
+            groups[place] = [(look, *each) for each in zip(ORIGINS, values, strict=True)]
+        panels.append(plots.ratio_bars(groups, level=1, title=title, ylabel=ylabel))
     keys, widths = marks.origin_keys(ORIGINS), (4, 2.4, 2.4)
     return plots.picture([*panels, _links], 2.7, keys=keys, loc="outside lower left", width_ratios=widths)
 
 
 def _links(axes: plots.Axes) -> None:
     """Milliseconds by which an iteration, and computing in it, took longer on the PCIe node."""
-    changes = {style.look(method): rederived.link_change(method) for method in LINKED}
-    groups = {
-        look.label: [
-            (look, ORIGINS[0], Value(change.iteration)),
-            (COMPUTING, ORIGINS[0], Value(change.computing)),
-        ]
-        for look, change in changes.items()
-    }
-    title, ylabel = "PCIe node less NVLink node", "Change per iteration (ms)"
-    plots.ratio_bars(groups, title=title, ylabel=ylabel)(axes)
+    groups = {}
+    for method in LINKED:
+        look, change = style.look(method), rederived.link_change(method)
+        values = ((look, change.iteration), (COMPUTING, change.computing))
+        groups[look.label] = [(each, ORIGINS[0], Value(value)) for each, value in values]
+    plots.ratio_bars(groups, title="PCIe node less NVLink node", ylabel="Change per iteration (ms)")(axes)
     axes.margins(y=0.4)
     keys = [
         marks.Patch(facecolor=colour, alpha=0.3, edgecolor=colour, label=label)
@@ -108,7 +102,6 @@ def table(frames: Frames) -> list[Table]:
         }
         for slower, quicker, _ in RATIOS.values()
     ]
-    changes = {method: rederived.link_change(method) for method in LINKED}
     links = [
         {
             "method": style.look(method).label,
@@ -116,38 +109,32 @@ def table(frames: Frames) -> list[Table]:
             "iteration": change.iteration,
             "FP + BP + compression": change.computing,
         }
-        for method, change in changes.items()
+        for method, change in zip(LINKED, map(rederived.link_change, LINKED), strict=True)
     ]
-    per_second = dict.fromkeys(("as published", "without validation"), "samples/s")
     change_units = {"iteration, relative": "%", "iteration": "ms", "FP + BP + compression": "ms"}
     return [
-        Table("Training speed", pd.DataFrame(speeds), per_second),
+        Table("Training speed", pd.DataFrame(speeds), dict.fromkeys(ORIGINS, "samples/s")),
         Table("Time per iteration, ratio", pd.DataFrame(ratios)),
         Table("PCIe node less NVLink node", pd.DataFrame(links), change_units),
     ]
 
 
-def caption(frames: Frames, profile: str) -> str:
-    dense, topk = (rederived.link_change(method) for method in LINKED)
-    slower = [number(100 * (change.slower - 1)) for change in (dense, topk)]
-    return (
-        "Time per iteration, relative: light, of the published speeds; full, with rank 0's validation taken "
-        "out of the timed loop, which adds the same time to every method and so pulls them together. Right: "
-        "what changed from the node with NVLink to the one with PCIe (links inferred from NCCL's channels, 4 "
-        f"workers each, one job each, no interval): Top-k's iteration grew by {number(topk.iteration)} "
-        f"ms, but FP + BP + compression, which no link takes part in, by {number(topk.computing)}; so "
-        f"the nodes differ by more than the link. Dense grew by {number(dense.iteration)} ms "
-        f"({slower[0]} %; the paper's 2 % is Top-k's {slower[1]} %), FP + BP by "
-        f"{number(dense.computing)}. These nodes' GPUs are not named; the first one's FP + BP "
-        f"are those of the V100's. {yoon2022.LOGS} {yoon2022.INTERVALS} The mean speed is taken as it "
-        f"was logged; one window of 48 iterations without validation printed {_free('dense')} (dense), "
-        f"{_free('topk')} (Top-k) and {_free('randomk')} ms (Random-k), where "
-        f"{_time('dense')}, {_time('topk')} and {_time('randomk')} are derived for the mean of all."
-    )
+def facts(frames: Frames) -> dict[str, object]:
+    """What changed between the two nodes, and iterations without validation, logged and derived."""
+    found: dict[str, object] = dict(yoon2022.RESAMPLED)
+    for method in LINKED:
+        change = rederived.link_change(method)
+        found[f"{method}_slower"] = number(100 * (change.slower - 1))
+        found |= {f"{method}_iteration": number(change.iteration)}
+        found |= {f"{method}_computing": number(change.computing)}
+    for method in yoon2022.METHODS:
+        job = JOB["A100", method]
+        found[f"{method}_logged"] = number(rederived.IN_A_FREE_WINDOW_MS[job])
+        found[f"{method}_derived"] = number(float(rederived.iteration_ms(job)[0]))
+    return found
 
 
 def claims() -> list[Claim]:
-    label = {method: style.look(method).label for method in ("dense", "topk", "randomk")}
     ratios = [
         claim(
             "yoon2022.speed-logs.ratio", _ratio, slower, quicker, case=name.replace(" / ", "-"), name=name,
@@ -159,19 +146,17 @@ def claims() -> list[Claim]:
     ]  # fmt: skip
     orders = [
         claim(
-            f"yoon2022.speed-logs.faster.{fast}-{slow}", _longer, (gpu, slow), (gpu, fast),
-            fast=label[fast], slow=label[slow], gpu=gpu,
-            paper=round(100 * (as_published((gpu, slow), (gpu, fast)) - 1)),
+            f"yoon2022.speed-logs.faster.{fast[1]}-{slow[1]}", _longer, slow, fast,
+            fast=style.look(fast[1]).label, slow=style.look(slow[1]).label, gpu=slow[0],
+            paper=round(100 * (as_published(slow, fast) - 1)),
         )
-        for (gpu, slow), (_, fast), _ in list(BETWEEN_METHODS.values())[:3]
+        for slow, fast, _ in list(BETWEEN_METHODS.values())[:3]
     ]  # fmt: skip
     return [
         *ratios,
         *orders,
-        *(
-            claim(f"yoon2022.speed-logs.pcie-longer.{method}", _longer_on_pcie, method)
-            for method in ("topk", "dense")
-        ),
+        claim("yoon2022.speed-logs.pcie-longer.topk", _longer_on_pcie, "topk"),
+        claim("yoon2022.speed-logs.pcie-longer.dense", _longer_on_pcie, "dense"),
         claim("yoon2022.speed-logs.change-in-the-link", _change_beside_computing, "topk"),
     ]
 
@@ -191,11 +176,3 @@ def _longer_on_pcie(_: Frames, method: str) -> Value:
 def _change_beside_computing(_: Frames, method: str) -> Value:
     change = rederived.link_change(method)
     return Value(change.iteration - change.computing)
-
-
-def _free(method: str) -> str:
-    return number(rederived.IN_A_FREE_WINDOW_MS[JOB["A100", method]])
-
-
-def _time(method: str) -> str:
-    return number(float(rederived.iteration_ms(JOB["A100", method])[0]))

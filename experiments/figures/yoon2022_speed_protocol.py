@@ -1,5 +1,5 @@
 """What the measuring protocol of Yoon and Oh 2022 does to numbers: each artefact by itself, measured here and
-re-derived from the authors' logs.
+re-derived from the authors' logs. Nothing is claimed: the paper says nothing of its protocol.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis import plots, published
-from analysis.claims import Claim
 from analysis.pictures import captions, marks
 from analysis.published import rederived
 from analysis.published.rederived import JOB, estimate
@@ -24,21 +23,18 @@ from experiments.figures.papers import value
 
 TITLE = "What the published protocol does to the numbers"
 SCALE = yoon2022.TIMING_SCALE
-# A turn is whole epochs of 49 steps, as theirs, each with one validation; so the model is small.
-SCALES = {
-    "smoke": {**yoon2022.TIMING["smoke"], "train.epoch_steps": 4, "alternate.block_steps": 4},
-    "laptop": {
-        **yoon2022.TIMING["laptop"], "task": "cnn_cifar10", "train.epoch_steps": 49,
-        "alternate.block_steps": 49,
-    },
-    "paper": {"cluster": "local", "alternate.block_steps": 49, "alternate.limit_min": 60},
-}  # fmt: skip
 PUBLISHED_MODE = {"timing.mode": "as_published"}
 PROTOCOLS = {
     "plain": {"timing.mode": "production"},
     "serialised": {"timing.mode": "serialised"},
     "unvalidated": PUBLISHED_MODE,
     "published": {**PUBLISHED_MODE, "train.validate": "epoch"},
+}
+MEASURED = {
+    "dense": ("serialised", "unvalidated", "published"),
+    "topk": ("serialised", "unvalidated", "published"),
+    "randomk": ("serialised", "unvalidated", "plain"),
+    "randomk-hash": ("plain",),
 }
 # Their filters of the communication, in seconds: above and below.
 DENSE_FILTER, SPARSE_FILTER = (1e-4, 1.0), (0.0, 1.01)
@@ -52,15 +48,10 @@ def runs(profile: str) -> list[Run]:
         f"{method}-{protocol}": {
             **yoon2022.TIMED[method], **yoon2022.small_density(method, profile), **PROTOCOLS[protocol]
         }
-        for method, protocols in {
-            "dense": ("serialised", "unvalidated", "published"),
-            "topk": ("serialised", "unvalidated", "published"),
-            "randomk": ("serialised", "unvalidated", "plain"),
-            "randomk-hash": ("plain",),
-        }.items()
+        for method, protocols in MEASURED.items()
         for protocol in protocols
     }  # fmt: skip
-    return yoon2022.timing_runs(profile, "production", variants, scales=SCALES)
+    return yoon2022.timing_runs(profile, "production", variants, at="speed-protocol")
 
 
 class Artefact(NamedTuple):
@@ -75,8 +66,7 @@ class Artefact(NamedTuple):
 
 def artefacts() -> list[Artefact]:
     """All of them, those of one name below each other."""
-    validation, filters = "validation inside the timed loop", "a filter that differs by method"
-    unsynced, drawing = "no synchronisation between phases", "torch.randperm for Random-k"
+    validation, unsynced = "validation inside the timed loop", "no synchronisation between phases"
     stalls = {
         method: rederived.published_iteration_ms(job) / rederived.iteration_ms(job)
         for method, job in A100.items()
@@ -97,12 +87,13 @@ def artefacts() -> list[Artefact]:
                  estimate(stalls["topk"] / stalls["dense"])),
         Artefact(validation, "mean of the final wait, dense", _validated, ("dense", "synchronize"),
                  estimate(unfiltered / rederived.communication_ms(A100["dense"]))),
-        Artefact(filters, "communication, dense", _filtered, ("dense",), Value(waits.dense / waits.sparse)),
+        Artefact("a filter that differs by method", "communication, dense", _filtered, ("dense",),
+                 Value(waits.dense / waits.sparse)),
         Artefact(unsynced, "BP, Top-k", _unsynchronised, ("topk", "backward"), Value(backward)),
         Artefact(unsynced, "compression, Top-k", _unsynchronised, ("topk", "select"), Value(compression)),
         Artefact(unsynced, "compression, Random-k", _unsynchronised, ("randomk", "select"),
                  Value(launches)),
-        Artefact(drawing, "time per iteration, Random-k", _permuted, (), None),
+        Artefact("torch.randperm for Random-k", "time per iteration, Random-k", _permuted, (), None),
     ]  # fmt: skip
 
 
@@ -130,59 +121,53 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def table(frames: Frames) -> Table:
     """The factors, with intervals."""
-    cells = [
-        {"artefact": each.name, "number": each.number, "here": each.ours(frames, *each.of),
-         "from their logs": each.theirs}
-        for each in artefacts()
-    ]  # fmt: skip
-    return Table("With the artefact / without it", pd.DataFrame(cells))
+    rows = [(each.name, each.number, each.ours(frames, *each.of), each.theirs) for each in artefacts()]
+    frame = pd.DataFrame(rows, columns=["artefact", "number", "here", "from their logs"])
+    return Table("With the artefact / without it", frame)
 
 
-def caption(frames: Frames, profile: str) -> str:
-    return (
-        "By what factor each artefact of the published protocol changes a number: with it over without it, "
-        "95 % intervals. Rank 0 validates in every 49th timed step while the others wait; dense and sparse "
-        "logs were filtered differently (their factor is a lower bound); nothing synchronises between "
-        "phases, so on a GPU what one phase has queued is counted in the next, while a CPU queues nothing; "
-        "Random-k was drawn by torch.randperm. What TF32 does is not here: their A100s used it, their V100s "
-        "have none, and no two of their logs differ in that alone. "
-        f"{captions.setting(frames)} {captions.timing(frames)} Squares: {yoon2022.FROM_LOGS}"
-    )
-
-
-def claims() -> list[Claim]:
-    """None: the paper says nothing of its protocol."""
-    return []
-
-
-def _seconds(frames: Frames, variant: str, phase: str) -> pd.Series[float] | None:
-    """Seconds of a phase by block; None where the variant was not run."""
+def _seconds(frames: Frames, variant: str, phase: str) -> pd.Series[float]:
+    """Seconds of a phase by block; of none where the variant was not run, or had no such phase."""
     keys = yoon2022.keys(frames, variant)
     means = units(frames, keys).means if keys else pd.DataFrame()
-    seconds: pd.Series[float] | None = means.get(phase)
+    seconds: pd.Series[float] = means.get(phase, pd.Series(dtype=float))
     return seconds
 
 
-def _ratio(above: pd.Series[float] | None, below: pd.Series[float] | None) -> Value | None:
+def _ratio(above: pd.Series[float], below: pd.Series[float]) -> Value | None:
     """Ratio of the two, paired by block."""
-    if above is None or below is None:
-        return None
     ratios = (above / below).dropna().sort_index()
-    return over_units(ratios.to_numpy(), POSITIVE, "blocks")
+    return over_units(ratios.to_numpy(), POSITIVE, "blocks") if len(ratios) else None
+
+
+def _protocols(frames: Frames, method: str, one: str, other: str, phase: str) -> Value | None:
+    """A phase of a method by one protocol over the same by another."""
+    return _ratio(*(_seconds(frames, f"{method}-{protocol}", phase) for protocol in (one, other)))
 
 
 def _validated(frames: Frames, method: str, phase: str = "slowest") -> Value | None:
-    """A phase of a method with validation in the timed loop over that without."""
-    return _ratio(*(_seconds(frames, f"{method}-{how}", phase) for how in ("published", "unvalidated")))
+    """With validation in the timed loop over without."""
+    return _protocols(frames, method, "published", "unvalidated", phase)
+
+
+def _unsynchronised(frames: Frames, method: str, phase: str) -> Value | None:
+    """As published over with synchronisation around the phase."""
+    return _protocols(frames, method, "unvalidated", "serialised", phase)
+
+
+def _permuted(frames: Frames) -> Value | None:
+    """An iteration of Random-k with torch.randperm over one with a hash."""
+    return _ratio(*(_seconds(frames, f"{method}-plain", "slowest") for method in ("randomk", "randomk-hash")))
 
 
 def _validated_ratio(frames: Frames, method: str, baseline: str) -> Value | None:
     """The ratio of two methods with validation over that without."""
-    ratios = []
-    for protocol in ("published", "unvalidated"):
-        here, there = (_seconds(frames, f"{each}-{protocol}", "slowest") for each in (method, baseline))
-        ratios.append(None if here is None or there is None else here / there)
-    return _ratio(*ratios)
+    with_it, without = (
+        _seconds(frames, f"{method}-{protocol}", "slowest")
+        / _seconds(frames, f"{baseline}-{protocol}", "slowest")
+        for protocol in ("published", "unvalidated")
+    )
+    return _ratio(with_it, without)
 
 
 def _filtered(frames: Frames, method: str) -> Value | None:
@@ -190,18 +175,11 @@ def _filtered(frames: Frames, method: str) -> Value | None:
     keys = yoon2022.keys(frames, f"{method}-published")
     if not keys:
         return None
-    steps, means = pd.concat([warm(frames, key).steps for key in keys]), []
-    for low, high in (DENSE_FILTER, SPARSE_FILTER):
-        waits = steps[steps["synchronize_s"].gt(low) & steps["synchronize_s"].lt(high)]
-        means.append(waits.groupby(["key", "block"])["synchronize_s"].mean())
-    return _ratio(*means)
+    steps = pd.concat([warm(frames, key).steps for key in keys])
 
+    def filtered(low: float, high: float) -> pd.Series[float]:
+        kept = steps[steps["synchronize_s"].gt(low) & steps["synchronize_s"].lt(high)]
+        means: pd.Series[float] = kept.groupby(["key", "block"])["synchronize_s"].mean()
+        return means
 
-def _unsynchronised(frames: Frames, method: str, phase: str) -> Value | None:
-    """A phase as published over the same with synchronisation around it."""
-    return _ratio(*(_seconds(frames, f"{method}-{how}", phase) for how in ("unvalidated", "serialised")))
-
-
-def _permuted(frames: Frames) -> Value | None:
-    """An iteration of Random-k with torch.randperm over one with a hash."""
-    return _ratio(*(_seconds(frames, f"{method}-plain", "slowest") for method in ("randomk", "randomk-hash")))
+    return _ratio(filtered(*DENSE_FILTER), filtered(*SPARSE_FILTER))

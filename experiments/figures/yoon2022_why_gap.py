@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,17 +13,16 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import number
-from analysis.records.frames import Frames
+from analysis.records.frames import Frames, records, remembered
 from analysis.stats import Value, curve, final, final_difference, over_units
 from analysis.tables import Table
-from experiments.config.run import Run
+from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import MORE_SEEDS, SEEDS
+from experiments.figures._runs import MORE_SEEDS, SEEDS, scale
 from experiments.figures.papers import claim
 
 TITLE = "Why Top-k lags behind dense at a small scale"
 SCALE = yoon2022.TRAINING_SCALE
-HELD_OUT = 5000  # training images to tune and to compare on: of the 50,000
 COLUMN = "test_top1"  # the test set, seen once at the end; rates are chosen by val_top1, on held-out images
 RATES = (0.03, 0.1, 0.3)
 DENSITIES = (0.003, 0.01, 0.03, 0.1)
@@ -31,9 +30,12 @@ HORIZONS = (1, 2, 4)
 EPOCH_STEPS = 24  # at horizon 1: half of the paper's 49, so that 2 is about the length of their training
 AFTER, BEFORE, UNMASKED = "after", "before, masked", "before, unmasked"
 # Exact Top-k of the whole model with momentum in front of the residual: DGC, its sample being everything.
-CORRECTED = {
+CORRECTED: RunSettings = {
     "method": "dgc", "method.sample": 1, "method.scope": "global", "method.dense_vectors": False,
     "task.momentum": 0,
+}  # fmt: skip
+MOMENTA: dict[str, RunSettings] = {
+    AFTER: {"method": "topk"}, BEFORE: CORRECTED, UNMASKED: {**CORRECTED, "method.masking": False},
 }  # fmt: skip
 
 
@@ -46,40 +48,36 @@ class Change(NamedTuple):
     momentum: str = AFTER
     horizon: int = 1
 
-    def settings(self, steps: int) -> dict[str, Any]:
+    def settings(self, steps: int) -> RunSettings:
         """Its settings.
 
         Args:
             steps: of an epoch, where the horizon is 1.
         """
-        found: dict[str, Any] = {"method": "dense", "train.epoch_steps": steps * self.horizon}
-        if self.method == "topk":
-            own = {"method": "topk"} if self.momentum == AFTER else CORRECTED
-            found |= {**own, "method.density": self.density}
-        if self.momentum == UNMASKED:
-            found["method.masking"] = False
-        return found | ({} if self.rate == 0.1 else {"task.lr": self.rate})
+        dense = self.method == "dense"
+        own = {"method": "dense"} if dense else {**MOMENTA[self.momentum], "method.density": self.density}
+        rate = {} if self.rate == 0.1 else {"task.lr": self.rate}
+        return {**own, **rate, "train.epoch_steps": steps * self.horizon}
 
 
 ByChange = dict[Change, list[str]]  # the runs of each
+Points = Mapping[Any, tuple[Change, Change]]  # at each point dense, and Top-k
 DENSE, TOPK = Change("dense"), Change("topk")
-PANELS: dict[str, dict[Any, tuple[Change, Change]]] = {  # at each point dense, and Top-k
+PANELS: dict[str, Points] = {
     "Learning rate": {rate: (DENSE._replace(rate=rate), TOPK._replace(rate=rate)) for rate in RATES},
     "Density of Top-k": {density: (DENSE, TOPK._replace(density=density)) for density in DENSITIES},
-    "Momentum of Top-k": {
-        momentum: (DENSE, TOPK._replace(momentum=momentum)) for momentum in (AFTER, BEFORE, UNMASKED)
-    },
+    "Momentum of Top-k": {momentum: (DENSE, TOPK._replace(momentum=momentum)) for momentum in MOMENTA},
     "Length of training": {
         horizon: (DENSE._replace(horizon=horizon), TOPK._replace(horizon=horizon)) for horizon in HORIZONS
     },
 }
+SMALL = {"alpha": 0.55, "markersize": 2.6, "mew": 0}  # marks of single trainings
 SMOKE = [DENSE, TOPK, TOPK._replace(density=0.1)]
 
 
 def variants() -> list[Change]:
     """Every training once, the shortest first."""
-    pairs = [pair for points in PANELS.values() for pair in points.values()]
-    found = dict.fromkeys(variant for pair in pairs for variant in pair)
+    found = dict.fromkeys(each for points in PANELS.values() for pair in points.values() for each in pair)
     return sorted(found, key=lambda variant: variant.horizon)
 
 
@@ -91,34 +89,84 @@ def more_runs(profile: str) -> list[Run]:
     return _trainings(profile, MORE_SEEDS[profile])
 
 
+def _trainings(profile: str, seeds: Sequence[int]) -> list[Run]:
+    shared = yoon2022.start(profile, scale("why-gap", profile))
+    steps, found = (10, SMOKE) if profile == "smoke" else (EPOCH_STEPS, variants())
+    return [shared | variant.settings(steps) | {"seed": seed} for seed in seeds for variant in found]
+
+
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    found = _by_variant(frames)
+    found = by_variant(frames)
     if not found:
         raise ValueError("nothing to draw: there is no run")
-    ylabels = ("Test top-1 at the end (%)", "", "", "Test top-1 at the end (%)")
-    panels = [
-        _panel(frames, found, points, {"xlabel": name, "ylabel": ylabel})
-        for (name, points), ylabel in zip(PANELS.items(), ylabels, strict=True)
-    ]
+    panels = [_panel(frames, found, *each) for each in PANELS.items()]
     panels += [_captured(frames, found), _fit(frames, found)]
-    return plots.picture(panels, 3.9, rows=2, loc="outside upper center")
+    ylabel = "Test top-1 at the end (%)"
+    return plots.picture(panels, 3.9, rows=2, ylabel=ylabel, loc="outside upper center")
+
+
+def _panel(frames: Frames, found: ByChange, name: str, points: Points) -> plots.Panel:
+    """Ends of dense and Top-k at each point, one curve each, and every training."""
+    lines, dots = list[plots.Curve](), list[plots.Dot]()
+    for at, look in enumerate((style.look("dense"), style.look("topk"))):
+        keys = {place: found[pair[at]] for place, pair in enumerate(points.values()) if pair[at] in found}
+        ends = {place: final(frames, own, COLUMN) for place, own in keys.items()}
+        shown = {place: value for place, value in ends.items() if value is not None}
+        lines.append(plots.Curve(look, list(shown), list(shown.values())))
+        for place, own in keys.items():
+            finals = [one.value for key in own if (one := final(frames, [key], COLUMN))]
+            dots.append(plots.Dot(look, [place] * len(finals), finals, SMALL | {"label": None}))
+    texts = [number(each) if isinstance(each, float) else str(each) for each in points]
+    words: dict[str, Any] = {
+        "xticks": range(len(points)),
+        "xticklabels": [text.replace(", ", ",\n") for text in texts],
+    }
+    return plots.layered(
+        plots.curves(lines, xlim=(-0.4, len(points) - 0.6), xlabel=name, grid="y", **words), plots.dots(dots)
+    )
+
+
+def _captured(frames: Frames, found: ByChange) -> plots.Panel:
+    """The energy that each density captures, along the training."""
+
+    def panel(axes: plots.Axes) -> None:
+        for shade, density in zip(np.linspace(0.35, 1, len(DENSITIES)), DENSITIES, strict=True):
+            table = curve(frames, found.get(TOPK._replace(density=density), []), "captured_energy")
+            if len(table):
+                look = style.look("topk")._replace(label=number(density))
+                marks.shaded(axes, table["step"], 100 * table["mean"], look, float(shade))
+        labels: dict[str, Any] = {"xlabel": "Optimiser steps", "ylabel": "Captured energy (%)"}
+        plots.finish(axes, **labels, ylim=(0, None), xlim=(0, None), grid="y")
+
+    return panel
+
+
+def _fit(frames: Frames, found: ByChange) -> plots.Panel:
+    """Test accuracy against training loss: on one line, Top-k fits worse; below it, it generalises worse."""
+    dots = []
+    for variant, keys in found.items():
+        loss, top1 = (final(frames, keys, column) for column in ("train_loss", COLUMN))
+        if loss and top1:
+            dots.append(plots.Dot(style.look(variant.method), loss.value, top1.value, SMALL))
+    return plots.dots(dots, grid="both", xlabel="Training loss at the end")
 
 
 def table(frames: Frames) -> Table:
     """Every variant: accuracy, the gap to its dense training, training loss, captured energy."""
-    found = _by_variant(frames)
-    rows = []
-    for variant, keys in found.items():
-        base = DENSE._replace(rate=variant.rate, horizon=variant.horizon)
-        rows.append({
+    rows = [
+        {
             "variant": label(variant),
             "held-out top-1": final(frames, keys, "val_top1"),
             "test top-1": final(frames, keys, COLUMN),
-            "below dense": _gap(frames, base, variant) if variant.method == "topk" else None,
+            "below dense": None if variant.method == "dense" else _gap(
+                frames, DENSE._replace(rate=variant.rate, horizon=variant.horizon), variant
+            ),
             "training loss": final(frames, keys, "train_loss"),
             "energy captured at the end": final(frames, keys, "captured_energy"),
             "n": len(keys),
-        })  # fmt: skip
+        }
+        for variant, keys in by_variant(frames).items()
+    ]  # fmt: skip
     units = {"held-out top-1": "%", "test top-1": "%", "below dense": "points"}
     return Table("Every variant at the end of its training", pd.DataFrame(rows), units)
 
@@ -131,20 +179,14 @@ def label(variant: Change) -> str:
     return f"{name}{rate}{momentum}" + (f", {variant.horizon} x as long" if variant.horizon > 1 else "")
 
 
-def caption(frames: Frames, profile: str) -> str:
-    seeds = min(len(keys) for keys in _by_variant(frames).values())
-    steps = captions.listed(captions.values(frames, "steps_total"))
-    return (
-        "What changes the distance between Top-k and dense: one thing at a time, all else as in the paper "
-        "(learning rate 0.1, momentum 0.9 after aggregation; density 0.01 in place of 0.001, and 138 epochs "
-        f"of {EPOCH_STEPS} steps in place of 49, unless the axis says otherwise). "
-        "Momentum before aggregation is the momentum correction of Lin et al. 2018, with or without their "
-        f"masking. {captions.setting(frames)} {number(HELD_OUT)} training images are held out, and whatever "
-        "is chosen is chosen on them; drawn is the test set, seen once at the end. Bars: 95 % intervals over "
-        f"seeds, of which every training has {seeds} or more; {steps} optimiser steps; lowest right: the "
-        "one against the other, every variant a point. Captured energy: ||TopK(u)||^2 / ||u||^2 of "
-        "gradient plus residual u, on rank 0 in the last step of an epoch."
-    )
+def facts(frames: Frames) -> dict[str, object]:
+    """How long, on how many images and with how many seeds was trained."""
+    return {
+        "epoch_steps": EPOCH_STEPS,
+        "held_out": number(scale("why-gap", "paper")["train.held_out"]),
+        "seeds": min(len(keys) for keys in by_variant(frames).values()),
+        "steps": captions.listed(captions.values(frames, "steps_total")),
+    }
 
 
 def claims() -> list[Claim]:
@@ -160,26 +202,14 @@ def claims() -> list[Claim]:
     ]
 
 
-def _trainings(profile: str, seeds: Sequence[int]) -> list[Run]:
-    is_smoke = profile == "smoke"
-    # The same small task everywhere, on whatever device.
-    scale = yoon2022.CONVERGENCE["smoke" if is_smoke else "laptop"]
-    own = {"train.held_out": 100} if is_smoke else {"train.held_out": HELD_OUT, "train.validate_every": 6}
-    shared, steps = yoon2022.start(profile, {profile: {**scale, **own}}), 10 if is_smoke else EPOCH_STEPS
-    return [
-        shared | {**variant.settings(steps), "seed": seed}
-        for seed in seeds
-        for variant in (SMOKE if is_smoke else variants())
-    ]
-
-
-def _by_variant(frames: Frames) -> ByChange:
+@remembered
+def by_variant(frames: Frames) -> ByChange:
     """The runs of each, in the order of `variants`."""
     found: ByChange = {}
     if not len(frames.runs):
         return found
     shortest = float(frames.runs["steps_total"].min())
-    for run in frames.runs.sort_values("seed").to_dict("records"):
+    for run in records(frames.runs.sort_values("seed")):
         is_dense, momentum = run["method.name"] == "dense", AFTER
         if run["method.name"] == "dgc":
             is_masked = json.loads(str(run["config_json"]))["method"]["masking"]
@@ -196,7 +226,7 @@ def _by_variant(frames: Frames) -> ByChange:
 
 
 def _gap(frames: Frames, above: Change, below: Change) -> Value | None:
-    found = _by_variant(frames)
+    found = by_variant(frames)
     return final_difference(frames, found.get(above, []), found.get(below, []), COLUMN)
 
 
@@ -204,10 +234,8 @@ def _difference(frames: Frames, first: tuple[Change, Change], second: tuple[Chan
     """The distance between two variants less that between two others, paired by seed."""
     ends = [_ends(frames, variant) for variant in (*first, *second)]
     together = pd.concat(ends, axis="columns", join="inner").dropna()
-    if not len(together):
-        return None
     above, below, other_above, other_below = together.to_numpy().T
-    return over_units((above - below) - (other_above - other_below))
+    return over_units((above - below) - (other_above - other_below)) if len(together) else None
 
 
 def _gain_by_rate(frames: Frames) -> Value | None:
@@ -224,56 +252,11 @@ def _gain_by_rate(frames: Frames) -> Value | None:
 
 def _ends(frames: Frames, variant: Change, column: str = COLUMN) -> pd.Series[float]:
     """`column` at the end of each of its trainings, by seed."""
-    keys = _by_variant(frames).get(variant, [])
+    keys = by_variant(frames).get(variant, [])
     if not keys:
         return pd.Series(dtype=float)
-    last = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch").groupby("key")[column].last()
+    epochs = frames.epochs[frames.epochs["key"].isin(keys)]
+    last = epochs.sort_values("epoch").groupby("key")[column].last()
     by_seed = last.rename(index=frames.runs.set_index("key")["seed"])
     ends: pd.Series[float] = by_seed.groupby(level=0).mean()  # the same training, kept by another search
     return ends
-
-
-def _panel(
-    frames: Frames, found: ByChange, points: dict[Any, tuple[Change, Change]], words: dict[str, Any]
-) -> plots.Panel:
-    """Ends of dense and Top-k at each point, one curve each."""
-
-    def panel(axes: plots.Axes) -> None:
-        for at, look in enumerate((style.look("dense"), style.look("topk"))):
-            keys = {place: found[pair[at]] for place, pair in enumerate(points.values()) if pair[at] in found}
-            ends = {place: final(frames, own, COLUMN) for place, own in keys.items()}
-            shown = {place: value for place, value in ends.items() if value is not None}
-            plots.points(axes, list(shown), list(shown.values()), look)
-            for place, own in keys.items():
-                finals = [final(frames, [key], COLUMN) for key in own]
-                plots.seeds(axes, place, [one.value for one in finals if one], look)
-        labels = [number(point) if isinstance(point, float) else str(point) for point in points]
-        axes.set_xticks(range(len(points)), [text.replace(", ", ",\n") for text in labels])
-        plots.finish(axes, xlim=(-0.4, len(points) - 0.6), grid="y", **words)
-
-    return panel
-
-
-def _captured(frames: Frames, found: ByChange) -> plots.Panel:
-    """The energy that each density captures, along the training."""
-
-    def panel(axes: plots.Axes) -> None:
-        for shade, density in zip(np.linspace(0.35, 1, len(DENSITIES)), DENSITIES, strict=True):
-            table = curve(frames, found.get(TOPK._replace(density=density), []), "captured_energy")
-            if len(table):
-                look = style.look("topk")._replace(label=number(density))
-                marks.shaded(axes, table["step"], 100 * table["mean"], look, float(shade))
-        axes.set(xlabel="Optimiser steps", ylabel="Captured energy (%)", ylim=(0, None), xlim=(0, None))
-        axes.grid(visible=True, axis="y")
-
-    return panel
-
-
-def _fit(frames: Frames, found: ByChange) -> plots.Panel:
-    """Test accuracy against training loss: on one line, Top-k fits worse; below it, it generalises worse."""
-    small, dots = {"alpha": 0.55, "markersize": 2.6, "mew": 0}, []
-    for variant, keys in found.items():
-        loss, top1 = (final(frames, keys, column) for column in ("train_loss", COLUMN))
-        if loss and top1:
-            dots.append(plots.Dot(style.look(variant.method), loss.value, top1.value, small))
-    return plots.dots(dots, grid="both", xlabel="Training loss at the end")

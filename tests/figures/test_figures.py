@@ -179,7 +179,7 @@ def test_simulated_times_are_labelled_in_picture_caption_and_tables(item: str, t
     figure = figures.load(item).draw(frames, "paper")
     labels = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
     assert any("simulated" in label for label in labels)
-    assert "*Simulated* times" in figures.load(item).caption(frames, "paper")
+    assert "*Simulated* times" in figures.caption(item, frames, "paper")
     assert ", simulated)" in page(item, frames, "paper") or not figures.claims(item)
 
 
@@ -190,9 +190,7 @@ def test_a_machine_that_is_not_as_it_was_named_is_told(tmp_path: Path) -> None:
         config = synthetic.config(method, timing={"mode": MODE["fig4"], "warmup_steps": 4, "span_steps": 2})
         synthetic.timed(store, config, machine={"mismatch": [why]})
     frames, _ = from_attempts(store.all_valid())
-    assert (
-        figures.load("fig4").caption(frames, "paper").count(f"*Not the machine that was named*: {why}.") == 1
-    )
+    assert figures.caption("fig4", frames, "paper").count(f"*Not the machine that was named*: {why}.") == 1
     assert page("fig4", frames, "paper").count(why) == 1
 
 

@@ -100,7 +100,7 @@ def test_the_parts_of_the_papers_bars_are_what_its_logs_say() -> None:
 
 def test_captions_say_how_turns_ended(frames: Frames) -> None:
     for item in ("fig1", "fig4"):
-        said = figures.load(item).caption(frames, "laptop")
+        said = figures.caption(item, frames, "laptop")
         assert "turns of 3 steps in one group of processes" in said
         assert "the least certain ratio to dense had a half-width of 1 %" in said
         assert "at the limit" not in said

@@ -10,6 +10,9 @@
     claims       name: what an item holds against its records, as fields of `analysis.claims.Claim`; in
                  place of paper, unit and source the id of what is published. What stands in braces differs
                  between like ones. The item says how its value is computed: `claim(name, function, ...)`
+    words        item: its caption; item.part: other words on it, as a note below a table. A text, or several
+                 that follow each other. What stands in braces is a fact of the item's, or a sentence on its
+                 records (`analysis.pictures.captions.SENTENCES`)
     rules        id: kind, tolerance and reason that several claims have (<<: *id)
     causes       what several claims follow from: their group (*id)
 
@@ -19,7 +22,7 @@ belongs to the paper that its name begins with; a file with no more than a comme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -105,6 +108,13 @@ def claims(paper: str) -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
+def words(name: str) -> str:
+    """The words of this name, 'yoon2022.fig4', braces and all; empty where its paper has none."""
+    paper, _, entry = name.partition(".")
+    said = _content(paper).get("words", {}).get(entry, "") if paper in names() else ""
+    return said if isinstance(said, str) else " ".join(said)
+
+
 def claim(
     name: str, ours: Callable[..., Value | None], /, *of: Any, id: str = "", case: str = "", **own: Any
 ) -> Claim:
@@ -135,6 +145,22 @@ def claim(
         raise ValueError(f"the claim {name} lacks {', '.join(missing)}: give it in papers/{paper}.yaml")
     own_name = entry.partition(".")[2] or entry
     return Claim(id=id or f"{own_name}.{case}".rstrip("."), ours=ours, of=of, **fields)
+
+
+def of_methods(
+    name: str, ours: Callable[..., Value | None], methods: Iterable[str], /, *of: Any, **own: Any
+) -> list[Claim]:
+    """The claim of this name for each of these methods, which is its case and the first that `ours` takes.
+
+    Args:
+        of, own: as in `claim`; braces may hold {method} and its {label} besides.
+    """
+    from analysis.pictures.style import look  # as above
+
+    return [
+        claim(name, ours, each, *of, **{"case": each, "method": each, "label": look(each).label, **own})
+        for each in methods
+    ]
 
 
 @cache
