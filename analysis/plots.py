@@ -18,19 +18,11 @@ import pandas as pd
 from matplotlib.artist import Artist
 
 from analysis.pictures import marks, style
-from analysis.pictures.marks import Axes as Axes
-from analysis.pictures.marks import Figure as Figure
-from analysis.pictures.marks import above as above
-from analysis.pictures.marks import across as across
-from analysis.pictures.marks import canvas as canvas
-from analysis.pictures.marks import curve as curve
-from analysis.pictures.marks import log_ticks as log_ticks
-from analysis.pictures.marks import over as over
-from analysis.pictures.marks import points as points
-from analysis.pictures.marks import seeds as seeds
+from analysis.pictures.marks import Axes, Figure, above, across, canvas, curve, log_ticks, over, points, seeds
 from analysis.pictures.style import Look
 from analysis.stats import Value
 
+__all__ = ["Axes", "Figure", "above", "across", "canvas", "curve", "log_ticks", "over", "points", "seeds"]
 EMPTY = "nothing to draw: there is no run"
 Which = Literal["x", "y", "both"]
 Panel = Callable[[Axes], None]
@@ -156,16 +148,20 @@ def _line(axes: Axes, line: Curve | Band) -> None:
     if isinstance(line, Band):
         axes.fill_between(line.x, line.low, line.high, color=line.look.colour, alpha=line.alpha, linewidth=0)
     elif line.x is None:
-        marks.across(axes, line.y, line.look, **line.how)
+        across(axes, line.y, line.look, **line.how)
     elif not len(line.x):
         return  # nothing was measured: no entry in the legend
     elif isinstance(line.y, pd.DataFrame):
-        marks.curve(axes, line.x, line.y, line.look)
+        curve(axes, line.x, line.y, line.look)
     elif isinstance(line.y, list) and isinstance(line.y[0], Value):
-        marks.points(axes, line.x, line.y, line.look)
+        points(axes, line.x, line.y, line.look)
     else:
-        look = {"color": line.look.colour, "marker": line.look.marker, "label": line.look.label}
-        axes.plot(line.x, line.y, **look | dict(line.how))
+        _plot(axes, line)
+
+
+def _plot(axes: Axes, each: Curve | Dot, how: Mapping[str, Any] = {}) -> None:
+    look = {"color": each.look.colour, "marker": each.look.marker, "label": each.look.label}
+    axes.plot(each.x, each.y, **{**look, **how, **each.how})
 
 
 def layered(*panels: Panel) -> Panel:
@@ -207,7 +203,7 @@ def piles(axes: Axes, /, bars: Sequence[Bar], **words: Any) -> None:
     for y, each in enumerate(bars):
         marks.pile(axes, y, each.parts)
         behind: dict[str, Any] = {"xytext": (3, 0), "ha": "left", "va": "center"}
-        marks.above(axes, sum(each.parts.values()), y, each.text, **behind)
+        above(axes, sum(each.parts.values()), y, each.text, **behind)
     from_top(axes, [each.label for each in bars])
     finish(axes, **words)
 
@@ -226,7 +222,7 @@ def stacks(
     for each in bars:
         x = labels.index(each.label) + each.place
         top = marks.stack(axes, x, each.parts, width, each.faint, least)
-        marks.above(axes, x, top, each.text, **({"color": "#777777", "fontsize": 6} if each.faint else {}))
+        above(axes, x, top, each.text, **({"color": "#777777", "fontsize": 6} if each.faint else {}))
     beside(axes, labels)
     finish(axes, **words)
 
@@ -280,13 +276,7 @@ def dots(
         factors: whether x is of factors, which are ticks of a logarithmic axis.
     """
     for each in found:
-        look = {
-            "color": each.look.colour,
-            "marker": each.look.marker,
-            "label": each.look.label,
-            "linestyle": "",
-        }
-        axes.plot(each.x, each.y, **look | dict(each.how))
+        _plot(axes, each, {"linestyle": ""})
     if rows:
         from_top(axes, rows)
     if factors:
@@ -329,7 +319,7 @@ def finish(
     if note:
         axes.text(0.03, 0.99, note, transform=axes.transAxes, va="top", fontsize=6.5)
     if len(log):
-        marks.log_ticks(axes, log)
+        log_ticks(axes, log)
     if grid:
         axes.grid(visible=True, axis=grid)
 

@@ -11,7 +11,7 @@ import glob
 import html
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -109,14 +109,20 @@ class Table:
 
     def csv(self) -> str:
         """Plain numbers for programs; a column of values with intervals becomes four: it, low, high and n."""
+        columns = list[list[Any]]()
+        for place, name in enumerate(map(str, self.frame.columns)):
+            cells, unit = self.frame.iloc[:, place].tolist(), self.units.get(self.frame.columns[place], "")
+            columns.append([_with_unit(name, unit), *map(_number_of, cells)])
+            if any(isinstance(cell, Value) for cell in cells):
+                parts = {"low": unit, "high": unit, "n": ""}
+                columns += [
+                    [_with_unit(f"{name}: {part}", of_part), *(_part(cell, part) for cell in cells)]
+                    for part, of_part in parts.items()
+                ]
         out = io.StringIO()
-        lines = csv.writer(out, lineterminator="\n")
-        parts = [self._columns(place) for place in range(self.frame.shape[1])]
-        lines.writerow([_in_csv(name) for columns in parts for name, _ in columns])
-        for row in self.rows():
-            lines.writerow(
-                [_in_csv(of(cell)) for cell, columns in zip(row, parts, strict=True) for _, of in columns]
-            )
+        csv.writer(out, lineterminator="\n").writerows(
+            map(_in_csv, row) for row in zip(*columns, strict=True)
+        )
         return out.getvalue()
 
     def html(self) -> str:
@@ -131,18 +137,6 @@ class Table:
         caption = f"<caption>{_in_html(self.title)}</caption>\n" if self.title else ""
         note = f'<p class="note">{_in_html(self.note)}</p>\n' if self.note else ""
         return f"<table>\n{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{note}"
-
-    def _columns(self, place: int) -> list[tuple[str, Callable[[Any], Any]]]:
-        """The columns that one becomes in CSV: names, and the part of a cell that stands there."""
-        name, unit = str(self.frame.columns[place]), self.units.get(self.frame.columns[place], "")
-        if not any(isinstance(cell, Value) for cell in self.frame.iloc[:, place]):
-            return [(_with_unit(name, unit), _itself)]
-        return [
-            (_with_unit(name, unit), _number_of),
-            (_with_unit(f"{name}: low", unit), _part("low")),
-            (_with_unit(f"{name}: high", unit), _part("high")),
-            (f"{name}: n", _part("n")),
-        ]
 
 
 def is_absent(cell: Any) -> bool:
@@ -229,14 +223,10 @@ def _side(right: bool) -> str:
     return ' class="number"' if right else ""
 
 
-def _itself(cell: Any) -> Any:
-    return cell
-
-
 def _number_of(cell: Any) -> Any:
     return cell.value if isinstance(cell, Value) else cell
 
 
-def _part(name: str) -> Callable[[Any], Any]:
+def _part(cell: Any, name: str) -> Any:
     """A part that a value has beside its number, and a plain number has not."""
-    return lambda cell: getattr(cell, name) if isinstance(cell, Value) and not is_absent(cell) else None
+    return getattr(cell, name) if isinstance(cell, Value) and not is_absent(cell) else None

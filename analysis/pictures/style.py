@@ -23,7 +23,6 @@ TWO_COLUMNS = 7.16  # inches, IEEE
 UNDATED = {
     "png": ("Software",), "pdf": ("CreationDate", "Producer", "Creator"), "svg": ("Date", "Creator"),
 }  # fmt: skip
-DPI = 200  # of the PNG; the PDF is for print
 
 
 class Look(NamedTuple):
@@ -61,33 +60,11 @@ OTHER_MARKERS = ("X", "p", "h", "<", ">", "*", "d")
 
 
 def base() -> dict[RcKeyType, Any]:
-    """Settings of every figure."""
-    return {
-        "font.family": "DejaVu Sans",  # part of matplotlib, so that every machine draws the same
-        "font.size": 7.5,
-        "axes.titlesize": 8,
-        "axes.labelsize": 7.5,
-        "xtick.labelsize": 7,
-        "ytick.labelsize": 7,
-        "legend.fontsize": 7,
-        "legend.frameon": False,
-        "legend.handlelength": 1.8,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.linewidth": 0.6,
-        "xtick.major.width": 0.6,
-        "ytick.major.width": 0.6,
-        "axes.grid": False,
-        "axes.axisbelow": True,
-        "grid.color": "#E6E6E6",
-        "grid.linewidth": 0.5,
-        "lines.linewidth": 1.3,
-        "lines.markersize": 3.5,
-        "hatch.linewidth": 0.4,
-        "pdf.fonttype": 42,  # TrueType: text in the PDF can be searched and edited
-        "svg.hashsalt": "sparsify",  # else names inside an SVG are drawn at random
-        "savefig.dpi": DPI,
-    }
+    """Settings of every figure, from page.mplstyle."""
+    from matplotlib import rc_params_from_file  # here, since lists and tables know labels, too
+
+    found = rc_params_from_file(Path(__file__).with_name("page.mplstyle"), use_default_template=False)
+    return dict(found)
 
 
 def two_columns(height: float = 2.7) -> dict[RcKeyType, Any]:
@@ -133,7 +110,7 @@ def look(method: str) -> Look:
 
 def save(figure: Figure, folder: Path, name: str) -> Path:
     """Write `name`.png (returned), .pdf and .svg; a figure always gives the same bytes."""
-    import matplotlib  # here, since lists and tables know labels too, and need not wait for it
+    import matplotlib  # as above
 
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(base()):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
+from itertools import product
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -68,6 +69,7 @@ class OptionalParts(Protocol):
 
 
 REQUIRED, OPTIONAL = ("runs", "draw"), ("more_runs", "table", "claims", "caption", "facts")
+PARTS = (*REQUIRED, *OPTIONAL)
 VALUES = ("TITLE", "SCALE", "BIBTEX")
 
 
@@ -81,25 +83,23 @@ def check(module: ModuleType) -> None:
     missing = [name for name in ("TITLE", *REQUIRED) if not hasattr(module, name)]
     if missing:
         raise BrokenFile(f"{module.__file__} has no {', '.join(missing)}, which every figure's file has")
-    for name in (*REQUIRED, *OPTIONAL):
+    for name in PARTS:
         if hasattr(module, name):
             _check_parameters(module, name)
     _check_spelling(module)
-    for profile in PROFILES:
-        for name in ("runs", "more_runs"):
-            if hasattr(module, name):
-                _check_runs(module, name, profile)
+    for profile, name in product(PROFILES, ("runs", "more_runs")):
+        if hasattr(module, name):
+            _check_runs(module, name, profile)
     _check_scale(module)
 
 
 def identified(item: str, claims: Sequence[Claim]) -> list[Claim]:
-    """The claims with their whole ids: the item's, and their own or one that is derived from their text."""
-    return [replace(claim, id=f"{item}.{_slug(claim.id or claim.text)}") for claim in claims]
-
-
-def _slug(text: str) -> str:
-    """Letters and digits of a text, in words: 'top-k-ends-above'; dots stay."""
-    return "-".join(re.findall(r"[a-z0-9._]+", text.lower())).replace("-.", ".")
+    """The claims with their whole ids: the item's, and their own or one that is derived from their text:
+    letters and digits, in words ('top-k-ends-above'); dots stay.
+    """
+    words = [re.findall(r"[a-z0-9._]+", (claim.id or claim.text).lower()) for claim in claims]
+    slugs = ["-".join(each).replace("-.", ".") for each in words]
+    return [replace(claim, id=f"{item}.{slug}") for claim, slug in zip(claims, slugs, strict=True)]
 
 
 def check_claims(item: str, module: ModuleType) -> None:
@@ -128,9 +128,8 @@ def check_claims(item: str, module: ModuleType) -> None:
 
 
 def _check_parameters(module: ModuleType, name: str) -> None:
-    wanted = list(inspect.signature(getattr(Figure, name, None) or getattr(OptionalParts, name)).parameters)[
-        1:
-    ]
+    asked = inspect.signature(getattr(Figure if name in REQUIRED else OptionalParts, name))
+    wanted = list(asked.parameters)[1:]
     function = getattr(module, name)
     if not callable(function):
         raise BrokenFile(f"{module.__file__}: {name} is no function; write def {name}({', '.join(wanted)})")
@@ -151,12 +150,9 @@ def _check_spelling(module: ModuleType) -> None:
         and getattr(value, "__module__", module.__name__) == module.__name__
     ]  # fmt: skip
     for part in (*OPTIONAL, *VALUES):
-        if hasattr(module, part):
-            continue
-        kind = [
-            name for name in own if name.isupper() == part.isupper() and name not in (*REQUIRED, *OPTIONAL)
-        ]
-        if close := get_close_matches(part, kind, n=1, cutoff=0.8):
+        kind = [name for name in own if name.isupper() == part.isupper() and name not in PARTS]
+        close = get_close_matches(part, kind, n=1, cutoff=0.8)
+        if close and not hasattr(module, part):
             raise BrokenFile(
                 f"{_line(module, close[0])}: nothing asks a figure for {close[0]}; did you mean {part}? "
                 f"If not, call it _{close[0]}"
@@ -165,15 +161,11 @@ def _check_spelling(module: ModuleType) -> None:
 
 def _check_runs(module: ModuleType, name: str, profile: str) -> None:
     runs = _called(module, name, profile)
-    if not _are_runs(runs):
+    if not isinstance(runs, Sequence) or not all(isinstance(run, Run) or _are_words(run) for run in runs):
         raise BrokenFile(
             f"{_line(module, name)}: {name}({profile!r}) is to list the settings of each run, as in "
             f"[['method=topk', 'seed=0']], and returned {runs!r:.80}"
         )
-
-
-def _are_runs(runs: Any) -> bool:
-    return isinstance(runs, Sequence) and all(isinstance(run, Run) or _are_words(run) for run in runs)
 
 
 def _are_words(run: Any) -> bool:
@@ -182,16 +174,14 @@ def _are_words(run: Any) -> bool:
 
 
 def _check_scale(module: ModuleType) -> None:
-    scale = getattr(module, "SCALE", None)
-    if scale is None:
-        return
-    from analysis.claims import SCALE_NAMES
+    if scale := getattr(module, "SCALE", None):
+        from analysis.claims import SCALE_NAMES
 
-    if strangers := [column for column in scale if column not in SCALE_NAMES]:
-        raise BrokenFile(
-            f"{module.__file__}: SCALE has {strangers[0]!r}, which no scale knows; there are: "
-            + ", ".join(SCALE_NAMES)
-        )
+        if strangers := [column for column in scale if column not in SCALE_NAMES]:
+            raise BrokenFile(
+                f"{module.__file__}: SCALE has {strangers[0]!r}, which no scale knows; there are: "
+                + ", ".join(SCALE_NAMES)
+            )
 
 
 def _called(module: ModuleType, name: str, *arguments: str) -> Any:
@@ -204,10 +194,8 @@ def _called(module: ModuleType, name: str, *arguments: str) -> Any:
     try:
         return function(*arguments)
     except Exception as error:  # the file's own code may raise anything
-        steps = [
-            step for step in traceback.extract_tb(error.__traceback__) if step.filename == module.__file__
-        ]
-        line = steps[-1].lineno if steps else 1
+        steps = traceback.extract_tb(error.__traceback__)
+        line = next((step.lineno for step in reversed(steps) if step.filename == module.__file__), 1)
         call = f"{name}({', '.join(map(repr, arguments))})"
         raise BrokenFile(
             f"{module.__file__}, line {line}: {call} raised {type(error).__name__}: {error}"
