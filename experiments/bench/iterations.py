@@ -16,7 +16,7 @@ from experiments.bench._timing import facts
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.plan import plan_runs
-from experiments.training.loop import train
+from experiments.training.loop import Trainer
 from experiments.worker.build import Built, build, prepare_device
 from slurm.environment import WorkerPlace
 from sparsify.comm import virtual
@@ -112,7 +112,7 @@ def trained(run: Built, mode: str, steps: int, progress: Callable[[int], None]) 
     def body(comm: virtual.VirtualComm) -> list[Record]:
         timer, log = run.timer(mode, comm), StepsInMemory()
         told = progress if comm.rank == 0 else (lambda step: None)
-        train(run.task, run.data, run.method, comm, timer, log, settings, told)
+        Trainer(run.task, run.data, run.method, comm, timer, log, settings).run(told)
         return log.steps
 
     return virtual.run(run.config.workers, body, *run.simulated(mode))

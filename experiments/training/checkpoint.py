@@ -125,9 +125,11 @@ class Checkpointer:
             self.found = None
         self.log.truncate(log_bytes)
         if self.comm.rank == 0:
-            self._abandon(after=step)
-            if faults:
-                self._report(faults, step)
+            for saved, path in self.attempt.saved().items():
+                # Neither what is later nor what was never whole fits the logs that will be written from here.
+                if saved > step or not (path / "whole.json").exists():
+                    shutil.rmtree(path)
+            self._report(faults, step)
         self.comm.barrier()
         if self.agreement.now() == STOP:
             raise Preempted(step)
@@ -243,14 +245,9 @@ class Checkpointer:
             return str(error)
         return None
 
-    def _abandon(self, after: int) -> None:
-        """Remove what was saved later than the step that the run goes on from, and what was never whole:
-        neither fits the logs that will be written from here on."""
-        for step, path in self.attempt.saved().items():
-            if step > after or not (path / "whole.json").exists():
-                shutil.rmtree(path)
-
     def _report(self, faults: list[dict[str, Any]], step: int) -> None:
+        if not faults:
+            return
         for fault in faults:
             print(f"the checkpoint of step {fault['step']} is passed over: {fault['why']}", file=sys.stderr)
         print(f"going on from step {step}", file=sys.stderr)

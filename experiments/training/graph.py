@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,32 +16,17 @@ WARMUPS = 3  # plain steps before one is recorded: libraries set themselves up, 
 RECORDED = "recorded"
 
 
-class Recorder(Protocol):
-    """A way to note what a device is given to do, and to repeat it."""
-
-    def run(self, work: Callable[[], Tensor]) -> Tensor:
-        """Carry out the work as it will be recorded."""
-
-    def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """Note what it does, without doing it. Returns where its result will be, and what does it.
-
-        Raises:
-            RuntimeError: something in it can't be recorded, or the device's memory is full.
-        """
-
-    def release(self) -> None:
-        """Give back what a recording has left behind."""
-
-
 class CudaRecorder:
-    """Recorder by CUDA graphs, on a stream of its own, as capturing demands: of plain steps, too, for
-    autograd goes on accumulating gradients on the stream where it began.
+    """A way to note what a device is given to do, and to repeat it: CUDA graphs, on a stream of its own, as
+    capturing demands. Of plain steps, too, for autograd goes on accumulating gradients on the stream where it
+    began.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
 
     def run(self, work: Callable[[], Tensor]) -> Tensor:
+        """Carry out the work as it will be recorded."""
         current = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -50,6 +35,11 @@ class CudaRecorder:
         return result
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        """Note what it does, without doing it. Returns where its result will be, and what does it.
+
+        Raises:
+            RuntimeError: something in it can't be recorded, or the device's memory is full.
+        """
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.stream.device)
         # The outer one returns to the current stream, which `graph` does not after a capture that failed.
         # Other threads may use the device meanwhile, as nccl's watchdog does.
@@ -61,6 +51,7 @@ class CudaRecorder:
         return result, graph.replay
 
     def release(self) -> None:
+        """Give back what a recording has left behind."""
         torch.cuda.empty_cache()
 
 
@@ -83,7 +74,7 @@ class RecordedWork:
         work: ForwardBackward,
         model: nn.Module,
         gradients: Gradients,
-        recorder: Recorder,
+        recorder: CudaRecorder,
         say: Callable[[str], None],
     ) -> None:
         self.work, self.gradients, self.recorder, self.say = work, gradients, recorder, say
@@ -126,7 +117,7 @@ class RecordedWork:
     def _try(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Record the work, do this step plainly, and compare. The host waits, this once."""
         written = [self.gradients.flat, *self.buffers]
-        before, why = copies(written), None
+        before, why = [tensor.clone() for tensor in written], None
         try:
             self.static = static = inputs.clone(), labels.clone()
             self.loss, self.repeat = self.recorder.record(lambda: self.work(*static))
@@ -136,7 +127,7 @@ class RecordedWork:
             self._turn_off(f"it can't be recorded: {why}")
             return self.work(inputs, labels)
         loss = self.recorder.run(lambda: self.work(inputs, labels))
-        plain = copies(written)
+        plain = [tensor.clone() for tensor in written]
         put_back(before, written)
         repeated = self._repeat(inputs, labels)
         host_sync.count_sync(1 + len(written))
@@ -153,11 +144,6 @@ class RecordedWork:
         self.loss = torch.empty(0)
         self.recorder.release()
         self.say(f"forward and backward run without a CUDA graph: {why}")
-
-
-def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of these tensors."""
-    return [tensor.clone() for tensor in tensors]
 
 
 def put_back(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,14 +76,6 @@ def both(one: Watch | None, other: Watch | None) -> Watch | None:
     return tell
 
 
-class TensorSpan(NamedTuple):
-    """A tensor within a bucket."""
-
-    name: str
-    start: int
-    end: int
-
-
 class Looks:
     """The looks of one worker, over its training. What it remembers of earlier steps is in no checkpoint:
     after a resumption nothing is compared with what was before.
@@ -94,8 +85,7 @@ class Looks:
     """
 
     def __init__(self, buckets: Sequence[Bucket], log: Log, every: int, seed: int) -> None:
-        self.log, self.every = log, every
-        self.parts = [parts(bucket) for bucket in buckets]
+        self.log, self.every, self.buckets = log, every, buckets
         self.earlier: dict[str, deque[Tensor]] = {}  # of each tensor and size of regions, the newest last
         self.draws = BucketContext(seed, 0, NUMBER).generator(torch.device("cpu"))
 
@@ -103,34 +93,30 @@ class Looks:
         """The watch of this step, if it is one that is looked at."""
         if step % self.every:
             return None
-        buckets = iter(self.parts)
+        buckets = iter(self.buckets)
 
         def watch(acc: Tensor, sent: Sparse) -> None:
             self._look(step, next(buckets), acc.detach(), sent)
 
         return watch
 
-    def _look(self, step: int, inside: Sequence[TensorSpan], acc: Tensor, sent: Sparse) -> None:
+    def _look(self, step: int, bucket: Bucket, acc: Tensor, sent: Sparse) -> None:
         values = acc.float().cpu()
         selected = torch.zeros(len(values), dtype=torch.bool)
         selected[sent.indices.long().cpu()] = True
-        whole = ALL if len(self.parts) == 1 else inside[0].name
-        self._note(step, "left_out", whole, DENSITIES, left_out(values))
-        for part in [
-            *(part for part in inside if part.end - part.start >= LARGE),
-            TensorSpan(ALL, 0, len(values)),
-        ]:
-            if part.name == ALL and whole != ALL:
-                continue
-            own, mine = values[part.start : part.end], selected[part.start : part.end]
-            self._note(step, "histogram", part.name, *histogram(own))
-            if part.name != ALL:
-                self._note(step, "heat", part.name, range(SLICES), heat(mine))
+        is_whole, sizes = len(self.buckets) == 1, [math.prod(shape) for shape in bucket.shapes]
+        self._note(step, "left_out", ALL if is_whole else bucket.names[0], DENSITIES, left_out(values))
+        tensors = zip(bucket.names, values.split(sizes), selected.split(sizes), strict=True)
+        looked_at = [one for one in tensors if len(one[1]) >= LARGE]
+        for name, own, mine in [*looked_at, (ALL, values, selected)] if is_whole else looked_at:
+            self._note(step, "histogram", name, *histogram(own))
+            if name != ALL:
+                self._note(step, "heat", name, range(SLICES), heat(mine))
             if step == 0:
-                self._note(step, "size", part.name, [0], [float(len(own))])
+                self._note(step, "size", name, [0], [float(len(own))])
             density = float(mine.double().mean())
             for size in REGIONS:
-                self._compare(step, f"{part.name}/{size}", regions(own, mine, size, density))
+                self._compare(step, f"{name}/{size}", regions(own, mine, size, density))
 
     def _compare(self, step: int, of: str, now: Tensor) -> None:
         """Keeps of these regions, and notes how many of those kept earlier are among them."""
@@ -148,14 +134,6 @@ class Looks:
 
     def _note(self, step: int, what: str, of: str, xs: Sequence[float], values: Sequence[float]) -> None:
         self.log.add("look", step=step, what=what, of=of, xs=[*map(float, xs)], values=[*values])
-
-
-def parts(bucket: Bucket) -> list[TensorSpan]:
-    """The tensors of a bucket, in its order."""
-    found, start = [], 0
-    for name, shape in zip(bucket.names, bucket.shapes, strict=True):
-        found.append(TensorSpan(name, start, start := start + math.prod(shape)))
-    return found
 
 
 def histogram(values: Tensor) -> tuple[list[float], list[float]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from experiments.training.checkpoint import Checkpointer, TrainingState
 from experiments.training.datasets import Dataset
-from experiments.training.graph import RecordedWork, Recorder
+from experiments.training.graph import CudaRecorder, RecordedWork
 from experiments.training.looks import CapturedEnergy, Looks, both
 from experiments.training.replica import replica
 from experiments.training.settings import Late, Train
@@ -54,7 +54,7 @@ class LoopSettings(NamedTuple):
     dtype: torch.dtype
     select: str = "auto"  # see sparsify.kernels
     overlap: bool = False  # buckets are aggregated while backpropagation goes on
-    recorder: Recorder | None = None  # of forward and backward, to repeat them where nothing looks in
+    recorder: CudaRecorder | None = None  # of forward and backward, to repeat them where nothing looks in
     late: Late = Late()
 
 
@@ -62,7 +62,7 @@ class Trainer:
     """One worker's model, trained together with the others', a step at a time.
 
     Args:
-        checkpointer: knows where to go on from.
+        checkpointer: knows where to go on from; `run` lets it save now and then.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Trainer:
     ) -> None:
         seed, device, dtype = settings.seed, settings.device, settings.dtype
         self.task, self.data, self.comm, self.timer, self.settings = task, data, comm, timer, settings
+        self.checkpointer = checkpointer
         self.model = task.model(data, seed, device, dtype)
         self.replica = replica(comm, self.model, task.optimiser)
         check_momentum(self.replica.optimiser, method)
@@ -102,6 +103,19 @@ class Trainer:
             work, gradients = self.forward_and_backward, self.aggregator.gradients
             self.recorded = RecordedWork(work, self.model, gradients, settings.recorder, self.say)
 
+    def run(self, progress: Callable[[int], None] = lambda step: None) -> TrainedModel:
+        """Train to the end.
+
+        Args:
+            progress: told the number of steps done, after each step.
+        """
+        while self.done != self.settings.num_steps:
+            self.step()
+            progress(self.done)
+            if self.checkpointer and self.done != self.settings.num_steps:
+                self.checkpointer.end_step(self.done, self.state)
+        return self.finish()
+
     def step(self) -> None:
         """One step of all workers."""
         step, epoch = self.done, self.done // self.steps_per_epoch
@@ -125,10 +139,7 @@ class Trainer:
             loss = (self.recorded or self.forward_and_backward)(inputs, labels)
             if self.settings.late.draw != "none":
                 with timer.phase("late"):
-                    late_s = seconds_late(
-                        self.settings.late, self.settings.seed, step, self.comm.rank, self.comm.size
-                    )
-                    be_late(late_s, self.comm, timer.synchronise)
+                    self.be_late(step)
             if overlap:
                 report = overlap.finish()
             with timer.phase("check"):
@@ -164,6 +175,16 @@ class Trainer:
             loss.backward()
         self.unread = loss = loss.detach()
         return loss
+
+    def be_late(self, step: int) -> None:
+        """Do nothing for as long as this worker is late, after what it has given its device."""
+        comm = self.comm
+        late_s = seconds_late(self.settings.late, self.settings.seed, step, comm.rank, comm.size)
+        if isinstance(comm, VirtualComm):
+            comm.idle(late_s)
+        elif late_s:
+            self.timer.synchronise()
+            time.sleep(late_s)
 
     def read_loss(self) -> None:
         """The first time that the published code waits for the device: its backward hook has compressed and
@@ -217,32 +238,6 @@ class Trainer:
         return TrainedModel(self.model, searched(self.aggregator), graph, self.replica.agreed())
 
 
-def train(
-    task: Task,
-    data: Dataset,
-    method: Method,
-    comm: Comm,
-    timer: PhaseTimer,
-    log: Log,
-    settings: LoopSettings,
-    progress: Callable[[int], None] = lambda step: None,
-    checkpointer: Checkpointer | None = None,
-) -> TrainedModel:
-    """Train one worker's model together with the others, to the end.
-
-    Args:
-        progress: told the number of steps done, after each step.
-        checkpointer: saves now and then, and knows where to go on from.
-    """
-    training = Trainer(task, data, method, comm, timer, log, settings, checkpointer)
-    while training.done != settings.num_steps:
-        training.step()
-        progress(training.done)
-        if checkpointer and training.done != settings.num_steps:
-            checkpointer.end_step(training.done, training.state)
-    return training.finish()
-
-
 def searched(aggregator: Aggregator) -> dict[str, Any]:
     """Kernels that searched this worker's buckets, and how often the guess of a bound was wrong."""
     found = aggregator.searching()
@@ -293,12 +288,3 @@ def published() -> np.ndarray:
     others = (TOGETHER * mean - least - greatest) / (TOGETHER - 2)
     seconds: np.ndarray = np.stack([least, greatest, *[others] * (TOGETHER - 2)], axis=1) - least[:, None]
     return seconds / 1e3
-
-
-def be_late(seconds: float, comm: Comm, synchronise: Callable[[], None]) -> None:
-    """Let this worker do nothing for so long, after what it has given its device."""
-    if isinstance(comm, VirtualComm):
-        comm.idle(seconds)
-    elif seconds:
-        synchronise()
-        time.sleep(seconds)

@@ -9,26 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-VGG16 = (
-    64,
-    64,
-    "pool",
-    128,
-    128,
-    "pool",
-    256,
-    256,
-    256,
-    "pool",
-    512,
-    512,
-    512,
-    "pool",
-    512,
-    512,
-    512,
-    "pool",
-)
+VGG16 = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))  # convolutions, their channels; then a pooling
 
 
 def vgg16(channels: int, pixels: int, classes: int, thinner: int = 1) -> nn.Module:
@@ -41,13 +22,12 @@ def vgg16(channels: int, pixels: int, classes: int, thinner: int = 1) -> nn.Modu
         thinner: every convolution has so many times fewer channels.
     """
     layers: list[nn.Module] = []
-    for width in VGG16:
-        if isinstance(width, str):
-            layers.append(nn.MaxPool2d(2))
-        else:
-            width //= thinner
+    for convolutions, width in VGG16:
+        width //= thinner
+        for _ in range(convolutions):
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
             channels = width
+        layers.append(nn.MaxPool2d(2))
     side = pixels // 2**5
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side * side, classes))
 
@@ -64,11 +44,8 @@ def small_cnn(channels: int, pixels: int, classes: int) -> nn.Module:
     """
     layers: list[nn.Module] = []
     for width in (16, 32, 64):
-        layers += [
-            nn.Conv2d(channels, width, 3, stride=2, padding=1),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-        ]
+        convolution = nn.Conv2d(channels, width, 3, stride=2, padding=1)
+        layers += [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
         channels = width
     side = -(-pixels // 2**3)
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side * side, classes))

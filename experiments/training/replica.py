@@ -5,7 +5,7 @@ ranks share one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,33 +17,13 @@ T = TypeVar("T")
 MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-class Replica(Protocol):
-    """Parameters, and the optimiser that moves them."""
-
-    @property
-    def optimiser(self) -> torch.optim.Optimizer:
-        """The optimiser that moves the parameters."""
-
-    def update(self, rate: float, average: Tensor) -> None:
-        """The optimiser's step.
-
-        Args:
-            average: (n,) of all gradients, in which the parameters' own `.grad` lie.
-        """
-
-    def agreed(self) -> bool:
-        """Tell whether the averages of all workers were the same in every step, as far as is known here."""
-
-
 def replica(comm: Comm, model: nn.Module, make: MakeOptimiser) -> Replica:
     """Give a fresh model rank 0's values, and an optimiser. Collective."""
-    return (
-        SharedReplica(comm, model, make) if isinstance(comm, VirtualComm) else OwnReplica(comm, model, make)
-    )
+    return SharedReplica(comm, model, make) if isinstance(comm, VirtualComm) else Replica(comm, model, make)
 
 
-class OwnReplica:
-    """The parameters and the optimiser that a process has of its own."""
+class Replica:
+    """Parameters, and the optimiser that moves them: a process has its own."""
 
     def __init__(self, comm: Comm, model: nn.Module, make: MakeOptimiser) -> None:
         for tensor in model.state_dict().values():
@@ -51,13 +31,19 @@ class OwnReplica:
         self.optimiser = make(model)
 
     def update(self, rate: float, average: Tensor) -> None:
+        """The optimiser's step.
+
+        Args:
+            average: (n,) of all gradients, in which the parameters' own `.grad` lie.
+        """
         step(self.optimiser, rate)
 
     def agreed(self) -> bool:
+        """Tell whether the averages of all workers were the same in every step, as far as is known here."""
         return True  # each has parameters of its own, in which it would show
 
 
-class SharedReplica:
+class SharedReplica(Replica):
     """A virtual rank's share: its parameters lie in rank 0's memory, and one optimiser moves them, rank 0's,
     when all have their average. Each rank is charged the time that it takes.
 

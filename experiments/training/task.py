@@ -171,18 +171,22 @@ class Task:
         """
         model.eval()
         tested = split or data.test
-        sums = []  # of each batch: loss, hits, hits among five, labels
+        sums = []
         for start in range(0, len(tested.labels), self.eval_batch):
             some = Split(*(part[start : start + self.eval_batch] for part in tested))
             inputs, labels = self.asked(data, some, dtype)
-            outputs, labels = model(inputs).flatten(0, -2), labels.flatten()
-            loss = functional.cross_entropy(outputs, labels, reduction="sum")
-            hits = outputs.topk(min(5, data.classes), dim=1).indices == labels[:, None]
-            counts = (hits[:, 0].sum(), hits.sum(), (labels != UNASKED).sum())
-            sums.append(torch.stack([loss.double(), *counts]))
+            sums.append(self.sums(model(inputs), labels))
         model.train()
-        total, top1, top5, count = map(math.fsum, zip(*host_sync.to_host(torch.stack(sums)), strict=True))
-        return Metrics(total / count, 100 * top1 / count, 100 * top5 / count)
+        count, loss, *hits = map(math.fsum, zip(*host_sync.to_host(torch.stack(sums)), strict=True))
+        return Metrics(loss / count, *(100 * number / count for number in hits))
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Of a batch that is evaluated: how many labels it has, their loss, hits, and hits among five."""
+        outputs, labels = outputs.flatten(0, -2), labels.flatten()
+        loss = functional.cross_entropy(outputs, labels, reduction="sum")
+        hits = outputs.topk(min(5, outputs.shape[1]), dim=1).indices == labels[:, None]
+        counted = (labels != UNASKED).sum()
+        return torch.stack([counted, loss.double(), hits[:, 0].sum(), hits.sum()])
 
 
 @dataclass(frozen=True)

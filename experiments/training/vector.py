@@ -11,8 +11,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import Parameter
 
-from experiments.training.datasets import Dataset, Split
-from experiments.training.task import Metrics, Task
+from experiments.training.datasets import Dataset
+from experiments.training.task import Task
 from sparsify.types import BucketContext
 
 SPARE = 2**16  # elements beyond n: so many different gradients are views of the same memory
@@ -57,11 +57,6 @@ class VectorTask(Task):
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return outputs
-
-    def evaluate(
-        self, model: nn.Module, data: Dataset, dtype: torch.dtype, split: Split | None = None
-    ) -> Metrics:
-        raise AssertionError("there is nothing to validate")
 
 
 def drawn(count: int, overlap: float, own: BucketContext) -> Tensor:

@@ -21,7 +21,7 @@ from experiments.config.config import Config
 from experiments.config.machines import VirtualCluster
 from experiments.training.alternation import TurnLog, VariantTraining, alternate
 from experiments.training.checkpoint import Checkpointer
-from experiments.training.loop import TrainedModel, Trainer, train
+from experiments.training.loop import TrainedModel, Trainer
 from experiments.training.stop import Preempted, Stop
 from experiments.worker import hardware, memory
 from experiments.worker.build import Built, build, precision_of, prepare_device
@@ -137,7 +137,8 @@ def record(started: Started, comm: Comm) -> RunOutcome:
         if run.variants:
             return take_turns(run, comm, log, told, checkpointer)
         timer = run.timer(config.timing.mode, comm, done)
-        trained = train(run.task, run.data, run.method, comm, timer, log, settings, told, checkpointer)
+        training = Trainer(run.task, run.data, run.method, comm, timer, log, settings, checkpointer)
+        trained = training.run(told)
     finally:
         log.flush(durable=True)
     return outcome_of(trained, comm, run.num_steps, run.steps_per_epoch)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsify
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.loop import LoopSettings, train
+from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.timer import MODES, PhaseTimer, cuda_event
@@ -37,8 +37,8 @@ def weights(device: torch.device, method: str, mode: str) -> list[torch.Tensor]:
 
     def body(comm: virtual.VirtualComm) -> torch.Tensor:
         timer = PhaseTimer(mode, comm.now, synchronise)
-        density = {} if method == "dense" else {"density": 0.01}
-        model = train(task, data, sparsify.build(method, **density), comm, timer, NoLog(), setting).model
+        built = sparsify.build(method, **({} if method == "dense" else {"density": 0.01}))
+        model = Trainer(task, data, built, comm, timer, NoLog(), setting).run().model
         return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
 
     return virtual.run(2, body, synchronise=synchronise)

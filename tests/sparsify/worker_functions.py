@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.loop import LoopSettings, train
+from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Late, Train
 from slurm import environment
 from sparsify import build, names
@@ -72,7 +72,7 @@ def weights_after_20_steps(comm: Comm, now: Callable[[], float]) -> dict[str, to
     found = {}
     for name, hyperparameters in METHODS.items():
         method = build(name.partition(" ")[0], **hyperparameters)
-        model = train(task, data, method, comm, PhaseTimer("serialised", now), NoLog(), setting).model
+        model = Trainer(task, data, method, comm, PhaseTimer("serialised", now), NoLog(), setting).run().model
         found[name] = torch.cat([p.detach().flatten() for p in model.parameters()])
     return found
 
@@ -89,7 +89,7 @@ def overlapped_and_not(comm: Comm, now: Callable[[], float]) -> dict[str, torch.
                 setting = LoopSettings(0, 10, Train(validate="never"), device, torch.float64, overlap=overlap)
                 sparse = {} if name == "dense" else {"density": 0.01}
                 method, timer = build(name, scope=scope, **sparse), PhaseTimer("production", now)
-                model = train(task, data, method, comm, timer, NoLog(), setting).model
+                model = Trainer(task, data, method, comm, timer, NoLog(), setting).run().model
                 found[f"{name} {scope} {overlap}"] = _weights(model)
     return found
 
@@ -132,7 +132,7 @@ def late_and_wait(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tenso
     data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {})
     late = Late("constant", 0.04, rank=1)
     setting = LoopSettings(0, 9, Train(validate="never"), device, torch.float32, late=late)
-    train(task, data, build("topk", density=0.1), comm, PhaseTimer("serialised", now), log, setting)
+    Trainer(task, data, build("topk", density=0.1), comm, PhaseTimer("serialised", now), log, setting).run()
     return {name: torch.tensor(log.phases[name]).median() for name in ("late", "wait")}
 
 

@@ -23,7 +23,7 @@ from experiments.training.alternation import (
     block_seconds,
     half_width,
 )
-from experiments.training.loop import LoopSettings, Trainer, train
+from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Alternate, Train
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
@@ -97,7 +97,7 @@ def test_variants_know_nothing_of_each_other() -> None:
 
         def body(comm: virtual.VirtualComm, name: str = name, choices: Any = choices) -> torch.Tensor:
             timer, method = PhaseTimer("serialised", comm.now), sparsify.build(name, **choices)
-            return first(train(task, data, method, comm, timer, Lines(), settings).model)
+            return first(Trainer(task, data, method, comm, timer, Lines(), settings).run().model)
 
         alone = virtual.run(2, body)[0]
         assert torch.equal(alternated()[0][2][name], alone)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import sparsify
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.graph import RECORDED, WARMUPS, CudaRecorder, RecordedWork, Recorder
-from experiments.training.loop import LoopSettings, train
+from experiments.training.graph import RECORDED, WARMUPS, CudaRecorder, RecordedWork
+from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.bucket import Gradients
@@ -26,7 +26,7 @@ from tests.training.waits import watched
 CPU, RANKS = torch.device("cpu"), 2
 
 
-class Repeater:
+class Repeater(CudaRecorder):
     """Does anew what it was given."""
 
     def __init__(self, error: Exception | None = None, error_in_result: float = 0.0) -> None:
@@ -53,7 +53,7 @@ class Repeater:
 
 
 def trained(
-    recorder: Recorder | None, device: torch.device = CPU, steps: int = 9, mode: str = "production"
+    recorder: CudaRecorder | None, device: torch.device = CPU, steps: int = 9, mode: str = "production"
 ) -> tuple[list[Tensor], str | None]:
     """Parameters and buffers of rank 1, and what became of the recording."""
     data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {"lr": 0.05})
@@ -62,7 +62,7 @@ def trained(
 
     def body(comm: virtual.VirtualComm) -> tuple[list[Tensor], str | None]:
         timer = PhaseTimer(mode, comm.now)
-        found = train(task, data, method, comm, timer, NoLog(), settings)
+        found = Trainer(task, data, method, comm, timer, NoLog(), settings).run()
         return [tensor.cpu() for tensor in found.model.state_dict().values()], found.graph
 
     return virtual.run(RANKS, body)[1]
@@ -99,7 +99,7 @@ def test_what_can_not_be_repeated_goes_on_plainly_and_says_so_once(
     assert line == f"forward and backward run without a CUDA graph: {outcome}"
 
 
-def made(recorder: Recorder) -> tuple[nn.Module, Gradients, RecordedWork]:
+def made(recorder: CudaRecorder) -> tuple[nn.Module, Gradients, RecordedWork]:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
     gradients = Gradients(model.named_parameters(), "global")
 

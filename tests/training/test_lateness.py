@@ -15,7 +15,7 @@ from analysis.records.configs import measured_config, run_key
 from experiments.config import compose
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.loop import LoopSettings, published, seconds_late, train
+from experiments.training.loop import LoopSettings, Trainer, published, seconds_late
 from experiments.training.settings import Late, Train
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
@@ -80,7 +80,7 @@ def trained(mode: str, late: Late) -> list[tuple[torch.Tensor, dict[str, list[fl
     def body(comm: virtual.VirtualComm) -> tuple[torch.Tensor, dict[str, list[float]], float]:
         log, began = PhaseLog(), comm.now()
         method = sparsify.build("topk", density=0.1)
-        model = train(task, data, method, comm, PhaseTimer(mode, comm.now), log, settings).model
+        model = Trainer(task, data, method, comm, PhaseTimer(mode, comm.now), log, settings).run().model
         weights = torch.cat([p.detach().flatten() for p in model.parameters()])
         return weights, log.phases, comm.now() - began
 

@@ -14,7 +14,7 @@ from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
 from experiments.training.looks import CapturedEnergy
-from experiments.training.loop import LoopSettings, train
+from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
@@ -38,7 +38,7 @@ def trained(data: Dataset, method: str = "topk", choices: Any = None, every: int
         log = Lines()
         chosen = sparsify.build(method, **(choices or {}))
         timer = PhaseTimer("production", comm.now)
-        train(TASKS.build("cnn_digits", {}), data, chosen, comm, timer, log, settings)
+        Trainer(TASKS.build("cnn_digits", {}), data, chosen, comm, timer, log, settings).run()
         return log
 
     return virtual.run(2, body)

@@ -11,7 +11,7 @@ import torch
 import sparsify
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.loop import LoopSettings, train
+from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Train
 from experiments.training.task import Metrics, Task
 from sparsify.comm import virtual
@@ -48,9 +48,8 @@ def trained(mode: str, ranks: int, steps: int, epoch_steps: int = 3, method: str
 
     def body(comm: virtual.VirtualComm) -> Lines:
         log, timer = Lines(), PhaseTimer(mode, comm.now, keep_spans=lambda step: True)
-        train(
-            TASKS.build("cnn_digits", {}), data, sparsify.build(method, **choices), comm, timer, log, settings
-        )
+        built = sparsify.build(method, **choices)
+        Trainer(TASKS.build("cnn_digits", {}), data, built, comm, timer, log, settings).run()
         return log
 
     return virtual.run(ranks, body)

@@ -12,7 +12,7 @@ import sparsify
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.loop import LoopSettings, Trainer
-from experiments.training.replica import OwnReplica, SharedReplica, replica
+from experiments.training.replica import Replica, SharedReplica, replica
 from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
@@ -82,7 +82,7 @@ def test_ranks_that_share_end_where_ranks_with_replicas_of_their_own_end(
         return virtual.run(SIZE, body)
 
     shared = ends()
-    monkeypatch.setattr("experiments.training.loop.replica", OwnReplica)
+    monkeypatch.setattr("experiments.training.loop.replica", Replica)
     for here, there in zip(shared, ends(), strict=True):
         assert here.keys() == there.keys()
         assert all(torch.equal(here[key], there[key]) for key in here)

@@ -9,7 +9,7 @@ from torch import nn
 import sparsify
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.loop import LoopSettings, train
+from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core import host_sync
@@ -47,7 +47,7 @@ def test_within_a_window_nothing_waits_but_what_the_mode_is_for(
         )
 
         def body(comm: virtual.VirtualComm) -> None:
-            train(task, data, method, comm, PhaseTimer(mode, comm.now), NoLog(), settings)
+            Trainer(task, data, method, comm, PhaseTimer(mode, comm.now), NoLog(), settings).run()
 
         with watched(monkeypatch, large=10**9) as watch:
             watch.on = True

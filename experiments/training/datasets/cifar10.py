@@ -30,17 +30,9 @@ def cifar10(root: Path | None, device: torch.device) -> Dataset:
         return Split(torch.from_numpy(files.data), torch.tensor(files.targets))
 
     train, test = split(train=True), split(train=False)
-    return Dataset(
-        name=FILES["title"],
-        digest=digest_of(train, test),
-        train=train,
-        test=test,
-        classes=10,
-        padding=4,
-        flip=True,
-        mean=(0.491, 0.482, 0.447),  # as published, to three digits
-        std=(0.247, 0.243, 0.262),
-    ).to(device)
+    mean, std = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)  # as published, to three digits
+    name, digest = FILES["title"], digest_of(train, test)
+    return Dataset(name, digest, train, test, 10, padding=4, flip=True, mean=mean, std=std).to(device)
 
 
 def download(root: Path) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +50,16 @@ def imagenet(root: Path | None, device: torch.device) -> Dataset:
         )
     files = [str(Path(path).relative_to(folder)) for path, _ in (*train, *test)]
     numbers = torch.arange(len(files)).split([len(train), len(test)])
-    splits = [
+    train_split, test_split = (
         Split(images, torch.tensor([label for _, label in those]))
         for images, those in zip(numbers, (train, test), strict=True)
-    ]
-    return ImageFiles(
-        name=_name(len(classes), len(train), len(test)),
-        digest=_digest(folder, files),
-        train=splits[0],
-        test=splits[1],
-        classes=len(classes),
-        padding=0,
-        flip=True,
-        mean=(0.485, 0.456, 0.406),  # of torchvision's models
-        std=(0.229, 0.224, 0.225),
-        folder=folder,
-        files=files,
-    ).to(device)
+    )
+    name, digest = FILES["title"], _digest(folder, files)
+    if (len(classes), len(train), len(test)) != SIZE:
+        name = f"{len(train):,} images of {len(classes):,} classes in place of ImageNet"
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of torchvision's models
+    found = ImageFiles(name, digest, train_split, test_split, len(classes), flip=True, mean=mean, std=std)
+    return replace(found, folder=folder, files=files).to(device)
 
 
 def _listed(folder: Path) -> tuple[list[str], list[tuple[str, int]]]:
@@ -85,17 +78,10 @@ def _listed(folder: Path) -> tuple[list[str], list[tuple[str, int]]]:
         raise ValueError(f"{folder} is not laid out as ImageNet ({why}); {HOW}") from error
 
 
-def _name(*size: int) -> str:
-    classes, train, _ = size
-    return FILES["title"] if size == SIZE else f"{train:,} images of {classes:,} classes in place of ImageNet"
-
-
 def _digest(folder: Path, files: list[str]) -> str:
     """SHA-256 of names and sizes."""
-    digest = hashlib.sha256()
-    for name in sorted(files):
-        digest.update(f"{name} {(folder / name).stat().st_size}\n".encode())
-    return digest.hexdigest()
+    lines = [f"{name} {(folder / name).stat().st_size}\n" for name in sorted(files)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 import sparsify
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.loop import LoopSettings, train
+from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.timer import MODES, PhaseTimer
@@ -130,8 +130,8 @@ def trained(mode: str, method: str = "topk", steps: int = 12, **task: object) ->
     def body(comm: virtual.VirtualComm) -> Kept:
         log = Kept()
         timer = PhaseTimer(mode, comm.now)
-        density = {} if method == "dense" else {"density": 0.01}
-        train(TASKS.build(name, task), data, sparsify.build(method, **density), comm, timer, log, setting)
+        built = sparsify.build(method, **({} if method == "dense" else {"density": 0.01}))
+        Trainer(TASKS.build(name, task), data, built, comm, timer, log, setting).run()
         return log
 
     return virtual.run(2, body)
