@@ -19,7 +19,7 @@ from sparsify.methods import build, builder, defaults, names
 
 if TYPE_CHECKING:  # what editors complete; a method of your own works without a line here
     from sparsify.doors.aggregator import redistribute
-    from sparsify.doors.ddp import register
+    from sparsify.doors.ddp import DDPHook as register
     from sparsify.doors.optimiser import DistributedOptimiser as distribute
     from sparsify.methods.adacomp import adacomp as adacomp
     from sparsify.methods.blockrandomk import blockrandomk as blockrandomk
@@ -54,7 +54,7 @@ check_unmixed(Path(__file__).parent)
 WITH_TORCH = {
     "distribute": ("sparsify.doors.optimiser", "DistributedOptimiser"),
     "redistribute": ("sparsify.doors.aggregator", "redistribute"),
-    "register": ("sparsify.doors.ddp", "register"),
+    "register": ("sparsify.doors.ddp", "DDPHook"),
 }
 
 

@@ -75,11 +75,9 @@ class Aggregator(Engine):
             lr: the optimiser's, for feedback in the learning-rate domain; or one for each bucket.
             watch: see `Step`; each bucket is then searched by itself.
         """
-        step = self.begin(epoch)._replace(watch=watch)
+        steps = self.begin(epoch, lr, watch)
         grads = [bucket.flat for bucket in self.gradients.buckets]
         self.method.prepare(grads, self.comm)
-        rates = lr if isinstance(lr, Sequence) else [lr] * len(self.states)
-        steps = [step._replace(lr=rate) for rate in rates]
         found: dict[int, Sparse] = {}
         if self.joint is not None and watch is None:
             assert isinstance(self.method, Sparsifier)
@@ -87,13 +85,14 @@ class Aggregator(Engine):
         reports = [self.aggregate_bucket(at, own, found.get(at)) for at, own in enumerate(steps)]
         return StepReport.total(reports)
 
-    def begin(self, epoch: int) -> Step:
-        """The next step, the same on all workers."""
-        step = Step(self.method.density_at(epoch))
+    def begin(self, epoch: int, lr: float | Sequence[float], watch: Watch | None = None) -> list[Step]:
+        """The next step of each bucket, the same on all workers. Arguments as `aggregate`."""
+        step = Step(self.method.density_at(epoch), watch=watch)
         if self.debug:
             self._shake_hands(step)
         self.step += 1
-        return step
+        rates = lr if isinstance(lr, Sequence) else [lr] * len(self.states)
+        return [step._replace(lr=rate) for rate in rates]
 
     def aggregate_bucket(self, at: int, step: Step, found: Sparse | None = None) -> StepReport:
         """One bucket in one step, see `Engine.average`."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple, SupportsIndex, cast
+from weakref import WeakMethod
 
 import torch
 from torch import Generator, Tensor
@@ -120,24 +121,36 @@ class Engine:
         syncs = host_sync.num_syncs() - syncs_before
         return StepReport(selected, grad.numel(), int(sent_bytes), syncs, int(messages), predicted_s)
 
-    def look(
+    def agree(
         self,
         grads: Sequence[Tensor],
         names: Sequence[str],
         used: Sequence[bool],
+        looks: bool = True,
         error: type[NonFinite] = NonFinite,
     ) -> list[bool]:
-        """Raise `error` on all workers if any worker's gradient has a NaN or Inf; residuals are untouched.
-        One host synchronisation, and a small allgather.
+        """Of each gradient, has any worker used it? One host synchronisation and a small allgather; and again
+        where a norm is not finite.
 
         Args:
-            used: of each gradient, a fact of this worker; returned is whether it is so on any worker.
+            used: of each gradient, has this worker used it?
+            looks: at the gradients, too.
+
+        Raises:
+            NonFinite: `error`, on all workers if any has a NaN or Inf; residuals are untouched.
         """
-        agreed = agree(self.comm, grads, used)
-        if agreed.nonfinite is not None:
-            rank, at = agreed.nonfinite
-            raise error(rank, self.step, names[at])
-        return agreed.used
+        finite = finite_norms(grads) if looks else grads[0].new_ones(len(grads), dtype=torch.bool)
+        everyone = self._gather_flags(finite, host_sync.to_device(used, finite, torch.bool))
+        if not all(all(theirs) for theirs, _ in everyone):  # or is it a norm that has overflowed?
+            for rank, (flags,) in enumerate(self._gather_flags(finite_elements(grads))):
+                if not all(flags):
+                    raise error(rank, self.step, names[flags.index(0)])
+        return [any(flags) for flags in zip(*(theirs for _, theirs in everyone), strict=True)]
+
+    def _gather_flags(self, *flags: Tensor) -> list[list[list[int]]]:
+        """(m,) bool each -> of every worker by rank, the flags of each as 0 and 1."""
+        gathered = self.comm.all_gather(torch.stack(flags).int())
+        return cast(list[list[list[int]]], host_sync.to_host(torch.stack(gathered)))
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's state, of tensors and numbers only: save it per rank, beside model and optimiser."""
@@ -162,37 +175,15 @@ class Engine:
         ]
 
 
-def gather_flags(comm: Comm, *flags: Tensor) -> list[list[list[int]]]:
-    """(m,) bool each -> of every worker by rank, the flags of each as 0 and 1. One host synchronisation, and
-    a small allgather.
-    """
-    return cast(
-        list[list[list[int]]], host_sync.to_host(torch.stack(comm.all_gather(torch.stack(flags).int())))
-    )
+def while_alive(method: Callable[..., None], *first: Any) -> Callable[..., None]:
+    """A hook that calls a method as long as its object lives: what hooks are registered with lives longer."""
+    alive = WeakMethod(method)
 
+    def hook(*rest: Any) -> None:
+        if (call := alive()) is not None:
+            call(*first, *rest)
 
-class Agreed(NamedTuple):
-    """Facts of some gradients that all workers know."""
-
-    nonfinite: tuple[int, int] | None  # the first worker with a NaN or Inf, and which gradient has it
-    used: list[bool]  # of each, has any worker used it?
-
-
-def agree(comm: Comm, grads: Sequence[Tensor], used: Sequence[bool], looks: bool = True) -> Agreed:
-    """One host synchronisation and a small allgather; and again where a norm is not finite.
-
-    Args:
-        used: of each gradient, has this worker used it?
-        looks: at the gradients, too.
-    """
-    finite = finite_norms(grads) if looks else grads[0].new_ones(len(grads), dtype=torch.bool)
-    everyone = gather_flags(comm, finite, host_sync.to_device(used, finite, torch.bool))
-    found = None
-    if not all(all(theirs) for theirs, _ in everyone):  # or is it a norm that has overflowed?
-        for rank, (flags,) in enumerate(gather_flags(comm, finite_elements(grads))):
-            if found is None and not all(flags):
-                found = rank, flags.index(0)
-    return Agreed(found, [any(flags) for flags in zip(*(theirs for _, theirs in everyone), strict=True)])
+    return hook
 
 
 def check_saved(saved: Mapping[str, Any], method: Method, comm: Comm, buckets: list[Bucket]) -> None:
@@ -240,44 +231,44 @@ def dump(state: Any) -> Any:
         return state.detach().clone()
     if isinstance(state, Generator):
         return state.get_state()
-    if is_dataclass(state) and not isinstance(state, type):
-        return {name: dump(getattr(state, name)) for name in saved_fields(state)}
-    if hasattr(state, "_asdict"):
-        return {name: dump(value) for name, value in state._asdict().items()}
-    if isinstance(state, Mapping):
-        return {name: dump(value) for name, value in state.items()}
+    if (named := named_parts(state)) is not None:
+        return {name: dump(part) for name, part in named.items()}
     if isinstance(state, list | tuple):
-        return [dump(value) for value in state]
+        return [dump(part) for part in state]
     assert state is None or isinstance(state, bool | int | float | str), f"{type(state)} can't be saved"
-    return copy.copy(state)
+    return state
 
 
 def restore(state: Any, saved: Any) -> Any:
     """`state`, as made by `init`, with what `dump` saved; tensors of the same size are written in place."""
-    if isinstance(state, Tensor) and isinstance(saved, Tensor):
-        if state.shape == saved.shape and state.dtype == saved.dtype:
-            return state.copy_(saved)
-        return saved.to(state.device, copy=True)
-    if isinstance(saved, Tensor) and not isinstance(state, Generator):
-        return saved.clone()
     if isinstance(state, Generator):
         state.set_state(saved.cpu())
         return state
-    if is_dataclass(state) and not isinstance(state, type):
-        for name in saved_fields(state):
-            setattr(state, name, restore(getattr(state, name), saved[name]))
-        return state
-    if hasattr(state, "_asdict"):
-        return state._replace(
-            **{name: restore(value, saved[name]) for name, value in state._asdict().items()}
-        )
+    if isinstance(saved, Tensor):
+        if not isinstance(state, Tensor):
+            return saved.clone()
+        if state.shape == saved.shape and state.dtype == saved.dtype:
+            return state.copy_(saved)
+        return saved.to(state.device, copy=True)
     if isinstance(state, Mapping):
-        return {name: restore(state.get(name), value) for name, value in saved.items()}
+        return {name: restore(state.get(name), part) for name, part in saved.items()}
+    if (named := named_parts(state)) is not None:
+        parts = {name: restore(part, saved[name]) for name, part in named.items()}
+        if hasattr(state, "_replace"):
+            return state._replace(**parts)
+        for name, part in parts.items():
+            setattr(state, name, part)
+        return state
     if isinstance(state, list | tuple) and len(state) == len(saved):
-        return type(state)(restore(item, value) for item, value in zip(state, saved, strict=True))
+        return type(state)(restore(item, part) for item, part in zip(state, saved, strict=True))
     return copy.deepcopy(saved)
 
 
-def saved_fields(state: Any) -> list[str]:
-    """Names of the fields that a checkpoint has."""
-    return [field.name for field in fields(state) if field.metadata.get("saved", True)]
+def named_parts(state: Any) -> dict[str, Any] | None:
+    """What a checkpoint has of a dataclass, a named tuple or a mapping, by name; None of anything else."""
+    if is_dataclass(state):
+        saved = (field.name for field in fields(state) if field.metadata.get("saved", True))
+        return {name: getattr(state, name) for name in saved}
+    if hasattr(state, "_asdict"):
+        return dict(state._asdict())
+    return dict(state) if isinstance(state, Mapping) else None

@@ -19,9 +19,8 @@ from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import PartlyDelivered, StepReport
 from sparsify.doors.overlap import Overlap
 from sparsify.doors.wrapping import (
-    EpochClock,
+    Door,
     OwnSteps,
-    Paced,
     Used,
     broadcast,
     check_momentum,
@@ -35,7 +34,7 @@ from sparsify.doors.wrapping import (
 from sparsify.method import Method, Step
 
 
-class DistributedOptimiser(Paced, torch.optim.Optimizer):
+class DistributedOptimiser(Door, torch.optim.Optimizer):
     """`optimiser`, whose `step` first replaces the gradients by their average over the workers.
 
     Averaged are the gradients of the optimiser's parameters; a model may have several such optimisers, each
@@ -111,14 +110,13 @@ class DistributedOptimiser(Paced, torch.optim.Optimizer):
         scaler: GradScaler | None = None,
         overlap: bool = False,
     ) -> None:
-        # Not Optimizer.__init__: parameters, state and defaults are the inner optimiser's.
         check_parts(optimiser, model, method, scaler)
         check_momentum(optimiser, method)
         if overlap:
             check_overlap(scaler)
-        self.optimiser, self.check, self.scaler = optimiser, check, scaler
-        self.comm = communicator(comm, group, is_apart=overlap)
-        self.clock = EpochClock(method, steps_per_epoch, tells=self.comm.rank == 0)
+        # Not Optimizer.__init__: parameters, state and defaults are the inner optimiser's.
+        super().__init__(method, communicator(comm, group, is_apart=overlap), steps_per_epoch, scaler)
+        self.optimiser, self.check = optimiser, check
         self._is_aggregated = self._is_skipped = False
         self._scale: float | None = None  # that `aggregate` was told
         for hooks in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
@@ -128,7 +126,9 @@ class DistributedOptimiser(Paced, torch.optim.Optimizer):
         mine = set(map(id, self._known))
         named = [(name, p) for name, p in model.named_parameters() if id(p) in mine]
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
-        self.aggregator = Aggregator(method, named, self.comm, seed=seed, debug=debug, select=select)
+        self.engine = self.aggregator = Aggregator(
+            method, named, self.comm, seed=seed, debug=debug, select=select
+        )
         self._used = Used([p for _, p in self.aggregator.gradients.parameters])
         self._steps = OwnSteps(optimiser)
         self._accumulates = False  # within `no_sync`?
@@ -153,11 +153,6 @@ class DistributedOptimiser(Paced, torch.optim.Optimizer):
         """Defaults of the inner optimiser."""
         return self.optimiser.defaults
 
-    @property
-    def steps(self) -> int:
-        """Number of steps so far."""
-        return self.aggregator.step
-
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Clear the gradients in place: backpropagation goes on writing into the method's own buffer."""
         self._refuse_halfway("zero_grad() came")
@@ -176,7 +171,7 @@ class DistributedOptimiser(Paced, torch.optim.Optimizer):
                 skips the step; residuals are untouched.
         """
         self._check_unchanged()
-        if scale is not None and self._is_scaled:
+        if scale is not None and self.scaler is not None:
             raise ValueError("the scaler was handed over, so its scale is known: call aggregate() without it")
         if scale is not None and self._overlap is not None:
             raise ValueError(
@@ -243,7 +238,7 @@ class DistributedOptimiser(Paced, torch.optim.Optimizer):
             grads = [aggregator.gradients.views[index] for index in inside]
             names = [aggregator.gradients.parameters[index][0] for index in inside]
             flags = [self._used.flags[index] for index in inside]
-            used = aggregator.look(grads, names, flags, PartlyDelivered)
+            used = aggregator.agree(grads, names, flags, error=PartlyDelivered)
             for index, is_used in zip(inside, used, strict=True):
                 self._used_anywhere[index] = is_used
         return aggregator.aggregate_bucket(at, step)
@@ -266,12 +261,12 @@ class DistributedOptimiser(Paced, torch.optim.Optimizer):
     def _look(self, scale: float | None) -> tuple[list[bool], bool]:
         """Flags of the parameters that any worker used; and whether the step must be skipped."""
         gradients = self.aggregator.gradients
-        if scale is None and not self._is_scaled:
+        if scale is None and self.scaler is None:
             if self.check:
                 names = [name for name, _ in gradients.parameters]
-                return self.aggregator.look(gradients.views, names, self._used.flags), False
+                return self.aggregator.agree(gradients.views, names, self._used.flags), False
             return [True] * len(self._used.flags), False
-        if self.scaler is not None and self._is_scaled:
+        if self.scaler is not None:
             found = infinities(self.scaler, self)
             overflow = torch.stack([infinity.to(gradients.flat.device) for infinity in found]).sum()
         else:
@@ -290,7 +285,7 @@ class DistributedOptimiser(Paced, torch.optim.Optimizer):
             raise ValueError(
                 "a closure would compute gradients anew within the step; call backward before it"
             )
-        is_stepped_by_scaler = hasattr(self, "found_inf") and not self._is_scaled
+        is_stepped_by_scaler = hasattr(self, "found_inf") and self.scaler is None
         if is_stepped_by_scaler:
             self._check_scale()
         if not self._is_aggregated:
@@ -305,12 +300,8 @@ class DistributedOptimiser(Paced, torch.optim.Optimizer):
             for p in self._known:
                 if p.grad is not None:
                     p.grad.div_(self.grad_scale)
-        self._steps.step()
-
-    @property
-    def _is_scaled(self) -> bool:
-        """True if a scaler was handed over."""
-        return self.scaler is not None and self.scaler.is_enabled()
+        with self._steps.allowed():
+            self.optimiser.step()
 
     def _check_scale(self) -> None:
         """Refuse a scaler that was not handed over, unless `aggregate` was told its scale."""
@@ -334,7 +325,7 @@ class DistributedOptimiser(Paced, torch.optim.Optimizer):
                     f"{name} was frozen when its optimiser was wrapped, and is trained now; {anew}"
                 )
         check_momentum(self.optimiser, self.aggregator.method)  # schedulers may bring it
-        self.clock.check(self.steps)
+        self.check_epoch()
 
     def _rates(self) -> float | list[float]:
         """The learning rate of each bucket, where the method follows it."""
@@ -356,7 +347,7 @@ class DistributedOptimiser(Paced, torch.optim.Optimizer):
         self._refuse_halfway("state_dict() came")
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
-        method, epoch = self.aggregator.state_dict(), self.clock.last_set
+        method, epoch = self.aggregator.state_dict(), self._epoch
         saved: dict[str, Any] = {**self.optimiser.state_dict(), "method": method, "epoch": epoch}
         for after in self._optimizer_state_dict_post_hooks.values():
             saved = after(self, saved) or saved
@@ -377,7 +368,7 @@ class DistributedOptimiser(Paced, torch.optim.Optimizer):
         self.aggregator.load_state_dict(state_dict["method"])
         # Older ones have the inner optimiser's under a name of its own.
         self.optimiser.load_state_dict(state_dict.get("optimiser", state_dict))
-        self.clock.last_set = state_dict["epoch"]
+        self._epoch = state_dict["epoch"]
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
 
 from sparsify.core.bucket import Place
 from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import StepReport
+from sparsify.doors.engine import StepReport, while_alive
 from sparsify.method import Step
 
 
@@ -108,10 +107,8 @@ class Overlap:
         self.waiting: list[set[int]] = []  # of each bucket, parameters whose gradients are yet to come
         self.steps: list[Step] = []  # of each bucket
         self.changes = 0  # of the gradients, as autograd counts them, when the last one came
-        self.hooks = [
-            gradients.parameters[index][1].register_post_accumulate_grad_hook(arriving(ref(self), index))
-            for index in self.places
-        ]
+        arriving = ((gradients.parameters[at][1], while_alive(self.arrived, at)) for at in self.places)
+        self.hooks = [p.register_post_accumulate_grad_hook(hook) for p, hook in arriving]
 
     @property
     def is_begun(self) -> bool:
@@ -120,9 +117,7 @@ class Overlap:
 
     def begin(self, epoch: int = 0, lr: float | Sequence[float] = 1.0) -> None:
         """Begin a step, before its first gradient. Arguments as `Aggregator.aggregate`."""
-        step = self.aggregator.begin(epoch)
-        rates = lr if isinstance(lr, Sequence) else [lr] * len(self.aggregator.states)
-        self.steps = [step._replace(lr=rate) for rate in rates]
+        self.steps = self.aggregator.begin(epoch, lr)
         self.waiting = [set(inside) for inside in self.inside]
         self.background.futures = []  # of a step that ended in an error
         self.changes = self.aggregator.gradients.flat._version
@@ -148,7 +143,7 @@ class Overlap:
             hook.remove()
         self.background.thread.shutdown()
 
-    def arrived(self, index: int) -> None:
+    def arrived(self, index: int, _: Tensor) -> None:
         """A parameter has its gradient."""
         if not self.is_begun:
             self.unannounced()
@@ -183,13 +178,3 @@ class Overlap:
                 "gradients were changed between backward and step, when they were on their way already; "
                 "change (or clip) their average, after optimiser.aggregate(), or leave overlap out"
             )
-
-
-def arriving(overlap: ref[Overlap], index: int) -> Callable[[Tensor], None]:
-    """A hook; parameters live longer than what is wrapped around them."""
-
-    def arrive(_: Tensor) -> None:
-        if (waiting := overlap()) is not None:
-            waiting.arrived(index)
-
-    return arrive

@@ -5,22 +5,22 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, WeakMethod, ref
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from sparsify.comm import Comm, put
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Gradients, check_tensor
-from sparsify.doors.engine import StepReport
+from sparsify.doors.engine import Engine, StepReport, while_alive
 from sparsify.method import Dense, Method
 
 # An epoch of CIFAR-10 has 1,563 steps for one worker with batches of 32, and 49 for 8 with 128.
@@ -149,7 +149,7 @@ class OwnSteps:
     """Refuses steps of an optimiser that its wrapper did not make: they would use one worker's gradients."""
 
     def __init__(self, optimiser: torch.optim.Optimizer) -> None:
-        self.optimiser, self.is_stepping = ref(optimiser), False
+        self.is_stepping = False
         if (earlier := GUARDS.get(optimiser)) is not None:
             earlier.handle.remove()
         self.handle: RemovableHandle = optimiser.register_step_pre_hook(self.check)
@@ -163,13 +163,12 @@ class OwnSteps:
                 "sparsify.distribute returned"
             )
 
-    def step(self) -> None:
-        """Step the inner optimiser."""
-        optimiser = self.optimiser()
-        assert optimiser is not None  # its wrapper holds it
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Steps within are the wrapper's."""
         self.is_stepping = True
         try:
-            optimiser.step()
+            yield
         finally:
             self.is_stepping = False
 
@@ -177,25 +176,18 @@ class OwnSteps:
 class Used:
     """Flags of the parameters that got a gradient since the last `clear`."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self.flags: list[bool] = []
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.flags = [False] * len(parameters)
         for at, p in enumerate(parameters):
-            self.flags.append(False)
-            p.register_post_accumulate_grad_hook(noting(ref(self), at))
+            p.register_post_accumulate_grad_hook(while_alive(self.note, at))
+
+    def note(self, at: int, _: Tensor) -> None:
+        """A parameter got a gradient."""
+        self.flags[at] = True
 
     def clear(self) -> None:
         """Forget what was used."""
         self.flags = [False] * len(self.flags)
-
-
-def noting(used: ref[Used], at: int) -> Any:
-    """A hook; parameters live longer than what is wrapped around them."""
-
-    def note(_: Tensor) -> None:
-        if (notes := used()) is not None:
-            notes.flags[at] = True
-
-    return note
 
 
 def infinities(scaler: GradScaler, optimiser: torch.optim.Optimizer) -> list[Tensor]:
@@ -210,79 +202,68 @@ def infinities(scaler: GradScaler, optimiser: torch.optim.Optimizer) -> list[Ten
     return list(scaler._found_inf_per_device(optimiser).values())
 
 
-class EpochClock:
-    """The current epoch, for methods that raise the density in the first ones.
+class Door:
+    """The part that both doors have: a report, and the `epoch` for methods that raise the density at first.
 
     Args:
-        steps_per_epoch: None: somebody sets the epoch.
-        tells: warn where an epoch of the warm-up does not end.
+        steps_per_epoch: None: somebody sets `epoch`.
     """
 
-    def __init__(self, method: Method, steps_per_epoch: int | None, tells: bool = True) -> None:
+    engine: Engine
+    last_report: StepReport | None = None
+
+    def __init__(
+        self, method: Method, comm: Comm, steps_per_epoch: int | None, scaler: GradScaler | None
+    ) -> None:
         is_number = isinstance(steps_per_epoch, int) and not isinstance(steps_per_epoch, bool)
         if steps_per_epoch is not None and not (is_number and steps_per_epoch > 0):
             raise ValueError(f"{steps_per_epoch=} must be a whole number above 0, such as len(batches)")
-        self.steps_per_epoch, self.tells = steps_per_epoch, tells
-        self.warmup = [method.density_at(epoch) for epoch in range(method.num_warmup_epochs + 1)]
-        self.is_needed = len(set(self.warmup)) > 1
-        self.last_set: int | None = None
-        self._seen: int | None = None  # what `last_set` was in the last step,
-        self._since = 0  # and in which step it became so
-
-    def epoch(self, step: int) -> int:
-        """Number of the epoch that this step is in."""
-        return step // self.steps_per_epoch if self.steps_per_epoch else self.last_set or 0
-
-    def set(self, epoch: int) -> None:
-        """Say which epoch it is."""
-        if self.steps_per_epoch:
-            raise ValueError("the epoch follows from steps_per_epoch; leave one of them out")
-        if operator.index(epoch) < 0:
-            raise ValueError(f"{epoch=} is out of range: epochs are counted from 0")
-        self.last_set = operator.index(epoch)
-
-    def check(self, step: int) -> None:
-        """Refuse a step of an unknown epoch, and warn of an epoch that does not end; once in every step."""
-        if not self.is_needed or self.steps_per_epoch is not None:
-            return
-        if self.last_set is None:
-            raise ValueError(
-                "the method's density falls in the first epochs (density_warmup), and nobody says which "
-                "one this is; pass steps_per_epoch=, or set .epoch, counted from 0, before each begins"
-            )
-        if self.last_set != self._seen:
-            self._seen, self._since = self.last_set, step
-        is_late = self.last_set < len(self.warmup) - 1 and step - self._since >= LONG_EPOCH_STEPS
-        if is_late and self.tells:
-            self.tells = False
-            # No `warnings.warn`, which may be an error, and then the other workers wait for this one.
-            log.warning(
-                f".epoch has been {self.last_set} for {LONG_EPOCH_STEPS} steps, so the density stays at "
-                f"{self.warmup[self.last_set]:g} and does not fall to {self.warmup[-1]:g} (density_warmup); "
-                "unless an epoch is that long, set .epoch before each one, or pass "
-                "steps_per_epoch=len(batches)"
-            )
-
-
-class Paced:
-    """Parts that both doors show: a report, and the `epoch` for methods that raise the density at first."""
-
-    clock: EpochClock
-    last_report: StepReport | None = None
+        self.comm, self.scaler = comm, scaler if scaler is not None and scaler.is_enabled() else None
+        self._steps_per_epoch = steps_per_epoch
+        self._warmup = [method.density_at(epoch) for epoch in range(method.num_warmup_epochs + 1)]
+        self._epoch: int | None = None  # that somebody has set
+        self._began: tuple[int | None, int] = None, 0  # an epoch that was set, and its first step
+        self._tells = comm.rank == 0  # warn where an epoch of the warm-up does not end
 
     @property
     def steps(self) -> int:
         """Number of steps so far."""
-        raise NotImplementedError
+        return self.engine.step
 
     @property
     def epoch(self) -> int:
         """Number of epochs before this one: follows from `steps_per_epoch`, or is what somebody has set."""
-        return self.clock.epoch(self.steps)
+        return self.steps // self._steps_per_epoch if self._steps_per_epoch else self._epoch or 0
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self.clock.set(epoch)
+        if self._steps_per_epoch:
+            raise ValueError("the epoch follows from steps_per_epoch; leave one of them out")
+        if operator.index(epoch) < 0:
+            raise ValueError(f"{epoch=} is out of range: epochs are counted from 0")
+        self._epoch = operator.index(epoch)
+
+    def check_epoch(self) -> None:
+        """Refuse a step of an unknown epoch, and warn of an epoch that does not end; once in every step."""
+        if len(set(self._warmup)) == 1 or self._steps_per_epoch is not None:
+            return
+        if self._epoch is None:
+            raise ValueError(
+                "the method's density falls in the first epochs (density_warmup), and nobody says which "
+                "one this is; pass steps_per_epoch=, or set .epoch, counted from 0, before each begins"
+            )
+        if self._epoch != self._began[0]:
+            self._began = self._epoch, self.steps
+        is_late = self._epoch < len(self._warmup) - 1 and self.steps - self._began[1] >= LONG_EPOCH_STEPS
+        if is_late and self._tells:
+            self._tells = False
+            # No `warnings.warn`, which may be an error, and then the other workers wait for this one.
+            log.warning(
+                f".epoch has been {self._epoch} for {LONG_EPOCH_STEPS} steps, so the density stays at "
+                f"{self._warmup[self._epoch]:g} and does not fall to {self._warmup[-1]:g} (density_warmup); "
+                "unless an epoch is that long, set .epoch before each one, or pass "
+                "steps_per_epoch=len(batches)"
+            )
 
 
 def check_ddp(model: object) -> None:
@@ -364,16 +345,6 @@ def group_beside(model: DistributedDataParallel, group: dist.ProcessGroup | None
         "another one of them, on all workers of the default group, and hand it over: "
         f"sparsify.register(..., group=torch.distributed.new_group({members}))"
     )
-
-
-def watch(before_step: WeakMethod[Callable[..., None]]) -> RemovableHandle:
-    """Register a call before any optimiser's step, as long as it lives."""
-
-    def hook(*args: Any) -> None:
-        if (call := before_step()) is not None:
-            call(*args)
-
-    return register_optimizer_step_pre_hook(hook)
 
 
 def stepped_by_scaler() -> bool:

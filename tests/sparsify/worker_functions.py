@@ -28,12 +28,11 @@ from experiments.training import datasets
 from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Late, Train
 from slurm import environment
-from sparsify import build, names
+from sparsify import build, names, register
 from sparsify.comm import Comm, InstrumentedComm, WorkerLost
 from sparsify.comm.torch import TorchComm
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.ddp import register
 from sparsify.doors.engine import NonFinite
 from sparsify.doors.optimiser import DistributedOptimiser
 from tests.conftest import ROOT

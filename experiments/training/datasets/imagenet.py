@@ -58,8 +58,8 @@ def imagenet(root: Path | None, device: torch.device) -> Dataset:
     if (len(classes), len(train), len(test)) != SIZE:
         name = f"{len(train):,} images of {len(classes):,} classes in place of ImageNet"
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of torchvision's models
-    found = ImageFiles(name, digest, train_split, test_split, len(classes), flip=True, mean=mean, std=std)
-    return replace(found, folder=folder, files=files).to(device)
+    data = ImageFiles(name, digest, train_split, test_split, len(classes), flip=True, mean=mean, std=std)
+    return replace(data, folder=folder, files=files).to(device)
 
 
 def _listed(folder: Path) -> tuple[list[str], list[tuple[str, int]]]:
