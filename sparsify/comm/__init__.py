@@ -24,15 +24,12 @@ T = TypeVar("T")
 
 
 class Comm(Protocol):
-    """Collectives of a group of workers."""
+    """Collectives of a group of workers. Backends inherit what is said of them here."""
 
-    @property
-    def rank(self) -> int:
-        """Number of this worker, from 0."""
-
-    @property
-    def size(self) -> int:
-        """Number of workers."""
+    rank: int  # number of this worker, from 0
+    size: int  # number of workers
+    algorithm: str = "textbook"  # of its collectives, see `sparsify.cost.ALGORITHMS`
+    links: Mapping[str, cost.Link] = {}  # of each kind of collective, where somebody has measured it
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all workers, in place; returns its argument. Here and elsewhere a tensor may have any
@@ -46,9 +43,11 @@ class Comm(Protocol):
         """Begin an `all_reduce`; what this returns waits for the sum. A backend that can't work in the
         background does everything there.
         """
+        return partial(self.all_reduce, tensor)
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
         """Begin one `all_gather` each, in flight together; what this returns waits for all of them."""
+        return lambda: [self.all_gather(tensor) for tensor in tensors]
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         """Pieces of a 1-D tensor, `send[r]` elements of it to each worker r; returns the pieces for this
@@ -129,61 +128,51 @@ def gather_json(comm: Comm, value: Any, device: Device) -> list[Any]:
     return [json.loads(bytes(theirs.tolist())) for theirs in gather_uneven(comm, text)]
 
 
-class CountingComm:
+class CountingComm(Comm):
     """Counts the bytes that this worker sends by way of another communicator, and their latency terms: for
     each collective what `sparsify.cost` says of it, with the algorithms of the communicator's backend.
     """
 
     def __init__(self, comm: Comm) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.forms = cost.ALGORITHMS[getattr(comm, "algorithm", "textbook")]
-        self.links: Mapping[str, cost.Link] = getattr(comm, "links", {})
+        self.forms, self.links = cost.ALGORITHMS[comm.algorithm], comm.links
         self.sent_bytes = self.messages = 0
         self.predicted_s = 0.0  # of all collectives, on `links`; 0 without
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over all workers."""
         self._count("all_reduce", tensor.nbytes, self.size)
         return self._run(lambda: partial(self.comm.all_reduce, tensor))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Tensors of all workers, by rank."""
         self._count("all_gather", tensor.nbytes, self.size)
         return self._run(lambda: partial(self.comm.all_gather, tensor))
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Start a sum over all workers; what is returned waits for it."""
         self._count("all_reduce", tensor.nbytes, self.size)
         return self.comm.begin_all_reduce(tensor)
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
-        """Start several all-gathers; what is returned waits for them."""
         for tensor in tensors:
             self._count("all_gather", tensor.nbytes, self.size)
         return self.comm.begin_all_gathers(tensors)
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
-        """Pieces for this worker, by rank of the sender."""
         kept = send[self.rank] * tensor.element_size()
         self._count("all_to_all", tensor.nbytes - kept, self.size)
         return self._run(lambda: partial(self.comm.all_to_all, tensor, send, receive))
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        """Tensor that a worker sent to this one."""
         self._count("permute", tensor.nbytes, len(route))
         return self._run(lambda: partial(self.comm.permute, tensor, route))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Tensor of one worker, for all."""
         self._count("broadcast", tensor.nbytes, self.size)
         return self._run(lambda: partial(self.comm.broadcast, tensor, root))
 
     def barrier(self) -> None:
-        """Wait for all workers."""
         self.comm.barrier()
 
     def lagged_max(self, number: int) -> int:
-        """Largest number of the last call."""
         return self.comm.lagged_max(number)  # no part of a step: neither counted nor timed
 
     @property
@@ -220,20 +209,16 @@ class InstrumentedComm(CountingComm):
         self.timer, self.before_wait = timer, before_wait
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over all workers."""
         self._count("all_reduce", tensor.nbytes, self.size)
         return self._run(lambda: self.comm.begin_all_reduce(tensor))
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Start a sum over all workers; what is returned waits for it."""
         return partial(self.all_reduce, tensor)  # begun when it is waited for: what is timed stays whole
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
-        """Start several all-gathers; what is returned waits for them."""
         return partial(self._run, partial(super().begin_all_gathers, tensors))
 
     def barrier(self) -> None:
-        """Wait for all workers."""
         with self.timer.phase("wait"):
             self.comm.barrier()
 

@@ -7,7 +7,8 @@ and come back with the same sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from sparsify.comm import WorkerLost, put
+from sparsify.comm import Comm, WorkerLost, put
 from sparsify.comm.torch import come
 
 try:
@@ -42,7 +43,7 @@ SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  #
 TIMEOUT = timedelta(minutes=30)
 
 
-class HorovodComm:
+class HorovodComm(Comm):
     """The processes that Horovod knows, or those of a process set; ranks are those within it. Start it with
     `join` or `meet`, end it with `close`.
 
@@ -141,11 +142,9 @@ class HorovodComm:
         return cls.join(device, server)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over all workers."""
         return self.begin_all_reduce(tensor)()
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Start a sum over all workers; what is returned waits for it."""
         if not tensor.numel():
             return lambda: tensor
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -159,11 +158,9 @@ class HorovodComm:
         return finish
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Tensors of all workers, by rank."""
         return self.begin_all_gathers([tensor])()[0]
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
-        """Start several all-gathers; what is returned waits for them."""
         waits = [
             self._begin(f"all_gather.{at}", hvd.allgather_async, _movable(tensor))
             for at, tensor in enumerate(tensors)
@@ -172,7 +169,6 @@ class HorovodComm:
         return lambda: [[*wait().view(mine.dtype).view(self.size, *mine.shape)] for wait, mine in pairs]
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
-        """Pieces for this worker, by rank of the sender."""
         splits = torch.tensor(list(send), dtype=torch.int32)
         # What is sent differs in length from worker to worker, so the name must not tell it.
         exchange = partial(hvd.alltoall_async, splits=splits)
@@ -180,7 +176,6 @@ class HorovodComm:
         return [*received.view(tensor.dtype).split(list(receive))]
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        """Tensor that a worker sent to this one."""
         n = tensor.numel()
         send, receive = [0] * self.size, [0] * self.size
         for source, destination in route:
@@ -194,7 +189,6 @@ class HorovodComm:
         return came[0].view_as(tensor) if came else None
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Tensor of one worker, for all."""
         if not tensor.numel():
             return tensor
         flat = _movable(tensor)
@@ -204,20 +198,14 @@ class HorovodComm:
         return tensor if shared else put(flat.view(tensor.dtype).view(tensor.shape), tensor)
 
     def barrier(self) -> None:
-        """Wait for all workers."""
-        try:
+        with self._collective("barrier"):
             hvd.barrier(self._set)
-        except hvd.HorovodInternalError as error:
-            raise self._lost("barrier", error) from error
 
     def lagged_max(self, number: int) -> int:
-        """Largest number of the last call."""
         before = self._finish_pending()
         mine = torch.tensor([number], dtype=torch.int32)  # on the host, beside NCCL
-        try:
+        with self._collective("vote"):
             self._pending = hvd.allreduce_async_(mine, name="vote", op=hvd.Max, process_set=self._set)
-        except hvd.HorovodInternalError as error:
-            raise self._lost("vote", error) from error
         return before
 
     def close(self) -> None:
@@ -239,23 +227,24 @@ class HorovodComm:
     ) -> Callable[[], Any]:
         """Hand a collective to Horovod; what this returns waits for its result."""
         size = f".{tensor.numel()}" if sized else ""
-        try:
+        with self._collective(name):
             handle = collective(tensor, name=f"{name}.{tensor.dtype}{size}", process_set=self._set)
-        except hvd.HorovodInternalError as error:
-            raise self._lost(name, error) from error
         return partial(self._finish, name, handle)
 
     def _finish(self, name: str, handle: int) -> Any:
-        try:
+        with self._collective(name):
             return hvd.synchronize(handle)
-        except hvd.HorovodInternalError as error:
-            raise self._lost(name, error) from error
 
-    def _lost(self, name: str, error: Exception) -> Exception:
-        if "Mismatched" in str(error):  # the workers are all there, and do not do the same
-            return RuntimeError(str(error))
-        collective = name.partition(".")[0]
-        return WorkerLost(f"worker {self.rank} of {self.size} lost the others during {collective}")
+    @contextmanager
+    def _collective(self, name: str) -> Iterator[None]:
+        """Tells a lost worker from workers that are all there, and do not do the same."""
+        try:
+            yield
+        except hvd.HorovodInternalError as error:
+            if "Mismatched" in str(error):
+                raise RuntimeError(str(error)) from error
+            who, collective = f"worker {self.rank} of {self.size}", name.partition(".")[0]
+            raise WorkerLost(f"{who} lost the others during {collective}") from error
 
 
 def _movable(tensor: Tensor) -> Tensor:

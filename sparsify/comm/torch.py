@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from sparsify.comm import GivenUp, WorkerLost, put
-from sparsify.cost import Link
+from sparsify.comm import Comm, GivenUp, WorkerLost, put
 
 T = TypeVar("T")
 # A worker that hangs rather than dies is noticed after this long. Others wait while rank 0 validates, so it
@@ -33,7 +32,7 @@ all_gather_into_one = (
 VERDICT, GO, GIVE_UP, LATE = "verdict", "go", "give up", "late"  # in the store where workers meet
 
 
-class TorchComm:
+class TorchComm(Comm):
     """A process group: torch.distributed's default one, or `group`. Ranks are those within it.
 
     `start` and `meet` join the default group; `close` ends it.
@@ -47,7 +46,6 @@ class TorchComm:
         self._host_group: dist.ProcessGroup | None = None  # made by the first `lagged_max`
         self._pending: tuple[dist.Work, Tensor] | None = None  # the `lagged_max` under way
         backends = str(dist.get_backend_config(group)).split(",")  # such as cpu:gloo, cuda:nccl
-        self.links: dict[str, Link] = {}  # of each kind of collective, where somebody has measured it
         self.algorithm = "gloo" if "gloo" in str(dist.get_backend(group)) else "textbook"
         self._gathers_into_one = {name.rpartition(":")[2] for name in backends} <= GATHER_INTO_ONE
         if self.rank < 0:
@@ -101,27 +99,23 @@ class TorchComm:
         return cls(group)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over all workers."""
         total = tensor.contiguous()
         with self._collective("all_reduce"):
             dist.all_reduce(total, group=self.group)
         return put(total, tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Tensors of all workers, by rank."""
         with self._collective("all_gather"):
             gathered, _ = self._begin_all_gather(tensor.contiguous(), in_background=False)
         return gathered
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Start a sum over all workers; what is returned waits for it."""
         total = tensor.contiguous()
         with self._collective("all_reduce"):
             work = dist.all_reduce(total, group=self.group, async_op=True)
         return lambda: put(self._waited("all_reduce", [work], total), tensor)
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
-        """Start several all-gathers; what is returned waits for them."""
         own = [tensor.contiguous() for tensor in tensors]
         with self._collective("all_gather"):
             begun = [self._begin_all_gather(mine, in_background=True) for mine in own]
@@ -129,14 +123,12 @@ class TorchComm:
         return lambda: self._waited("all_gather", works, [gathered for gathered, _ in begun])
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
-        """Pieces for this worker, by rank of the sender."""
         received = tensor.new_empty(sum(receive))
         with self._collective("all_to_all"):
             dist.all_to_all_single(received, tensor.contiguous(), list(receive), list(send), self.group)
         return list(received.split(list(receive)))
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        """Tensor that a worker sent to this one."""
         mine, received, operations = tensor.contiguous(), None, []
         for source, destination in route:
             if source == self.rank:
@@ -150,14 +142,12 @@ class TorchComm:
         return received
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Tensor of one worker, for all."""
         roots = tensor.contiguous()
         with self._collective("broadcast"):
             dist.broadcast(roots, group=self.group, group_src=root)
         return put(roots, tensor)
 
     def barrier(self) -> None:
-        """Wait for all workers."""
         with self._collective("barrier"):
             dist.barrier(self.group)
 

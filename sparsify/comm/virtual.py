@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 
-from sparsify.comm import put
+from sparsify.comm import Comm, put
 from sparsify.comm.clocks import ClockMark, DeviceClocks, HostClocks, TimedEvent
 from sparsify.cost import Link, Network
 
@@ -86,8 +85,10 @@ class Cluster:
         return self.result
 
 
-class VirtualComm:
-    """One virtual rank's communicator. Its group is the cluster; workers of another group are another one."""
+class VirtualComm(Comm):
+    """One virtual rank's communicator. Its group is the cluster; workers of another group are another one.
+    There is one link: nothing is saved by having several collectives in flight together.
+    """
 
     def __init__(self, cluster: Cluster, rank: int) -> None:
         self.cluster, self.rank, self.size = cluster, rank, cluster.size
@@ -141,29 +142,17 @@ class VirtualComm:
         return found
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over all workers."""
         price_s = self.cluster.network.seconds("all_reduce", tensor.nbytes, self.size)
         totals: list[Tensor] = self._meet("all_reduce", tensor, totals_in_rank_order, price_s)
         return put(totals[self.rank], tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Tensors of all workers, by rank."""
         snapshot = tensor.detach().clone()  # its owner may write to it before the last rank has read it
         price_s = self.cluster.network.seconds("all_gather", tensor.nbytes, self.size)
         gathered: list[Tensor] = self._meet("all_gather", snapshot, list, price_s)
         return gathered
 
-    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Start a sum over all workers; what is returned waits for it."""
-        return partial(self.all_reduce, tensor)
-
-    def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
-        # One link: nothing is saved by having them in flight together.
-        """Start several all-gathers; what is returned waits for them."""
-        return lambda: [self.all_gather(tensor) for tensor in tensors]
-
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
-        """Pieces for this worker, by rank of the sender."""
         pieces = tensor.detach().clone().split(list(send))
         leaves = tensor.nbytes - pieces[self.rank].nbytes
         price_s = self.cluster.network.seconds("all_to_all", leaves, self.size)
@@ -175,7 +164,6 @@ class VirtualComm:
         return mine
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        """Tensor that a worker sent to this one."""
         price_s = self.cluster.network.permute_seconds(tensor.nbytes, route)
         alike = (tuple(tensor.shape), tuple(route))
         tensors = self._meet("permute", tensor.detach().clone(), list, price_s, alike)
@@ -183,16 +171,13 @@ class VirtualComm:
         return tensors[sources[0]] if sources else None
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Tensor of one worker, for all."""
         price_s = self.cluster.network.seconds("broadcast", tensor.nbytes, self.size)
         return put(self._meet("broadcast", tensor, lambda all_: all_[root].clone(), price_s), tensor)
 
     def barrier(self) -> None:
-        """Wait for all workers."""
         self._meet("barrier", None, lambda _: None, 0.0)
 
     def lagged_max(self, number: int) -> int:
-        """Largest number of the last call."""
         before, self.largest = self.largest, self._meet("lagged_max", number, max, None)
         return before
 

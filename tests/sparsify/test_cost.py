@@ -255,7 +255,7 @@ def test_latency_terms_are_counted_as_the_backend_pays_them(algorithm: str, expe
     """Of an allreduce, an allgather, a broadcast and a permutation, on 8 workers."""
 
     def body(comm: virtual.VirtualComm) -> int:
-        comm.algorithm = algorithm  # type: ignore[attr-defined]
+        comm.algorithm = algorithm
         counting, one = CountingComm(comm), torch.ones(1)
         counting.all_reduce(one)
         counting.all_gather(one)
@@ -270,7 +270,7 @@ def test_what_collectives_should_take_is_added_up_where_links_are_known() -> Non
     links = {"all_reduce": Link(1.0, 0.0), "broadcast": Link(0.0, 1.0)}
 
     def body(comm: virtual.VirtualComm) -> float:
-        comm.links = links  # type: ignore[attr-defined]
+        comm.links = links
         counting, one = CountingComm(comm), torch.ones(1)
         counting.all_reduce(one)
         counting.broadcast(one)
