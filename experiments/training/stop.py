@@ -76,11 +76,7 @@ class Agreement:
     """
 
     def __init__(
-        self,
-        comm: Comm,
-        stop: Stop,
-        save_every_s: float | None,
-        clock: Callable[[], float] = time.monotonic,
+        self, comm: Comm, stop: Stop, save_every_s: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.comm, self.stop, self.save_every_s, self.clock = comm, stop, save_every_s, clock
         self.gap, self.steps = 1, 0  # steps between two votes, and since the last one

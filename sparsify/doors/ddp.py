@@ -18,14 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Bucket, check_tensor, num_reals, shape_of
-from sparsify.doors.engine import (
-    Engine,
-    NonFinite,
-    PartlyDelivered,
-    StepReport,
-    check_unchanged,
-    while_alive,
-)
+from sparsify.doors.engine import Engine, NonFinite, PartlyDelivered, StepReport, check_unchanged, while_alive
 from sparsify.doors.overlap import Background
 from sparsify.doors.wrapping import (
     Door,

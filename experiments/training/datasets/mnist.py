@@ -4,12 +4,7 @@ import torch
 
 from experiments.training.datasets._dataset import Dataset, Split, digest_of
 
-FILES = {
-    "title": "MNIST",
-    "folder": "MNIST",
-    "host": "ossci-datasets.s3.amazonaws.com",
-    "size": "11 MiB",
-}
+FILES = {"title": "MNIST", "folder": "MNIST", "host": "ossci-datasets.s3.amazonaws.com", "size": "11 MiB"}
 EXAMPLES = {True: 60_000, False: 10_000}  # for training, for tests
 
 
