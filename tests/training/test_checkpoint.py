@@ -250,8 +250,7 @@ def changed(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "why"),
-    [(Path.unlink, "is missing"), (shorter, "bytes instead of"), (changed, "was changed")],
+    ("damage", "why"), [(Path.unlink, "is missing"), (shorter, "bytes instead of"), (changed, "was changed")]
 )
 def test_what_was_written_is_read_and_damage_is_told(
     tmp_path: Path, damage: Callable[[Path], None], why: str

@@ -15,13 +15,7 @@ from analysis.records import store as records
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
-from experiments.training.masked_images import (
-    HIDDEN,
-    MAE,
-    MaskedImages,
-    Size,
-    positions,
-)
+from experiments.training.masked_images import HIDDEN, MAE, MaskedImages, Size, positions
 from experiments.training.stop import Preempted
 from tests.conftest import Command, refused
 from tests.worker.runs import StopAt, carry_out, measured, orders, recorded

@@ -315,9 +315,7 @@ RECIPES = (plain, clipping, averaging_first, unscaling_and_averaging)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
-def test_a_grad_scaler_that_was_handed_over_works_as_documented(
-    recipe: Callable[..., None],
-) -> None:
+def test_a_grad_scaler_that_was_handed_over_works_as_documented(recipe: Callable[..., None]) -> None:
     """An overflow on one worker skips the step on all, lowers all scales, and reaches no residual."""
 
     def body(comm: virtual.VirtualComm) -> tuple[Tensor, float]:
