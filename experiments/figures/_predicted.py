@@ -14,9 +14,9 @@ from analysis.published.rederived import JOB, estimate
 from analysis.records import phases
 from analysis.records.frames import Frames, remembered
 from analysis.records.steps import breakdown
-from experiments.config.run import Run, RunSettings
+from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import TIMED, scale, with_density
+from experiments.figures._runs import TIMED, scale, variants, with_density
 from sparsify import cost
 
 # Method -> its scheme in `sparsify.cost.published`.
@@ -99,15 +99,8 @@ def over_workers(
     return np.array([step_s(parts, method, density, size, link) for size in sizes])
 
 
-# What shi-scaling and stable-dgc measure: VGG-16, two processes, all methods in turns.
 DENSITY = 0.001
-METHODS: dict[str, RunSettings] = {
-    "dense": {"method": "dense"},
-    "topk": {"method": "topk", "select": "torch"},
-    "topk-fused": {"method": "topk", "select": "fused"},
-    "gaussiank": {"method": "gaussiank"},
-    "dgc": {"method": "dgc", "method.scope": "global", "method.dense_vectors": False},
-}
+METHODS = variants("predicted")  # of shi-scaling and stable-dgc, all in turns
 
 
 def timing_runs(profile: str) -> list[Run]:

@@ -42,16 +42,20 @@ def with_density(methods: Mapping[str, RunSettings], density: float) -> dict[str
 
 def scale(name: str, profile: str) -> RunSettings:
     """The settings by which a profile scales an item, by the item's name in scales.yaml."""
-    return of_profile(_scales()[name], profile)
+    return of_profile(_settings("scales")[name], profile)
+
+
+def variants(name: str) -> Mapping[str, RunSettings]:
+    """The settings in which each of an item's variants differs, by the item's name in variants.yaml."""
+    return _settings("variants")[name]
 
 
 @cache
-def _scales() -> Mapping[str, Mapping[str, RunSettings]]:
+def _settings(file: str) -> Mapping[str, Mapping[str, RunSettings]]:
     import yaml  # listing the items needs no reader
 
-    found: Mapping[str, Mapping[str, RunSettings]] = yaml.safe_load(
-        Path(__file__).with_name("scales.yaml").read_text()
-    )
+    found: Mapping[str, Mapping[str, RunSettings]]
+    found = yaml.safe_load(Path(__file__).with_name(f"{file}.yaml").read_text())
     return found
 
 

@@ -19,7 +19,7 @@ from analysis.published import rederived
 from analysis.records.frames import Frames, records, remembered
 from analysis.stats import POSITIVE, Bounds, Value, of_phases, phase_difference, slowdown, throughput
 from experiments.config.run import Run, RunOrWords, RunSettings
-from experiments.figures._runs import scale
+from experiments.figures._runs import scale, variants
 from experiments.figures.papers import value
 
 METHODS = ("dense", "topk", "randomk")
@@ -42,18 +42,6 @@ SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 MORE_SEEDS = {"smoke": [1], "laptop": [1, 2, 3, 4], "paper": list[int]()}
 # Groups of processes; in each, all methods take turns.
 REPEATS = {"smoke": [0, 1], "laptop": [0], "paper": [0, 1, 2]}
-# The density of 136 of the 138 epochs throughout: a timed run is shorter than the warm-up.
-TOPK: RunSettings = {"method": "topk", "method.density_warmup": []}
-RANDOMK: RunSettings = {"method": "randomk", "method.density_warmup": []}
-FUSED: RunSettings = {**TOPK, "select": "fused"}
-TIMED: dict[str, RunSettings] = {
-    "dense": {"method": "dense"},
-    "topk": TOPK,
-    "randomk": RANDOMK,  # as published, by torch.randperm
-    "randomk-hash": {**RANDOMK, "method.sampling": "hash"},
-}
-# 0.001 of 34,058 parameters would be 34 numbers a step.
-SMALL_MODEL_DENSITY: RunSettings = {"method.density": 0.01}
 
 
 # --- runs
@@ -62,7 +50,7 @@ SMALL_MODEL_DENSITY: RunSettings = {"method.density": 0.01}
 def timing_runs(
     profile: str,
     mode: str,
-    variants: Mapping[str, RunSettings] = TIMED,
+    own: Mapping[str, RunSettings] | None = None,
     more: RunOrWords = (),
     at: str = "timing",
     repeats: Mapping[str, Sequence[int]] = REPEATS,
@@ -72,11 +60,12 @@ def timing_runs(
     `as_published` validates inside its timed loop, as theirs.
 
     Args:
+        own: the variants; by default those of `at` in variants.yaml.
         at: how profiles scale it, in scales.yaml.
     """
     validate = "epoch" if mode == "as_published" else "never"
     shared = start(profile, scale(at, profile)) | {"train.validate": validate, "timing.mode": mode} | more
-    return [Run({**shared.settings, "seed": seed}, variants) for seed in repeats[profile]]
+    return [Run({**shared.settings, "seed": seed}, own or variants(at)) for seed in repeats[profile]]
 
 
 def convergence_runs(profile: str, seeds: Mapping[str, Sequence[int]] = SEEDS) -> list[Run]:
@@ -90,8 +79,26 @@ def convergence_runs(profile: str, seeds: Mapping[str, Sequence[int]] = SEEDS) -
 
 
 def small_density(method: str, profile: str) -> RunSettings:
-    """The density of a sparse method where the model is small, which only the profile paper's is not."""
-    return SMALL_MODEL_DENSITY if profile != "paper" and method != "dense" else {}
+    """The density of a sparse method where the model is small, which only the profile paper's is not: 0.001
+    of 34,058 parameters would be 34 numbers a step.
+    """
+    return {"method.density": 0.01} if profile != "paper" and method != "dense" else {}
+
+
+def of_small(name: str, profile: str) -> dict[str, RunSettings]:
+    """An item's variants, with a density for small models."""
+    return {
+        variant: {**own, **small_density(own["method"], profile)} for variant, own in variants(name).items()
+    }
+
+
+def with_buckets(name: str, profile: str) -> dict[str, RunSettings]:
+    """An item's variants, those with buckets in the size that suits the profile's model."""
+    buckets = scale("buckets", profile)
+    return {
+        variant: {**own, **buckets} if "-buckets" in variant else own
+        for variant, own in variants(name).items()
+    }
 
 
 def start(profile: str, settings: RunSettings) -> Run:

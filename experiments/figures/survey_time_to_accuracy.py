@@ -23,6 +23,7 @@ from experiments.figures import yoon2022_fig3_slim as slim
 from experiments.figures import yoon2022_slow_links as slow_links
 from experiments.figures._predicted import FAST, LINKS
 from experiments.figures._reaching import Steps, all_reach, seconds_to, sooner, steps_to
+from experiments.figures._runs import variants
 from experiments.figures.papers import claim
 
 TITLE = "Validation accuracy against time, by link"
@@ -42,7 +43,7 @@ JUDGED_ON = (  # link, and who is there before whom
 def runs(profile: str) -> list[Run]:
     """The trainings of fig3-slim, and one group of processes in which their steps take turns."""
     timed = yoon2022.timing_runs(
-        profile, MODE, slow_links.SLIM_VARIANTS, at="time-to-accuracy", repeats={profile: [0]}
+        profile, MODE, variants("slow-links-slim"), at="time-to-accuracy", repeats={profile: [0]}
     )
     return [*slim.runs(profile), *timed]
 

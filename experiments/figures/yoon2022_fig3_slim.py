@@ -7,24 +7,18 @@ from analysis.claims import Claim
 from analysis.pictures import style
 from analysis.records.frames import Frames
 from analysis.tables import Table
-from experiments.config.run import Run, RunSettings
+from experiments.config.run import Run
 from experiments.figures import _convergence as convergence
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import MORE_SEEDS, SEEDS, scale
+from experiments.figures._runs import MORE_SEEDS, SEEDS, scale, variants
 from experiments.figures.papers import claim
 
 TITLE = "Validation accuracy and loss of a slim VGG-16, at density 0.001 and 0.01"
 SCALE = yoon2022.TRAINING_SCALE
 COLUMN = "val_top1"
 LOG_TICKS = (0.3, 0.5, 1, 2, 5, 10)
-DENSER = 0.01
-# Random-k's indices by hash: torch.randperm of 924,186 numbers, eight times a step, would be a fifth of it.
-METHODS: dict[str, RunSettings] = {
-    "dense": {"method": "dense"},
-    "topk": {"method": "topk"},
-    "topk-denser": {"method": "topk", "method.density": DENSER},
-    "randomk": {"method": "randomk", "method.sampling": "hash"},
-}
+METHODS = variants("fig3-slim")
+DENSER = METHODS["topk-denser"]["method.density"]
 LOOKS = {
     "topk": style.look("topk")._replace(label="Top-k, 0.001"),
     "topk-denser": style.Look("Top-k, 0.01", "#56B4E9", "D", "\\\\"),

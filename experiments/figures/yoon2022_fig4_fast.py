@@ -5,21 +5,19 @@ from __future__ import annotations
 from analysis.claims import Claim
 from analysis.records.frames import Frames
 from analysis.stats import Value, phase_ratio
-from experiments.config.run import Run, RunSettings
+from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig4 as fig4
+from experiments.figures._runs import variants
 from experiments.figures.papers import claim
 
 TITLE = "Breakdown of an iteration, with a fast selection"
 MODE = fig4.MODE
 SCALE = yoon2022.TIMING_SCALE
-VARIANTS: dict[str, RunSettings] = {
-    "dense": {"method": "dense"}, "topk": yoon2022.TOPK, "topk-fused": yoon2022.FUSED,
-}  # fmt: skip
 
 
 def runs(profile: str) -> list[Run]:
-    return yoon2022.timing_runs(profile, MODE, VARIANTS)
+    return yoon2022.timing_runs(profile, MODE, variants("fig4-fast"))
 
 
 draw, table = fig4.draw, fig4.table

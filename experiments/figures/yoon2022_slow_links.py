@@ -19,11 +19,10 @@ from analysis.records.frames import Frames, empty, keys_of, remembered, restrict
 from analysis.records.steps import breakdown
 from analysis.stats import Value, curve, taken
 from analysis.tables import Table
-from experiments.config.run import Run, RunSettings
+from experiments.config.run import Run
 from experiments.figures import _reaching
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig3_slim as slim
-from experiments.figures._runs import scale
 from experiments.figures.papers import claim, words
 
 TITLE = "Slow links: who is faster than dense at 1 and 10 Gbit/s, and to the same accuracy"
@@ -49,26 +48,10 @@ LOOKS = {
 CURVES = {
     "dense": "dense", "topk": "topk-fused", "topk-denser": "topk-denser-fused", "randomk": "randomk-hash",
 }  # fmt: skip
-SLIM_VARIANTS: dict[str, RunSettings] = {
-    "dense": {"method": "dense"},
-    "topk-fused": yoon2022.FUSED,
-    "topk-denser-fused": {**yoon2022.FUSED, "method.density": slim.DENSER},
-    "randomk-hash": yoon2022.TIMED["randomk-hash"],
-}
 
 
 def runs(profile: str) -> list[Run]:
-    buckets = {**scale("buckets", profile), "overlap": True}
-    variants: dict[str, RunSettings] = {
-        "dense": {"method": "dense"},
-        DENSE_OVERLAPPED: {"method": "dense", **buckets},
-        "topk": yoon2022.TOPK,
-        "topk-fused": yoon2022.FUSED,
-        OVERLAPPED: {**yoon2022.FUSED, **buckets},
-        "randomk-hash": yoon2022.TIMED["randomk-hash"],
-        "oktopk": {"method": "oktopk", "method.density_warmup": []},
-        "powersgd": {"method": "powersgd"},
-    }
+    variants = yoon2022.with_buckets("slow-links", profile)
     found = []
     for link in LINKS:
         found += yoon2022.timing_runs(profile, MODE, variants, {"link": link}, "slow-links", REPEATS)
@@ -78,7 +61,7 @@ def runs(profile: str) -> list[Run]:
 def slim_runs(profile: str) -> list[Run]:
     """The runs that say what a step of the model of fig3-slim takes over the slowest link."""
     slowest = {"link": LINKS[0]}
-    return yoon2022.timing_runs(profile, MODE, SLIM_VARIANTS, slowest, "slow-links-slim", REPEATS)
+    return yoon2022.timing_runs(profile, MODE, None, slowest, "slow-links-slim", REPEATS)
 
 
 def more_runs(profile: str) -> list[Run]:

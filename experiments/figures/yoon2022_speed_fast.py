@@ -8,9 +8,8 @@ from analysis.records.frames import Frames
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures import yoon2022_fig4_fast as fig4_fast
 from experiments.figures import yoon2022_speed as speed
-from experiments.figures._runs import scale
+from experiments.figures._runs import scale, variants
 from experiments.figures.papers import claim
 
 TITLE = "Training speed with a fast selection"
@@ -20,11 +19,10 @@ BUCKETED = "topk-buckets-fused"
 
 
 def runs(profile: str) -> list[Run]:
-    variants = fig4_fast.VARIANTS
-    if scale("timing", profile)["cluster"] != "virtual":  # virtual ranks can't overlap anything
-        buckets = {**yoon2022.FUSED, **scale("buckets", profile)}
-        variants = variants | {BUCKETED: buckets, f"{BUCKETED}-overlapped": {**buckets, "overlap": True}}
-    return yoon2022.timing_runs(profile, MODE, variants)
+    # Virtual ranks can't overlap anything.
+    is_virtual = scale("timing", profile)["cluster"] == "virtual"
+    found = variants("fig4-fast") if is_virtual else yoon2022.with_buckets("speed-fast", profile)
+    return yoon2022.timing_runs(profile, MODE, found)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

@@ -23,19 +23,6 @@ from experiments.figures.papers import value
 
 TITLE = "What the published protocol does to the numbers"
 SCALE = yoon2022.TIMING_SCALE
-PUBLISHED_MODE = {"timing.mode": "as_published"}
-PROTOCOLS = {
-    "plain": {"timing.mode": "production"},
-    "serialised": {"timing.mode": "serialised"},
-    "unvalidated": PUBLISHED_MODE,
-    "published": {**PUBLISHED_MODE, "train.validate": "epoch"},
-}
-MEASURED = {
-    "dense": ("serialised", "unvalidated", "published"),
-    "topk": ("serialised", "unvalidated", "published"),
-    "randomk": ("serialised", "unvalidated", "plain"),
-    "randomk-hash": ("plain",),
-}
 # Their filters of the communication, in seconds: above and below.
 DENSE_FILTER, SPARSE_FILTER = (1e-4, 1.0), (0.0, 1.01)
 A100 = {method: JOB["A100", method] for method in yoon2022.METHODS}
@@ -44,14 +31,8 @@ MARKERS = {OURS: ("o", "#0072B2"), THEIRS: ("s", "#D55E00")}
 
 
 def runs(profile: str) -> list[Run]:
-    variants = {
-        f"{method}-{protocol}": {
-            **yoon2022.TIMED[method], **yoon2022.small_density(method, profile), **PROTOCOLS[protocol]
-        }
-        for method, protocols in MEASURED.items()
-        for protocol in protocols
-    }  # fmt: skip
-    return yoon2022.timing_runs(profile, "production", variants, at="speed-protocol")
+    found = yoon2022.of_small("speed-protocol", profile)
+    return yoon2022.timing_runs(profile, "production", found, at="speed-protocol")
 
 
 class Artefact(NamedTuple):

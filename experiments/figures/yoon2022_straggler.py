@@ -38,10 +38,8 @@ OURS, LOGS = (
 
 
 def runs(profile: str) -> list[Run]:
-    variants = {
-        method: {**yoon2022.TIMED[method], **yoon2022.small_density(method, profile)} for method in METHODS
-    }
-    return yoon2022.timing_runs(profile, MODE, variants, LATE, at="straggler")
+    found = yoon2022.of_small("straggler", profile)
+    return yoon2022.timing_runs(profile, MODE, found, LATE, at="straggler")
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

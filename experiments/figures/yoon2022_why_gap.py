@@ -17,6 +17,7 @@ from analysis.records.frames import Frames, records, remembered
 from analysis.stats import Value, curve, final, final_difference, over_units
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
+from experiments.figures import _runs
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._runs import MORE_SEEDS, SEEDS, scale
 from experiments.figures.papers import claim
@@ -28,15 +29,8 @@ RATES = (0.03, 0.1, 0.3)
 DENSITIES = (0.003, 0.01, 0.03, 0.1)
 HORIZONS = (1, 2, 4)
 EPOCH_STEPS = 24  # at horizon 1: half of the paper's 49, so that 2 is about the length of their training
-AFTER, BEFORE, UNMASKED = "after", "before, masked", "before, unmasked"
-# Exact Top-k of the whole model with momentum in front of the residual: DGC, its sample being everything.
-CORRECTED: RunSettings = {
-    "method": "dgc", "method.sample": 1, "method.scope": "global", "method.dense_vectors": False,
-    "task.momentum": 0,
-}  # fmt: skip
-MOMENTA: dict[str, RunSettings] = {
-    AFTER: {"method": "topk"}, BEFORE: CORRECTED, UNMASKED: {**CORRECTED, "method.masking": False},
-}  # fmt: skip
+MOMENTA = _runs.variants("why-gap")
+AFTER, BEFORE, UNMASKED = MOMENTA
 
 
 class Change(NamedTuple):
