@@ -6,20 +6,16 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.records.frames import Frames
 from analysis.tables import Table
-from experiments.config.run import Run
 from experiments.figures import _convergence as convergence
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures import yoon2022_fig2 as fig2
 from experiments.figures.papers import claim
 
 TITLE = "Validation top-1 accuracy of dense, Top-k and Random-k SGD"
 COLUMN = "val_top1"
 SCALE = yoon2022.TRAINING_SCALE
 LAST_BEHIND = 4  # the last logged epoch at which their Top-k was behind their Random-k
-runs = yoon2022.convergence_runs
-
-
-def more_runs(profile: str) -> list[Run]:
-    return yoon2022.convergence_runs(profile, yoon2022.MORE_SEEDS)
+runs, more_runs = fig2.runs, fig2.more_runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

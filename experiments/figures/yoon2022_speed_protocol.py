@@ -40,8 +40,7 @@ class Artefact(NamedTuple):
 
     name: str
     number: str
-    ours: Callable[..., Value | None]  # of frames, and of what stands in `of`
-    of: tuple[Any, ...]
+    ours: Callable[[Frames], Value | None]
     theirs: Value | None
 
 
@@ -62,19 +61,24 @@ def artefacts() -> list[Artefact]:
     # The time to launch torch.randperm over that plus what BP, which waits for it, took beyond dense's.
     launches = randomk["select"] / (randomk["select"] + randomk["backward"] - dense["backward"])
     return [
-        Artefact(validation, "time per iteration, dense", _validated, ("dense",), estimate(stalls["dense"])),
-        Artefact(validation, "time per iteration, Top-k", _validated, ("topk",), estimate(stalls["topk"])),
-        Artefact(validation, "Top-k / dense", _validated_ratio, ("topk", "dense"),
-                 estimate(stalls["topk"] / stalls["dense"])),
-        Artefact(validation, "mean of the final wait, dense", _validated, ("dense", "synchronize"),
+        Artefact(validation, "time per iteration, dense", _over("dense-published", "dense-unvalidated"),
+                 estimate(stalls["dense"])),
+        Artefact(validation, "time per iteration, Top-k", _over("topk-published", "topk-unvalidated"),
+                 estimate(stalls["topk"])),
+        Artefact(validation, "Top-k / dense", _validated_ratio, estimate(stalls["topk"] / stalls["dense"])),
+        Artefact(validation, "mean of the final wait, dense",
+                 _over("dense-published", "dense-unvalidated", "synchronize"),
                  estimate(unfiltered / rederived.communication_ms(A100["dense"]))),
-        Artefact("a filter that differs by method", "communication, dense", _filtered, ("dense",),
+        Artefact("a filter that differs by method", "communication, dense", _filtered,
                  Value(waits.dense / waits.sparse)),
-        Artefact(unsynced, "BP, Top-k", _unsynchronised, ("topk", "backward"), Value(backward)),
-        Artefact(unsynced, "compression, Top-k", _unsynchronised, ("topk", "select"), Value(compression)),
-        Artefact(unsynced, "compression, Random-k", _unsynchronised, ("randomk", "select"),
-                 Value(launches)),
-        Artefact("torch.randperm for Random-k", "time per iteration, Random-k", _permuted, (), None),
+        Artefact(unsynced, "BP, Top-k", _over("topk-unvalidated", "topk-serialised", "backward"),
+                 Value(backward)),
+        Artefact(unsynced, "compression, Top-k", _over("topk-unvalidated", "topk-serialised", "select"),
+                 Value(compression)),
+        Artefact(unsynced, "compression, Random-k",
+                 _over("randomk-unvalidated", "randomk-serialised", "select"), Value(launches)),
+        Artefact("torch.randperm for Random-k", "time per iteration, Random-k",
+                 _over("randomk-plain", "randomk-hash-plain"), None),
     ]  # fmt: skip
 
 
@@ -84,7 +88,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
     def panel(axes: plots.Axes) -> None:
         for y, each in enumerate(found):
-            values = {OURS: each.ours(frames, *each.of), THEIRS: each.theirs}
+            values = {OURS: each.ours(frames), THEIRS: each.theirs}
             for offset, (origin, factor) in zip((-0.16, 0.16), values.items(), strict=True):
                 if factor is not None:
                     marks.dot(axes, y + offset, factor, *MARKERS[origin])
@@ -102,7 +106,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def table(frames: Frames) -> Table:
     """The factors, with intervals."""
-    rows = [(each.name, each.number, each.ours(frames, *each.of), each.theirs) for each in artefacts()]
+    rows = [(each.name, each.number, each.ours(frames), each.theirs) for each in artefacts()]
     frame = pd.DataFrame(rows, columns=["artefact", "number", "here", "from their logs"])
     return Table("With the artefact / without it", frame)
 
@@ -121,39 +125,23 @@ def _ratio(above: pd.Series[float], below: pd.Series[float]) -> Value | None:
     return over_units(ratios.to_numpy(), POSITIVE, "blocks") if len(ratios) else None
 
 
-def _protocols(frames: Frames, method: str, one: str, other: str, phase: str) -> Value | None:
-    """A phase of a method by one protocol over the same by another."""
-    return _ratio(*(_seconds(frames, f"{method}-{protocol}", phase) for protocol in (one, other)))
+def _over(above: str, below: str, phase: str = "slowest") -> Callable[[Frames], Value | None]:
+    """A phase of one variant over the same of another."""
+    return lambda frames: _ratio(_seconds(frames, above, phase), _seconds(frames, below, phase))
 
 
-def _validated(frames: Frames, method: str, phase: str = "slowest") -> Value | None:
-    """With validation in the timed loop over without."""
-    return _protocols(frames, method, "published", "unvalidated", phase)
-
-
-def _unsynchronised(frames: Frames, method: str, phase: str) -> Value | None:
-    """As published over with synchronisation around the phase."""
-    return _protocols(frames, method, "unvalidated", "serialised", phase)
-
-
-def _permuted(frames: Frames) -> Value | None:
-    """An iteration of Random-k with torch.randperm over one with a hash."""
-    return _ratio(*(_seconds(frames, f"{method}-plain", "slowest") for method in ("randomk", "randomk-hash")))
-
-
-def _validated_ratio(frames: Frames, method: str, baseline: str) -> Value | None:
-    """The ratio of two methods with validation over that without."""
+def _validated_ratio(frames: Frames) -> Value | None:
+    """Top-k over dense with validation in the timed loop, over the same without."""
     with_it, without = (
-        _seconds(frames, f"{method}-{protocol}", "slowest")
-        / _seconds(frames, f"{baseline}-{protocol}", "slowest")
+        _seconds(frames, f"topk-{protocol}", "slowest") / _seconds(frames, f"dense-{protocol}", "slowest")
         for protocol in ("published", "unvalidated")
     )
     return _ratio(with_it, without)
 
 
-def _filtered(frames: Frames, method: str) -> Value | None:
-    """The mean of the final waits by the filter of dense logs over that by the one of sparse logs."""
-    keys = yoon2022.keys(frames, f"{method}-published")
+def _filtered(frames: Frames) -> Value | None:
+    """The mean of dense's final waits by the filter of dense logs over that by the one of sparse logs."""
+    keys = yoon2022.keys(frames, "dense-published")
     if not keys:
         return None
     steps = pd.concat([warm(frames, key).steps for key in keys])

@@ -14,19 +14,8 @@ from analysis.trace import trace
 from tests.analysis import synthetic
 
 # Of google.github.io/perfetto's reading of the format: the keys of a complete event and of metadata.
-KEYS = {
-    "X": {
-        "name": str,
-        "cat": str,
-        "ph": str,
-        "pid": int,
-        "tid": int,
-        "ts": float,
-        "dur": float,
-        "args": dict,
-    },
-    "M": {"name": str, "ph": str, "pid": int, "tid": int, "args": dict},
-}
+EVERY = {"name": str, "ph": str, "pid": int, "tid": int, "args": dict}
+KEYS = {"X": {**EVERY, "cat": str, "ts": float, "dur": float}, "M": EVERY}
 METADATA = {"process_name", "process_sort_index", "thread_name", "thread_sort_index"}
 
 

@@ -145,13 +145,8 @@ def test_the_same_records_give_the_same_bytes(everything: Frames, tmp_path: Path
 @pytest.mark.parametrize("item", MEASURED)
 def test_every_page_names_machine_data_workers_versions_and_n(item: str, everything: Frames) -> None:
     text = page(item, of_item(everything, item), "laptop")
-    for part in (
-        "synthetic CPU (2 cores)",
-        "synthetic (digest 01234567)",
-        "torch 0.0.0",
-        f"![{item}]({item}.png)",
-    ):
-        assert part in text
+    parts = ("synthetic CPU (2 cores)", "synthetic (digest 01234567)", "torch 0.0.0")
+    assert all(part in text for part in (*parts, f"![{item}]({item}.png)"))
     if item in MODE:
         assert "n = 16 (first 4 dropped as warm-up)" in text
         assert "imulated" not in text

@@ -18,13 +18,8 @@ from sparsify import cost
 
 COMPUTE_S = 0.5
 SELECT_S = {
-    "topk": 0.3,
-    "topk-fused": 0.02,
-    "gaussiank": 0.2,
-    "dgc": 0.1,
-    "randomk-hash": 0.01,
-    "oktopk": 0.05,
-}
+    "topk": 0.3, "topk-fused": 0.02, "gaussiank": 0.2, "dgc": 0.1, "randomk-hash": 0.01, "oktopk": 0.05,
+}  # fmt: skip
 ITEMS = {"stable-dgc": zhang_stable_dgc, "shi-scaling": shi2019_shi_scaling, "crossover": survey_crossover}
 
 

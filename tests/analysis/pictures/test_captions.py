@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,12 +15,17 @@ from analysis.records.store import Store
 from tests.analysis import synthetic
 
 
+def timed(folder: Path, *runs: tuple[str, dict[str, Any]], **told: Any) -> Frames:
+    """Timed runs of these methods with these settings, and what `synthetic.timed` takes besides."""
+    store = Store(folder)
+    for method, own in runs:
+        synthetic.timed(store, synthetic.config(method) | own, **told)
+    return from_attempts(store.all_valid())[0]
+
+
 @pytest.fixture
 def frames(tmp_path: Path) -> Frames:
-    store = Store(tmp_path)
-    synthetic.timed(store, synthetic.config("dense"))
-    synthetic.timed(store, synthetic.config("topk") | {"workers": 4})
-    return from_attempts(store.all_valid())[0]
+    return timed(tmp_path, ("dense", {}), ("topk", {"workers": 4}))
 
 
 @pytest.mark.parametrize(
@@ -46,11 +52,9 @@ def test_a_setting_names_its_parts(frames: Frames) -> None:
 
 
 def test_precisions_are_those_that_were_got_and_are_not_mixed_in_silence(tmp_path: Path) -> None:
-    store = Store(tmp_path)
     for seed, got in enumerate((None, "fp32", "tf32")):
-        asked = synthetic.config("topk") | {"seed": seed, "precision": "tf32" if got else "fp32"}
-        synthetic.timed(store, asked, precision=got)
-        mixed = captions.setting(from_attempts(store.all_valid())[0])
+        asked = {"seed": seed, "precision": "tf32" if got else "fp32"}
+        mixed = captions.setting(timed(tmp_path, ("topk", asked), precision=got))
         assert mixed.endswith(", fp32." if seed < 2 else ", fp32 and tf32 (*mixed*).")
 
 
@@ -62,10 +66,8 @@ def test_samples_are_counted_per_method(frames: Frames) -> None:
 
 
 def test_a_caption_says_that_the_code_changed_between_the_runs(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    synthetic.timed(store, synthetic.config("dense"))
-    synthetic.timed(store, synthetic.config("topk"), commit="1" * 40)
-    frames, _ = from_attempts(store.all_valid())
+    timed(tmp_path, ("dense", {}))
+    frames = timed(tmp_path, ("topk", {}), commit="1" * 40)
     said = "*Measured with 2 versions of the code*: 00000000 and 11111111."
     assert said in captions.setting(frames)
     one = frames._replace(runs=frames.runs.iloc[:1])
@@ -73,10 +75,8 @@ def test_a_caption_says_that_the_code_changed_between_the_runs(tmp_path: Path) -
 
 
 def test_changes_that_were_not_committed_are_another_version(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    synthetic.timed(store, synthetic.config("dense"))
-    synthetic.timed(store, synthetic.config("topk"), dirty="abcdef123456")
-    frames, _ = from_attempts(store.all_valid())
+    timed(tmp_path, ("dense", {}))
+    frames = timed(tmp_path, ("topk", {}), dirty="abcdef123456")
     assert "2 versions of the code*: 00000000 and 00000000+abcdef12" in captions.setting(frames)
 
 
@@ -93,32 +93,25 @@ def test_an_emulated_link_is_told_with_the_least_that_was_found_in_any_run(tmp_p
         "asked_gbit_s": 1.0, "pairs_gbit_s": [0.95, 0.9], "together_gbit_s": 0.8, "asked_latency_s": 5e-5,
         "latency_s": 6e-5, "delay_s": 0.0,
     }  # fmt: skip
-    store = Store(tmp_path)
-    for method, together in (("dense", 0.8), ("topk", 0.7)):
-        link = found | {"together_gbit_s": together}
-        synthetic.timed(store, synthetic.config(method), machine={"link": link})
-    said = captions.setting(from_attempts(store.all_valid())[0])
-    assert said.endswith(
+    timed(tmp_path, ("dense", {}), machine={"link": found})
+    frames = timed(tmp_path, ("topk", {}), machine={"link": found | {"together_gbit_s": 0.7}})
+    assert captions.setting(frames).endswith(
         "fp32. Emulated links, as the workers found them: loopback 1 Gbit/s asked, 0.9 found between two "
         "nodes, 0.7 with all sending at once, latency 60 us (not delayed; 50 us asked)."
     )
 
 
 def test_a_label_says_what_was_found_and_not_what_to_do(tmp_path: Path) -> None:
-    store, why = Store(tmp_path), "gpu=a100 was asked for, but n1 has V100; choose another partition"
-    synthetic.timed(store, synthetic.config("dense"), machine={"mismatch": [why]})
-    frames = from_attempts(store.all_valid())[0]
+    why = "gpu=a100 was asked for, but n1 has V100; choose another partition"
+    frames = timed(tmp_path, ("dense", {}), machine={"mismatch": [why]})
     assert captions.label(frames) == (
         " *Not the machine that was named*: gpu=a100 was asked for, but n1 has V100."
     )
 
 
 def test_lateness_on_purpose_is_told(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    late = {"draw": "uniform", "s": 0.064, "spread": 0, "rank": 0}
-    for method, told in (("dense", {"late": late}), ("topk", {"late": late}), ("dense", {})):
-        synthetic.timed(store, synthetic.config(method) | told)
-    frames = from_attempts(store.all_valid())[0]
+    late = {"late": {"draw": "uniform", "s": 0.064, "spread": 0, "rank": 0}}
+    frames = timed(tmp_path, ("dense", late), ("topk", late), ("dense", {}))
     said = " *Workers late on purpose*: late.draw=uniform, late.s=0.064 and late.rank=0."
     assert captions.late(frames) == said
     assert said in captions.timing(frames)
@@ -126,13 +119,17 @@ def test_lateness_on_purpose_is_told(tmp_path: Path) -> None:
 
 
 def test_what_joins_simulated_nodes_is_told(tmp_path: Path) -> None:
-    store, base = Store(tmp_path), synthetic.learning_config("dense")
+    base = synthetic.learning_config("dense")
     nvlink = {"name": "nvlink", "alpha_s": 1e-6, "beta_s_per_byte": 1e-12}
     nodes = base["cluster"] | {"inside": nvlink, "workers_per_node": 8}
-    synthetic.timed(store, synthetic.config("dense") | {"cluster": base["cluster"]})
-    assert captions.joined(from_attempts(store.all_valid())[0]) == "loopback"
-    other = Store(tmp_path / "other")
-    synthetic.timed(other, synthetic.config("dense") | {"cluster": nodes})
-    frames = from_attempts(other.all_valid())[0]
+    one = timed(tmp_path / "one", ("dense", {"cluster": base["cluster"]}))
+    assert captions.joined(one) == "loopback"
+    frames = timed(tmp_path / "other", ("dense", {"cluster": nodes}))
     assert captions.joined(frames) == "loopback between nodes of 8, nvlink inside"
     assert "model of link loopback between nodes of 8" in captions.timing(frames)
+
+
+def test_braces_hold_facts_of_the_item_or_sentences_on_its_records(frames: Frames) -> None:
+    told = captions.filled("Of {count}. {setting}", frames, {"count": 3})
+    assert told == f"Of 3. {captions.setting(frames)}"
+    assert captions.filled("{setting}", frames, {"setting": "here"}) == "here"
