@@ -18,7 +18,7 @@ from experiments.config.folders import ROOT
 PROJECT = "gradient-sparsification"
 THERE = ("torch", "triton", "pandas", "matplotlib", "pyarrow")
 CHECKS = (
-    "import-linter", "ipykernel", "jupytext", "mypy", "nbclient", "pandas-stubs", "playwright", "ruff",
+    "import-linter", "ipykernel", "mypy", "nbclient", "pandas-stubs", "playwright", "ruff",
     "types-greenlet", "types-psutil",
 )  # fmt: skip
 SOURCE_ONLY = ("antlr4-python3-runtime",)  # no wheel of it was published; it is plain Python

@@ -8,34 +8,18 @@ import pytest
 
 from tests.conftest import ROOT
 
-jupytext = pytest.importorskip("jupytext")
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("ipykernel")
 
 FOLDER = ROOT / "analysis" / "notebooks"
-SOURCES = sorted(FOLDER.glob("*.py"))
+SOURCES = sorted(FOLDER.glob("*.ipynb"))
 NO_TORCH = "import sys\nassert 'torch' not in sys.modules"
-
-
-def test_every_notebook_is_a_pair() -> None:
-    assert SOURCES
-    assert {path.stem for path in FOLDER.glob("*.ipynb")} == {path.stem for path in SOURCES}
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_both_of_a_pair_have_the_same_cells(source: Path) -> None:
-    """`jupytext --to ipynb --set-kernel python3 analysis/notebooks/*.py` makes them so."""
-    pair = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
-    written = jupytext.read(source)
-    assert [(cell.cell_type, cell.source) for cell in pair.cells] == [
-        (cell.cell_type, cell.source) for cell in written.cells
-    ]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_nothing_that_a_notebook_showed_is_kept(source: Path) -> None:
-    for cell in nbformat.read(source.with_suffix(".ipynb"), as_version=4).cells:
+    for cell in nbformat.read(source, as_version=4).cells:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
 
@@ -45,7 +29,7 @@ def test_a_notebook_runs_without_torch_and_shows_its_figures(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path / "results"))  # nobody's own runs
-    notebook = jupytext.read(source)
+    notebook = nbformat.read(source, as_version=4)
     drawn = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.endswith("\nfigure")]
     notebook.cells.append(nbformat.v4.new_code_cell(NO_TORCH))
     where = {"metadata": {"path": str(FOLDER)}}
