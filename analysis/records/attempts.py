@@ -188,7 +188,7 @@ def _fields(lines: Sequence[StepLine] | Sequence[EpochLine], kind: type[StepLine
     found = zip(*map(attrgetter(*names), lines), strict=True) if lines else [()] * len(names)
     columns = {}
     for name, values in zip(names, found, strict=True):
-        if name in fields and fields[name].type is WHOLE:
+        if name in fields and fields[name].type == WHOLE:
             columns[name] = np.array(values, dtype=np.int64)
         elif name in fields or values.count(None) < len(values):
             columns[name] = _numbers(values)

@@ -150,7 +150,7 @@ def typed(name: str, frame: pd.DataFrame) -> pd.DataFrame:
             known = frame[new].fillna(frame[field.was]) if new in frame else frame[field.was]
             frame = frame.drop(columns=field.was).assign(**{new: known})
     extra = [column for column in frame.columns if column not in listed]
-    kinds = {column: field.type for column, field in listed.items() if field.type is not TEXT}
+    kinds = {column: field.type for column, field in listed.items() if field.type != TEXT}
     ordered: pd.DataFrame = frame.reindex(columns=[*listed, *extra]).astype(kinds)
     for column in listed.keys() - kinds.keys() - set(frame.columns):
         ordered[column] = np.full(len(frame), None, dtype=object)  # not NaN, which is no text

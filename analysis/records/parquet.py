@@ -106,7 +106,7 @@ def _named(frames: Frames) -> Iterator[tuple[str, pd.DataFrame]]:
 def _arrow(name: str, frame: pd.DataFrame) -> pa.Table:
     if name in ("steps", "spans", "looks"):
         listed = {column: field for column, field in COLUMNS[name].items() if column in frame}
-        short = [column for column, field in listed.items() if field.type is NUMBER and not field.exact]
+        short = [column for column, field in listed.items() if field.type == NUMBER and not field.exact]
         frame = frame.astype(dict.fromkeys(short, np.float32))
     # Without pandas' own metadata, pandas 2 can read what pandas 3 wrote.
     return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)

@@ -1,12 +1,10 @@
-"""Records for everyone: the provenance without what says on whose machine they were made.
-
-What is not listed here stays behind, so that a fact that is recorded one day is not shipped by accident.
-"""
+"""Records for everyone: the provenance without what says on whose machine they were made, see public.yaml."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,41 +12,7 @@ import msgspec
 from analysis.records import schema
 from analysis.records.frames import Frames, with_provenance
 
-ALL = None  # a fact with all that is in it
-Listed = Mapping[str, Any]  # name of a fact -> ALL, or what is public of it
-
-SLURM: Listed = dict.fromkeys(("SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_GPUS_ON_NODE"), ALL)
-IMAGE: Listed = dict.fromkeys(("name", "sha256", "arch", "runtime", "runtime_version", "definition"), ALL)
-# Of NCCL's settings those that are choices and numbers. The others may hold addresses, interfaces and paths.
-NCCL: Listed = dict.fromkeys(
-    (
-        "NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_BUFFSIZE",
-        "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE", "NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_NTHREADS",
-        "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_CROSS_NIC", "NCCL_DEBUG",
-    ),
-    ALL,
-)  # fmt: skip
-WORKER: Listed = dict.fromkeys(
-    ("host", "gpu", "memory_gib", "driver", "pcie", "nvlinks", "idle_nvlinks"), ALL
-)
-MACHINE: Listed = {
-    **dict.fromkeys(
-        ("checked", "hosts", "topology", "peer_access", "bus_bandwidth", "probe_s", "link", "mismatch"), ALL
-    ),
-    "workers": WORKER,
-    "nccl": NCCL,
-}
-PROVENANCE: Listed = {
-    **dict.fromkeys(
-        ("cpu", "cores", "memory_gib", "gpu", "before", "nccl", "platform", "versions", "commit", "dirty"),
-        ALL,
-    ),
-    "data": {"name": ALL, "digest": ALL},
-    "horovod": ALL,
-    "image": IMAGE,
-    "machine": MACHINE,
-    "slurm": SLURM,
-}
+LISTED: dict[str, Any] = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes())
 
 
 def public(frames: Frames) -> Frames:
@@ -57,19 +21,20 @@ def public(frames: Frames) -> Frames:
 
 
 def public_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that are listed above, with hosts numbered in their order."""
+    """The facts that are listed, with hosts numbered in their order."""
     seen = msgspec.convert(provenance, schema.Provenance)
     machine = seen.machine or schema.MachineFacts()
     names = dict.fromkeys(
         filter(None, (*machine.hosts, *(worker.host for worker in machine.workers), seen.host))
     )
     numbered = {name: f"host{number}" for number, name in enumerate(names, 1)}
-    kept: dict[str, Any] = _renamed(_listed(provenance, PROVENANCE), numbered)
+    kept: dict[str, Any] = _renamed(_listed(provenance, LISTED), numbered)
     return kept
 
 
-def _listed(value: Any, listed: Listed | None) -> Any:
-    if listed is ALL:
+def _listed(value: Any, listed: Mapping[str, Any] | None) -> Any:
+    """The part of a value that is listed; all of it where nothing is said of its parts."""
+    if listed is None:
         return value
     if isinstance(value, list):
         return [_listed(part, listed) for part in value]

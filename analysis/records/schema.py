@@ -8,13 +8,16 @@ docs/records.md follow. One that is measured and not named is read, too: as a co
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
-from msgspec import Meta, Struct, structs
+from msgspec import UNSET, Meta, Struct, structs
 
 SCHEMA = 1  # of a manifest, and of tables
 SECOND = "2026-11-22"  # most of what was recorded later is from this day
-TEXT, WHOLE, NUMBER = object, int, float  # of columns
+Dtype = Literal["object", "int64", "float64"]  # of a column
+TEXT: Final = "object"
+WHOLE: Final = "int64"
+NUMBER: Final = "float64"
 # Of a whole number in a record: more would not fit a table's column.
 Whole = Annotated[int, Meta(ge=0, le=2**53)]
 Finite = Annotated[float, Meta(gt=-1e18, lt=1e18)]
@@ -26,18 +29,18 @@ Time = Annotated[datetime, Meta(tz=True)]  # of `records.now`
 RunState = Literal["planned", "submitted", "running", "ok", "failed", "preempted"]
 
 
-class Field(NamedTuple):
+class Field(Struct, frozen=True):
     """One recorded fact: a number in a log's line, a column of a table."""
 
-    unit: str  # empty: a word, a text, or a number without one
-    meaning: str
-    of_run: bool = (
-        False  # is it an outcome of a run, too: the mean over its steps, or what its last epoch has?
-    )
+    unit: str = ""  # empty: a word, a text, or a number without one
+    meaning: str = ""
+    of_run: bool = False  # is it an outcome of a run, too: the mean over its steps, or its last epoch's?
     since: str = ""  # the day from which on it is recorded; tables of before lack it
     was: str = ""  # its name until it got this one: records of before are read
-    implied: Any = ...  # what it is in records of before it was recorded, where that can be told
-    type: type = TEXT  # of its column; of lines of logs it follows from the schema
+    implied: Any = UNSET  # what it is in records of before it was recorded, where that can be told
+    type: Literal["object", "int64", "float64"] = (
+        TEXT  # of its column; of lines of logs it follows from the schema
+    )
     exact: bool = False  # does it need more than the seven digits of a float32?
 
 
@@ -49,7 +52,7 @@ def fields_of(line: type[Struct]) -> dict[str, Field]:
         for field in marks:
             if isinstance(field, Field):
                 whole = int in (kind, *get_args(kind)) and info.required
-                found[info.name] = field._replace(type=WHOLE if whole else NUMBER)
+                found[info.name] = structs.replace(field, type=WHOLE if whole else NUMBER)
     return found
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+import msgspec
 import pandas as pd
 
 from analysis import verdicts
@@ -34,7 +34,7 @@ END = "<!-- end of verdicts -->"
 WIDTH = 120  # of a line of the README
 
 
-class Chosen(NamedTuple):
+class Chosen(msgspec.Struct, frozen=True):
     """A claim that the README shows, in fewer words, and its page in results/shipped/figures."""
 
     claim: str  # its id
@@ -42,26 +42,7 @@ class Chosen(NamedTuple):
     page: str
 
 
-CHOSEN = (
-    Chosen("fig3.randomk-ends-below", "Random-k ends below Top-k (small CNN)", "fig3-laptop.md"),
-    Chosen("fig3.topk-ends-close", "Top-k ends close to dense (small CNN)", "fig3-laptop.md"),
-    Chosen(
-        "fig4-logs.compression-dominates.a100",
-        "selection dominates Top-k's iteration: its margin over all else (8 A100)", "fig4-logs.md",
-    ),
-    Chosen(
-        "speed-logs.ratio.top-k-dense",
-        "an iteration with Top-k over a dense one, without validation in it (8 A100)", "speed-logs.md",
-    ),
-    Chosen(
-        "fig4-fast.torch-longer-than-fused",
-        "selection with torch.topk over the fused one (VGG-16, 2 workers, CPU)", "fig4-fast-laptop.md",
-    ),
-    Chosen(
-        "speed.ratio.topk",
-        "an iteration with Top-k over a dense one (VGG-16, 2 workers, CPU)", "speed-laptop.md",
-    ),
-)  # fmt: skip
+CHOSEN = msgspec.yaml.decode(Path(__file__).with_name("readme.yaml").read_bytes(), type=list[Chosen])
 
 
 def collect(*, ship: bool = False) -> int:
