@@ -97,8 +97,12 @@ def as_csv(rows: Iterable[Row]) -> str:
 
 def notes(verdicts: Sequence[Verdict]) -> str:
     """A Markdown list of where each number was read, when the claim holds and why."""
-    claims = [verdict.claim for verdict in verdicts]
-    return "".join(f"- {claim.text}: {claim.source}. {rule(claim)} {claim.reason}\n" for claim in claims)
+    return "".join(f"- {verdict.claim.text}: {note(verdict.claim)}\n" for verdict in verdicts)
+
+
+def note(claim: Claim) -> str:
+    """Where its number was read, when it holds and why."""
+    return f"{claim.source}. {rule(claim)} {claim.reason}"
 
 
 def paper_text(claim: Claim) -> str:

@@ -22,13 +22,15 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from analysis import verdicts
 from analysis.claims import WORDS
 from analysis.records.files import write_atomic
-from analysis.report.content import MARKS, Contents, Item
+from analysis.report.content import MARKS, Item
 from analysis.report.runs import HERE, SHIPPED, RunPage, every_label, looks, settings, table
 
 SOURCE = Path(__file__).parent
 ORIGINS = {HERE: "of this machine", SHIPPED: "shipped with the repository"}
+MethodCard = tuple[str, str, str]  # its name, what it does, and why its file can't be read
 PAGES, FILES, DATA, ASSETS = "pages", "files", "data", "assets"
 NAMES = {
     "svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "CSV, the tables", "tex": "LaTeX, the tables",
@@ -51,25 +53,17 @@ class Site:
             lstrip_blocks=True,
         )
         self.templates.filters |= {"emphasised": emphasised, "sentence": sentence, "unbroken": unbroken}
-        self.templates.globals |= {"marks": MARKS, "names": NAMES}
+        self.templates.globals |= {"marks": MARKS, "names": NAMES, "words": WORDS, "told": verdicts}
 
     def page(self, template: str, name: str = "", **values: Any) -> Path:
         """Write one page; `name` where its file is not called as its template."""
-        is_index = template == "index"
-        path = self.folder / ("" if is_index else PAGES) / f"{name or template}.html"
-        text = self.templates.get_template(f"{template}.html").render(
-            page=template, up="" if is_index else "../", **values
-        )
-        return self._write(path, text)
+        folder, up = ("", "") if template == "index" else (f"{PAGES}/", "../")
+        text = self.templates.get_template(f"{template}.html").render(page=template, up=up, **values)
+        return self.write(f"{folder}{name or template}.html", text)
 
     def data(self, name: str, content: Any) -> Path:
         """Write one script of data, which hands `content` to the page that loads it."""
-        path = self.folder / DATA / f"{name}.js"
-        return self._write(path, script(path.stem, content))
-
-    def run(self, run: RunPage) -> Path:
-        """Write what the page of one run shows."""
-        return self.data(f"run/{run.id}", run.details())
+        return self.write(f"{DATA}/{name}.js", script(name.rpartition("/")[2], content))
 
     def begin(self) -> None:
         """Empty the folder of what an earlier report left, and put the assets there."""
@@ -77,42 +71,46 @@ class Site:
             shutil.rmtree(self.folder / part, ignore_errors=True)
         shutil.copytree(SOURCE / ASSETS, self.folder / ASSETS)
 
-    def file(self, path: Path) -> None:
-        """Put a figure's file beside the pages."""
-        (self.folder / FILES).mkdir(exist_ok=True)
-        shutil.copyfile(path, self.folder / FILES / path.name)
-
-    def text(self, name: str, text: str) -> None:
-        """Put a text beside the pages, as a file."""
-        self._write(self.folder / FILES / name, text)
-
-    def _write(self, path: Path, text: str) -> Path:
+    def write(self, name: str, text: str) -> Path:
+        """Write one file of the report."""
+        path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text, durable=False)  # it can be made again
         return path
 
 
-def write(site: Site, report: Contents, runs: Sequence[RunPage]) -> Path:
-    """All pages, once `Site.run` has written what the page of a run shows; returns the first one."""
-    for item in report.items:
+def write(
+    site: Site,
+    items: Sequence[Item],
+    methods: Sequence[MethodCard],
+    notes: Sequence[str],
+    runs: Sequence[RunPage],
+) -> Path:
+    """All pages, once `Site.data` has what each run's page shows, as run/ID; returns the first one.
+
+    Args:
+        notes: what had to be left out, and why.
+    """
+    (site.folder / FILES).mkdir(exist_ok=True)
+    for item in items:
         for file in item.files.values():
-            site.file(file)
+            shutil.copyfile(file, site.folder / FILES / file.name)
         if item.bibtex:
-            site.text(f"{item.stem}.bib", item.bibtex)
-        site.page("item", f"item-{item.stem}", item=item, judged=[(row, item.stem) for row in item.judged],
-                  scales=_scales(item))  # fmt: skip
-    every = [(row, item.stem) for item in report.items for row in item.judged]
-    site.page("verdicts", report=report, judged=every)
+            site.write(f"{FILES}/{item.stem}.bib", item.bibtex)
+        judged = [(verdict, item.stem) for verdict in item.judged]
+        site.page("item", f"item-{item.stem}", item=item, judged=judged)
+    every = [(verdict, item.stem) for item in items for verdict in item.judged]
+    counts = verdicts.counts((item.name, verdict) for item in items for verdict in item.judged)
+    site.page("verdicts", counts=counts, judged=every)
     labels = every_label(runs)
     site.data("runs", table(runs, labels))
     site.data("methods", settings(runs, labels))
     site.data("looks", looks())
     for page in ("runs", "run", "compare"):
         site.page(page)
-    site.page("methods", report=report)
+    site.page("methods", methods=methods)
     origins = Counter(origin for _, origin in {(run.run, ORIGINS[run.origin]) for run in runs})
-    words = {item.stem: _words(item) for item in report.items}
-    return site.page("index", report=report, origins=origins, words=words)
+    return site.page("index", items=items, counts=counts, notes=notes, origins=origins)
 
 
 def script(name: str, content: Any) -> str:
@@ -138,17 +136,6 @@ def unbroken(text: str) -> str:
 def sentence(text: str) -> str:
     """The text with a capital first letter."""
     return text[:1].upper() + text[1:]
-
-
-def _scales(item: Item) -> list[str]:
-    """Notes of what is reduced or simulated, each once."""
-    return list(dict.fromkeys(row.scale for row in item.judged if row.scale))
-
-
-def _words(item: Item) -> dict[str, int]:
-    """Counts of its claims by word, least favourable first."""
-    found = Counter[str](row.word for row in item.judged)
-    return {word: found[word] for word in WORDS if found[word]}
 
 
 def _finite(value: Any) -> Any:

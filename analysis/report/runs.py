@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,11 @@ POINTS = 300  # of a curve over steps
 DRAWN_STEPS = 5  # in a timeline
 # What a group of runs has in common stands in columns; a label says what varies within it.
 GROUP = ("method.name", "task.name", "workers", "cluster.where", "timing.mode")
-COLUMNS = (
-    "id", "label", "run", "origin", "state", "method", "task", "workers", "seed", "mode", "simulated", "top1",
-    "loss", "step_ms", "wire_bytes", "started", "items", "why",
-)  # fmt: skip
+# Columns of the table of runs: of a run, and of its configuration.
+OWN = ("id", "run", "origin", "state", "simulated", "top1", "started", "items", "why")
+LEAVES = {
+    "method": "method.name", "task": "task.name", "workers": "workers", "seed": "seed", "mode": "timing.mode",
+}  # fmt: skip
 TELLING = (*configs.TELLING, "workers")
 CURVES = ("train_loss", "val_loss", "val_top1", "val_top5", "test_loss", "test_top1")
 
@@ -52,7 +54,7 @@ class RunPage:
     logs: tuple[dict[str, Any], ...] = ()  # name and last lines of each
     commands: tuple[str, ...] = ()  # that tell more of it
 
-    @property
+    @cached_property
     def leaves(self) -> dict[str, Any]:
         """Configuration by dotted names."""
         return configs.flatten(self.config)
@@ -80,21 +82,17 @@ def page_id(run: str, key: str) -> str:
     return hashlib.sha256(f"{run}/{key}".encode()).hexdigest()[:16]
 
 
-def table(runs: Sequence[RunPage], labels: Sequence[str]) -> dict[str, Any]:
+def table(runs: Sequence[RunPage], labels: Sequence[str]) -> dict[str, list[Any]]:
     """The rows of all runs, by column."""
-    rows = [_row(run, label) for run, label in zip(runs, labels, strict=True)]
-    return {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
-
-
-def _row(run: RunPage, label: str) -> tuple[Any, ...]:
-    found, config = run.outcomes, run.leaves
-    return (
-        run.id, label, run.run, run.origin, run.state, config.get("method.name"), config.get("task.name"),
-        config.get("workers"), config.get("seed"), config.get("timing.mode"), run.simulated,
-        run.top1, found.get("test_loss", found.get("val_loss")),
-        1e3 * found["step_s"] if "step_s" in found else None, found.get("wire_bytes"), run.started, run.items,
-        run.why,
-    )  # fmt: skip
+    step_s = [run.outcomes.get("step_s") for run in runs]
+    return {
+        "label": [*labels],
+        **{name: [getattr(run, name) for run in runs] for name in OWN},
+        **{name: [run.leaves.get(leaf) for run in runs] for name, leaf in LEAVES.items()},
+        "loss": [run.outcomes.get("test_loss", run.outcomes.get("val_loss")) for run in runs],
+        "step_ms": [None if seconds is None else 1e3 * seconds for seconds in step_s],
+        "wire_bytes": [run.outcomes.get("wire_bytes") for run in runs],
+    }
 
 
 def every_label(runs: Sequence[RunPage]) -> list[str]:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from analysis import verdicts
 from analysis.records import parquet
 from analysis.records.attempts import from_attempts
 from analysis.records.files import Damaged
 from analysis.records.frames import Frames, empty
 from analysis.records.store import DAMAGED, Attempt
-from analysis.report import content, pages
+from analysis.report import pages
+from analysis.report.content import Item, facts
 from analysis.report.runs import HERE, SHIPPED, RunPage, of_frames, page_id
 from experiments import figures
 from experiments.commands._draw import OWN, Stored, draw, stored
@@ -48,10 +48,7 @@ def write_report(folders: Folders, draws: bool = True) -> Path:
     """
     notes = list[str]()
     shipped = _shipped(folders, notes)
-    items, rows = list[content.Item](), list[verdicts.Row]()
-    for item, judged in _items(folders, shipped, draws):
-        items.append(item)
-        rows += judged
+    items = [*_items(folders, shipped, draws)]
     site = pages.Site(folders.report)
     site.begin()
     runs = list[RunPage]()
@@ -59,12 +56,11 @@ def write_report(folders: Folders, draws: bool = True) -> Path:
         key: tuple(item.stem for item in items if key in item.runs) for item in items for key in item.runs
     }
     for run in every_run(folders, shipped, of_runs):
-        site.run(run)
+        site.data(f"run/{run.id}", run.details())
         runs.append(replace(run, parts={}, provenance={}, logs=()))  # ten thousand are no burden
         if run.state == DAMAGED:
             notes.append(f"{run.run}: {run.why}")
-    found = content.Contents(tuple(items), verdicts.counts(rows), tuple(_methods()), tuple(notes))
-    return pages.write(site, found, runs)
+    return pages.write(site, items, [*_methods()], notes, runs)
 
 
 def _shipped(folders: Folders, notes: list[str]) -> Frames:
@@ -75,22 +71,20 @@ def _shipped(folders: Folders, notes: list[str]) -> Frames:
         return empty()
 
 
-def _methods() -> Iterator[content.MethodCard]:
+def _methods() -> Iterator[pages.MethodCard]:
     for name in METHODS.names():
         why = METHODS.why_broken(name)
         summary = "" if why else METHODS.docstring(name).partition("\n\n")[0]
-        yield content.MethodCard(name, " ".join(summary.split()), why)
+        yield name, " ".join(summary.split()), why
 
 
-def _items(
-    folders: Folders, shipped: Frames, draws: bool
-) -> Iterator[tuple[content.Item, list[verdicts.Row]]]:
-    """Every figure that can be drawn, with its verdicts; of one that fails, why."""
+def _items(folders: Folders, shipped: Frames, draws: bool) -> Iterator[Item]:
+    """Every figure that can be drawn; of one that fails, why."""
     for item in figures.items():
         try:
             title, profiles = figures.load(item).TITLE, figures.profiles(item)
         except BrokenFile as broken:
-            yield content.Item(item, figures.file_name(item), "Its file is broken", damage=str(broken)), []
+            yield Item(item, figures.file_name(item), "Its file is broken", damage=str(broken))
             continue
         for profile in profiles:
             found = stored(item, profile, folders, shipped)
@@ -101,18 +95,14 @@ def _items(
             except Exception as error:  # what a figure's file does may raise anything, and stops no other
                 why = f"{type(error).__name__}: {error}"
                 say(f"{item} ({profile}) is left out: {why}")
-                stem = figures.stem(item, profile)
-                yield content.Item(item, stem, title, source=found.source, damage=why), []
+                yield Item(item, figures.stem(item, profile), title, source=found.source, damage=why)
 
 
-def _item(
-    item: str, profile: str, title: str, found: Stored, folders: Folders, draws: bool
-) -> tuple[content.Item, list[verdicts.Row]]:
+def _item(item: str, profile: str, title: str, found: Stored, folders: Folders, draws: bool) -> Item:
     frames, stem = found.frames, figures.stem(item, profile)
     if draws and not _is_newer(folders.figures / f"{stem}.svg", _sources(item, profile, folders)):
         draw(item, profile, frames, folders.figures, found.source, found.notes)
-    rows = [(item, verdict) for verdict in figures.judge(item, frames)]
-    return content.Item(
+    return Item(
         name=item,
         stem=stem,
         title=title,
@@ -120,13 +110,13 @@ def _item(
         source=found.source,
         remarks=found.notes,
         commands=_making(item, profile),
-        facts=content.facts(frames),
-        judged=content.judged(rows),
+        facts=facts(frames),
+        judged=tuple(figures.judge(item, frames)),
         tables=tuple(figures.tables(item, frames)),
         files=_files(stem, found, folders),
         bibtex=figures.bibtex(item),
         runs=tuple(frames.runs["key"]),
-    ), rows
+    )
 
 
 def _files(stem: str, found: Stored, folders: Folders) -> dict[str, Path]:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from analysis.claims import Word
 from analysis.records.parquet import newest_frames
 from analysis.records.store import Store
-from analysis.report import content, pages
+from analysis.report import pages
+from analysis.report.content import Item
 from analysis.report.runs import HERE, SHIPPED, RunPage, of_frames
 from tests.analysis import synthetic
-from tests.analysis.report.test_pages import HOSTILE
+from tests.analysis.report.test_pages import HOSTILE, verdict
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (requirements/dev.txt)")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -28,10 +30,6 @@ PHONE = {"width": 390, "height": 844}
 PATIENCE_MS = 10_000
 MANY = 250  # rows, of which a page of the table shows 100
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 70 30"><rect width="70" height="30"/></svg>'
-
-
-def verdict(claim: str, word: Any) -> content.Judged:
-    return content.Judged("fig9", claim, "1.47 points", "2 points", word, "so from step 3 on", "", "text")
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +55,15 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = pages.Site(root / "site")
     site.begin()
     for run in runs:
-        site.run(run)
+        site.data(f"run/{run.id}", run.details())
     (root / "fig9-laptop.svg").write_text(SVG)
-    words = ["reproduced", "not reproduced", "not comparable", "reproduced"]
-    rows = [verdict(f"claim-{name} {HOSTILE}", word) for name, word in zip("dbca", words, strict=True)]
-    item = content.Item("fig9", "fig9-laptop", f"Title {HOSTILE}", HOSTILE, judged=tuple(rows),
+    words: dict[str, Word] = {
+        "d": "reproduced", "b": "not reproduced", "c": "not comparable", "a": "reproduced",
+    }  # fmt: skip
+    rows = [verdict(f"claim-{name} points {HOSTILE}", word) for name, word in words.items()]
+    item = Item("fig9", "fig9-laptop", f"Title {HOSTILE}", HOSTILE, judged=tuple(rows),
                         files={"svg": root / "fig9-laptop.svg"}, runs=("f" * 16,))  # fmt: skip
-    methods = (content.MethodCard("topk", HOSTILE),)
-    pages.write(
-        site, content.Contents((item,), {"reproduced": 2, "not reproduced": 1}, methods, (HOSTILE,)), runs
-    )
+    pages.write(site, [item], [("topk", HOSTILE, "")], [HOSTILE], runs)
     return site.folder
 
 

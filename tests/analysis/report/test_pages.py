@@ -10,21 +10,26 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.report import content, pages
+from analysis.claims import Claim, Verdict, Word
+from analysis.report import pages
+from analysis.report.content import Item
 from analysis.report.runs import HERE, RunPage, page_id
+from analysis.stats import Value
 from analysis.tables import Table
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'`${1}javascript:alert(1)\u2028&amp;"
 
 
-def judged(text: str) -> content.Judged:
-    return content.Judged("fig9", text, text, text, "not reproduced", text, text, text)
+def verdict(text: str, word: Word = "not reproduced") -> Verdict:
+    """A verdict in which every text is this one."""
+    claim = Claim(text, text, text, text, "ordering", 0.0, text, lambda frames: None)
+    return Verdict(claim, Value(2.0, n=3, of=text), word, text, text, text)
 
 
-def item(text: str, folder: Path) -> content.Item:
+def item(text: str, folder: Path) -> Item:
     picture = folder / "fig9-laptop.svg"
     picture.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
-    return content.Item(
+    return Item(
         name="fig9",
         stem="fig9-laptop",
         title=text,
@@ -33,7 +38,7 @@ def item(text: str, folder: Path) -> content.Item:
         remarks=(text,),
         commands=(text,),
         facts={text: text},
-        judged=(judged(text),),
+        judged=(verdict(text),),
         tables=(Table(text, pd.DataFrame({text: [text]}), {text: text}, text),),
         files={"svg": picture},
         bibtex=text,
@@ -62,10 +67,8 @@ def written(text: str, folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     site = pages.Site(folder / "report")
     site.begin()
-    site.run(run(text))
-    method = content.MethodCard(text, text)
-    found = content.Contents((item(text, folder),), {"not reproduced": 1}, (method,), (text,))
-    pages.write(site, found, [run(text)])
+    site.data(f"run/{run(text).id}", run(text).details())
+    pages.write(site, [item(text, folder)], [(text, text, "")], [text], [run(text)])
     return {str(path.relative_to(site.folder)): path.read_text()
             for path in sorted(site.folder.rglob("*")) if path.suffix in (".html", ".js")}  # fmt: skip
 
