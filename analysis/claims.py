@@ -161,14 +161,10 @@ def _difference(frames: Frames, column: str, paper: Any) -> str:
         missing = value is None or (isinstance(value, float) and math.isnan(value))
         if not missing and value != expected:
             found.add((value, expected))
-    ordered = sorted(found, key=_by_value)
+    # Numbers by their size, then words: the order of the records says nothing.
+    ordered = sorted(found, key=lambda pair: (isinstance(pair[0], str), pair[0]))
     told = [f"{_plain(value)} instead of {_plain(expected)}" for value, expected in ordered]
     return f"{SCALE_NAMES[column]} {captions.listed(dict.fromkeys(told))}" if told else ""
-
-
-def _by_value(pair: tuple[Any, Any]) -> tuple[bool, Any]:
-    """Numbers by their size, then words: the order of the records says nothing."""
-    return isinstance(pair[0], str), pair[0]
 
 
 def _plain(value: Any) -> str:
@@ -195,8 +191,10 @@ def _judge(claim: Claim, frames: Frames, scale: str) -> Verdict:
 def _elsewhere(claim: Claim, frames: Frames, scale: str) -> str:
     """Reason why these records cannot judge the claim; empty where they can."""
     exactly = claim.link or claim.accelerator not in ("", ANY_GPU)
-    if not _is_on(frames, claim.accelerator):
-        return f"about {about(claim)}; measured on {_hardware(frames)}"
+    driver = "" if claim.accelerator == ANY_GPU else claim.accelerator
+    if claim.accelerator and not captions.is_on(frames, driver):
+        hardware = captions.listed(captions.values(frames, "provenance.gpu") or ["a CPU"])
+        return f"about {about(claim)}; measured on {hardware}"
     if exactly and claim.timed and captions.is_simulated(frames):
         return f"about {about(claim)}; these times are simulated"
     if claim.link and not captions.is_linked(frames, claim.link):
@@ -207,20 +205,10 @@ def _elsewhere(claim: Claim, frames: Frames, scale: str) -> str:
     return ""
 
 
-def _is_on(frames: Frames, accelerator: str) -> bool:
-    return not accelerator or captions.is_on(frames, "" if accelerator == ANY_GPU else accelerator)
-
-
 def about(claim: Claim) -> str:
-    return " and ".join(filter(None, (claim.accelerator and _a(claim.accelerator), claim.link)))
-
-
-def _a(accelerator: str) -> str:
-    return "GPUs" if accelerator == ANY_GPU else accelerator
-
-
-def _hardware(frames: Frames) -> str:
-    return captions.listed(captions.values(frames, "provenance.gpu") or ["a CPU"])
+    """The machine that a claim is about, in words."""
+    accelerator = "GPUs" if claim.accelerator == ANY_GPU else claim.accelerator
+    return " and ".join(filter(None, (accelerator, claim.link)))
 
 
 def _word(claim: Claim, ours: Value) -> tuple[Word, str]:

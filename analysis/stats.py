@@ -184,9 +184,8 @@ def final(frames: Frames, keys: Sequence[str], column: str, geometric: bool = Fa
 def final_ratio(frames: Frames, keys: Sequence[str], others: Sequence[str], column: str) -> Value | None:
     """`column` at the last epoch, `keys` over `others`; paired by seed, that is, by initial weights."""
     _alike(frames, [*keys, *others], "steps_total")
-    here, there = _last(frames, keys, column), _last(frames, others, column)
-    seeds = [seed for seed in here.index if seed in there.index]
-    return over_units((here[seeds] / there[seeds]).to_numpy(), POSITIVE) if seeds else None
+    here, there = _paired(frames, keys, others, column)
+    return over_units((here / there).to_numpy(), POSITIVE) if len(here) else None
 
 
 def final_difference(
@@ -197,14 +196,12 @@ def final_difference(
     Args:
         by: in which column both sides may differ, where it is what is compared; within a side none may.
     """
-    if by:
-        _alike(frames, keys)
-        _alike(frames, others)
+    for side in (keys, others) if by else ():
+        _alike(frames, side)
     _alike(frames, [*keys, *others], "steps_total", without=by)
-    here, there = _last(frames, keys, column), _last(frames, others, column)
-    seeds = [seed for seed in here.index if seed in there.index]
+    here, there = _paired(frames, keys, others, column)
     low, high = OF_COLUMN.get(column, ANY)
-    return over_units((here[seeds] - there[seeds]).to_numpy(), (low - high, high - low)) if seeds else None
+    return over_units((here - there).to_numpy(), (low - high, high - low)) if len(here) else None
 
 
 def curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
@@ -321,6 +318,15 @@ def _last(frames: Frames, keys: Sequence[str], column: str) -> pd.Series[float]:
     last = epochs[recorded].set_index("key")[column].groupby(level="key", sort=False).tail(1)
     by_seed: pd.Series[float] = last.rename(index=_seeds(frames))
     return by_seed
+
+
+def _paired(
+    frames: Frames, keys: Sequence[str], others: Sequence[str], column: str
+) -> tuple[pd.Series[float], pd.Series[float]]:
+    """`_last` of both sides, of the seeds that both have."""
+    here, there = _last(frames, keys, column), _last(frames, others, column)
+    seeds = [seed for seed in here.index if seed in there.index]
+    return here[seeds], there[seeds]
 
 
 def _by_seed(frames: Frames, keys: Sequence[str], column: str) -> dict[Any, pd.DataFrame]:

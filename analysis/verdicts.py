@@ -26,7 +26,6 @@ Row = tuple[str, Verdict]  # an item's name, and one of its verdicts
 def as_table(rows: Iterable[Row]) -> Table:
     """The word first, then the claim and both numbers; what is reduced stands once, above."""
     rows = list(rows)
-    items = list(dict.fromkeys(item for item, _ in rows))
     lines = [
         {
             "verdict": verdict.word,
@@ -38,9 +37,8 @@ def as_table(rows: Iterable[Row]) -> Table:
         }
         for item, verdict in rows
     ]
-    columns = ["verdict", "item", "claim", "paper", "ours", "because"]
-    frame = pd.DataFrame(lines, columns=[column for column in columns if column != "item" or len(items) > 1])
-    return Table(scale(rows), frame)
+    frame = pd.DataFrame(lines, columns=["verdict", "item", "claim", "paper", "ours", "because"])
+    return Table(scale(rows), frame if len({item for item, _ in rows}) > 1 else frame.drop(columns="item"))
 
 
 def scale(rows: Iterable[Row]) -> str:
@@ -133,11 +131,7 @@ def rule(claim: Claim) -> str:
         band = f"Holds up to {with_unit(high, claim.unit)}."
     else:
         band = f"Holds from {number(low)} to {with_unit(high, claim.unit)}."
-    return " ".join(filter(None, (band, _only(claim))))
-
-
-def _only(claim: Claim) -> str:
-    return f"About {about(claim)} only." if claim.accelerator or claim.link else ""
+    return f"{band} About {about(claim)} only." if about(claim) else band
 
 
 def _cell(value: float | None) -> str:

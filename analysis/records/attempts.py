@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,23 +92,31 @@ def _read(attempt: Attempt, manifest: Mapping[str, Any]) -> tuple[Read, list[str
         lines, broken = whole_lines(read_recorded(path, files[path.name]), LogLine, path)
         if broken:
             notes.append(f"dropped {broken} broken line(s) in {attempt.name}/{path.name}")
-        for variant, of_variant in _by_variant(lines, rows, path).items():
+        if strangers := {line.variant for line in lines} - rows.keys():
+            raise Damaged(path, f"has a line of variant {strangers.pop()}, which the run does not have")
+        for variant, row in rows.items():
+            of_variant = [line for line in lines if line.variant == variant]
             steps = [line for line in of_variant if isinstance(line, StepLine)]
             epochs = [line for line in of_variant if isinstance(line, EpochLine)]
             looks = [line for line in of_variant if isinstance(line, LookLine)]
-            _check_steps(steps, rows[variant]["steps_total"], path)
-            key = rows[variant]["key"]
+            _check_steps(steps, row["steps_total"], path)
             ranks = {"rank": np.full(len(steps), rank)}
             measured = _fields(steps, StepLine) | _phases(steps, path)
+            spans = [(rank, line.step, *span) for line in steps for span in line.spans]
+            seen = [
+                (line.step, line.what, line.of, x, value)
+                for line in looks
+                for x, value in zip(line.xs, line.values, strict=True)
+            ]
             parts = {
                 "steps": ranks | measured | _unnamed("steps", steps, path),
                 "epochs": _fields(epochs, EpochLine) | _unnamed("epochs", epochs, path),
-                "spans": _spans(rank, steps),
-                "looks": _looks(looks),
+                "spans": _columns("spans", spans),
+                "looks": _columns("looks", seen),
             }
             for name, columns in parts.items():
                 if length := len(next(iter(columns.values()))):
-                    tables[name].append({"key": np.full(length, key, dtype=object), **columns})
+                    tables[name].append({"key": np.full(length, row["key"], dtype=object), **columns})
     return Read([*rows.values()], tables), notes
 
 
@@ -154,31 +162,12 @@ def _run_row(attempt: Attempt, manifest: Mapping[str, Any], config: Mapping[str,
 
 
 def _check_steps(steps: Sequence[StepLine], expected: int | None, path: Path) -> None:
-    """
-    Raises:
-        Damaged: a step is missing, or is there twice.
-    """
+    """Refuse a log in which a step is missing, or is there twice, as Damaged."""
     for number, line in enumerate(steps):
         if line.step != number:
             raise Damaged(path, f"has step {line.step} where step {number} belongs")
     if steps and expected is not None and len(steps) != expected:
         raise Damaged(path, f"has {len(steps)} of {expected} steps")
-
-
-def _by_variant(
-    lines: Sequence[LogLine], variants: Collection[str | None], path: Path
-) -> dict[str | None, list[LogLine]]:
-    """A log's lines, shared out.
-
-    Raises:
-        Damaged: a line is of none of these variants.
-    """
-    found: dict[str | None, list[LogLine]] = {variant: [] for variant in variants}
-    for line in lines:
-        if line.variant not in found:
-            raise Damaged(path, f"has a line of variant {line.variant}, which the run does not have")
-        found[line.variant].append(line)
-    return found
 
 
 def _fields(lines: Sequence[StepLine] | Sequence[EpochLine], kind: type[StepLine | EpochLine]) -> Columns:
@@ -196,11 +185,7 @@ def _fields(lines: Sequence[StepLine] | Sequence[EpochLine], kind: type[StepLine
 
 
 def _unnamed(table: str, lines: Sequence[StepLine] | Sequence[EpochLine], path: Path) -> Columns:
-    """Columns of what no field is for, each of numbers or of texts.
-
-    Raises:
-        Damaged: it can't name a column, or names one that there is.
-    """
+    """Columns of what no field is for, each of numbers or of texts; one that can't be named is Damaged."""
     names = dict.fromkeys(name for line in lines if line.more for name in line.more)
     for name in names:
         if not UNNAMED.fullmatch(name) or name in COLUMNS[table]:
@@ -216,11 +201,7 @@ def _unnamed(table: str, lines: Sequence[StepLine] | Sequence[EpochLine], path: 
 
 
 def _phases(lines: Sequence[StepLine], path: Path) -> Columns:
-    """Seconds of each phase.
-
-    Raises:
-        Damaged: what should be a phase can't name a column.
-    """
+    """Seconds of each phase; refused as Damaged if what should be a phase can't name a column."""
     of_lines = [line.phases for line in lines]
     every = dict.fromkeys(itertools.chain.from_iterable(of_lines))
     spanned = {phase for line in lines for phase, _, _ in line.spans}
@@ -234,31 +215,12 @@ def _phases(lines: Sequence[StepLine], path: Path) -> Columns:
     return {f"{name}_s": _numbers([phases.get(name) for phases in of_lines]) for name in names}
 
 
-def _spans(rank: int, lines: Sequence[StepLine]) -> Columns:
-    return _columns(
-        ("rank", "step", "phase", "start_s", "duration_s"),
-        [(rank, line.step, *span) for line in lines for span in line.spans],
-        "spans",
-    )
-
-
-def _looks(lines: Sequence[LookLine]) -> Columns:
-    return _columns(
-        ("step", "what", "of", "x", "value"),
-        [
-            (line.step, line.what, line.of, x, value)
-            for line in lines
-            for x, value in zip(line.xs, line.values, strict=True)
-        ],
-        "looks",
-    )
-
-
-def _columns(names: Sequence[str], rows: Sequence[tuple[Any, ...]], table: str) -> Columns:
-    found = zip(*rows, strict=True) if rows else [()] * len(names)
+def _columns(table: str, rows: Sequence[tuple[Any, ...]]) -> Columns:
+    """Columns of rows that have all that their table always has, but for the key."""
+    _, *fields = ALWAYS[table].items()
+    found = zip(*rows, strict=True) if rows else [()] * len(fields)
     return {
-        name: np.array(values, dtype=ALWAYS[table][name].type)
-        for name, values in zip(names, found, strict=True)
+        name: np.array(values, dtype=field.type) for (name, field), values in zip(fields, found, strict=True)
     }
 
 

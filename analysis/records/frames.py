@@ -218,27 +218,20 @@ def remembered(function: Callable[Concatenate[Frames, P], R]) -> Callable[Concat
 
     @wraps(function)
     def found(frames: Frames, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        call = (
-            function,
-            *map(_hashable, args),
-            *((name, _hashable(kwargs[name])) for name in sorted(kwargs)),
-        )
-        kept = _of(frames)
+        named = [(name, _hashable(kwargs[name])) for name in sorted(kwargs)]
+        call = (function, *map(_hashable, args), *named)
+        key = (id(frames.runs), id(frames.steps))
+        if key not in _FOUND:
+            _FOUND[key] = {}
+            for table in (frames.runs, frames.steps):  # another table may get its identity afterwards
+                weakref.finalize(table, _FOUND.pop, key, None)
+        kept = _FOUND[key]
         if call not in kept:
             kept[call] = function(frames, *args, **kwargs)
         result: R = kept[call]
         return result
 
     return found
-
-
-def _of(frames: Frames) -> dict[Any, Any]:
-    key = (id(frames.runs), id(frames.steps))
-    if key not in _FOUND:
-        _FOUND[key] = {}
-        for table in (frames.runs, frames.steps):  # another table may get its identity afterwards
-            weakref.finalize(table, _FOUND.pop, key, None)
-    return _FOUND[key]
 
 
 def _hashable(argument: Any) -> Any:

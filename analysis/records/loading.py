@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from analysis import TABLES
 from analysis.records.attempts import newest
 from analysis.records.columns import IMPLIED, OUTCOMES, RUNS
-from analysis.records.files import Damaged, read_as
+from analysis.records.files import Damaged, read_note
 from analysis.records.frames import Frames, empty, restrict, stack, typed
 from analysis.records.parquet import read_parquet
 from analysis.records.schema import RunIndex
@@ -26,7 +26,7 @@ OWN, SHIPPED = "own", "shipped"
 
 
 def load(results: Path | str | None = None, tables: Iterable[str] = TABLES) -> Frames:
-    """All runs as frames, own and shipped, without columns that are empty; see analysis/records/columns.py.
+    """All runs as frames, own and shipped, without columns that are empty; see docs/records.md.
 
     A run that is both is taken from the own ones. What `collect` has put into tables is read from there, only
     newer runs from their logs.
@@ -43,7 +43,7 @@ def load(results: Path | str | None = None, tables: Iterable[str] = TABLES) -> F
     parts = {OWN: own(folder, tables, warnings.warn), SHIPPED: _read(shipped, tables)}
     keys = parts[SHIPPED].runs["key"][_not_in(parts[OWN].runs, parts[SHIPPED].runs)]
     parts[SHIPPED] = restrict(parts[SHIPPED], keys)
-    both = stack([_from(source, part) for source, part in parts.items()])
+    both = stack([part._replace(runs=part.runs.assign(source=source)) for source, part in parts.items()])
     return tidy(both._replace(runs=with_names(both.runs, folder, shipped)))
 
 
@@ -96,40 +96,25 @@ def tidy(frames: Frames) -> Frames:
 
 
 def with_names(runs: pd.DataFrame, results: Path, shipped: Path) -> pd.DataFrame:
-    """The runs with the items and sweeps that each belongs to."""
+    """The runs with the `items` and `sweeps` that each belongs to, from notes of figures and sweeps."""
+    found: dict[str, dict[str, dict[str, None]]] = {"items": {}, "sweeps": {}}
+    for folder, column in (
+        (results / "records" / "figures", "items"),
+        (shipped / "figures", "items"),
+        (results / "records" / "sweeps", "sweeps"),
+    ):
+        for path in sorted(folder.glob("*.json")):
+            name = path.stem.rpartition("-")[0] if column == "items" else path.stem
+            index = read_note(path, RunIndex)  # where it is damaged, nobody knows
+            for run in index.runs if index else ():
+                found[column].setdefault(run, {})[name] = None
     columns = {
         column: [", ".join(of_runs.get(run, ())) or None for run in runs["run_id"]]
-        for column, of_runs in names_of(results, shipped).items()
+        for column, of_runs in found.items()
     }
     known = runs.drop(columns=[*columns], errors="ignore")
     named: pd.DataFrame = pd.concat([known, pd.DataFrame(columns, runs.index, dtype=object)], axis="columns")
     return named
-
-
-def names_of(results: Path, shipped: Path) -> dict[str, dict[str, list[str]]]:
-    """The `items` and `sweeps` of each run, from the notes of figures and of sweeps."""
-    found: dict[str, dict[str, list[str]]] = {"items": {}, "sweeps": {}}
-    folders = {
-        results / "records" / "figures": "items",
-        shipped / "figures": "items",
-        results / "records" / "sweeps": "sweeps",
-    }
-    for folder, column in folders.items():
-        for path in sorted(folder.glob("*.json")):
-            name = path.stem.rpartition("-")[0] if column == "items" else path.stem
-            for run in _index(path):
-                names = found[column].setdefault(run, [])
-                names += [] if name in names else [name]
-    return found
-
-
-def _index(path: Path) -> list[str]:
-    """The runs that a note lists; none where it is damaged, for then nobody knows."""
-    try:
-        index = read_as(path, RunIndex)
-    except Damaged:
-        return []
-    return index.runs if index else []
 
 
 def _read(folder: Path, tables: Iterable[str]) -> Frames:
@@ -146,10 +131,6 @@ def _read(folder: Path, tables: Iterable[str]) -> Frames:
 def _only(frames: Frames, tables: Iterable[str]) -> Frames:
     left_out = set(TABLES) - {"runs", *tables}
     return frames._replace(**{name: typed(name, pd.DataFrame()) for name in left_out})
-
-
-def _from(source: str, frames: Frames) -> Frames:
-    return frames._replace(runs=frames.runs.assign(source=source))
 
 
 def _as(column: pd.Series[Any], value: Any) -> Any:

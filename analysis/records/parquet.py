@@ -9,7 +9,7 @@ import io
 import multiprocessing
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -54,7 +54,9 @@ def write_parquet(frames: Frames, folder: Path) -> list[Path]:
     `exact`; not what no field is for.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    return [_write(folder / f"{name}.parquet", [_arrow(name, frame)]) for name, frame in _named(frames)]
+    return [
+        _write(folder / f"{name}.parquet", [_arrow(name, frame)]) for name, frame in frames._asdict().items()
+    ]
 
 
 def collect(store: Store, folder: Path, processes: int = 1) -> tuple[dict[str, int], list[str]]:
@@ -81,12 +83,12 @@ def collect(store: Store, folder: Path, processes: int = 1) -> tuple[dict[str, i
 def _each_part(
     store: Store, shares: Sequence[Sequence[str]], paths: Sequence[Path], processes: int
 ) -> Iterable[list[str]]:
-    stores = [store] * len(paths)
+    parts = [store] * len(paths), shares, paths
     if min(processes, len(paths)) < 2:
-        return [*map(_write_part, stores, shares, paths)]
+        return map(_write_part, *parts)
     # A forked process could wait for a lock that a thread of this one held.
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return [*pool.map(_write_part, stores, shares, paths)]
+        return [*pool.map(_write_part, *parts)]
 
 
 def _write_part(store: Store, runs: Sequence[str], path: Path) -> list[str]:
@@ -97,10 +99,6 @@ def _write_part(store: Store, runs: Sequence[str], path: Path) -> list[str]:
         return notes
     finally:
         gc.enable()
-
-
-def _named(frames: Frames) -> Iterator[tuple[str, pd.DataFrame]]:
-    return zip(Frames._fields, frames, strict=True)
 
 
 def _arrow(name: str, frame: pd.DataFrame) -> pa.Table:
@@ -115,7 +113,10 @@ def _arrow(name: str, frame: pd.DataFrame) -> pa.Table:
 def _write(path: Path, tables: Sequence[pa.Table | Path]) -> Path:
     """One file of these tables or files, below each other; what one of them lacks is empty there."""
     kinds = [pq.read_schema(table) if isinstance(table, Path) else table.schema for table in tables]
-    mixed = _mixed(kinds)
+    fields = [field for kind in kinds for field in kind]
+    # Numbers here and texts there: of what no field is for, every run may have its own.
+    mixed = {field.name for field in fields if pa.types.is_floating(field.type)}
+    mixed &= {field.name for field in fields if pa.types.is_string(field.type)}
     whole = pa.unify_schemas([_with_texts(kind, mixed) for kind in kinds], promote_options="permissive")
     whole = whole.with_metadata({SCHEMA_KEY: str(schema.SCHEMA)})
     floats = [field.name for field in whole if pa.types.is_floating(field.type)]
@@ -137,13 +138,6 @@ def _write(path: Path, tables: Sequence[pa.Table | Path]) -> Path:
     return path
 
 
-def _mixed(kinds: Sequence[pa.Schema]) -> set[str]:
-    """Columns of numbers here and of texts there: of what no field is for, every run may have its own."""
-    fields = [field for kind in kinds for field in kind]
-    numbers = {field.name for field in fields if pa.types.is_floating(field.type)}
-    return numbers & {field.name for field in fields if pa.types.is_string(field.type)}
-
-
 def _with_texts(kind: pa.Schema, names: Collection[str]) -> pa.Schema:
     return pa.schema([field.with_type(pa.string()) if field.name in names else field for field in kind])
 
@@ -154,8 +148,9 @@ def read_parquet(folder: Path, names: Collection[str] = Frames._fields) -> Frame
     Raises:
         Damaged: a file is no table, or not one of these.
     """
-    paths = (folder / f"{name}.parquet" for name in Frames._fields)
-    return Frames(*(_read_table(path) if path.stem in names else _as_table(path, None) for path in paths))
+    paths = [folder / f"{name}.parquet" for name in Frames._fields]
+    raws = [_bytes(path) if path.stem in names else None for path in paths]
+    return Frames(*map(_as_table, paths, raws))
 
 
 def newest_frames(
@@ -226,11 +221,11 @@ def _origin(attempt: Attempt) -> str:
     return sha.hexdigest()[:8]
 
 
-def _read_table(path: Path) -> pd.DataFrame:
+def _bytes(path: Path) -> bytes | None:
     try:
-        return _as_table(path, read_bytes(path, MOST_LOG_BYTES))
+        return read_bytes(path, MOST_LOG_BYTES)
     except FileNotFoundError:
-        return _as_table(path, None)
+        return None
 
 
 def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:

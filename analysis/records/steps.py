@@ -61,7 +61,9 @@ def warm(frames: Frames, key: str) -> Warm:
     run = frames.runs[frames.runs["key"] == key].iloc[0]
     slowest = steps.groupby("step")["step_s"].max().sort_index()
     at_least = int(run["timing.warmup_steps"])
-    bounds = [0, *np.searchsorted(slowest.index, _resumed(run)), len(slowest)]
+    text = run.get("resumed")  # older frames do not have the column
+    resumed = json.loads(text) if isinstance(text, str) else []
+    bounds = [0, *np.searchsorted(slowest.index, resumed), len(slowest)]
     parts = [slowest.iloc[first:end] for first, end in itertools.pairwise(bounds)]
     cold = [warm_up(part.to_numpy(), at_least) for part in parts]
     if len(parts) > 1:
@@ -80,13 +82,6 @@ def _of_turns(steps: pd.DataFrame) -> Warm:
     kept = steps[(steps["block"] > 0) & ((place > 0) | (length == 1))]
     cold = steps.loc[steps["block"] == 0, "step"].nunique()
     return Warm(kept, cold, turns=int(kept["block"].nunique()))
-
-
-def _resumed(run: pd.Series[Any]) -> list[int]:
-    """The steps at which a run continued after interruptions; older frames do not have the column."""
-    text = run.get("resumed")
-    steps: list[int] = json.loads(text) if isinstance(text, str) else []
-    return steps
 
 
 def step_seconds(frames: Frames, key: str) -> np.ndarray:

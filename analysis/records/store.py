@@ -15,6 +15,8 @@ alone: what was closed meanwhile, for whatever reason, stays closed until somebo
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -42,7 +44,7 @@ T = TypeVar("T")
 STATES = get_args(schema.RunState)
 DAMAGED = "damaged"  # the state of an attempt whose manifest can't be read; none is written
 RANK_LOG = re.compile(r"rank(0|[1-9][0-9]{0,8})\.jsonl")
-ATTEMPT = re.compile(r"[0-9]{1,9}")
+NUMBER = re.compile(r"[0-9]{1,9}")  # of an attempt, of a step
 
 
 def now() -> str:
@@ -145,10 +147,6 @@ class Attempt:
         note = read_note(self.path / "job.json", schema.JobNote)
         return note.id if note else None
 
-    def has_checkpoint(self) -> bool:
-        """Check for a checkpoint that was written as a whole."""
-        return self.saved_step() > 0
-
     @property
     def checkpoints(self) -> Path:
         """The folder of checkpoints; removed when the run is finished."""
@@ -182,7 +180,7 @@ class Attempt:
 
     def saved(self) -> dict[int, Path]:
         """The folders of checkpoints by step, whole or not. What else lies there is not ours."""
-        return {int(path.name): path for path in self.checkpoints.glob("*") if _is_number(path.name)}
+        return {int(path.name): path for path in self.checkpoints.glob("*") if NUMBER.fullmatch(path.name)}
 
     def saved_step(self) -> int:
         """The step of the newest whole checkpoint; 0 without any."""
@@ -283,22 +281,16 @@ class Attempt:
             if f"rank{rank}.jsonl" not in files:
                 raise Damaged(path, f"does not list the log of rank {rank}")
         for name, expected in files.items():
-            self._check_file(self.path / name, expected, verify)
-        return manifest
-
-    def _check_file(self, path: Path, expected: Mapping[str, Any], verify: bool) -> None:
-        try:
-            size = path.stat().st_size
+            log = self.path / name
+            try:
+                size = log.stat().st_size
+            except OSError as error:
+                raise Damaged(log, f"can't be read: {error.strerror}") from error
             if size != expected["bytes"]:
-                raise Damaged(path, f"has {size:,} bytes instead of {expected['bytes']:,}")
+                raise Damaged(log, f"has {size:,} bytes instead of {expected['bytes']:,}")
             if verify:
-                read_recorded(path, expected)
-        except OSError as error:
-            raise Damaged(path, f"can't be read: {error.strerror}") from error
-
-
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit()
+                read_recorded(log, expected)
+        return manifest
 
 
 @dataclass(frozen=True)
@@ -311,7 +303,7 @@ class Store:
         """A run's attempts, oldest first, by the names of folders alone: there may be many."""
         try:
             with os.scandir(self.root / run) as entries:
-                names = [each.name for each in entries if ATTEMPT.fullmatch(each.name) and each.is_dir()]
+                names = [each.name for each in entries if NUMBER.fullmatch(each.name) and each.is_dir()]
         except OSError:  # there is none, or it was removed meanwhile
             return []
         return [Attempt(self.root / run / name) for name in sorted(names, key=lambda name: (int(name), name))]
@@ -367,16 +359,12 @@ class Store:
         folder = self.root / run_id(config)
         number = max((attempt.number for attempt in self.attempts(folder.name)), default=0)
         folder.mkdir(parents=True, exist_ok=True)
-        while True:
-            number += 1
-            path = folder / f"{number:03d}"
-            try:
-                path.mkdir()
+        for following in itertools.count(number + 1):
+            attempt = Attempt(folder / f"{following:03d}")
+            with contextlib.suppress(FileExistsError):
+                attempt.path.mkdir()
                 break
-            except FileExistsError:
-                continue
-        write_json(path / "config.json", measured_config(config))
-        attempt = Attempt(path)
+        write_json(attempt.path / "config.json", measured_config(config))
         attempt._write({**attempt._identity(), "state": "planned", "created": now()})
         return attempt
 

@@ -125,7 +125,7 @@ def _can_go_on(attempt: Attempt) -> bool:
     policy = POLICIES.get(manifest.get("failure", ""))
     # Nobody is at it: who asks holds the run's lock, or knows that its job is gone.
     ended_early = manifest["state"] in UNFINISHED or (policy is not None and policy.resumes)
-    return ended_early and manifest.get("code") == code_version.digest() and attempt.has_checkpoint()
+    return ended_early and manifest.get("code") == code_version.digest() and attempt.saved_step() > 0
 
 
 def image_of(config: Config) -> ImageChoice | None:

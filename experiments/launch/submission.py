@@ -185,7 +185,7 @@ def _submit_array(
         ids = submit_array(tasks, folder, options, array.python, cluster.slurm_conf)
     except ValueError as error:
         for attempt in (run.attempt for job in jobs for run in job):
-            if attempt.has_checkpoint():
+            if attempt.saved_step():
                 attempt.update(state="preempted", why=str(error))
             else:
                 attempt.fail(str(error), "bad_input")

@@ -76,7 +76,7 @@ def test_what_is_stopped_between_two_turns_is_no_record_and_begins_again(
         carry_out(told, attempt, tmp_path / "start", StopAt(6))
     assert attempt.state == "preempted"
     assert not attempt.is_valid()
-    assert not attempt.has_checkpoint()
+    assert not attempt.saved_step()
     assert 0 < len(recorded(attempt, 0)) < 3 * STEPS
     carry_out(told, attempt, tmp_path / "start")
     check_whole(attempt)
