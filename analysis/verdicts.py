@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -77,20 +75,18 @@ def as_csv(rows: Iterable[Row]) -> str:
 
     `n` counts what `of` says, runs or blocks; verdicts of one `group` have one cause.
     """
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(COLUMNS)
+    lines = []
     for item, verdict in rows:
         claim, ours = verdict.claim, verdict.ours
         numbers = (ours.value, ours.low, ours.high) if ours else (None, None, None)
         n, of = (ours.n, ours.of) if ours else ("", "")
-        paper = "" if claim.paper is None else claim.paper
         why = "; ".join(filter(None, (verdict.reason, verdict.flips)))
-        lines.writerow(
-            (item, claim.text, paper, *map(_cell, numbers), n, claim.unit, verdict.word, verdict.scale, why,
-             of, claim.group)
+        lines.append(
+            (item, claim.text, claim.paper, *map(_cell, numbers), n, claim.unit, verdict.word, verdict.scale,
+             why, of, claim.group)
         )  # fmt: skip
-    return text.getvalue()
+    text: str = pd.DataFrame(lines, columns=COLUMNS, dtype=object).to_csv(index=False, lineterminator="\n")
+    return text
 
 
 def notes(verdicts: Sequence[Verdict]) -> str:

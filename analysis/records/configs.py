@@ -26,6 +26,8 @@ SHOWN = TOLD_BY[:2]
 SILENT = ("cluster.where", "variants", "alternate")
 # Alone or among equals, a run is told by these.
 TELLING = ("method.name", "method.density", "task.name", "seed")
+# What records mean that lack a leaf added later.
+_IMPLIED = {name: value for name, value in IMPLIED.items() if name != "variants"}
 
 
 def measured_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,14 +100,14 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     A method's hyperparameter differs where runs of this method differ in it; the density, by which methods
     are compared, also where methods do.
     """
-    rows = [{**_implied(), **flatten(config)} for config in configs]
+    rows = [{**_IMPLIED, **flatten(config)} for config in configs]
     names = dict.fromkeys(name for row in rows for name in row if not name.startswith(SILENT))
     return [name for name in sorted(names, key=_order(list(names))) if _varies(name, rows)]
 
 
 def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Leaves of `differing` that tell these configurations apart, in the order of a label."""
-    rows = [{**_implied(), **flatten(config)} for config in configs]
+    rows = [{**_IMPLIED, **flatten(config)} for config in configs]
     told: list[tuple[str, ...]] = [()] * len(rows)
     found = list[str]()
     for name in differing(configs):
@@ -127,7 +129,7 @@ def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def label_of(config: Mapping[str, Any], shown: Iterable[str]) -> str:
     """The label of one configuration, of these leaves; what takes turns is named by its variants."""
-    flat = {**_implied(), **flatten(config)}
+    flat = {**_IMPLIED, **flatten(config)}
     taking_turns = [part["name"] for part in config.get("variants") or []]
     words = [", ".join(taking_turns) + " in turns" if taking_turns else str(flat["method.name"])]
     for name in shown:
@@ -177,8 +179,3 @@ def _order(names: Sequence[str]) -> Callable[[str], tuple[int, int]]:
         return 1 + (not name.startswith("method.")), names.index(name)
 
     return of
-
-
-def _implied() -> dict[str, Any]:
-    """Values that records mean which lack a field added later."""
-    return {name: value for name, value in IMPLIED.items() if name != "variants"}

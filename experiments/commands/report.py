@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,28 +166,24 @@ def every_run(folders: Folders, shipped: Frames, items: Mapping[str, tuple[str, 
 
 
 def _own(folders: Folders) -> Iterator[RunPage]:
-    names = folders.store.runs()
-    for first in range(0, len(names), BATCH):
-        yield from _batch(names[first : first + BATCH], folders)
-
-
-def _batch(names: Sequence[str], folders: Folders) -> Iterator[RunPage]:
-    """Runs of these names, read together, which takes a fifth of the time of one by one."""
-    valid = {name: attempt for name in names if (attempt := folders.store.newest_valid(name))}
-    frames, notes = from_attempts(valid.values())
-    found = defaultdict[str, list[RunPage]](list)
-    for run in of_frames(frames, HERE):
-        found[run.run].append(run)
-    for name in names:
-        attempts = folders.store.attempts(name)
-        if name in found:
-            told = [note for note in notes if valid[name].name in note]
-            newer = [f"a newer attempt is {attempts[-1].state}"] * (attempts[-1] != valid[name])
-            why = "; ".join([*told, *folders.store.faults(name), *newer])
-            yield from (replace(run, why=why) for run in found[name])
-        elif attempts:
-            shown = valid.get(name, attempts[-1])
-            yield _unfinished(shown, folders, shown.fault(verify=True) or "")
+    """This machine's runs, many read together, which takes a fifth of the time of one by one."""
+    every = folders.store.runs()
+    for names in (every[first : first + BATCH] for first in range(0, len(every), BATCH)):
+        valid = {name: attempt for name in names if (attempt := folders.store.newest_valid(name))}
+        frames, notes = from_attempts(valid.values())
+        found = defaultdict[str, list[RunPage]](list)
+        for run in of_frames(frames, HERE):
+            found[run.run].append(run)
+        for name in names:
+            attempts = folders.store.attempts(name)
+            if name in found:
+                told = [note for note in notes if valid[name].name in note]
+                newer = [f"a newer attempt is {attempts[-1].state}"] * (attempts[-1] != valid[name])
+                why = "; ".join([*told, *folders.store.faults(name), *newer])
+                yield from (replace(run, why=why) for run in found[name])
+            elif attempts:
+                shown = valid.get(name, attempts[-1])
+                yield _unfinished(shown, folders, shown.fault(verify=True) or "")
 
 
 def _unfinished(attempt: Attempt, folders: Folders, fault: str) -> RunPage:

@@ -7,8 +7,9 @@ figure drawn from them cannot be taken for a result.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from analysis.records.frames import Frames
 from analysis.records.log import RankLog
 from analysis.records.store import Attempt, Store
 
+Turn = tuple[int, str, dict[str, Any]]  # a step, its method, and what else its line has
 MS = 1e-3
 PHASES_MS = {  # method -> phase -> milliseconds
     "dense": {
@@ -34,6 +36,12 @@ PHASES_MS = {  # method -> phase -> milliseconds
 WAIT_MS = {"dense": 6, "topk": 18, "randomk": 8}  # of every rank except the last, for which the others wait
 UNACCOUNTED_MS = 1.5
 END_TOP1 = {"dense": 74.0, "topk": 62.0, "randomk": 50.0}
+SENT = {
+    method: {"wire_bytes": size, "sent_density": share, "update_density": changed}
+    for method, size, share, changed in (
+        ("dense", 58_913_064, 1.0, 1.0), ("topk", 117_824, 0.001, 0.0018), ("randomk", 117_824, 0.001, 0.0018)
+    )
+}  # fmt: skip
 END_LOSS = {"dense": 0.75, "topk": 1.05, "randomk": 1.40}
 
 
@@ -75,16 +83,8 @@ def learning_config(method: str = "dense", seed: int = 0, epochs: int = 10, **ch
 
 def timed(store: Store, config: Mapping[str, Any], slow: float = 1.0, **provenance: Any) -> Attempt:
     """A finished run of `config`'s train.steps steps; phases take `slow` times as long as in PHASES_MS."""
-    attempt, method = store.begin(config), config["method"]["name"]
-    for rank in range(config["workers"]):
-        clock = 100.0 * rank  # every rank has its own clock
-        with RankLog(attempt.rank_path(rank)) as log:
-            for step in range(config["train"]["steps"]):
-                clock = _add_step(log, config, method, rank, step, clock, slow)
-            log.flush()
-    log.close()
-    _finish(attempt, config, **provenance)
-    return attempt
+    turns: list[Turn] = [(step, config["method"]["name"], {}) for step in range(config["train"]["steps"])]
+    return _stepped(store, config, turns, slow, **provenance)
 
 
 def alternated(
@@ -105,97 +105,81 @@ def made(store: Store, config: Mapping[str, Any]) -> Attempt:
 
 def in_turns(store: Store, config: Mapping[str, Any]) -> Attempt:
     """A finished run of a config with variants; two steps of warm-up each, and the least number of turns."""
-    turns, attempt = config["alternate"], store.begin(config)
-    steps = 2 + turns["blocks"] * turns["block_steps"]
-    for rank in range(config["workers"]):
-        clock = 100.0 * rank
-        with RankLog(attempt.rank_path(rank)) as log:
-            for step in range(steps):
-                block = 0 if step < 2 else 1 + (step - 2) // turns["block_steps"]
-                for variant in config["variants"]:
-                    turn = {"variant": variant["name"], "block": block}
-                    method = variant["method"]["name"]
-                    clock = _add_step(log, config, method, rank, step, clock, 1.0, **turn)
-            log.flush()
-        log.close()
-    ended = {"stopped": "half-width", "half_width": 0.01, "blocks": turns["blocks"]}
-    _finish(attempt, config, steps=steps, alternated=ended)
-    return attempt
+    asked = config["alternate"]
+    steps = 2 + asked["blocks"] * asked["block_steps"]
+    blocks = [0 if step < 2 else 1 + (step - 2) // asked["block_steps"] for step in range(steps)]
+    turns = [
+        (step, variant["method"]["name"], {"variant": variant["name"], "block": block})
+        for step, block in enumerate(blocks)
+        for variant in config["variants"]
+    ]
+    ended = {"stopped": "half-width", "half_width": 0.01, "blocks": asked["blocks"]}
+    return _stepped(store, config, turns, facts={"steps": steps, "alternated": ended})
 
 
 def learned(
     store: Store, config: Mapping[str, Any], steps_per_epoch: int = 390, **provenance: Any
 ) -> Attempt:
     """A finished training whose validation curves end at END_TOP1 and END_LOSS; seeds differ a little."""
-    attempt, method = store.begin(config), config["method"]["name"]
-    log = RankLog(attempt.rank_path(0))
-    noise = np.random.default_rng(config["seed"])
-    epochs = config["train"]["epochs"]
+    method, noise = config["method"]["name"], np.random.default_rng(config["seed"])
+    epochs, lines = config["train"]["epochs"], list[dict[str, Any]]()
     for epoch in range(1, epochs + 1):
         done = (1 - math.exp(-4 * epoch / epochs)) / (1 - math.exp(-4))
-        log.add(
-            "epoch",
-            epoch=epoch,
-            step=epoch * steps_per_epoch,
-            train_loss=2.3 - 1.4 * done,
-            val_loss=2.3 - (2.3 - END_LOSS[method]) * done + 0.01 * noise.standard_normal(),
-            val_top1=10 + (END_TOP1[method] - 10) * done + 0.3 * noise.standard_normal(),
-            val_top5=50 + 45 * done,
-            wall_s=20.0 * epoch,
-            wire_bytes=58_913_064 if method == "dense" else 117_824,
-            host_syncs=0,
-            sent_density=1.0 if method == "dense" else 0.001,
-            update_density=1.0 if method == "dense" else 0.0018,
-            captured_energy=None if method == "dense" else 0.1 + 0.2 * done,
-            **({"test_top1": END_TOP1[method] + noise.standard_normal()} if epoch == epochs else {}),
-        )
-    log.flush()
-    log.close()
-    _finish(attempt, config, **provenance)
-    return attempt
+        lines.append({
+            "epoch": epoch, "step": epoch * steps_per_epoch, "train_loss": 2.3 - 1.4 * done,
+            "val_loss": 2.3 - (2.3 - END_LOSS[method]) * done + 0.01 * noise.standard_normal(),
+            "val_top1": 10 + (END_TOP1[method] - 10) * done + 0.3 * noise.standard_normal(),
+            "val_top5": 50 + 45 * done, "wall_s": 20.0 * epoch, "host_syncs": 0, **SENT[method],
+            "captured_energy": None if method == "dense" else 0.1 + 0.2 * done,
+        })  # fmt: skip
+    lines[-1]["test_top1"] = END_TOP1[method] + noise.standard_normal()
+    return _written(store, config, "epoch", [lines], **provenance)
 
 
 def ended(store: Store, config: Mapping[str, Any], top1: float, loss: float) -> Attempt:
     """A finished training of two epochs that ends with this accuracy and this loss, seeds differing a
     little.
     """
-    attempt = store.begin(config)
-    log = RankLog(attempt.rank_path(0))
-    for epoch in (1, 2):
-        log.add(
-            "epoch", epoch=epoch, step=100 * epoch, train_loss=loss + 2 - epoch, val_loss=loss,
-            val_top1=top1 - 5 * (2 - epoch) + 0.1 * config["seed"], val_top5=99.0, wall_s=20.0 * epoch,
-            wire_bytes=100, host_syncs=0, sent_density=1.0, update_density=1.0, captured_energy=None,
-        )  # fmt: skip
-    log.flush()
-    log.close()
-    _finish(attempt, config, steps=200)
-    return attempt
+    lines = [
+        {
+            "epoch": epoch, "step": 100 * epoch, "train_loss": loss + 2 - epoch, "val_loss": loss,
+            "val_top1": top1 - 5 * (2 - epoch) + 0.1 * config["seed"], "val_top5": 99.0,
+            "wall_s": 20.0 * epoch, "wire_bytes": 100, "host_syncs": 0, "sent_density": 1.0,
+            "update_density": 1.0, "captured_energy": None,
+        }
+        for epoch in (1, 2)
+    ]  # fmt: skip
+    return _written(store, config, "epoch", [lines], {"steps": 200})
 
 
 def looked(store: Store, config: Mapping[str, Any], looks: list[dict[str, Any]]) -> Attempt:
     """A finished training that was looked at; `looks` as experiments/training/looks.py logs them."""
-    attempt = store.begin(config)
-    log = RankLog(attempt.rank_path(0))
-    for look in looks:
-        log.add("look", **look)
-    log.flush()
-    log.close()
-    _finish(attempt, config)
-    return attempt
+    return _written(store, config, "look", [looks])
 
 
-def _add_step(
-    log: RankLog,
+def _stepped(
+    store: Store,
     config: Mapping[str, Any],
-    method: str,
-    rank: int,
-    step: int,
-    clock: float,
-    slow: float,
-    **turn: Any,
-) -> float:
-    """Log one step; returns the clock after it. The last rank is late, and the others wait for it."""
+    turns: Sequence[Turn],
+    slow: float = 1.0,
+    facts: Mapping[str, Any] = MappingProxyType({}),
+    **provenance: Any,
+) -> Attempt:
+    """A finished run of which each rank took these steps, each by its number, its method and its turn."""
+    ranks = []
+    for rank in range(config["workers"]):
+        clock, lines = 100.0 * rank, list[dict[str, Any]]()  # every rank has its own clock
+        for step, method, turn in turns:
+            line, clock = _step(config, method, rank, step, clock, slow)
+            lines.append(line | turn)
+        ranks.append(lines)
+    return _written(store, config, "step", ranks, facts, **provenance)
+
+
+def _step(
+    config: Mapping[str, Any], method: str, rank: int, step: int, clock: float, slow: float
+) -> tuple[dict[str, Any], float]:
+    """One step, and the clock after it. The last rank is late, and the others wait for it."""
     last = config["workers"] - 1
     jitter = 1 + 0.03 * math.sin(1.7 * step) + (0.5 if step < 2 else 0.0)
     phases: dict[str, float] = {}
@@ -221,54 +205,43 @@ def _add_step(
         phases["synchronize"] = phases.pop("wait") + phases.pop("transfer")
     steps, with_spans = config["train"]["steps"], config["timing"]["span_steps"]
     drawn = mode == "serialised" and (with_spans is None or steps is None or steps - step <= with_spans)
-    log.add(
-        "step",
-        step=step,
-        epoch=1,
-        start_s=clock,
-        step_s=now - clock,
-        phases=phases,
-        wire_bytes=58_913_064 if method == "dense" else 117_824,
-        sent_density=1.0 if method == "dense" else 0.001,
-        update_density=1.0 if method == "dense" else 0.0018,
-        residual_norm=0.0 if method != "topk" else 1.0 + 0.1 * step,
-        loss=2.3 - 0.01 * step,
-        lr=0.1,
-        **({"spans": spans} if drawn else {}),
-        **turn,
-    )
-    return now
+    line: dict[str, Any] = {
+        "step": step, "epoch": 1, "start_s": clock, "step_s": now - clock, "phases": phases, **SENT[method],
+        "residual_norm": 0.0 if method != "topk" else 1.0 + 0.1 * step, "loss": 2.3 - 0.01 * step, "lr": 0.1,
+    }  # fmt: skip
+    return line | ({"spans": spans} if drawn else {}), now
 
 
-def _finish(
-    attempt: Attempt,
+def _written(
+    store: Store,
     config: Mapping[str, Any],
-    steps: int | None = None,
-    alternated: dict[str, Any] | None = None,
+    kind: str,
+    ranks: Sequence[Sequence[Mapping[str, Any]]],
+    facts: Mapping[str, Any] = MappingProxyType({}),
     **provenance: Any,
-) -> None:
-    facts = {
-        "cpu": "synthetic CPU",
-        "cores": 2,
-        "gpu": None,
+) -> Attempt:
+    """A finished run of which each rank logged these lines, all of one kind."""
+    attempt = store.begin(config)
+    for rank, lines in enumerate(ranks):
+        with RankLog(attempt.rank_path(rank)) as log:
+            for line in lines:
+                log.add(kind, **line)
+            log.flush()
+    made_on = {
+        "cpu": "synthetic CPU", "cores": 2, "gpu": None, "commit": "0" * 40, "dirty": None,
         "data": {"name": "synthetic", "digest": "0123456789abcdef"},
-        "commit": "0" * 40,
-        "dirty": None,
-        "versions": {"torch": "0.0.0", "python": "3.0.0"},
-        "host": "nowhere",
-        "clocks_mhz": [2000, 2000],
-    }
+        "versions": {"torch": "0.0.0", "python": "3.0.0"}, "host": "nowhere", "clocks_mhz": [2000, 2000],
+    }  # fmt: skip
+    steps = config["train"]["steps"] or 390 * config["train"]["epochs"]
+    ended = {"parameters": 14_728_266, "tensors": 54, "steps_per_epoch": 49, "steps": steps, **facts}
     attempt.update(
         state="ok",
         files=attempt.fingerprints(),
-        steps=steps or config["train"]["steps"] or 390 * config["train"]["epochs"],
-        **({"alternated": alternated} if alternated else {}),
-        parameters=14_728_266,
-        tensors=54,
-        steps_per_epoch=49,
         simulated=config["cluster"]["where"] == "virtual",
-        provenance=facts | provenance,
+        provenance=made_on | provenance,
+        **ended,
     )
+    return attempt
 
 
 def item_store(root: Path, seeds: int = 1) -> Store:
