@@ -120,7 +120,12 @@ class StepLog:
             captured_energy: in this step; None where nothing is selected.
             tested: of the test set at the end, where training images stood in for it until then.
         """
-        means = self._means()
+        names = {name: "train_loss" if name == "loss" else name for name in self.epoch[0]}
+        means = {
+            recorded: math.fsum(each[name] for each in self.epoch) / len(self.epoch)
+            for name, recorded in names.items()
+        }
+        self.epoch.clear()
         if metrics is not None:
             self.log.add(
                 "epoch",
@@ -144,14 +149,6 @@ class StepLog:
         now = {field.was: name for name, field in fields_of(Averaged).items() if field.was}
         self.epoch = [{now.get(name, name): value for name, value in step.items()} for step in saved["epoch"]]
         self.timed_s = saved["timed_s"]
-
-    def _means(self) -> dict[str, float]:
-        """This worker's means since the last call: training loss, bytes, densities."""
-        means = {
-            name: math.fsum(step[name] for step in self.epoch) / len(self.epoch) for name in self.epoch[0]
-        }
-        self.epoch.clear()
-        return {"train_loss": means.pop("loss"), **means}
 
     def _check_finite(self) -> None:
         """Raise if a gradient of any rank's waiting steps was not finite: all tell of the first one."""

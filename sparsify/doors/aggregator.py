@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -114,18 +114,14 @@ class Aggregator(Engine):
         """The kernels that searched the buckets, by name, and their statistics. On a GPU one host
         synchronisation each.
         """
+        kernels, alone = list[Kernel | JointKernel](), self.states
+        if self.joint is not None and self.joint.kernel.stats().steps:  # not where buckets overlap
+            kernels.append(self.joint.kernel)  # kernels of these buckets have nothing to do
+            alone = [state for at, state in enumerate(self.states) if at not in self.joint.buckets]
         found: dict[str, SearchStats] = {}
-        for kernel in self._kernels():
+        for kernel in (*kernels, *kernels_in(alone)):
             found[kernel.name] = found.get(kernel.name, SearchStats()) + kernel.stats()
         return found
-
-    def _kernels(self) -> Iterator[Kernel | JointKernel]:
-        """Kernels that search: where one does it for several buckets, their own have nothing to do."""
-        together: Sequence[int] = ()
-        if self.joint is not None and self.joint.kernel.stats().steps:  # not where buckets overlap
-            yield self.joint.kernel
-            together = self.joint.buckets
-        yield from kernels_in([state for at, state in enumerate(self.states) if at not in together])
 
     def _shake_hands(self, step: Step) -> None:
         """Raise `Disagreement` unless all workers are in the same step."""

@@ -76,11 +76,9 @@ class DDPHook(Door):
         check, select, steps_per_epoch: as for `sparsify.distribute`; `epoch` is set on what this returns.
         scaler: the GradScaler that scales the loss: residuals hold gradients without its scale, and where a
             gradient overflows on one worker, the scalers of all workers skip the step.
-        overlap: aggregate each of DDP's buckets as soon as it is full, while backpropagation goes on: in a
-            thread, on a GPU on a stream of its own, in the order of the buckets. The result is the same to
-            the bit. `check` then looks at each bucket before it reaches its residuals, and its error comes
-            when earlier ones were delivered: go on from a checkpoint. dense overlaps always. No GPU has
-            run this yet.
+        overlap: in a thread, on a GPU on a stream of its own, in the order of the buckets; the result is the
+            same to the bit. `check` then looks at each bucket before it reaches its residuals, and its error
+            comes when earlier ones were delivered: go on from a checkpoint. No GPU has run this yet.
 
     Attributes:
         last_report: what this worker did in the last step, of the tensors that took part: `sent_density`,
@@ -175,7 +173,9 @@ class DDPHook(Door):
             numbers = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
             gradients = numbers.split([num_reals(p) for p in parameters])
             tensors = [
-                FullTensor(name, gradient, self._take_used(name), self._step_of(p))
+                FullTensor(
+                    name, gradient, self._take_used(name), Step(self._density, self._lrs.get(id(p), 1.0))
+                )
                 for p, name, gradient in zip(parameters, names, gradients, strict=True)
                 if p.numel()
             ]
@@ -212,9 +212,6 @@ class DDPHook(Door):
         if self._parts:
             self.engine.step += 1
             self.last_report = StepReport.total(self._parts)
-
-    def _step_of(self, p: Tensor) -> Step:
-        return Step(self._density, self._lrs.get(id(p), 1.0))
 
     def _take_used(self, name: str) -> bool:
         """True if this worker used it since the last step."""

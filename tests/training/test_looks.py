@@ -13,23 +13,14 @@ from experiments.training import looks
 from experiments.training.looks import DENSITIES, Looks, histogram, left_out, regions
 from sparsify.core.bucket import Bucket
 from sparsify.types import Sparse
+from tests.training.test_step_log import Lines
 
 
-class Lines:
-    """A log in memory."""
-
-    def __init__(self) -> None:
-        self.lines: list[dict[str, Any]] = []
-
-    def add(self, kind: str, **values: Any) -> None:
-        assert kind == "look"
-        self.lines.append(values)
-
-    def flush(self) -> None:
-        pass
+class LookLines(Lines):
+    """A log of looks in memory."""
 
     def of(self, what: str) -> list[dict[str, Any]]:
-        return [line for line in self.lines if line["what"] == what]
+        return [line for line in super().of("look") if line["what"] == what]
 
 
 def topk(values: torch.Tensor, k: int) -> Sparse:
@@ -70,7 +61,7 @@ def test_regions_are_the_largest_by_norm_and_single_elements_what_was_selected()
 
 def test_what_stays_is_kept_and_what_moves_is_not() -> None:
     """Large values in one region, at another place of it in each step."""
-    n, log = 4000, Lines()
+    n, log = 4000, LookLines()
     flat = torch.zeros(n)
     watched = Looks([Bucket(flat, ("weight",), ((40, 100),))], log, 5, 0)
     for step in range(12):
@@ -94,7 +85,7 @@ def test_what_stays_is_kept_and_what_moves_is_not() -> None:
 
 
 def test_small_tensors_are_seen_as_part_of_the_whole_only() -> None:
-    log = Lines()
+    log = LookLines()
     flat = torch.randn(1010, generator=torch.Generator().manual_seed(0))
     watch = Looks([Bucket(flat, ("bias", "weight"), ((10,), (1000,)))], log, 1, 0).at(0)
     assert watch is not None
@@ -104,7 +95,7 @@ def test_small_tensors_are_seen_as_part_of_the_whole_only() -> None:
 
 
 def test_of_several_buckets_each_is_a_whole_of_its_own() -> None:
-    log = Lines()
+    log = LookLines()
     flat = torch.randn(3000, generator=torch.Generator().manual_seed(0))
     buckets = [Bucket(flat[:1000], ("b",), ((1000,),)), Bucket(flat[1000:], ("a",), ((2000,),))]
     watch = Looks(buckets, log, 1, 0).at(0)
