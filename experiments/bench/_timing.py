@@ -78,6 +78,12 @@ def no_collection() -> Iterator[None]:
         gc.enable()
 
 
+def synchronise(device: torch.device) -> None:
+    """Wait until a GPU is idle."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class Clock:
     """Milliseconds of each call: on a GPU by events, read at the end of a repetition; else by the host's
     clock, with the CPU time of all threads of this process.
@@ -88,7 +94,7 @@ class Clock:
     """
 
     def __init__(self, device: torch.device, host: Literal["", "call", "wall"] = "") -> None:
-        self.cuda, self.host = device.type == "cuda", host
+        self.device, self.cuda, self.host = device, device.type == "cuda", host
         self.taken: list[tuple[str, Any, float | None]] = []
 
     @contextmanager
@@ -101,16 +107,14 @@ class Clock:
             after.record()
             self.taken.append((name, (before, after), None))
             return
-        self._wait(bool(self.host))
+        if self.host:
+            synchronise(self.device)
         worked, began = time.process_time(), time.perf_counter()
         yield
-        self._wait(self.host == "wall")
+        if self.host == "wall":
+            synchronise(self.device)
         ended = time.perf_counter()
         self.taken.append((name, 1e3 * (ended - began), 1e3 * (time.process_time() - worked)))
-
-    def _wait(self, is_due: bool) -> None:
-        if self.cuda and is_due:
-            torch.cuda.synchronize()
 
     def read(self) -> list[tuple[str, float, float | None]]:
         """Times taken since the last call: row, wall time, CPU time."""

@@ -4,14 +4,15 @@ bootstrap intervals. As a program, a worker of it.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ import torch
 from analysis.records.files import read_json, write_atomic, write_json
 from analysis.records.store import now
 from experiments.bench._runner import Bench, Record, heading, measured_before
-from experiments.bench._timing import facts
+from experiments.bench._timing import facts, synchronise
 from experiments.config import compose
 from experiments.config.config import Config
 from experiments.config.folders import ROOT, Folders
@@ -29,12 +30,12 @@ from experiments.config.plan import PlannedRun
 from experiments.launch.local import network_of
 from experiments.worker import connect, hardware
 from experiments.worker.build import prepare_device
-from experiments.worker.link_probe import fitted
+from experiments.worker.link_probe import ProbeCase, fitted, there_and_back
 from slurm import environment, worker_process
 from slurm.local import LocalWorkers
 from slurm.worker_process import WorkerCommand
 from sparsify.comm import Comm, gather_json
-from sparsify.cost import ALGORITHMS, Cost
+from sparsify.cost import Cost, Link
 from sparsify.ranges import Count
 
 SMALLEST, STEP = 2**10, 4  # bytes
@@ -43,7 +44,8 @@ LOCAL = ROOT / "conf" / "local" / "link"
 DEFAULTS = ("task=vector", "train.validate=never", "cluster=local", "link=loopback", "workers=2")
 LONGEST_S = 0.2  # no larger size of a kind is measured once one takes so long
 RESAMPLES = 500
-KINDS = ("ping-pong", "all_reduce", "all_gather", "all_to_all")
+PING_PONG, TOGETHER = "ping-pong", "all together"
+KINDS = (PING_PONG, "all_reduce", "all_gather", "all_to_all")
 
 
 def link(
@@ -72,8 +74,10 @@ def link(
         name: of the link file to write, with the joint fit: conf/local/link/NAME.yaml, for link=NAME.
     """
     config = configured(settings)
-    if name:
-        check_name(name)
+    if name and not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ValueError(f"--name {name}: take small letters, digits and _, a letter first, as in office_10g")
+    if name and (ROOT / "conf" / "link" / f"{name}.yaml").exists():
+        raise ValueError(f"--name {name}: conf/link has a link of that name; take another one")
     if group := environment.joined():
         found = joined(config, group, sizes(largest), repeats)
         if group.place.rank:
@@ -89,7 +93,7 @@ def link(
         fits = fits_of(rows)
         print(f"\n{table(fits)}")
         if name:
-            print(f"wrote {written(name, fits['all together'], where)}: say link={name}")
+            print(f"wrote {written(name, fits[TOGETHER], where)}: say link={name}")
         return case | {"fits": {kind: each._asdict() for kind, each in fits.items()}}
 
     return Bench(
@@ -136,22 +140,16 @@ def joined(config: Config, group: environment.Joined, sizes: list[int], repeats:
     device = prepare_device(config, group.place)
     meeting = Folders().scratch / "joined" / environment.step_name()
     comm = connect.join(config, group, meeting, device)
-    found = measure(comm, device, sizes, repeats, per_node(config))
-    comm.barrier()
+    found = measure(comm, config, device, sizes, repeats)
     comm.close()
     return found
 
 
-def per_node(config: Config) -> int:
-    """Workers on a node."""
-    return int(config["cluster"].get("workers_per_node", config["workers"]))
-
-
 def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
-    """The rows of workers that are started here, see `measure`.
+    """The rows of workers that are started on this machine, see `measure`.
 
     Raises:
-        ValueError: these workers can't be, or they failed.
+        ValueError: these workers can't be; or one failed, with the last line that it said.
     """
     cluster = config["cluster"]
     if cluster["where"] == "slurm":
@@ -160,49 +158,37 @@ def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
             f"{config['workers']} python -m experiments bench link cluster={cluster['name']} "
             f"workers={config['workers']}"
         )
-    orders = {
-        "config": config.as_dict(),
-        "sizes": sizes,
-        "repeats": repeats,
-        "per_node": per_node(config),
-    }
+    command = WorkerCommand(
+        [sys.executable, "-m", "experiments.bench.link"],
+        str(ROOT), config["threads"], None, [], config["device"] == "cuda",
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_json(folder / "orders.json", orders)
-        start(config, folder)
+        folder, network = Path(name), network_of(PlannedRun(config, None))
+        orders = folder / "orders.json"
+        write_json(orders, {"config": config.as_dict(), "sizes": sizes, "repeats": repeats})
+        workers = LocalWorkers(command, str(orders), folder, config["workers"], network, per_node(config))
+        try:
+            while (ended := workers.poll()) is None:
+                time.sleep(POLL_S)
+        except BaseException:
+            workers.cancel()
+            raise
+        if any(ended.values()) or len(ended) < workers.size:
+            logs = [path.read_text().strip().splitlines() for path in sorted(folder.glob("worker*_log.err"))]
+            said = [lines[-1] for lines in logs if lines] or ["without a word"]
+            raise ValueError(f"a worker failed: {said[0]}")
         told = read_json(folder / "found.json")
         assert told is not None, "a worker that ended well has written it"
         return list(told["cases"])
 
 
-def start(config: Config, folder: Path) -> None:
-    """Start the workers on this machine, and wait for them.
-
-    Raises:
-        ValueError: one failed, with the last line that it said.
-    """
-    command = WorkerCommand(
-        [sys.executable, "-m", "experiments.bench.link"],
-        str(ROOT), config["threads"], None, [], config["device"] == "cuda",
-    )  # fmt: skip
-    network = network_of(PlannedRun(config, None))
-    workers = LocalWorkers(
-        command, str(folder / "orders.json"), folder, config["workers"], network,
-        config["cluster"].get("workers_per_node", config["workers"]),
-    )  # fmt: skip
-    try:
-        while (ended := workers.poll()) is None:
-            time.sleep(POLL_S)
-    except BaseException:
-        workers.cancel()
-        raise
-    if any(ended.values()) or len(ended) < workers.size:
-        logs = [path.read_text().strip().splitlines() for path in sorted(folder.glob("worker*_log.err"))]
-        said = [lines[-1] for lines in logs if lines] or ["without a word"]
-        raise ValueError(f"a worker failed: {said[0]}")
+def per_node(config: Config) -> int:
+    """Workers on a node."""
+    return int(config["cluster"].get("workers_per_node", config["workers"]))
 
 
 def main(orders_file: Path, folder: Path) -> int:
+    """A worker that was started here."""
     worker_process.end_with_stdin()
     place, orders = environment.place(), read_json(orders_file)
     assert orders is not None, orders_file
@@ -210,78 +196,60 @@ def main(orders_file: Path, folder: Path) -> int:
     device = prepare_device(config, place)
     hardware.prepare(config, place, device)
     comm = connect.open_group(config, place, folder, True, None, device)
-    found = measure(comm, device, orders["sizes"], orders["repeats"], orders["per_node"])
+    found = measure(comm, config, device, orders["sizes"], orders["repeats"])
     if place.rank == 0:
         write_json(folder / "found.json", {"cases": found})
-    comm.barrier()
     comm.close()
     return 0
 
 
-def measure(comm: Comm, device: torch.device, sizes: list[int], repeats: int, per_node: int) -> list[Record]:
+def measure(comm: Comm, config: Config, device: torch.device, sizes: list[int], repeats: int) -> list[Record]:
     """Messages and bytes of each kind and size, by `sparsify.cost`, and the seconds of each repetition, the
-    mean over the workers. Collective; the same on all workers.
+    mean over the workers. Collective; the same on all workers, which end together. Ping-pong goes
+    between nodes where there are several.
 
     Args:
         sizes: bytes, ascending: of a message, or of what all workers have after an all_gather.
-        per_node: workers on a node; ping-pong goes between nodes where there are several.
     """
-    partner = per_node if per_node < comm.size else 1
+    pair = (0, per_node(config) if per_node(config) < comm.size else 1)
     cases = []
     for kind in KINDS:
         for size in sizes:
-            cases.append(case := TimedMessage(comm, device, kind, size, partner))
-            case.seconds()  # connections are made, and memory is mapped
-            if case.seconds() > LONGEST_S:
+            cases.append(case := case_of(comm, kind, size, pair, device))
+            seconds_of(case, comm, device)  # connections are made, and memory is mapped
+            if seconds_of(case, comm, device) > LONGEST_S:
                 break
     took: dict[int, list[float]] = {at: [] for at in range(len(cases))}
     order = random.Random(0)  # the same for all workers
     for _ in range(repeats):
         for at in order.sample(range(len(cases)), len(cases)):
-            took[at].append(cases[at].seconds())
+            took[at].append(seconds_of(cases[at], comm, device))
+    comm.barrier()
     return [
         {"message": case.kind, "size": case.size, **case.cost._asdict(), "seconds": took[at]}
         for at, case in enumerate(cases)
     ]
 
 
-class TimedMessage:
+def case_of(comm: Comm, kind: str, size: int, pair: tuple[int, int], device: torch.device) -> ProbeCase:
     """One kind of message or collective at one size."""
+    if kind != PING_PONG:
+        return ProbeCase.of(comm, kind, size // comm.size, pair, device)._replace(size=size)
+    data = torch.zeros(size // 4, device=device)
+    return ProbeCase(kind, size, partial(there_and_back, comm, data, data, pair), Cost(2, 2 * data.nbytes))
 
-    def __init__(self, comm: Comm, device: torch.device, kind: str, size: int, partner: int) -> None:
-        self.comm, self.device, self.kind, self.size = comm, device, kind, size
-        self.sees_all = kind != "ping-pong" or comm.rank == 0  # the other one is done once it has answered
-        share = max(1, size // (4 * comm.size))  # elements of one of P parts
-        elements = {"all_gather": share, "all_to_all": share * comm.size}.get(kind, max(1, size // 4))
-        data = torch.zeros(elements, device=device)
-        forms = ALGORITHMS[getattr(comm, "algorithm", "textbook")]
-        do: Mapping[str, Callable[[], object]] = {
-            "ping-pong": lambda: (comm.permute(data, [(0, partner)]), comm.permute(data, [(partner, 0)])),
-            "all_reduce": lambda: comm.all_reduce(data),
-            "all_gather": lambda: comm.all_gather(data),
-            "all_to_all": lambda: comm.all_to_all(data, [share] * comm.size, [share] * comm.size),
-        }
-        self.do = do[kind]
-        if kind == "ping-pong":
-            self.cost = Cost(2, 2 * data.nbytes)
-        else:
-            sent = data.nbytes - 4 * share if kind == "all_to_all" else data.nbytes
-            self.cost = forms[kind](sent, comm.size)
 
-    def seconds(self) -> float:
-        """Seconds of one repetition, which all workers begin together; the same on all workers."""
-        self.comm.barrier()
-        self._synchronise()
-        began = time.perf_counter()
-        self.do()
-        self._synchronise()
-        mine = time.perf_counter() - began if self.sees_all else None
-        took = [theirs for theirs in gather_json(self.comm, mine, self.device) if theirs is not None]
-        return float(sum(took)) / len(took)
-
-    def _synchronise(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+def seconds_of(case: ProbeCase, comm: Comm, device: torch.device) -> float:
+    """Seconds of one repetition, which all workers begin together; the same on all workers."""
+    comm.barrier()
+    synchronise(device)
+    began = time.perf_counter()
+    case.do()
+    synchronise(device)
+    mine = time.perf_counter() - began
+    # Of a ping-pong, the other one is done once it has answered.
+    took = gather_json(comm, mine if case.kind != PING_PONG or comm.rank == 0 else None, device)
+    return statistics.fmean(theirs for theirs in took if theirs is not None)
 
 
 class Number(NamedTuple):
@@ -290,6 +258,9 @@ class Number(NamedTuple):
     value: float
     low: float
     high: float
+
+    def __format__(self, form: str) -> str:
+        return f"{self.value:{form}} [{self.low:{form}}, {self.high:{form}}]"
 
 
 class LinkFit(NamedTuple):
@@ -309,26 +280,20 @@ def fit(costs: Sequence[Cost], samples: Sequence[Sequence[float]]) -> LinkFit:
         np.median(draws.choice(each, (RESAMPLES, len(each))), axis=1) for each in samples
     ])  # fmt: skip
     low, high = np.quantile([fitted(costs, seconds) for seconds in drawn.T], (0.025, 0.975), axis=0)
-    predicted = np.array([alpha * cost.messages + beta * cost.sent_bytes for cost in costs])
-    return LinkFit(
-        Number(alpha, float(low[0]), float(high[0])),
-        Number(beta, float(low[1]), float(high[1])),
-        [float(residual) for residual in predicted / measured - 1],
-    )
+    errors = np.array([Link(alpha, beta).seconds(cost) for cost in costs]) / measured - 1
+    numbers = zip((alpha, beta), low.tolist(), high.tolist(), strict=True)
+    alpha_s, beta_s_per_byte = (Number(*each) for each in numbers)
+    return LinkFit(alpha_s, beta_s_per_byte, errors.tolist())
 
 
 def fits_of(found: Sequence[Record]) -> dict[str, LinkFit]:
     """A fit for each kind of message, and one alpha and beta for all of them together."""
-    kinds: dict[str, list[Record]] = {}
-    for row in found:
-        kinds.setdefault(row["message"], []).append(row)
-    kinds["all together"] = [row for rows in kinds.values() for row in rows]
-    return {
-        kind: fit(
-            [Cost(row["messages"], row["sent_bytes"]) for row in rows], [row["seconds"] for row in rows]
-        )
-        for kind, rows in kinds.items()
-    }
+    fits = {}
+    for kind in (*dict.fromkeys(row["message"] for row in found), TOGETHER):
+        rows = [row for row in found if kind in (row["message"], TOGETHER)]
+        costs = [Cost(row["messages"], row["sent_bytes"]) for row in rows]
+        fits[kind] = fit(costs, [row["seconds"] for row in rows])
+    return fits
 
 
 def table(fits: Mapping[str, LinkFit]) -> str:
@@ -340,14 +305,8 @@ def table(fits: Mapping[str, LinkFit]) -> str:
         errors = sorted(abs(residual) for residual in each.residuals)
         alpha = Number(*(1e6 * value for value in each.alpha_s))
         percents = (100 * errors[len(errors) // 2], 100 * errors[-1])
-        cells = [kind, interval(alpha), interval(gbit), *(f"{percent:.1f} %" for percent in percents)]
-        out.append(f"| {' | '.join(cells)} |")
+        out.append(f"| {kind} | {alpha:.3g} | {gbit:.3g} | {percents[0]:.1f} % | {percents[1]:.1f} % |")
     return "\n".join(out) + "\n"
-
-
-def interval(number: Number) -> str:
-    """A number and its interval."""
-    return f"{number.value:.3g} [{number.low:.3g}, {number.high:.3g}]"
 
 
 def residuals(found: Sequence[Record]) -> str:
@@ -357,21 +316,10 @@ def residuals(found: Sequence[Record]) -> str:
     own = {kind: iter(each.residuals) for kind, each in fits.items()}
     for row in found:
         median = sorted(row["seconds"])[len(row["seconds"]) // 2]
-        errors = (100 * next(own[kind]) for kind in (row["message"], "all together"))
+        errors = (100 * next(own[kind]) for kind in (row["message"], TOGETHER))
         percents = " | ".join(f"{error:+.1f} %" for error in errors)
         out.append(f"| {row['message']} | {row['size']:,} | {1e3 * median:.3f} | {percents} |")
     return "\n".join(out) + "\n"
-
-
-def check_name(name: str) -> None:
-    """
-    Raises:
-        ValueError: no file of conf/link can be called so.
-    """
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise ValueError(f"--name {name}: take small letters, digits and _, a letter first, as in office_10g")
-    if (ROOT / "conf" / "link" / f"{name}.yaml").exists():
-        raise ValueError(f"--name {name}: conf/link has a link of that name; take another one")
 
 
 def written(name: str, found: LinkFit, where: str) -> Path:
@@ -379,19 +327,16 @@ def written(name: str, found: LinkFit, where: str) -> Path:
     alpha, beta = found.alpha_s, found.beta_s_per_byte
     path = LOCAL / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(
-        path,
-        "# @package cluster.link\n"
-        f"# Measured {now()[:10]} by `make bench BENCH=link`: {where}.\n"
-        f"# 95 % intervals: alpha {alpha.low:.3g} to {alpha.high:.3g} s, beta {beta.low:.3g} to "
-        f"{beta.high:.3g} s.\n"
-        f"alpha_s: {alpha.value:.4e}\nbeta_s_per_byte: {beta.value:.4e}\n",
-    )
+    text = f"""\
+# @package cluster.link
+# Measured {now()[:10]} by `make bench BENCH=link`: {where}.
+# 95 % intervals: alpha {alpha.low:.3g} to {alpha.high:.3g} s, beta {beta.low:.3g} to {beta.high:.3g} s.
+alpha_s: {alpha.value:.4e}
+beta_s_per_byte: {beta.value:.4e}
+"""
+    write_atomic(path, text)
     return path
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
-    except json.JSONDecodeError as error:
-        sys.exit(f"{sys.argv[1]}: {error}")
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

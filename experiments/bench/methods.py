@@ -6,7 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from experiments.bench import Device
 from experiments.bench._runner import Bench, Record, spread
-from experiments.bench._timing import device_of, facts
+from experiments.bench._timing import device_of, facts, synchronise
 from experiments.bench.bytes import built, named
 from sparsify.comm import InstrumentedComm, virtual
 from sparsify.core.timer import PhaseTimer
@@ -28,20 +28,8 @@ PARTS = ("select", "exchange", "retain", "scatter")
 SCALE = 1e-3  # of the gradients, as in training
 
 
-class BesideTopk(NamedTuple):
-    """One step of one worker beside torch.topk."""
-
-    parts: dict[str, float]  # seconds
-    topk_s: float
-    report: StepReport
-
-
 def methods(
-    *,
-    n: Sequence[Count] = SIZES,
-    methods: str = "",
-    repeats: Count = 5,
-    device: Device | None = None,
+    *, n: Sequence[Count] = SIZES, methods: str = "", repeats: Count = 5, device: Device | None = None
 ) -> Bench:
     """Costs of each method apart from the network: select, exchange (packing, merging), retain, scatter.
 
@@ -62,47 +50,55 @@ def methods(
         head=f"density {DENSITY}, {WORKERS} virtual workers, {repeats} pairs; milliseconds, medians",
         cases=[{"n": size, "method": name} for size in n for name in names],
         setting={"density": DENSITY, "workers": WORKERS, "repeats": repeats},
-        measure=lambda case: [summary(measure(case["method"], case["n"], repeats, on), case["n"])],
+        measure=lambda case: [measure(case["method"], case["n"], repeats, on)],
         heading=f"method | n | {' | '.join(PARTS)} | torch.topk | / topk | sent / k | bytes | host syncs",
         row="{method} | {n:,} | {select_ms:.2f} | {exchange_ms:.2f} | {retain_ms:.2f} | {scatter_ms:.2f} | "
         "{topk_ms:.2f} | {over_topk:.2f} | {sent_per_k:.2f} | {wire_bytes:,} | {host_syncs}",
     )
 
 
-def measure(name: str, n: int, repeats: int, device: torch.device) -> list[BesideTopk]:
-    """Rank 0's steps after the first ones."""
+def measure(name: str, n: int, repeats: int, device: torch.device) -> Record:
+    """Rank 0's steps after the first ones: medians, and the ratios within the pairs."""
     method = built(name, DENSITY)
-    synchronise = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
+    wait = partial(synchronise, device)
 
-    def body(comm: virtual.VirtualComm) -> list[BesideTopk]:
-        timer = PhaseTimer("serialised", time.perf_counter, synchronise, keep_spans=lambda step: True)
+    def body(comm: virtual.VirtualComm) -> list[tuple[dict[str, float], float, StepReport]]:
+        timer = PhaseTimer("serialised", time.perf_counter, wait, keep_spans=lambda step: True)
         parameter = Parameter(torch.empty(n // WIDTH, WIDTH, device=device))
         aggregator = Aggregator(method, [("p", parameter)], InstrumentedComm(comm, timer), timer)
         own = torch.Generator(device).manual_seed(comm.rank)
         gradient = torch.randn(n // WIDTH * WIDTH, generator=own, device=device).mul_(SCALE)
-        work, found = torch.empty_like(gradient), list[BesideTopk]()
+        work, found = torch.empty_like(gradient), []
         for _ in range(SETTLING + repeats):
             aggregator.gradients.flat.copy_(gradient)
-            topk_s = time_topk(gradient, work, synchronise) if comm.rank == 0 else 0.0
+            topk_s = time_topk(gradient, work) if comm.rank == 0 else 0.0
             comm.barrier()
             with timer.step():
                 report = aggregator.aggregate()
             (sample,) = timer.resolve(lambda mine: [mine])
-            found.append(BesideTopk(parts_of(sample.spans), topk_s, report))
+            found.append((parts_of(sample.spans), topk_s, report))
             gradient = gradient.roll(1)  # so that other elements are the largest each time
         return found[SETTLING:]
 
-    timed: list[BesideTopk] = virtual.run(WORKERS, body)[0]
+    parts, topk_s, reports = zip(*virtual.run(WORKERS, body)[0], strict=True)
     gc.collect()
-    return timed
+    return {
+        **{f"{part}_ms": 1e3 * statistics.median(step[part] for step in parts) for part in PARTS},
+        "topk_ms": 1e3 * statistics.median(topk_s),
+        "over_topk": spread([sum(step.values()) / alone for step, alone in zip(parts, topk_s, strict=True)]),
+        "sent_per_k": reports[-1].selected / int(DENSITY * n),
+        "wire_bytes": reports[-1].wire_bytes,
+        "host_syncs": reports[-1].host_syncs,
+        "pairs": len(parts),
+    }
 
 
-def time_topk(gradient: Tensor, work: Tensor, synchronise: Any) -> float:
+def time_topk(gradient: Tensor, work: Tensor) -> float:
     """Seconds of torch.topk on a gradient."""
-    synchronise()
+    synchronise(gradient.device)
     start = time.perf_counter()
     torch.abs(gradient, out=work).topk(max(1, int(DENSITY * len(gradient))), sorted=False)
-    synchronise()
+    synchronise(gradient.device)
     return time.perf_counter() - start
 
 
@@ -114,18 +110,3 @@ def parts_of(spans: list[tuple[str, float, float]]) -> dict[str, float]:
         if phase in PARTS:
             parts["retain" if phase == "select" and exchanged else phase] += took
     return parts
-
-
-def summary(timed: list[BesideTopk], n: int) -> Record:
-    """The record of a method: medians, and the ratios within the pairs."""
-    ratios = [sum(step.parts.values()) / step.topk_s for step in timed]
-    last = timed[-1].report
-    return {
-        **{f"{part}_ms": 1e3 * statistics.median(step.parts[part] for step in timed) for part in PARTS},
-        "topk_ms": 1e3 * statistics.median(step.topk_s for step in timed),
-        "over_topk": spread(ratios),
-        "sent_per_k": last.selected / int(DENSITY * n),
-        "wire_bytes": last.wire_bytes,
-        "host_syncs": last.host_syncs,
-        "pairs": len(timed),
-    }

@@ -10,9 +10,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from operator import truediv
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import nn
@@ -52,23 +53,6 @@ class SlowComm(CountingComm):
         collective = self.forms[kind](nbytes, size)
         self.asked += collective
         time.sleep(self.link.seconds(collective))
-
-
-class TrainedWay(NamedTuple):
-    """A model that is trained in one way."""
-
-    comm: SlowComm
-    step: Callable[[], None]
-
-
-class OverlapPair(NamedTuple):
-    """Steps with overlap and without, at one speed of the link."""
-
-    row: str
-    ratio: float  # communication / backward pass
-    backward_s: float
-    sent: Cost
-    link: Link
 
 
 def overlap(
@@ -144,31 +128,44 @@ def work(rank: int, asked: SimpleNamespace, folder: str) -> None:
     torch.set_num_threads(1)
     comm = TorchComm.start(f"file://{folder}/rendezvous", rank, asked.workers, torch.device("cpu"))
     backward_s = backward_of(asked, rank, comm)
-    rows = {
+    ways = {
         (name, overlap): trained(name, overlap, asked, rank)
         for name in asked.rows
         for overlap in (False, True)
     }
-    cases = []
+    cases = list[tuple[str, float, Cost, Link]]()
     for name in asked.rows:
         for _ in range(WARM_UP):
-            rows[name, True].step()
-        sent = sent_by(rows[name, False])
-        links = (link_of(ratio * backward_s, sent, asked.latency_ms / 1e3) for ratio in asked.ratios)
-        cases += [
-            OverlapPair(name, ratio, backward_s, sent, link)
-            for ratio, link in zip(asked.ratios, links, strict=True)
-        ]
-    took: dict[tuple[OverlapPair, bool], list[float]] = {}
+            ways[name, True][1]()
+        sent = sent_by(*ways[name, False])
+        for ratio in asked.ratios:
+            cases.append((name, ratio, sent, link_of(ratio * backward_s, sent, asked.latency_ms / 1e3)))
+    took = {(at, overlap): list[float]() for at in range(len(cases)) for overlap in (False, True)}
     order = random.Random(0)  # the same for all workers
     for _ in range(asked.repeats):
-        for case in order.sample(cases, len(cases)):
+        for at in order.sample(range(len(cases)), len(cases)):
             for overlap in order.sample([False, True], 2):
-                comm_, step = rows[case.row, overlap]
-                comm_.link = case.link
-                took.setdefault((case, overlap), []).append(seconds_of(step, comm))
+                name, *_, link = cases[at]
+                slow, step = ways[name, overlap]
+                slow.link = link
+                took[at, overlap].append(1e3 * seconds_of(step, comm))
     if rank == 0:
-        found = [line_of(case, took[case, False], took[case, True]) for case in cases]
+        found = [
+            {
+                "row": name,
+                "asked_ratio": ratio,
+                "backward_ms": 1e3 * backward_s,
+                "communication_ms": 1e3 * link.seconds(sent),
+                **sent._asdict(),
+                "link_latency_ms": 1e3 * link.alpha_s,
+                "link_mbit_per_s": 8e-6 / link.beta_s_per_byte,
+                "without_ms": spread(took[at, False]),
+                "with_ms": spread(took[at, True]),
+                "without_over_with": spread(list(map(truediv, took[at, False], took[at, True]))),
+                "samples_ms": [*zip(took[at, False], took[at, True], strict=True)],
+            }
+            for at, (name, ratio, sent, link) in enumerate(cases)
+        ]
         (Path(folder) / "found.json").write_text(json.dumps(found))
     comm.barrier()
     comm.close()
@@ -190,12 +187,12 @@ def backward_of(asked: SimpleNamespace, rank: int, comm: TorchComm) -> float:
     return statistics.median(took[WARM_UP:])
 
 
-def sent_by(each: TrainedWay) -> Cost:
+def sent_by(comm: SlowComm, step: Callable[[], None]) -> Cost:
     """Messages and bytes of one step."""
     for _ in range(WARM_UP):  # the last one counts
-        each.comm.asked = Cost(0, 0)
-        each.step()
-    return each.comm.asked
+        comm.asked = Cost(0, 0)
+        step()
+    return comm.asked
 
 
 def network(asked: SimpleNamespace, rank: int) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]:
@@ -208,8 +205,10 @@ def network(asked: SimpleNamespace, rank: int) -> tuple[nn.Module, Callable[[nn.
     return model, lambda called: nn.functional.cross_entropy(called(images), labels)
 
 
-def trained(name: str, overlap: bool, asked: SimpleNamespace, rank: int) -> TrainedWay:
-    """A model with its optimiser, to be trained in one way."""
+def trained(
+    name: str, overlap: bool, asked: SimpleNamespace, rank: int
+) -> tuple[SlowComm, Callable[[], None]]:
+    """A model with its optimiser, to be trained in one way: its communicator, and a step."""
     model, loss_of = network(asked, rank)
     optimiser: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     method_name, entry = ENTRIES[name]
@@ -227,28 +226,10 @@ def trained(name: str, overlap: bool, asked: SimpleNamespace, rank: int) -> Trai
         loss_of(model).backward()
         optimiser.step()
 
-    return TrainedWay(comm, step)
+    return comm, step
 
 
 def link_of(seconds: float, sent: Cost, latency_s: float) -> Link:
     """The link on which all that a step sends takes so long; its latency is at most half of that."""
     latency_s = min(latency_s, seconds / 2 / sent.messages)
     return Link(latency_s, (seconds - sent.messages * latency_s) / sent.sent_bytes)
-
-
-def line_of(case: OverlapPair, without: list[float], with_: list[float]) -> dict[str, Any]:
-    """The record of a case, given the seconds of its steps."""
-    return {
-        "row": case.row,
-        "asked_ratio": case.ratio,
-        "backward_ms": 1e3 * case.backward_s,
-        "communication_ms": 1e3 * case.link.seconds(case.sent),
-        "messages": case.sent.messages,
-        "sent_bytes": case.sent.sent_bytes,
-        "link_latency_ms": 1e3 * case.link.alpha_s,
-        "link_mbit_per_s": 8e-6 / case.link.beta_s_per_byte,
-        "without_ms": spread([1e3 * seconds for seconds in without]),
-        "with_ms": spread([1e3 * seconds for seconds in with_]),
-        "without_over_with": spread([a / b for a, b in zip(without, with_, strict=True)]),
-        "samples_ms": [[1e3 * a, 1e3 * b] for a, b in zip(without, with_, strict=True)],
-    }

@@ -145,10 +145,12 @@ class ProbeCase(NamedTuple):
     cost: Cost
 
     @classmethod
-    def of(cls, comm: Comm, kind: str, size: int, pair: tuple[int, int]) -> ProbeCase:
+    def of(
+        cls, comm: Comm, kind: str, size: int, pair: tuple[int, int], device: torch.device = CPU
+    ) -> ProbeCase:
         """A case of P parts of `size` bytes; of all_gather each worker has one, of the others all."""
-        share = size // 4  # elements
-        data = torch.zeros(share if kind == "all_gather" else share * comm.size)
+        share = max(1, size // 4)  # elements
+        data = torch.zeros(share if kind == "all_gather" else share * comm.size, device=device)
         do: Mapping[str, Callable[[], object]] = {
             "all_reduce": partial(comm.all_reduce, data),
             "all_gather": partial(comm.all_gather, data),
