@@ -119,7 +119,9 @@ def run(
     store, drawn_in = bench.places(name, folders.results)
     store.parent.mkdir(parents=True, exist_ok=True)
     earlier, rows, waiting, stood, is_told = newest(store), list[Record](), dict[str, str](), 0, False
-    is_begun = False
+    code = code_version.digest()
+    start = {"schema": SCHEMA, "kind": "invocation", "bench": name, **bench.about, **bench.setting}
+    due = [start]  # lines to be recorded before the next rows
     versions = f", torch {bench.about['torch']}" if "torch" in bench.about else ""
     print(f"{bench.about['name']}{versions}{bench.head and f'; {bench.head}'}\n")
     if bench.heading and not bench.title:
@@ -127,24 +129,22 @@ def run(
     for case in bench.cases:
         key = bench.key(name, case)
         left_s = math.inf if minutes is None else 60 * minutes - (time.monotonic() - began)
-        if is_settled := key in earlier and not force and bench.settled(earlier[key]):
-            stood += 1
+        if key in earlier and not force and bench.settled(earlier[key]):
+            stood, found = stood + 1, earlier[key]
         elif note := bench.waits(case, left_s):
             waiting[", ".join(map(str, case.values()))] = note
             continue
-        found = earlier[key] if is_settled else []
-        if not is_settled:
+        else:
             try:
                 with ended_by_sigterm():
                     found = list(bench.measure(case))
             except Stopped as stop:
                 found, is_told = stop.rows, True
-            facts = {key: value for key, value in bench.about.items() if key != "provenance"}
-            row = {"schema": SCHEMA, "kind": "row", "bench": name, "key": key, "code": code_version.digest()}
-            found = [{**row, **facts, **case, **each} for each in found]
-            start = {"schema": SCHEMA, "kind": "invocation", "bench": name, **bench.about, **bench.setting}
-            append(store, [*([] if is_begun else [start]), *found])
-            is_begun = True
+            row = {"schema": SCHEMA, "kind": "row", "bench": name, "key": key, "code": code, **bench.about}
+            row.pop("provenance", None)
+            found = [{**row, **case, **each} for each in found]
+            write_atomic(store, (store.read_text() if store.exists() else "") + text_of([*due, *found]))
+            due = []
         rows += found
         print(shown(bench, case, found), flush=True)
         if is_told:
@@ -156,9 +156,7 @@ def run(
         print(bench.draw(store, drawn_in))
     if ship:
         print(*(f"shipped {path}" for path in shipped(name, bench, folders)), sep="\n")
-    for row in rows:
-        if row.get(WRONG):
-            print(f"WRONG: {row[WRONG]}")
+    print(*(f"WRONG: {row[WRONG]}\n" for row in rows if row.get(WRONG)), sep="", end="")
     line = {"bench": name, "device": bench.about["name"], **(bench.last(rows) if rows else {})}
     print(*bench.end(line), json.dumps(line), sep="\n")
     if is_told:
@@ -178,11 +176,11 @@ def ended_by_sigterm() -> Iterator[None]:
 
 def shown(bench: Bench, case: Record, rows: list[Record]) -> str:
     """The rows of a case as they are printed."""
-    title = f"\n### {bench.title(case)}\n\n" if bench.title else ""
+    lines = [f"\n### {bench.title(case)}\n"] if bench.title else []
     if bench.text:
-        return title + bench.text(rows)
-    head = [heading(bench.heading)] if bench.title else []
-    return title + "\n".join([*head, *(formatted(f"| {bench.row} |", row) for row in rows)])
+        return "\n".join([*lines, bench.text(rows)])
+    lines += [heading(bench.heading)] if bench.title else []
+    return "\n".join([*lines, *(formatted(f"| {bench.row} |", row) for row in rows)])
 
 
 def heading(names: str) -> str:
@@ -237,11 +235,6 @@ def newest(store: Path) -> dict[str, list[Record]]:
     return found
 
 
-def append(path: Path, records: Sequence[Record]) -> None:
-    """More lines at the end of a file, which is replaced whole."""
-    write_atomic(path, (path.read_text() if path.exists() else "") + text_of(records))
-
-
 def text_of(records: Iterable[Record]) -> str:
     """Records as lines."""
     return "".join(json.dumps(record) + "\n" for record in records)
@@ -256,10 +249,10 @@ def shipped(name: str, bench: Bench, folders: Folders) -> list[Path]:
     )
     rows = [row for of_case in newest(store).values() for row in of_case]
     used = {row["at"] for row in rows}
-    starts = (each for each in read_lines(store)[0] if each.get("kind") == "invocation")
+    lines = read_lines(store)[0]
+    starts = [line for line in lines if line.get("kind") == "invocation" and line["at"] in used]
     target.parent.mkdir(parents=True, exist_ok=True)
-    kept = [*(start for start in starts if start["at"] in used), *map(bench.public, rows)]
-    write_atomic(target, text_of(kept))
+    write_atomic(target, text_of([*starts, *map(bench.public, rows)]))
     return [target, *([bench.draw(target, drawn_in)] if bench.draw else [])]
 
 
@@ -267,10 +260,10 @@ def spread(values: Sequence[float]) -> Record:
     """Median, and where the values lie."""
     low, high, words = min(values), max(values), "min to max"
     if len(values) >= PERCENTILES_FROM:
-        cuts = statistics.quantiles(values, n=20, method="inclusive")
-        low, high, words = cuts[0], cuts[-1], "5 to 95 %"
-    digits = (rounded(number) for number in (statistics.median(values), low, high))
-    return dict(zip(("median", "low", "high"), digits, strict=True)) | {"n": len(values), "spread": words}
+        low, *_, high = statistics.quantiles(values, n=20, method="inclusive")
+        words = "5 to 95 %"
+    found = {"median": statistics.median(values), "low": low, "high": high}
+    return {name: rounded(value) for name, value in found.items()} | {"n": len(values), "spread": words}
 
 
 def rounded(value: float) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from itertools import cycle, product
-from typing import Any
+from functools import partial
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -57,20 +57,15 @@ def auto(
         threads: CPU threads; torch's by default.
     """
     on = device_of(device, threads)
-    buckets: dict[tuple[int, int], tuple[int, ...]] = {
-        (size, 1): (size,) for size in n or (() if layers else SIZES)
-    }
+    sizes: list[tuple[int, ...]] = [(size,) for size in n or (() if layers else SIZES)]
     if layers or not n:
         with torch.device("meta"):
-            of_layers = tuple(p.numel() for p in networks.vgg16(3, 32, 10).parameters())
-        buckets[sum(of_layers), len(of_layers)] = of_layers
+            sizes.append(tuple(p.numel() for p in networks.vgg16(3, 32, 10).parameters()))
+    buckets = {(sum(each), len(each)): each for each in sizes}
     return Bench(
         about=facts(on),
         head="medians [spread]",
-        cases=[
-            {"n": size, "buckets": count, "density": share}
-            for (size, count), share in product(buckets, density)
-        ],
+        cases=[{"n": size, "buckets": count, "density": each} for size, count in buckets for each in density],
         setting={"seconds": seconds},
         measure=lambda case: [measure(buckets[case["n"], case["buckets"]], case["density"], on, seconds)],
         heading="n | buckets | density | auto is | torch, ms | auto, ms | fused, ms | torch / auto | "
@@ -99,17 +94,18 @@ def measure(sizes: Sequence[int], density: float, device: torch.device, seconds:
     ks = [num_selected(size, density) for size in sizes]
     searches, names, why_not = ready(residual)
 
-    def restore() -> None:
-        for acc, owed in zip(accs, residual, strict=True):
-            acc.copy_(owed)
-
     def call(search: Search) -> TimedCall:
         taken = cycle(grads)
         return lambda: search(accs, next(taken), ks)
 
-    calls = {name: call(search) for name, search in searches.items()}
-    clock = Clock(device, "wall")
-    samples = in_turn(calls, clock, MOST, before=restore, warm_up=SETTLING, least=LEAST, seconds=seconds)
+    def restore() -> None:
+        for acc, owed in zip(accs, residual, strict=True):
+            acc.copy_(owed)
+
+    samples = in_turn(
+        {name: call(search) for name, search in searches.items()}, Clock(device, "wall"), MOST,
+        before=restore, warm_up=SETTLING, least=LEAST, seconds=seconds,
+    )  # fmt: skip
     return {
         "k": sum(ks),
         "kernels": names,
@@ -122,30 +118,25 @@ def measure(sizes: Sequence[int], density: float, device: torch.device, seconds:
 
 def ready(likes: list[Tensor]) -> tuple[dict[str, Search], dict[str, str], str | None]:
     """The search of each row, and its kernels by name; and why there is none for `fused`, if so."""
-    alone = {
-        "torch": [kernel_for(like, "torch") for like in likes],
-        "auto": [kernel_for(like) for like in likes],
-    }
-    why = None
-    try:
-        alone["fused"] = [kernel_for(like, "fused") for like in likes]
-    except ValueError as error:
-        why = str(error)
-    searches = {row: one_by_one(kernels) for row, kernels in alone.items()}
+    alone, why = dict[str, list[Kernel]](), None
+    for row in KERNELS:
+        try:
+            alone[row] = [kernel_for(like, row) for like in likes]
+        except ValueError as error:  # of `fused` alone
+            why = str(error)
+    searches: dict[str, Search] = {row: partial(one_by_one, kernels) for row, kernels in alone.items()}
     names = {row: " and ".join(sorted({kernel.name for kernel in kernels})) for row, kernels in alone.items()}
     if together := joint_kernel_for(likes):
         searches["auto"], names["auto"] = together.topk, together.name
     return searches, names, why
 
 
-def one_by_one(kernels: Sequence[Kernel]) -> Search:
-    """A search of one bucket after the other."""
-
-    def search(accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> None:
-        for kernel, acc, grad, k in zip(kernels, accs, grads, ks, strict=True):
-            kernel.topk(acc, grad, k)
-
-    return search
+def one_by_one(
+    kernels: Sequence[Kernel], accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]
+) -> None:
+    """Search one bucket after the other."""
+    for kernel, acc, grad, k in zip(kernels, accs, grads, ks, strict=True):
+        kernel.topk(acc, grad, k)
 
 
 def summary(found: list[Record], pays_from: int) -> Record:
@@ -159,15 +150,10 @@ def summary(found: list[Record], pays_from: int) -> Record:
     }
 
 
-def crossing(found: list[dict[str, Any]]) -> int | None:
+def crossing(found: list[Record]) -> int | None:
     """The least n from which on fused was faster than torch in every case; None where it was not at the
     largest, or is not to be had.
     """
-    alone = [record for record in found if record["buckets"] == 1]
-    slower = max((record["n"] for record in alone if not is_faster(record["torch_over_fused"])), default=0)
-    return min((record["n"] for record in alone if record["n"] > slower), default=None)
-
-
-def is_faster(torch_over: dict[str, Any] | None) -> bool:
-    """Tell whether torch took longer, by the median."""
-    return torch_over is not None and torch_over["median"] > 1
+    alone = [(record["n"], record["torch_over_fused"]) for record in found if record["buckets"] == 1]
+    slower = max((n for n, torch_over in alone if not torch_over or torch_over["median"] <= 1), default=0)
+    return min((n for n, _ in alone if n > slower), default=None)

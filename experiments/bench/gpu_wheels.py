@@ -91,11 +91,12 @@ def needed(names: Iterable[str], python: str, without: Iterable[str] = ()) -> di
 def pins(python: str) -> dict[str, str]:
     """The versions of constraints.txt that are for this Python."""
     lines = (line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
-    pinned = [Requirement(line) for line in lines if line]
-    applying = (
-        each for each in pinned if not each.marker or each.marker.evaluate({"python_version": python})
-    )
-    return {canonicalize_name(each.name): str(each.specifier) for each in applying}
+    pinned, here = [Requirement(line) for line in lines if line], {"python_version": python}
+    return {
+        canonicalize_name(each.name): str(each.specifier)
+        for each in pinned
+        if not each.marker or each.marker.evaluate(here)
+    }
 
 
 def carried(python: str, torch: str, there: Iterable[str]) -> list[str]:
@@ -116,15 +117,12 @@ def taken_by(project: str = PROJECT) -> tuple[SpecifierSet, SpecifierSet]:
 
 def fetch(wanted: Iterable[str], folder: Path, python: str) -> int:
     """pip's exit code."""
-    is_source = {name: name.startswith(SOURCE_ONLY) for name in wanted}
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
-    download = (
-        "download", "--no-deps", "--only-binary=:all:", "--python-version", python, "--dest", str(folder),
-    )  # fmt: skip
-    build = ("wheel", "--no-deps", "--wheel-dir", str(folder))
-    for words, sources in ((download, False), (build, True)):
-        names = [name for name, source in is_source.items() if source == sources]
-        done = subprocess.run([*pip, *words, *names], check=False)
+    download = ("download", "--only-binary=:all:", "--python-version", python, "--dest", str(folder))
+    sources = [name for name in wanted if name.startswith(SOURCE_ONLY)]
+    wheels = [name for name in wanted if name not in sources]
+    for words, names in ((download, wheels), (("wheel", "--wheel-dir", str(folder)), sources)):
+        pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+        done = subprocess.run([*pip, *words, "--no-deps", *names], check=False)
         if done.returncode:
             return done.returncode
     return 0

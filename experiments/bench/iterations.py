@@ -44,14 +44,11 @@ def iterations(settings: Sequence[str] = (), *, iterations: Count = 20) -> Bench
     (planned,) = plan_runs([compose.resolve([*settings, "cluster=virtual"])], print)
     config = planned.config
     device = prepare_device(config, WorkerPlace(0, 1, 0))
+    task = config["task"]
     what = {
-        "method": config["method"]["name"],
-        "select": config["select"],
-        "task": config["task"]["name"],
-        "workers": config["workers"],
-        "batch_size": config["task"]["batch_size"],
-        "precision": config["precision"],
-    }
+        "method": config["method"]["name"], "select": config["select"], "task": task["name"],
+        "workers": config["workers"], "batch_size": task["batch_size"], "precision": config["precision"],
+    }  # fmt: skip
 
     def measure(case: Record) -> list[Record]:
         run = build(config, planned.data_root, device)
@@ -60,10 +57,8 @@ def iterations(settings: Sequence[str] = (), *, iterations: Count = 20) -> Bench
         name = f"{what['task']}-{what['method']}-{what['select']}-{device.type}-{config['precision']}"
         print(f"{profiled(run, folder, name)}\n{folder / name}")
         scale = EPOCHS * STEPS_PER_EPOCH / 6e4
-        minutes = {key: round(one[key] * scale, 3) for key in ("median", "low", "high")}
-        return [
-            {"data": run.data.name, "iteration_ms": one, **found, "epochs_138_min": minutes | {"n": one["n"]}}
-        ]
+        minutes = {key: round(one[key] * scale, 3) for key in ("median", "low", "high")} | {"n": one["n"]}
+        return [{"data": run.data.name, "iteration_ms": one, **found, "epochs_138_min": minutes}]
 
     def text(rows: list[Record]) -> str:
         phases = rows[0]["phases_ms"] | {"iteration, all workers": rows[0]["iteration_ms"]}
@@ -86,18 +81,14 @@ def iterations(settings: Sequence[str] = (), *, iterations: Count = 20) -> Bench
     )
 
 
-class StepsInMemory:
+class StepsInMemory(list[Record]):
     """A log of one rank."""
-
-    def __init__(self) -> None:
-        self.steps: list[Record] = []
 
     def add(self, kind: str, **values: Any) -> None:
         if kind == "step":
-            self.steps.append(values)
+            self.append(values)
 
-    def flush(self) -> None:
-        pass
+    def flush(self) -> None: ...
 
 
 def trained(run: Built, mode: str, steps: int, progress: Callable[[int], None]) -> list[list[Record]]:
@@ -113,7 +104,7 @@ def trained(run: Built, mode: str, steps: int, progress: Callable[[int], None]) 
         timer, log = run.timer(mode, comm), StepsInMemory()
         told = progress if comm.rank == 0 else (lambda step: None)
         Trainer(run.task, run.data, run.method, comm, timer, log, settings).run(told)
-        return log.steps
+        return log
 
     return virtual.run(run.config.workers, body, *run.simulated(mode))
 
@@ -125,12 +116,10 @@ def breakdown(run: Built, iterations: int) -> dict[str, Any]:
     ends = list[float]()  # rank 0's, between two of which each worker computes as much as in a step
     ranks = trained(run, "serialised", WARM_UP + iterations, lambda step: ends.append(time.perf_counter()))
     steps = [step for rank in ranks for step in rank[WARM_UP:]]
-    names = dict.fromkeys(name for step in steps for name in step["phases"])
-    phases = {name: spread([1e3 * step["phases"].get(name, 0.0) for step in steps]) for name in names}
-    shares = [
-        100 * each.get("select", 0.0) / (each["forward"] + each["backward"])
-        for each in (step["phases"] for step in steps)
-    ]
+    of_steps = [step["phases"] for step in steps]
+    shares = [100 * each.get("select", 0.0) / (each["forward"] + each["backward"]) for each in of_steps]
+    names = dict.fromkeys(name for each in of_steps for name in each)
+    phases = {name: spread([1e3 * each.get(name, 0.0) for each in of_steps]) for name in names}
     took = (after - before for before, after in pairwise(ends[WARM_UP - 1 :]))
     computed = (
         sum(rank["phases"].get(name, 0.0) for rank in of_ranks for name in COMPUTING)
@@ -158,8 +147,7 @@ def iteration_ms(run: Built, iterations: int) -> dict[str, Any]:
 def profiled(run: Built, folder: Path, name: str) -> str:
     """One iteration of all workers under torch's profiler: its table; table and trace stay in `folder`."""
     cuda = run.settings.device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    seen = profile(activities=activities)
+    seen = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])])
 
     def told(step: int) -> None:
         if step == WARM_UP:

@@ -63,30 +63,20 @@ def operators(
     calls = calls_of(n, k, device)
     if unknown := set(only) - set(calls):
         raise ValueError(f"--only {', '.join(sorted(unknown))}: there are: {', '.join(calls)}")
+    repeats = repeats or REPEATS[device]
     facts = {
-        "bench": "operators",
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
+        "bench": "operators", "torch": torch.__version__, "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
-        "threads": threads,
-        "n": n,
-        "k": k,
-        "repeats": repeats or REPEATS[device],
-    }
+        "threads": threads, "n": n, "k": k, "repeats": repeats,
+    }  # fmt: skip
     for name in only or calls:
-        took = times(calls[name], repeats or REPEATS[device], device == "cuda")
+        took = times(calls[name], repeats, device == "cuda")
         median = statistics.median(took)
-        spread = statistics.median([abs(each - median) for each in took])
-        line = {
-            **facts,
-            "operator": name,
-            "median_ms": round(median, 4),
-            "mad_ms": round(spread, 4),  # median absolute deviation
-            "min_ms": round(min(took), 4),
-            "max_ms": round(max(took), 4),
-        }
-        print(json.dumps(line), flush=True)
+        deviation = statistics.median([abs(each - median) for each in took])
+        found = {"median_ms": median, "mad_ms": deviation, "min_ms": min(took), "max_ms": max(took)}
+        rounded = {key: round(ms, 4) for key, ms in found.items()}
+        print(json.dumps({**facts, "operator": name, **rounded}), flush=True)
     return 0
 
 

@@ -49,7 +49,7 @@ def records(*, runs: Count = 10_000) -> Bench:
         measure=measure,
         heading="command | runs | s | s of CPU time",
         row="{command} | {runs:,} | {wall_s:.1f} | {cpu_s:.1f}",
-        last=lambda rows: {row["command"]: {"wall_s": row["wall_s"], "cpu_s": row["cpu_s"]} for row in rows},
+        last=lambda rows: {row["command"]: {name: row[name] for name in ("wall_s", "cpu_s")} for row in rows},
     )
 
 

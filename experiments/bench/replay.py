@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator
 from functools import cache
 
-import torch
-
 import sparsify
 from experiments.bench._gradients import train_briefly
 from experiments.bench._runner import Bench, Record
@@ -63,7 +61,11 @@ def replay(
         link: a file of conf/link.
     """
     device = device_of("cpu", threads=1)  # many short operations, to which a second thread only comes late
-    network, sizes, names = network_of(link), numbers(workers), named(methods)
+    sizes, names = workers.split(","), named(methods)
+    if not all(size.isdigit() and int(size) for size in sizes):
+        raise ValueError(f"--workers {workers}: whole numbers of 1 or more, with commas, as 8,64,1024")
+    fields = resolve(["cluster=virtual", f"link={link}"])["cluster"]["link"]
+    network = Network(Link(fields["alpha_s"], fields["beta_s_per_byte"]))
     for name in names:
         sparse_part(sparsify.build(name))
     if task is None:
@@ -71,7 +73,6 @@ def replay(
         statistics, source = Statistics(density, overlap, shares), "given"
     else:
         trained: Task = REGISTRY.build(task, {})
-        device = torch.device("cpu")
         data = datasets.load(trained.dataset, data_root.root_of(None), device)
         selected = train_briefly(trained, data, device, record, steps, density)
         statistics = measured(*selected)._replace(density=density)
@@ -85,9 +86,8 @@ def replay(
         """The last of some steps."""
         name, size = case["method"], case["workers"]
         parts, began = parts_of(size), time.perf_counter()
-        exchange = Replay(
-            sparsify.build(name, **({"density": density} if has_density(name) else {})), n, size
-        )
+        method = sparsify.build(name, **({"density": density} if has_density(name) else {}))
+        exchange = Replay(method, n, size)
         traffic = [exchange.next(parts, parts.k) for _ in range(STEPS)][-1]
         yield {
             "k": parts.k,
@@ -104,7 +104,7 @@ def replay(
         about=facts(device),
         head=f"n = {n:,}, density {density:g}; overlap {statistics.overlap:.3f} and skew "
         f"{statistics.skew:.2f}: {source}; times simulated on {link}",
-        cases=[{"method": name, "workers": size} for size in sizes for name in names],
+        cases=[{"method": name, "workers": int(size)} for size in sizes for name in names],
         setting={"n": n, "link": link, "statistics": [*statistics]},
         measure=measure,
         heading="method | P | k | words | published | balance sent | received | messages | "
@@ -112,17 +112,3 @@ def replay(
         row="{method} | {workers} | {k:,} | {words:,} | {published:,.0f} | {balance_sent:.3f} | "
         "{balance_received:.3f} | {messages:,} | {simulated_ms:,.2f} | {took_s:.1f}",
     )
-
-
-def numbers(text: str) -> list[int]:
-    """Numbers of workers, given with commas."""
-    found = text.split(",")
-    if not all(word.isdigit() and int(word) for word in found):
-        raise ValueError(f"--workers {text}: whole numbers of 1 or more, with commas, as 8,64,1024")
-    return [int(word) for word in found]
-
-
-def network_of(link: str) -> Network:
-    """A link's alpha and beta, as a configuration has them."""
-    fields = resolve(["cluster=virtual", f"link={link}"])["cluster"]["link"]
-    return Network(Link(fields["alpha_s"], fields["beta_s_per_byte"]))
