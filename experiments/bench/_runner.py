@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from analysis.records.files import write_atomic
 from analysis.records.log import read_lines
 from experiments.config import code_version
@@ -254,6 +256,16 @@ def shipped(name: str, bench: Bench, folders: Folders) -> list[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(target, text_of([*starts, *map(bench.public, rows)]))
     return [target, *([bench.draw(target, drawn_in)] if bench.draw else [])]
+
+
+def rendered(template: str, filters: Mapping[str, Callable[..., str]], **content: Any) -> str:
+    """A page, by a template of this folder."""
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined,
+        trim_blocks=True, keep_trailing_newline=True, autoescape=False,
+    )  # fmt: skip
+    pages.filters |= filters
+    return pages.get_template(template).render(content)
 
 
 def spread(values: Sequence[float]) -> Record:

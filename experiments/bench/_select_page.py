@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +26,7 @@ from analysis.records.log import read_lines
 from analysis.records.schema import Finite, Whole
 from analysis.stats import Value
 from analysis.tables import Table
-from experiments.bench._runner import SCHEMA, Record
+from experiments.bench._runner import SCHEMA, Record, rendered
 from experiments.config.folders import Folders
 
 DENSITY, NORMAL, LARGE_N = 0.001, "normal", 25_600_000  # the standard case
@@ -277,76 +278,29 @@ def times(ratio: Record | None) -> str:
 
 def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
     """Picture, how it was measured, a table for each case, what the rows are and what their bytes are."""
-    at = sorted({row["at"] for row in rows})
-    used = [start for start in starts if start["at"] in at]
-    parts = [
-        f"# select: selecting k of n, with error feedback\n\n![select]({name}.png)\n",
-        "Time of one whole step (acc += grad, select, indices and values out, zeros in acc) against n, and "
-        f"as a multiple of {FLOOR_WORDS[floor_of(rows)]}. {setting(rows, used)}\n",
-        *headline(rows),
+    commits = [(row["commit"] or "unknown")[:7] + (" with changes" if row["dirty"] else "") for row in rows]
+    told = [
+        row | {"day": row["at"][:10], "commit": commit} for row, commit in zip(rows, commits, strict=True)
     ]
-    cases = sorted(
-        {(row["distribution"] != NORMAL, row["distribution"], row["n"], row["density"]) for row in rows}
-    )
-    for _, distribution, n, density in cases:
-        own = [r for r in rows if (r["n"], r["density"], r["distribution"]) == (n, density, distribution)]
-        own.sort(key=lambda row: list(LOOKS).index(row["row"]))
-        title = f"## n = {number(n)}, density {number(density)}, {distribution}\n"
-        parts += [title, f"{own[0]['source']}; k = {number(own[0]['k'])}.\n", table(own)]
-    parts += ["## The rows, and their bytes\n", legend(rows)]
-    return "\n".join(parts)
+    in_order = sorted(told, key=lambda row: list(LOOKS).index(row["row"]))
+    cases = [[*own] for _, own in groupby(sorted(in_order, key=place), place)]
+    standard = {row["row"]: row for row in told if place(row) == (False, NORMAL, LARGE_N, DENSITY)}
+    floor, at = floor_of(rows), {row["at"] for row in rows}
+    return rendered(
+        "select.md.jinja",
+        {"number": number, "times": times, "table": table, "listed": distinct},
+        name=name, rows=told, floor=floor, floor_words=FLOOR_WORDS[floor], cases=cases,
+        starts=[{"flushed": f"{each['flush_bytes'] >> 20} MiB"} for each in starts if each["at"] in at],
+        gains=[row for each in ("fused", "numpy") if (row := standard.get(each, {})).get("eager_over")],
+        by_row=[own for each in LOOKS if (own := [row for row in told if row["row"] == each])],
+    )  # fmt: skip
 
 
-def setting(rows: Sequence[Record], starts: Sequence[Record]) -> str:
-    """The machine, the software, and how it was measured."""
-    first = rows[0]
-    versions = sorted({row["torch"] for row in rows})
-    commits = sorted(
-        {f"{(r['commit'] or 'unknown')[:7]}{' with changes' if r['dirty'] else ''}" for r in rows}
-    )
-    flushes = sorted({f"{start['flush_bytes'] >> 20} MiB" for start in starts})
-    spreads = sorted({row["spread"] for row in rows if "spread" in row})
-    clock = "CUDA events" if first["device"] == "cuda" else "the host's clock"
-    days = listed(sorted({row["at"][:10] for row in rows}))
-    return (
-        f"{first['name']}; torch {listed(versions)}; commit {listed(commits)}; {days}. Medians by {clock}, "
-        f"spread {listed(spreads)}; in each repetition all rows take their turn on the same residual and "
-        f"gradient, after {listed(flushes)} were read to empty the caches; ratios are "
-        "taken within repetitions. CPU ms are of all threads together. Rows that take long have fewer "
-        "repetitions. Bytes are counted, not measured."
-    )
+def place(row: Record) -> tuple[bool, str, int, float]:
+    """Where the case of a row stands on the page."""
+    return row["distribution"] != NORMAL, row["distribution"], row["n"], row["density"]
 
 
-def headline(rows: Sequence[Record]) -> list[str]:
-    """The ratios that the page is about, in a sentence."""
-    own = {
-        row["row"]: row
-        for row in rows
-        if (row["n"], row["density"], row["distribution"]) == (LARGE_N, DENSITY, NORMAL)
-        and "median_ms" in row
-    }
-    said, floor = [], floor_of(rows)
-    for name in ("fused", "numpy"):
-        if name not in own or not own[name]["eager_over"]:
-            continue
-        said.append(f"`{name}` is {times(own[name]['eager_over'])} times as fast as torch.topk's step")
-        if own[name].get("eager_hugepages_over"):
-            tuned = times(own[name]["eager_hugepages_over"])
-            said[-1] += f" ({tuned} where its malloc gives huge pages)"
-        if own[name].get(f"over_{floor}"):
-            said[-1] += f" and takes {times(own[name][f'over_{floor}'])} times as long as the {floor}"
-    return (
-        [f"At n = {number(LARGE_N)}, density {number(DENSITY)}, normal: {'; '.join(said)}.\n"] if said else []
-    )
-
-
-def legend(rows: Sequence[Record]) -> str:
-    """A line for each row: what it does, and the bytes per element of its last case."""
-    lines = []
-    for name in LOOKS:
-        own = [row for row in rows if row["row"] == name]
-        if own:
-            counted = [row["bytes_words"] for row in own if "bytes_words" in row]
-            bytes_ = f". Bytes, in the last case: {counted[-1]}" if counted else ""
-            lines.append(f"- `{name}`: {own[-1]['what']}{bytes_}")
-    return "\n".join(lines) + "\n"
+def distinct(rows: Iterable[Record], field: str) -> str:
+    """The values of a field, in words."""
+    return listed(sorted({row[field] for row in rows if field in row}))

@@ -22,7 +22,7 @@ from analysis.records.files import write_atomic
 from analysis.records.store import now
 from analysis.stats import Value
 from experiments.bench._gpu_parts import PARTS, PROMISES, GpuPart, GpuPromise
-from experiments.bench._runner import Bench, Record, Stopped, newest
+from experiments.bench._runner import Bench, Record, Stopped, newest, rendered
 from experiments.config import code_version
 from experiments.config.folders import ROOT, Folders
 from experiments.launch.local import EndSignals
@@ -38,7 +38,6 @@ LEAST_S = 60.0  # that a part which resumes is worth starting for
 TAIL_LINES = 12
 POLL_S = 0.1
 REUSED = "already measured; --force"  # says `python -m experiments run` of a run that it did not make
-NOTHING = "**Rehearsal on a CPU: nothing here is a GPU result.**"
 DEVICE = "device=cpu"
 
 
@@ -271,38 +270,20 @@ def summary(
     found: Mapping[str, Record], device: str, rehearsal: bool, parts: Iterable[GpuPart] = PARTS
 ) -> str:
     """Results of the parts and of the promises, as Markdown."""
-    lines = [f"# A GPU's first minutes: {device}", "", *([NOTHING, ""] if rehearsal else [])]
-    lines += ["## Parts", "", "| part | result | s | why |", "|---|---|---:|---|"]
-    for part in parts:
-        row = found.get(part.name, {"state": "waits", "why": ""})
-        lines.append(f"| {part.name} | {row['state']} | {row.get('spent_s', 0):.0f} | {row['why']} |")
-    lines += ["", *others(found), "## Promises", ""]
-    lines += ["| what | promised | predicted | measured | |", "|---|---:|---|---:|---|"]
-    for promise in PROMISES:
-        value, word, why = outcome(promise, found, rehearsal)
-        bound = f"{'>=' if promise.at_least else '<='} {promise.bound:g} {promise.unit}"
-        toy = "toy " if rehearsal and value else ""
-        cells = (promise.text, bound, promise.predicted, toy + written(value, promise.unit), word + why)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def written(value: Record | None, unit: str) -> str:
-    """A number with its spread."""
-    if value is None:
-        return ""
-    measured = Value(value["median"], value.get("low"), value.get("high"), value["n"])
-    return f"{with_interval(measured)} {unit} (n = {measured.n})"
-
-
-def others(found: Mapping[str, Record]) -> list[str]:
-    """The parts that this code has not measured."""
-    of: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = {}  # the parts that this code has not measured, by commit
     for name, row in found.items():
         if row["code"] != code_version.digest():
-            of.setdefault((row["commit"] or "of no commit")[:7], []).append(name)
-    lines = [f"- measured with other code ({commit}): {', '.join(names)}" for commit, names in of.items()]
-    return [*lines, ""] if lines else []
+            others.setdefault((row["commit"] or "of no commit")[:7], []).append(name)
+    return rendered(
+        "gpu_first.md.jinja", {"measured": measured}, found=found, device=device, rehearsal=rehearsal,
+        parts=parts, others=others,
+        outcomes=[(promise, *outcome(promise, found, rehearsal)) for promise in PROMISES],
+    )  # fmt: skip
+
+
+def measured(value: Record) -> str:
+    """A number with its spread."""
+    return with_interval(Value(value["median"], value.get("low"), value.get("high")))
 
 
 def outcome(
