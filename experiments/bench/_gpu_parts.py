@@ -18,32 +18,20 @@ TOY_LIMIT_MIN = 5.0  # on two idle cores
 
 
 class GpuPart(Struct, frozen=True, forbid_unknown_fields=True):
-    """One command, run as a process of its own; and a small one for rehearsals.
-
-    Args:
-        real: its words: of `python -m experiments`; or of Python, where they begin with -.
-        toy: those of a rehearsal.
-        expected_min: estimated.
-        limit_min: after which it is told to end.
-        resumable: told to end, it saves, and goes on from there when it is run again.
-        under: a program that it is run by, with its words.
-        packages: of Python, that it needs.
-        programs: that it needs.
-        cifar10: does it need CIFAR-10, in earnest? Offline, nothing can be downloaded in a GPU's minutes.
-    """
+    """One command, run as a process of its own; and a small one for rehearsals."""
 
     name: str
     shows: str
-    real: str
-    expected_min: float
-    limit_min: float
-    toy: str
+    real: str  # its words: of `python -m experiments`; or of Python, where they begin with -
+    expected_min: float  # estimated
+    limit_min: float  # after which it is told to end
+    toy: str  # the words of a rehearsal
     toy_min: float = 0.2
-    resumable: bool = False
-    under: str = ""
-    packages: tuple[str, ...] = ()
-    programs: tuple[str, ...] = ()
-    cifar10: bool = False
+    resumable: bool = False  # told to end, it saves, and goes on from there when it is run again
+    under: str = ""  # a program that it is run by, with its words
+    packages: tuple[str, ...] = ()  # of Python, that it needs
+    programs: tuple[str, ...] = ()  # that it needs
+    cifar10: bool = False  # in earnest; offline, nothing can be downloaded in a GPU's minutes
 
     def minutes(self, rehearsal: bool) -> tuple[float, float]:
         """Minutes that it should take, and its limit."""
@@ -69,21 +57,15 @@ class GpuPart(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GpuPromise(Struct, frozen=True, forbid_unknown_fields=True):
-    """A number that a GPU must reach.
-
-    Args:
-        bound: it is to be at most this, or at least where `at_least`.
-        predicted: before the first GPU, from counts of bytes, launches and instructions.
-        part: that measures it.
-        at: where it is in the object that the part prints last; without, the minutes of the whole command
-            over all its calls, start and validation included.
-    """
+    """A number that a GPU must reach."""
 
     text: str
-    bound: float
+    bound: float  # it is to be at most this, or at least where `at_least`
     unit: str
-    predicted: str
-    part: str
+    predicted: str  # before the first GPU, from counts of bytes, launches and instructions
+    part: str  # that measures it
+    # Where it is in the object that the part prints last; without, the minutes of the whole command over all
+    # its calls, start and validation included.
     at: tuple[str | int, ...] = ()
     at_least: bool = False
 

@@ -109,11 +109,7 @@ def first_tied(n: int, turns: int, device: torch.device) -> StepInputs:
 
 
 def inputs(name: str, n: int, turns: int, kept: Path, device: torch.device) -> StepInputs:
-    """
-    Args:
-        name: of a distribution, or of a network.
-        kept: the folder of real gradients.
-    """
+    """Inputs of a distribution, or of a network, whose gradients are kept in a folder."""
     if name in NETWORKS:
         return real(name, kept, device)
     return first_tied(n, turns, device) if name == FIRST_TIED else synthetic(name, n, turns, device)
@@ -182,7 +178,7 @@ def trained(name: str, dataset: str, root: Path, device: torch.device) -> dict[s
                 residual = owed.clone()
             gradients[turn].copy_(flat)
 
-    train_briefly(task, data, device, 1, steps, DENSITY, look, rate=RATE)
+    train_briefly(task, data, device, 1, steps, DENSITY, look)
     source = (
         f"{name} on {data.name}, steps {steps - KEPT} to {steps} of a training by Top-k at density "
         f"{DENSITY:g}, batch {BATCH}, loss {losses[0]:.2f} -> {losses[-1]:.2f}"
@@ -198,14 +194,12 @@ def train_briefly(
     steps: int,
     density: float,
     look: Callable[[int, Tensor, Aggregator], None] = lambda step, loss, aggregator: None,
-    rate: float | None = None,
 ) -> tuple[list[Sparse], int]:
     """A few steps with Top-k over the whole model on virtual workers: what each worker selected in the last
     one, and of how many elements.
 
     Args:
         look: called with gradients that are not aggregated yet.
-        rate: of learning; the task's own by default.
     """
     method = sparsify.build("topk", density=density)
 
@@ -225,9 +219,9 @@ def train_briefly(
             loss = task.loss(model(inputs), labels)
             loss.backward()
             look(step, loss.detach(), aggregator)
-            own = task.learning_rate(step, task.steps_per_epoch(data, size)) if rate is None else rate
-            aggregator.aggregate(0, own, watch)
-            set_learning_rate(optimiser, own)
+            rate = task.learning_rate(step, task.steps_per_epoch(data, size))
+            aggregator.aggregate(0, rate, watch)
+            set_learning_rate(optimiser, rate)
             optimiser.step()
         return watched[0], aggregator.num_elements
 

@@ -51,47 +51,31 @@ def measured_before(rows: Sequence[Record]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """A benchmark, as its options have it.
+    """A benchmark, as its options have it."""
 
-    Args:
-        about: the machine and the code, in every row (`_timing.facts`).
-        head: what is printed first.
-        cases: what is measured, in values of JSON.
-        setting: how it is measured, in values of JSON; of another setting nothing is used again.
-        measure: the rows of a case.
-        heading: of the table, with | between columns. Without a `title`, one table has all cases.
-        row: of it, with the formats of a row's fields.
-        title: the heading of a case's own table.
-        text: in place of a table, what is printed of a case's rows.
-        last: of all rows, what is in the object that is printed last.
-        end: of that object, what is said before it.
-        settled: are the newest rows of a case good enough not to measure it again?
-        waits: why a case is not begun in this call, given the seconds that are left; empty where it is.
-        draw: what is drawn of a file of records, into a folder.
-        public: a row as it is shipped.
-        not_shipped: why its rows are not to be shipped, if so.
-        fails: does the benchmark fail for these rows?
-        folder: of the records, and of what is drawn, below the results.
-    """
-
-    about: Record
-    head: str = ""
-    cases: Sequence[Record]
+    about: Record  # the machine and the code, in every row (`_timing.facts`)
+    head: str = ""  # printed first
+    cases: Sequence[Record]  # what is measured, in values of JSON
+    # How it is measured, in values of JSON; of another setting nothing is used again.
     setting: Record = field(default_factory=dict)
-    measure: Callable[[Record], Iterable[Record]]
-    heading: str = ""
-    row: str = ""
-    title: Callable[[Record], str] | None = None
-    text: Callable[[list[Record]], str] | None = None
-    last: Callable[[list[Record]], Record] = lambda rows: {}
-    end: Callable[[Record], Sequence[str]] = lambda line: ()
+    measure: Callable[[Record], Iterable[Record]]  # the rows of a case
+    heading: str = ""  # of the table, with | between columns
+    row: str = ""  # of it, with the formats of a row's fields
+    title: Callable[[Record], str] | None = None  # of a case's own table; without, one has all cases
+    text: Callable[[list[Record]], str] | None = None  # printed of a case's rows, in place of a table
+    last: Callable[[list[Record]], Record] = (
+        lambda rows: {}
+    )  # of all rows, in the object that is printed last
+    end: Callable[[Record], Sequence[str]] = lambda line: ()  # of that object, said before it
+    # Are the newest rows of a case good enough not to measure it again?
     settled: Callable[[Sequence[Record]], bool] = measured_before
+    # Why a case is not begun in this call, given the seconds that are left; empty where it is.
     waits: Callable[[Record, float], str] = lambda case, left_s: "" if left_s > 0 else "waits"
-    draw: Callable[[Path, Path], Path] | None = None
-    public: Callable[[Record], Record] = lambda row: row
-    not_shipped: str = ""
+    draw: Callable[[Path, Path], Path] | None = None  # a file of records, into a folder
+    public: Callable[[Record], Record] = lambda row: row  # a row as it is shipped
+    not_shipped: str = ""  # why its rows are not to be shipped, if so
     fails: Callable[[list[Record]], bool] = lambda rows: any(row.get(WRONG) for row in rows)
-    folder: str = ""
+    folder: str = ""  # of the records, and of what is drawn, below the results
 
     def key(self, name: str, case: Record) -> str:
         """16 digits of a hash over all that makes rows comparable, but for the code."""

@@ -45,11 +45,8 @@ class NotRun(Exception):
 
 
 class Follower:
-    """`_side_by_side` as a program, which makes the same inputs, and takes a step whenever it is told to.
-
-    Args:
-        words: of its command line.
-        tunables: of glibc.
+    """`_side_by_side` as a program, with these words and glibc's tunables: it makes the same inputs, and
+    takes a step whenever it is told to.
     """
 
     def __init__(self, words: Sequence[str], tunables: str) -> None:
@@ -93,7 +90,7 @@ class Setup:
     like: Tensor  # (n,)
     k: int
     inputs: Tensor  # (turns, n) gradients, which the copy reads
-    words: tuple[str, ...] = ()  # of the command line of a process that follows
+    words: tuple[str, ...]  # of the command line of a process that follows
     named: bool = False  # was the row asked for by name?
     threshold: Tensor = field(init=False)  # 0-d: the k-th magnitude of the step to come
 
@@ -119,10 +116,9 @@ class Setup:
             return Native(self.like, None, **options)
         except ImportError as error:
             raise NotRun(f"no Triton: {error}") from error
-        except Unavailable as error:
-            raise NotRun(f"no compiler, or what it made does not run: {error}") from error
-        except ValueError as error:
-            raise NotRun(str(error)) from error
+        except (Unavailable, ValueError) as error:
+            why = "no compiler, or what it made does not run: " if isinstance(error, Unavailable) else ""
+            raise NotRun(f"{why}{error}") from error
 
 
 class Made(NamedTuple):

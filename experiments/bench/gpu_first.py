@@ -89,20 +89,14 @@ def gpu_name() -> str:
 
 @dataclass
 class GpuCall:
-    """One call: which parts are due, which fit into its minutes, and what became of each.
-
-    Args:
-        folder: of this device's results.
-        variables: of the parts' processes.
-        named: parts that were asked for by name, alone: they are tried again where they failed.
-    """
+    """One call: which parts are due, which fit into its minutes, and what became of each."""
 
     parts: Mapping[str, GpuPart]
     name: str
     rehearsal: bool
-    folder: Path
-    variables: Mapping[str, str]
-    named: Collection[str] = ()
+    folder: Path  # of this device's results
+    variables: Mapping[str, str]  # of the parts' processes
+    named: Collection[str] = ()  # parts that were asked for alone: they are tried again where they failed
     grace_s: float = GRACE_S
     limit_s: float = 0.0  # of the part that begins
 
