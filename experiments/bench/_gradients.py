@@ -52,10 +52,8 @@ def normal(out: Tensor, generator: Generator) -> None:
 
 def laplace(out: Tensor, generator: Generator) -> None:
     out.exponential_(generator=generator)
-    signs = (
-        torch.randint(2, out.shape, generator=generator, dtype=torch.int8, device=out.device).mul_(2).sub_(1)
-    )
-    out.mul_(signs).mul_(SCALE)
+    coins = torch.randint(2, out.shape, generator=generator, dtype=torch.int8, device=out.device)
+    out.mul_(coins.mul_(2).sub_(1)).mul_(SCALE)
 
 
 def mixed(out: Tensor, generator: Generator) -> None:
@@ -150,9 +148,10 @@ def real(name: str, folder: Path, device: torch.device) -> StepInputs:
         torch.save(trained(name, dataset, root, device), buffer)
         write_atomic(path, buffer.getvalue(), durable=False)
     kept = torch.load(path, map_location=device, weights_only=True)
-    # Copied into memory as the library allocates it.
-    loaded = (kept["residual"], kept["gradients"])
-    residual, gradients = (huge_pages.advise(torch.empty_like(part)).copy_(part) for part in loaded)
+    residual, gradients = (  # copied into memory as the library allocates it
+        huge_pages.advise(torch.empty_like(kept[part])).copy_(kept[part])
+        for part in ("residual", "gradients")
+    )
     return StepInputs(residual, gradients, kept["source"])
 
 

@@ -6,6 +6,7 @@ which are drawn from runs; `python -m experiments figures` draws both.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import groupby
@@ -226,12 +227,8 @@ def densities(rows: Sequence[Record]) -> str:
 
 def dense_n(rows: Sequence[Record]) -> int:
     """The size that densities are compared at: 25.6 million, else the one with the most densities."""
-    found: dict[int, set[float]] = {}
-    for row in rows:
-        found.setdefault(row["n"], set()).add(row["density"])
-    if LARGE_N in found or not found:
-        return LARGE_N
-    return max(found, key=lambda n: (len(found[n]), n))
+    found = Counter(n for n, _ in {(row["n"], row["density"]) for row in rows})
+    return LARGE_N if LARGE_N in found or not found else max(found, key=lambda n: (found[n], n))
 
 
 def table(rows: Iterable[Record]) -> str:
@@ -243,8 +240,7 @@ def table(rows: Iterable[Record]) -> str:
         else:
             missing.setdefault(row["why"], []).append(row["row"])
     note = "; ".join(f"{listed(names)} not run: {why}" for why, names in missing.items())
-    units = UNITS if measured else {}
-    return Table("", pd.DataFrame(measured), units, note).markdown() if measured else f"{note}\n"
+    return Table("", pd.DataFrame(measured), UNITS, note).markdown() if measured else f"{note}\n"
 
 
 def cells(row: Record) -> dict[str, Value | float | str | None]:

@@ -47,13 +47,7 @@ def roofs(*, n: Sequence[Count] = SIZES, repeats: Count | None = None, device: D
             for name, samples in taken.items()
         }
 
-    about, cuda = facts(on), on.type == "cuda"
-    more = {
-        "python": sys.version.split()[0],
-        "capability": list(torch.cuda.get_device_capability(on)) if cuda else None,
-        "cuda": torch.version.cuda,
-        "provenance": about["provenance"],
-    }
+    about = facts(on)
     return Bench(
         about=about,
         cases=[{"n": size} for size in n],
@@ -61,5 +55,11 @@ def roofs(*, n: Sequence[Count] = SIZES, repeats: Count | None = None, device: D
         measure=measure,
         heading="n | copy, GB/s | in-place add, GB/s | read, GB/s",
         row="{n:,} | {copy} | {add} | {read}",
-        last=lambda rows: more | {"cases": [{name: row.get(name) for name in ("n", *BYTES)} for row in rows]},
+        last=lambda rows: {
+            "python": sys.version.split()[0],
+            "capability": list(torch.cuda.get_device_capability(on)) if on.type == "cuda" else None,
+            "cuda": torch.version.cuda,
+            "provenance": about["provenance"],
+            "cases": [{name: row.get(name) for name in ("n", *BYTES)} for row in rows],
+        },
     )

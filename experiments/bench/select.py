@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -30,7 +31,8 @@ RATIOS = (
     ("numpy", "add"), ("threshold", "add"),
 )  # fmt: skip
 FLOAT = 4
-CPU_ONLY = ("numpy", "eager_hugepages")
+CPU_ONLY, EAGER = ("numpy", "eager_hugepages"), ("eager", "eager_hugepages")
+CLOCKS = {"": "samples", "cpu_": "cpu"}  # prefix of a ratio's name -> where its times are
 # What the standard case shall reach: device -> ratio -> (is it a lower bound?, number).
 TARGETS = {
     "cpu": {
@@ -124,25 +126,17 @@ def cases(n: Sequence[int], density: Sequence[float], distribution: Sequence[str
     for name in names:
         if name not in DISTRIBUTIONS:
             raise ValueError(unknown("distribution", name, [*DISTRIBUTIONS, REAL]))
-    plan: Iterable[SelectCase] = (
-        SelectCase(own_size(name, size), share, name)
-        for size in n or (LARGE_N,)
-        for share in density or (DENSITY,)
-        for name in names or (NORMAL,)
-    )
+    plan = [*product(n or (LARGE_N,), density or (DENSITY,), names or (NORMAL,))]
     if not (n or density or names):
         others = (name for name in DISTRIBUTIONS if name != NORMAL)
         plan = [
-            *(SelectCase(size, DENSITY, NORMAL) for size in SIZES),
-            *(SelectCase(LARGE_N, share, NORMAL) for share in DENSITIES),
-            *(SelectCase(own_size(name, OTHERS_AT), DENSITY, name) for name in others),
+            *product(SIZES, (DENSITY,), (NORMAL,)),
+            *product((LARGE_N,), DENSITIES, (NORMAL,)),
+            *product((OTHERS_AT,), (DENSITY,), others),
         ]
-    return list(dict.fromkeys(plan))
-
-
-def own_size(distribution: str, n: int) -> int:
-    """Real gradients have a size of their own."""
-    return NETWORKS[distribution][1] if distribution in NETWORKS else n
+    # Real gradients have a size of their own.
+    own = {name: size for name, (_, size) in NETWORKS.items()}
+    return list(dict.fromkeys(SelectCase(own.get(name, size), share, name) for size, share, name in plan))
 
 
 def record(case: SelectCase, name: str, lines: dict[str, StepTimes], source: str, device: str) -> Record:
@@ -159,6 +153,10 @@ def record(case: SelectCase, name: str, lines: dict[str, StepTimes], source: str
         candidates=stats.candidates / steps / n, thresholds=timed.waits / repeats,
     )  # fmt: skip
     time_ms = spread(list(timed.samples.values()))
+
+    def times(row: str, clock: str) -> dict[int, float] | None:
+        return getattr(lines[row], CLOCKS[clock]) if row in lines else None
+
     return found | {
         "kernel": timed.kernel,
         "repeats": repeats,
@@ -166,15 +164,9 @@ def record(case: SelectCase, name: str, lines: dict[str, StepTimes], source: str
         "spread": time_ms["spread"],
         "cpu_ms": spread(list(timed.cpu.values())) if timed.cpu else None,
         **{
-            f"{prefix}over_{floor}": ratio(times(timed), times(lines.get(floor)))
-            for prefix, times in CLOCKS.items()
-            for floor in FLOORS
+            f"{of}over_{floor}": ratio(times(name, of), times(floor, of)) for of in CLOCKS for floor in FLOORS
         },
-        **{
-            f"{prefix}{above}_over": ratio(times(lines.get(above)), times(timed))
-            for prefix, times in CLOCKS.items()
-            for above in ("eager", "eager_hugepages")
-        },
+        **{f"{of}{above}_over": ratio(times(above, of), times(name, of)) for of in CLOCKS for above in EAGER},
         "bytes_per_element": None if moved is None else round(moved, 3),
         "bytes_words": words,
         "fallback_rate": stats.fallbacks / stats.steps if stats.steps else None,
@@ -183,12 +175,6 @@ def record(case: SelectCase, name: str, lines: dict[str, StepTimes], source: str
         "selected_over_k": None if selected is None else round(selected / k, 4),
         "samples_ms": [rounded(ms) for ms in timed.samples.values()],
     }
-
-
-CLOCKS: dict[str, Callable[[StepTimes | None], dict[int, float] | None]] = {
-    "": lambda timed: timed.samples if timed else None,
-    "cpu_": lambda timed: timed.cpu if timed else None,
-}
 
 
 def traffic(row: str, device: str, gradient: int, **counts: float) -> tuple[float | None, str]:
@@ -209,12 +195,9 @@ def traffic(row: str, device: str, gradient: int, **counts: float) -> tuple[floa
 
 def summary(rows: list[Record]) -> Record:
     """The last line: the standard case, or the first where the words left that out."""
-    by_case: dict[SelectCase, dict[str, Record]] = {}
-    for row in rows:
-        case = SelectCase(row["n"], row["density"], row["distribution"])
-        by_case.setdefault(case, {})[row["row"]] = row
-    case = STANDARD if STANDARD in by_case else next(iter(by_case))
-    lines, first = by_case[case], rows[0]
+    of_rows = [SelectCase(row["n"], row["density"], row["distribution"]) for row in rows]
+    case, first = STANDARD if STANDARD in of_rows else of_rows[0], rows[0]
+    lines = {row["row"]: row for row, own in zip(rows, of_rows, strict=True) if own == case}
     line: Record = {"torch": first["torch"], **case._asdict()}
     why, cpu_time = {}, {}
     for above, below in RATIOS:
