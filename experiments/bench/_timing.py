@@ -36,13 +36,13 @@ def device_of(asked: Device | None, threads: int | None = None) -> torch.device:
     Raises:
         ValueError: there is none.
     """
-    there = torch.cuda.is_available()
-    if asked == "cuda" and not there:
-        raise ValueError(f"--device cuda: torch {torch.__version__} finds no GPU here; say --device cpu")
     if threads is not None:
         torch.set_num_threads(threads)
-    cuda = asked != "cpu" and there
-    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    if asked != "cpu" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if asked == "cuda":
+        raise ValueError(f"--device cuda: torch {torch.__version__} finds no GPU here; say --device cpu")
+    return torch.device("cpu")
 
 
 def facts(device: torch.device, threads: int | None = None) -> Record:

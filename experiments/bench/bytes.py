@@ -121,5 +121,4 @@ def published(name: str, n: int, k: int, size: int, word: int = 1) -> list[float
     """The literature's words, of so many bytes, least and most; None where it has none."""
     if name not in SCHEMES:
         return None
-    least, most, _ = cost.published(SCHEMES[name], n, k, size)
-    return [float(word * least), float(word * most)]
+    return [float(word * words) for words in cost.published(SCHEMES[name], n, k, size)[:2]]

@@ -78,13 +78,11 @@ def replace_gpu(
     capability: int = 90, launcher: Callable[[str], Start] = lambda kernel: lambda *given: None
 ) -> None:
     """Make `gpu.Gpu` take tensors on the CPU from now on, as if they were on such a GPU, which is not there:
-    Triton compiles for it, on any machine, and nothing runs.
-
-    It replaces Triton's driver in the whole process, so it belongs in a process of its own.
+    Triton compiles for it, on any machine, and nothing runs. It replaces Triton's driver in the whole
+    process, so it belongs in a process of its own.
 
     Args:
-        launcher: called once for each compiled kernel, by its name; the result, at every launch of it. It
-            does nothing by default.
+        launcher: called once for each compiled kernel, by its name; the result, at every launch of it.
     """
     from triton.runtime.driver import driver
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import torch
 
-from experiments.bench._runner import Bench, Record, spread
-from experiments.bench._timing import device_of, facts
+from experiments.bench._runner import Bench, Record, ratio, spread
+from experiments.bench._timing import Clock, device_of, facts, in_turn
 from sparsify.core.timer import PhaseTimer
 
 PHASES_PER_STEP = 10
@@ -23,33 +22,30 @@ def timer() -> Bench:
         about=facts(device),
         cases=[{"phases": PHASES_PER_STEP, "work_s": WORK_S}],
         setting={"repeats": REPEATS},
-        measure=measure,
+        measure=lambda case: [measure(case, device)],
         heading="phases | work of a step, ms | phases of a step, ms | phases / work, %",
         row="{phases} | {work_ms} | {phases_ms} | {percent}",
         last=lambda rows: {"phases_over_work": rows[0]["phases_over_work"]},
     )
 
 
-def measure(case: Record) -> Iterator[Record]:
-    """Work, and the phases after it, in each repetition."""
-    matrix, phases = work_of(WORK_S), PhaseTimer("serialised")
-    works, costs = list[float](), list[float]()
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        matrix @ matrix
-        worked = time.perf_counter()
-        with phases.step():
+def measure(case: Record, device: torch.device) -> Record:
+    """Work and phases, in turn."""
+    matrix, timer = work_of(WORK_S), PhaseTimer("serialised")
+
+    def phases() -> None:
+        with timer.step():
             for number in range(PHASES_PER_STEP):
-                with phases.phase(f"phase {number}"):
+                with timer.phase(f"phase {number}"):
                     pass
-        works.append(worked - began)
-        costs.append(time.perf_counter() - worked)
-    ratios = [cost / work for cost, work in zip(costs, works, strict=True)]
-    yield {
-        "work_ms": spread([1e3 * seconds for seconds in works]),
-        "phases_ms": spread([1e3 * seconds for seconds in costs]),
-        "percent": spread([100 * ratio for ratio in ratios]),
-        "phases_over_work": spread(ratios),
+
+    took = in_turn({"work": lambda: matrix @ matrix, "phases": phases}, Clock(device), REPEATS)
+    work, cost = took["work"], took["phases"]
+    return {
+        "work_ms": spread([*work.values()]),
+        "phases_ms": spread([*cost.values()]),
+        "percent": spread([100 * cost[turn] / work[turn] for turn in cost]),
+        "phases_over_work": ratio(cost, work),
     }
 
 

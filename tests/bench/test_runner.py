@@ -17,6 +17,7 @@ from experiments.bench._runner import WRONG, Bench, Record, formatted, ratio, ru
 from experiments.bench._timing import Clock, in_turn
 from experiments.config import code_version
 from experiments.config.folders import Folders
+from tests.bench.conftest import lines_of
 from tests.conftest import Command, refused
 
 ABOUT = {"at": "2000-01-01T00:00:00Z", "device": "cpu", "name": "A Processor", "torch": "2", "provenance": {}}
@@ -49,9 +50,7 @@ class Toy:
     @property
     def lines(self) -> list[Record]:
         """What was recorded."""
-        return [
-            json.loads(line) for line in (self.results / "bench/toy-cpu-a.jsonl").read_text().splitlines()
-        ]
+        return lines_of(self.results, "toy")
 
 
 @pytest.fixture
@@ -109,8 +108,7 @@ def test_the_newest_rows_are_shipped_with_the_lines_that_explain_them(
     monkeypatch.setattr(Folders, "shipped", tmp_path / "shipped")
     toy(1)
     toy(1, force=True, ship=True, at="2")
-    lines = (tmp_path / "shipped/bench/toy-cpu-a.jsonl").read_text().splitlines()
-    assert [json.loads(line)["at"] for line in lines] == ["2", "2", "2"]
+    assert [line["at"] for line in lines_of(tmp_path / "shipped", "toy")] == ["2", "2", "2"]
 
 
 def test_a_row_that_must_not_be_fails_the_benchmark(
@@ -202,6 +200,7 @@ def test_every_benchmark_explains_itself(name: str, here: Command) -> None:
         ("gpu_first --parts roofs,kernel", "no part 'kernel' (did you mean 'kernels'?); there are: roofs"),
         ("gpu_first --minutes 0", "minutes=0 is out of range"),
         ("gpu_first device=gpu", "no device=gpu"),
+        ("gpu_first device=cpu --ship", "a rehearsal on a CPU is no GPU's result"),
     ],
 )
 def test_words_that_make_no_sense_are_refused_in_a_sentence(words: str, sentence: str, here: Command) -> None:

@@ -26,9 +26,8 @@ NAMES = [f"{above}_over_{below}" for above, below in select.RATIOS]
 
 def test_the_last_line_is_one_object_with_the_ratios(benched: Benched) -> None:
     line = last_of(benched.done)
-    assert (line["bench"], line["n"], line["density"], line["distribution"]) == (
-        "select", 20_000, 0.001, "normal",
-    )  # fmt: skip
+    standard = {"bench": "select", "n": 20_000, "density": 0.001, "distribution": "normal"}
+    assert line.items() >= standard.items()
     for name in NAMES:
         if line[name] is None:  # where nothing can be compiled
             assert "not run" in line["why"][name]
@@ -41,6 +40,7 @@ def test_the_last_line_is_one_object_with_the_ratios(benched: Benched) -> None:
 def test_every_row_is_recorded_with_what_a_reader_needs(benched: Benched) -> None:
     rows, starts = read(benched.store)
     assert {row["row"] for row in rows} == set(ROWS)
+    assert set(LOOKS) == set(_steps.ROWS)
     assert len(starts) == 1
     assert starts[0]["provenance"]["versions"]["torch"] in torch.__version__
     assert "host" not in starts[0]["provenance"]
@@ -86,8 +86,7 @@ def test_other_rows_are_measured_again_and_the_newest_count(
 
 def test_targets_are_judged_by_medians_and_of_the_standard_case_only() -> None:
     ratio = {"low": 0.1, "high": 99.0, "n": 11}
-    line = {
-        **select.STANDARD._asdict(),
+    line = select.STANDARD._asdict() | {
         "eager_over_fused": {"median": 29.9, **ratio},
         "eager_hugepages_over_fused": None,
         "fused_over_add": {"median": 1.2, **ratio},
@@ -110,8 +109,7 @@ def test_the_default_plan_has_every_size_density_and_distribution() -> None:
     assert [case.n for case in cases[:6]] == list(select.SIZES)
     assert {case.density for case in cases if case.n == 25_600_000} == set(select.DENSITIES)
     assert {case.distribution for case in cases} == set(_gradients.DISTRIBUTIONS)
-    assert SelectCase(14_728_266, 0.001, "vgg16") in cases
-    assert select.STANDARD in cases
+    assert {SelectCase(14_728_266, 0.001, "vgg16"), select.STANDARD} <= {*cases}
 
 
 def test_words_are_combined_and_real_gradients_keep_their_size() -> None:
@@ -119,10 +117,6 @@ def test_words_are_combined_and_real_gradients_keep_their_size() -> None:
         SelectCase(100, 0.1, "ties"), SelectCase(14_728_266, 0.1, "vgg16"),
         SelectCase(11_173_962, 0.1, "resnet18"), SelectCase(200, 0.1, "ties"),
     ]  # fmt: skip
-
-
-def test_every_row_has_a_look() -> None:
-    assert set(LOOKS) == set(_steps.ROWS)
 
 
 def test_picture_and_page_are_drawn(benched: Benched) -> None:
@@ -156,9 +150,8 @@ def test_the_figure_needs_no_torch(tmp_path: Path, benched: Benched) -> None:
         f"print(_select_page.draw_one(Path({str(benched.store)!r}), Path({str(tmp_path)!r})))\n"
         "assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).exists()
+    said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    assert Path(said.strip()).exists()
 
 
 def test_shipped_records_are_drawn_as_they_were(tmp_path: Path) -> None:
