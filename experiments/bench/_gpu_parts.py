@@ -69,10 +69,6 @@ class GpuPromise(Struct, frozen=True, forbid_unknown_fields=True):
     at: tuple[str | int, ...] = ()
     at_least: bool = False
 
-    def is_met(self, value: float) -> bool:
-        """Tell whether a value is within the bound."""
-        return value >= self.bound if self.at_least else value <= self.bound
-
     def read(self, row: dict[str, Any]) -> dict[str, Any] | None:
         """The number with its spread, from what became of the part; None where it is not in there."""
         value: Any = row["found"]

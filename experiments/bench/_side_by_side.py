@@ -55,10 +55,6 @@ class StepTimes:
     stats: SearchStats = field(default_factory=SearchStats)  # the kernel's, of these steps
     why: str | None = None  # the reason, if it was not run
 
-    def is_done(self, seconds: float) -> bool:
-        """Tell whether it took so long that it is not repeated any more."""
-        return sum(self.samples.values()) > 1e3 * seconds and len(self.samples) >= LEAST
-
 
 @dataclass
 class SideBySide:
@@ -140,7 +136,7 @@ class SideBySide:
                 self.begin(turn)
                 for name in order.sample(list(self.made), len(self.made)) if turn >= 0 else ():
                     timed, waits = self.lines[name], host_sync.num_syncs()
-                    if timed.is_done(seconds):
+                    if sum(timed.samples.values()) > 1e3 * seconds and len(timed.samples) >= LEAST:
                         continue
                     try:
                         differs, selected = self.step(name, turn)

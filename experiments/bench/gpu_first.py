@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import ge, le
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,21 +71,16 @@ def gpu_first(
     if plan:
         print(planned([part for part in PARTS if not named or part.name in named], rehearsal))
         return 0
-    name = "CPU" if rehearsal else gpu_name()
+    names = ["CPU"] if rehearsal else [gpu.name for gpu in gpus.survey().values()]  # torch takes seconds
+    if not names:
+        raise ValueError('there is no CUDA device here; rehearse with ARGS="device=cpu"')
+    name = names[0]
     slug = REHEARSAL if rehearsal else "-".join(re.findall(r"[a-z0-9]+", name.lower()))
     folder = Folders().results / "gpu-first" / slug
     variables = environment.variables()
     if rehearsal:  # its records are toys and stay with it; a GPU that is here is not for it
         variables |= {"CUDA_VISIBLE_DEVICES": "", "SPARSIFY_RESULTS": str(folder / "results")}
     return GpuCall(every, name, rehearsal, folder, variables, named).bench()
-
-
-def gpu_name() -> str:
-    """The first GPU's name; found without torch, which takes seconds to import."""
-    names = [gpu.name for gpu in gpus.survey().values()]
-    if not names:
-        raise ValueError('there is no CUDA device here; rehearse with ARGS="device=cpu"')
-    return names[0]
 
 
 @dataclass
@@ -296,7 +292,8 @@ def outcome(
     elif rehearsal:
         why = "a rehearsal"
     else:
-        return value, MET if promise.is_met(value["median"]) else NOT_MET, ""
+        is_met = (ge if promise.at_least else le)(value["median"], promise.bound)
+        return value, MET if is_met else NOT_MET, ""
     return value, NOT_MEASURED, f": {why}"
 
 

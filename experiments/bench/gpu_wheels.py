@@ -50,8 +50,9 @@ def gpu_wheels(
     """
     python = python or f"{sys.version_info.major}.{sys.version_info.minor}"
     torch = torch or ".".join(metadata.version("torch").split(".")[:2])
-    pythons, torches = taken_by()
-    for name, value, taken in (("--python", python, pythons), ("--torch", torch, torches)):
+    needs = {each.name: each.specifier for each in map(Requirement, metadata.requires(PROJECT) or ())}
+    pythons = SpecifierSet(metadata.metadata(PROJECT)["Requires-Python"])
+    for name, value, taken in (("--python", python, pythons), ("--torch", torch, needs["torch"])):
         if not re.fullmatch(r"\d+\.\d+", value):
             raise ValueError(f"{name} {value}: must be two numbers, as 3.12 and 2.11 are")
         if f"{value}.0" not in taken:
@@ -107,12 +108,6 @@ def carried(python: str, torch: str, there: Iterable[str]) -> list[str]:
     minor = int(torch.partition(".")[2])
     versions = {**pins(python), "torchvision": f"==0.{minor + AHEAD}.*"}
     return sorted(name + versions.get(name, "") for name in lacking)
-
-
-def taken_by(project: str = PROJECT) -> tuple[SpecifierSet, SpecifierSet]:
-    """The versions of Python and of torch that it works with."""
-    needs = {each.name: each.specifier for each in map(Requirement, metadata.requires(project) or ())}
-    return SpecifierSet(metadata.metadata(project)["Requires-Python"]), needs["torch"]
 
 
 def fetch(wanted: Iterable[str], folder: Path, python: str) -> int:

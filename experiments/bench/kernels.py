@@ -11,18 +11,7 @@ import torch
 from experiments.bench import SIZES, Device
 from experiments.bench._runner import WRONG, Bench, Record, ratio, rounded, spread
 from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, flush_bytes, same_magnitudes
-from experiments.bench._timing import (
-    REPEATS,
-    Clock,
-    Samples,
-    TimedCall,
-    Waits,
-    captured,
-    device_of,
-    facts,
-    in_turn,
-    lacking,
-)
+from experiments.bench._timing import REPEATS, Clock, Waits, captured, device_of, facts, in_turn, lacking
 from sparsify.kernels import Eager
 from sparsify.ranges import Count, unknown
 
@@ -93,28 +82,28 @@ def measure(n: int, rows: Sequence[str], repeats: int, device: torch.device) -> 
     beside.guide = Eager(beside.work)
     beside.begin(0)
     wrong = {name: fault(beside, name) for name in beside.made}
-    calls: dict[str, TimedCall] = {
+    calls: dict[str, Callable[[], object]] = {
         name: partial(made.step, beside.work, beside.grad) for name, made in beside.made.items()
     }
-    device_ms, host_ms, not_captured = Samples(), Samples(), dict[str, str]()
+    took, not_captured = dict[str, dict[str, dict[int, float]]](), dict[str, str]()
     if repeats:
-        host_ms = in_turn(calls, Clock(device, "call"), repeats, before=beside.restore)
+        took["host_us"] = in_turn(calls, Clock(device, "call"), repeats, before=beside.restore)
         for name in beside.made if cuda else ():
             try:
                 calls[name] = captured(calls[name])
             except Waits as why_not:
                 not_captured[name] = f" (no graph: {why_not})"
-        device_ms = in_turn(calls, Clock(device), repeats, before=beside.restore)
+        took["device_us"] = in_turn(calls, Clock(device), repeats, before=beside.restore)
     found: list[Record] = []
     for name in beside.made:
-        times = {"device_us": device_ms.get(name), "host_us": host_ms.get(name)}
+        of_device = took.get("device_us", {})
         found.append({
             "row": name,
             WRONG: wrong[name],
             "in_graph": cuda and bool(repeats) and name not in not_captured,
             "no_graph": not_captured.get(name),
-            **{key: spread([1e3 * ms for ms in taken.values()]) for key, taken in times.items() if taken},
-            **{key: ratio(device_ms.get(above), device_ms.get(below))
+            **{key: spread([1e3 * ms for ms in rows[name].values()]) for key, rows in took.items()},
+            **{key: ratio(of_device.get(above), of_device.get(below))
                for key, (above, below) in RATIOS.items() if above == name},
         })  # fmt: skip
         if name == "fused" and cuda and repeats:
