@@ -35,10 +35,6 @@ _file = yaml.safe_load(Path(__file__).with_name("select_rows.yaml").read_text())
 ABOUT, TERMS = _file["rows"], _file["terms"]
 LOOKS = {name: Look(*row["look"]) for name, row in ABOUT.items()}
 FLOORS = {"add": "in-place add", "copy": "copy"}
-FLOOR_WORDS = {
-    "add": "the in-place add of the gradient, which no step can do without",
-    "copy": "a copy that moves 12n bytes",
-}
 UNITS = {"time of a step": "ms", "CPU time": "ms", "fallbacks": "%", "speed": "GB/s"}
 
 
@@ -285,7 +281,7 @@ def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
     return rendered(
         "select.md.jinja",
         {"number": number, "times": times, "table": table, "listed": distinct},
-        name=name, rows=told, floor=floor, floor_words=FLOOR_WORDS[floor], cases=cases,
+        name=name, rows=told, floor=floor, cases=cases,
         starts=[{"flushed": f"{each['flush_bytes'] >> 20} MiB"} for each in starts if each["at"] in at],
         gains=[row for each in ("fused", "numpy") if (row := standard.get(each, {})).get("eager_over")],
         by_row=[own for each in LOOKS if (own := [row for row in told if row["row"] == each])],

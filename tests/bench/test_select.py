@@ -1,5 +1,5 @@
-"""The benchmark of selections: what it is asked, what it records, the picture and the page of it. No test
-asserts a time.
+"""The benchmark of selections: what it is asked, what it records, the picture and the page of it; the steps,
+side by side, and the gradients that they are taken on. No test asserts a time.
 """
 
 from __future__ import annotations
@@ -7,20 +7,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from experiments.bench import _gradients, _steps, select
+from experiments.bench import _gradients as gradients
+from experiments.bench import _side_by_side as side_by_side
+from experiments.bench import _steps, _timing, select
 from experiments.bench._runner import shipped, text_of
 from experiments.bench._select_page import LOOKS, draw_one, read, redraw
-from experiments.bench._side_by_side import SelectCase
-from experiments.bench._steps import Follower, NotRun
+from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, leave_out
+from experiments.bench._steps import Follower, Made, NotRun, Setup
 from experiments.config.folders import Folders
+from experiments.training.networks import small_cnn
+from sparsify.types import Sparse
 from tests.bench.conftest import ROWS, SMALL, Benched, last_of
 from tests.conftest import ROOT, Command
 
+CPU = torch.device("cpu")
 NAMES = [f"{above}_over_{below}" for above, below in select.RATIOS]
 
 
@@ -108,7 +114,7 @@ def test_the_default_plan_has_every_size_density_and_distribution() -> None:
     assert len(cases) == len(set(cases)) == 16
     assert [case.n for case in cases[:6]] == list(select.SIZES)
     assert {case.density for case in cases if case.n == 25_600_000} == set(select.DENSITIES)
-    assert {case.distribution for case in cases} == set(_gradients.DISTRIBUTIONS)
+    assert {case.distribution for case in cases} == set(gradients.DISTRIBUTIONS)
     assert {SelectCase(14_728_266, 0.001, "vgg16"), select.STANDARD} <= {*cases}
 
 
@@ -177,3 +183,79 @@ def test_shipped_are_the_newest_rows_and_figures_are_drawn_from_them(
     assert redraw(folders) == [tmp_path / "figures" / f"{store.stem}.png"]
     page = f"{store.stem}.md"
     assert (folders.figures / page).read_text() == (benched.results / "figures" / page).read_text()
+
+
+# The steps.
+
+
+def beside(
+    n: int, distribution: str, rows: tuple[str, ...], repeats: int, seconds: float = 60.0
+) -> tuple[dict[str, StepTimes], dict[str, str]]:
+    """What rows took, and a sentence for each that chose others."""
+    lines = {name: StepTimes() for name in rows}
+    case = SelectCase(n, 0.01, distribution)
+    return lines, SideBySide(case, lines, set(), 2**12, Path(), CPU).measured(repeats, seconds)[1]
+
+
+@pytest.mark.parametrize("distribution", [*gradients.SYNTHETIC, gradients.FIRST_TIED])
+def test_exact_rows_agree_on_every_distribution(distribution: str) -> None:
+    lines, differ = beside(30_011, distribution, ("fused", "fallback", "numpy", "eager", "sort"), 3)
+    assert differ == {}
+    for timed in lines.values():
+        assert timed.why or timed.selected == [300] * 3
+
+
+def test_a_row_that_selects_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(setup: Setup) -> Made:
+        chosen = torch.arange(setup.k)
+        return Made(lambda acc, grad: Sparse(chosen, acc.add_(grad)[chosen]))
+
+    monkeypatch.setitem(_steps.ROWS, "numpy", replace(_steps.ROWS["numpy"], make=first))
+    _, differ = beside(30_011, "normal", ("eager", "numpy"), 1)
+    assert set(differ) == {"numpy"}
+
+
+def test_a_slow_row_has_fewer_repetitions() -> None:
+    lines, _ = beside(1000, "normal", ("copy", "sort"), 9, seconds=0.0)  # so any row is slow
+    assert {len(timed.samples) for timed in lines.values()} == {side_by_side.LEAST}
+
+
+def test_what_does_not_fit_into_memory_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = SelectCase(10_000_000, 0.001, "normal")
+    lines = {name: StepTimes() for name in _steps.ROWS}
+    monkeypatch.setattr(_timing, "free_bytes", lambda device: 0.5 * 2**30)
+    assert leave_out(case, lines, CPU, 0)
+    left = {name for name, timed in lines.items() if timed.why}
+    assert {"sort", "eager"} <= left
+    assert "fused" not in left
+    assert "GiB" in str(lines["sort"].why)
+    monkeypatch.setattr(_timing, "free_bytes", lambda device: 0.1 * 2**30)
+    assert not leave_out(case, lines, CPU, 0)
+    assert all(timed.why for timed in lines.values())
+
+
+# The gradients.
+
+
+def test_real_gradients_come_from_training_and_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(p.numel() for p in small_cnn(3, 32, 10).parameters())
+    monkeypatch.setitem(gradients.NETWORKS, "small", (small_cnn, size))
+    monkeypatch.setitem(gradients.STEPS, "cpu", 6)
+    monkeypatch.setenv("DATA_ROOT", str(tmp_path))  # no CIFAR-10 there
+    made = gradients.real("small", tmp_path, CPU)
+    assert made.gradients.shape == (gradients.KEPT, size)
+    assert made.residual.count_nonzero() > 0.5 * size
+    assert (made.residual == 0).sum() >= int(gradients.DENSITY * size)  # what was sent in the step before
+    assert not torch.equal(made.gradients[0], made.gradients[1])
+    assert made.source.startswith("small on digits 32 x 32, steps 2 to 6")
+    monkeypatch.setattr(gradients, "trained", None)
+    again = gradients.real("small", tmp_path, CPU)
+    assert torch.equal(again.gradients, made.gradients)
+    assert again.source == made.source
+
+
+def test_resnet18_has_the_size_that_it_is_listed_with() -> None:
+    for network, size in gradients.NETWORKS.values():
+        assert sum(p.numel() for p in network(3, 32, 10).parameters()) == size
