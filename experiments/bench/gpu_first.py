@@ -238,16 +238,10 @@ def last_object(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def planned(parts: Sequence[GpuPart], rehearsal: bool) -> str:
-    """Parts with their minutes, and the total."""
-    lines = ["| part | shows | expected min | limit min | goes on |", "|---|---|---:|---:|---|"]
-    for part in parts:
-        expected_min, limit_min = part.minutes(rehearsal)
-        why = part.missing(rehearsal)
-        shows = part.shows + (f" (not here: {why})" if why else "")
-        resumes = "where it stopped" if part.resumable else "from the start"
-        lines.append(f"| {part.name} | {shows} | {expected_min:g} | {limit_min:g} | {resumes} |")
+    """Parts with their minutes, and the total; their command lines."""
     total = sum(part.minutes(rehearsal)[0] for part in parts)
-    return "\n".join([*lines, f"| all | | {total:.3g} | | |", "", *(said(part, rehearsal) for part in parts)])
+    template, filters = "gpu_plan.md.jinja", {"said": said}
+    return rendered(template, filters, parts=parts, rehearsal=rehearsal, total=total).rstrip("\n")
 
 
 def said(part: GpuPart, rehearsal: bool) -> str:

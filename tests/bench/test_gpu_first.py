@@ -24,6 +24,7 @@ from experiments import commands, figures
 from experiments.bench import gpu_first, gpu_wheels
 from experiments.bench._gpu_parts import PARTS, PROMISES, GpuPart
 from experiments.bench._runner import Record, newest, run
+from experiments.bench.gpu_first import has_failed
 from experiments.commands import run as run_command
 from experiments.config import code_version, compose
 from experiments.config.folders import Folders
@@ -92,11 +93,10 @@ def test_every_part_names_what_there_is(part: GpuPart) -> None:
         if module == "experiments":
             command = words.pop(0)
             given = commands.parser_of(command, words).parsed(words)
-            settings = [word for word in words if "=" in word]
-            items = [word for word in given.get("words", ()) if "=" not in word]
+            items = {word for word in given.get("words", ()) if "=" not in word}
             assert bool(items) == (command == "reproduce")
-            assert set(items) <= set(figures.items())
-            for point in expand(settings):
+            assert items <= {*figures.items()}
+            for point in expand([word for word in words if "=" in word]):
                 compose.resolve(point)
 
 
@@ -284,19 +284,14 @@ def words(found: dict[str, Record], rehearsal: bool = False) -> dict[str, str]:
     return {promise.text: gpu_first.outcome(promise, found, rehearsal)[1] for promise in PROMISES}
 
 
-def fails(found: dict[str, Record]) -> bool:
-    return gpu_first.has_failed([*found.values()])
-
-
 def test_a_promise_is_met_or_not_by_its_median_and_decides_the_exit_code() -> None:
     assert set(words(of_a_gpu()).values()) == {"met"}
-    assert not fails(of_a_gpu())
+    assert not has_failed(of_a_gpu().values())
     for missed in (of_a_gpu(ratio=1.4), of_a_gpu(eager=5.0), of_a_gpu(host_us=31.0)):
         assert "not met" in words(missed).values()
-        assert fails(missed)
+        assert has_failed([*missed.values()])
     at_middle = words(of_a_gpu(ratio=1.4))
-    assert at_middle["fused step / in-place add, 14.7M"] == "met"
-    assert at_middle["fused step / in-place add, 25.6M"] == "not met"
+    assert [at_middle[f"fused step / in-place add, {n}M"] for n in (14.7, 25.6)] == ["met", "not met"]
 
 
 def test_what_did_not_run_is_not_measured_and_what_was_not_said_has_failed() -> None:
@@ -307,8 +302,8 @@ def test_what_did_not_run_is_not_measured_and_what_was_not_said_has_failed() -> 
     waiting = {name: row | {"code": code_version.digest()} for name, row in waiting.items()}
     summary = gpu_first.summary(waiting, "A GPU", False)
     assert "| not measured: training-tf32 has not run yet |" in summary
-    assert not fails(waiting)
-    assert fails(of_a_gpu() | {"kernels": of_part("kernels")})
+    assert not has_failed(waiting.values())
+    assert has_failed([*(of_a_gpu() | {"kernels": of_part("kernels")}).values()])
 
 
 def test_the_seconds_of_a_run_that_was_measured_before_are_no_measurement(tmp_path: Path) -> None:
@@ -320,13 +315,13 @@ def test_the_seconds_of_a_run_that_was_measured_before_are_no_measurement(tmp_pa
     assert not found["ok"]["reused"]
     reused = of_a_gpu() | {"training-fp32": found["training-fp32"]}
     assert words(reused)["138 epochs of VGG-16, fp32, the whole command"] == "not measured"
-    assert not fails(reused)
+    assert not has_failed(reused.values())
 
 
 def test_nothing_of_a_rehearsal_is_measured() -> None:
     rehearsed = {name: row | {"device": "cpu"} for name, row in of_a_gpu(ratio=9.0).items()}
     assert set(words(rehearsed, rehearsal=True).values()) == {"not measured"}
-    assert not fails(rehearsed)
+    assert not has_failed(rehearsed.values())
 
 
 def test_what_is_shipped_has_the_numbers_and_nothing_that_was_printed_beside_them(
