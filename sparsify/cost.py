@@ -95,11 +95,6 @@ def exchange_pieces(nbytes: int, size: int) -> Cost:
     return all_to_all(LENGTH * (size - 1), size) + all_to_all(nbytes, size)
 
 
-def tree(nbytes: int, size: int) -> Cost:
-    """gTop-k: m bytes in each of ceil(log2 P) rounds of merging, then a broadcast."""
-    return Cost(rounds(size), nbytes * rounds(size)) + broadcast(nbytes, size)
-
-
 def ring_all_reduce(nbytes: int, size: int) -> Cost:
     """Bytes of `all_reduce`, in 2 (P-1) steps around the ring."""
     return Cost(2 * (size - 1), all_reduce(nbytes, size).sent_bytes)

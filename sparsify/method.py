@@ -295,9 +295,7 @@ class Dense(Method):
 
 
 def scatter(total: list[Sparse | Slice], scale: float, grad: Tensor, wide: Tensor | None) -> None:
-    """grad (n,) <- scale x the sum of `total`, part by part: within one, indices are distinct, so the order
-    of the sum is fixed.
-    """
+    """grad (n,) <- scale x the sum of `total`, in a fixed order: within a part indices are distinct."""
     into = grad if wide is None else wide
     into.zero_()
     for part in total:

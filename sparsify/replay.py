@@ -22,12 +22,11 @@ from sparsify.exchange import differences, even_borders
 from sparsify.method import Dense, Method, Sparsifier, num_selected
 from sparsify.methods.deft import Deft
 from sparsify.methods.dgc import WithDenseVectors
-from sparsify.methods.gtopk import Tree
 from sparsify.methods.micro import ExclusiveThreshold
 from sparsify.methods.oktopk import TOO_MANY, Regions, Reused, SplitReduceBalance, least
 from sparsify.methods.sparcml import SplitAllGather
 from sparsify.select import Union
-from sparsify.types import BucketContext, Part, SeenStep, Sparse
+from sparsify.types import BucketContext, Call, Part, SeenStep, Sparse
 
 Selected = Sequence[Sparse]  # what each worker selected, by rank; may be made when it is asked for
 
@@ -42,8 +41,7 @@ class Collective(NamedTuple):
 
     def costs(self) -> list[cost.Cost]:
         """Cost for each worker, as the communicator counts it."""
-        form, by_size = cost.TEXTBOOK[self.call], len(self.route) if self.route else len(self.brought)
-        return [form(nbytes, by_size) for nbytes in self.brought]
+        return [Call(self.call, nbytes, self.route).cost(len(self.brought)) for nbytes in self.brought]
 
     def seconds(self, network: Network) -> float:
         """Seconds until the last worker has what it waits for."""
@@ -66,9 +64,7 @@ class BucketTraffic:
 
     @property
     def received_bytes(self) -> list[int]:
-        """Bytes that each worker receives. In all but all_to_all every worker receives what it sends: rings
-        and trees.
-        """
+        """Bytes that each worker receives: but for all_to_all, in rings and trees, what it sends."""
         return self._summed(
             [one.arriving or [each.sent_bytes for each in one.costs()] for one in self.collectives]
         )
@@ -140,7 +136,7 @@ def alike(call: str, nbytes: int, size: int) -> Collective:
 
 def called(part: Part, seen: SeenStep) -> list[Collective]:
     """Collectives of a part for which numbers of elements tell all."""
-    return [alike(call.kind, call.nbytes, seen.size) for call in part.calls(seen)]
+    return [Collective(call.kind, [call.nbytes] * seen.size, route=call.route) for call in part.calls(seen)]
 
 
 def chosen_together(selector: Any, seen: SeenStep) -> list[Collective]:
@@ -156,8 +152,6 @@ def exchanged(exchange: Any, parts: Selected, seen: SeenStep, state: Any) -> lis
     """The collectives of one exchange."""
     n, size, dtype, k = seen.n, seen.size, seen.dtype, seen.k
     match exchange:
-        case Tree():
-            return tree(exchange.wire.nbytes(k, n, dtype), size)
         case SplitAllGather():
             return split_all_gather(exchange, parts, n, dtype)
         case SplitReduceBalance():
@@ -175,16 +169,6 @@ def counted(exchange: Any, parts: Selected, k: int, size: int) -> list[int]:
     if exchange.needs_shared:
         return [parts[0].indices.numel()] * size
     return [part.indices.numel() for part in parts]
-
-
-def tree(nbytes: int, size: int) -> list[Collective]:
-    """gTop-k: two by two towards worker 0, which broadcasts. `Tree.exchange` has the same routes."""
-    rounds, stride = list[Collective](), 1
-    while stride < size:
-        route = [(to + stride, to) for to in range(0, size - stride, 2 * stride)]
-        rounds.append(Collective("permute", [nbytes] * size, route=route))
-        stride *= 2
-    return [*rounds, alike("broadcast", nbytes, size)]
 
 
 def split_all_gather(

@@ -41,9 +41,9 @@ class Selector(Part, ABC):
         """True if every worker chooses the same number, known beforehand."""
         return False
 
-    @abstractmethod
     def init(self, like: Tensor, context: BucketContext) -> Any:
-        """The state for a bucket like this one."""
+        """The state for a bucket like this one; by default what searches it, of which nothing is saved."""
+        return Workspace.searching(like, context)
 
     @abstractmethod
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
@@ -52,9 +52,7 @@ class Selector(Part, ABC):
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Any
     ) -> Selection:
-        """acc (n,) += grad (n,), then as `select`; None: there is nothing to add. Some do both in one pass
-        over memory.
-        """
+        """acc (n,) += grad (n,) if there is one, then as `select`; some do both in one pass."""
         return self.select(acc if grad is None else acc.add_(grad), k, comm, state)
 
 
@@ -66,9 +64,6 @@ class ExactlyK(Selector):
 
 class KernelSelector(Selector):
     """Base of selectors that are one search by a kernel, and save nothing."""
-
-    def init(self, like: Tensor, context: BucketContext) -> Workspace:
-        return Workspace.searching(like, context)
 
     @abstractmethod
     def search(self, acc: Tensor, grad: Tensor | None, k: int, kernel: Kernel) -> Sparse:

@@ -41,22 +41,38 @@ class Parameter:
     is_keyword_only: bool = False
 
 
-class Entries:
-    """Named functions that are asked for by their names; a subclass says which."""
+@dataclass(frozen=True)
+class Registry:
+    """The files of one folder, each with a function of its own name, and the functions of a table beside it.
 
-    noun: str  # what an entry is called in a sentence
+    Args:
+        light: modules beside the standard library that signatures use, and that are quick to import.
+        table: entries without a file; a file stands in for a row of its name.
+    """
+
+    noun: str
+    package: str
+    folder: Path
+    light: tuple[str, ...] = LIGHT
+    table: Mapping[str, Callable[..., Any]] = field(default_factory=dict, compare=False)
 
     def names(self) -> list[str]:
-        """All entries, in the order of the alphabet."""
-        raise NotImplementedError
+        """Names of files and rows, in the order of the alphabet."""
+        files = (path.stem for path in self.folder.glob("*.py") if not path.stem.startswith("_"))
+        return sorted({*files, *self.table})
 
     def described(self, name: str) -> Callable[..., Any]:
-        """A function with the entry's signature and docstring; it need not work."""
-        raise NotImplementedError
+        """A function with the entry's signature and docstring, which need not work."""
+        path = self.folder / f"{name}.py"
+        if name in self.table and not path.exists():
+            return self.table[name]
+        return _described(path, f"{self.package}.{name}", path.stat().st_mtime_ns, self.light)
 
     def function(self, name: str) -> Callable[..., Any]:
         """The function that builds the entry."""
-        raise NotImplementedError
+        if name in self.table and not (self.folder / f"{name}.py").exists():
+            return self.table[name]
+        return function_of(self.package, name)
 
     def check_name(self, name: str) -> None:
         """Refuse a name that no entry has."""
@@ -123,40 +139,6 @@ class Entries:
         """Call the entry's function."""
         self.check(name, values)
         return self.function(name)(**values)
-
-
-@dataclass(frozen=True)
-class Registry(Entries):
-    """The files of one folder, each with a function of its own name, and the functions of a table beside it.
-
-    Args:
-        light: modules beside the standard library that signatures use, and that are quick to import.
-        table: entries without a file; a file stands in for a row of its name.
-    """
-
-    noun: str
-    package: str
-    folder: Path
-    light: tuple[str, ...] = LIGHT
-    table: Mapping[str, Callable[..., Any]] = field(default_factory=dict, compare=False)
-
-    def names(self) -> list[str]:
-        """Names of files and rows, in the order of the alphabet."""
-        files = (path.stem for path in self.folder.glob("*.py") if not path.stem.startswith("_"))
-        return sorted({*files, *self.table})
-
-    def described(self, name: str) -> Callable[..., Any]:
-        """The file's function, executed lightly; else the row's."""
-        path = self.folder / f"{name}.py"
-        if name in self.table and not path.exists():
-            return self.table[name]
-        return _described(path, f"{self.package}.{name}", path.stat().st_mtime_ns, self.light)
-
-    def function(self, name: str) -> Callable[..., Any]:
-        """The file's function, imported; else the row's."""
-        if name in self.table and not (self.folder / f"{name}.py").exists():
-            return self.table[name]
-        return function_of(self.package, name)
 
 
 def function_of(package: str, name: str) -> Callable[..., Any]:

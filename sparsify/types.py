@@ -43,6 +43,11 @@ class Call(NamedTuple):
 
     kind: str  # as in `sparsify.cost.TEXTBOOK`
     nbytes: int
+    route: Sequence[tuple[int, int]] = ()  # of permute
+
+    def cost(self, size: int) -> cost.Cost:
+        """Cost for each worker, as the communicator counts it."""
+        return cost.TEXTBOOK[self.kind](self.nbytes, len(self.route) or size)
 
 
 def uneven_gather(longest_nbytes: int) -> list[Call]:
@@ -100,7 +105,7 @@ class Part:
         """Closed form of the bytes that this part sends of a bucket in a step, from numbers of elements.
         What is counted must be equal, or lie between.
         """
-        return exactly(*(cost.TEXTBOOK[kind](nbytes, seen.size) for kind, nbytes in self.calls(seen)))
+        return exactly(*(call.cost(seen.size) for call in self.calls(seen)))
 
 
 class Sparse(NamedTuple):
@@ -201,9 +206,7 @@ def members(indices: Tensor, of: Tensor) -> Tensor:
 
 
 def scrambled(number: int) -> int:
-    """A bijection of 64 bits in which every input bit moves half of the output bits: splitmix64's last step,
-    Steele et al. 2014.
-    """
+    """A bijection of 64 bits, each of which moves half of them: splitmix64's end, Steele et al. 2014."""
     number &= 2**64 - 1
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64

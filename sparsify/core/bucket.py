@@ -157,9 +157,7 @@ class Gradients:
         self.places[at], self.strides[at] = Place.of(grad), p.stride()
 
     def finite(self) -> Tensor:
-        """(number of tensors,) bool on the device: is each tensor's gradient free of NaN and Inf? As
-        `finite_norms` says.
-        """
+        """(number of tensors,) bool on the device: is each gradient finite? See `finite_norms`."""
         return finite_norms(self.views)
 
     def nonfinite(self, finite: Tensor) -> str | None:

@@ -42,9 +42,7 @@ def zeros_like(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 @cache
 def setting() -> str:
-    """Setting of this system: `always`, `madvise` (for those who ask), `never`; or `none`, where there is no
-    such setting, as on systems other than Linux.
-    """
+    """Setting of the system: `always`, `madvise` (for those who ask), `never`; `none` where it has none."""
     try:
         words = (SYSTEM / "enabled").read_text()
     except OSError:

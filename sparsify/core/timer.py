@@ -12,10 +12,9 @@ Every sample is kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -35,6 +34,12 @@ class Sample:
     spans: list[tuple[str, float, float]] = field(default_factory=list)  # phase, start, duration
     marks: list[tuple[Mark, Mark]] = field(default_factory=list)  # production: the collectives
     step_marks: tuple[Mark, Mark] | None = None
+
+
+@dataclass
+class _Phase:
+    name: str
+    start: float  # or where it went on, after a phase inside it
 
 
 class PhaseTimer:
@@ -67,17 +72,58 @@ class PhaseTimer:
         self._open: list[_Phase] = []  # the innermost last
         self._keep = False
 
-    def step(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def step(self) -> Iterator[None]:
         """The timed region of one step."""
-        return _Step(self)
+        self._keep = self.keep_spans(self.num_steps)
+        start = self.boundary()
+        mark = self.mark() if self.event else None
+        sample = self._current = Sample(start)
+        try:
+            yield
+        finally:
+            sample.step_s = self.boundary() - start
+            if mark is not None:
+                sample.step_marks = (mark, self.mark())
+            self.num_steps += 1
+            self._current, self._keep = Sample(0.0), False
+            self._open.clear()
+        self.samples.append(sample)  # unless it ended in an error
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
         """A named span of a step. A phase inside another one interrupts it: each second is counted once."""
-        return nullcontext() if self.mode == "production" else _Phase(self, name)
+        if self.mode == "production":
+            yield
+            return
+        phase = _Phase(name, self.boundary())
+        if self._open:
+            self._count(self._open[-1], phase.start)
+        self._open.append(phase)
+        try:
+            yield
+        finally:
+            now = self.boundary()
+            self._count(phase, now)
+            if self._open:  # not after a step that ended in an error
+                self._open.pop()
+            if self._open:
+                self._open[-1].start = now
 
-    def collective(self) -> AbstractContextManager[None]:
+    def _count(self, phase: _Phase, until: float) -> None:
+        duration, phases = until - phase.start, self._current.phases
+        phases[phase.name] = phases.get(phase.name, 0.0) + duration
+        if self._keep and duration:
+            self._current.spans.append((phase.name, phase.start, duration))
+
+    @contextmanager
+    def collective(self) -> Iterator[None]:
         """One collective in production mode, timed whole."""
-        return _Collective(self)
+        start = self.mark()
+        try:
+            yield
+        finally:
+            self._current.marks.append((start, self.mark()))
 
     def boundary(self) -> float:
         """Seconds at the border of two phases, synchronised where the mode asks for it."""
@@ -111,66 +157,6 @@ class PhaseTimer:
                     sample.phases["transfer"] = sample.phases.get("transfer", 0.0) + transfer
         samples, self.samples = self.samples, []
         return samples
-
-
-class _Step:
-    def __init__(self, timer: PhaseTimer) -> None:
-        self.timer = timer
-
-    def __enter__(self) -> None:
-        timer = self.timer
-        timer._keep = timer.keep_spans(timer.num_steps)
-        self.start = timer.boundary()
-        self.mark = timer.mark() if timer.event else None
-        timer._current = Sample(self.start)
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        timer, sample = self.timer, self.timer._current
-        sample.step_s = timer.boundary() - self.start
-        if self.mark is not None:
-            sample.step_marks = (self.mark, timer.mark())
-        timer.num_steps += 1
-        if kind is None:
-            timer.samples.append(sample)
-        timer._current, timer._keep = Sample(0.0), False
-        timer._open.clear()
-
-
-class _Phase:
-    def __init__(self, timer: PhaseTimer, name: str) -> None:
-        self.timer, self.name, self.start = timer, name, 0.0
-
-    def __enter__(self) -> None:
-        open_, self.start = self.timer._open, self.timer.boundary()
-        if open_:
-            open_[-1].count(until=self.start)
-        open_.append(self)
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        open_, now = self.timer._open, self.timer.boundary()
-        self.count(until=now)
-        if open_:  # not after a step that ended in an error
-            open_.pop()
-        if open_:
-            open_[-1].start = now
-
-    def count(self, until: float) -> None:
-        timer, sample = self.timer, self.timer._current
-        duration = until - self.start
-        sample.phases[self.name] = sample.phases.get(self.name, 0.0) + duration
-        if timer._keep and duration:
-            sample.spans.append((self.name, self.start, duration))
-
-
-class _Collective:
-    def __init__(self, timer: PhaseTimer) -> None:
-        self.timer = timer
-
-    def __enter__(self) -> None:
-        self.start = self.timer.mark()
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        self.timer._current.marks.append((self.start, self.timer.mark()))
 
 
 def cuda_event() -> Mark:

@@ -103,9 +103,7 @@ def num_blocks(n: int) -> int:
 
 
 def joined(*fields: Tensor) -> Tensor:
-    """1-D tensors of several types as one (bytes,) uint8; wide types first, so that each can be read in
-    place.
-    """
+    """1-D tensors of several types as one (bytes,) uint8; wide types first, to be read in place."""
     ordered = sorted(fields, key=lambda field: -field.element_size())
     return torch.cat([field.contiguous().view(torch.uint8) for field in ordered])
 

@@ -76,9 +76,7 @@ class JointKernel(Protocol):
 
 
 class Eager:
-    """torch's own operators, one by one: add, abs, torch.topk, gather. About 48 bytes of memory traffic per
-    element, in float32.
-    """
+    """torch's own operators: add, abs, topk, gather. About 48 bytes of memory traffic per float32 element."""
 
     name = "torch"
 

@@ -110,9 +110,7 @@ class Gpu:
         )  # fmt: skip
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
-        """The k largest, see `Kernel.topk`; in no order. Can be captured in a CUDA graph after a first call
-        with this k.
-        """
+        """The k largest, in no order. After a first call with this k a CUDA graph can capture it."""
         n = self._check(acc, grad)
         check_k(k, n)
         out = Sparse(acc.new_empty(k, dtype=torch.int32), acc.new_empty(k))
@@ -154,9 +152,7 @@ class Gpu:
     def above(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> Sparse:
-        """All above a threshold, see `Kernel.above`. Comparisons are those of float32: NaN is above nothing,
-        and nothing is above NaN.
-        """
+        """All above a threshold, compared in float32: NaN is above nothing, and nothing is above NaN."""
         n = self._check(acc, grad)
         if n == 0:
             return Sparse(acc.new_empty(0, dtype=torch.int32), acc.new_empty(0))

@@ -61,9 +61,7 @@ def ready() -> ctypes.CDLL:
 
 
 def places() -> Iterator[Path]:
-    """Folders for the library, the preferred one first: in the home, which machines may share; on this
-    machine.
-    """
+    """Folders for the library: in the home, which machines may share, else on this machine."""
     with contextlib.suppress(RuntimeError):  # there is no home
         cache = os.environ.get("XDG_CACHE_HOME")
         yield (Path(cache) if cache else Path.home() / ".cache") / "sparsify" / "kernels"

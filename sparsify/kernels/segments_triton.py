@@ -12,7 +12,7 @@ Addresses are int64 numbers in tables; all that they point to has a stride of 1.
 import triton
 import triton.language as tl
 
-from sparsify.kernels.triton_parts import add_counts, crossing, in_order, magnitude, put, tile_of_rows
+from sparsify.kernels.triton_parts import add_counts, crossing, emit_tile, kth_key, magnitude, tile_of_rows
 
 # A row of `work` for each bucket, all 0 when a call begins: three histograms, and slots given away.
 HIGH = tl.constexpr(0)
@@ -79,9 +79,7 @@ def counted(
     BINS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """(BINS,): of a share, the keys whose bits from PREFIX on are `prefix`, counted by their bits from SHIFT
-    on.
-    """
+    """(BINS,): counts by SHIFT of those keys of a share whose bits from PREFIX on are `prefix`."""
     counts = tl.zeros([BINS], tl.int32)
     for tile in range(first, last):
         offsets = tile * TILE + tl.arange(0, TILE)
@@ -154,12 +152,7 @@ def emit_all(
     about, row, n, k, first, last = share_of(shares, buckets, work)
     acc = vector(about, ACC, tl.float32, ALIGNED)
     out = tl.load(about + OUT)
-    high, above, _inside = crossing(row + HIGH, k, HIGHS)
-    middle, more, _inside = crossing(row + MIDDLE, k - above, FEW)
-    above = above + more
-    low, more, _inside = crossing(row + LOW, k - above, FEW)
-    above = above + more
-    kth = (high << 20) | (middle << 10) | low
+    kth, low, above = kth_key(row + HIGH, row + MIDDLE, row + LOW, k)
     # Shares of one bucket follow each other, so equal keys of smaller indices are the earlier programs'.
     earlier = tl.load(shares + tl.program_id(0) * 4 + BEFORE) + tl.arange(0, SHARES)
     ties = tl.load(rows + earlier.to(tl.int64) * FEW + low, mask=earlier < tl.program_id(0), other=0)
@@ -167,28 +160,19 @@ def emit_all(
     lanes = tile_of_rows(TILE, WIDTH)
     for tile in range(first, last):
         begin = tile * TILE
-        inside = begin + lanes < n
+        inside = (begin + lanes < n) & (k > 0)  # of an empty bucket...
         values = load(acc, begin + lanes, n, begin + TILE <= n)
-        keys, bits = magnitude(values), values.to(tl.int32, bitcast=True)
-        larger = (inside & (keys > kth) & (k > 0)).to(tl.int32)
-        counts = tl.sum(larger, 1)
-        total = tl.sum(counts, 0)
-        if total > 0:
-            slots = out + tl.atomic_add(row + EMITTED, total, sem="relaxed") + in_order(counts)
-            put(out_indices, out_values, slots, out + k, begin, larger, bits, TILE, WIDTH)
-        equal = (inside & (keys == kth)).to(tl.int32)
-        counts = tl.sum(equal, 1)
-        total = tl.sum(counts, 0)
-        if total > 0:
-            put(
-                out_indices,
-                out_values,
-                out + taken + in_order(counts),
-                out + k,
-                begin,
-                equal,
-                bits,
-                TILE,
-                WIDTH,
-            )
-        taken += total
+        taken = emit_tile(
+            out_indices,
+            out_values,
+            row + EMITTED,
+            out,
+            out + k,
+            taken,
+            begin,
+            inside,
+            values,
+            kth,
+            TILE,
+            WIDTH,
+        )

@@ -9,47 +9,7 @@ and none waits for another.
 import triton
 import triton.language as tl
 
-from sparsify.kernels.triton_parts import (
-    ABOVE,
-    BINS,
-    BOUND,
-    CANDIDATES,
-    COUNT,
-    EDGE,
-    EDGED,
-    EMITTED,
-    FAILED,
-    FALLBACKS,
-    FEW,
-    FIRST,
-    HIGH,
-    HISTOGRAMS,
-    LOW,
-    MIDDLE,
-    RUN,
-    SECOND,
-    SELECTED,
-    SHIFT,
-    STEPS,
-    WORD,
-    accumulate,
-    add_counts,
-    column,
-    crossing,
-    exponent,
-    first_bin,
-    in_order,
-    magnitude,
-    mark,
-    part_histogram,
-    popcount,
-    put,
-    read,
-    reserve,
-    scattered,
-    second_bin,
-    tile_of_rows,
-)
+from sparsify.kernels import triton_parts as parts
 
 
 @triton.jit(do_not_specialize=["n", "rank", "least", "forced"])
@@ -70,24 +30,26 @@ def guess(
 ):
     """One program: clear `work`; find the key that `rank` of a sample reach, from its upper 16 bits."""
     number = tl.arange(0, 16)
-    tl.store(work + number, tl.zeros([16], tl.int32), mask=number > SHIFT)  # BOUND and SHIFT are stored below
-    tl.store(work + FIRST + tl.arange(0, HISTOGRAMS), tl.zeros([HISTOGRAMS], tl.int32))
+    tl.store(
+        work + number, tl.zeros([16], tl.int32), mask=number > parts.SHIFT
+    )  # BOUND and SHIFT are stored below
+    tl.store(work + parts.FIRST + tl.arange(0, parts.HISTOGRAMS), tl.zeros([parts.HISTOGRAMS], tl.int32))
     low = tl.full((), 0, tl.int32)
     shift = tl.full((), 20, tl.int32)
     if SAMPLED:
         # One run from each of equally long stretches, at another place each turn.
-        runs: tl.constexpr = SAMPLE // RUN
+        runs: tl.constexpr = SAMPLE // parts.RUN
         run = tl.arange(0, runs)
-        whole = tl.cast(n // RUN, tl.int64)
+        whole = tl.cast(n // parts.RUN, tl.int64)
         begin = run.to(tl.int64) * whole // runs
         end = (run.to(tl.int64) + 1) * whole // runs
-        turn = tl.load(totals + STEPS).to(tl.int32)
-        start = (begin + scattered(run, turn).to(tl.int64) % (end - begin)) * RUN
-        places = start[:, None] + tl.arange(0, RUN)[None, :].to(tl.int64)
+        turn = tl.load(totals + parts.STEPS).to(tl.int32)
+        start = (begin + parts.scattered(run, turn).to(tl.int64) % (end - begin)) * parts.RUN
+        places = start[:, None] + tl.arange(0, parts.RUN)[None, :].to(tl.int64)
         sums = tl.load(acc + places * acc_stride)
         if ADD:
             sums = sums + tl.load(grad + places * grad_stride).to(tl.float32)
-        keys = magnitude(sums)
+        keys = parts.magnitude(sums)
         bit = tl.full((), 1 << 30, tl.int32)
         for _ in range(16):
             trial = low | bit
@@ -99,10 +61,10 @@ def guess(
         spread = tl.max(keys) - low
         shift = tl.full((), 14, tl.int32)
         for _ in range(6):
-            shift += ((spread >> shift) >= BINS - 1).to(tl.int32)
+            shift += ((spread >> shift) >= parts.BINS - 1).to(tl.int32)
     low = tl.where(forced >= 0, forced, low)
-    tl.store(work + BOUND, low)
-    tl.store(work + SHIFT, shift)
+    tl.store(work + parts.BOUND, low)
+    tl.store(work + parts.SHIFT, shift)
 
 
 @triton.jit(do_not_specialize=["n", "capacity"])
@@ -120,42 +82,42 @@ def stream(
     WIDTH: tl.constexpr,  # neighbours that one thread has, so that each is in a register of its own
     TILE: tl.constexpr,
 ):
-    """The pass over memory: acc += grad; what reaches the bound goes from registers to the candidates, while
-    there is room, and its keys are counted.
-    """
-    bound = tl.load(work + BOUND)  # before anything is stored, so that it need not be waited for then
-    shift = tl.load(work + SHIFT)
-    lanes = tile_of_rows(TILE, WIDTH)
-    sums, inside = accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD, TILE)
+    """The pass: acc += grad; what reaches the bound joins the candidates, if it can, and is counted."""
+    bound = tl.load(work + parts.BOUND)  # before anything is stored, so that it need not be waited for then
+    shift = tl.load(work + parts.SHIFT)
+    lanes = parts.tile_of_rows(TILE, WIDTH)
+    sums, inside = parts.accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD, TILE)
     bits = sums.to(tl.int32, bitcast=True)
-    kept = (inside & (magnitude(sums) >= bound)).to(tl.int32)
+    kept = (inside & (parts.magnitude(sums) >= bound)).to(tl.int32)
     counts = tl.sum(kept, 1)
     total = tl.sum(counts, 0)
     if total > 0:
-        begin = tl.atomic_add(work + COUNT, total, sem="relaxed")
-        slots = begin + in_order(counts)
-        put(indices, values, slots, capacity, tl.program_id(0) * TILE, kept, bits, TILE, WIDTH)
+        begin = tl.atomic_add(work + parts.COUNT, total, sem="relaxed")
+        slots = begin + parts.in_order(counts)
+        parts.put(indices, values, slots, capacity, tl.program_id(0) * TILE, kept, bits, TILE, WIDTH)
         if begin < capacity:
             for number in tl.static_range(WIDTH):
-                excess = (column(bits, number, WIDTH) & 0x7FFFFFFF) - bound
-                here = column(kept, number, WIDTH) > 0
-                tl.atomic_add(work + FIRST + first_bin(excess, shift), 1, mask=here, sem="relaxed")
+                excess = (parts.column(bits, number, WIDTH) & 0x7FFFFFFF) - bound
+                here = parts.column(kept, number, WIDTH) > 0
+                tl.atomic_add(
+                    work + parts.FIRST + parts.first_bin(excess, shift), 1, mask=here, sem="relaxed"
+                )
 
 
 @triton.jit(do_not_specialize=["k", "capacity"])
 def refine(work, values, k, capacity, CHUNK: tl.constexpr):
     """Count the candidates of the k-th's bin in narrower ones."""
-    count = tl.load(work + COUNT)
+    count = tl.load(work + parts.COUNT)
     if (count >= k) & (count <= capacity):
-        bound = tl.load(work + BOUND)
-        shift = tl.load(work + SHIFT)
-        edge, _above, _inside = crossing(work + FIRST, k, BINS)
+        bound = tl.load(work + parts.BOUND)
+        shift = tl.load(work + parts.SHIFT)
+        edge, _above, _inside = parts.crossing(work + parts.FIRST, k, parts.BINS)
         for start in range(tl.program_id(0) * CHUNK, count, tl.num_programs(0) * CHUNK):
             slots = start + tl.arange(0, CHUNK)
             live = slots < count
-            excess = magnitude(tl.load(values + slots, mask=live, other=0.0)) - bound
-            live = live & (first_bin(excess, shift) == edge)
-            tl.atomic_add(work + SECOND + second_bin(excess, shift), 1, mask=live, sem="relaxed")
+            excess = parts.magnitude(tl.load(values + slots, mask=live, other=0.0)) - bound
+            live = live & (parts.first_bin(excess, shift) == edge)
+            tl.atomic_add(work + parts.SECOND + parts.second_bin(excess, shift), 1, mask=live, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["n", "k", "capacity", "room"])
@@ -180,39 +142,43 @@ def split(
     """Candidates above the k-th's bin are selected; those in it are kept aside. If that can't be done: the
     first of three counts of all keys.
     """
-    count = tl.load(work + COUNT)
-    edge, above, tied = crossing(work + FIRST, k, BINS)
+    count = tl.load(work + parts.COUNT)
+    edge, above, tied = parts.crossing(work + parts.FIRST, k, parts.BINS)
     if REFINED:
-        narrow, more, tied = crossing(work + SECOND, k - above, BINS)
+        narrow, more, tied = parts.crossing(work + parts.SECOND, k - above, parts.BINS)
         above += more
     failed = (count < k) | (count > capacity) | (tied > room)
     if tl.program_id(0) == 0:
-        tl.store(work + ABOVE, above)
-        tl.store(work + EDGE, tied)
-        tl.store(work + FAILED, failed.to(tl.int32))
+        tl.store(work + parts.ABOVE, above)
+        tl.store(work + parts.EDGE, tied)
+        tl.store(work + parts.FAILED, failed.to(tl.int32))
     if failed:
-        add_counts(work + HIGH, part_histogram(acc, n, acc_stride, 0, 31, 20, BINS, TILE), BINS)
+        parts.add_counts(
+            work + parts.HIGH,
+            parts.part_histogram(acc, n, acc_stride, 0, 31, 20, parts.BINS, TILE),
+            parts.BINS,
+        )
     else:
-        bound = tl.load(work + BOUND)
-        shift = tl.load(work + SHIFT)
+        bound = tl.load(work + parts.BOUND)
+        shift = tl.load(work + parts.SHIFT)
         for start in range(tl.program_id(0) * CHUNK, count, tl.num_programs(0) * CHUNK):
             slots = start + tl.arange(0, CHUNK)
             live = slots < count
             index = tl.load(indices + slots, mask=live, other=0)
             value = tl.load(values + slots, mask=live, other=0.0)
-            excess = magnitude(value) - bound
-            bin = first_bin(excess, shift)
+            excess = parts.magnitude(value) - bound
+            bin = parts.first_bin(excess, shift)
             larger = bin > edge
             kin = live & (bin == edge)
             if REFINED:
-                sub = second_bin(excess, shift)
+                sub = parts.second_bin(excess, shift)
                 larger = larger | (kin & (sub > narrow))
                 kin = kin & (sub == narrow)
             chosen = live & larger
-            to = reserve(work + EMITTED, chosen)
+            to = parts.reserve(work + parts.EMITTED, chosen)
             tl.store(out_indices + to, index, mask=chosen)
             tl.store(out_values + to, value, mask=chosen)
-            to = reserve(work + EDGED, kin)
+            to = parts.reserve(work + parts.EDGED, kin)
             tl.store(edge_indices + to, index, mask=kin)
             tl.store(edge_values + to, value, mask=kin)
 
@@ -234,24 +200,28 @@ def settle(
     """What is kept aside is ranked by (key descending, index ascending): the rank is the slot, if it is left.
     After a failure: the second count.
     """
-    if tl.load(work + FAILED) != 0:
-        high, _above, _inside = crossing(work + HIGH, k, BINS)
-        add_counts(work + MIDDLE, part_histogram(acc, n, acc_stride, high, 20, 10, FEW, TILE), FEW)
+    if tl.load(work + parts.FAILED) != 0:
+        high, _above, _inside = parts.crossing(work + parts.HIGH, k, parts.BINS)
+        parts.add_counts(
+            work + parts.MIDDLE,
+            parts.part_histogram(acc, n, acc_stride, high, 20, 10, parts.FEW, TILE),
+            parts.FEW,
+        )
     else:
-        above = tl.load(work + ABOVE)
-        count = tl.load(work + EDGE)
+        above = tl.load(work + parts.ABOVE)
+        count = tl.load(work + parts.EDGE)
         for start in range(tl.program_id(0) * CHUNK, count, tl.num_programs(0) * CHUNK):
             slots = start + tl.arange(0, CHUNK)
             live = slots < count
             index = tl.load(edge_indices + slots, mask=live, other=0)
             value = tl.load(edge_values + slots, mask=live, other=0.0)
-            key = magnitude(value)
+            key = parts.magnitude(value)
             rank = tl.zeros([CHUNK], tl.int32)
             for at in range(0, count, CHUNK):
                 others = at + tl.arange(0, CHUNK)
                 real = others < count
                 index_2 = tl.load(edge_indices + others, mask=real, other=0)
-                key_2 = magnitude(tl.load(edge_values + others, mask=real, other=0.0))
+                key_2 = parts.magnitude(tl.load(edge_values + others, mask=real, other=0.0))
                 tie = (key_2[None, :] == key[:, None]) & (index_2[None, :] < index[:, None])
                 before = ((key_2[None, :] > key[:, None]) | tie) & real[None, :]
                 rank += tl.sum(before.to(tl.int32), 1)
@@ -263,12 +233,12 @@ def settle(
 @triton.jit(do_not_specialize=["n", "k"])
 def count_last(acc, work, rows, n, acc_stride, k, TILE: tl.constexpr):
     """After a failure: the third count; each program's own as well, (programs, FEW)."""
-    if tl.load(work + FAILED) != 0:
-        high, above, _inside = crossing(work + HIGH, k, BINS)
-        middle, _above, _inside = crossing(work + MIDDLE, k - above, FEW)
-        counts = part_histogram(acc, n, acc_stride, (high << 10) | middle, 10, 0, FEW, TILE)
-        add_counts(work + LOW, counts, FEW)
-        tl.store(rows + tl.program_id(0) * FEW + tl.arange(0, FEW), counts)
+    if tl.load(work + parts.FAILED) != 0:
+        high, above, _inside = parts.crossing(work + parts.HIGH, k, parts.BINS)
+        middle, _above, _inside = parts.crossing(work + parts.MIDDLE, k - above, parts.FEW)
+        counts = parts.part_histogram(acc, n, acc_stride, (high << 10) | middle, 10, 0, parts.FEW, TILE)
+        parts.add_counts(work + parts.LOW, counts, parts.FEW)
+        tl.store(rows + tl.program_id(0) * parts.FEW + tl.arange(0, parts.FEW), counts)
 
 
 @triton.jit(do_not_specialize=["n", "k"])
@@ -289,46 +259,45 @@ def emit(
 ):
     """After a failure: all keys above the k-th, of those equal to it the first by index. Always: totals."""
     program = tl.program_id(0)
-    failed = tl.load(work + FAILED) != 0
+    failed = tl.load(work + parts.FAILED) != 0
     if program == 0:
-        tl.store(totals + STEPS, tl.load(totals + STEPS) + 1)
+        tl.store(totals + parts.STEPS, tl.load(totals + parts.STEPS) + 1)
         if failed:
-            tl.store(totals + FALLBACKS, tl.load(totals + FALLBACKS) + 1)
+            tl.store(totals + parts.FALLBACKS, tl.load(totals + parts.FALLBACKS) + 1)
         else:
-            tl.store(totals + SELECTED, tl.load(totals + SELECTED) + k)
+            tl.store(totals + parts.SELECTED, tl.load(totals + parts.SELECTED) + k)
             if SAMPLED:
-                tl.store(totals + CANDIDATES, tl.load(totals + CANDIDATES) + tl.load(work + COUNT))
+                tl.store(
+                    totals + parts.CANDIDATES,
+                    tl.load(totals + parts.CANDIDATES) + tl.load(work + parts.COUNT),
+                )
     if failed:
-        high, above, _inside = crossing(work + HIGH, k, BINS)
-        middle, more, _inside = crossing(work + MIDDLE, k - above, FEW)
-        above = above + more
-        low, more, _inside = crossing(work + LOW, k - above, FEW)
-        above = above + more
-        kth = (high << 20) | (middle << 10) | low
+        kth, low, above = parts.kth_key(work + parts.HIGH, work + parts.MIDDLE, work + parts.LOW, k)
         # Programs take consecutive shares of acc, so equal keys of smaller indices are the earlier programs'.
         earlier = tl.arange(0, PROGRAMS)
-        ties = tl.load(rows + earlier * FEW + low, mask=earlier < program, other=0)
+        ties = tl.load(rows + earlier * parts.FEW + low, mask=earlier < program, other=0)
         taken = above + tl.sum(ties, 0)
         tiles = (n + TILE - 1) // TILE
         share = (tiles + tl.num_programs(0) - 1) // tl.num_programs(0)
         first = program * share
-        lanes = tile_of_rows(TILE, WIDTH)
+        lanes = parts.tile_of_rows(TILE, WIDTH)
         for tile in range(first, tl.minimum(first + share, tiles)):
             begin = tile * TILE
-            value, inside = read(acc, n, acc_stride, begin, lanes, TILE)
-            keys, bits = magnitude(value), value.to(tl.int32, bitcast=True)
-            larger = (inside & (keys > kth)).to(tl.int32)
-            counts = tl.sum(larger, 1)
-            total = tl.sum(counts, 0)
-            if total > 0:
-                slots = tl.atomic_add(work + EMITTED, total, sem="relaxed") + in_order(counts)
-                put(out_indices, out_values, slots, k, begin, larger, bits, TILE, WIDTH)
-            equal = (inside & (keys == kth)).to(tl.int32)
-            counts = tl.sum(equal, 1)
-            total = tl.sum(counts, 0)
-            if total > 0:
-                put(out_indices, out_values, taken + in_order(counts), k, begin, equal, bits, TILE, WIDTH)
-            taken += total
+            value, inside = parts.read(acc, n, acc_stride, begin, lanes, TILE)
+            taken = parts.emit_tile(
+                out_indices,
+                out_values,
+                work + parts.EMITTED,
+                0,
+                k,
+                taken,
+                begin,
+                inside,
+                value,
+                kth,
+                TILE,
+                WIDTH,
+            )
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -347,34 +316,25 @@ def stream_above(
 ):
     """acc += grad; what reaches the threshold is marked, and counted in each tile."""
     least = tl.load(threshold)
-    lanes = tile_of_rows(TILE, WORD)
-    sums, inside = accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD, TILE)
+    lanes = parts.tile_of_rows(TILE, parts.WORD)
+    sums, inside = parts.accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD, TILE)
     if STRICT:
         keep = tl.abs(sums) > least
     else:
         keep = tl.abs(sums) >= least
-    tl.store(counted + tl.program_id(0), mark(marks, inside & keep, TILE))
+    tl.store(counted + tl.program_id(0), parts.mark(marks, inside & keep, TILE))
 
 
 @triton.jit(do_not_specialize=["n"])
-def gather_in_order(
-    acc,
-    marks,
-    ends,  # (programs,) int64: where each tile's share ends in the result
-    out_indices,
-    out_values,
-    n,
-    acc_stride,
-    TILE: tl.constexpr,
-):
-    """What is marked, ascending."""
-    words = tl.program_id(0) * (TILE // WORD) + tl.arange(0, TILE // WORD)
+def gather_in_order(acc, marks, ends, out_indices, out_values, n, acc_stride, TILE: tl.constexpr):
+    """What is marked, ascending; each tile's share ends in the result where `ends` (programs,) int64 says."""
+    words = tl.program_id(0) * (TILE // parts.WORD) + tl.arange(0, TILE // parts.WORD)
     bits = tl.load(marks + words).to(tl.uint32, bitcast=True)
-    first, counts = words * WORD, popcount(bits)
-    slots = tl.load(ends + tl.program_id(0)) - tl.sum(counts, 0) + in_order(counts)
+    first, counts = words * parts.WORD, parts.popcount(bits)
+    slots = tl.load(ends + tl.program_id(0)) - tl.sum(counts, 0) + parts.in_order(counts)
     for _ in range(tl.max(counts, 0)):
         rest = bits & (bits - 1)
-        index = first + exponent(bits ^ rest)
+        index = first + parts.exponent(bits ^ rest)
         live = bits != 0
         value = tl.load(acc + index.to(tl.int64) * acc_stride, mask=live, other=0.0)
         tl.store(out_indices + slots, index, mask=live)

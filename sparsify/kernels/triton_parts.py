@@ -156,6 +156,38 @@ def crossing(histogram, k, SIZE: tl.constexpr):
 
 
 @triton.jit
+def kth_key(high, middle, low, k):
+    """The k-th largest key by three histograms; its lower bits, and how many keys are above it."""
+    upper, above, _inside = crossing(high, k, BINS)
+    inner, more, _inside = crossing(middle, k - above, FEW)
+    above = above + more
+    lower, more, _inside = crossing(low, k - above, FEW)
+    return (upper << 20) | (inner << 10) | lower, lower, above + more
+
+
+@triton.jit
+def emit_tile(
+    indices, values, counter, start, end, taken, begin, live, x, kth, TILE: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Of a tile `x` that starts at `begin`: keys above the k-th to slots from `start` on, in no order; those
+    equal to it to slots from `taken` on. -> `taken` behind these.
+    """
+    keys, bits = magnitude(x), x.to(tl.int32, bitcast=True)
+    larger = (live & (keys > kth)).to(tl.int32)
+    counts = tl.sum(larger, 1)
+    total = tl.sum(counts, 0)
+    if total > 0:
+        slots = start + tl.atomic_add(counter, total, sem="relaxed") + in_order(counts)
+        put(indices, values, slots, end, begin, larger, bits, TILE, WIDTH)
+    equal = (live & (keys == kth)).to(tl.int32)
+    counts = tl.sum(equal, 1)
+    total = tl.sum(counts, 0)
+    if total > 0:
+        put(indices, values, taken + in_order(counts), end, begin, equal, bits, TILE, WIDTH)
+    return taken + total
+
+
+@triton.jit
 def first_bin(excess, shift):
     """Keys less the bound -> bins; what is too large for them is in the last."""
     return tl.minimum(excess >> shift, BINS - 1)
@@ -189,9 +221,7 @@ def part_histogram(
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """(SIZE,): of this program's share of acc, the keys whose bits from PREFIX on are `prefix`, counted by
-    their bits from SHIFT_ on.
-    """
+    """(SIZE,): this program's keys whose bits from PREFIX on are `prefix`, counted from SHIFT_ on."""
     counts = tl.zeros([SIZE], tl.int32)
     tiles = (n + TILE - 1) // TILE
     share = (tiles + tl.num_programs(0) - 1) // tl.num_programs(0)

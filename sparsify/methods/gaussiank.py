@@ -18,7 +18,7 @@ from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import AtLeast1, Count, Density, Index, Scope, ValueType, checked
 from sparsify.select import ExactlyK, Selector, mask_of, prepare, reaching, take_magnitudes
-from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, Selection
+from sparsify.types import DENSE_AT_DENSITY_1, Selection
 
 PUBLISHED_PASSES = 3  # hclhkbu/GaussianK-SGD, compression.py
 BOUNDED_PASSES = 20  # as many as Ok-Topk's re-implementation of Gaussian-k takes at most
@@ -92,9 +92,6 @@ class GaussianThreshold(Selector):
         DENSE_AT_DENSITY_1: "an estimated threshold is content with 2/3 of k, and need not even reach that"
     }
 
-    def init(self, like: Tensor, context: BucketContext) -> Workspace:
-        return Workspace.searching(like, context)
-
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
         prepare(acc, state)
         threshold = gaussian_threshold(acc, k / acc.numel())
@@ -111,15 +108,10 @@ class GaussianThreshold(Selector):
 
 @dataclass(frozen=True)
 class GaussianGuess(ExactlyK):
-    """The k largest, found among few candidates: those above a threshold that is guessed as if acc were
-    normal, then bisected.
-    """
+    """The k largest, found among those above a threshold guessed as if acc were normal, then bisected."""
 
     passes: Count = BOUNDED_PASSES
     slack: AtLeast1 = SLACK
-
-    def init(self, like: Tensor, context: BucketContext) -> Workspace:
-        return Workspace.searching(like, context)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
         candidates = self.candidates(acc, k, state) if k < acc.numel() else None

@@ -7,15 +7,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from sparsify import cost
 from sparsify.comm import Comm
 from sparsify.core.wire import Wire
+from sparsify.cost import rounds
 from sparsify.exchange import Exchange
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, Index, Scope, checked
 from sparsify.select import TopK
-from sparsify.types import NOTHING_IS_LOST, Delivery, PromisedBytes, SeenStep, Slice, Sparse, exactly, members
+from sparsify.types import NOTHING_IS_LOST, Call, Delivery, SeenStep, Slice, Sparse, members
 
 
 @checked
@@ -43,9 +43,7 @@ def gtopk(
 
 @dataclass(frozen=True)
 class Tree(Exchange):
-    """Merge two by two towards worker 0, which broadcasts what is left. ceil(log2 P) rounds: a worker
-    without a partner in a round keeps what it has.
-    """
+    """Merge two by two towards worker 0, which broadcasts what is left; who has no partner waits."""
 
     wire: Wire = Wire()
     leak: Literal["returned", "published"] = "returned"
@@ -56,15 +54,12 @@ class Tree(Exchange):
         return {NOTHING_IS_LOST: lost} if self.leak == "published" else {}
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        best, dropped, stride = part, list[Sparse](), 1
-        dtype = part.values.dtype
-        while stride < comm.size:
-            route = [(to + stride, to) for to in range(0, comm.size - stride, 2 * stride)]
+        best, dropped, dtype = part, list[Sparse](), part.values.dtype
+        for route in merges(comm.size):
             received = comm.permute(self.wire.write(best, n), route)
             if received is not None:
                 best, lost = merge(best, self.wire.read(received, k, n, dtype), k)
                 dropped.append(lost)
-            stride *= 2
         message = comm.broadcast(self.wire.write(best, n))
         final = self.wire.read(message, k, n, dtype)
         survivors = final.indices.long().sort().values
@@ -74,8 +69,15 @@ class Tree(Exchange):
             delivered += [only(Sparse(lost.indices, -lost.values), survivors) for lost in dropped]
         return Delivery([final], delivered)
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        return exactly(cost.tree(self.wire.nbytes(seen.k, seen.n, seen.work), seen.size))
+    def calls(self, seen: SeenStep) -> list[Call]:
+        nbytes = self.wire.nbytes(seen.k, seen.n, seen.work)
+        return [*(Call("permute", nbytes, route) for route in merges(seen.size)), Call("broadcast", nbytes)]
+
+
+def merges(size: int) -> list[list[tuple[int, int]]]:
+    """Who sends to whom in each round."""
+    strides = [2**turn for turn in range(rounds(size))]
+    return [[(to + stride, to) for to in range(0, size - stride, 2 * stride)] for stride in strides]
 
 
 def only(part: Sparse, survivors: Tensor) -> Sparse:

@@ -256,9 +256,7 @@ class SplitReduceBalance(Exchange):
 
 
 def largest_of_all(values: Tensor, counts: list[int], k: int, comm: Comm) -> tuple[list[Tensor], Tensor]:
-    """Masks of all workers' values that are among the k largest magnitudes, a mask (count,) for each worker;
-    and the smallest of these magnitudes.
-    """
+    """A mask (count,) for each worker of its values among the k largest, and the smallest of these."""
     padded = torch.cat([values, values.new_zeros(max(counts) - len(values))])
     gathered = zip(comm.all_gather(padded), counts, strict=True)
     magnitudes = torch.cat([theirs[:count] for theirs, count in gathered]).abs()

@@ -62,9 +62,7 @@ def sidco(
 
 @dataclass
 class Adaptation:
-    """The number of stages of one bucket (in the authors' code one number serves all tensors), and what it is
-    judged by.
-    """
+    """The number of stages of one bucket (the authors' code: of all), and what it is judged by."""
 
     workspace: Workspace = field(metadata={"saved": False})
     stages: int = 1
