@@ -12,7 +12,7 @@ import sparsify
 from sparsify.methods.adacomp import AdaComp, Bins, num_codes, read, write
 from sparsify.types import BucketContext
 from tests.sparsify.laws import gradient, live
-from tests.sparsify.methods.replay_layers import Array, gradients_of, tensors_of
+from tests.sparsify.methods.replays import Array, equal_updates, gradients_of, tensors_of
 
 BIN_SHAPES = [(8, 4, 3, 3), (7,), (30, 37)]  # 288 = 5 x 50 + 38; 7; 1110 = 2 x 500 + 110
 
@@ -47,9 +47,8 @@ def adacomp_by_the_paper(grads: Array, conv_bin: int, other_bin: int) -> list[Ar
 def test_adacomp_is_the_papers_algorithm(bins: tuple[int, int], scope: str) -> None:
     method = sparsify.build("adacomp", scope=scope, conv_bin=bins[0], other_bin=bins[1])
     lived = live(method, 3, steps=6, shapes=BIN_SHAPES)
-    for got, expected in zip(lived[0].updates, adacomp_by_the_paper(gradients_of(lived), *bins), strict=True):
-        # Float64; divided by 3 before the sum or after.
-        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-13, atol=1e-15)
+    # Float64; divided by 3 before the sum or after.
+    equal_updates(lived, adacomp_by_the_paper(gradients_of(lived), *bins), rtol=1e-13, atol=1e-15)
 
 
 def test_adacomps_defaults_are_the_published_ones() -> None:

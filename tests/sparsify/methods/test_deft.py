@@ -8,9 +8,8 @@ import torch
 
 import sparsify
 from sparsify.methods.deft import Deft, fragments, packed, shares
-from tests.sparsify.laws import live
-from tests.sparsify.methods.replay_exclusive import SHAPES, check, select
-from tests.sparsify.methods.replay_layers import Array, gradients_of
+from tests.sparsify.laws import SHAPES, live
+from tests.sparsify.methods.replays import Array, equal_updates, gradients_of, select
 
 
 def deft_by_the_paper(grads: Array, sizes: list[int], density: float) -> list[Array]:
@@ -57,7 +56,8 @@ def deft_by_the_paper(grads: Array, sizes: list[int], density: float) -> list[Ar
 def test_deft_is_the_papers_algorithm(size: int, density: float) -> None:
     lived = live(sparsify.build("deft", density=density), size, steps=6)
     sizes = [torch.Size(shape).numel() for shape in SHAPES[::-1]]
-    check(lived, deft_by_the_paper(gradients_of(lived), sizes, density))
+    expected = deft_by_the_paper(gradients_of(lived), sizes, density)
+    equal_updates(lived, expected, rtol=1e-14, atol=0)
 
 
 def test_deft_cuts_tensors_of_more_than_their_share_and_leaves_out_empty_pieces() -> None:

@@ -16,7 +16,7 @@ from sparsify.method import num_selected
 from sparsify.methods.dgc import DgcSample
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, BucketContext
 from tests.sparsify.laws import gradient, live, mass
-from tests.sparsify.methods.replay_layers import Array, gradients_of, tensors_of
+from tests.sparsify.methods.replays import Array, equal_updates, gradients_of, tensors_of
 
 DGC_SHAPES = [(40, 5), (5,), (7, 3), (1,)]
 
@@ -52,9 +52,7 @@ def test_dgc_is_the_papers_algorithm(nesterov: bool, masking: bool) -> None:
     method = sparsify.build("dgc", density=0.05, sample=1.0, nesterov=nesterov, masking=masking)
     lived = live(method, 3, steps=8, shapes=DGC_SHAPES)
     updates = dgc_by_the_paper(gradients_of(lived), 0.05, nesterov, masking, 0.9)
-    for got, expected in zip(lived[0].updates, updates, strict=True):
-        # Float64; sums of 3 and products in another order.
-        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12, atol=1e-13)
+    equal_updates(lived, updates, atol=1e-13)
 
 
 def choose(acc: torch.Tensor, k: int, selector: DgcSample | None = None, steps: int = 1) -> list[Any]:

@@ -8,7 +8,7 @@ import torch
 
 import sparsify
 from tests.sparsify.laws import live, mass
-from tests.sparsify.methods.replay_quantiser import grads
+from tests.sparsify.methods.replays import grads
 
 
 @pytest.mark.parametrize("feedback", ["learning_rate", "gradient"])

@@ -12,7 +12,7 @@ import torch
 from sparsify.core import host_sync
 from sparsify.methods import gaussiank
 from sparsify.methods.gaussiank import GaussianGuess, GaussianThreshold
-from tests.sparsify.methods.replay_selection import CONTEXT, Array, N, choose, count, follows, run, top
+from tests.sparsify.methods.replays import CONTEXT, Array, N, choose, count, follows, run, top
 
 
 def gaussian_published(acc: Array, k: int) -> Array:
@@ -32,13 +32,14 @@ def gaussian_published(acc: Array, k: int) -> Array:
 def test_gaussian_k_as_published_follows_its_code() -> None:
     k = int(0.05 * N)
     follows(
-        run("gaussiank", 0.05, rule="published"), lambda acc, step: [gaussian_published(a, k) for a in acc]
+        run("gaussiank", density=0.05, rule="published"),
+        lambda acc, step: [gaussian_published(a, k) for a in acc],
     )
 
 
 def test_bounded_gaussian_k_selects_the_k_largest() -> None:
     k = int(0.05 * N)
-    follows(run("gaussiank", 0.05), lambda acc, step: [top(a, k) for a in acc])
+    follows(run("gaussiank", density=0.05), lambda acc, step: [top(a, k) for a in acc])
 
 
 def normal(n: int = 200_000) -> torch.Tensor:

@@ -10,17 +10,17 @@ import torch
 
 from sparsify.methods.gtopk import merge
 from sparsify.types import Sparse
-from tests.sparsify.laws import mass
-from tests.sparsify.methods.replay_exchange import Array, N, against, pairs, run, top
+from tests.sparsify.laws import gradient, mass
+from tests.sparsify.methods.replays import Array, N, against, run, top
 
 
 @pytest.mark.parametrize("leak", ["returned", "published"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8])
 def test_gtopk_is_algorithm_2_of_shi_et_al(size: int, leak: str) -> None:
-    k = 12
+    k = int(0.05 * N)
 
     def step_of(accs: list[Array], t: int) -> tuple[Array, list[Array]]:
-        held = [pairs(acc, top(acc, k)) for acc in accs]
+        held = [{int(i): float(acc[i]) for i in top(acc, k)} for acc in accs]
         mine = [set(pairs_of_rank) for pairs_of_rank in held]
         residuals, dropped = [acc.copy() for acc in accs], [dict[int, float]() for _ in accs]
         stride = 1
@@ -72,7 +72,7 @@ def test_an_infinity_leaves_the_elements_beside_it_alone() -> None:
 
 def test_gtopk_loses_a_known_share_on_random_gradients() -> None:
     """P = 8, k = 50: some of the final 50 are incomplete as published."""
-    lived = run("gtopk", 8, 1, density=0.005, leak="published", n=10_000)
+    lived = run("gtopk", 8, 1, gradient, density=0.005, leak="published", n=10_000)
     seen, accounted = mass(lived)
     incomplete = int((~torch.isclose(seen, accounted, atol=1e-9)).sum())
     assert 1 <= incomplete <= 25

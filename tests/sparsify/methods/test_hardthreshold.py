@@ -11,19 +11,19 @@ import torch
 from sparsify import cost
 from sparsify.methods import hardthreshold
 from sparsify.types import Sparse
-from tests.sparsify.methods.replay_selection import SIZE, STEPS, N, count, follows, run
+from tests.sparsify.methods.replays import SIZE, STEPS, N, count, follows, run
 
 
 def test_hard_threshold_sends_what_reaches_lambda() -> None:
     k = int(0.05 * N)
-    lived = run("hardthreshold", 0.05)
+    lived = run("hardthreshold", density=0.05)
     follows(lived, lambda acc, step: [np.flatnonzero(np.abs(a) >= 1 / (2 * math.sqrt(k))) for a in acc])
     assert lived[0].host_syncs == [2] * STEPS
 
 
 def test_stroms_words_send_tau_and_keep_the_rest() -> None:
     tau = 0.75
-    lived = run("hardthreshold", 0.05, threshold=tau, send="strom")
+    lived = run("hardthreshold", density=0.05, threshold=tau, send="strom")
     follows(
         lived,
         lambda acc, step: [np.flatnonzero(np.abs(a) >= tau) for a in acc],
@@ -46,7 +46,7 @@ def test_gradients_that_are_all_negative_are_selected_by_magnitude() -> None:
 
 def test_a_threshold_above_everything_sends_only_the_lengths() -> None:
     for send in ("values", "strom"):
-        lived = run("hardthreshold", 0.05, threshold=1e6, send=send)
+        lived = run("hardthreshold", density=0.05, threshold=1e6, send=send)
         assert {count for rank in lived for count in rank.selected} == {0}
         assert set(lived[0].wire_bytes) == {8 * (SIZE - 1)}
         assert not torch.stack(lived[0].updates).any()

@@ -10,8 +10,7 @@ import sparsify
 from sparsify.comm import virtual
 from sparsify.doors.aggregator import Aggregator
 from tests.sparsify.laws import live
-from tests.sparsify.methods.replay_exclusive import check, exclusive_by_the_paper
-from tests.sparsify.methods.replay_layers import gradients_of
+from tests.sparsify.methods.replays import equal_updates, exclusive_by_the_paper, gradients_of
 
 
 @pytest.mark.parametrize("rule", ["intended", "published"])
@@ -20,7 +19,7 @@ def test_micro_is_the_papers_algorithm(size: int, rule: str) -> None:
     method = sparsify.build("micro", density=0.1, threshold=2.2, rule=rule)
     lived = live(method, size, steps=25)
     updates, _ = exclusive_by_the_paper(gradients_of(lived), 0.1, 2.2, rule, None)
-    check(lived, updates)
+    equal_updates(lived, updates, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize(("name", "size"), [("micro", 1), ("micro", 4), ("exdyna", 2)])

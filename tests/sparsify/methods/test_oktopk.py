@@ -11,13 +11,13 @@ from sparsify.comm import virtual
 from sparsify.exchange import even_borders
 from sparsify.methods.oktopk import balanced_borders, overlaps
 from tests.sparsify.laws import gradient
-from tests.sparsify.methods.replay_exchange import Array, N, against, run, top
+from tests.sparsify.methods.replays import Array, N, against, run, top
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("balance", [True, False])
 def test_oktopk_is_algorithms_1_and_2_of_li_and_hoefler(size: int, balance: bool) -> None:
-    k, steps, every = 12, 9, 4
+    k, steps, every = int(0.05 * N), 9, 4
     lived = run("oktopk", size, steps, density=0.05, threshold_every=every, balance=balance)
     local, reached = [0.0] * size, [0.0]
 
@@ -73,7 +73,7 @@ def test_means_of_borders_do_not_overflow() -> None:
 
 def test_a_threshold_that_selects_too_many_is_taken_anew() -> None:
     lived = run("oktopk", 2, 8, make=lambda r, s, shape: gradient(r, s, shape) * 3.0**s, density=0.05)
-    assert max(lived[0].selected) <= 16  # 4k/3
+    assert max(lived[0].selected) <= 14  # 4k/3
 
 
 def test_overlaps_count_positions_between_borders() -> None:

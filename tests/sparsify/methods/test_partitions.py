@@ -13,8 +13,8 @@ from sparsify.method import Sparsifier
 from sparsify.methods.exdyna import ExDyna
 from sparsify.methods.micro import Micro, Threshold
 from sparsify.ranges import FollowRule
-from tests.sparsify.laws import gradient, live
-from tests.sparsify.methods.replay_exclusive import SHAPES, select
+from tests.sparsify.laws import SHAPES, gradient, live
+from tests.sparsify.methods.replays import select
 
 EXCLUSIVE = ["deft", "exdyna", "micro"]
 

@@ -9,7 +9,7 @@ import torch
 import sparsify
 from sparsify.types import BucketContext
 from tests.sparsify.laws import live, mass
-from tests.sparsify.methods.replay_quantiser import CPU, SEED, grads
+from tests.sparsify.methods.replays import CPU, SEED, grads
 
 
 def gram_schmidt(p: np.ndarray) -> np.ndarray:

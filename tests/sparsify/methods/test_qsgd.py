@@ -7,7 +7,7 @@ import pytest
 
 import sparsify
 from tests.sparsify.laws import live
-from tests.sparsify.methods.replay_quantiser import grads, stochastic_level, uniform
+from tests.sparsify.methods.replays import grads, stochastic_level, uniform
 
 
 @pytest.mark.parametrize("norm", ["l2", "max"])

@@ -11,7 +11,7 @@ from sparsify.methods._quantise import PackedCodes, in_blocks
 from sparsify.methods.qsgd import qsgd
 from sparsify.types import BucketContext
 from tests.sparsify.laws import live
-from tests.sparsify.methods.replay_quantiser import given
+from tests.sparsify.methods.replays import given
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])

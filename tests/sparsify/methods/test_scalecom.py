@@ -11,13 +11,13 @@ from sparsify.kernels.vectorised import Vectorised
 from sparsify.method import Sparsifier
 from sparsify.methods import scalecom
 from sparsify.types import Sparse
-from tests.sparsify.methods.replay_selection import SIZE, STEPS, N, follows, run, top
+from tests.sparsify.methods.replays import SIZE, STEPS, N, follows, run, top
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.1])
 def test_scalecom_follows_the_leaders_top_k(beta: float) -> None:
     k = int(0.05 * N)
-    lived = run("scalecom", 0.05, beta=beta)
+    lived = run("scalecom", density=0.05, beta=beta)
     follows(lived, lambda acc, step: [top(acc[step % SIZE], k)] * SIZE, beta)
     expected = cost.broadcast(4 * k, SIZE).sent_bytes + cost.all_reduce(8 * k, SIZE).sent_bytes
     assert lived[0].wire_bytes == [expected] * STEPS
@@ -35,7 +35,7 @@ def test_only_the_leader_runs_a_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(kernel, acc, grad, k)
 
     monkeypatch.setattr(Vectorised, "topk", counted)
-    run("scalecom", 0.05)
+    run("scalecom", density=0.05)
     assert len(calls) == STEPS
 
 

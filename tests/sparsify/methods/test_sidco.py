@@ -13,7 +13,7 @@ from scipy import special
 import sparsify
 from sparsify.methods import sidco
 from sparsify.methods.sidco import Sidco, stage_ratios
-from tests.sparsify.methods.replay_selection import CONTEXT, STEPS, Array, N, count, follows, heavy, run
+from tests.sparsify.methods.replays import CONTEXT, STEPS, Array, N, count, follows, heavy, run
 
 
 def sidco_threshold(acc: Array, rho: float, stages: int, fit: sidco.FittedTail) -> float:
@@ -61,17 +61,17 @@ class SidcoWorker:
         return chosen
 
 
-def light(rank: int, step: int) -> torch.Tensor:
+def light(rank: int, step: int, shape: tuple[int, ...] = (N,)) -> torch.Tensor:
     """(N,) gradients without a tail: of an exponential distribution's single stage they reach too few."""
     own = torch.Generator().manual_seed(100 * step + rank)
-    return torch.rand(N, generator=own, dtype=torch.float64)
+    return torch.rand(shape, generator=own, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("gradients", [heavy, light])
 @pytest.mark.parametrize("fit", get_args(sidco.FittedTail))
 def test_sidco_follows_its_algorithm(fit: sidco.FittedTail, gradients: Any) -> None:
     k = int(0.05 * N)
-    lived = run("sidco", 0.05, lambda rank, step, shape: gradients(rank, step), fit=fit)
+    lived = run("sidco", density=0.05, make=gradients, fit=fit)
     workers = [SidcoWorker(k / N, fit) for _ in lived]
     follows(lived, lambda acc, step: [w.choose(a) for w, a in zip(workers, acc, strict=True)])
     assert lived[0].host_syncs == [2] * STEPS

@@ -6,7 +6,7 @@ import numpy as np
 
 import sparsify
 from tests.sparsify.laws import live
-from tests.sparsify.methods.replay_quantiser import given, grads
+from tests.sparsify.methods.replays import given, grads
 
 
 def test_signsgd_is_the_majority_vote() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.sparsify.laws import gradient
-from tests.sparsify.methods.replay_exchange import SHAPE, Array, N, against, run, top
+from tests.sparsify.methods.replays import Array, N, against, run, top
 
 
 @pytest.mark.parametrize(("size", "n"), [(1, N), (2, N), (3, N), (4, N), (7, N), (7, 5)])
@@ -28,7 +28,7 @@ def test_sparcml_gives_the_update_of_topk(size: int, n: int, dense_at: float | N
 
 
 def test_sparcml_selects_of_every_bucket() -> None:
-    lived = run("sparcml", 2, 1, density=0.1, bucket=50)
+    lived = run("sparcml", 2, 1, gradient, 240, density=0.1, bucket=50)
     for rank, one in enumerate(lived):
-        sent = (one.residual == 0) & (gradient(rank, 0, SHAPE) != 0)
+        sent = (one.residual == 0) & (gradient(rank, 0, (240,)) != 0)
         assert [int(piece.sum()) for piece in sent.split(50)] == [5, 5, 5, 5, 4]

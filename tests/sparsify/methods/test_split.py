@@ -12,7 +12,7 @@ from sparsify.methods.oktopk import SplitReduceBalance
 from sparsify.methods.sparcml import SplitAllGather
 from sparsify.types import BucketContext, Sparse
 from tests.sparsify.laws import mass
-from tests.sparsify.methods.replay_exchange import run
+from tests.sparsify.methods.replays import run
 
 
 @pytest.mark.parametrize("value", ["bf16", "fp16"])

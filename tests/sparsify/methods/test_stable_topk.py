@@ -13,7 +13,7 @@ from sparsify import cost
 from sparsify.methods import stable_topk
 from sparsify.methods.stable_topk import Score, StableBlocks
 from tests.sparsify.laws import live
-from tests.sparsify.methods.replay_selection import (
+from tests.sparsify.methods.replays import (
     CONTEXT,
     SIZE,
     STEPS,
@@ -44,14 +44,14 @@ def stable_reference(block: int, every: int, density: float) -> Chooser:
 
 @pytest.mark.parametrize(("block", "every"), [(4, 5), (10, 1), (1, 3), (10_000, 100)])
 def test_stable_top_k_chooses_buckets_every_n_steps(block: int, every: int) -> None:
-    lived = run("stable_topk", 0.2, block=block, every=every)
+    lived = run("stable_topk", density=0.2, block=block, every=every)
     follows(lived, stable_reference(block, every, 0.2))
 
 
 @pytest.mark.parametrize("score", get_args(stable_topk.Score))
 def test_between_choices_indices_stay_and_only_values_travel(score: Score) -> None:
     block, every, k = 4, 5, int(0.2 * N)
-    lived = run("stable_topk", 0.2, block=block, every=every, score=score)
+    lived = run("stable_topk", density=0.2, block=block, every=every, score=score)
     supports = [tuple(update.nonzero().flatten().tolist()) for update in lived[0].updates]
     for start in range(0, STEPS, every):
         assert len(set(supports[start : start + every])) == 1

@@ -8,7 +8,7 @@ import torch
 
 import sparsify
 from tests.sparsify.laws import live
-from tests.sparsify.methods.replay_quantiser import given, grads, stochastic_level, uniform
+from tests.sparsify.methods.replays import given, grads, stochastic_level, uniform
 
 
 @pytest.mark.parametrize("sigma", ["about_zero", "about_mean"])
