@@ -32,10 +32,8 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Link:
-    """A network in the alpha-beta model: seconds to start a message, and seconds for each byte of it.
-
-    Raises:
-        ValueError: a time below 0, infinite, or no number: a bandwidth that is negative or zero.
+    """A network in the alpha-beta model: seconds to start a message, and for each byte of it; finite, 0 or
+    more.
     """
 
     alpha_s: float

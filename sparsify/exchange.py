@@ -139,9 +139,9 @@ def even_borders(n: int, size: int) -> list[int]:
 
 def split_and_reduce(part: Sparse, borders: Sequence[int], n: int, comm: Comm, wire: Wire) -> Sparse:
     """One worker's selection in, the sum over all workers of its own region out: (m,) with ascending indices,
-    sums taken in the order of ranks. Region r reaches from borders[r] to borders[r + 1]. Three host
-    synchronisations: how much goes to each worker, how much comes from each, and how many different indices
-    that makes.
+    summed in the order of ranks. Region r reaches from borders[r] to borders[r + 1]. Three host
+    synchronisations: how much goes to each worker, how much comes from each, how many different indices that
+    makes.
     """
     indices, order = part.indices.long().sort()
     values = part.values[order]

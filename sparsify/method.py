@@ -81,11 +81,7 @@ class Method(ABC):
         return 1.0
 
     def prepare(self, grads: list[Tensor], comm: Comm) -> None:
-        """Change the gradient of the whole model in place, before its buckets are aggregated.
-
-        Args:
-            grads: (n,) of each bucket.
-        """
+        """Change the gradient of the whole model in place, (n,) of each bucket, before these are aggregated."""
         return None
 
     @abstractmethod

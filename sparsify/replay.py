@@ -88,11 +88,7 @@ def balance(loads: Sequence[int]) -> float:
 
 
 class Replay:
-    """A method's exchange over `size` workers, of one bucket, step by step.
-
-    Raises:
-        ValueError: of this method no exchange can be replayed.
-    """
+    """A method's exchange over `size` workers, of one bucket, step by step; a ValueError where there is none."""
 
     def __init__(self, method: Method, n: int, size: int, dtype: torch.dtype = torch.float32) -> None:
         self.method, self.n, self.size, self.dtype = sparse_part(method), n, size, dtype
@@ -102,11 +98,8 @@ class Replay:
             self.state = self.method.exchange.init(like, BucketContext(0, 0, 0))
 
     def next(self, parts: Selected, k: int | None = None) -> BucketTraffic:
-        """One step.
-
-        Args:
-            parts: of each worker, with int32 or int64 indices.
-            k: how many were to be selected; None: what the method's density makes of n.
+        """One step. `parts` are of each worker, with int32 or int64 indices; without `k`, it is the method's
+        of n.
         """
         k = num_selected(self.n, self.method.density_at(10**9)) if k is None else k
         calls = list[Collective]()

@@ -138,10 +138,9 @@ ROUNDS = 6  # of the Feistel network; four make it pseudo-random (Luby and Racko
 
 
 def sample(n: int, k: int, key: int, device: torch.device) -> Tensor:
-    """(k,) distinct indices below n, pseudo-random; different for every key. No host synchronisation.
-
-    A Feistel network permutes a grid of a x b >= n points, with a b - n < a = ceil(sqrt n). So among the
-    images of the first k + (a b - n) points at least k lie below n; the first k of those are the sample.
+    """(k,) distinct indices below n, pseudo-random; different for every key. No host synchronisation. A
+    Feistel network permutes a grid of a x b >= n points, with a b - n < a = ceil(sqrt n): of the images of
+    the first k + (a b - n) points at least k lie below n; the first k of those are the sample.
     """
     a = math.isqrt(n - 1) + 1 if n else 1
     b = -(-n // a)
@@ -252,9 +251,8 @@ class Exclusive(NamedTuple):
 
 
 def gather_exclusive(comm: Comm, chosen: Tensor, n: int) -> Exclusive:
-    """Union of choices that do not overlap: nothing to sort, no index twice. One host synchronisation.
-
-    Indices travel as int32 where that suffices (published: int64), padded to the longest list as there.
+    """Union of choices that do not overlap: nothing to sort. Indices travel as in `Union`. One host
+    synchronisation.
     """
     gathered = gather_uneven(comm, chosen.to(index_dtype(n)))
     return Exclusive(torch.cat(gathered), [len(indices) for indices in gathered])

@@ -105,11 +105,7 @@ class Registry:
         return {key: parameter.default for key, parameter in self.parameters(name).items()}
 
     def docstring(self, name: str) -> str:
-        """An entry's docstring.
-
-        Raises:
-            BrokenFile: the file can't be read.
-        """
+        """An entry's docstring; `BrokenFile` where the file can't be read."""
         self.check_name(name)
         return inspect.getdoc(self.described(name)) or ""
 
@@ -211,11 +207,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 
 def constant(path: Path, name: str) -> Any:
-    """Value that a file assigns to a name at its top, without what it imports; None where it doesn't.
-
-    Raises:
-        BrokenFile: the file can't be read.
-    """
+    """Value that a file assigns to a name at its top, without what it imports; None where it doesn't."""
     value = getattr(_lightly(path, path.stem, path.stat().st_mtime_ns, LIGHT, name), name, None)
     return None if isinstance(value, StandIn) else value
 
@@ -264,11 +256,7 @@ def _described(path: Path, module: str, modified_ns: int, light: tuple[str, ...]
 def _lightly(
     path: Path, module: str, modified_ns: int, light: tuple[str, ...], until: str | None = None
 ) -> ModuleType:
-    """A file, executed lightly; in earnest where stand-ins were not enough.
-
-    Args:
-        until: enough has been executed when this is assigned.
-    """
+    """A file, executed lightly, or until a name is assigned; in earnest where stand-ins were not enough."""
     made = _new(path, module)
     try:
         return _executed(path, module, light, made)
@@ -287,11 +275,8 @@ def _lightly(
 def _executed(
     path: Path, module: str, light: tuple[str, ...] | None, into: ModuleType | None = None
 ) -> ModuleType:
-    """A file as a module of its own, which nobody else will import.
-
-    Args:
-        light: all that is imported in earnest beside the standard library; None: everything.
-        into: the module; None: a new one.
+    """A file as a module of its own, which nobody else will import, or `into` one; without `light` in
+    earnest.
     """
     made = into or _new(path, module)
     assert made.__spec__ is not None

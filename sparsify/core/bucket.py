@@ -161,11 +161,8 @@ class Gradients:
         return finite_norms(self.views)
 
     def nonfinite(self, finite: Tensor) -> str | None:
-        """The name of the first parameter whose gradient is not finite. One host synchronisation, and a
-        second one where a norm is not.
-
-        Args:
-            finite: of the gradients as they are now.
+        """Name of the first parameter whose gradient is not finite; `finite` is of the gradients as they are
+        now. One host synchronisation, and a second one where a norm is not finite.
         """
         if all(host_sync.to_host(finite)):
             return None

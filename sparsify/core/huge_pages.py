@@ -20,11 +20,9 @@ log = logging.getLogger(__name__)
 
 
 def advise(tensor: Tensor) -> Tensor:
-    """Ask for huge pages for a contiguous tensor that nothing was written to yet; returns it. Memory that was
-    written to keeps the pages that it has.
-
-    Nothing happens on other devices, for small tensors, and where the system's setting is not "madvise": with
-    "always" every process has huge pages anyway, with "never" none shall have them.
+    """Ask for huge pages for a contiguous tensor that nothing was written to yet; returns it. Nothing happens
+    on other devices, for small tensors, and where the system's setting is not "madvise": with "always" every
+    process has them anyway, with "never" none shall.
     """
     if tensor.device.type == "cpu" and tensor.nbytes >= LEAST and setting() == "madvise":
         page = page_bytes()

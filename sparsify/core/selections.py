@@ -60,10 +60,8 @@ def measured(parts: Sequence[Sparse], n: int) -> Statistics:
 
 
 def skewed(skew: float, slices: int = SLICES) -> tuple[float, ...]:
-    """Shares that fall by the same factor from slice to slice, the first `skew` times the mean.
-
-    Raises:
-        ValueError: `skew` is below 1, or above what one slice can have.
+    """Shares that fall by the same factor from slice to slice, the first `skew` times the mean: from 1, even,
+    to `slices`.
     """
     if not 1 <= skew <= slices:
         raise ValueError(f"{skew=} is out of range: from 1, even, to {slices}, all in one of {slices} slices")

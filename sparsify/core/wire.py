@@ -62,11 +62,7 @@ class Wire:
         return values.clamp(-largest, largest).to(dtype)
 
     def write(self, part: Sparse, n: int) -> Tensor:
-        """(k,) indices and values -> (bytes,) uint8.
-
-        Raises:
-            ValueError: n needs wider indices.
-        """
+        """(k,) indices and values -> (bytes,) uint8. Raises ValueError where n needs wider indices."""
         if self.index == "int32" and index_dtype(n) != torch.int32:
             raise ValueError(f"a bucket of {n} elements needs index='int64': int32 ends at {2**31}")
         values = self.narrowed(part.values)

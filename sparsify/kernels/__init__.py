@@ -151,10 +151,9 @@ def kernel_for(like: Tensor, choice: str = "auto") -> Kernel:
 
 
 def joint_kernel_for(likes: Sequence[Tensor], choice: str = "auto") -> JointKernel | None:
-    """A kernel that searches all these buckets (n,) at once; None where there is none, or it would not pay.
-
-    On a CPU, where nothing is launched, it would not: of a search of VGG-16 layer by layer the 42 small ones
-    take 2 to 3 %.
+    """A kernel that searches all these buckets (n,) at once; None where there is none, or it would not pay,
+    as on a CPU, where nothing is launched: of a search of VGG-16 layer by layer the 42 small ones take 2 to 3
+    %.
     """
     is_for = len(likes) > 1 and likes[0].is_cuda and work_dtype(likes[0].dtype) == torch.float32
     if choice == "torch" or not is_for:
@@ -181,11 +180,7 @@ def tell(line: str) -> None:
 
 
 def fused(like: Tensor) -> Kernel:
-    """Triton on a GPU; C++ on a CPU, numpy for what C++ is not written for.
-
-    Raises:
-        Unavailable: none is written for such buckets, or it does not work here.
-    """
+    """Triton on a GPU; C++ on a CPU, numpy for what C++ is not written for; or `Unavailable`."""
     if like.is_cuda:
         raise_if(trouble_with_gpu(like.device))
         from sparsify.kernels import gpu  # Triton takes its time to import
@@ -274,11 +269,7 @@ class Workspace:
 
     @classmethod
     def searching(cls, like: Tensor, context: BucketContext) -> Workspace:
-        """A workspace with the kernel that the user has chosen.
-
-        Raises:
-            ValueError: that kernel does not work here.
-        """
+        """A workspace with the kernel that the user has chosen; a ValueError where that does not work here."""
         return cls(like, kernel_for(like, context.select))
 
     @property

@@ -64,20 +64,16 @@ def obstacle(like: Tensor) -> str | None:
 
 class Gpu:
     """`topk` is six launches, or seven where candidates are many: 12 bytes of memory traffic per element, 10
-    where gradients have 16 bits, and 16 per candidate; candidates are 1.5 k at a density of 1 %, 3.0 k at
-    0.1 %. `above` is four launches, two of them torch's, and 12.25 bytes.
-
-    Buffers: 8 bytes for each of 2.2 k candidates (1 %) or 6.0 k (0.1 %), and for 2^14 more; 2.2 MB. Together
-    below 0.08 n float32 at densities up to 1 %, for large n; they grow when k grows. Once `above` is called,
-    a bit per element more.
+    where gradients have 16 bits, and 16 per candidate, of which there are 1.5 k at a density of 1 %, 3.0 k at
+    0.1 %. `above` is four launches, two of them torch's, and 12.25 bytes. Buffers take less than 0.08 n
+    float32 at densities up to 1 %, for large n, and grow with k; once `above` is called, a bit per element
+    more.
 
     Args:
-        like: (n,) float32, or bfloat16 or float16 whose sums are float32.
+        like: (n,) float32, or bfloat16 or float16 whose sums are float32; others are a ValueError, see
+            `obstacle`.
         tile, sample, ties: see TILE, SAMPLE, TIES; smaller in tests.
         bound, capacity: for trials: the key to take for the bound, and the room for what reaches it.
-
-    Raises:
-        ValueError: not for such buckets; see `obstacle`.
     """
 
     name = "triton"
@@ -249,10 +245,9 @@ def is_wide(vector: Tensor) -> bool:
 
 
 def surely(expected: float) -> int:
-    """A number that a sample's count almost surely does not exceed, given the expected count.
-
-    It would be give or take sqrt(expected), if the sample's elements were independent. They are runs of
-    neighbours, which are alike: twice the variance is allowed for, at four standard deviations.
+    """A number that a sample's count almost surely does not exceed: four standard deviations above the
+    expected count, at twice the variance of independent elements, for a sample's are runs of neighbours,
+    which are alike.
     """
     return math.ceil(expected + 6 * math.sqrt(expected) + 8)
 

@@ -58,11 +58,7 @@ class Kept(NamedTuple):
 
 
 class Launcher:
-    """Launches on one device; whoever calls has made it the current one.
-
-    Args:
-        keep: False: every launch is Triton's own.
-    """
+    """Launches on one device, which whoever calls has made the current one; all Triton's own without `keep`."""
 
     def __init__(self, keep: bool = True) -> None:
         self.keep = keep and can_keep()
@@ -82,12 +78,9 @@ class Launcher:
         tensors: Mapping[str, Tensor],
         numbers: Mapping[str, int],
     ) -> None:
-        """Launch plan(*choices), in order.
-
-        Args:
-            tensors: 1-D; others at each call, maybe of another type, alignment or stride. The stride of `acc`
-                is given to kernels as `acc_stride`.
-            numbers: none for which Triton compiles a kernel of its own: signatures say do_not_specialize.
+        """Launch plan(*choices), in order. `tensors` are 1-D, others at each call; the stride of `acc` is
+        given to kernels as `acc_stride`. For no value of `numbers` Triton compiles a kernel of its own:
+        do_not_specialize.
         """
         strides = {f"{name}_stride": tensor.stride(0) for name, tensor in tensors.items()}
         if not self.keep or is_watched():

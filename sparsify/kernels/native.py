@@ -22,15 +22,13 @@ NOTHING = 0xFFFFFFFF  # a bound that nothing reaches
 
 
 class Native:
-    """One pass over memory, 12 bytes per element in float32, in as many threads as torch has.
+    """One pass over memory, 12 bytes per element in float32, in as many threads as torch has; or
+    `Unavailable`.
 
     Args:
         like: (n,) float32, or bfloat16 or float16 whose sums are float32.
         level: the vector instructions to use at most; None: the best that this processor has.
         bound: for tests: the key to take for the bound, instead of a sampled one.
-
-    Raises:
-        Unavailable: there is no compiler, or what it makes does not run here.
     """
 
     def __init__(self, like: Tensor, level: str | None = None, bound: int | None = None) -> None:

@@ -127,10 +127,8 @@ def is_as_built(path: Path) -> bool:
 
 @contextlib.contextmanager
 def turn(folder: Path, until: float) -> Iterator[None]:
-    """Workers that start together build one after the other: the first builds, the others find what it built.
-
-    Raises:
-        Unavailable: it never came.
+    """Workers that start together build one after the other: the first builds, the others find it; or
+    `Unavailable`.
     """
     with (folder / "lock").open("w") as lock:
         while is_locked_by_another(lock.fileno()):
@@ -152,11 +150,7 @@ def is_locked_by_another(lock: int) -> bool:
 
 
 def built(folder: Path, until: float) -> Path:
-    """native.cpp compiled, tried, and put into this folder, whole. Its name holds a digest of its content.
-
-    Raises:
-        Unavailable: there is no compiler, or it fails, or what it makes does.
-    """
+    """native.cpp compiled, tried, and put into this folder, named by its digest; or `Unavailable`."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise Unavailable(f"no compiler: none of {', '.join(COMPILERS)} is installed")
@@ -218,10 +212,8 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def try_out(library: ctypes.CDLL) -> None:
-    """Let it find the largest of some numbers, at each level of this processor and for each kind of gradient.
-
-    Raises:
-        AssertionError: it found others.
+    """Assert that it finds the largest numbers, at each level of this processor and for each kind of
+    gradient.
     """
     numbers = array("f", (i * 0.618034 % 1 - 0.5 for i in range(TRIED)))
     largest = sorted(sorted(range(TRIED), key=lambda i: -abs(numbers[i]))[:CHOSEN])

@@ -32,14 +32,11 @@ KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 
 
 class GpuSegments:
-    """`topk` of several buckets together.
+    """`topk` of several buckets together; a ValueError for those that `gpu.obstacle` refuses.
 
     Args:
         likes: (n,) of each, as `Gpu` takes them.
         tile, fewest: see TILE, FEWEST; smaller in tests.
-
-    Raises:
-        ValueError: not for such buckets; see `gpu.obstacle`.
     """
 
     name = "triton, buckets together"

@@ -144,10 +144,8 @@ def emit_all(
     TILE: tl.constexpr,
     SHARES: tl.constexpr,
 ):
-    """All keys above the k-th, in no order; of those equal to it the first by index.
-
-    Args:
-        SHARES: a power of 2, at least as many as any bucket has.
+    """All keys above the k-th, in no order; of those equal to it the first by index. SHARES: a power of 2, at
+    least as many as any bucket has.
     """
     about, row, n, k, first, last = share_of(shares, buckets, work)
     acc = vector(about, ACC, tl.float32, ALIGNED)

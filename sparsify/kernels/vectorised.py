@@ -29,10 +29,8 @@ Candidates = tuple[Array, Array]  # indices, values
 
 class Vectorised:
     """Add, mask the sign away, compare, flatnonzero, chunk by chunk; then argpartition of the candidates.
-
-    Args:
-        like: (n,) float32 or float64, or bfloat16 or float16 whose sums are float32.
-        bound: for tests: the key to take for the bound, instead of a sampled one.
+    `like` (n,) may be bfloat16 or float16, whose sums are float32; `bound`, for tests, stands in for the
+    sampled one.
     """
 
     name = "numpy"
