@@ -81,7 +81,7 @@ class Method(ABC):
         return 1.0
 
     def prepare(self, grads: list[Tensor], comm: Comm) -> None:
-        """Change the gradient of the whole model in place, (n,) of each bucket, before these are aggregated."""
+        """Change the whole gradient in place, (n,) of each bucket, before these are aggregated."""
         return None
 
     @abstractmethod
@@ -105,6 +105,19 @@ class Method(ABC):
         return {}
 
 
+class FeedbackMethod(Method):
+    """Base of methods that have a `feedback`, whose state is in the state's field of this name."""
+
+    feedback: Feedback
+
+    @property
+    def needs_lr(self) -> bool:
+        return isinstance(self.feedback, LearningRateFeedback)
+
+    def residual(self, state: Any) -> Tensor | None:
+        return self.feedback.residual(state.feedback)
+
+
 class JointSearch(NamedTuple):
     """Several of a model's buckets, and what searches them at once."""
 
@@ -122,7 +135,7 @@ class SparsifierState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sparsifier(Method):
+class Sparsifier(FeedbackMethod):
     """Send k of n, keep the rest.
 
     Args:
@@ -225,19 +238,12 @@ class Sparsifier(Method):
         return getattr(self.feedback, "momentum", 0) > 0
 
     @property
-    def needs_lr(self) -> bool:
-        return isinstance(self.feedback, LearningRateFeedback)
-
-    @property
     def needs_whole_gradient(self) -> bool:
         return self.clip_norm is not None
 
     @property
     def num_warmup_epochs(self) -> int:
         return len(self.density_warmup)
-
-    def residual(self, state: SparsifierState) -> Tensor | None:
-        return self.feedback.residual(state.feedback)
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
         return self.select.promised(seen) + self.exchange.promised(seen)

@@ -88,7 +88,7 @@ def balance(loads: Sequence[int]) -> float:
 
 
 class Replay:
-    """A method's exchange over `size` workers, of one bucket, step by step; a ValueError where there is none."""
+    """A method's exchange over `size` workers, of one bucket, step by step; or a ValueError."""
 
     def __init__(self, method: Method, n: int, size: int, dtype: torch.dtype = torch.float32) -> None:
         self.method, self.n, self.size, self.dtype = sparse_part(method), n, size, dtype

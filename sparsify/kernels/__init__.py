@@ -269,7 +269,7 @@ class Workspace:
 
     @classmethod
     def searching(cls, like: Tensor, context: BucketContext) -> Workspace:
-        """A workspace with the kernel that the user has chosen; a ValueError where that does not work here."""
+        """A workspace with the kernel that the user has chosen; ValueError where that does not work."""
         return cls(like, kernel_for(like, context.select))
 
     @property

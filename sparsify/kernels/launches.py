@@ -58,7 +58,7 @@ class Kept(NamedTuple):
 
 
 class Launcher:
-    """Launches on one device, which whoever calls has made the current one; all Triton's own without `keep`."""
+    """Launches on one device, which whoever calls has made the current one; without `keep` Triton's own."""
 
     def __init__(self, keep: bool = True) -> None:
         self.keep = keep and can_keep()

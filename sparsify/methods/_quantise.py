@@ -14,9 +14,9 @@ from sparsify import cost
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.core.wire import split
-from sparsify.feedback import Feedback, LearningRateFeedback
+from sparsify.feedback import Feedback
 from sparsify.kernels import Workspace
-from sparsify.method import Method, Step
+from sparsify.method import FeedbackMethod, Step
 from sparsify.ranges import Scope
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -192,7 +192,7 @@ class QuantisedState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QuantisedAllGather(Method):
+class QuantisedAllGather(FeedbackMethod):
     """Send all of n in few bits each: an all-gather of messages, decoded and summed in rank order.
 
     Args:
@@ -225,13 +225,6 @@ class QuantisedAllGather(Method):
         with timer.phase("scatter"):
             grad.copy_(total.sign_() if self.majority else total.div_(comm.size))
         return grad.numel()
-
-    @property
-    def needs_lr(self) -> bool:
-        return isinstance(self.feedback, LearningRateFeedback)
-
-    def residual(self, state: QuantisedState) -> Tensor | None:
-        return self.feedback.residual(state.feedback)
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
         return exactly(cost.all_gather(self.quantise.nbytes(seen.n), seen.size))

@@ -15,15 +15,7 @@ from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, Scope, checked
 from sparsify.select import Selector, gather_exclusive, promised_union, split_evenly
-from sparsify.types import (
-    BucketContext,
-    PromisedBytes,
-    SeenStep,
-    Selection,
-    exactly,
-    index_dtype,
-    work_dtype,
-)
+from sparsify.types import BucketContext, PromisedBytes, SeenStep, Selection, exactly, index_dtype, work_dtype
 
 
 @checked

@@ -10,8 +10,8 @@ from sparsify import cost
 from sparsify import feedback as feedbacks
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
-from sparsify.feedback import Feedback, LearningRateFeedback
-from sparsify.method import Method, Step
+from sparsify.feedback import Feedback
+from sparsify.method import FeedbackMethod, Step
 from sparsify.ranges import AtLeast1, Count, FeedbackName, Scope, checked
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -94,7 +94,7 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class PowerSGD(Method):
+class PowerSGD(FeedbackMethod):
     """Low-rank approximations of all matrices of a bucket."""
 
     rank: Count
@@ -165,13 +165,6 @@ class PowerSGD(Method):
         with timer.phase("scatter"):
             grad.copy_(update)
         return grad.numel()
-
-    @property
-    def needs_lr(self) -> bool:
-        return isinstance(self.feedback, LearningRateFeedback)
-
-    def residual(self, state: LowRank) -> Tensor | None:
-        return self.feedback.residual(state.feedback)
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
         """P with what is not compressed, then Q."""
