@@ -154,7 +154,7 @@ def emit_all(
     # Shares of one bucket follow each other, so equal keys of smaller indices are the earlier programs'.
     earlier = tl.load(shares + tl.program_id(0) * 4 + BEFORE) + tl.arange(0, SHARES)
     ties = tl.load(rows + earlier.to(tl.int64) * FEW + low, mask=earlier < tl.program_id(0), other=0)
-    taken = above + tl.sum(ties, 0)
+    taken = out + above + tl.sum(ties, 0)
     lanes = tile_of_rows(TILE, WIDTH)
     for tile in range(first, last):
         begin = tile * TILE
