@@ -158,7 +158,7 @@ def emit_all(
     lanes = tile_of_rows(TILE, WIDTH)
     for tile in range(first, last):
         begin = tile * TILE
-        inside = (begin + lanes < n) & (k > 0)  # of an empty bucket...
+        inside = (begin + lanes < n) & (k > 0)  # of k = 0 there is no k-th
         values = load(acc, begin + lanes, n, begin + TILE <= n)
         taken = emit_tile(
             out_indices,
