@@ -5,9 +5,6 @@ own, for a GPU that is not there.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +14,7 @@ from torch import Tensor
 
 from sparsify.core import host_sync
 from sparsify.types import Sparse
-from tests.conftest import ROOT
+from tests.sparsify.kernels.test_machine_code import of_own_process
 
 N = 40_000  # larger than a sample
 STREAM = 7  # of the GPU that is not there, in the end
@@ -25,7 +22,7 @@ STREAM = 7  # of the GPU that is not there, in the end
 
 @pytest.fixture(scope="module")
 def report() -> Any:
-    return of_own_process("compare_launches")
+    return of_own_process("test_launches.compare_launches")
 
 
 def test_every_kept_launch_is_what_triton_would_launch(report: Any) -> None:
@@ -51,22 +48,11 @@ def test_triton_is_not_asked_again_unless_a_profiler_listens(report: Any) -> Non
 
 
 def test_an_unknown_triton_is_left_to_launch_by_itself_and_that_is_said_once() -> None:
-    said = of_own_process("with_an_unknown_triton")
+    said = of_own_process("test_launches.with_an_unknown_triton")
     assert said["keep"] == [False, False]
     (line,) = said["warnings"]
     assert "Triton 99.0.0" in line
     assert "its own launches" in line
-
-
-def of_own_process(function: str) -> Any:
-    program = f"from tests.sparsify.kernels import test_launches; test_launches.{function}()"
-    surroundings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 class Recorder:

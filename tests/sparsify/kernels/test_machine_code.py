@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,13 @@ AT_MOST = {
     "emit": 128,
     "stream_above": 56,
     "gather_in_order": 40,
+    "add_and_count": 72,
+    "count_middle": 56,
+    "count_low": 64,
+    "emit_all": 120,
 }
-HISTOGRAMS = ("split", "settle", "count_last", "emit")
+SEGMENTS = ("add_and_count", "count_middle", "count_low", "emit_all")  # of many buckets
+HISTOGRAMS = ("split", "settle", "count_last", "emit", *SEGMENTS)
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not made for this platform"
@@ -47,17 +53,23 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def table() -> list[dict[str, Any]]:
-    program = "from tests.sparsify.kernels import test_machine_code as test; test.describe_all()"
+    rows: list[dict[str, Any]] = of_own_process("test_machine_code.describe_all")
+    for row in rows:
+        print({name: value for name, value in row.items() if value})
+    return rows
+
+
+def of_own_process(function: str) -> Any:
+    """What a function of these tests prints as JSON, in a process that does not interpret kernels."""
+    module, _, name = function.partition(".")
+    program = f"from tests.sparsify.kernels import {module}; {module}.{name}()"
     surroundings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    for row in rows:
-        print({name: value for name, value in row.items() if value})
-    return rows
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def lean(row: dict[str, Any]) -> bool:
@@ -72,7 +84,7 @@ def test_every_kernel_is_compiled_for_every_generation(table: list[dict[str, Any
 
 def test_registers_are_few_and_none_is_spilled(table: list[dict[str, Any]]) -> None:
     for row in filter(lean, table):
-        if row["case"] != "neither aligned":
+        if row["case"] not in ("neither aligned", "buckets not aligned"):
             assert row["registers"] <= AT_MOST[row["kernel"]], row
         assert row["spilled"] == 0, row
 
@@ -98,13 +110,17 @@ def test_loads_of_the_pass_are_as_wide_as_they_can_be(table: list[dict[str, Any]
             assert row["wide_loads"] == wide, row
 
 
+def test_loads_of_many_buckets_are_wide_where_all_are_aligned(table: list[dict[str, Any]]) -> None:
+    for row in table:
+        if row["kernel"] in SEGMENTS:
+            assert (row["wide_loads"].get("16", 0) > 0) == (row["case"] == "buckets"), row
+
+
 def describe_all() -> None:
     """Print a row for each compiled kernel, as one line of JSON."""
-    import triton
-
     from experiments.bench.launch import replace_gpu
     from sparsify.core import host_sync
-    from sparsify.kernels import gpu
+    from sparsify.kernels import gpu, segments
 
     host_sync.to_host = lambda tensor: 5  # what is above, since nothing counts
     acc, grad = torch.zeros(N + 1), torch.zeros(N + 1)
@@ -115,7 +131,6 @@ def describe_all() -> None:
         "gradient not aligned": (acc[:N], grad[1:]),
         "neither aligned": (acc[1:], grad[1:]),
     }
-    version = [int(number) for number in re.findall(r"\d+", triton.__version__)[:2]]
     rows = []
     for capability in CAPABILITIES:
         replace_gpu(capability)
@@ -126,16 +141,21 @@ def describe_all() -> None:
             kernel.topk(own, added, N // 10)  # so many that they are refined
             if case == "float32":
                 kernel.above(own, added, 1.0)
-            for launches in kernel.launch.kept.values():
-                for launch in launches:
-                    name = launch.compiled.name
-                    if case == "float32" or name == "stream":
-                        about = {"kernel": name, "capability": capability, "case": case, "triton": version}
-                        rows.append(about | describe(launch.compiled))
+            for launch in chain(*kernel.launch.kept.values()):
+                if case == "float32" or launch.compiled.name == "stream":
+                    rows.append({"case": case, **facts(launch.compiled, capability)})
+        for case, at in {"buckets": 0, "buckets not aligned": 1}.items():
+            if at and capability != 90:
+                continue
+            likes = acc[at : at + 5000], acc[at + 8192 : at + 8292]
+            together = segments.GpuSegments(likes)
+            together.topk(likes, likes, [5, 1])
+            for launch in chain(*together.launch.kept.values()):
+                rows.append({"case": case, **facts(launch.compiled, capability)})
     print(json.dumps(rows))
 
 
-def describe(compiled: Any) -> dict[str, Any]:
+def facts(compiled: Any, capability: int) -> dict[str, Any]:
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -151,6 +171,9 @@ def describe(compiled: Any) -> dict[str, Any]:
     loads = re.findall(r"ld\.global[.\w]*\.v(\d)\.b(\d+)", compiled.asm["ptx"])
     widths = [str(int(number) * int(bits) // 8) for number, bits in loads]
     return {
+        "kernel": compiled.name,
+        "capability": capability,
+        "triton": [int(number) for number in re.findall(r"\d+", triton.__version__)[:2]],
         "threads": 32 * compiled.metadata.num_warps,
         "registers": registers,
         "spilled": stack + local,

@@ -4,11 +4,6 @@ Triton's interpreter, in a process of their own, as those of test_gpu_kernels.py
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
-import sys
-from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -17,7 +12,6 @@ from torch import Tensor
 
 from sparsify import kernels
 from sparsify.types import Sparse
-from tests.conftest import ROOT
 from tests.sparsify.kernels.test_gpu_kernels import (
     CUDA,
     DEVICE,
@@ -28,13 +22,10 @@ from tests.sparsify.kernels.test_gpu_kernels import (
     passed_in_the_interpreter,
     same,
 )
-from tests.sparsify.kernels.test_machine_code import LEAN_SINCE, describe
 from tests.sparsify.laws import build, live
 
 SMALL = {"tile": 256, "fewest": 1}  # the interpreter is slow
 N = 600  # three shares
-# Registers for a thread, at most.
-AT_MOST = {"add_and_count": 72, "count_middle": 56, "count_low": 64, "emit_all": 120}
 
 if CUDA or INTERPRETED:  # else the import would settle how Triton works in this process
     from sparsify.kernels.segments import GpuSegments
@@ -99,12 +90,8 @@ class TestTogether:
     def test_gradients_are_added_in_float32(self, dtype: torch.dtype) -> None:
         sizes = [300, 1, 64]
         accs = [normal(n).to(DEVICE) for n in sizes]
-        check(
-            GpuSegments(accs, **SMALL),
-            accs,
-            [normal(n, 1).to(DEVICE, dtype) for n in sizes],
-            [7, 1, 3],
-        )
+        grads = [normal(n, 1).to(DEVICE, dtype) for n in sizes]
+        check(GpuSegments(accs, **SMALL), accs, [*grads], [7, 1, 3])
 
     def test_what_changes_between_two_calls_is_noticed(self) -> None:
         """Another k, another gradient, none; a residual that was replaced, one at any address."""
@@ -165,42 +152,5 @@ class TestWithoutGpu:
     def test_all_of_this_in_the_interpreter(self) -> None:
         assert passed_in_the_interpreter(__file__) == 7
 
-    def test_machine_code_has_wide_loads_where_buckets_are_aligned_and_spills_nothing(self) -> None:
-        """For three generations of GPUs. Registers decide how many blocks share a multiprocessor."""
-        program = "from tests.sparsify.kernels.test_segments import describe_all; describe_all()"
-        done = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        rows = json.loads(done.stdout.splitlines()[-1])
-        assert sorted((row["capability"], row["kernel"]) for row in rows if row["aligned"]) == sorted(
-            product((80, 90, 100), AT_MOST)
-        )
-        for row in rows:
-            assert (row["wide_loads"].get("16", 0) > 0) == row["aligned"], row
-            if row["triton"] >= list(LEAN_SINCE):
-                assert row["spilled"] == 0, row
-                assert not row["aligned"] or row["registers"] <= AT_MOST[row["kernel"]], row
-
     def test_on_a_cpu_buckets_are_searched_one_by_one(self) -> None:
         assert kernels.joint_kernel_for([torch.empty(10), torch.empty(100_000)]) is None
-
-
-def describe_all() -> None:
-    """Print a row for each compiled kernel, as one line of JSON."""
-    import triton
-
-    from experiments.bench.launch import replace_gpu
-    from sparsify.kernels.segments import GpuSegments
-
-    version = [int(number) for number in re.findall(r"\d+", triton.__version__)[:2]]
-    memory, rows = torch.zeros(2**14), []
-    for capability, start in ((80, 0), (90, 0), (90, 1), (100, 0)):
-        replace_gpu(capability)
-        accs = [memory[start : start + 5000], memory[8192 + start : 8192 + start + 100]]
-        kernel = GpuSegments(accs)
-        kernel.topk(accs, [*accs], [5, 1])
-        for launch in chain(*kernel.launch.kept.values()):
-            about = {"capability": capability, "aligned": start == 0, "triton": version}
-            rows.append({**about, "kernel": launch.compiled.name, **describe(launch.compiled)})
-    print(json.dumps(rows))
