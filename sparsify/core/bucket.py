@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
+from sparsify import ranges
 from sparsify.core import host_sync, huge_pages
+from sparsify.ranges import Scope
 
-SCOPES = ("global", "layer")
 MEGABYTE = 2**20
 LINE = 128  # bytes that a GPU reads at once: 32 float32. Loads of 16 bytes need a start that 16 divides
 # id of a parameter -> the `Gradients` that own its `.grad`; as long as these live, so does the parameter.
@@ -64,7 +65,7 @@ class Gradients:
     """
 
     def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
-        check_scope(scope)
+        ranges.check("scope", scope, Scope)
         self.parameters = [(name, p) for name, p in parameters if p.requires_grad][::-1]
         if not self.parameters:
             raise ValueError("there is nothing to aggregate: no parameter requires a gradient")
@@ -205,14 +206,6 @@ def laid_out(sizes: Sequence[int], itemsize: int, together: Sequence[range]) -> 
         starts.append(end)
         end += size
     return starts, end
-
-
-def check_scope(scope: str | float) -> None:
-    """Refuse a scope that is no word known, and no size."""
-    if isinstance(scope, str) and scope not in SCOPES:
-        raise ValueError(f"no scope {scope!r}; there are: {', '.join(SCOPES)}, or a bucket size in MB")
-    if not isinstance(scope, str) and not scope > 0:
-        raise ValueError(f"{scope=} is out of range: a bucket size in MB must be above 0")
 
 
 class Place(NamedTuple):

@@ -16,12 +16,6 @@ def check_k(k: int, n: int) -> None:
         raise ValueError(f"{k=} elements can't be chosen of {n}; take k between 0 and n")
 
 
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a word that is none of the choices."""
-    if value not in choices:
-        raise ValueError(f"no {name} {value!r}; there are: {', '.join(choices)}")
-
-
 def check_unmixed(package: Path) -> None:
     """Refuse a folder of this package into which the other project's files were installed, too.
 

@@ -18,8 +18,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from sparsify import ranges
 from sparsify.core import host_sync, huge_pages
-from sparsify.core.checks import check_choice, check_k
+from sparsify.core.checks import check_k
 from sparsify.kernels import native, vectorised
 from sparsify.kernels.native import Native, Unavailable
 from sparsify.kernels.vectorised import Vectorised
@@ -132,7 +133,8 @@ def kernel_for(like: Tensor, choice: str = "auto") -> Kernel:
     Raises:
         ValueError: an unknown choice, or `fused` where it does not work.
     """
-    check_choice("select", choice, CHOICES)
+    if choice not in CHOICES:
+        raise ValueError(ranges.unknown("select", choice, CHOICES))
     if choice == "torch" or (choice == "auto" and like.numel() < pays_from(like)):
         return Eager(like)
     try:
