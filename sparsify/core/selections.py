@@ -17,6 +17,8 @@ from typing import NamedTuple, overload
 import numpy as np
 import torch
 
+from sparsify import ranges
+from sparsify.ranges import Portion, Share
 from sparsify.types import Sparse
 
 MOST_POPULAR = 1 - 1e-6  # of an element that all workers are to select: so likely each does
@@ -144,9 +146,8 @@ def popularities(statistics: Statistics, n: int, rng: np.random.Generator) -> np
     it is `overlap`, or as much as chance makes of a slice so full.
     """
     density, overlap, shares = statistics
-    check_share("density", density)
-    if not 0 <= overlap <= 1:
-        raise ValueError(f"{overlap=} is out of range: the share of a selection lies in [0, 1]")
+    ranges.check("density", density, Share)
+    ranges.check("overlap", overlap, Portion)
     borders = [n * at // len(shares) for at in range(len(shares) + 1)]
     found = []
     for share, start, end in zip(shares, borders, borders[1:], strict=False):
@@ -164,9 +165,3 @@ def popularities_of_slice(mean: float, overlap: float, length: int, rng: np.rand
         return np.where(rng.random(length) < mean, MOST_POPULAR, 0.0)
     popularity = rng.beta(mean * together, (1 - mean) * together, length)
     return np.minimum(popularity, MOST_POPULAR, out=popularity)
-
-
-def check_share(name: str, value: float) -> None:
-    """Refuse what is no share of a whole."""
-    if not 0 < value <= 1:
-        raise ValueError(f"{name}={value} is out of range: a share lies in (0, 1]")

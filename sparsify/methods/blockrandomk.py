@@ -20,9 +20,6 @@ def blockrandomk(
     """Block-random-k SGD: k consecutive elements from a random start. Eghlidi and Jaggi 2020.
 
     Args:
-        feedback: what becomes of the elements that are not sent: added to the next gradient (`gradient`),
-            added times the learning rate of their step (`learning_rate`), dropped (`none`), or `literal`, see
-            topk.
         exchange: `allgather`, each worker its own block, sent as one start and k values; or `allreduce`, the
             same block on all workers, values only.
         aligned: starts are multiples of k; else any element can be one and the block wraps around the end.

@@ -29,15 +29,11 @@ def randomk(
     is commented out. So there is none by default; `feedback=gradient` is the variant that theory asks for.
 
     Args:
-        feedback: what becomes of the elements that are not sent: added to the next gradient (`gradient`),
-            added times the learning rate of their step (`learning_rate`), dropped (`none`), or `literal`, see
-            topk.
         exchange: `allgather`, each worker's own indices and values; or `allreduce`, values only, which needs
             `shared=true`: all workers draw the same indices.
         shared: all workers draw the same indices, so that only values need to travel.
         unbiased: scale by n/k, so that the expectation is the gradient; without feedback only.
         sampling: `hash`, in O(k); or `permutation`, the published operator torch.randperm, in O(n).
-        packed: values and indices in one message; the published code sends two.
     """
     gather = AllGather(Wire(index, value), packed=packed)
     return Sparsifier(
