@@ -11,28 +11,29 @@ Addresses are int64 numbers in tables; all that they point to has a stride of 1.
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 from sparsify.kernels.triton_parts import add_counts, crossing, emit_tile, kth_key, magnitude, tile_of_rows
 
 # A row of `work` for each bucket, all 0 when a call begins: three histograms, and slots given away.
-HIGH = tl.constexpr(0)
-MIDDLE = tl.constexpr(2048)
-LOW = tl.constexpr(2048 + 1024)
-EMITTED = tl.constexpr(2048 + 2 * 1024)
-ROW = tl.constexpr(2048 + 2 * 1024 + 32)
-HIGHS = tl.constexpr(2048)  # bins
-FEW = tl.constexpr(1024)
+HIGH = constexpr(0)
+MIDDLE = constexpr(2048)
+LOW = constexpr(2048 + 1024)
+EMITTED = constexpr(2048 + 2 * 1024)
+ROW = constexpr(2048 + 2 * 1024 + 32)
+HIGHS = constexpr(2048)  # bins
+FEW = constexpr(1024)
 # A row of `shares` (programs, 4) int32.
-BUCKET = tl.constexpr(0)
-FIRST = tl.constexpr(1)  # tile
-LAST = tl.constexpr(2)  # one tile behind the last
-BEFORE = tl.constexpr(3)  # the program that has the bucket's first share
+BUCKET = constexpr(0)
+FIRST = constexpr(1)  # tile
+LAST = constexpr(2)  # one tile behind the last
+BEFORE = constexpr(3)  # the program that has the bucket's first share
 # A row of `buckets` (buckets, 5) int64.
-ACC = tl.constexpr(0)  # address
-GRAD = tl.constexpr(1)  # address
-SIZE = tl.constexpr(2)
-K = tl.constexpr(3)
-OUT = tl.constexpr(4)  # where its share of the result begins
+ACC = constexpr(0)  # address
+GRAD = constexpr(1)  # address
+SIZE = constexpr(2)
+K = constexpr(3)
+OUT = constexpr(4)  # where its share of the result begins
 
 
 @triton.jit
@@ -49,7 +50,7 @@ def share_of(shares, buckets, work):
 
 
 @triton.jit
-def vector(about, which: tl.constexpr, kind: tl.constexpr, ALIGNED: tl.constexpr):
+def vector(about, which: constexpr, kind: constexpr, ALIGNED: constexpr):
     """The tensor whose address stands in the table."""
     found = tl.load(about + which).to(tl.pointer_type(kind))
     if ALIGNED:  # to 16 bytes, so that loads and stores are wide
@@ -69,15 +70,7 @@ def load(places, offsets, n, full):
 
 @triton.jit
 def counted(
-    acc,
-    n,
-    first,
-    last,
-    prefix,
-    PREFIX: tl.constexpr,
-    SHIFT: tl.constexpr,
-    BINS: tl.constexpr,
-    TILE: tl.constexpr,
+    acc, n, first, last, prefix, PREFIX: constexpr, SHIFT: constexpr, BINS: constexpr, TILE: constexpr
 ):
     """(BINS,): counts by SHIFT of those keys of a share whose bits from PREFIX on are `prefix`."""
     counts = tl.zeros([BINS], tl.int32)
@@ -90,7 +83,7 @@ def counted(
 
 
 @triton.jit
-def add_and_count(shares, buckets, work, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+def add_and_count(shares, buckets, work, KIND: constexpr, ALIGNED: constexpr, TILE: constexpr):
     """acc += grad; KIND: of the gradients, None: there are none. All keys are counted by their upper bits."""
     about, row, n, _k, first, last = share_of(shares, buckets, work)
     acc = vector(about, ACC, tl.float32, ALIGNED)
@@ -111,7 +104,7 @@ def add_and_count(shares, buckets, work, KIND: tl.constexpr, ALIGNED: tl.constex
 
 
 @triton.jit
-def count_middle(shares, buckets, work, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+def count_middle(shares, buckets, work, ALIGNED: constexpr, TILE: constexpr):
     """Keys of the bin that the k-th falls into are counted by their next bits."""
     about, row, n, k, first, last = share_of(shares, buckets, work)
     acc = vector(about, ACC, tl.float32, ALIGNED)
@@ -120,7 +113,7 @@ def count_middle(shares, buckets, work, ALIGNED: tl.constexpr, TILE: tl.constexp
 
 
 @triton.jit
-def count_low(shares, buckets, work, rows, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+def count_low(shares, buckets, work, rows, ALIGNED: constexpr, TILE: constexpr):
     """And by their last; each program's own count as well, into rows (programs, FEW)."""
     about, row, n, k, first, last = share_of(shares, buckets, work)
     acc = vector(about, ACC, tl.float32, ALIGNED)
@@ -139,10 +132,10 @@ def emit_all(
     rows,
     out_indices,
     out_values,
-    ALIGNED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-    SHARES: tl.constexpr,
+    ALIGNED: constexpr,
+    WIDTH: constexpr,
+    TILE: constexpr,
+    SHARES: constexpr,
 ):
     """All keys above the k-th, in no order; of those equal to it the first by index. SHARES: a power of 2, at
     least as many as any bucket has.

@@ -8,6 +8,7 @@ and none waits for another.
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 from sparsify.kernels import triton_parts as parts
 
@@ -24,9 +25,9 @@ def guess(
     rank,  # so many of the sample are to reach the bound
     least,  # no smaller bound
     forced,  # for trials: the bound, if not negative
-    SAMPLED: tl.constexpr,
-    ADD: tl.constexpr,
-    SAMPLE: tl.constexpr,
+    SAMPLED: constexpr,
+    ADD: constexpr,
+    SAMPLE: constexpr,
 ):
     """One program: clear `work`; find the key that `rank` of a sample reach, from its upper 16 bits."""
     number = tl.arange(0, 16)
@@ -38,7 +39,7 @@ def guess(
     shift = tl.full((), 20, tl.int32)
     if SAMPLED:
         # One run from each of equally long stretches, at another place each turn.
-        runs: tl.constexpr = SAMPLE // parts.RUN
+        runs: constexpr = SAMPLE // parts.RUN
         run = tl.arange(0, runs)
         whole = tl.cast(n // parts.RUN, tl.int64)
         begin = run.to(tl.int64) * whole // runs
@@ -78,9 +79,9 @@ def stream(
     acc_stride,
     grad_stride,
     capacity,
-    ADD: tl.constexpr,
-    WIDTH: tl.constexpr,  # neighbours that one thread has, so that each is in a register of its own
-    TILE: tl.constexpr,
+    ADD: constexpr,
+    WIDTH: constexpr,  # neighbours that one thread has, so that each is in a register of its own
+    TILE: constexpr,
 ):
     """The pass: acc += grad; what reaches the bound joins the candidates, if it can, and is counted."""
     bound = tl.load(work + parts.BOUND)  # before anything is stored, so that it need not be waited for then
@@ -105,7 +106,7 @@ def stream(
 
 
 @triton.jit(do_not_specialize=["k", "capacity"])
-def refine(work, values, k, capacity, CHUNK: tl.constexpr):
+def refine(work, values, k, capacity, CHUNK: constexpr):
     """Count the candidates of the k-th's bin in narrower ones."""
     count = tl.load(work + parts.COUNT)
     if (count >= k) & (count <= capacity):
@@ -135,9 +136,9 @@ def split(
     k,
     capacity,
     room,
-    REFINED: tl.constexpr,  # are there narrower bins within the k-th's?
-    TILE: tl.constexpr,
-    CHUNK: tl.constexpr,
+    REFINED: constexpr,  # are there narrower bins within the k-th's?
+    TILE: constexpr,
+    CHUNK: constexpr,
 ):
     """Candidates above the k-th's bin are selected; those in it are kept aside. If that can't be done: the
     first of three counts of all keys.
@@ -194,8 +195,8 @@ def settle(
     n,
     acc_stride,
     k,
-    TILE: tl.constexpr,
-    CHUNK: tl.constexpr,
+    TILE: constexpr,
+    CHUNK: constexpr,
 ):
     """What is kept aside is ranked by (key descending, index ascending): the rank is the slot, if it is left.
     After a failure: the second count.
@@ -231,7 +232,7 @@ def settle(
 
 
 @triton.jit(do_not_specialize=["n", "k"])
-def count_last(acc, work, rows, n, acc_stride, k, TILE: tl.constexpr):
+def count_last(acc, work, rows, n, acc_stride, k, TILE: constexpr):
     """After a failure: the third count; each program's own as well, (programs, FEW)."""
     if tl.load(work + parts.FAILED) != 0:
         high, above, _inside = parts.crossing(work + parts.HIGH, k, parts.BINS)
@@ -252,10 +253,10 @@ def emit(
     n,
     acc_stride,
     k,
-    SAMPLED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-    PROGRAMS: tl.constexpr,  # a power of 2, at least as many as there are
+    SAMPLED: constexpr,
+    WIDTH: constexpr,
+    TILE: constexpr,
+    PROGRAMS: constexpr,  # a power of 2, at least as many as there are
 ):
     """After a failure: all keys above the k-th, of those equal to it the first by index. Always: totals."""
     program = tl.program_id(0)
@@ -310,9 +311,9 @@ def stream_above(
     n,
     acc_stride,
     grad_stride,
-    ADD: tl.constexpr,
-    STRICT: tl.constexpr,
-    TILE: tl.constexpr,
+    ADD: constexpr,
+    STRICT: constexpr,
+    TILE: constexpr,
 ):
     """acc += grad; what reaches the threshold is marked, and counted in each tile."""
     least = tl.load(threshold)
@@ -326,7 +327,7 @@ def stream_above(
 
 
 @triton.jit(do_not_specialize=["n"])
-def gather_in_order(acc, marks, ends, out_indices, out_values, n, acc_stride, TILE: tl.constexpr):
+def gather_in_order(acc, marks, ends, out_indices, out_values, n, acc_stride, TILE: constexpr):
     """What is marked, ascending; each tile's share ends in the result where `ends` (programs,) int64 says."""
     words = tl.program_id(0) * (TILE // parts.WORD) + tl.arange(0, TILE // parts.WORD)
     bits = tl.load(marks + words).to(tl.uint32, bitcast=True)

@@ -10,34 +10,35 @@ Offsets are int32 (gpu.py refuses longer vectors); a stride can make them longer
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 # Numbers in `work`. All are 0 when a call begins.
-BOUND = tl.constexpr(0)  # least key of a candidate
-SHIFT = tl.constexpr(1)  # bits of a key below its bin in FIRST
-COUNT = tl.constexpr(2)  # elements that reached the bound
-ABOVE = tl.constexpr(3)  # elements above the bin that the k-th falls into
-EDGE = tl.constexpr(4)  # elements in that bin
-FAILED = tl.constexpr(5)  # 1: the bound was wrong, or the bin is too full
-EMITTED = tl.constexpr(6)  # slots given away in the result
-EDGED = tl.constexpr(7)  # slots given away among the edge's
+BOUND = constexpr(0)  # least key of a candidate
+SHIFT = constexpr(1)  # bits of a key below its bin in FIRST
+COUNT = constexpr(2)  # elements that reached the bound
+ABOVE = constexpr(3)  # elements above the bin that the k-th falls into
+EDGE = constexpr(4)  # elements in that bin
+FAILED = constexpr(5)  # 1: the bound was wrong, or the bin is too full
+EMITTED = constexpr(6)  # slots given away in the result
+EDGED = constexpr(7)  # slots given away among the edge's
 # Histograms in `work`: of candidates in two levels, of all elements in three.
-BINS = tl.constexpr(2048)
-FEW = tl.constexpr(1024)
-FIRST = tl.constexpr(16)
-SECOND = tl.constexpr(16 + 2048)
-HIGH = tl.constexpr(16 + 2 * 2048)
-MIDDLE = tl.constexpr(16 + 3 * 2048)
-LOW = tl.constexpr(16 + 3 * 2048 + 1024)
-HISTOGRAMS = tl.constexpr(3 * 2048 + 2 * 1024)
-WORK = tl.constexpr(16 + 3 * 2048 + 2 * 1024)
+BINS = constexpr(2048)
+FEW = constexpr(1024)
+FIRST = constexpr(16)
+SECOND = constexpr(16 + 2048)
+HIGH = constexpr(16 + 2 * 2048)
+MIDDLE = constexpr(16 + 3 * 2048)
+LOW = constexpr(16 + 3 * 2048 + 1024)
+HISTOGRAMS = constexpr(3 * 2048 + 2 * 1024)
+WORK = constexpr(16 + 3 * 2048 + 2 * 1024)
 # In `totals` (4,) int64, counted over all calls: see `sparsify.types.SearchStats`.
-STEPS = tl.constexpr(0)
-FALLBACKS = tl.constexpr(1)
-CANDIDATES = tl.constexpr(2)
-SELECTED = tl.constexpr(3)
+STEPS = constexpr(0)
+FALLBACKS = constexpr(1)
+CANDIDATES = constexpr(2)
+SELECTED = constexpr(3)
 
-WORD = tl.constexpr(32)  # elements that a word of marks speaks of
-RUN = tl.constexpr(32)  # elements of a sample that lie side by side: a memory line
+WORD = constexpr(32)  # elements that a word of marks speaks of
+RUN = constexpr(32)  # elements of a sample that lie side by side: a memory line
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def magnitude(values):
 
 
 @triton.jit
-def read(acc, n, acc_stride, begin, lanes, TILE: tl.constexpr):
+def read(acc, n, acc_stride, begin, lanes, TILE: constexpr):
     """Elements `lanes` from `begin` on. -> values, 0 where there is none; where there is one."""
     inside = lanes < n - begin
     places = acc + tl.cast(begin, tl.int64) * acc_stride + lanes.to(tl.int64) * acc_stride
@@ -59,7 +60,7 @@ def read(acc, n, acc_stride, begin, lanes, TILE: tl.constexpr):
 
 
 @triton.jit
-def accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD: tl.constexpr, TILE: tl.constexpr):
+def accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD: constexpr, TILE: constexpr):
     """Elements `lanes` of this program's tile: acc += grad, rounded once. -> sums, which of them exist."""
     begin = tl.program_id(0) * TILE
     inside = lanes < n - begin
@@ -80,19 +81,19 @@ def accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD: tl.constexpr, 
 
 
 @triton.jit
-def tile_of_rows(TILE: tl.constexpr, WIDTH: tl.constexpr):
+def tile_of_rows(TILE: constexpr, WIDTH: constexpr):
     """0 ... TILE - 1, (TILE / WIDTH, WIDTH)."""
     return tl.arange(0, TILE // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
 
 
 @triton.jit
-def column(rows, number: tl.constexpr, WIDTH: tl.constexpr):
+def column(rows, number: constexpr, WIDTH: constexpr):
     """(m, WIDTH) int32 -> (m,): where a row lies in one thread, the register that it is in."""
     return tl.sum(tl.where(tl.arange(0, WIDTH)[None, :] == number, rows, 0), 1)
 
 
 @triton.jit
-def put(indices, values, slots, end, begin, kept, bits, TILE: tl.constexpr, WIDTH: tl.constexpr):
+def put(indices, values, slots, end, begin, kept, bits, TILE: constexpr, WIDTH: constexpr):
     """What is kept (TILE / WIDTH, WIDTH) of a tile that starts at `begin`: each row to its slot and those
     behind it, while they are less than `end`.
     """
@@ -112,7 +113,7 @@ def in_order(counts):
 
 
 @triton.jit
-def mark(marks, keep, TILE: tl.constexpr):
+def mark(marks, keep, TILE: constexpr):
     """One bit for each element of this program's tile, (TILE / 32, 32): a word for each 32, first the lowest.
     -> how many are marked.
     """
@@ -145,7 +146,7 @@ def reserve(counter, mask):
 
 
 @triton.jit
-def crossing(histogram, k, SIZE: tl.constexpr):
+def crossing(histogram, k, SIZE: constexpr):
     """The bin that the k-th largest falls into, how many are above it, how many in it; zeros if none."""
     order = tl.arange(0, SIZE)
     counts = tl.load(histogram + (SIZE - 1 - order))
@@ -167,7 +168,7 @@ def kth_key(high, middle, low, k):
 
 @triton.jit
 def emit_tile(
-    indices, values, counter, start, end, taken, begin, live, x, kth, TILE: tl.constexpr, WIDTH: tl.constexpr
+    indices, values, counter, start, end, taken, begin, live, x, kth, TILE: constexpr, WIDTH: constexpr
 ):
     """Of a tile `x` that starts at `begin`: keys above the k-th to slots from `start` on, in no order; those
     equal to it to slots from `taken` on. -> `taken` behind these.
@@ -212,14 +213,7 @@ def scattered(number, turn):
 
 @triton.jit
 def part_histogram(
-    acc,
-    n,
-    acc_stride,
-    prefix,
-    PREFIX: tl.constexpr,
-    SHIFT_: tl.constexpr,
-    SIZE: tl.constexpr,
-    TILE: tl.constexpr,
+    acc, n, acc_stride, prefix, PREFIX: constexpr, SHIFT_: constexpr, SIZE: constexpr, TILE: constexpr
 ):
     """(SIZE,): this program's keys whose bits from PREFIX on are `prefix`, counted from SHIFT_ on."""
     counts = tl.zeros([SIZE], tl.int32)
@@ -237,6 +231,6 @@ def part_histogram(
 
 
 @triton.jit
-def add_counts(histogram, counts, SIZE: tl.constexpr):
+def add_counts(histogram, counts, SIZE: constexpr):
     """Add this program's counts to a histogram."""
     tl.atomic_add(histogram + tl.arange(0, SIZE), counts, mask=counts > 0, sem="relaxed")
