@@ -248,7 +248,7 @@ def _described(path: Path, module: str, modified_ns: int, light: tuple[str, ...]
             return function
     elif function is None:
         raise BrokenFile(no_function(path, name))
-    found: Callable[..., Any] = getattr(_executed(path, module, None), name)
+    found: Callable[..., Any] = getattr(_executed(_new(path, module)), name)
     return found
 
 
@@ -259,28 +259,21 @@ def _lightly(
     """A file, executed lightly, or until a name is assigned; in earnest where stand-ins were not enough."""
     made = _new(path, module)
     try:
-        return _executed(path, module, light, made)
+        return _executed(made, light)
     except SyntaxError as error:
         raise broken(error, path) from error
     except Exception as error:  # what runs may raise anything
         if until is not None and hasattr(made, until):
             return made
         try:
-            return _executed(path, module, None)
+            return _executed(_new(path, module))
         except Exception as earnest:
             cause = error if isinstance(earnest, ModuleNotFoundError) else earnest
             raise broken(cause, path) from cause
 
 
-def _executed(
-    path: Path, module: str, light: tuple[str, ...] | None, into: ModuleType | None = None
-) -> ModuleType:
-    """A file as a module of its own, which nobody else will import, or `into` one; without `light` in
-    earnest.
-    """
-    made = into or _new(path, module)
-    assert made.__spec__ is not None
-    assert made.__spec__.loader is not None
+def _executed(made: ModuleType, light: tuple[str, ...] | None = None) -> ModuleType:
+    """The module, executed: lightly, with these modules in earnest; all of them, where none is named."""
     if light is not None:
 
         def stand_in(name: str, *others: Any) -> Any:
@@ -289,6 +282,8 @@ def _executed(
             return builtins.__import__(name, *others) if is_light and not level else StandIn()
 
         made.__dict__["__builtins__"] = {**vars(builtins), "__import__": stand_in}
+    assert made.__spec__ is not None
+    assert made.__spec__.loader is not None
     sys.modules[made.__name__] = made  # where dataclasses look for it
     try:
         made.__spec__.loader.exec_module(made)
@@ -298,6 +293,7 @@ def _executed(
 
 
 def _new(path: Path, module: str) -> ModuleType:
+    """A file as a module of its own, which nobody else will import."""
     spec = spec_from_file_location(f"{module} as a file", path)
     assert spec is not None
     made = module_from_spec(spec)

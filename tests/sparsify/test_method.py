@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 import sparsify
@@ -31,14 +29,6 @@ def test_an_empty_bucket_selects_nothing() -> None:
     assert num_selected(0, 0.5) == 0
 
 
-@pytest.mark.parametrize("density", [0.0, -0.1, 1.5, float("nan"), float("inf")])
-def test_density_out_of_range_is_refused(density: float) -> None:
-    with pytest.raises(ValueError, match=r"a number in \(0, 1\]"):
-        sparsify.build("topk", density=density)
-    with pytest.raises(ValueError, match=r"a number in \(0, 1\]"):
-        sparsify.build("dgc", density_warmup=[0.25, density])
-
-
 def test_parts_that_do_not_fit_are_refused_at_construction() -> None:
     with pytest.raises(ValueError, match="TopK each picks its own"):
         Sparsifier(0.1, TopK(), NoFeedback(), AllReduce())
@@ -52,26 +42,6 @@ def test_parts_that_do_not_fit_are_refused_at_construction() -> None:
         sparsify.build("topk", packed=False, index="int64")
     Sparsifier(0.1, FirstK(), NoFeedback(), AllReduce())
     Sparsifier(0.1, Union(TopK()), ErrorFeedback(), AllReduce())
-
-
-@pytest.mark.parametrize(
-    ("choice", "sentence"),
-    [
-        (
-            {"feedback": "momentum"},
-            "no feedback 'momentum'; there are: gradient, learning_rate, literal, none",
-        ),
-        ({"index": "int8"}, "no index 'int8' .*; there are: delta16, int32, int64"),
-        ({"value": "fp8"}, "no value 'fp8'; there are: as_is, bf16, fp16, fp32"),
-        ({"scope": "block"}, "scope='block' .* must be one of global, layer, or a bucket size in MB"),
-        ({"scope": -1.0}, "scope=-1.0 is out of range"),
-    ],
-)
-def test_a_choice_that_there_is_not_is_answered_with_those_there_are(
-    choice: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        sparsify.build("topk", **choice)
 
 
 def test_unknown_names_list_what_there_is() -> None:

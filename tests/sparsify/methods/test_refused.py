@@ -10,13 +10,23 @@ import sparsify
 from sparsify.spec import function_of
 
 OUT_OF_RANGE: list[tuple[str, dict[str, Any], str]] = [
-    ("topk", {"density": 0.0}, "density=0.0 is out of range"),
-    ("topk", {"density": 1.5}, "density=1.5 is out of range"),
+    *(
+        ("topk", {"density": density}, r"density=.* is out of range: it must be a number in \(0, 1\]")
+        for density in (0.0, -0.1, 1.5, float("nan"), float("inf"))
+    ),
+    *(
+        ("dgc", {"density_warmup": [0.25, density]}, r"density_warmup=.* a number in \(0, 1\]")
+        for density in (0.0, -0.1, 1.5, float("nan"), float("inf"))
+    ),
     ("topk", {"scope": 0.0}, "scope=0.0 is out of range"),
-    ("topk", {"feedback": "sum"}, "no feedback 'sum'"),
+    ("topk", {"scope": -1.0}, "scope=-1.0 is out of range"),
+    ("topk", {"scope": "block"}, "scope='block' .* must be one of global, layer, or a bucket size in MB"),
+    ("topk", {"feedback": "sum"}, "no feedback 'sum'; there are: gradient, learning_rate, literal, none"),
+    ("topk", {"index": "int8"}, "no index 'int8' .*; there are: delta16, int32, int64"),
+    ("topk", {"value": "fp8"}, "no value 'fp8'; there are: as_is, bf16, fp16, fp32"),
     ("dgc", {"clip_norm": 0.0}, "clip_norm=0.0 is out of range"),
     ("adacomp", {"conv_bin": 0}, "conv_bin=0 is out of range"),
-    ("adacomp", {"other_bin": 20_000}, "other_bin=20000 is out of range"),
+    ("adacomp", {"other_bin": 2**14}, "other_bin=16384 is out of range"),
     ("blockrandomk", {"exchange": "gossip"}, "no exchange 'gossip'; there are: allgather, allreduce"),
     ("gaussiank", {"rule": "exact"}, "no rule 'exact'; there are: bounded, published"),
     ("gaussiank", {"rule": "published", "slack": 3.0}, "slack=3.0 has no effect"),
@@ -42,11 +52,7 @@ OUT_OF_RANGE: list[tuple[str, dict[str, Any], str]] = [
     ("oktopk", {"local_drift": 0.9}, "local_drift=0.9 is out of range"),
     ("oktopk", {"threshold_every": 0}, "threshold_every=0 is out of range"),
     ("micro", {"rule": "paper"}, "no rule 'paper'; there are: intended, published"),
-    (
-        "micro",
-        {"threshold": 0.0},
-        "threshold=0.0 is out of range: it must be a finite number above 0",
-    ),
+    ("micro", {"threshold": 0.0}, "threshold=0.0 is out of range: it must be a finite number above 0"),
     ("exdyna", {"blocks": 0}, "blocks=0 is out of range: it must be a whole number, 1 or more"),
     ("exdyna", {"rule": "paper"}, "no rule 'paper'; there are: intended, published"),
     ("dgc", {"sample": 0.0}, "sample=0.0 is out of range"),
@@ -64,11 +70,7 @@ OUT_OF_RANGE: list[tuple[str, dict[str, Any], str]] = [
     ("powersgd", {"min_compression_rate": 0.5}, "min_compression_rate=0.5 is out of range"),
     ("powersgd", {"feedback": "literal"}, "no feedback 'literal'"),
     ("terngrad", {"clip": float("nan")}, "clip=nan is out of range"),
-    (
-        "signsgd",
-        {"scope": "block"},
-        "scope='block' is out of range: it must be one of global, layer",
-    ),
+    ("signsgd", {"scope": "block"}, "scope='block' is out of range: it must be one of global, layer"),
 ]
 OF_ANOTHER_TYPE: list[tuple[str, dict[str, Any], str]] = [
     ("topk", {"density": "0.01"}, "density='0.01' is out of range: it must be a number in"),
