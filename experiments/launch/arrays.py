@@ -55,14 +55,14 @@ class JobArray:
         return float(self.shape.nodes * len(self.jobs) * self.cluster.time_min / 60)
 
     def options(self, name: str, folder: Path, cwd: Path, exclude: Sequence[str] = ()) -> dict[str, Any]:
-        """Keyword arguments for submitit's SlurmExecutor.
+        """Keyword arguments for submitit's SlurmExecutor; sbatch is told nothing of those that are None.
 
         Args:
             folder: of the array, with the spec of each job.
             cwd: the job's working directory, with the code.
             exclude: nodes to avoid, in addition to those of the cluster's description.
         """
-        cluster, shape = self.cluster, self.shape
+        cluster, shape, gpus = self.cluster, self.shape, self.shape.gpus_per_node
         # Of an array each job has its own number, of a single job there is none.
         spec = f"{shlex.quote(str(folder))}/task${{SLURM_ARRAY_TASK_ID:-0}}.json"
         call = f"{shlex.quote(self.python)} -u -m experiments.launch.job_hooks"
@@ -79,26 +79,20 @@ class JobArray:
             # Since SLURM 22.05 srun does not take this from sbatch, and all workers would share one core.
             "srun_args": [f"--cpus-per-task={shape.cpus_per_task}", *cluster.srun],
             "wckey": None,  # instead of submitit's default, which clusters that check these keys would refuse
-            **{option: given for option in PLAIN_SBATCH if (given := getattr(cluster, option)) is not None},
+            **{option: getattr(cluster, option) for option in PLAIN_SBATCH},
+            "mem": cluster.mem_gb and f"{cluster.mem_gb}G",
+            "exclusive": cluster.exclusive or None,
+            "gres": f"{cluster.gres}:{gpus}" if gpus and cluster.gres else None,
+            "gpus_per_node": gpus if gpus and not cluster.gres else None,
+            "exclude": ",".join([*filter(None, [cluster.exclude]), *exclude]) or None,
         }
-        if cluster.mem_gb is not None:
-            options["mem"] = f"{cluster.mem_gb}G"
-        if cluster.exclusive:
-            options["exclusive"] = True
-        if shape.gpus_per_node and cluster.gres:
-            options["gres"] = f"{cluster.gres}:{shape.gpus_per_node}"
-        elif shape.gpus_per_node:
-            options["gpus_per_node"] = shape.gpus_per_node
-        if away := [*filter(None, [cluster.exclude]), *exclude]:
-            options["exclude"] = ",".join(away)
         further: dict[str, Any] = {"requeue": True, "chdir": str(cwd)}
         if cluster.reservation is not None:
             further["reservation"] = cluster.reservation
         for word in cluster.sbatch:
             option, equals, value = word.removeprefix("--").partition("=")
             further[option] = value if equals else True
-        options["additional_parameters"] = further
-        return options
+        return {**options, "additional_parameters": further}
 
 
 def shape_of(cluster: SlurmCluster, config: Config) -> Shape:
@@ -151,16 +145,10 @@ def in_random_order(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     Within a repetition runs compare on the same nodes at about the same time; a drift falls on each method
     alike in the mean. The order follows from the runs, so that planning it again gives the same.
     """
-    ids = {id(run): run_id(run.config) for run in planned}
-    by_seed: dict[int, list[PlannedRun]] = {}
-    for run in sorted(planned, key=lambda run: ids[id(run)]):
-        by_seed.setdefault(run.config.seed, []).append(run)
-    chance = random.Random("".join(sorted(ids.values())))
-    ordered = []
-    for _, group in sorted(by_seed.items()):
-        chance.shuffle(group)
-        ordered += group
-    return ordered
+    named = sorted(((run_id(run.config), run) for run in planned), key=lambda each: each[0])
+    chance = random.Random("".join(name for name, _ in named))
+    chance.shuffle(named)
+    return sorted((run for _, run in named), key=lambda run: run.config.seed)
 
 
 def sbatch_texts(found: Sequence[JobArray], folders: Folders, name: str) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from analysis.records import schema
@@ -131,15 +131,11 @@ class StatusView:
 
     def progress(self, attempt: Attempt) -> schema.Progress:
         """The progress of a run, from the note of its newest start."""
-        notes = sorted(self.folders.launch(attempt).glob("start-*/progress.json"), key=_age)
+        notes = sorted(self.folders.launch(attempt).glob("start-*/progress.json"), key=os.path.getmtime)
         return (read_note(notes[-1], schema.Progress) if notes else None) or schema.Progress()
 
     def _is_silent(self, attempt: Attempt) -> bool:
         return attempt.state in ("submitted", "running") and self.job(attempt) not in (self.queued or ())
-
-
-def _age(path: Path) -> float:
-    return path.stat().st_mtime
 
 
 def stuck(states: Iterable[RunStatus]) -> set[str]:

@@ -121,13 +121,7 @@ def open_group(
     device: torch.device,
     give_up: Callable[[], bool] = lambda: False,
 ) -> AnyComm:
-    """The communicator of a worker that our launcher, or srun, started.
-
-    Args:
-        folder: shared by the workers, and fresh.
-        here: all workers are on this machine.
-        interface: of the network to use; None: the one of the host's name.
-        give_up: asked while waiting; True ends the wait as if the patience were over.
+    """The communicator of a worker that our launcher, or srun, started; see `open_store`.
 
     Raises:
         WorkerLost: somebody did not come.

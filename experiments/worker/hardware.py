@@ -114,17 +114,15 @@ def facts(device: torch.device) -> Worker:
     """The machine as this worker sees it."""
     own, mine = torch.cuda.get_device_properties(device), bus(device.index)
     others = [index for index in range(torch.cuda.device_count()) if index != device.index]
-    gpu = gpus.survey().get(mine)
+    told = gpus.survey().get(mine)
+    by_driver = {name: getattr(told, name, None) for name in ("driver", "pcie", "nvlinks", "idle_nvlinks")}
     return Worker(
         host=platform.node(),
         gpu=own.name,
         memory_gib=round(own.total_memory / 2**30, 1),
         bus=mine,
-        driver=gpu.driver if gpu else None,
-        pcie=gpu.pcie if gpu else None,
-        nvlinks=gpu.nvlinks if gpu else None,
-        idle_nvlinks=gpu.idle_nvlinks if gpu else None,
-        links=gpu.links if gpu else {},
+        **by_driver,
+        links=told.links if told else {},
         peers={bus(index): torch.cuda.can_device_access_peer(device, index) for index in others},
         nccl=environment.nccl_settings(),
     )

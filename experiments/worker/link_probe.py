@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -62,10 +61,10 @@ def probe(comm: Comm, link: NamedLink, per_node: int) -> ProbedLink:
     ring = [(node, first[(at + 1) % len(first)]) for at, node in enumerate(first)]
     size = round(min(max(TRANSFER_S / beta_s_per_byte, LEAST_BYTES), MOST_BYTES))
     few, many = torch.zeros(1), torch.zeros(size // 4)
-    send(comm, many, ring)  # connections are made, and TCP's windows opened
+    comm.permute(many, ring)  # connections are made, and TCP's windows opened
     ping_pong = [_fastest(comm, partial(there_and_back, comm, few, few, pair), ROUND_TRIPS) for pair in ring]
     pairs = [_fastest(comm, partial(there_and_back, comm, many, few, pair), REPEATS) for pair in ring]
-    together = _fastest(comm, partial(send, comm, many, ring), REPEATS)
+    together = _fastest(comm, partial(comm.permute, many, ring), REPEATS)
     kinds, computing_s = calibrated(comm, ring[0])
     return ProbedLink(
         asked_gbit_s=gbit_s(1.0, beta_s_per_byte),
@@ -78,11 +77,6 @@ def probe(comm: Comm, link: NamedLink, per_node: int) -> ProbedLink:
     )
 
 
-def send(comm: Comm, data: Tensor, route: Sequence[tuple[int, int]]) -> None:
-    """Send the data along the route."""
-    comm.permute(data, route)
-
-
 def there_and_back(comm: Comm, data: Tensor, answer: Tensor, pair: tuple[int, int]) -> None:
     """The sender knows from the answer that the data have come."""
     comm.permute(data, [pair])
@@ -93,7 +87,13 @@ def _fastest(comm: Comm, transfer: Callable[[], object], rounds: int) -> float:
     """Seconds of a transfer that all workers begin together, until the last one has ended it. What else the
     machine does can only make it slower: the fastest of several is the link's.
     """
-    return min(map(max, _rounds(comm, transfer, rounds)))
+    taken = []
+    for _ in range(rounds):
+        comm.barrier()
+        began = time.perf_counter()
+        transfer()
+        taken.append(time.perf_counter() - began)
+    return min(map(max, zip(*gather_json(comm, taken, CPU), strict=True)))
 
 
 def calibrated(comm: Comm, pair: tuple[int, int]) -> tuple[dict[str, tuple[float, float]], float]:
@@ -108,10 +108,8 @@ def calibrated(comm: Comm, pair: tuple[int, int]) -> tuple[dict[str, tuple[float
     """
     cases = [ProbeCase.of(comm, kind, size, pair) for kind in TEXTBOOK for size in CALIBRATED]
     seconds = _measured(comm, cases, passes=0)
-    found = {}
-    for kind in TEXTBOOK:
-        of_kind = [at for at, case in enumerate(cases) if case.kind == kind]
-        found[kind] = fitted([cases[at].cost for at in of_kind], seconds[of_kind])
+    of_kinds = {kind: [at for at, case in enumerate(cases) if case.kind == kind] for kind in TEXTBOOK}
+    found = {kind: fitted([cases[at].cost for at in own], seconds[own]) for kind, own in of_kinds.items()}
     small = [at for at, case in enumerate(cases) if case.size in SMALL]
     longer = _measured(comm, [cases[at] for at in small], PASSES) - seconds[small]
     return found, max(0.0, float(np.median(longer)))
@@ -168,11 +166,10 @@ def _typical(everybody: Sequence[Sequence[tuple[float, float]]]) -> float:
     rounds but the first. The workers are processes of one machine, whose clock they share.
 
     Args:
-        everybody: of each worker when each round began and ended.
+        everybody: (workers, rounds, 2) when each round began and ended.
     """
-    rounds = list(zip(*everybody, strict=True))[1:]
-    whole = [max(end for _, end in each) - max(began for began, _ in each) for each in rounds]
-    return float(statistics.median(whole))
+    began, ended = np.array(everybody)[:, 1:].max(axis=0).T
+    return float(np.median(ended - began))
 
 
 def fitted(costs: Sequence[Cost], seconds: np.ndarray) -> tuple[float, float]:
@@ -185,17 +182,6 @@ def fitted(costs: Sequence[Cost], seconds: np.ndarray) -> tuple[float, float]:
     scale = rows.max(axis=0)
     (alpha, beta), _ = nnls(rows / scale / seconds[:, None], np.ones(len(seconds)))
     return float(alpha / scale[0]), float(beta / scale[1])
-
-
-def _rounds(comm: Comm, transfer: Callable[[], object], rounds: int) -> list[tuple[float, ...]]:
-    """Each worker's seconds of each round, which all workers begin together."""
-    taken = []
-    for _ in range(rounds):
-        comm.barrier()
-        began = time.perf_counter()
-        transfer()
-        taken.append(time.perf_counter() - began)
-    return list(zip(*gather_json(comm, taken, CPU), strict=True))
 
 
 def gbit_s(size: float, seconds: float) -> float:

@@ -29,14 +29,13 @@ from experiments.worker.connect import connect
 from experiments.worker.orders import Orders
 from experiments.worker.provenance import provenance, state
 from slurm.environment import WorkerPlace
-from sparsify.comm import Comm, virtual
+from sparsify.comm import Comm, gather_json, virtual
 from sparsify.comm.torch import TorchComm
 from sparsify.cost import Link
 
 if TYPE_CHECKING:  # it names Horovod's communicator, which may not be installed
     from experiments.worker.connect import AnyComm
 
-NAME_BYTES = 128  # of a name that ranks exchange
 PROGRESS_S = 0.5  # between two notes of how far the run is
 
 
@@ -180,14 +179,13 @@ def take_turns(
 def outcome_of(trained: TrainedModel, comm: Comm, steps: int, steps_per_epoch: int) -> RunOutcome:
     """Compare the final weights over the ranks, bit for bit. Collective."""
     parameters = [p.detach() for p in trained.model.parameters()]
-    digest = hashlib.sha256()
+    digest, device = hashlib.sha256(), parameters[0].device
     for p in parameters:
         digest.update(p.cpu().contiguous().numpy().tobytes())
-    mine = torch.tensor(list(digest.digest()), dtype=torch.int32, device=parameters[0].device)
-    agreed = trained.agreed and all(torch.equal(mine, other) for other in comm.all_gather(mine))
-    size = sum(p.numel() for p in parameters)
-    kernels = names_of_all(trained.searching["kernel"] or "", comm, parameters[0].device)
-    weights, searching = digest.hexdigest(), {**trained.searching, "kernel": " and ".join(kernels) or None}
+    weights, size = digest.hexdigest(), sum(p.numel() for p in parameters)
+    agreed = trained.agreed and len({*gather_json(comm, weights, device)}) == 1
+    kernels = names_of_all(trained.searching["kernel"] or "", comm, device)
+    searching = {**trained.searching, "kernel": " and ".join(kernels) or None}
     return RunOutcome(
         steps, steps_per_epoch, size, len(parameters), weights, agreed, searching, trained.graph
     )
@@ -195,9 +193,7 @@ def outcome_of(trained: TrainedModel, comm: Comm, steps: int, steps_per_epoch: i
 
 def names_of_all(name: str, comm: Comm, device: torch.device) -> list[str]:
     """Every rank's name, each once: machines may differ in their processors and compilers. Collective."""
-    mine = torch.tensor(list(name.encode()[:NAME_BYTES].ljust(NAME_BYTES)), dtype=torch.int32, device=device)
-    names = (bytes(other.tolist()).decode(errors="replace").strip() for other in comm.all_gather(mine))
-    return [name for name in dict.fromkeys(names) if name]
+    return [name for name in dict.fromkeys(gather_json(comm, name, device)) if name]
 
 
 class ProgressNote:

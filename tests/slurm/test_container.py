@@ -144,7 +144,6 @@ def test_no_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     says(choice("x.sif"), "container=thin", "neither apptainer nor singularity", "container=none")
     says(choice("x.sif", runtime="singularity"), "singularity is not here")
-    says(choice("x.sif", runtime="docker"), "container.runtime='docker'", "auto, apptainer, singularity")
 
 
 def test_singularity_does_as_well(runtime: Path, tmp_path: Path) -> None:
