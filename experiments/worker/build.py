@@ -96,20 +96,13 @@ def build(config: Config, data_root: Path | None, device: torch.device) -> Built
     data = datasets.load(task.dataset, data_root, device)
     if config.train.held_out:
         data = data.holding_out(config.train.held_out)
-    run = build_on(data, config, device)
-    if not config.variants:
-        return run
-    variants = {each.name: endless(build_on(data, each.config, device)) for each in config.variants}
-    return endless(run)._replace(variants=variants)
+    turns = bool(config.variants)
+    variants = {each.name: build_on(data, each.config, device, turns) for each in config.variants}
+    return build_on(data, config, device, turns)._replace(variants=variants)
 
 
-def endless(run: Built) -> Built:
-    """The same, trained until its turns are over."""
-    return run._replace(settings=run.settings._replace(num_steps=None))
-
-
-def build_on(data: Dataset, config: Config, device: torch.device) -> Built:
-    """The same without variants, on data that were loaded."""
+def build_on(data: Dataset, config: Config, device: torch.device, turns: bool) -> Built:
+    """The same without variants, on data that were loaded; with `turns`, trained until these are over."""
     task: Task = TASKS.build(config.task.name, config.task.arguments)
     method: Method = METHODS.build(config.method.name, config.method.arguments)
     train = config.train
@@ -121,7 +114,7 @@ def build_on(data: Dataset, config: Config, device: torch.device) -> Built:
     steps_per_epoch = train.epoch_steps or task.steps_per_epoch(data, config.workers)
     settings = LoopSettings(
         seed=config.seed,
-        num_steps=train.steps or train.epochs * steps_per_epoch,
+        num_steps=None if turns else train.steps or train.epochs * steps_per_epoch,
         train=train,
         device=device,
         dtype=DTYPES[config.precision],

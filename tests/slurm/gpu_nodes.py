@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -19,65 +21,17 @@ from experiments.worker.hardware_claims import Worker
 from slurm import gpus
 from slurm.gpus import bus_id
 
-# As drivers print them, shortened; a tab is written |. Eight V100 of a DGX-1, 2019:
-DGX1 = """\
-|GPU0|GPU1|GPU2|GPU3|GPU4|GPU5|GPU6|GPU7|mlx5_0|mlx5_2|mlx5_1|mlx5_3|CPU Affinity
-GPU0| X |NV1|NV1|NV2|NV2|SYS|SYS|SYS|PIX|SYS|PHB|SYS|0-19,40-59
-GPU1|NV1| X |NV2|NV1|SYS|NV2|SYS|SYS|PIX|SYS|PHB|SYS|0-19,40-59
-GPU2|NV1|NV2| X |NV2|SYS|SYS|NV1|SYS|PHB|SYS|PIX|SYS|0-19,40-59
-GPU3|NV2|NV1|NV2| X |SYS|SYS|SYS|NV1|PHB|SYS|PIX|SYS|0-19,40-59
-GPU4|NV2|SYS|SYS|SYS| X |NV1|NV1|NV2|SYS|PIX|SYS|PHB|20-39,60-79
-GPU5|SYS|NV2|SYS|SYS|NV1| X |NV2|NV1|SYS|PIX|SYS|PHB|20-39,60-79
-GPU6|SYS|SYS|NV1|SYS|NV1|NV2| X |NV2|SYS|PHB|SYS|PIX|20-39,60-79
-GPU7|SYS|SYS|SYS|NV1|NV2|NV1|NV2| X |SYS|PHB|SYS|PIX|20-39,60-79
-mlx5_0|PIX|PIX|PHB|PHB|SYS|SYS|SYS|SYS| X |SYS|PHB|SYS|
-mlx5_2|SYS|SYS|SYS|SYS|PIX|PIX|PHB|PHB|SYS| X |SYS|PHB|
 
-Legend:
+def printed(name: str) -> str:
+    """What a driver printed, shortened, as nvidia_smi/ has it."""
+    return Path(__file__).with_name("nvidia_smi").joinpath(f"{name}.txt").read_text()
 
-  X    = Self
-  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
-  NV#  = Connection traversing a bonded set of # NVLinks
-""".replace("|", "\t")
-# A newer driver: the header underlined, network cards numbered, one column more.
-SWITCHED = """\
-|\x1b[4mGPU0|GPU1|GPU2|NIC0|NIC1|CPU Affinity|NUMA Affinity|GPU NUMA ID\x1b[0m
-GPU0| X |NV18|NV18|PXB|NODE|0-63,128-191|0||N/A
-GPU1|NV18| X |NV18|NODE|PXB|0-63,128-191|0||N/A
-GPU2|NV18|NV18| X |SYS|SYS|64-127,192-255|1||N/A
-NIC0|PXB|NODE|SYS| X |NODE||||
-NIC1|NODE|PXB|SYS|NODE| X ||||
 
-NIC Legend:
-
-  NIC0: mlx5_0
-  NIC1: mlx5_1
-""".replace("|", "\t")
-# Pairs of A100 with a bridge, as somebody pasted it: tabs have become blanks.
-BRIDGED = """\
-        GPU0    GPU1    GPU2    GPU3    CPU Affinity    NUMA Affinity
-GPU0     X      NV12    NODE    NODE    0-31,64-95      0
-GPU1    NV12     X      NODE    NODE    0-31,64-95      0
-GPU2    NODE    NODE     X      NV12    0-31,64-95      0
-GPU3    NODE    NODE    NV12     X      0-31,64-95      0
-"""
-ALONE = "\t\x1b[4mGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\nGPU0\t X \t0-15\t0\t\tN/A\n"
-# Four GPUs of four machines.
-STATUS = """\
-GPU 0: Tesla V100-SXM2-32GB (UUID: GPU-0)
-| Link 0: 25.781 GB/s
-| Link 1: 25.781 GB/s
-| Link 2: 25.781 GB/s
-| Link 3: <inactive>
-| Link 4: 25.781 GB/s
-| Link 5: <inactive>
-GPU 1: NVIDIA H200 (UUID: GPU-1)
-| NVML: Unable to retrieve NVLink information as all links are inActive
-GPU 2: NVIDIA RTX A6000 (UUID: GPU-2)
-| Link 0: 14.062 GB/s
-| Link 4: Inactive
-GPU 3: Tesla T4 (UUID: GPU-3)
-""".replace("|", "\t")
+DGX1 = printed("dgx1")  # eight V100, 2019
+SWITCHED = printed("switched")  # by a newer driver: the header underlined, cards numbered, one column more
+BRIDGED = printed("bridged")  # pairs of A100, as somebody pasted it: tabs have become blanks
+ALONE = printed("alone")
+STATUS = printed("status")  # of four GPUs of four machines
 UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")
 SWITCH = 0xC0  # the bus of a switch
 # The fields in which drivers told an NVLink's speed before there was one field for all links.
@@ -248,7 +202,8 @@ class Driver:
 
 
 def drive(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> None:
-    """From now on this is the driver; None: there is none."""
+    """From now on this is the driver, asked anew by each survey of the test; None: there is none."""
+    monkeypatch.setattr(gpus, "survey", cache(gpus.survey.__wrapped__))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     monkeypatch.setattr(pynvml, "nvmlLib", driver or Driver("", without=["nvmlInitWithFlags"]))
 

@@ -172,6 +172,16 @@ def test_an_image_of_another_definition(
     says(choice(sif), "another definition (000000000000)", images.definition("cpu"), "make sif IMAGE=cpu")
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"), [('{"labels": {"a": "b"}}', {"a": "b"}), ('{"labels": null}', {}), ("{}", {})]
+)
+def test_an_image_may_have_no_labels(tmp_path: Path, said: str, expected: dict[str, str]) -> None:
+    program = tmp_path / "apptainer"
+    program.write_text(f'#!/bin/sh\necho \'{{"data": {{"attributes": {said}}}}}\'\n')
+    program.chmod(0o755)
+    assert images.labels(tmp_path / "x.sif", str(program)) == expected
+
+
 def test_an_image_is_read_once(runtime: Path, tmp_path: Path) -> None:
     sif = a_sif(tmp_path / "x.sif")
     first = container.facts(choice(sif))

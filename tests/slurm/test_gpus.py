@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,14 +20,6 @@ from tests.slurm.gpu_nodes import (
     nvlink_rates,
     topology,
 )
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Surveys are kept for a process's life; a test wants its own."""
-    gpus.survey.cache_clear()
-    yield
-    gpus.survey.cache_clear()
 
 
 def links(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
@@ -65,7 +56,6 @@ def test_a_virtual_machine_that_is_shown_no_switch_knows_of_its_nvlinks(
     found = links(Driver(SWITCHED, is_switched=True, without=hidden), monkeypatch)
     assert {entry for row in found.values() for entry in row.values()} == {"NV18"}
     silent = Driver(SWITCHED, is_switched=True, without=[*hidden, "nvmlDeviceGetP2PStatus"])
-    gpus.survey.cache_clear()
     assert {entry for row in links(silent, monkeypatch).values() for entry in row.values()} == {"SYS"}
 
 

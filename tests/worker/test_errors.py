@@ -1,12 +1,63 @@
-"""What a worker says of its end."""
+"""What a worker says of its end, and any command of packages that are missing."""
 
 from __future__ import annotations
+
+import re
+from importlib import metadata
 
 import pytest
 import torch
 
 from experiments.worker import errors
+from experiments.worker.errors import FIGURES, LIBRARY, TRAIN, trouble_of_import
 from experiments.worker.hardware import MachineMismatch
+from tests.conftest import ROOT
+
+
+def names_in(file: str) -> list[str]:
+    """The packages of a list in requirements/."""
+    return re.findall(r"^[a-z0-9-]+", (ROOT / "requirements" / file).read_text(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("file", "known"),
+    [
+        ("library.txt", LIBRARY),
+        ("figures.txt", FIGURES),
+        ("train.txt", TRAIN),
+    ],
+)
+def test_each_package_of_the_project_is_known_by_the_name_it_is_imported_by(
+    file: str, known: tuple[str, ...]
+) -> None:
+    assert names_in(file)
+    for name in names_in(file):
+        files = metadata.distribution(name).files or []
+        assert {path.parts[0].removesuffix(".py") for path in files} & set(known), name
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("hydra.core", ["package hydra is not installed", "`make .venv/.figures`"]),
+        ("torch", ["package torch is not installed", "`make .venv/.train`"]),
+        ("foo", ["package foo is not installed", "pip install foo"]),
+    ],
+)
+def test_who_misses_a_package_is_told_what_installs_it(name: str, words: list[str]) -> None:
+    kind, why = trouble_of_import(ModuleNotFoundError(f"No module named {name!r}", name=name)) or (
+        "",
+        "",
+    )
+    assert kind == "environment"
+    assert all(word in why for word in words), why
+
+
+def test_errors_of_our_own_keep_their_traceback() -> None:
+    assert trouble_of_import(ModuleNotFoundError("No module named 'analysis.x'", name="analysis.x")) is None
+    assert (
+        trouble_of_import(ImportError("cannot import name 'x' from 'slurm.task'", name="slurm.task")) is None
+    )
 
 
 def test_what_a_worker_says_of_its_end() -> None:

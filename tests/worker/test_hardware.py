@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,21 +21,12 @@ from tests.slurm.gpu_nodes import A100_LINKS, ALONE, SWITCHED, Driver, bus, driv
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    """Surveys are kept for a process's life; a test wants its own."""
-    gpus.survey.cache_clear()
-    yield
-    gpus.survey.cache_clear()
-
-
 def surveyed(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> dict[str, gpus.NodeGpu]:
-    gpus.survey.cache_clear()
     drive(monkeypatch, driver)
     return gpus.survey()
 
 
-def test_pcie_is_made_true_where_there_is_nvlink(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pcie_is_made_true_where_there_is_nvlink(monkeypatch: pytest.MonkeyPatch) -> None:
     linked = surveyed(monkeypatch, Driver(SWITCHED, is_switched=True))
     bare = surveyed(monkeypatch, Driver(SWITCHED.replace("NV18", "PHB")))
     # Under SLURM a task may see no other GPU than its own.
@@ -183,9 +173,7 @@ def test_virtual_ranks_claim_a_gpu_but_no_link(monkeypatch: pytest.MonkeyPatch) 
         check(config(where="virtual", gpu="h200"), GPU, SILENT)
 
 
-def test_devices_are_found_by_their_bus_however_they_are_numbered(
-    fresh: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_are_found_by_their_bus_however_they_are_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA_VISIBLE_DEVICES=2,1: CUDA's device 0 is the driver's GPU2."""
     drive(monkeypatch, Driver(SWITCHED, [[25.0] * 18, [25.0] * 18, [14.0] * 18], is_switched=True))
     visible = [
@@ -214,7 +202,7 @@ def test_torch_tells_the_bus_of_a_device() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_real_gpu_is_what_the_driver_says(fresh: None) -> None:
+def test_a_real_gpu_is_what_the_driver_says() -> None:
     seen, node = hardware.facts(GPU), gpus.survey()
     assert node[seen.bus].name == seen.gpu.partition(" MIG ")[0]
     assert seen.driver
