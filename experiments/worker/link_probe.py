@@ -93,7 +93,8 @@ def _fastest(comm: Comm, transfer: Callable[[], object], rounds: int) -> float:
         began = time.perf_counter()
         transfer()
         taken.append(time.perf_counter() - began)
-    return min(map(max, zip(*gather_json(comm, taken, CPU), strict=True)))
+    fastest: float = min(map(max, zip(*gather_json(comm, taken, CPU), strict=True)))
+    return fastest
 
 
 def calibrated(comm: Comm, pair: tuple[int, int]) -> tuple[dict[str, tuple[float, float]], float]:
@@ -116,7 +117,9 @@ def calibrated(comm: Comm, pair: tuple[int, int]) -> tuple[dict[str, tuple[float
 
 
 def _measured(comm: Comm, cases: Sequence[ProbeCase], passes: int) -> np.ndarray:
-    """(cases,) seconds of each. Collective.
+    """(cases,) seconds of each, from when the last worker enters a collective until the last one leaves it:
+    the median of its rounds but the first. The workers are processes of one machine, whose clock they share.
+    Collective.
 
     Args:
         passes: over memory, before each case and after it.
@@ -131,7 +134,10 @@ def _measured(comm: Comm, cases: Sequence[ProbeCase], passes: int) -> np.ndarray
             began = time.perf_counter()
             cases[at].do()
             took[at].append((began, time.perf_counter()))
-    return np.array([_typical(gather_json(comm, mine, CPU)) for mine in took])
+    everybody = np.array([gather_json(comm, mine, CPU) for mine in took])  # (cases, workers, rounds, 2)
+    began, ended = np.moveaxis(everybody[:, :, 1:].max(axis=1), -1, 0)
+    medians: np.ndarray = np.median(ended - began, axis=1)
+    return medians
 
 
 class ProbeCase(NamedTuple):
@@ -159,17 +165,6 @@ class ProbeCase(NamedTuple):
         sent = data.nbytes - 4 * share if kind == "all_to_all" else data.nbytes
         form = ALGORITHMS[getattr(comm, "algorithm", "textbook")][kind]
         return cls(kind, size, do[kind], form(sent, 1 if kind == "permute" else comm.size))
-
-
-def _typical(everybody: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """Seconds from when the last worker enters a collective until the last one leaves it, the median of its
-    rounds but the first. The workers are processes of one machine, whose clock they share.
-
-    Args:
-        everybody: (workers, rounds, 2) when each round began and ended.
-    """
-    began, ended = np.array(everybody)[:, 1:].max(axis=0).T
-    return float(np.median(ended - began))
 
 
 def fitted(costs: Sequence[Cost], seconds: np.ndarray) -> tuple[float, float]:
