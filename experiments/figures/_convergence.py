@@ -19,6 +19,7 @@ from experiments.figures import papers
 
 PUBLISHED = {"val_loss": "val_loss", "val_top1": "top1"}  # our name of a column -> that of the published one
 ENDS = {"val_loss": "yoon2022.val-loss", "val_top1": "yoon2022.top1"}  # where the paper's trainings end
+WORDS = {"val_loss": "validation loss", "val_top1": "validation top-1"}
 BELOW, ABOVE = 0.85, 1.25  # the lowest and the highest tick: where a logarithmic axis ends
 ASIDE = 0.2  # of a method's place: ours to the left, the published ones to the right
 Keys = Callable[[Frames, str], list[str]]  # the trainings that go by a name
@@ -87,40 +88,31 @@ def table(frames: Frames, found: Mapping[str, Seeds], columns: Mapping[str, str]
     Args:
         columns: of the epochs, each with its unit.
     """
+    words = {column: WORDS[column] for column in columns}
     rows = [
         {
             "method": line.look.label,
-            **{_words(column): final(frames, line.keys, column) for column in columns},
-            **{f"{_words(column)}, paper": papers.value(ENDS[column])[line.method] for column in columns},
+            **{word: final(frames, line.keys, column) for column, word in words.items()},
+            **{f"{word}, paper": papers.value(ENDS[column])[line.method] for column, word in words.items()},
             "seeds": len(line.keys),
         }
         for line in found.values()
     ]
-    units = {
-        f"{_words(column)}{of}": unit for column, unit in columns.items() for of in ("", ", paper") if unit
-    }
+    units = {f"{words[column]}{of}": unit for column, unit in columns.items() for of in ("", ", paper")}
     return Table("At the end of the training", pd.DataFrame(rows), units)
-
-
-def _words(column: str) -> str:
-    return {"val_loss": "validation loss", "val_top1": "validation top-1"}[column]
 
 
 def caption(frames: Frames, what: str) -> str:
     """Words on what was trained, with how many seeds, and what the published curves are."""
-    virtual = ""
-    if captions.is_simulated(frames):
-        virtual = (
-            " The workers are virtual ranks of one process: the mathematics of that many workers, exactly."
-        )
-    return (
-        f"{what} {captions.setting(frames)} {captions.training(frames)} {_schedule(frames)} Random-k keeps "
-        f"no residual, as in the published code.{virtual} At the end: every seed, and the mean with its "
-        "interval; open markers: the published jobs. Grey lines: the learning rate falls to a tenth. Dotted, "
-        "with the range over their machines: Yoon and Oh 2022, VGG-16 on 8 workers x 128, density 0.001, "
-        "6,762 steps, one run on A100 and one on V100 (Random-k on A100 only; torch 1.8.1, which multiplies "
-        "in TF32 on A100 and in fp32 on V100), every one of 138 epochs from the authors' logs."
-    )
+    warm = [text for text in captions.values(frames, "method.density_warmup") if text not in ("[]", "")]
+    clock = captions.listed(captions.values(frames, "train.epoch_steps") or [""])
+    facts = {
+        "what": what,
+        "densities": captions.listed(map(number, captions.values(frames, "method.density"))),
+        "raised": f", raised to at least {captions.listed(warm)} in the first epochs" * bool(warm),
+        "epoch": f" An epoch of this clock has {clock} steps, as theirs." * bool(clock),
+    }
+    return captions.filled(papers.words("yoon2022.convergence"), frames, facts)
 
 
 def cut(found: Iterable[str], column: str, log: Sequence[float]) -> str:
@@ -181,16 +173,6 @@ def orders(keys: Keys = yoon2022.keys, at: str = "") -> list[Claim]:
         compared("yoon2022.fig3.dense-ends-above", "dense", "topk", column, keys, tolerance=0.0, **flips),
         compared("yoon2022.fig3.randomk-ends-below", "topk", "randomk", column, keys, **flips),
     ]
-
-
-def _schedule(frames: Frames) -> str:
-    """Density, its warm-up and the length of an epoch."""
-    densities = captions.listed(number(density) for density in captions.values(frames, "method.density"))
-    warm = [text for text in captions.values(frames, "method.density_warmup") if text not in ("[]", "")]
-    raised = f", raised to at least {captions.listed(warm)} in the first epochs" if warm else ""
-    clock = captions.values(frames, "train.epoch_steps")
-    epoch = f" An epoch of this clock has {captions.listed(clock)} steps, as theirs." if clock else ""
-    return f"Density of the sparse methods: {densities}{raised}.{epoch}"
 
 
 def _end(axes: plots.Axes, place: float, frames: Frames, line: Seeds, column: str) -> None:

@@ -17,10 +17,12 @@ from analysis.records.frames import Frames, keys_of, remembered, restrict
 from analysis.stats import Value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
-from experiments.figures import _predicted
+from experiments.figures import _predicted, papers
 from experiments.figures._predicted import Work
 from experiments.figures._runs import TIMED, with_density
 from sparsify import cost
+
+_DATA = papers.item("zhang.stable-throughput")
 
 
 class Family(NamedTuple):
@@ -29,31 +31,21 @@ class Family(NamedTuple):
     small: str
     large: str  # the slides'
     elements: int  # of the large one
-    hours: Mapping[str, float]  # of its training, as published, by method
+
+    @property
+    def hours(self) -> Mapping[str, float]:
+        """Hours of its training, as published, by method."""
+        found: Mapping[str, float] = papers.value(f"zhang.hours.{self.large}")
+        return found
 
 
-FAMILIES = {
-    "berttiny_ptb64": Family(
-        "BERT-Tiny, PTB", "BERT-Large", 345_000_000,
-        {"dense": 84.3, "oktopk": 52.4, "stable_topk": 41.8},
-    ),
-    "maetiny_cifar10": Family(
-        "MAE-Tiny, CIFAR-10", "MAE of ViT-Large", 329_239_296,
-        {"dense": 20.3, "oktopk": 13.3, "stable_topk": 11.0},
-    ),
-}  # fmt: skip
+FAMILIES = {task: Family(**own) for task, own in _DATA["families"].items()}
 LOOKS = {name: style.look(name) for name in ("dense", "topk", "oktopk")}
 LOOKS["stable_topk"] = style.Look("Stable Top-K", "#E69F00", "D", "xx")
 UNNAMED = {name: look._replace(label="") for name, look in LOOKS.items()}
 LARGE_DENSITY = 0.01
 EVERY = 10  # N, steps between two choices; B is that of the sweep, and of models as large as theirs their own
 SMALL_BLOCK, BLOCK = 100, 10_000
-# What the selecting of models as large is scaled from.
-SELECTING: dict[str, RunSettings] = {
-    "smoke": {"task.elements": 200_000, "cluster": "local", "alternate.limit_min": 0.02},
-    "laptop": {"task.elements": 10_000_000, "cluster": "local", "alternate.limit_min": 2},
-    "paper": {"task.elements": 100_000_000, "cluster": "virtual", "alternate.limit_min": 10},
-}
 WORKERS = 16  # that exchange in the prediction
 LINKS = {"10 Gbit/s": _predicted.ethernet(10), "100 Gbit/s": _predicted.ethernet(100)}
 DASHES = dict(zip(LINKS, ("-", "--"), strict=True))
@@ -70,7 +62,9 @@ def methods(density: float, block: int) -> dict[str, RunSettings]:
 def run(profile: str) -> Run:
     """The run in which all methods select from a vector in turns."""
     variants = methods(LARGE_DENSITY, BLOCK if profile != "smoke" else SMALL_BLOCK)
-    return Run({**TIMED, "profile": profile, "task": "vector", "workers": 2, **SELECTING[profile]}, variants)
+    return Run(
+        {**TIMED, "profile": profile, "task": "vector", "workers": 2, **_DATA["selecting"][profile]}, variants
+    )
 
 
 @remembered
@@ -153,8 +147,9 @@ def table(frames: Frames) -> Table:
                     "computing that gives this": computing_for(hours, dense, own) if hours else None,
                 })  # fmt: skip
     units = {"selecting": "ms", "adds to computing": "ms", "computing that gives this": "s"}
-    note = (
-        "The last column: seconds of computing in a step at which the speed-up over dense would be that of "
-        "the published hours, were as many steps needed; a dash where there are none."
+    return Table(
+        "Models as large as theirs, simulated",
+        pd.DataFrame(rows),
+        units,
+        papers.words("zhang.stable-throughput.note"),
     )
-    return Table("Models as large as theirs, simulated", pd.DataFrame(rows), units, note)

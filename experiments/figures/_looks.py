@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -67,9 +67,25 @@ def largest(frames: Frames) -> str:
 
 def over_runs(frames: Frames, number: Callable[[Frames], float], bounds: Bounds) -> Value | None:
     """A number of each run, as an arithmetic mean with its interval within what the number can be."""
-    found = [number(restrict(frames, [key])) for key in frames.runs["key"]]
-    known = [value for value in found if not np.isnan(value)]
+    runs = [restrict(frames, [key]) for key in frames.runs["key"]]
+    known = [value for run in runs if len(run.looks) and not np.isnan(value := number(run))]
     return over_units(known, bounds, value=float(np.mean(known))) if known else None
+
+
+def of_model(frames: Frames, task: str, number: Callable[[Frames], float], bounds: Bounds) -> Value | None:
+    """`over_runs` of one model."""
+    return over_runs(of_task(frames, task), number, bounds)
+
+
+Measures = Mapping[str, tuple[Callable[[Frames], float], Bounds]]  # by the names of columns
+
+
+def rows(frames: Frames, measures: Measures) -> list[dict[str, object]]:
+    """Rows of a table: of each model these numbers, `over_runs`."""
+    return [
+        {"model": model, **{name: over_runs(of_model, *measure) for name, measure in measures.items()}}
+        for model, of_model in models(frames).items()
+    ]
 
 
 def some_steps(steps: Sequence[int], count: int = 4) -> list[int]:

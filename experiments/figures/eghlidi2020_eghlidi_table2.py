@@ -14,39 +14,20 @@ from analysis.pictures import captions, marks
 from analysis.pictures.numbers import brief, number
 from analysis.records.frames import Frames
 from analysis.records.steps import breakdown
-from analysis.stats import SHARE, Value, of_phases, phase_difference, slowdown, taken
+from analysis.stats import SHARE, Value, phase_difference, taken
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures.papers import claim
+from experiments.figures import papers
+from experiments.figures.papers import claim, claim_each
 
 TITLE = "Breakdown of a layer-wise step over 10 Gbit/s: who beats dense?"
 MODE = "serialised"
 SCALE = {"task.name": "resnet18_cifar10", "task.batch_size": 128, "workers": 8, "method.density": 0.01}
+_DATA = papers.item("eghlidi2020.eghlidi-table2")
+VARIANTS: dict[str, RunSettings] = _DATA["methods"]
+LABELS: dict[str, str] = _DATA["labels"]
 REPEATS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
-SPARSE = {
-    "method.density": 0.01, "method.density_warmup": [], "method.scope": "layer",
-    "method.feedback": "gradient",
-}  # fmt: skip
-PACKED, REDUCED = {**SPARSE, "method.packed": True}, {**SPARSE, "method.exchange": "allreduce"}
-VARIANTS: dict[str, RunSettings] = {
-    "dense": {"method": "dense", "method.scope": "layer"},
-    "topk": {"method": "topk", **PACKED},
-    "randomk": {"method": "randomk", **PACKED},  # by torch.randperm
-    "randomk-allreduce": {
-        "method": "randomk", **REDUCED, "method.shared": True, "method.sampling": "hash",
-    },
-    "blockrandomk": {"method": "blockrandomk", **SPARSE},
-    "blockrandomk-allreduce": {"method": "blockrandomk", **REDUCED},
-}  # fmt: skip
-LABELS = {
-    "dense": "standard SGD",
-    "topk": "Top-k",
-    "randomk": "Random-k",
-    "randomk-allreduce": "Random-k, allReduce",
-    "blockrandomk": "Block-random-k",
-    "blockrandomk-allreduce": "Block-random-k, allReduce",
-}
 # Their parts, each by the look of one of our phases: what of ours belongs to it, and what the picture says.
 CODING, EXCHANGE = ("select", "exchange", "scatter"), ("wait", "transfer")
 PARTS = {
@@ -62,12 +43,15 @@ def runs(profile: str) -> list[Run]:
     return yoon2022.timing_runs(profile, MODE, VARIANTS, at="eghlidi-table2", repeats=REPEATS)
 
 
+def _measured(frames: Frames) -> list[str]:
+    """The methods that have runs."""
+    return [method for method in VARIANTS if method in yoon2022.present(frames, MODE)]
+
+
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    methods = yoon2022.present(frames, MODE)
     bars = [
         plots.Bar(LABELS[method], _parts_ms(frames, method), _told(frames, method))
-        for method in VARIANTS
-        if method in methods
+        for method in _measured(frames)
     ]
     keys = marks.phase_keys(PARTS, {part: label for part, (_, label) in PARTS.items()})
     panel = plots.piles(bars, xlabel=f"Time per step (ms{captions.simulated(frames)})", xmargin=0.14)
@@ -82,85 +66,64 @@ def _told(frames: Frames, method: str) -> str:
 
 def table(frames: Frames) -> Table:
     """Milliseconds of each part, and the ratio to standard SGD."""
-    methods = yoon2022.present(frames, MODE)
-    unit = f"ms{captions.simulated(frames)}"
     rows = [
         {
             "method": LABELS[method],
             **{PARTS[part][1]: took for part, took in _parts_ms(frames, method).items()},
-            "step": taken(frames, yoon2022.keys(frames, method, MODE), "slowest", unit=1e3),
+            "step": taken(frames, _keys(frames, method), "slowest", unit=1e3),
             "step / standard SGD": _ratio(frames, method),
         }
-        for method in VARIANTS
-        if method in methods
+        for method in _measured(frames)
     ]
-    units = {"step": unit, **{label: unit for _, label in PARTS.values()}}
+    units = dict.fromkeys(
+        ("step", *(label for _, label in PARTS.values())), f"ms{captions.simulated(frames)}"
+    )
     note = "Means over ranks; a step on its slowest rank."
     return Table("Time per layer-wise step, by part", pd.DataFrame(rows), units, note)
 
 
-def caption(frames: Frames, profile: str) -> str:
-    return (
-        "Mean time of a training step by part, layer by layer, density 0.01, with error feedback; behind "
-        "each bar its ratio to standard SGD, which exchanges each layer whole. Random-k with allGather draws "
-        "by torch.randperm, with allReduce by a hash that all workers share. VGG-16 on CPU cores stands in "
-        f"for ResNet-18 on K80s. {captions.setting(frames)} {captions.timing(frames)}"
-    )
-
-
 def claims() -> list[Claim]:
-    quicker = ("blockrandomk", "blockrandomk-allreduce")
+    quicker = {name: LABELS[name] for name in ("blockrandomk", "blockrandomk-allreduce")}
+    sparse = {name: label for name, label in LABELS.items() if name != "dense"}
+    slower = {name: label for name, label in sparse.items() if name not in quicker}
     return [
-        *(
-            claim("eghlidi2020.dense-longer", _ratio, "dense", method, case=method, label=LABELS[method])
-            for method in quicker
-        ),
-        *(
-            claim("eghlidi2020.longer", _ratio, method, "dense", case=method, label=LABELS[method])
-            for method in VARIANTS
-            if method not in ("dense", *quicker)
-        ),
-        *(
-            claim("eghlidi2020.passes", _passes, method, case=method, label=LABELS[method])
-            for method in VARIANTS
-            if method != "dense"
-        ),
+        *claim_each("eghlidi2020.dense-longer", _inverse, quicker),
+        *claim_each("eghlidi2020.longer", _ratio, slower),
+        *claim_each("eghlidi2020.passes", _passes, sparse),
         claim("eghlidi2020.topk-exchanges-sooner", _saved),
         claim("eghlidi2020.topk-mostly-codes", _coding),
     ]
 
 
-def _ratio(frames: Frames, longer: str, shorter: str = "dense") -> Value | None:
-    return slowdown(frames, *_pair(frames, longer, shorter))
+def _keys(frames: Frames, method: str) -> list[str]:
+    return yoon2022.keys(frames, method, MODE)
 
 
-def _pair(frames: Frames, *methods: str) -> list[list[str]]:
-    return [yoon2022.keys(frames, method, MODE) for method in methods]
+def _ratio(frames: Frames, method: str) -> Value | None:
+    """Time of a step over that of standard SGD."""
+    return yoon2022.ratio(frames, method, mode=MODE)
+
+
+def _inverse(frames: Frames, method: str) -> Value | None:
+    return yoon2022.ratio(frames, "dense", method, MODE)
 
 
 def _passes(frames: Frames, method: str) -> Value | None:
     """Time of FP and BP beyond dense's, in percent of these."""
-    own, dense = _pair(frames, method, "dense")
-    more = phase_difference(frames, own, dense, ("forward", "backward"))
-    if more is None:
-        return None
-    return more.times(100 / float(breakdown(frames, dense)[["forward", "backward"]].sum()))
+    passes, dense = ("forward", "backward"), _keys(frames, "dense")
+    more = phase_difference(frames, _keys(frames, method), dense, passes)
+    return more and more.times(100 / float(breakdown(frames, dense)[[*passes]].sum()))
 
 
 def _saved(frames: Frames) -> Value | None:
-    dense, topk = _pair(frames, "dense", "topk")
-    less = phase_difference(frames, dense, topk, EXCHANGE)
-    return less.times(1e3) if less else None
+    return yoon2022.more_ms(frames, "dense", "topk", EXCHANGE, MODE)
 
 
 def _coding(frames: Frames) -> Value | None:
+    """Points by which the share of coding in a step of Top-k exceeds a half."""
     phases = [phase for phase in CODING if f"{phase}_s" in frames.steps]
-    share = of_phases(
-        frames,
-        yoon2022.keys(frames, "topk", MODE),
-        ("step", *phases),
-        lambda step, *coding: 100 * sum(coding) / step,
-        SHARE,
+    share = yoon2022.phases(
+        frames, "topk", ("step", *phases), lambda step, *coding: 100 * sum(coding) / step, SHARE, MODE
     )
     if share is None:
         return None
@@ -170,7 +133,7 @@ def _coding(frames: Frames) -> Value | None:
 
 def _parts_ms(frames: Frames, method: str) -> dict[str, float]:
     """Mean milliseconds of their parts; what two clocks share by microseconds is no negative bar."""
-    seconds = breakdown(frames, yoon2022.keys(frames, method, MODE))
+    seconds = breakdown(frames, _keys(frames, method))
     return {
         part: max(0.0, 1e3 * sum(float(seconds.get(phase, 0.0)) for phase in phases))
         for part, (phases, _) in PARTS.items()

@@ -9,11 +9,11 @@ import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
-from analysis.pictures import captions, style
+from analysis.pictures import style
 from analysis.pictures.numbers import number
 from analysis.records.frames import Frames
 from analysis.records.schema import ALL
-from analysis.stats import POSITIVE, SHARE, Value
+from analysis.stats import POSITIVE, SHARE
 from analysis.tables import Table
 from experiments.figures import _looks as looks
 from experiments.figures.papers import claim
@@ -46,55 +46,30 @@ def _panel(model: str, frames: Frames) -> plots.Panel:
 
 
 def table(frames: Frames) -> Table:
-    rows = []
-    for model, of_model in looks.models(frames).items():
-        row: dict[str, object] = {"model": model}
-        for density in SHOWN:
-            row[f"k/d = {number(density)}"] = looks.over_runs(
-                of_model, partial(_percent, density=density), SHARE
-            )
-        row["most over (1 - k/d)²"] = looks.over_runs(of_model, ratio, POSITIVE)
-        rows.append(row)
-    units = {f"k/d = {number(density)}": "%" for density in SHOWN}
-    return Table("Energy left out, mean over steps", pd.DataFrame(rows), units)
+    shares: looks.Measures = {
+        f"k/d = {number(density)}": (partial(left_out, density=density), SHARE) for density in SHOWN
+    }
+    rows = looks.rows(frames, {**shares, "most over (1 - k/d)²": (ratio, POSITIVE)})
+    return Table("Energy left out, mean over steps", pd.DataFrame(rows), dict.fromkeys(shares, "%"))
 
 
 def left_out(run: Frames, density: float) -> float:
-    """The mean over steps at the density next to this one."""
+    """The mean over steps at the density next to this one, in %."""
     table = looks.seen(run, "left_out", ALL)
-    if not len(table):
-        return float("nan")
     nearest = min(table["x"].unique(), key=lambda x: abs(np.log(x / density)))
-    return float(table.loc[table["x"] == nearest, "value"].mean())
-
-
-def _percent(run: Frames, density: float) -> float:
-    return 100 * left_out(run, density)
+    return 100 * float(table.loc[table["x"] == nearest, "value"].mean())
 
 
 def ratio(run: Frames) -> float:
     """Largest ratio of what was left out to (1 - k/d)^2, over all steps and densities."""
     table = looks.seen(run, "left_out", ALL)
-    return float((table["value"] / (1 - table["x"]) ** 2).max()) if len(table) else float("nan")
-
-
-def _largest_ratio(frames: Frames, task: str) -> Value | None:
-    return looks.over_runs(looks.of_task(frames, task), ratio, POSITIVE)
-
-
-def caption(frames: Frames, profile: str) -> str:
-    return (
-        "Share of the squared norm of gradient plus residual that the k largest of d elements leave "
-        "out, against "
-        "k/d: mean and range over all steps that were looked at and all seeds, during training with Top-k at "
-        f"density 0.01. {captions.setting(frames)}"
-    )
+    return float((table["value"] / (1 - table["x"]) ** 2).max())
 
 
 def claims() -> list[Claim]:
     return [
         claim(
-            "shi2019.bound", _largest_ratio, task, case=task, label=label,
+            "shi2019.bound", looks.of_model, task, ratio, POSITIVE, case=task, label=label,
             answers=("shi2019.21", *looks.SPARSE_TOO.get(task, ())),
         )
         for task, label in looks.MODELS.items()

@@ -11,33 +11,19 @@ from analysis.records.frames import Frames, keys_of
 from analysis.stats import Value, curve, final, final_difference
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
+from experiments.figures import papers
 from experiments.figures._runs import MORE_SEEDS, SEEDS, TRAINED, crossed, each, with_density
-from experiments.figures.papers import claim
+from experiments.figures.papers import claim, claim_each
 
 TITLE = "TopK-, GaussianK-, Random-k- and dense SGD on MNIST, CIFAR-10 and the Penn Treebank"
-TASKS = {
-    "fnn3_mnist": "FNN-3, MNIST", "lenet5_mnist": "LeNet-5, MNIST", "resnet20_cifar10": "ResNet-20, CIFAR-10",
-    "vgg16_cifar10": "VGG-16, CIFAR-10", "smalllstm_ptb": "small LSTM, PTB", "lstm_ptb": "LSTM, PTB",
-    "cnn_cifar10": "small CNN, CIFAR-10",
-}  # fmt: skip
+_DATA = papers.item("shi2019.shi-convergence")
+TASKS: dict[str, str] = _DATA["tasks"]
+TRAININGS: dict[str, list[RunSettings]] = _DATA["trainings"]
 METHODS: dict[str, RunSettings] = {
     "dense": {"method": "dense"},
     "topk": {"method": "topk"},
     "gaussiank": {"method": "gaussiank"},
     "randomk": {"method": "randomk", "method.sampling": "hash"},
-}
-_LAPTOP: RunSettings = {"workers": 4, "train.epoch_steps": 100, "train.epochs": 10}
-TRAININGS: dict[str, list[RunSettings]] = {
-    "smoke": [{"task": "cnn_digits", "workers": 2, "task.batch_size": 16, "train.epochs": 2}],
-    "laptop": [
-        {"task": "fnn3_mnist", "task.batch_size": 32, **_LAPTOP},
-        {"task": "lenet5_mnist", "task.batch_size": 32, **_LAPTOP},
-        {"task": "smalllstm_ptb", "task.batch_size": 5, **_LAPTOP},
-    ],
-    "paper": [
-        {"task": task, "workers": 16, "train.epochs": 140}
-        for task in ("fnn3_mnist", "lenet5_mnist", "resnet20_cifar10", "vgg16_cifar10", "lstm_ptb")
-    ],
 }
 DENSITY = {"smoke": 0.05, "laptop": 0.01, "paper": 0.001}
 
@@ -97,15 +83,6 @@ def table(frames: Frames) -> Table:
     return Table("At the end of the training", pd.DataFrame(rows), {"validation top-1": "%"})
 
 
-def caption(frames: Frames, profile: str) -> str:
-    return (
-        "Validation during training with dense gradients, Top-k, Gaussian-k and Random-k (without "
-        "feedback), the "
-        f"sparse ones at one density; mean and interval over seeds. {captions.setting(frames)} "
-        f"{captions.training(frames)}"
-    )
-
-
 def claims() -> list[Claim]:
     return [
         *(
@@ -116,10 +93,7 @@ def claims() -> list[Claim]:
             for task, label in TASKS.items()
             for method in ("topk", "gaussiank")
         ),
-        *(
-            claim("shi2019.above-randomk", _gap, task, "topk", "randomk", case=task, label=label)
-            for task, label in TASKS.items()
-        ),
+        *claim_each("shi2019.above-randomk", _gap, TASKS, "topk", "randomk"),
     ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,13 @@ import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
-from analysis.pictures import captions, style
+from analysis.pictures import style
 from analysis.records.frames import Frames
 from analysis.records.schema import ALL
-from analysis.stats import SHARE, Bounds, Value
+from analysis.stats import SHARE
 from analysis.tables import Table
 from experiments.figures import _looks as looks
-from experiments.figures.papers import claim
+from experiments.figures.papers import claim, claim_each
 
 TITLE = "What Top-k selects from: gradients plus residuals, from the first step to the last"
 SHADES = ("#BBBBBB", "#88CCEE", "#4477AA", "#332288")  # from the first step to the last
@@ -69,24 +69,21 @@ def last_of_each(run: Frames) -> list[tuple[str, pd.DataFrame]]:
 
 
 def table(frames: Frames) -> Table:
-    rows = [
-        {
-            "model": model,
-            "rise": looks.over_runs(of_model, rise, SHARE),
-            "within 0.2 RMS": looks.over_runs(of_model, lambda run: within(run, 0.2), SHARE),
-            "within 1 RMS": looks.over_runs(of_model, lambda run: within(run, 1.0), SHARE),
-        }
-        for model, of_model in looks.models(frames).items()
-    ]
-    units = {"rise": "% of the peak", "within 0.2 RMS": "%", "within 1 RMS": "%"}
-    return Table("How the values lie, mean over steps", pd.DataFrame(rows), units)
+    measures: looks.Measures = {
+        "rise": (rise, SHARE),
+        "within 0.2 RMS": (partial(within, edge=0.2), SHARE),
+        "within 1 RMS": (partial(within, edge=1.0), SHARE),
+    }
+    units = dict.fromkeys(measures, "%") | {"rise": "% of the peak"}
+    return Table("How the values lie, mean over steps", pd.DataFrame(looks.rows(frames, measures)), units)
 
 
 def rise(run: Frames) -> float:
     """The most by which the density rises again on the way from its peak outwards, in % of the peak: 0 of a
     bell. The mean over steps.
     """
-    return _mean(run, lambda density: 100 * _rise(density))
+    table = looks.seen(run, "histogram", ALL).sort_values(["step", "x"])
+    return float(np.mean([100 * _rise(at["value"].to_numpy()) for _, at in table.groupby("step")]))
 
 
 def _rise(density: np.ndarray) -> float:
@@ -99,44 +96,23 @@ def _rise(density: np.ndarray) -> float:
 def within(run: Frames, edge: float) -> float:
     """% of the values no further from 0 than so many RMS. The mean over steps."""
     table = looks.seen(run, "histogram", ALL)
-    width = float(np.diff(np.unique(table["x"]))[0]) if len(table) else 0.0
+    width = float(np.diff(np.unique(table["x"]))[0])
     inside = table[table["x"].abs() < edge]
-    return 100 * width * float(inside.groupby("step")["value"].sum().mean()) if len(table) else float("nan")
-
-
-def _mean(run: Frames, of_density: Callable[[np.ndarray], float]) -> float:
-    table = looks.seen(run, "histogram", ALL).sort_values(["step", "x"])
-    each = [of_density(at["value"].to_numpy()) for _, at in table.groupby("step")]
-    return float(np.mean(each)) if each else float("nan")
-
-
-def caption(frames: Frames, profile: str) -> str:
-    return (
-        "Density of gradient plus residual on rank 0 in the first seed's training with Top-k, in units of "
-        "the root mean square. Top: over all tensors, at four steps; bottom: of every tensor of 1,000 "
-        "elements and more by itself, at the last of them. Dotted: the normal distribution of the same "
-        "spread. "
-        f"{captions.setting(frames)}"
-    )
+    return 100 * width * float(inside.groupby("step")["value"].sum().mean())
 
 
 def claims() -> list[Claim]:
-    models = looks.MODELS.items()
     return [
-        *(claim("shi2019.bell", _of, task, rise, SHARE, case=task, label=label) for task, label in models),
+        *claim_each("shi2019.bell", looks.of_model, looks.MODELS, rise, SHARE),
         *(
             claim(
-                "zhang.near-zero", _of, task, _above_normal, (-WITHIN, 100 - WITHIN), case=task, label=label,
-                answers=("zhang.26", *looks.SPARSE_TOO.get(task, ())),
+                "zhang.near-zero", looks.of_model, task, _above_normal, (-WITHIN, 100 - WITHIN), case=task,
+                label=label, answers=("zhang.26", *looks.SPARSE_TOO.get(task, ())),
             )
-            for task, label in models
+            for task, label in looks.MODELS.items()
         ),
     ]  # fmt: skip
 
 
 def _above_normal(run: Frames) -> float:
     return within(run, 1.0) - WITHIN
-
-
-def _of(frames: Frames, task: str, what: Callable[[Frames], float], bounds: Bounds) -> Value | None:
-    return looks.over_runs(looks.of_task(frames, task), what, bounds)

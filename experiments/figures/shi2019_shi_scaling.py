@@ -7,14 +7,12 @@ the exchange is simulated.
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
-from analysis.pictures import captions, style
+from analysis.pictures import style
 from analysis.pictures.numbers import number
 from analysis.records.frames import Frames
 from analysis.stats import Value
@@ -38,51 +36,48 @@ def efficiency(parts: Work, name: str, gbit_s: float) -> np.ndarray:
     return shares
 
 
+def _parts(frames: Frames) -> dict[str, dict[str, Work]]:
+    """Computing and selecting by method: measured here, and by the published logs."""
+    logged = {name: _predicted.published(name) for name in PUBLISHED}
+    return {"CPUs, measured": _predicted.all_measured(frames), "8 A100's logs": logged}
+
+
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    if not (measured := _predicted.all_measured(frames)):
+    if not _predicted.all_measured(frames):
         raise ValueError(plots.EMPTY)
-    published = {name: _predicted.published(name) for name in PUBLISHED}
     panels = [
         plots.curves(
             [plots.Curve(style.look(name), WORKERS, efficiency(of, name, gbit_s))
              for name, of in parts.items()],
             sizes=WORKERS, xlabel="Workers", ylim=(0, 103), title=f"{number(gbit_s)} Gbit/s, {where}",
         )
-        for where, parts in (("CPUs, measured", measured), ("8 A100's logs", published))
+        for where, parts in _parts(frames).items()
         for gbit_s in LINKS
     ]  # fmt: skip
     return plots.picture(panels, 2.9, ylabel="Scaling efficiency (%), simulated", sharey=True)
 
 
 def table(frames: Frames) -> Table:
-    rows = []
-    for where, parts in (
-        ("CPUs, measured", _predicted.all_measured(frames)),
-        ("8 A100, published logs", {name: _predicted.published(name) for name in PUBLISHED}),
-    ):
-        for name, gbit_s in product(parts, LINKS):
-            own, columns = parts[name], [f"P = {size}" for size in WORKERS]
-            rows.append({
-                "computing and selecting": where,
-                "method": style.look(name).label,
-                "computing": 1e3 * own.compute_s,
-                "selecting": 1e3 * own.select_s,
-                "link": f"{number(gbit_s)} Gbit/s",
-                **dict(zip(columns, efficiency(own, name, gbit_s), strict=True)),
-            })  # fmt: skip
-    units = {"computing": "ms", "selecting": "ms"} | {f"P = {size}": "%" for size in WORKERS}
+    columns = [f"P = {size}" for size in WORKERS]
+    rows = [
+        {
+            "computing and selecting": where.replace("'s logs", ", published logs"),
+            "method": style.look(name).label,
+            "computing": 1e3 * own.compute_s,
+            "selecting": 1e3 * own.select_s,
+            "link": f"{number(gbit_s)} Gbit/s",
+            **dict(zip(columns, efficiency(own, name, gbit_s), strict=True)),
+        }
+        for where, parts in _parts(frames).items()
+        for name, own in parts.items()
+        for gbit_s in LINKS
+    ]
+    units = {"computing": "ms", "selecting": "ms"} | dict.fromkeys(columns, "%")
     return Table("Scaling efficiency, simulated", pd.DataFrame(rows), units)
 
 
-def caption(frames: Frames, profile: str) -> str:
-    return (
-        "Scaling efficiency: the time of computing over that of a whole step with so many workers, for a "
-        f"model of VGG-16's size, density {number(DENSITY)}, one bucket. {_predicted.SIMULATED} Words by the "
-        "published formulas. Left pair: computing and selecting measured here, on CPUs, where computing is "
-        "slow and hides the link; right pair: both from the logs of Yoon and Oh 2022 (8 A100, batch 128, "
-        "validation taken out; torch.topk of torch 1.8.1), which have no DGC and no Gaussian-k. "
-        f"{captions.setting(frames)} {captions.timing(frames)}"
-    )
+def facts(frames: Frames) -> dict[str, object]:
+    return {"density": number(DENSITY), "simulated": _predicted.SIMULATED}
 
 
 def claims() -> list[Claim]:
@@ -101,6 +96,5 @@ def _margin(frames: Frames, name: str, other: str) -> Value | None:
     if not {name, other} <= set(known):
         return None
     size, gbit_s = JUDGED
-    at = WORKERS.index(size)
-    margin = efficiency(known[name], name, gbit_s)[at] - efficiency(known[other], other, gbit_s)[at]
-    return Value(float(margin), n=1)
+    here, there = (efficiency(known[each], each, gbit_s)[WORKERS.index(size)] for each in (name, other))
+    return Value(float(here - there), n=1)

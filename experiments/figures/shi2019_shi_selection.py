@@ -21,38 +21,21 @@ from analysis.records.steps import warm
 from analysis.stats import COUNTED, Value, phase_ratio, taken
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
+from experiments.figures import papers
 from experiments.figures._runs import TIMED, of_profile, with_density
-from experiments.figures.papers import claim
+from experiments.figures.papers import claim, claim_each
 
 TITLE = "Time of selecting by number of elements, exact and approximate"
 DENSITY = 0.001
 SCALE = {"method.density": DENSITY}
-EXACT = "topk"  # torch.topk, which everything is compared with
-PUBLISHED = "gaussiank-published"
+EXACT, PUBLISHED = "topk", "gaussiank-published"  # torch.topk, which everything is compared with
+_DATA = papers.item("shi2019.shi-selection")
+METHODS: dict[str, RunSettings] = {name: own["settings"] for name, own in _DATA["methods"].items()}
 LOOKS = {
-    EXACT: style.look("topk")._replace(label="torch.topk, exact"),
-    "topk-fused": style.look("topk-fused")._replace(label="fused, exact"),
-    "gaussiank": style.look("gaussiank")._replace(label="Gaussian-k, exactly k"),
-    PUBLISHED: style.Look("Gaussian-k as published, about k", "#E69F00", "X", ""),
-    "dgc": style.look("dgc")._replace(label="DGC's sample, at most k"),
-    "sidco": style.Look("SIDCo, about k", "#44AA99", "v", ""),
-    "randomk-hash": style.look("randomk-hash")._replace(label="Random-k by hash: no search"),
+    name: style.look(name)._replace(label=own["label"], **own.get("look", {}))
+    for name, own in _DATA["methods"].items()
 }
-METHODS: dict[str, RunSettings] = {
-    EXACT: {"method": "topk", "select": "torch"},
-    "topk-fused": {"method": "topk", "select": "fused"},
-    "gaussiank": {"method": "gaussiank"},
-    PUBLISHED: {"method": "gaussiank", "method.rule": "published"},
-    "dgc": {"method": "dgc", "method.scope": "global", "method.dense_vectors": False, "method.momentum": 0},
-    "sidco": {"method": "sidco", "method.scope": "global"},
-    "randomk-hash": {"method": "randomk", "method.sampling": "hash"},
-}
-# Elements, and minutes at most: from the size of a small layer to beyond that of a whole ResNet-50.
-SIZES = {
-    "smoke": {2**14: 0.02, 2**17: 0.05},
-    "laptop": {2**16: 0.5, 2**18: 0.5, 2**20: 1.0, 2**22: 1.5, 2**24: 3.0, 2**26: 6.0},
-    "paper": {2**16: 1.0, 2**18: 1.0, 2**20: 1.0, 2**22: 2.0, 2**24: 4.0, 2**26: 6.0, 2**28: 10.0},
-}
+SIZES: dict[str, dict[int, float]] = _DATA["minutes"]
 Measure = Callable[[Frames, str, int], Value | None]
 DENSITIES = {"smoke": 0.01, "laptop": DENSITY, "paper": DENSITY}
 CONTENT = 4 / 3  # of k: the most that the published rule is content with
@@ -60,13 +43,13 @@ CONTENT = 4 / 3  # of k: the most that the published rule is content with
 
 def runs(profile: str) -> list[Run]:
     """One process; at each size all methods take turns."""
-    sizes, variants = of_profile(SIZES, profile), with_density(METHODS, DENSITIES[profile])
+    variants = with_density(METHODS, DENSITIES[profile])
     shared = {
         **TIMED, "profile": profile, "task": "vector", "task.tensors": 1, "cluster": "local", "workers": 1,
     }  # fmt: skip
     return [
         Run({**shared, "task.elements": size, "alternate.limit_min": minutes}, variants)
-        for size, minutes in sizes.items()
+        for size, minutes in of_profile(SIZES, profile).items()
     ]
 
 
@@ -92,8 +75,7 @@ def gain(frames: Frames, method: str, size: int, over: str = EXACT) -> Value | N
 
 def selected(frames: Frames, method: str, size: int) -> float | None:
     """Elements per step over k, in the mean."""
-    found = keys(frames, method, size)
-    if not found:
+    if not (found := keys(frames, method, size)):
         return None
     density = float(frames.runs.set_index("key")["method.density"][found[0]])
     return float(warm(frames, found[0]).steps["sent_density"].mean()) * size / max(1, int(density * size))
@@ -131,49 +113,31 @@ def _panel(
 def table(frames: Frames) -> list[Table]:
     columns = {f"{size:,}": size for size in sizes(frames)}
 
-    def rows(cell: Callable[[str, int], object]) -> pd.DataFrame:
-        found: pd.DataFrame = pd.DataFrame([
-            {"method": look.label, **{name: cell(method, size) for name, size in columns.items()}}
+    def of(title: str, cell: Callable[[Frames, str, int], object], unit: str = "") -> Table:
+        rows = [
+            {"method": look.label, **{name: cell(frames, method, size) for name, size in columns.items()}}
             for method, look in LOOKS.items()
-        ])  # fmt: skip
-        return found
+        ]
+        return Table(title, pd.DataFrame(rows), dict.fromkeys(columns, unit))
 
     return [
-        Table(
-            "Time of selecting by number of elements",
-            rows(lambda method, size: milliseconds(frames, method, size)),
-            dict.fromkeys(columns, "ms"),
-        ),
-        Table(
-            "Time of torch.topk over that of each",
-            rows(lambda method, size: gain(frames, method, size)),
-            dict.fromkeys(columns, "x"),
-        ),
-        Table("Elements selected over k", rows(lambda method, size: selected(frames, method, size))),
+        of("Time of selecting by number of elements", milliseconds, "ms"),
+        of("Time of torch.topk over that of each", gain, "x"),
+        of("Elements selected over k", selected),
     ]
 
 
-def caption(frames: Frames, profile: str) -> str:
+def facts(frames: Frames) -> dict[str, object]:
     threads = captions.listed(captions.values(frames, "threads"))
-    return (
-        "Left: time of selecting in a step of one worker, which adds the gradient to the residual, searches, "
-        "and takes what it found out of the residual. Right: the time of torch.topk over it; above the "
-        "dashed line is faster. Intervals that reach the frame go on beyond it (table). Density "
-        f"{captions.listed(map(number, captions.values(frames, 'method.density')))}; gradients from a "
-        "generator, heavy-tailed. DGC's has its memory of momentum besides, at momentum 0, which is one more "
-        f"pass. {threads} thread{'s' if threads != '1' else ''}. {captions.setting(frames)} "
-        f"{captions.timing(frames)}"
-    )
+    densities = captions.listed(map(number, captions.values(frames, "method.density")))
+    return {"threads": f"{threads} thread{'s' if threads != '1' else ''}", "densities": densities}
 
 
 def claims() -> list[Claim]:
-    approximate = (PUBLISHED, "gaussiank", "dgc", "sidco", "topk-fused")
+    compared = (PUBLISHED, "gaussiank", "dgc", "sidco", "topk-fused")
     return [
         claim("shi2019.gaussiank-much-faster", _largest, PUBLISHED),
-        *(
-            claim("shi2019.faster", _largest, method, case=method, label=LOOKS[method].label)
-            for method in approximate
-        ),
+        *claim_each("shi2019.faster", _largest, {method: LOOKS[method].label for method in compared}),
         claim("shi2019.fused-faster-than-gaussiank", _largest, "topk-fused", PUBLISHED),
         claim("shi2019.gaussiank-selects", _selected, tolerance=CONTENT),
     ]

@@ -5,6 +5,8 @@ Not a figure of a paper. Selecting is measured at the size of VGG-16; the exchan
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 
@@ -74,16 +76,15 @@ def break_even(name: str, select_s: float, density: float, workers: int) -> floa
 
 def quickest(selects: dict[str, float], workers: int) -> np.ndarray:
     """(bandwidths, densities) of numbers: 0 dense, then the methods in their order."""
-    times = [np.empty((len(BANDWIDTHS), len(DENSITIES))) for _ in range(1 + len(selects))]
-    for row, gbit_s in enumerate(BANDWIDTHS):
-        link = _predicted.ethernet(float(gbit_s))
-        times[0][row] = _predicted.exchange_s("dense", MODEL, 1.0, workers, link)
-        for place, (name, select_s) in enumerate(selects.items(), 1):
-            times[place][row] = [
-                select_s + _predicted.exchange_s(name, MODEL, float(density), workers, link)
-                for density in DENSITIES
-            ]
-    winners: np.ndarray = np.argmin(np.stack(times), axis=0)
+    links = [_predicted.ethernet(float(gbit_s)) for gbit_s in BANDWIDTHS]
+    exchange_s = partial(_predicted.exchange_s, elements=MODEL, workers=workers)
+    dense = [[exchange_s("dense", density=1.0, link=link)] * len(DENSITIES) for link in links]
+    others = [
+        [[select_s + exchange_s(name, density=float(density), link=link) for density in DENSITIES]
+         for link in links]
+        for name, select_s in selects.items()
+    ]  # fmt: skip
+    winners: np.ndarray = np.argmin(np.array([dense, *others]), axis=0)
     return winners
 
 
@@ -92,7 +93,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     looks = [style.look(name) for name in ("dense", *selects)]
     panels = [
         plots.areas(
-            DENSITIES, BANDWIDTHS, quickest(selects, workers), looks, _break_evens(selects, workers),
+            DENSITIES, BANDWIDTHS, quickest(selects, workers), looks,
+            [_break_evens(name, select_s, workers) for name, select_s in selects.items()],
             xlabel="Density", title=f"{workers} workers",
         )
         for workers in WORKERS
@@ -102,46 +104,34 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return plots.picture(panels, 3.0, ylabel=ylabel, keys=keys, ncols=4, sharey=True)
 
 
-def _break_evens(selects: dict[str, float], workers: int) -> list[plots.Curve]:
-    """A line for each method, below which it beats dense."""
-    lines = []
-    for name, select_s in selects.items():
-        gbit_s = [break_even(name, select_s, float(density), workers) for density in DENSITIES]
-        look = style.look(name)._replace(marker="")
-        label = {"label": f"{look.label} = dense"}
-        lines.append(plots.Curve(look, DENSITIES, np.clip(gbit_s, BANDWIDTHS[0] / 2, None), label))
-    return lines
+def _break_evens(name: str, select_s: float, workers: int) -> plots.Curve:
+    """The line below which a method beats dense."""
+    gbit_s = [break_even(name, select_s, float(density), workers) for density in DENSITIES]
+    look = style.look(name)._replace(marker="")
+    shown = np.clip(gbit_s, BANDWIDTHS[0] / 2, None)
+    return plots.Curve(look, DENSITIES, shown, {"label": f"{look.label} = dense"})
 
 
 def table(frames: Frames) -> Table:
     """Break-even bandwidths."""
+    columns = {f"density {number(density)}": density for density in SHOWN}
     rows = [
         {
             "method": style.look(name).label,
             "selecting": 1e3 * select_s,
-            "workers": workers,
-            **{
-                f"density {number(density)}": break_even(name, select_s, density, workers)
-                for density in SHOWN
-            },
+            "workers": size,
+            **{column: break_even(name, select_s, density, size) for column, density in columns.items()},
         }
         for name, select_s in selecting(frames).items()
-        for workers in WORKERS
+        for size in WORKERS
     ]
-    units = {"selecting": "ms"} | {f"density {number(density)}": "Gbit/s" for density in SHOWN}
+    units = {"selecting": "ms"} | dict.fromkeys(columns, "Gbit/s")
     return Table("Up to which bandwidth a method beats dense, simulated", pd.DataFrame(rows), units)
 
 
-def caption(frames: Frames, profile: str) -> str:
-    densities = captions.listed(number(each) for each in captions.values(frames, "method.density"))
-    return (
-        "Areas: the method whose selecting and exchange take the least time at this density and bandwidth; "
-        "lines: below its line a method beats dense. VGG-16's size, everything in one bucket. "
-        f"{_predicted.SIMULATED} Words by the published formulas, of Ok-Topk the upper end. Selecting "
-        f"(searching, packing, merging) is measured on CPUs, by two processes at density {densities}, and "
-        "taken for every density and number of workers; on a GPU it is much shorter, which lifts the lines "
-        f"in proportion. {captions.setting(frames)} {captions.timing(frames)}"
-    )
+def facts(frames: Frames) -> dict[str, object]:
+    densities = captions.listed(map(number, captions.values(frames, "method.density")))
+    return {"simulated": _predicted.SIMULATED, "densities": densities}
 
 
 def claims() -> list[Claim]:

@@ -10,6 +10,7 @@ workers that share cores take them from each other. Nothing is fitted to what is
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -23,65 +24,33 @@ from analysis.records.frames import Frames, remembered
 from analysis.records.steps import warm
 from analysis.stats import Value, resampled_medians
 from analysis.tables import Table
-from experiments.config.run import Run, RunSettings
+from experiments.config.run import Run
+from experiments.figures import papers
 from experiments.figures.papers import claim
 
 TITLE = "The alpha-beta model against exchanges over a limited link"
 LEAST_BYTES = 64 * 2**10  # sent by a worker in a step: below, latency and the scheduler decide
 COMPUTING = "provenance.machine.link.computing_s"  # see experiments/worker/link_probe.py
 MEDIAN, MOST = 10.0, 25.0  # % of error that half, and nine tenths, of the predictions may have
-# Of n = 1,000,000 elements 100 to 100,000.
-DENSITIES = (0.0001, 0.001, 0.01, 0.1)
-EXCHANGES = {
-    "topk": "Top-k: allgather",
-    "gaussiank": "Gaussian-k: uneven allgather",
-    "blockrandomk": "Block-random-k: allgather of blocks",
-    "randomk": "Random-k: allreduce of k",
-    "gtopk": "gTop-k: tree",
-    "scalecom": "ScaleCom: leader and allreduce",
-    "sparcml": "SparCML: split allgather",
-    "oktopk": "Ok-Topk: split, reduce, balance",
-}
-OTHERS = {
-    "dense": "dense: allreduce",
-    "qsgd": "QSGD: allgather of bytes",
-    "powersgd": "PowerSGD: two allreduces",
-}
-LABELS = {**OTHERS, **EXCHANGES}
-MORE: dict[str, RunSettings] = {
-    "randomk": {"method.exchange": "allreduce", "method.shared": True, "method.sampling": "hash"},
-    "powersgd": {"method.rank": 4},
-}
+DENSITIES = (0.0001, 0.001, 0.01, 0.1)  # of n = 1,000,000 elements 100 to 100,000
+_DATA = papers.item("survey.link-model")
+DENSE, SPARSE = _DATA["dense"], _DATA["sparse"]  # of each exchange its label, and its settings
+LABELS: dict[str, str] = {name: own["label"] for name, own in (DENSE | SPARSE).items()}
 LOOKS = {2: ("#0072B2", "o"), 4: ("#D55E00", "s"), 8: ("#009E73", "^")}  # by number of workers
-SHARED: RunSettings = {
-    "task": "vector", "cluster": "netns", "train.validate": "never", "timing.mode": "serialised",
-    "timing.warmup_steps": 2, "timing.span_steps": 8, "task.tensors": 10, "seed": 0,
-    # Two cores do not carry 1 Gbit/s for eight workers at once: alpha and beta are those that were found.
-    "launch.on_mismatch": "label",
-}  # fmt: skip
-_PROFILES: dict[str, RunSettings] = {
-    "smoke": {"task.elements": 100_000},
-    "laptop": {"task.elements": 1_000_000, "alternate.limit_min": 4},
-    "paper": {"task.elements": 1_000_000, "device": "cpu", "alternate.limit_min": 20},
-}
-LINKS = {"smoke": ("ethernet_1g",), "laptop": ("ethernet_1g",), "paper": ("ethernet_1g", "ethernet_10g")}
-WORKERS = {"smoke": (2,), "laptop": (2, 4, 8), "paper": (2, 4, 8)}
 
 
 def runs(profile: str) -> list[Run]:
     """One group of processes per link and P, in which all exchanges take turns."""
     densities = DENSITIES if profile != "smoke" else DENSITIES[-2:]
-    own: dict[str, RunSettings] = {name: {"method": name, **MORE.get(name, {})} for name in LABELS}
-    variants = {name: own[name] for name in OTHERS} | {
-        f"{name}-{at}": {**own[name], "method.density": density}
-        for name in EXCHANGES
+    variants = {name: own["settings"] for name, own in DENSE.items()} | {
+        f"{name}-{at}": {**own["settings"], "method.density": density}
+        for name, own in SPARSE.items()
         for at, density in enumerate(densities)
     }
-    shared = {**SHARED, "profile": profile, **_PROFILES[profile]}
     return [
-        Run({**shared, "link": link, "workers": size}, variants)
-        for link in LINKS[profile]
-        for size in WORKERS[profile]
+        Run({**_DATA["runs"][profile], "profile": profile, "link": link, "workers": size}, variants)
+        for link in _DATA["links"][profile]
+        for size in _DATA["workers"][profile]
     ]
 
 
@@ -174,23 +143,26 @@ def table(frames: Frames) -> list[Table]:
     )
     units = {"bytes": "B", "predicted": "ms", "measured": "ms"}
     return [
-        Table("Errors by exchange", summary(found, "exchange"), dict.fromkeys(SUMMARY[2:], "%")),
-        Table("Errors by number of workers", summary(found, "workers"), dict.fromkeys(SUMMARY[2:], "%")),
+        Table("Errors by exchange", summary(found, "exchange"), ERRORS),
+        Table("Errors by number of workers", summary(found, "workers"), ERRORS),
         Table("Every case", every, units),
     ]
 
 
-SUMMARY = ("cases", "predicted / measured", "median error", "90th percentile", "largest error")
+# Column -> of what and how it is taken, over the cases of a group.
+SUMMARY: dict[str, tuple[str, Any]] = {
+    "cases": ("ratio", "size"), "predicted / measured": ("ratio", "median"),
+    "median error": ("error", "median"), "90th percentile": ("error", partial(pd.Series.quantile, q=0.9)),
+    "largest error": ("error", "max"),
+}  # fmt: skip
+ERRORS = dict.fromkeys(list(SUMMARY)[2:], "%")
 
 
 def summary(found: pd.DataFrame, by: str) -> pd.DataFrame:
     """Errors of the predictions that the aims are about."""
-    rows = []
-    for name, of in large(found).groupby(by, sort=False):
-        errors = 100 * (of["ratio"] - 1).abs()
-        numbers = (len(of), of["ratio"].median(), errors.median(), errors.quantile(0.9), errors.max())
-        rows.append({by: name, **dict(zip(SUMMARY, numbers, strict=True))})
-    table: pd.DataFrame = pd.DataFrame(rows, columns=[by, *SUMMARY])
+    above = large(found)
+    errors = above.assign(error=100 * (above["ratio"] - 1).abs())
+    table: pd.DataFrame = errors.groupby(by, sort=False).agg(**SUMMARY).reset_index()
     return table
 
 
@@ -214,23 +186,16 @@ def error(frames: Frames, quantile: float) -> Value | None:
     return Value(float(value), float(low), float(high), min(map(len, blocks)), "blocks").times(100)
 
 
-def caption(frames: Frames, profile: str) -> str:
-    found = cases(frames)
-    links = captions.listed(captions.values(frames, "cluster.link.name"))
-    sizes = captions.values(frames, "workers")
-    return (
-        "Predicted over measured time of all collectives of a step, by exchange (left) and by the bytes that "
-        f"a worker sends (right; hollow: at most {number(LEAST_BYTES // 1024)} KiB), for P = "
-        f"{captions.listed(sizes)} and densities over three decades, on emulated links ({links}: one network "
-        "namespace a worker, a token bucket at each end). Predicted: latency terms x alpha + bytes x beta, "
-        "both counted in the same steps for gloo's algorithms; alpha and beta of each kind of collective are "
-        "fitted to its times at a few sizes, measured by the same workers before each run. Once a step is "
-        "added what small messages took longer where workers computed before and after them, because they "
-        f"share cores ({_computing(frames)}). Nothing is fitted to what is predicted. Bands: errors of "
-        f"{number(MEDIAN)} % and {number(MOST)} %. Measured: mode serialised, a barrier before each "
-        "collective, from the last worker's entry until the last one's end, the median over turns. "
-        f"{_where_off(large(found))} {captions.setting(frames)}{captions.turns(frames)}"
-    )
+def facts(frames: Frames) -> dict[str, object]:
+    return {
+        "kib": number(LEAST_BYTES // 1024),
+        "median": number(MEDIAN),
+        "most": number(MOST),
+        "sizes": captions.listed(captions.values(frames, "workers")),
+        "links": captions.listed(captions.values(frames, "cluster.link.name")),
+        "computing": _computing(frames),
+        "off": _where_off(large(cases(frames))),
+    }
 
 
 def _computing(frames: Frames) -> str:
@@ -246,13 +211,8 @@ def _where_off(found: pd.DataFrame) -> str:
     by = {
         name: summary(found, name).set_index(name)["predicted / measured"] for name in ("workers", "exchange")
     }
-    by_size = captions.listed(f"{number(value)} at P = {size}" for size, value in by["workers"].items())
     far = by["exchange"][(by["exchange"] - 1).abs().sort_values(ascending=False).index][:3]
-    by_exchange = captions.listed(f"{number(value)} ({name})" for name, value in far.items())
-    return (
-        f"The median of predicted / measured is {by_size}; furthest from 1 are {by_exchange}. The model "
-        "knows neither the work of adding and copying, nor "
-        "messages of several workers that queue at one receiver (incast), nor that gloo hands a collective "
-        "over to a thread of its own, nor that its notice of being ready to receive queues behind what the "
-        "worker sends on the same connection, so that two who exchange may take turns."
+    return papers.words("survey.link-model.where-off").format(
+        by_size=captions.listed(f"{number(value)} at P = {size}" for size, value in by["workers"].items()),
+        by_exchange=captions.listed(f"{number(value)} ({name})" for name, value in far.items()),
     )

@@ -7,7 +7,7 @@ exchanges on ResNet-18.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,17 +17,17 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import number
-from analysis.records.frames import Frames
+from analysis.records.frames import Frames, records
 from analysis.stats import Value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures import papers
 from experiments.figures._runs import scale
 from experiments.figures.papers import claim
 
 TITLE = "All methods on CIFAR-10: accuracy, density, bytes on the wire"
-RATES = (0.1, 0.01)  # the learning rates tried with every method; the best one counts
-LOW = (*RATES, 0.001)  # for those that diverge at 0.1
+RATES = (0.1, 0.01)  # the learning rates tried with a method; the best one counts
 NEAR = 10.0  # points of top-1 from dense: the distance within which a method keeps up at this scale
 # Eghlidi and Jaggi's, as columns of the records.
 SCALE = {
@@ -42,51 +42,27 @@ SENT = style.Look("sent by a worker", "#0072B2", "o", "")
 UPDATED = style.Look("in the update", "#D55E00", "s", "")
 
 
+# The recipe raises the density in the first epochs, which here would be a fifth of the training.
+SPARSE: RunSettings = {"method.density": 0.01, "method.density_warmup": []}
+
+
 class Tried(NamedTuple):
     """A method as it is run here."""
 
-    label: str
-    settings: RunSettings
+    method: str
+    settings: Mapping[str, Any] = {}  # besides
     rates: tuple[float, ...] = RATES
     why: str = ""  # it may end further from dense than NEAR
+    has_density: bool = True
+
+    @property
+    def run(self) -> RunSettings:
+        """Its settings in a run, without the learning rate."""
+        return {"method": self.method, **(SPARSE if self.has_density else {}), **self.settings}
 
 
-STALE = "what was not chosen for long is delivered at once, and momentum repeats it"
-FEW = "k elements in the update of all workers together, not up to P k"
-NO_SCALE = "no residual and no scale: every weight moves by the learning rate"
-# The recipe raises the density in the first epochs, which here would be a fifth of the training.
-D: RunSettings = {"method.density": 0.01, "method.density_warmup": []}
-VARIANTS = (
-    Tried("dense", {"method": "dense"}),
-    Tried("Top-k", {"method": "topk", **D}),
-    Tried("Top-k layer-wise", {"method": "topk_layerwise", **D}),
-    Tried("Random-k, no feedback", {"method": "randomk", **D}, why="99 % of each gradient is thrown away"),
-    Tried("Random-k with feedback", {"method": "randomk_feedback", **D}, LOW, STALE),
-    Tried("Block-random-k", {"method": "blockrandomk", **D}, LOW, STALE),
-    Tried(
-        "Block-random-k allreduce", {"method": "blockrandomk", **D, "method.exchange": "allreduce"},
-        LOW, STALE,
-    ),
-    Tried("Gaussian-k", {"method": "gaussiank", **D}),
-    Tried("Gaussian-k as published", {"method": "gaussiank", **D, "method.rule": "published"}),
-    Tried("DGC", {"method": "dgc", **D}),
-    Tried("SparCML", {"method": "sparcml", **D}),
-    Tried("gTop-k", {"method": "gtopk", **D}, why=FEW),
-    Tried("Ok-Topk", {"method": "oktopk", **D}, why=FEW),
-    Tried("Stable Top-K", {"method": "stable_topk", **D, "method.block": 10, "method.every": 5}, LOW, STALE),
-    Tried("hard threshold", {"method": "hardthreshold", **D}),
-    Tried("SIDCo", {"method": "sidco", **D}),
-    Tried("AdaComp", {"method": "adacomp"}),
-    Tried("ScaleCom", {"method": "scalecom", **D}, why=FEW),
-    Tried("DEFT", {"method": "deft", **D}, why=FEW),
-    Tried("MiCRO", {"method": "micro", **D}, why=FEW),
-    Tried("ExDyna", {"method": "exdyna", **D}, why=FEW),
-    Tried("QSGD", {"method": "qsgd"}),
-    Tried("TernGrad", {"method": "terngrad"}),
-    Tried("signSGD", {"method": "signsgd"}, (0.01, 0.001), NO_SCALE),
-    Tried("EF-signSGD", {"method": "efsignsgd"}),
-    Tried("PowerSGD", {"method": "powersgd"}),
-)  # fmt: skip
+# By label.
+VARIANTS = {label: Tried(**own) for label, own in papers.item("survey.methods")["variants"].items()}
 SMOKE = ("dense", "Top-k", "Random-k, no feedback")
 # The same small task everywhere, on whatever device: the paper's schedule in a tenth of its epochs.
 TRAINING: RunSettings = {
@@ -100,12 +76,12 @@ def runs(profile: str) -> list[Run]:
     """One training per method and learning rate."""
     if profile == "smoke":
         shared = yoon2022.start(profile, scale("convergence", profile)) | {"train.held_out": 100, "seed": 0}
-        return [shared | variant.settings for variant in VARIANTS if variant.label in SMOKE]
+        return [shared | VARIANTS[label].run for label in SMOKE]
     more = {"launch.runs_per_gpu": 4} if profile == "paper" else {}
     shared = yoon2022.start(profile, TRAINING) | more | {"seed": 0}
     return [
-        shared | {**variant.settings, **({} if rate == RATES[0] else {"task.lr": rate})}
-        for variant in VARIANTS
+        shared | {**variant.run, **({} if rate == RATES[0] else {"task.lr": rate})}
+        for variant in VARIANTS.values()
         for rate in variant.rates
     ]
 
@@ -116,18 +92,16 @@ def chosen(frames: Frames) -> pd.DataFrame:
     `score` is the accuracy on the test set; in records of trainings that held no images out, it is that by
     which the rate was chosen.
     """
-    rows: list[dict[str, Any]] = []
     last = frames.epochs.sort_values("epoch").groupby("key").tail(1)
     runs = frames.runs.reindex(columns=["key", "task.lr", "config_json"]).rename(columns={"task.lr": "rate"})
     ended = runs.merge(last, on="key")
     ended["label"] = ended["config_json"].map(label)
     ended["score"] = ended["test_top1"].fillna(ended["val_top1"])
-    for variant in VARIANTS:
-        of_variant = ended[ended["label"] == variant.label].to_dict("records")
-        candidates = [{str(name): value for name, value in row.items()} for row in of_variant]
-        if candidates:
-            best = max(candidates, key=lambda candidate: candidate["val_top1"])
-            others = [candidate for candidate in candidates if candidate is not best]
+    rows = []
+    for name, variant in VARIANTS.items():
+        if tried := records(ended[ended["label"] == name]):
+            best = max(tried, key=lambda candidate: candidate["val_top1"])
+            others = [candidate for candidate in tried if candidate is not best]
             rows.append({**best, "others": others, "why": variant.why})
     table: pd.DataFrame = pd.DataFrame(rows)
     return table
@@ -142,12 +116,8 @@ def label(config_json: str) -> str:
         ("blockrandomk", method.get("exchange") == "allreduce"): "Block-random-k allreduce",
         ("gaussiank", method.get("rule") == "published"): "Gaussian-k as published",
     }
-    return special.get((method["name"], True)) or NAMES.get(method["name"], method["name"])
-
-
-NAMES = {variant.settings["method"]: variant.label for variant in reversed(VARIANTS)} | {
-    "randomk": "Random-k, no feedback"
-}
+    first_of_name = {variant.method: name for name, variant in reversed(VARIANTS.items())}
+    return special.get((method["name"], True)) or first_of_name.get(method["name"], method["name"])
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -188,33 +158,33 @@ def table(frames: Frames) -> Table:
     """Accuracy, densities, bytes and host synchronisations per method, of the last epoch."""
     found = chosen(frames)
     dense = found.loc[found["label"] == "dense", "score"]
-    rows = []
-    for row in found.to_dict("records"):
-        below = float(dense.iloc[0]) - row["score"] if len(dense) else np.nan
-        others = (f"{number(other['rate'])}: {number(other['score'])}" for other in row["others"])
-        rows.append({
+    rows = [
+        {
             "method": row["label"],
             "test top-1": row["score"],
-            "below dense": below,
+            "below dense": float(dense.iloc[0]) - row["score"] if len(dense) else np.nan,
             "learning rate": row["rate"],
-            "others: their top-1": ", ".join(others),
+            "others: their top-1": ", ".join(
+                f"{number(other['rate'])}: {number(other['score'])}" for other in row["others"]
+            ),
             "density": row["sent_density"],
             "union density": row["update_density"],
             "per step": row["wire_bytes"],
             "host syncs per step": row["host_syncs"],
-        })  # fmt: skip
+        }
+        for row in records(found)
+    ]
     units = {"test top-1": "%", "below dense": "points", "per step": "bytes"}
-    far = [row for row in rows if row["below dense"] > NEAR]
+    far = [row["method"] for row in rows if row["below dense"] > NEAR]
     note = f"More than {number(NEAR)} points below dense: {'; '.join(_reasons(far))}." if far else ""
     return Table("Every method at the end of its training", pd.DataFrame(rows), units, note)
 
 
-def _reasons(far: Sequence[Mapping[str, Any]]) -> list[str]:
+def _reasons(far: Iterable[str]) -> list[str]:
     """The methods that end far from dense, and why."""
-    why = {variant.label: variant.why for variant in VARIANTS}
     methods: dict[str, list[str]] = {}
-    for row in far:
-        methods.setdefault(why[row["method"]], []).append(row["method"])
+    for label in far:
+        methods.setdefault(VARIANTS[label].why, []).append(label)
     return [f"{captions.listed(labels)}{f' ({reason})' * bool(reason)}" for reason, labels in methods.items()]
 
 
@@ -226,19 +196,9 @@ def _chosen_by(frames: Frames) -> str:
     return "the best by final top-1 counts; its selection and its score use the same test images"
 
 
-def caption(frames: Frames, profile: str) -> str:
+def facts(frames: Frames) -> dict[str, object]:
     epochs, steps = (int(frames.epochs[name].max()) for name in ("epoch", "step"))
-    return (
-        f"Test top-1 of every method at the end (left; grey band: within {number(NEAR)} points of dense), "
-        "the share of elements that a worker sent and that the update had (middle), and the accuracy against "
-        "the bytes that a worker sent per step, by count (right, with the numbers of the rows): methods "
-        "choose their budget differently, and only those near one vertical line compare. Densities (of "
-        "elements that are not zero) and bytes are means of rank 0's steps since the validation before the "
-        f"last. {captions.setting(frames)} Of the learning rates in the table {_chosen_by(frames)}. "
-        f"{epochs} epochs = {steps} optimiser steps, half of fig3's, and one seed: a shorter training "
-        f"favours Random-k, a longer one Top-k (fig3).{captions.virtual(frames)} Host synchronisations are "
-        "counted where a GPU would make the host wait."
-    )
+    return {"near": number(NEAR), "chosen_by": _chosen_by(frames), "epochs": epochs, "steps": steps}
 
 
 def claims() -> list[Claim]:

@@ -7,6 +7,7 @@ machine, and for other links put together from measured computing and selecting 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -17,7 +18,7 @@ from analysis.records.frames import Frames, keys_of, remembered, restrict
 from analysis.stats import Value, curve, final, slowdown, taken
 from analysis.tables import Table
 from experiments.config.run import Run
-from experiments.figures import _predicted
+from experiments.figures import _predicted, papers
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig3_slim as slim
 from experiments.figures import yoon2022_slow_links as slow_links
@@ -54,61 +55,50 @@ def more_runs(profile: str) -> list[Run]:
     return [*slim.more_runs(profile), *emulated]
 
 
-# --- what was measured
+class Parts(NamedTuple):
+    """The runs by what they are for."""
+
+    trained: Frames
+    timed: Frames  # without an emulated link
+    loopback: Frames
+    emulated: Frames
+
+
+@remembered
+def parts_of(frames: Frames) -> Parts:
+    of_steps = keys_of(frames, {"train.validate": "never"})
+    emulated = keys_of(frames, {"cluster.where": "netns"})
+    found = (
+        keys_of(frames, {"train.validate": "epoch"}), set(of_steps) - set(emulated),
+        set(of_steps) & set(keys_of(frames, {"cluster.where": "local"})), emulated,
+    )  # fmt: skip
+    return Parts(*(restrict(frames, keys) for keys in found))
 
 
 @remembered
 def trainings(frames: Frames) -> dict[str, list[str]]:
     """Keys by their name in fig3-slim."""
-    found = _trained(frames)
+    found = parts_of(frames).trained
     return {name: line.keys for name, line in slim.lines(found).items()} if len(found.runs) else {}
-
-
-@remembered
-def _trained(frames: Frames) -> Frames:
-    return restrict(frames, keys_of(frames, {"train.validate": "epoch"}))
-
-
-@remembered
-def _timed(frames: Frames) -> Frames:
-    """The steps that were measured without an emulated link."""
-    emulated = keys_of(frames, {"cluster.where": "netns"})
-    return restrict(frames, set(keys_of(frames, {"train.validate": "never"})) - set(emulated))
-
-
-@remembered
-def _loopback(frames: Frames) -> Frames:
-    return restrict(frames, keys_of(frames, {"train.validate": "never", "cluster.where": "local"}))
-
-
-@remembered
-def _emulated(frames: Frames) -> Frames:
-    return restrict(frames, keys_of(frames, {"cluster.where": "netns"}))
 
 
 @remembered
 def step_s(frames: Frames, name: str) -> dict[str, float]:
     """Seconds of a step by link, the slowest simulated link first; then as it was measured."""
-    timed, found = _timed(frames), dict[str, float]()
-    parts = _predicted.measured(timed, slow_links.CURVES[name]) if len(timed.runs) else None
-    dense = _predicted.measured(timed, "dense") if len(timed.runs) else None
-    keys = trainings(frames).get(name)
-    if keys and parts and dense:
+    of, found, method = parts_of(frames), dict[str, float](), slow_links.CURVES[name]
+    own, dense = (_predicted.measured(of.timed, each) for each in (method, "dense"))
+    if own and dense and (keys := trainings(frames).get(name)):
         run = frames.runs.set_index("key").loc[keys[0]]
         elements, workers = int(run["parameters"]), int(run["workers"])
         density = 1.0 if name == "dense" else float(run["method.density"])
         for link, joined in LINKS.items():
             exchange = _predicted.exchange_s(SCHEMES[name], elements, density, workers, joined)
             # Computing is the same for all: dense's counts, else its noise would be the methods'.
-            found[f"{link}, simulated"] = dense.compute_s + parts.select_s + exchange
-    for where, of in ((LOOPBACK, _loopback(frames)), (EMULATED, _emulated(frames))):
-        if measured := _measured(of, slow_links.CURVES[name]):
+            found[f"{link}, simulated"] = dense.compute_s + own.select_s + exchange
+    for where, timed in ((LOOPBACK, of.loopback), (EMULATED, of.emulated)):
+        if measured := taken(timed, yoon2022.keys(timed, method), "slowest"):
             found[where] = measured.value
     return found
-
-
-def _measured(frames: Frames, method: str) -> Value | None:
-    return taken(frames, yoon2022.keys(frames, method), "slowest")
 
 
 def by_link(frames: Frames) -> dict[str, dict[str, float]]:
@@ -139,9 +129,6 @@ def shown(frames: Frames) -> list[int]:
         if any(all_reach(steps_of(frames, name, level)) for name in trainings(frames))
     ]
     return reached[-SHOWN:]
-
-
-# --- what is shown
 
 
 def look(name: str) -> style.Look:
@@ -182,31 +169,21 @@ NOTE = (
 )
 
 
-def caption(frames: Frames, profile: str) -> str:
-    trained = _trained(frames)
-    workers = captions.listed(captions.values(trained, "workers"))
-    timed = captions.listed(captions.values(_timed(frames), "workers"))
-    every = captions.listed(captions.values(trained, "train.validate_every"))
-    emulated = (
-        f" {EMULATED}: as {workers} processes on this machine's cores measured it over a link that token "
-        "buckets slow down, where they share these cores."
-    )
+def facts(frames: Frames) -> dict[str, object]:
+    trained, timed, _, emulated = parts_of(frames)
+
+    def listed(column: str, of: Frames = trained) -> str:
+        return captions.listed(captions.values(of, column))
+
     falls = [each.strip("[]") for each in captions.values(trained, "task.lr_milestones") if each != "[]"]
-    rise = "The steep rise is the fall of the learning rate (after epochs "
-    told = f" {rise}{captions.listed(falls)})." if falls else ""
-    return (
-        f"Validation top-1 against time: the trainings of fig3-slim, {workers} virtual workers, validated "
-        f"every {every} epochs, at what a step takes. Simulated: computing and selecting as measured of "
-        f"{timed} workers with a core each, and the exchange of {workers} by the alpha-beta model "
-        f"(sparsify/cost.py), at 50 us a message on Ethernet; NVLink 3: 240 GB/s, 3.4 us a message; nothing "
-        f"overlaps, nobody is late. {LOOPBACK}: the whole step of {timed} processes. The fused search "
-        "selects. Steps of the first two epochs, whose density is higher, count like the others."
-        f"{told}{emulated if len(_emulated(frames).runs) else ''} {captions.setting(frames)} "
-        f"{captions.training(trained)} {captions.timing(_timed(frames))}"
-    )
-
-
-# --- claims
+    told, workers = "survey.time-to-accuracy", listed("workers")
+    fallen = papers.words(f"{told}.falls").format(epochs=captions.listed(falls))
+    limited = papers.words(f"{told}.emulated").format(link=EMULATED, workers=workers)
+    return {
+        "workers": workers, "timed": listed("workers", timed), "every": listed("train.validate_every"),
+        "loopback": LOOPBACK, "falls": fallen * bool(falls), "emulated": limited * bool(len(emulated.runs)),
+        "of_trainings": captions.training(trained), "of_timed": captions.timing(timed),
+    }  # fmt: skip
 
 
 def claims() -> list[Claim]:
@@ -226,8 +203,8 @@ def _sooner(frames: Frames, link: str, fast: str, slow: str) -> Value | None:
 
 def _times(frames: Frames, link: str, slow: str, fast: str) -> Value | None:
     """A step of the slow one over one of the fast one; of simulated ones without an interval."""
-    if of := {LOOPBACK: _loopback, EMULATED: _emulated}.get(link):
-        both = (yoon2022.keys(of(frames), slow_links.CURVES[name]) for name in (slow, fast))
-        return slowdown(of(frames), *both)
+    of = parts_of(frames)
+    if timed := {LOOPBACK: of.loopback, EMULATED: of.emulated}.get(link):
+        return slowdown(timed, *(yoon2022.keys(timed, slow_links.CURVES[name]) for name in (slow, fast)))
     long, short = (step_s(frames, name).get(link) for name in (slow, fast))
     return Value(long / short) if long and short else None

@@ -10,7 +10,7 @@ are measured.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,7 @@ from analysis.records.steps import breakdown
 from analysis.stats import COUNTED, Value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
+from experiments.figures import papers
 from experiments.figures._predicted import MODEL, WORD
 from experiments.figures._runs import TIMED, of_profile, with_density
 from experiments.figures.papers import claim
@@ -31,57 +32,42 @@ from sparsify import cost
 
 TITLE = "Words and latency of dense and sparse allreduces, by formula and as counted"
 SCALE: dict[str, object] = {}  # the formulas are for any number of elements and workers
-# Method -> its row of the slides' table, as `sparsify.cost.published` has it.
-SCHEMES = {
-    "dense": "dense", "topk": "topka", "sparcml": "topkdsa", "gtopk": "gtopk", "gaussiank": "gaussiank",
-    "oktopk": "oktopk",
-}  # fmt: skip
+_DATA = papers.item("zhang.stable-costs")
+SCHEMES: dict[str, str] = _DATA["schemes"]
 EXACT = ("dense", "topk", "gtopk", "gaussiank")  # one number; the others' formulas are ranges
 # What the formulas leave out: splitters announce the lengths of pieces, then of what is left, one int64 each.
-ANNOUNCED = {
-    "sparcml": 2 * cost.LENGTH // WORD,
-    "oktopk": 2 * cost.LENGTH // WORD,
-}  # words for each other worker
+ANNOUNCED = dict.fromkeys(("sparcml", "oktopk"), 2 * cost.LENGTH // WORD)  # words for each other worker
 DENSITY = 0.01
 LINK = "ethernet_10g"
 FORMULA = {"linewidth": 0.9, "marker": "", "label": None}
 
 
-class Scale(NamedTuple):
-    """The part of the table that is run."""
-
-    elements: int
-    workers: tuple[int, ...]  # at DENSITY
-    densities: tuple[float, ...]  # on WORKERS, besides DENSITY
-    measured: tuple[int, float]  # elements of what two processes exchange, and minutes
-
-
 WORKERS = 8
 SETTLED_UP_TO = 64  # workers
-AMOUNTS = {
-    "smoke": Scale(10_000, (2, 4), (), (10_000, 0.02)),
-    "laptop": Scale(100_000, (2, 4, 8, 16, 64, 256), (0.001, 0.1), (1_000_000, 1.5)),
-    "paper": Scale(100_000, (2, 4, 8, 16, 32, 64, 128, 256), (0.001, 0.1), (14_730_000, 10)),
-}
 
 
 def runs(profile: str) -> list[Run]:
     """Virtual workers, whose words are counted, and two processes, which are measured."""
-    scale = of_profile(AMOUNTS, profile)
+    scale = of_profile(_DATA["scales"], profile)
     shared = {**TIMED, "profile": profile, "task": "vector"}
     counted = {
-        **shared, "task.elements": scale.elements, "cluster": "virtual", "link": LINK,
+        **shared, "task.elements": scale["elements"], "cluster": "virtual", "link": LINK,
         "alternate.block_steps": 2, "alternate.limit_min": 0.001,
     }  # fmt: skip
-    cases = [(size, DENSITY) for size in scale.workers] + [(WORKERS, density) for density in scale.densities]
-    elements, minutes = scale.measured
-    own = {"task.elements": elements, "cluster": "local", "workers": 2, "alternate.limit_min": minutes}
+    measured = {
+        **shared, "task.elements": scale["measured"], "cluster": "local", "workers": 2,
+        "alternate.limit_min": scale["minutes"],
+    }  # fmt: skip
+    cases = [
+        *((size, DENSITY) for size in scale["workers"]),
+        *((WORKERS, density) for density in scale["densities"]),
+    ]
     return [
         *(
             Run({**counted, "workers": size, "timing.warmup_steps": _settling(size)}, _variants(density))
             for size, density in cases
         ),
-        Run({**shared, **own}, _variants(DENSITY)),
+        Run(measured, _variants(DENSITY)),
     ]
 
 
@@ -194,61 +180,41 @@ def table(frames: Frames) -> list[Table]:
 def _measured(frames: Frames) -> Table:
     """The times of two processes over the loopback interface."""
     names = {"transfer": "transfer", "exchange": "packing and merging", "select": "selection"}
+    none = {"transfer": np.nan}  # where nothing was sent
     cells = []
     for run in frames.runs[frames.runs["cluster.where"] == "local"].to_dict("records"):
         parts = breakdown(frames, [run["key"]])
-        none = {"transfer": np.nan}  # where nothing was sent
-        milliseconds = {name: 1e3 * parts.get(phase, none.get(phase, 0.0)) for phase, name in names.items()}
-        label = style.look(str(run["variant"])).label
-        cells.append({"method": label, "elements": run["task.elements"], **milliseconds})
+        cells.append({
+            "method": style.look(str(run["variant"])).label,
+            "elements": run["task.elements"],
+            **{name: 1e3 * parts.get(phase, none.get(phase, 0.0)) for phase, name in names.items()},
+        })  # fmt: skip
     frame = pd.DataFrame(cells, columns=["method", "elements", *names.values()])
     return Table("Two processes, measured", frame, dict.fromkeys(names.values(), "ms"))
 
 
-def caption(frames: Frames, profile: str) -> str:
-    rows = counted(frames)
-    sizes = captions.listed(number(n) for n in sorted(set(rows["n"])))
-    return (
-        "Left: words of 4 bytes of the worker that sends most, in a step (median over steps after those in "
-        f"which residuals still grow; beyond {SETTLED_UP_TO} workers after the first), counted on virtual "
-        "workers, against the formulas of the slides' Table 1; TopkDSA and Ok-Topk have a range. Beside "
-        f"the formulas' words, these two announce lengths: {ANNOUNCED['oktopk']} words for each other "
-        "worker. The table's TopkA is Top-k here, its TopkDSA is SparCML. Right: *simulated*, by the "
-        "alpha-beta model (sparsify/cost.py) from the counted latency terms and words, as many for each of "
-        f"VGG-16's {number(MODEL)} parameters as were counted for each of the n = {sizes} elements. Density "
-        f"{number(DENSITY)}; gradients of task=vector, heavy-tailed, half of the elements alike on all "
-        "workers. The times of two processes in the table are measured, over loopback. "
-        f"{captions.setting(frames)}"
-    )
+def facts(frames: Frames) -> dict[str, object]:
+    sizes = captions.listed(map(number, sorted(set(counted(frames)["n"]))))
+    return {
+        "settled": SETTLED_UP_TO, "announced": ANNOUNCED["oktopk"], "model": number(MODEL),
+        "density": number(DENSITY), "sizes": sizes,
+    }  # fmt: skip
 
 
 def claims() -> list[Claim]:
     upstream = {"topk": ("yoon2022.18", "zhang.30")}
     latency = {"gaussiank": "latency-of-gaussiank"} | dict.fromkeys(ANNOUNCED, "latency-announced")
+
+    def of(name: str, text: str, what: str, **own: Any) -> Claim:
+        id = f"{'latency' if what == 'terms' else 'words'}.{name}"
+        return claim(f"zhang.{text}", _farthest, name, what, id=id, scheme=SCHEMES[name], **own)
+
     return [
-        *(
-            claim(
-                "zhang.words-exactly", _farthest, name, "words", id=f"words.{name}", scheme=SCHEMES[name],
-                answers=upstream.get(name, ("zhang.30",)),
-            )
-            for name in EXACT
-        ),
-        *(
-            claim(
-                f"zhang.words-of-{name}", _farthest, name, "pieces", id=f"words.{name}",
-                scheme=SCHEMES[name],
-            )
-            for name in ANNOUNCED
-        ),
+        *(of(name, "words-exactly", "words", answers=upstream.get(name, ("zhang.30",))) for name in EXACT),
+        *(of(name, f"words-of-{name}", "pieces") for name in ANNOUNCED),
         claim("zhang.topk-grows-faster", _growth),
-        *(
-            claim(
-                f"zhang.{latency.get(name, 'latency')}", _farthest, name, "terms", id=f"latency.{name}",
-                scheme=SCHEMES[name],
-            )
-            for name in (*EXACT, *ANNOUNCED)
-        ),
-    ]  # fmt: skip
+        *(of(name, latency.get(name, "latency"), "terms") for name in (*EXACT, *ANNOUNCED)),
+    ]
 
 
 def _farthest(frames: Frames, name: str, of: str) -> Value | None:

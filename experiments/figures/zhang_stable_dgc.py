@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
-from analysis.pictures import captions, style
+from analysis.pictures import style
 from analysis.pictures.numbers import number
 from analysis.records.frames import Frames
 from analysis.stats import Value
@@ -66,17 +66,14 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             plots.Curve(look, WORKERS, slow[name], dashed),
         )
     ]
-    words: dict[str, Any] = {"xlabel": "Workers", "ylabel": "Speed-up over dense, simulated"}
-    words |= {"level": 1, "sizes": WORKERS}
-    ticks = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
-    title = "8 A100, published: selecting free, or as torch.topk"
-    return plots.picture(
-        [
-            plots.curves(measured, title="CPUs: computing and selecting measured", **words),
-            plots.curves(published, title=title, log=ticks, **words),
-        ],
-        2.9,
-    )
+    words: dict[str, Any] = {"level": 1, "sizes": WORKERS, "xlabel": "Workers"}
+    words["ylabel"] = "Speed-up over dense, simulated"
+    title, ticks = "8 A100, published: selecting free, or as torch.topk", (0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+    panels = [
+        plots.curves(measured, title="CPUs: computing and selecting measured", **words),
+        plots.curves(published, title=title, log=ticks, **words),
+    ]
+    return plots.picture(panels, 2.9)
 
 
 def _measured(frames: Frames) -> Work:
@@ -107,15 +104,8 @@ def table(frames: Frames) -> Table:
     return Table("DGC's speed-up over dense, simulated", pd.DataFrame(rows), units)
 
 
-def caption(frames: Frames, profile: str) -> str:
-    return (
-        f"Time of a dense step over that of a step with DGC at density {number(DENSITY)}, for a model of "
-        f"VGG-16's size. {_predicted.SIMULATED} Left: computing and DGC's selecting (its sampled threshold "
-        "over the whole model) measured here, on CPUs. Right: computing as in the logs of Yoon and Oh 2022 "
-        "(8 A100, batch 128, validation taken out), filled marks with a selection that costs nothing, open "
-        "ones with one that costs what torch.topk did there; DGC's own is in none of their logs and lies "
-        f"between. NVLink 3: 240 GB/s, 3.4 us a message. {captions.setting(frames)} {captions.timing(frames)}"
-    )
+def facts(frames: Frames) -> dict[str, object]:
+    return {"density": number(DENSITY), "simulated": _predicted.SIMULATED}
 
 
 def claims() -> list[Claim]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -10,10 +9,10 @@ import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
-from analysis.pictures import captions, style
+from analysis.pictures import style
 from analysis.records.frames import Frames
 from analysis.records.schema import REGIONS, SLICES
-from analysis.stats import SHARE, Value
+from analysis.stats import SHARE
 from analysis.tables import Table
 from experiments.figures import _looks as looks
 from experiments.figures.papers import claim
@@ -61,43 +60,25 @@ def curve(frames: Frames, what: str, size: int) -> pd.Series[float]:
 
 
 def table(frames: Frames) -> Table:
-    rows = [
-        {
-            "model": model,
-            "tensor": looks.largest(of_model),
-            **{f"{size:,}": looks.over_runs(of_model, partial(kept, size=size), SHARE) for size in REGIONS},
-            f"{REGION:,}, drawn at random": looks.over_runs(
-                of_model, lambda run: kept(run, REGION, "shuffled"), SHARE
-            ),
-        }
-        for model, of_model in looks.models(frames).items()
-    ]
-    columns = [*(f"{size:,}" for size in REGIONS), f"{REGION:,}, drawn at random"]
+    measures: looks.Measures = {f"{size:,}": (partial(kept, size=size), SHARE) for size in REGIONS}
+    drawn = partial(kept, size=REGION, what="shuffled")
+    rows = looks.rows(frames, {**measures, f"{REGION:,}, drawn at random": (drawn, SHARE)})
+    found = pd.DataFrame(rows)
+    tensors = [looks.largest(of_model) for of_model in looks.models(frames).values()]
+    found.insert(1, "tensor", tensors)
     title = f"Selected again {LATER} steps later, by the elements of a region"
-    return Table(title, pd.DataFrame(rows), dict.fromkeys(columns, "%"))
+    return Table(title, found, dict.fromkeys(found.columns[2:], "%"))
 
 
 def kept(run: Frames, size: int, what: str = "kept") -> float:
     """% selected again, at the distance next to `LATER`."""
     by_lag = curve(run, what, size)
-    if not len(by_lag):
-        return float("nan")
     return 100 * float(by_lag.iloc[int(np.abs(by_lag.index.to_numpy() - LATER).argmin())])
-
-
-def caption(frames: Frames, profile: str) -> str:
-    return (
-        "Top: where in each model's largest tensor (of several as large, the first by name) the selected "
-        "elements lie, by slice and step; white: none, darkest: four times the mean or more (first seed, "
-        "rank 0). Bottom: of what Top-k selected in that tensor, the share that it selects again so many "
-        "steps later; of regions, those with the largest norms, as large a share of them as of elements; "
-        f"dotted: as many regions drawn at random. Mean over looks and seeds. {captions.setting(frames)}"
-    )
 
 
 def claims() -> list[Claim]:
     return [
-        claim(f"zhang.{name}", _of, task, above, case=task, label=label)
+        claim(f"zhang.{name}", looks.of_model, task, above, (-100.0, 100.0), case=task, label=label)
         for task, label in looks.MODELS.items()
         for name, above in (("regions", _above_chance), ("elements", _above_elements))
     ]
@@ -109,7 +90,3 @@ def _above_chance(run: Frames) -> float:
 
 def _above_elements(run: Frames) -> float:
     return kept(run, REGION) - kept(run, 1)
-
-
-def _of(frames: Frames, task: str, what: Callable[[Frames], float]) -> Value | None:
-    return looks.over_runs(looks.of_task(frames, task), what, (-100.0, 100.0))

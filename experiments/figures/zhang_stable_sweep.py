@@ -16,6 +16,7 @@ from analysis.records.frames import Frames, keys_of
 from analysis.stats import Value, final, final_ratio
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
+from experiments.figures import papers
 from experiments.figures._runs import TRAINED, crossed, each
 from experiments.figures.papers import claim
 
@@ -26,25 +27,11 @@ SMALL, USUAL, SELDOM = SIZES[0], SIZES[2], PERIODS[-1]
 SOON, OFTEN = PERIODS[1:3]
 COLOURS = dict(zip(SIZES, ("#D55E00", "#E69F00", "#56B4E9", "#0072B2"), strict=True))
 TICKS = (1, 1.5, *range(2, 11), 20, 50)
-OTHERS = {"dense": "dense", "oktopk": "Ok-Topk"}
+OTHERS = ("dense", "oktopk")
 SHOWN = 4.0  # times the losses of those: beyond, a training diverged, and its loss may be any number
 ARROW = {"linestyle": "", "marker": "^", "label": None, "clip_on": False, "zorder": 5}
 APART = 0.06  # of N, between what the picture shows of one N
-# k is 1,700 of 34,058 elements, so that three of the largest buckets fit.
-TRAININGS: dict[str, RunSettings] = {
-    "smoke": {
-        "task": "cnn_digits", "workers": 2, "task.batch_size": 16, "train.epoch_steps": 20, "train.epochs": 2,
-        "task.lr": 0.01,
-    },
-    "laptop": {
-        "task": "cnn_cifar10", "workers": 4, "task.batch_size": 16, "train.epoch_steps": 200,
-        "train.epochs": 5, "task.lr": 0.02, "task.lr_warmup_epochs": 0, "task.lr_milestones": [],
-    },
-    "paper": {
-        "task": "berttiny_ptb64", "workers": 8, "task.batch_size": 16, "train.epoch_steps": 500,
-        "train.epochs": 20,
-    },
-}  # fmt: skip
+TRAININGS: dict[str, RunSettings] = papers.item("zhang.stable-sweep")["trainings"]
 DENSITY = {"smoke": 0.2, "laptop": 0.05, "paper": 0.01}
 SEEDS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
 
@@ -103,7 +90,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         lines.append(plots.Curve(look, list(found), list(found.values())))
         lines.append(plots.Curve(look, beyond, [end] * len(beyond), ARROW))
     for method, value in others.items():
-        lines.append(plots.Curve(style.look(method)._replace(label=OTHERS[method]), None, value))
+        lines.append(plots.Curve(style.look(method), None, value))
     limits: dict[str, Any] = {}
     if math.isfinite(end):
         limits["ylim"] = (min(value.value for value in (*known.values(), *others.values())) / 1.1, end)
@@ -116,8 +103,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def table(frames: Frames) -> Table:
     rows: list[dict[str, object]] = [
-        {"method": label, "B": None, "N": None, "training loss": loss(frames, keys(frames, method))}
-        for method, label in OTHERS.items()
+        {"method": style.look(method).label, "B": None, "N": None, "training loss": loss(frames, found)}
+        for method in OTHERS
+        for found in [keys(frames, method)]
     ]
     rows += [
         {"method": "Stable Top-K", "B": size, "N": period, "training loss": loss(frames, found)}
@@ -128,22 +116,18 @@ def table(frames: Frames) -> Table:
 
 
 def caption(frames: Frames, profile: str) -> str:
-    return (
-        "Training loss of the last epoch with Stable Top-K (geometric mean), by bucket size and steps "
-        "between two selections, "
-        f"with Ok-Topk at the same density ({number(DENSITY[profile])}) and with dense training. "
-        f"Arrows: more than {number(SHOWN)} times the loss of those two; what diverged ends anywhere. "
-        f"{captions.setting(frames)} {captions.training(frames)}"
-    )
+    own = {"density": number(DENSITY[profile]), "shown": number(SHOWN)}
+    return captions.filled(papers.words("zhang.stable-sweep"), frames, own)
 
 
 def claims() -> list[Claim]:
     """Each is of one loss over another: the worse one over the better one, or theirs over ours."""
-    single, usual = ("stable_topk", SMALL, OFTEN), ("stable_topk", USUAL, OFTEN)
-    best = ("stable_topk", USUAL, SOON)
+    single, usual, seldom, best = (
+        ("stable_topk", *cell) for cell in ((SMALL, OFTEN), (USUAL, OFTEN), (USUAL, SELDOM), (USUAL, SOON))
+    )
     return [
         claim("zhang.small-buckets", _ratio, single, usual),
-        claim("zhang.selecting-seldom", _ratio, ("stable_topk", USUAL, SELDOM), best),
+        claim("zhang.selecting-seldom", _ratio, seldom, best),
         claim("zhang.lower-loss-than-oktopk", _ratio, ("oktopk",), best),
     ]
 

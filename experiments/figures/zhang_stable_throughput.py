@@ -23,7 +23,7 @@ from analysis.stats import Value, curve, slowdown, taken, throughput
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _large as large
-from experiments.figures import _predicted
+from experiments.figures import _predicted, papers
 from experiments.figures._large import (
     BLOCK,
     EVERY,
@@ -42,30 +42,13 @@ from experiments.figures.papers import claim
 
 TITLE = "Throughput and time to a loss with Stable Top-K, beside dense, Top-k and Ok-Topk"
 COLUMN = "train_loss"
-
-
 LABELS = {task: family.small for task, family in FAMILIES.items()} | {"cnn_digits": "small CNN, digits"}
 DENSITY = 0.05  # of small models, at which Stable Top-K trains; with a learning rate at which it does
 LINK = "ethernet_1g"  # for small models: there as long as computing, as with theirs
 SHARED: RunSettings = {**TRAINED, "link": LINK}
-STEPS: dict[str, RunSettings] = {
-    "smoke": {"train.epoch_steps": 10, "train.epochs": 2},
-    "laptop": {"train.epoch_steps": 50, "train.epochs": 6},
-    "paper": {"train.epoch_steps": 500, "train.epochs": 20},
-}
-_LAPTOP: RunSettings = {"workers": 4, "task.lr": 0.02}
-_PAPER: RunSettings = {"workers": 8, "task.lr": 0.02}
-MODELS: dict[str, list[RunSettings]] = {
-    "smoke": [{"task": "cnn_digits", "workers": 2, "task.batch_size": 16, "task.lr": 0.01}],
-    "laptop": [
-        {"task": "berttiny_ptb64", "task.batch_size": 4, **_LAPTOP},
-        {"task": "maetiny_cifar10", "task.batch_size": 8, **_LAPTOP},
-    ],
-    "paper": [
-        {"task": "berttiny_ptb64", "task.batch_size": 16, **_PAPER},
-        {"task": "maetiny_cifar10", "task.batch_size": 32, **_PAPER},
-    ],
-}
+_DATA = papers.item("zhang.stable-throughput")
+STEPS: dict[str, RunSettings] = _DATA["steps"]
+MODELS: dict[str, list[RunSettings]] = _DATA["models"]
 MINUTES = {"smoke": 0.02, "laptop": 1.5, "paper": 10}  # of turns, for each small model
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 MORE_SEEDS = {"smoke": [1], "laptop": [1, 2], "paper": list[int]()}
@@ -193,52 +176,38 @@ def _seconds(frames: Frames, task: str, method: str) -> Value | None:
     return seconds_to(reaching(frames, task, method), step.value) if step else None
 
 
-def caption(frames: Frames, profile: str) -> str:
-    links = captions.listed(LINKS)
+def facts(frames: Frames) -> dict[str, object]:
     measured = captions.listed(map(number, captions.values(frames, "task.elements")))
-    return (
-        "Left: how many times as soon as dense training a method has the lowest training loss that all reach "
-        "(a dotted line in the next panels); open marks: hours of dense over those of the method, of the "
-        "slides' BERT-Large and MAE. Middle: training loss against time, steps times what a step takes; "
-        f"density {number(DENSITY)}. Right: a step of a model as large as theirs with dense gradients over "
-        f"one with the method, {links} (solid, dashed), density {number(LARGE_DENSITY)}, {WORKERS} workers, "
-        "against the time that computing takes, which the slides do not "
-        f"say; dotted: the slides' ratios of hours. {_predicted.SIMULATED} There selecting is measured at "
-        f"{measured} elements and scaled; words by the published formulas, of Ok-Topk the upper end, and of "
-        "Stable Top-K without scores, which are a thousandth. Stable Top-K chooses every "
-        f"{EVERY} steps, buckets of {SMALL_BLOCK} elements in small models and of {number(BLOCK)} in large "
-        f"ones. {captions.setting(frames)} {captions.timing(frames)}"
-    )
+    return {
+        "density": number(DENSITY), "links": captions.listed(LINKS), "large_density": number(LARGE_DENSITY),
+        "workers": WORKERS, "simulated": _predicted.SIMULATED, "measured": measured, "every": EVERY,
+        "small_block": SMALL_BLOCK, "block": number(BLOCK),
+    }  # fmt: skip
 
 
 def claims() -> list[Claim]:
-    def indicated(name: str, ours: Ours, *of: Any, **own: Any) -> Claim:
-        return claim(f"zhang.{name}", partial(_indicated, ours), *of, **own)
+    def of(name: str, ours: Ours, *of: Any, case: str, **own: Any) -> Claim:
+        return claim(f"zhang.{name}", partial(_indicated, ours), *of, case=case, **own)
 
-    return [
-        each
-        for task, family in FAMILIES.items()
-        for each in (
-            indicated("step-shorter", _step_ratio, task, case=task, small=family.small),
-            *(
-                indicated(
-                    "sooner-than", times_as_soon, task, "stable_topk", other, case=f"{other}.{task}",
-                    small=family.small, other=LOOKS[other].label,
+    found = []
+    for task, family in FAMILIES.items():
+        named = {"small": family.small, "large": family.large}
+        found.append(of("step-shorter", _step_ratio, task, case=task, **named))
+        for other in ("dense", "oktopk"):
+            case, label = f"{other}.{task}", LOOKS[other].label
+            found.append(
+                of("sooner-than", times_as_soon, task, "stable_topk", other, case=case, other=label, **named)
+            )
+        found.append(of("oktopk-adds-more", large.ratio, family, case=task, **named))
+        for method in ("stable_topk", "oktopk"):
+            here, there = family.hours["dense"], family.hours[method]
+            found.append(
+                of(
+                    "hours", times_as_soon, task, method, "dense", case=f"{method}.{task}", **named,
+                    label=LOOKS[method].label, hours=f"{here} / {there}", paper=round(here / there, 2),
                 )
-                for other in ("dense", "oktopk")
-            ),
-            indicated("oktopk-adds-more", large.ratio, family, case=task, large=family.large),
-            *(
-                indicated(
-                    "hours", times_as_soon, task, method, "dense", case=f"{method}.{task}",
-                    small=family.small, large=family.large, label=LOOKS[method].label,
-                    hours=f"{family.hours['dense']} / {family.hours[method]}",
-                    paper=round(family.hours["dense"] / family.hours[method], 2),
-                )
-                for method in ("stable_topk", "oktopk")
-            ),
-        )
-    ]  # fmt: skip
+            )  # fmt: skip
+    return found
 
 
 Ours = Callable[..., Value | None]
@@ -251,4 +220,4 @@ def _step_ratio(frames: Frames, task: str) -> Value | None:
 def _indicated(ours: Ours, frames: Frames, *of: Any) -> Value | None:
     """A value without its interval: nothing simulated decides."""
     value = ours(frames, *of)
-    return None if value is None else Value(value.value, n=value.n, of=value.of)
+    return value and Value(value.value, n=value.n, of=value.of)

@@ -106,8 +106,8 @@ def test_picture_tables_and_caption(measured: Frames) -> None:
     assert list(by_exchange.frame["cases"]) == [1, 1]
     assert list(by_size.frame["cases"]) == [2]
     assert len(every.frame) == 3
-    assert "0.75 at P = 2" in link_model.caption(measured, "laptop")
-    assert "(2 ms at P = 2)" in link_model.caption(measured, "laptop")
+    assert "0.75 at P = 2" in figures.caption("link-model", measured, "laptop")
+    assert "(2 ms at P = 2)" in figures.caption("link-model", measured, "laptop")
 
 
 @pytest.mark.parametrize(("profile", "sizes"), [("smoke", [2]), ("laptop", [2, 4, 8])])

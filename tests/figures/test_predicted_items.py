@@ -52,7 +52,7 @@ def test_it_is_drawn_and_told_as_simulated(item: str) -> None:
     figure = ITEMS[item].draw(frames(), "laptop")
     assert all(axes.has_data() for axes in figure.axes)
     assert any("simulated" in axes.get_ylabel() for axes in figure.axes)
-    assert "*Simulated*" in ITEMS[item].caption(frames(), "laptop")
+    assert "*Simulated*" in figures.caption(item, frames(), "laptop")
     assert all("imulated" in table.title for table in figures.tables(item, frames()))
 
 

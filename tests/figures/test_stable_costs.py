@@ -76,7 +76,7 @@ def test_a_median_step_is_what_counts() -> None:
 def test_it_is_drawn_with_times_that_are_called_simulated() -> None:
     figure = item.draw(frames(), "laptop")
     assert any("simulated" in axes.get_ylabel() for axes in figure.axes)
-    assert "*simulated*" in item.caption(frames(), "laptop")
+    assert "*simulated*" in figures.caption("stable-costs", frames(), "laptop")
 
 
 @pytest.mark.parametrize("name", item.ANNOUNCED)

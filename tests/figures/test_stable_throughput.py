@@ -156,5 +156,5 @@ def test_it_is_drawn_and_told_as_simulated() -> None:
     assert "simulated" in gains.get_ylabel()
     assert "simulated" in curves.get_xlabel()
     assert len(predicted.lines) == 2 * (len(STEP_S) - 1) + 2  # two links, and what was published of two
-    assert "*Simulated*" in item.caption(frames(), "laptop")
+    assert "*Simulated*" in figures.caption("stable-throughput", frames(), "laptop")
     assert all("simulated" in table.title for table in figures.tables("stable-throughput", frames()))

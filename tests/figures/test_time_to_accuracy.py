@@ -147,7 +147,7 @@ def test_picture_and_table_have_each_link_and_method() -> None:
     links = item.by_link(frames())
     assert list(links) == [*(f"{link}, simulated" for link in _predicted.LINKS), item.LOOPBACK]
     assert len(figure.axes) == len(links)
-    assert "simulated" in item.caption(frames(), "laptop").lower()
+    assert "simulated" in figures.caption("time-to-accuracy", frames(), "laptop").lower()
     (table,) = figures.tables("time-to-accuracy", frames())
     assert len(table.frame) == len(links) * len(GAINS)
     assert list(table.frame.columns)[3:-1] == [f"{level} %" for level in (70, 80, 90)]

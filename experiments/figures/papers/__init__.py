@@ -13,6 +13,7 @@
     words        item: its caption; item.part: other words on it, as a note below a table. A text, or several
                  that follow each other. What stands in braces is a fact of the item's, or a sentence on its
                  records (`analysis.pictures.captions.SENTENCES`)
+    items        item: labels, looks and methods that its file reads (`item`)
     rules        id: kind, tolerance and reason that several claims have (<<: *id)
     causes       what several claims follow from: their group (*id)
 
@@ -115,6 +116,12 @@ def words(name: str) -> str:
     return said if isinstance(said, str) else " ".join(said)
 
 
+def item(name: str) -> Any:
+    """What a paper's file has of an item besides words: 'survey.methods'."""
+    paper, _, entry = name.partition(".")
+    return _content(paper)["items"][entry]
+
+
 def claim(
     name: str, ours: Callable[..., Value | None], /, *of: Any, id: str = "", case: str = "", **own: Any
 ) -> Claim:
@@ -161,6 +168,13 @@ def of_methods(
         claim(name, ours, each, *of, **{"case": each, "method": each, "label": look(each).label, **own})
         for each in methods
     ]
+
+
+def claim_each(
+    name: str, ours: Callable[..., Value | None], labels: Mapping[str, str], /, *of: Any, **own: Any
+) -> list[Claim]:
+    """A claim for each of these cases, which `ours` takes first and whose label its text has."""
+    return [claim(name, ours, case, *of, case=case, label=label, **own) for case, label in labels.items()]
 
 
 @cache
