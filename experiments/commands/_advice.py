@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -48,18 +48,13 @@ class Range(NamedTuple):
     source: str  # where it comes from, in words
 
     @classmethod
-    def of(cls, value: Value, source: str) -> Range:
-        """A measured one; without an interval it is taken to be as uncertain as a given one."""
-        if value.low is None or value.high is None:
-            return cls.around(value.value, source)
-        return cls(value.low, value.value, value.high, source)
+    def around(cls, value: float, source: str) -> Range:
+        """One as uncertain as a number that was given."""
+        return cls(value / GIVEN, value, value * GIVEN, source)
 
-    @classmethod
-    def around(cls, value: float, source: str, factor: float = GIVEN) -> Range:
-        return cls(value / factor, value, value * factor, source)
-
-    def times(self, factor: float, source: str | None = None) -> Range:
-        return Range(self.low * factor, self.middle * factor, self.high * factor, source or self.source)
+    def at(self, place: int) -> float:
+        """The low end at -1, the high one at 1."""
+        return (self.middle, self.high, self.low)[place]
 
 
 @dataclass(frozen=True)
@@ -88,8 +83,8 @@ class Prediction(NamedTuple):
     matters: str  # the input whose range moves the step time most
 
 
-Inputs = Mapping[str, float]  # name of an input -> where in its range it is taken: -1, 0 or 1
-COMPUTE, SELECT, ALPHA, BETA, SHARED = (
+Inputs = Mapping[str, int]  # name of an input -> where in its range it is taken: -1, 0 or 1
+INPUTS = COMPUTE, SELECT, ALPHA, BETA, SHARED = (
     "computing time", "selection time", "latency of the link", "bandwidth of the link",
     "overlap of selections",
 )  # fmt: skip
@@ -111,57 +106,44 @@ class StepTime:
         self.traffic = traffic_seconds(question, name)
 
     def seconds(self, inputs: Inputs) -> float:
-        return (
-            at(self.question.compute_s, inputs.get(COMPUTE, 0))
-            + at(self.select, inputs.get(SELECT, 0))
-            + self.transfer(inputs)
-        )
+        compute_s = self.question.compute_s.at(inputs.get(COMPUTE, 0))
+        return compute_s + self.select.at(inputs.get(SELECT, 0)) + self.transfer(inputs)
 
     def transfer(self, inputs: Inputs) -> float:
-        exchange = self.traffic[int(inputs.get(SHARED, 0))]
         alpha, beta = LATENCY ** inputs.get(ALPHA, 0), BANDWIDTH ** inputs.get(BETA, 0)
-        return exchange(scaled(self.question.network, alpha, beta))
+
+        def slower(link: Link) -> Link:
+            return Link(link.alpha_s * alpha, link.beta_s_per_byte * beta)
+
+        network = self.question.network
+        inside = network.inside and slower(network.inside)
+        exchange = self.traffic[inputs.get(SHARED, 0)]
+        return exchange(replace(network, between=slower(network.between), inside=inside))
 
 
 def predicted(step: StepTime, dense: StepTime) -> Prediction:
-    names = (COMPUTE, SELECT, ALPHA, BETA, SHARED)
-    moves = {name: abs(step.seconds({name: 1}) - step.seconds({name: -1})) for name in names}
+    moves = {name: abs(step.seconds({name: 1}) - step.seconds({name: -1})) for name in INPUTS}
     return Prediction(
         step.name,
-        combined(step.seconds, names),
+        combined(step.seconds),
         step.question.compute_s.middle,
         step.select.middle,
         step.transfer({}),
-        combined(lambda inputs: dense.seconds(inputs) / step.seconds(inputs), names),
+        combined(lambda inputs: dense.seconds(inputs) / step.seconds(inputs)),
         max(moves, key=lambda name: moves[name]),
     )
 
 
-def combined(quantity: Callable[[Inputs], float], names: tuple[str, ...]) -> Value:
+def combined(quantity: Callable[[Inputs], float]) -> Value:
     """A quantity's value, and how far the inputs move it, varied one at a time.
 
     They are independent of each other, so that the squares of their logarithms add up. An input moves all
     methods' times together.
     """
     middle = quantity({})
-    logs = [[math.log(quantity({name: side}) / middle) for side in (-1, 1)] for name in names]
+    logs = [[math.log(quantity({name: side}) / middle) for side in (-1, 1)] for name in INPUTS]
     down, up = (math.sqrt(sum(pick(0.0, *pair) ** 2 for pair in logs)) for pick in (min, max))
     return Value(middle, middle * math.exp(-down), middle * math.exp(up))
-
-
-def at(number: Range, place: float) -> float:
-    """-1: its low end, 1: its high one."""
-    return (number.middle, number.high, number.low)[int(place)]
-
-
-def scaled(network: Network, alpha: float, beta: float) -> Network:
-    """Every link slower by these factors."""
-
-    def slower(link: Link) -> Link:
-        return Link(link.alpha_s * alpha, link.beta_s_per_byte * beta)
-
-    inside = None if network.inside is None else slower(network.inside)
-    return Network(slower(network.between), inside, network.per_node, network.algorithm)
 
 
 def traffic_seconds(question: Question, name: str) -> dict[int, Callable[[Network], float]]:
@@ -174,19 +156,15 @@ def traffic_seconds(question: Question, name: str) -> dict[int, Callable[[Networ
     built, k = sparsify.build(method, **choices), num_selected(n, question.density)
     if method not in SPLIT:
         parts = [Sparse(torch.arange(k), torch.ones(k))] * size  # of which only the number counts
-        exchange = Replay(built, n, size).next(parts, k).seconds
-        return dict.fromkeys(PLACES, exchange)
+        return dict.fromkeys(PLACES, Replay(built, n, size).next(parts, k).seconds)
     shares = skewed(question.skew) if question.skew > 1 else (1.0,)
     found = dict[int, Callable[[Network], float]]()
     for place, overlap in zip(PLACES, question.overlap, strict=True):
-        if place and k * size > MOST_REPLAYED:
-            continue
-        made, replay = (
-            Generated(Statistics(question.density, overlap, shares), n, size),
-            Replay(built, n, size),
-        )
-        replay.next(made, k)
-        found[place] = replay.next(made, k).seconds
+        if place == 0 or k * size <= MOST_REPLAYED:
+            made = Generated(Statistics(question.density, overlap, shares), n, size)
+            replay = Replay(built, n, size)
+            replay.next(made, k)
+            found[place] = replay.next(made, k).seconds
     return {place: found.get(place, found[0]) for place in PLACES}
 
 
@@ -240,10 +218,9 @@ class Known:
         names = runs.get("provenance.gpu", pd.Series(None, runs.index, dtype=object))
         if self.gpu == "none":
             return restrict(self.records, runs.loc[names.isna(), "key"])
-        has_name = (
-            names.fillna("").str.lower().str.contains("" if self.gpu == "any" else self.gpu, regex=False)
-        )
-        return restrict(self.records, runs.loc[has_name & names.notna(), "key"])
+        wanted = "" if self.gpu == "any" else self.gpu
+        has_name = names.notna() & names.fillna("").str.lower().str.contains(wanted, regex=False)
+        return restrict(self.records, runs.loc[has_name, "key"])
 
     @cached_property
     def measured(self) -> dict[str, int]:
@@ -269,7 +246,7 @@ class Known:
         """A dense step's time but for what communicating takes; None where it is not known."""
         task, batch = self.config["task"]["name"], self.config["task"].get("batch_size")
         rest = [
-            self._seconds(run["key"], lambda phase: phase not in (*SELECTING, *COMMUNICATING))
+            self._seconds(run["key"], (*SELECTING, *COMMUNICATING), without=True)
             for run in self.like.runs.to_dict("records")
             if (style.method_id(run), run["task.name"]) == ("dense", task)
             and batch in (None, run.get("task.batch_size"))
@@ -294,7 +271,7 @@ class Known:
             own = int(run["task.elements"]) if task == "vector" else self.measured.get(task)
             # One that can't be replayed is none of those listed.
             if own is not None and name in LISTED and name.partition("-")[0] == run["method.name"]:
-                took = self._seconds(run["key"], lambda phase: phase in SELECTING)
+                took = self._seconds(run["key"], SELECTING)
                 samples[name].append(took * elements / own)
         return {name: spread(took, f"{len(took)} stored runs") for name, took in samples.items()}
 
@@ -310,10 +287,10 @@ class Known:
                 found[row["method"]] = spread([1e-3 * took * elements / row["n"]], source)
         return found
 
-    def _seconds(self, key: str, counts: Callable[[str], bool]) -> float:
-        """Mean seconds of a run's step in the phases that count, `unaccounted` among them."""
-        took = breakdown(self.like, [key]).drop("step").items()
-        return sum(float(seconds) for phase, seconds in took if counts(str(phase)))
+    def _seconds(self, key: str, counted: Collection[str], without: bool = False) -> float:
+        """Mean seconds of a run's step in these phases, or in all others, `unaccounted` among them."""
+        took = breakdown(self.like, [key]).drop("step")
+        return float(took[took.index.isin(counted) != without].sum())
 
 
 def published(gpu: str) -> dict[str, Range]:
@@ -322,16 +299,17 @@ def published(gpu: str) -> dict[str, Range]:
     Of dense what computing takes, of a method what selecting does; nothing of other machines.
     """
     jobs = {method: job for (machine, method), job in JOB.items() if machine == gpu.upper()}
-    if not jobs:
-        return {}
-    source = f"published: logs of Yoon and Oh 2022, 8 {gpu.upper()}"
-    dense = rederived.iteration_ms(jobs["dense"]) - rederived.communication_ms(jobs["dense"])
-    found = {"dense": Range.of(estimate(dense).times(1e-3), source)}
+    found = dict[str, Range]()
     for method, job in jobs.items():
+        # What an iteration takes beyond communicating, wherever their clock put it; of dense it is computing.
+        beyond = rederived.iteration_ms(job) - rederived.communication_ms(job)
         if method != "dense":
-            # What an iteration takes beyond computing and communicating, wherever their clock put it.
-            beyond = rederived.iteration_ms(job) - rederived.communication_ms(job) - dense
-            found[method] = Range.of(estimate(beyond).times(1e-3), source)
+            beyond -= rederived.iteration_ms(jobs["dense"]) - rederived.communication_ms(jobs["dense"])
+        took = estimate(beyond).times(1e-3)
+        assert took.low is not None
+        assert took.high is not None
+        source = f"published: logs of Yoon and Oh 2022, 8 {gpu.upper()}"
+        found[method] = Range(took.low, took.value, took.high, source)
     return found
 
 

@@ -109,11 +109,6 @@ def sound() -> list[str]:
     return found
 
 
-def draw_published(item: str, folder: Path) -> Drawn:
-    """A figure that has no runs."""
-    return draw(item, figures.PUBLISHED, empty(), folder, TABLES)
-
-
 def redraw_all(folders: Folders, items: Sequence[str]) -> tuple[list[Drawn], bool]:
     """Every figure that was drawn before, from this checkout's runs where they are, else from the shipped
     ones; and those of published tables. False where one of them can't be written, which is said.

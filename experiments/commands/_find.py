@@ -30,14 +30,24 @@ def the_run(words: Sequence[str], folders: Folders) -> Attempt:
     names = folders.store.runs()
     if len(words) != 1:
         raise ValueError(f"which run? There are: {', '.join(names) or 'none yet'}")
-    matching = [name for name in names if words[0] in name]
+    name = the_name(words[0], names)
+    attempts = folders.store.attempts(name)
+    if not attempts:
+        raise ValueError(f"{name} has no attempts: its folder is empty, and `run` fills it")
+    return attempts[-1]
+
+
+def the_name(word: str, names: Sequence[str]) -> str:
+    """The one of these runs that a word names, which is part of its name.
+
+    Raises:
+        ValueError: none or several; the message lists what there is.
+    """
+    matching = [name for name in names if word in name]
     if len(matching) != 1:
         listing = ", ".join(matching or names) or "none yet"
-        raise ValueError(f"{len(matching)} runs match {quoted(words[0])}; there are: {listing}")
-    attempts = folders.store.attempts(matching[0])
-    if not attempts:
-        raise ValueError(f"{matching[0]} has no attempts: its folder is empty, and `run` fills it")
-    return attempts[-1]
+        raise ValueError(f"{len(matching)} runs match {quoted(word)}; there are: {listing}")
+    return matching[0]
 
 
 def sweeps_named(words: Sequence[str], folders: Folders) -> list[Sweep]:

@@ -4,6 +4,7 @@ allowed values and its default.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import get_type_hints
 
@@ -19,10 +20,8 @@ from sparsify.spec import BrokenFile, constant
 
 NAMES, OPTIONS, ITEMS = 30, 18, 26  # columns of key=value, of an option's name, of an item's
 SETS_OTHERS = ("profile", "recipe")  # of these groups, help shows what differs from a bare `run`
-PREFIX = {
-    "link": "cluster.link.",
-    "inside": "cluster.inside.",
-}  # where a group's settings stand, if not below its own name
+# Where a group's settings stand, if not below its own name.
+PREFIX = {"link": "cluster.link.", "inside": "cluster.inside."}
 
 
 def explain(command: str, words: Sequence[str]) -> str:
@@ -64,15 +63,14 @@ def _choices() -> Iterator[str]:
 def _settings() -> Iterator[str]:
     """All settings, part by part, with the values of a bare `run`."""
     usual = compose.resolve([])
-    parts: dict[str, list[str]] = {"": []}
+    parts = defaultdict[str, list[str]](list)
     for key in compose.leaves(usual):
-        parts.setdefault(key.rpartition(".")[0].partition(".")[0], []).append(key)
+        parts[key.rpartition(".")[0].partition(".")[0]].append(key)
     hints = get_type_hints(Config)
     yield f"settings, with the values of a bare `run`:\n{table(_rows(usual, parts.pop('')), NAMES)}"
     for part, keys in parts.items():
-        heading = (
-            f"of {part}={getattr(usual, part).name}" if part in choices.REGISTRIES else hints[part].__doc__
-        )
+        is_chosen = part in choices.REGISTRIES
+        heading = f"of {part}={getattr(usual, part).name}" if is_chosen else hints[part].__doc__
         yield f"{part}: {heading}\n{table(_rows(usual, keys), NAMES)}"
 
 

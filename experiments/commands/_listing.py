@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -33,25 +32,19 @@ def every_run(folders: Folders) -> pd.DataFrame:
     parts = loading.runs(folders.results, folders.shipped, last, say)
     own = parts[loading.OWN]
     whole = dict(zip(own["run_id"], own["attempt"], strict=True)) if len(own) else {}
-    others = [
-        _unfinished(folders.store.attempts(run)[-1])
-        for run, number in last.items()
-        if whole.get(run) != number
-    ]
     # A run that was measured before an attempt that failed is shown as what it is now.
-    replaced = {row["run_id"] for row in others}
+    replaced = [run for run, number in last.items() if whole.get(run) != number]
     kept = own[~own["run_id"].isin(replaced)] if len(own) else own
-    rows = pd.DataFrame(others).assign(source=loading.OWN) if others else pd.DataFrame()
-    shipped = parts[loading.SHIPPED]
-    found: pd.DataFrame = pd.concat(
-        [kept.assign(state="ok"), rows, shipped.assign(state="ok")], ignore_index=True
-    )
+    rows = pd.DataFrame([_unfinished(folders.store.attempts(run)[-1]) for run in replaced])
+    shipped = parts[loading.SHIPPED].assign(state="ok")
+    found = pd.concat([kept.assign(state="ok"), rows, shipped], ignore_index=True)
     return loading.with_names(found, folders.results, folders.shipped)
 
 
 def _unfinished(attempt: Attempt) -> dict[str, Any]:
     """A row of what is known of a run whose newest attempt is not whole."""
-    row: dict[str, Any] = {"run_id": attempt.run_id, "key": attempt.key, "attempt": attempt.number}
+    names = {"run_id": attempt.run_id, "key": attempt.key, "attempt": attempt.number}
+    row: dict[str, Any] = {**names, "source": loading.OWN}
     try:
         manifest, config = attempt.manifest, attempt.config
     except Damaged:
@@ -138,10 +131,9 @@ def configs_of(runs: pd.DataFrame) -> list[dict[str, Any]]:
 def _note(rows: Sequence[Mapping[str, Any]]) -> str:
     """A sentence on step times that were not measured."""
     simulated = [row.get("simulated") is True for row in rows if not _absent(row.get("step_s"))]
-    if not any(simulated):
-        return ""
-    which = "Step times are" if all(simulated) else "Step times of virtual workers are"
-    return f"{which} simulated: waits and transfers follow the model of a link."
+    which = "" if all(simulated) else " of virtual workers"
+    told = f"Step times{which} are simulated: waits and transfers follow the model of a link."
+    return told if any(simulated) else ""
 
 
 def _outcomes(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -167,16 +159,13 @@ def _name(row: Mapping[str, Any]) -> str:
 def _settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """A column for each leaf that varies; where they are many, those behind the density share one."""
     leaves = dict.fromkeys(["method.name", *varying([config for config in configs if config])])
+    values = {leaf: [_leaf(config, leaf) for config in configs] for leaf in leaves}
     alone = [leaf for leaf in leaves if len(leaves) <= MOST_LEAVES or leaf in SHOWN]
-    columns = {short(leaf): [_leaf(config, leaf) for config in configs] for leaf in alone}
-    if together := [leaf for leaf in leaves if leaf not in alone]:
-        columns["settings"] = [_joined(config, together) for config in configs]
+    columns = {short(leaf): values.pop(leaf) for leaf in alone}
+    if values:
+        told = [[f"{short(leaf)}={value}" * (value is not None) for value in values[leaf]] for leaf in values]
+        columns["settings"] = [" ".join(filter(None, words)) for words in zip(*told, strict=True)]
     return columns
-
-
-def _joined(config: Mapping[str, Any], leaves: Sequence[str]) -> str:
-    values = {leaf: _leaf(config, leaf) for leaf in leaves}
-    return " ".join(f"{short(leaf)}={value}" for leaf, value in values.items() if value is not None)
 
 
 def _leaf(config: Mapping[str, Any], leaf: str) -> str | None:
@@ -188,8 +177,7 @@ def _age(row: Mapping[str, Any]) -> str | None:
     at = next((row[name] for name in ("ended", "started") if isinstance(row.get(name), str)), None)
     if at is None:
         return None
-    then = datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-    seconds = max(0.0, (datetime.now(timezone.utc) - then).total_seconds())
+    seconds = max(0.0, (pd.Timestamp.now("UTC") - pd.Timestamp(at)).total_seconds())
     unit, length = next(((unit, length) for unit, length in AGES if seconds >= length), AGES[-1])
     return f"{seconds / length:.0f} {unit}"
 

@@ -95,11 +95,11 @@ def own_words(words: Sequence[str], own: Mapping[str, Any]) -> tuple[dict[str, A
     given, rest = dict[str, Any](), list[str]()
     for word in words:
         key, equals, text = word.partition("=")
-        name = next((one for one in own if key == one or (one[-1:] == "." and key.startswith(one))), None)
-        if name is None or not equals:
-            rest.append(word)
+        kinds_of_key = [own[one] for one in own if key == one or (one[-1:] == "." and key.startswith(one))]
+        if equals and kinds_of_key:
+            given[key] = _converted(key, text, kinds_of_key[0])
         else:
-            given[key] = _converted(key, text, own[name])
+            rest.append(word)
     return given, rest
 
 
@@ -124,16 +124,14 @@ def _add_words(parser: Parser, name: str, parameter: Parameter, meaning: str) ->
 
 
 def _add_option(parser: Parser, name: str, parameter: Parameter, meaning: str) -> argparse.Action:
-    option = "--" + name.replace("_", "-")
-    if parameter.allowed is bool:
+    option, allowed = "--" + name.replace("_", "-"), parameter.allowed
+    if allowed is bool:
         return parser.add_argument(option, action="store_true", help=meaning)
-    called = "|".join(kind.value for kind in kinds(parameter.allowed)) or None
-    how = _value(name, parameter.allowed)
-    if get_origin(_plain(parameter.allowed)) is Sequence:
-        how = {"nargs": "+", **_value(name, get_args(_plain(parameter.allowed))[0])}
-    return parser.add_argument(
-        option, dest=name, default=parameter.default, metavar=called, help=meaning, **how
-    )
+    how: dict[str, Any] = {"metavar": "|".join(kind.value for kind in kinds(allowed)) or None}
+    if get_origin(_plain(allowed)) is Sequence:
+        allowed, how["nargs"] = get_args(_plain(allowed))[0], "+"
+    how |= _value(name, allowed)
+    return parser.add_argument(option, dest=name, default=parameter.default, help=meaning, **how)
 
 
 def _value(name: str, allowed: Any) -> dict[str, Any]:

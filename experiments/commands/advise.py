@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -61,7 +62,8 @@ def advise(words: SettingWords, *, save: str | None = None) -> int:
     model = model if model in MODELS else str(config["task"]["name"])
     table = _table(_advice.ranked(question), question, known, model, left_out)
     show(table)
-    name = save or _file_name(config, model)
+    cluster = config["cluster"]
+    name = save or f"advise-{cluster['name']}-{cluster['link']['name']}-{model}-{config['workers']}w"
     folder = known.folders.figures
     tables.save([table], folder, name)
     write_atomic(folder / f"{name}.md", f"# {table.title}\n\n{table.markdown()}")
@@ -70,11 +72,7 @@ def advise(words: SettingWords, *, save: str | None = None) -> int:
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings as a run's config, and the values of the words that are this command's own.
-
-    Raises:
-        ValueError: an unknown word, or a value that makes no sense.
-    """
+    """The settings as a run's config, and the values of the words that are this command's own."""
     given, rest = own_words(words, {**OWN, "inside": str})
     inside = given.pop("inside", None)
     try:
@@ -92,11 +90,7 @@ def _split(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _question(given: Mapping[str, Any], known: Known) -> tuple[Question, list[str]]:
-    """The question to be answered, and the methods that can't be ranked.
-
-    Raises:
-        ValueError: a number is missing.
-    """
+    """The question to be answered, and the methods that can't be ranked."""
     network, config = _network(known.config), known.config
     task = config["task"]
     compute_s = _range("compute_s", given) or known.compute_s()
@@ -106,24 +100,22 @@ def _question(given: Mapping[str, Any], known: Known) -> tuple[Question, list[st
             f"with task.batch_size={task.get('batch_size')} and timing.mode=serialised is stored: give "
             "compute_s=SECONDS of a step's forward and backward pass and update"
         )
-    wanted = given["methods"].split(",") if "methods" in given else None
-    for name in wanted or []:
+    wanted = given["methods"].split(",") if "methods" in given else []
+    for name in wanted:
         _check_method(name)
-    elements = _elements(given, known)
-    select_s = _select_s(given, known, elements)
-    for name in wanted or []:
-        if name not in select_s and name != "dense":
-            raise ValueError(
-                f"how long {name} takes to select on {known.machine} is not known, for no such run is "
-                f"stored: give {SELECT}{name}=SECONDS"
-            )
+    select_s = _select_s(given, known, elements := _elements(given, known))
+    if lacking := [name for name in wanted if name not in select_s and name != "dense"]:
+        raise ValueError(
+            f"how long {lacking[0]} takes to select on {known.machine} is not known, for no such run is "
+            f"stored: give {SELECT}{lacking[0]}=SECONDS"
+        )
     question = Question(
         elements,
         config["workers"],
         given.get("density", DENSITY),
         network,
         compute_s,
-        {name: each for name, each in select_s.items() if wanted is None or name in wanted},
+        {name: each for name, each in select_s.items() if name in (wanted or select_s)},
         (given["overlap"],) * 3 if "overlap" in given else _advice.OVERLAP,
         given.get("skew", _advice.SKEW),
     )
@@ -148,11 +140,7 @@ def _network(config: Mapping[str, Any]) -> Network:
         Link(one["alpha_s"], one["beta_s_per_byte"]) if one else None for one in (link, cluster.get("inside"))
     )
     assert between is not None
-    return Network(between, fast, _per_node(config))
-
-
-def _per_node(config: Mapping[str, Any]) -> int:
-    return int(config["cluster"].get("workers_per_node") or 1)
+    return Network(between, fast, int(cluster.get("workers_per_node") or 1))
 
 
 def _range(name: str, given: Mapping[str, Any]) -> Range | None:
@@ -234,7 +222,7 @@ def _note(question: Question, known: Known, left_out: Sequence[str]) -> str:
         else ""
     )
     least, _, most = question.overlap
-    nodes = -(-question.workers // _per_node(config))
+    nodes = math.ceil(question.workers / question.network.per_node)
     flat = (
         f" The link joins all workers alike, also those of one of the {nodes} nodes: inside= says what "
         "these have."
@@ -249,8 +237,3 @@ def _note(question: Question, known: Known, left_out: Sequence[str]) -> str:
         f"quickest run; overlap of two workers' selections {least:g} to {most:g}."
         f"{flat}{missing}"
     )
-
-
-def _file_name(config: Mapping[str, Any], model: str) -> str:
-    cluster = config["cluster"]
-    return f"advise-{cluster['name']}-{cluster['link']['name']}-{model}-{config['workers']}w"

@@ -69,13 +69,13 @@ def text(kind: NewFile, name: str, **given: Any) -> str:
     if kind == "cluster":
         header = f"# The cluster {name}: change what differs, and take cluster={name}.\n"
         return header + CLUSTER.read_text().partition("\n")[2] + "".join(_fields_of_slurm())
-    loader = jinja2.FileSystemLoader(FOLDER)
-    templates = jinja2.Environment(
-        loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    )
-    own = {"title": _item(name) if kind == "figure" else name, "runs": ()}
-    dataset = _dataset_of(name) if kind == "task" else ""
-    return templates.get_template(f"{kind}.py.jinja").render(name=name, dataset=dataset, **(own | given))
+    template = jinja2.Template(
+        (FOLDER / f"{kind}.py.jinja").read_text(),
+        undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    own = {"name": name, "title": _item(name) if kind == "figure" else name, "runs": ()}
+    own["dataset"] = _dataset_of(name) if kind == "task" else ""
+    return str(template.render(own | given))
 
 
 def _fields_of_slurm() -> Iterator[str]:
@@ -124,10 +124,8 @@ def next_commands(kind: NewFile, name: str) -> tuple[str, str]:
         return f"{CALL} plan fig4 cluster={name}", f"{CALL} plan fig4 cluster={name} --sbatch"
     if kind == "task":
         return f"{CALL} run task={name} method=topk {TRY}", f"{CALL} run task={name} method=dense,topk"
-    return (
-        f"{CALL} run method={name} task=cnn_digits {TRY}",
-        f"python -m pytest tests/sparsify/test_laws.py -k {name}",
-    )
+    laws = f"python -m pytest tests/sparsify/test_laws.py -k {name}"
+    return f"{CALL} run method={name} task=cnn_digits {TRY}", laws
 
 
 def check_name(kind: NewFile, name: str) -> None:
@@ -197,8 +195,5 @@ def _listed(run: Sequence[str]) -> str:
     """A run as `ruff format` writes it in a list."""
     words = [*map(_quoted, run)]
     line = f"    [{', '.join(words)}],"
-    return (
-        line
-        if len(line) <= WIDEST
-        else "\n".join(["    [", *(f"        {word}," for word in words), "    ],"])
-    )
+    fits = len(line) <= WIDEST
+    return line if fits else "\n".join(["    [", *(f"        {word}," for word in words), "    ],"])

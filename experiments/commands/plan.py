@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 
@@ -76,22 +75,21 @@ class Expected:
     """Expected durations, from `Frames.runs`, which is asked once."""
 
     def __init__(self, runs: pd.DataFrame) -> None:
-        known = all(name in runs for name in (*ALIKE, "step_s", "steps_per_epoch", "simulated"))
-        self.runs: pd.DataFrame = runs.head(0)
-        self.alike: dict[tuple[Any, ...], pd.DataFrame] = {}  # by what they have in common, ALIKE
-        if known:
-            self.runs = runs.loc[runs["step_s"].notna() & ~_simulated(runs)]
+        known = {*ALIKE, "step_s", "steps_per_epoch", "simulated"} <= {*runs}
+        measured = runs[runs["step_s"].notna() & runs["simulated"].ne(True)] if known else None
+        # By what they have in common, ALIKE.
+        self.alike = {} if measured is None else dict(list(measured.groupby([*ALIKE])))
 
     def sentence(self, array: JobArray) -> str:
         """'expected: 0.4 node-hours', and by how many runs' step times."""
         used, unknown, node_s = set[str](), 0, 0.0
         for run in (run for job in array.jobs for run in job):
             like = self.like(run.config)
-            seconds = self.seconds(run.config, like)
-            if seconds is None:
+            # The length of a run whose variants take turns is open.
+            if like is None or run.config.variants:
                 unknown += 1
             else:
-                node_s += array.shape.nodes * seconds
+                node_s += array.shape.nodes * seconds(run.config, like)
                 used |= set(like["run_id"])
         if not used:
             return "expected node-hours are not known: no run like these was measured there"
@@ -101,25 +99,13 @@ class Expected:
             f"what starting and validating take comes on top{rest}"
         )
 
-    def like(self, config: Config) -> pd.DataFrame:
-        """The runs that measured the same method and network on the same machines."""
-        wanted = tuple(config.leaf(name) for name in ALIKE)
-        if wanted not in self.alike:
-            found = self.runs
-            for name, value in zip(ALIKE, wanted, strict=True) if len(found) else ():
-                found = found.loc[found[name] == value]
-            self.alike[wanted] = found
-        return self.alike[wanted]
-
-    def seconds(self, config: Config, like: pd.DataFrame) -> float | None:
-        """The time of a run's steps; None where none like it was measured, or where its length is open."""
-        if not len(like) or config.variants:
-            return None
-        train = config.train
-        whole = train.epochs * (train.epoch_steps or like["steps_per_epoch"].median())
-        return float((min(train.steps, whole) if train.steps else whole) * like["step_s"].median())
+    def like(self, config: Config) -> pd.DataFrame | None:
+        """The runs that measured the same method and network on the same machines, if there are any."""
+        return self.alike.get(tuple(config.leaf(name) for name in ALIKE))
 
 
-def _simulated(runs: pd.DataFrame) -> pd.Series[bool]:
-    found: pd.Series[bool] = runs["simulated"].map(lambda value: value is True)
-    return found
+def seconds(config: Config, like: pd.DataFrame) -> float:
+    """The time of a run's steps, by those of runs like it."""
+    train = config.train
+    whole = train.epochs * (train.epoch_steps or like["steps_per_epoch"].median())
+    return float((min(train.steps, whole) if train.steps else whole) * like["step_s"].median())

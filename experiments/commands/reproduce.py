@@ -3,8 +3,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.records.configs import run_id
+from analysis.records.frames import empty
 from experiments import figures
-from experiments.commands._draw import Drawn, draw_local, draw_published, show
+from experiments.commands._draw import TABLES, Drawn, draw, draw_local, show
 from experiments.commands._make import is_forced, say, told
 from experiments.commands._words import ItemsAndSettings
 from experiments.config.folders import Folders
@@ -47,7 +48,7 @@ def reproduce_item(
 ) -> Drawn:
     """Make what is missing, then draw, with the runs that make the figure firmer where they are there."""
     if not figures.has_runs(item):
-        return draw_published(item, folders.figures)
+        return draw(item, figures.PUBLISHED, empty(), folders.figures, TABLES)
     profile = profile_of(overrides)
     optional = more_configs_of(item, profile, overrides)
     planned = plan_runs(configs_of(item, profile, overrides) + (optional if more else []), say)

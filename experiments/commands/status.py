@@ -45,18 +45,17 @@ def _table(sweep: Sweep, view: StatusView, folders: Folders, words: Sequence[str
     states = {attempt: view.of_attempt(attempt) for attempt in attempts_of([sweep], folders)}
     counts = Counter(run.state for run in states.values())
     summary = ", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state])
-    lines = [f"{sweep.name}: {len(states)} runs: {summary}{_time_left(states)}"]
-    lines[0] += f"; {_node_hours(sweep, states):.2f} node-hours spent"
-    shown = {
-        attempt: run
+    spent = f"{_node_hours(sweep, states):.2f} node-hours spent"
+    lines = [f"{sweep.name}: {len(states)} runs: {summary}{_time_left(states)}; {spent}"]
+    shown = [
+        attempt
         for attempt, run in states.items()
         if run.state != "done" or run.why or any(word in attempt.run_id for word in words)
-    }
-    listed = list(shown.items())[:LISTED]
-    names = labels_of_attempts([attempt for attempt, _ in listed])
+    ]
+    listed = shown[:LISTED]
     lines += [
-        f"  {attempt.run_id} ({name}): {_sentence(attempt, run, folders)}"
-        for (attempt, run), name in zip(listed, names, strict=True)
+        f"  {attempt.run_id} ({name}): {_sentence(attempt, states[attempt], folders)}"
+        for attempt, name in zip(listed, labels_of_attempts(listed), strict=True)
     ]
     if len(shown) > LISTED:
         lines.append(f"  ... and {len(shown) - LISTED} more")
@@ -78,9 +77,7 @@ def _sentence(attempt: Attempt, run: RunStatus, folders: Folders) -> str:
 
 def _time_left(states: Mapping[Attempt, RunStatus]) -> str:
     """The time left, from how long the finished ones took and how many run at a time."""
-    took = [
-        seconds for attempt, run in states.items() if run.state == "done" and (seconds := _seconds(attempt))
-    ]
+    took = [*filter(None, (_seconds(attempt) for attempt, run in states.items() if run.state == "done"))]
     left = sum(run.under_way for run in states.values())
     at_a_time = sum(run.state == "running" for run in states.values())
     if not took or not left or not at_a_time:

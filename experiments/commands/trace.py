@@ -9,9 +9,9 @@ from analysis.records.files import write_atomic
 from analysis.records.frames import Frames
 from analysis.trace import trace as trace_of
 from experiments.commands._draw import runs_of
+from experiments.commands._find import the_name
 from experiments.commands._words import RunName
 from experiments.config.folders import Folders
-from sparsify.ranges import quoted
 
 GROUP = "results"
 
@@ -33,18 +33,10 @@ def trace(run: RunName, *, out: str | None = None) -> int:
 
 
 def _recorded(word: str, folders: Folders) -> tuple[str, Frames]:
-    """The one run that a word names, and its frames.
-
-    Raises:
-        ValueError: none or several, or it has no valid attempt.
-    """
+    """The one run that a word names, and its frames."""
     shipped = parquet.read_parquet(folders.shipped)
     own, carried = set(folders.store.runs()), set(shipped.runs["run_id"])
-    matching = sorted(name for name in own | carried if word in name)
-    if len(matching) != 1:
-        listing = ", ".join(matching or sorted(own | carried)) or "none yet"
-        raise ValueError(f"{len(matching)} runs match {quoted(word)}; there are: {listing}")
-    (name,) = matching
+    name = the_name(word, sorted(own | carried))
     if name in own and (valid := folders.store.newest_valid(name)):
         return name, parquet.cached(valid, folders.records)[0]
     if name not in carried:

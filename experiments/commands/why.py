@@ -1,9 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from analysis import compare
 from analysis.records import schema
@@ -65,13 +65,13 @@ def _outcomes(a: Attempt, b: Attempt) -> str:
 
 def summary(attempt: Attempt) -> str:
     """An attempt in a few lines: its state, why it failed, its steps, who selected, and where it is."""
-    fault = attempt.fault()
+    fault, path = attempt.fault(), attempt.path
     lines = [f"{attempt.run_id} attempt {attempt.number}: {DAMAGED if fault else attempt.state}"]
     lines += [f"  why: {fault}; it does not count"] if fault else []
-    try:
-        return "\n".join([*lines, *_described(attempt), f"  {_relative(attempt.path)}"])
-    except Damaged:
-        return "\n".join([*lines, f"  {_relative(attempt.path)}"])
+    with contextlib.suppress(Damaged):
+        lines += _described(attempt)
+    where = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return "\n".join([*lines, f"  {where}"])
 
 
 def _described(attempt: Attempt) -> list[str]:
@@ -79,13 +79,14 @@ def _described(attempt: Attempt) -> list[str]:
     if manifest.get("why"):
         lines.append(f"  why: {manifest['why']}")
     if manifest["state"] == "running":
-        writer = attempt.writer()
-        lines.append(
-            f"  written by {writer}"
-            if writer
-            else "  but nobody is seen to write it: its processes may have ended"
-        )
-    return [*lines, *_measured(attempt), *_selected(manifest)]
+        writer, nobody = attempt.writer(), "but nobody is seen to write it: its processes may have ended"
+        lines.append(f"  written by {writer}" if writer else f"  {nobody}")
+    lines += _measured(attempt)
+    searching = manifest.get("searching") or {}
+    if kernel := searching.get("kernel"):
+        wrong = f", the guessed bound wrong in {searching['fallbacks']} of {searching['steps']} searches"
+        lines.append(f"  searched by {kernel}" + wrong * (kernel != "torch"))
+    return lines
 
 
 def _measured(attempt: Attempt) -> list[str]:
@@ -100,7 +101,11 @@ def _measured(attempt: Attempt) -> list[str]:
     lines = [f"  {len(steps)} steps recorded on each of {len(ranks)} ranks{broken}"]
     if variants := variant_configs(attempt.config):
         lines += [_median_of_turns(attempt, name, steps) for name in variants]
-        lines += _ended(attempt)
+        if ended := attempt.manifest.get("alternated"):
+            half = ended["half_width"]
+            width = "unknown" if half is None else f"{100 * half:.1f} %"
+            turns = f"  {ended['blocks']} turns each, ended by the {ended['stopped']}"
+            lines.append(f"{turns}; half-width of the ratios {width}")
     elif steps:
         lines.append(_median_step(attempt, [step.step_s for step in steps]))
     if epochs and epochs[-1].val_top1 is not None:
@@ -136,25 +141,3 @@ def _median_of_turns(attempt: Attempt, variant: str, steps: Sequence[schema.Step
     simulated = "*simulated*, " * bool(attempt.manifest.get("simulated"))
     median = f"{1e3 * statistics.median(counted):.1f} ms" if counted else "not known"
     return f"  {variant}: median step {median} on rank 0 ({simulated}{mode}, n = {len(counted)})"
-
-
-def _ended(attempt: Attempt) -> list[str]:
-    ended = attempt.manifest.get("alternated")
-    if not ended:
-        return []
-    width = "unknown" if ended["half_width"] is None else f"{100 * ended['half_width']:.1f} %"
-    return [
-        f"  {ended['blocks']} turns each, ended by the {ended['stopped']}; half-width of the ratios {width}"
-    ]
-
-
-def _selected(manifest: dict[str, Any]) -> list[str]:
-    searching = manifest.get("searching") or {}
-    if not searching.get("kernel"):
-        return []
-    wrong = f", the guessed bound wrong in {searching['fallbacks']} of {searching['steps']} searches"
-    return [f"  searched by {searching['kernel']}" + wrong * (searching["kernel"] != "torch")]
-
-
-def _relative(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -51,14 +51,10 @@ def files(group: str) -> dict[str, Path]:
         ValueError: two files for one option.
     """
     found: dict[str, Path] = {}
-    for path in (
-        path for folder in folders() for path in sorted((folder / FOLDERS.get(group, group)).glob("*.yaml"))
-    ):
-        if path.stem in found:
-            raise ValueError(
-                f"{group}={path.stem} is in two files, {found[path.stem]} and {path}; rename one"
-            )
-        found[path.stem] = path
+    for folder in folders():
+        for path in sorted((folder / FOLDERS.get(group, group)).glob("*.yaml")):
+            if (other := found.setdefault(path.stem, path)) is not path:
+                raise ValueError(f"{group}={path.stem} is in two files, {other} and {path}; rename one")
     return found
 
 
@@ -91,13 +87,9 @@ def meanings(registry: Registry, name: str) -> dict[str, str]:
     Raises:
         BrokenFile: the entry's file can't be read.
     """
-    found, known = _said(registry, name), registry.parameters(name)
-    common = COMMON.get(registry.noun)
-    if common in registry.names() and set(known) - set(found):
-        found |= {
-            key: said for key, said in _said(registry, common).items() if key in known and key not in found
-        }
-    return found
+    known, common = registry.parameters(name), COMMON.get(registry.noun, "")
+    shared = _said(registry, common) if common in registry.names() else {}
+    return {key: said for key, said in shared.items() if key in known} | _said(registry, name)
 
 
 def _said(registry: Registry, name: str) -> dict[str, str]:

@@ -32,12 +32,8 @@ def files() -> list[Path]:
 
 def _is_left(path: Path) -> bool:
     # What conf/local holds is in the configuration of each run that was made of it.
-    is_local = path.is_relative_to("conf/local")
-    return (
-        is_local
-        or path.name.endswith("~")
-        or any(part == "__pycache__" or part[0] == "." for part in path.parts)
-    )
+    is_hidden = any(part == "__pycache__" or part[0] == "." for part in path.parts)
+    return is_hidden or path.name.endswith("~") or path.is_relative_to("conf/local")
 
 
 @cache

@@ -87,7 +87,7 @@ def _resolve_one(settings: Mapping[str, Any]) -> Config:
     given = {key: value for key, value in settings.items() if key not in GROUPS}
     config = composed.config
     for key, value in given.items():
-        if key not in composed.types or key in FIXED:
+        if key not in composed.types:
             raise ValueError(unknown("key", key, related(key, [*GROUPS, *settable(composed.types)])))
         check(key, value, composed.types[key])
         config = config.having(key, value)
@@ -181,15 +181,13 @@ def _joined_in_nodes(
     cluster: dict[str, Any], inside: str | None, folders: tuple[Path, ...]
 ) -> dict[str, Any]:
     """The cluster with the link that joins virtual ranks of one node, by the name of its file."""
-    if cluster.get("where") != "virtual":
-        if inside:
-            raise ValueError(
-                f"inside={inside} joins virtual ranks of one node, and cluster={cluster['name']} has nodes "
-                "of its own; leave it out, or take cluster=virtual"
-            )
-        return cluster
+    if inside and cluster.get("where") != "virtual":
+        raise ValueError(
+            f"inside={inside} joins virtual ranks of one node, and cluster={cluster['name']} has nodes "
+            "of its own; leave it out, or take cluster=virtual"
+        )
     name = inside or cluster.get("inside")
-    if name is None:
+    if name is None or cluster.get("where") != "virtual":
         return cluster
     check_choice("inside", str(name))
     return {**cluster, "inside": _hydras((f"link={name}",), *folders)["cluster"]["link"]}
@@ -253,16 +251,15 @@ def asked_again(config: Mapping[str, Any]) -> Run:
         "method": config["method"]["name"], "task": config["task"]["name"],
         "cluster": config["cluster"]["name"], "link": config["cluster"]["link"]["name"],
     })  # fmt: skip
-    own = flatten(config)
-    settings: dict[str, Any] = {}
+    own, settings = flatten(config), dict[str, Any]()
     profiles = options("profile")
     for profile in profiles:
         there = flatten(measured_config(resolve(chosen | {"profile": profile}).as_dict()))
-        for name in [*own, *there]:
+        for name in own | there:
             value = own.get(name, IMPLIED.get(name))
             if value != there.get(name, IMPLIED.get(name)):
-                is_text = isinstance(value, str) and value.startswith("[")  # of a list
-                settings[name] = json.loads(str(value)) if is_text else value
+                is_list = str(value).startswith("[")
+                settings[name] = json.loads(str(value)) if is_list else value
     found = chosen | settings
     again = [resolve(found | {"profile": profile}).as_dict() for profile in profiles]
     if {run_key(each) for each in again} != {run_key(config)}:

@@ -276,7 +276,7 @@ def check_together(config: Config) -> None:
     if isinstance(config.cluster, EmulatedCluster):
         _check_emulated(config, config.cluster)
     if isinstance(config.cluster, VirtualCluster):
-        config.cluster.network()
+        config.cluster.network()  # which it refuses to make where a number is missing
     _check_late(config.late, config.workers)
 
 
@@ -309,15 +309,11 @@ def _check_late(late: Late, workers: int) -> None:
     used = USED_OF_LATE[late.draw]
     for name, value in (("s", late.s), ("spread", late.spread)):
         if bool(value) != (name in used):
-            wants = (
-                "needs it: give it a number above 0" if name in used else "makes no use of it; leave it out"
-            )
+            wants = "needs it: give it a number above 0" if not value else "makes no use of it; leave it out"
             raise ValueError(f"late.{name}={value}: late.draw={late.draw} {wants}")
-    if late.rank is None:
-        return
-    if "rank" not in used:
+    if late.rank is not None and "rank" not in used:
         raise ValueError(f"late.rank={late.rank}: late.draw={late.draw} is not of one worker; leave it out")
-    if late.rank >= workers:
+    if late.rank is not None and late.rank >= workers:
         raise ValueError(f"late.rank={late.rank}: there are workers={workers}, counted from 0")
 
 
@@ -327,40 +323,31 @@ def check_variants(configs: Mapping[str, Config]) -> None:
     Raises:
         ValueError: which ones, and in what.
     """
-    name, first = next(iter(configs.items()))
+    (name, first), *_ = configs.items()
+    shared, chosen = _shared_leaves(first), dict[str, str]()
     for other, config in configs.items():
-        _check_alike(name, first, other, config)
-    _check_different(configs)
-
-
-def _check_alike(first: str, shared: Config, name: str, config: Config) -> None:
-    here, there = _rest(config), _rest(shared)
-    for dotted in here.keys() | there.keys():
-        if here.get(dotted) != there.get(dotted):
-            raise ValueError(
-                f"variants {first} and {name} differ in {dotted}, and variants may differ in "
-                f"{', '.join(MAY_DIFFER)}; give {dotted} for all of them, or make two runs"
-            )
-
-
-def _rest(config: Config) -> dict[str, Any]:
-    """The leaves that may not differ."""
-    flat = flatten(config.as_dict())
-    return {key: flat[key] for key in flat if key not in MAY_DIFFER and not key.startswith("method.")}
-
-
-def _check_different(configs: Mapping[str, Config]) -> None:
+        own = _shared_leaves(config)
+        for dotted in own.keys() | shared.keys():
+            if own.get(dotted) != shared.get(dotted):
+                raise ValueError(
+                    f"variants {name} and {other} differ in {dotted}, and variants may differ in "
+                    f"{', '.join(MAY_DIFFER)}; give {dotted} for all of them, or make two runs"
+                )
     if len(configs) < 2:
         raise ValueError(f"variants={','.join(configs)}: to take turns there must be two or more")
-    names: dict[str, str] = {}
-    for name, config in configs.items():
-        own = {dotted: config.leaf(dotted) for dotted in MAY_DIFFER}
-        if (other := names.setdefault(repr(own), name)) != name:
-            raise ValueError(f"variants {other} and {name} are the same; leave one of them out")
-    first = next(iter(configs.values()))
+    for other, config in configs.items():
+        parts = repr([config.leaf(dotted) for dotted in MAY_DIFFER])
+        if (same := chosen.setdefault(parts, other)) != other:
+            raise ValueError(f"variants {same} and {other} are the same; leave one of them out")
     modes = {config.timing.mode for config in configs.values()}
     if len(modes) > 1 and isinstance(first.cluster, VirtualCluster) and first.device == "cuda":
         raise ValueError(
             f"timing.mode={','.join(sorted(modes))} in one run: virtual ranks on a GPU have one kind of "
             "clock; take one mode, or cluster=local"
         )
+
+
+def _shared_leaves(config: Config) -> dict[str, Any]:
+    """The leaves that may not differ."""
+    flat = flatten(config.as_dict())
+    return {key: flat[key] for key in flat if key not in MAY_DIFFER and not key.startswith("method.")}

@@ -25,12 +25,9 @@ DOWNLOAD_TIMEOUT_S = 20  # of silence on the line, not of the whole download
 
 # A data set's own function downloads it; run apart, it keeps torch out of this process.
 DOWNLOAD = """
-import socket, sys
-from importlib import import_module
-from pathlib import Path
-_, name, root, timeout_s = sys.argv
-socket.setdefaulttimeout(float(timeout_s))
-import_module(f"experiments.training.datasets.{name}").download(Path(root))
+import importlib, pathlib, socket, sys
+socket.setdefaulttimeout(float(sys.argv[3]))
+importlib.import_module(f"experiments.training.datasets.{sys.argv[1]}").download(pathlib.Path(sys.argv[2]))
 """
 
 
@@ -162,12 +159,10 @@ def download(dataset: str, files: Files, root: Path, say: Callable[[str], None])
         return False
     say(f"downloading {files.title} ({files.size}) to {root}")
     part = root / "download.part"
-    words = [dataset, str(part), str(DOWNLOAD_TIMEOUT_S)]
+    words = [sys.executable, "-c", DOWNLOAD, dataset, str(part), str(DOWNLOAD_TIMEOUT_S)]
     try:
         part.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
-            [sys.executable, "-c", DOWNLOAD, *words], cwd=ROOT, capture_output=True, check=False
-        )
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, check=False)
         if done.returncode == 0:
             (part / files.folder).replace(root / files.folder)
         return done.returncode == 0

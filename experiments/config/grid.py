@@ -43,13 +43,11 @@ def expand(words: Sequence[str]) -> list[Run]:
             f"these words mean more than {MOST_RUNS} runs, the most at a time; the longest list is "
             f"{shown(words[longest])}"
         )
-    keys = [key for key, _ in axes]
-    points = product(*(listed for _, listed in axes))
-    return [_run(dict(zip(keys, point, strict=True))) for point in points]
-
-
-def _run(settings: dict[str, Any]) -> Run:
-    return Run(settings, settings.pop("variants", {}))
+    keys, found = [key for key, _ in axes], list[Run]()
+    for point in product(*(listed for _, listed in axes)):
+        settings = dict(zip(keys, point, strict=True))
+        found.append(Run(settings, settings.pop("variants", {})))
+    return found
 
 
 def configs(words: Sequence[str], many: bool = True) -> list[Config]:

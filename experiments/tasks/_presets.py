@@ -1,4 +1,4 @@
-"""The tasks that come with the repository: families, and a table of what differs in them.
+"""The families of the tasks that come with the repository; _presets.yaml has what differs in them.
 
 A family says what its presets have in common, and which settings each has. Positional-only parameters are
 what a preset is about, its data set first; the others are its settings, among them those of `Sgd`, where
@@ -7,7 +7,10 @@ what a preset is about, its data set first; the others are its settings, among t
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
 
 from sparsify.ranges import Count, MomentumFactor, NotNegative, Portion
 
@@ -138,117 +141,36 @@ def vector(
     return VectorTask(dataset, network, 1, lr, momentum, 0.0, 0, (), False, elements, overlap)
 
 
-def _of(
-    family: "Callable[..., Task]", fixed: tuple[str, ...], own: Mapping[str, Any], about: str
+def _preset(
+    family: Sequence[str], about: str, own: Mapping[str, Any] | None = None, more: str = ""
 ) -> "Callable[..., Task]":
-    """The function that one file would hold.
-
-    Args:
-        fixed: what the family is told once.
-        own: defaults that are not the family's.
-        about: what the task is; the meanings of its settings are the family's.
-    """
-
-    usual = inspect.signature(family).parameters
-    settings = list[inspect.Parameter]()
-    for parameter in usual.values():
-        if parameter.name == "sgd":
-            settings += (
-                one.replace(default=getattr(parameter.default, name))
-                for name, one in inspect.signature(Sgd).parameters.items()
-            )
-        elif parameter.kind is not parameter.POSITIONAL_ONLY:
-            settings.append(parameter)
+    """The function that one file would hold, from a row of the table."""
+    name, *fixed = family
+    made: Callable[..., Task] = globals()[name]
+    parameters = inspect.signature(made).parameters
+    sgd: Sgd | None = parameters["sgd"].default if "sgd" in parameters else None
+    usual = {**(sgd._asdict() if sgd else {}), **(own or {})}
 
     def build(**values: Any) -> "Task":
-        given = {**own, **values}
-        if "sgd" in usual:
-            of_sgd = {name: given.pop(name) for name in Sgd._fields if name in given}
-            sgd = usual["sgd"].default._replace(**of_sgd)
-            given["sgd"] = sgd._replace(lr_milestones=tuple(sgd.lr_milestones))
-        return family(*fixed, **given)
+        given = {**usual, **values}
+        if sgd:
+            trained = {key: given.pop(key) for key in Sgd._fields}
+            given["sgd"] = Sgd(**trained)._replace(lr_milestones=tuple(trained["lr_milestones"]))
+        return made(*fixed, **given)
 
-    _, heading, meanings = inspect.cleandoc(family.__doc__ or "").partition("Args:")
-    common = inspect.cleandoc(Sgd.__doc__ or "").partition("Args:")[2] if "sgd" in usual else ""
+    settings = list[inspect.Parameter]()
+    for one in parameters.values():
+        if one.name == "sgd":
+            settings += inspect.signature(Sgd).parameters.values()
+        elif one.kind is not one.POSITIONAL_ONLY:
+            settings.append(one)
     vars(build)["__signature__"] = inspect.Signature(
-        [one.replace(default=own.get(one.name, one.default)) for one in settings]
+        [one.replace(default=usual.get(one.name, one.default)) for one in settings]
     )
-    build.__doc__ = f"{about}\n\n{heading}{common}{meanings}"
+    meanings = [inspect.cleandoc(each.__doc__ or "").partition("Args:")[2] for each in (Sgd, made)]
+    build.__doc__ = "\n\n".join(filter(None, (about, more, "Args:" + "".join(meanings[not sgd :]))))
     return build
 
 
-# What networks have in common, by whose schedule it is.
-LAPTOP = {"batch_size": 16, "lr_warmup_epochs": 1, "lr_milestones": (6, 9), "channels_last": True}
-YOON = {"lr_warmup_epochs": 5, "lr_milestones": (81, 122, 155)}  # and Oh's, in hclhkbu/GaussianK-SGD
-EGHLIDI = {"lr_milestones": (150, 250)}
-GOYAL = {"batch_size": 32, "lr_warmup_epochs": 5, "lr_milestones": (30, 60, 80)}
-SIMONYAN = {"batch_size": 32, "lr": 0.01, "weight_decay": 5e-4, "lr_milestones": (30, 60, 80)}
-TINY = {"width": 128, "layers": 2, "heads": 2, "batch_size": 16}  # of BERT
-BASE = {"width": 768, "layers": 12, "heads": 12}
-LARGE = {"width": 1024, "layers": 24, "heads": 16}
-OWN_TEXT = "guesses hidden words of text of your own, in DATA_ROOT/text, as Zhang's slides pre-train it."
-
-PRESETS: dict[str, "Callable[..., Task]"] = {
-    "bertbase_text64": _of(hidden_words, ("text64",), BASE, f"BERT-Base {OWN_TEXT}"),
-    "bertlarge_text64": _of(hidden_words, ("text64",), LARGE, f"BERT-Large {OWN_TEXT}"),
-    "berttiny_ptb64": _of(hidden_words, ("ptb64",), TINY,
-        "BERT-Tiny guesses hidden words of the Penn Treebank, as Zhang's slides pre-train it."),
-    "berttiny_text64": _of(hidden_words, ("text64",), TINY, f"BERT-Tiny {OWN_TEXT}"),
-    "cnn_cifar10": _of(images, ("cifar10", "small_cnn"), LAPTOP,
-        "A CNN of 34,058 parameters on CIFAR-10, for laptops; the paper's schedule scaled to 10 epochs."),
-    "cnn_digits": _of(images, ("digits", "small_cnn"), LAPTOP,
-        "The same CNN on scikit-learn's bundled digits (8 x 8): for machines without network or data."),
-    "fnn3_mnist": _of(images, ("mnist", "fnn3"), {"lr": 0.01},
-        "A network of three linear layers on MNIST, the FNN-3 of Shi et al. 2019."),
-    "lenet5_mnist": _of(images, ("mnist", "lenet5"), {"lr": 0.01},
-        "LeNet-5 on MNIST, one of the networks of Shi et al. 2019."),
-    "lstm_ptb": _of(next_word, ("ptb",), {"width": 1500},
-        "A language model of two LSTM layers of 1,500 on the Penn Treebank, as Shi et al. 2019 have it."),
-    "maebase_imagenet": _of(masked_images, ("imagenet", "BASE"), {},
-        "The masked autoencoder of He et al. 2022 with ViT-B/16 on ImageNet.\n\n"
-        "111,655,680 parameters; trained by SGD, where they have AdamW."),
-    "maebase_images224": _of(masked_images, ("images224", "BASE"), {},
-        "The masked autoencoder with ViT-B/16, for timing only: images are synthetic.\n\n"
-        "111,655,680 parameters, as for ImageNet."),
-    "maelarge_imagenet": _of(masked_images, ("imagenet", "LARGE"), {},
-        "The masked autoencoder of He et al. 2022 with ViT-L/16 on ImageNet.\n\n"
-        "329,239,296 parameters; trained by SGD, where they have AdamW."),
-    "maelarge_images224": _of(masked_images, ("images224", "LARGE"), {},
-        "The masked autoencoder with ViT-L/16, for timing only: images are synthetic.\n\n"
-        "329,239,296 parameters, as for ImageNet."),
-    "maetiny_cifar10": _of(masked_images, ("cifar10", "TINY"), {"lr": 0.2},
-        "A masked autoencoder of CIFAR-10 that two cores can train: 265,424 parameters, patches of 4 x 4 "
-        "pixels.\n\nIts encoder has 4 layers of width 64, its decoder 2 of width 48."),
-    "resnet18_cifar10": _of(images, ("cifar10", "resnet18"), EGHLIDI,
-        "ResNet-18 on CIFAR-10 as Eghlidi and Jaggi 2020 train it; multiply lr by the workers, as they do."),
-    "resnet20_cifar10": _of(
-        images, ("cifar10", "resnet20"), {"batch_size": 32, "lr_milestones": (81, 122, 155)},
-        "ResNet-20 on CIFAR-10, one of the networks of Shi et al. 2019."),
-    "resnet50_imagenet": _of(images, ("imagenet", "imagenet_resnet50"), GOYAL,
-        "ResNet-50 on ImageNet (25,557,032 parameters), as He et al. 2016 and Goyal et al. 2017 train it.\n\n"
-        "For 90 epochs. lr is for 256 images a step in all, as 8 workers x 32 are; else multiply it by "
-        "workers x\nbatch_size / 256 (arXiv:1706.02677)."),
-    "resnet50_images224": _of(images, ("images224", "imagenet_resnet50"), GOYAL,
-        "ResNet-50 (25,557,032 parameters) as for ImageNet, for timing only: images are synthetic."),
-    "slimresnet18_cifar10": _of(images, ("cifar10", "slim_resnet18"), EGHLIDI | {"channels_last": True},
-        "ResNet-18 with an eighth of its channels on CIFAR-10, for CPUs: Eghlidi and Jaggi's schedule."),
-    "slimvgg_cifar10": _of(
-        images, ("cifar10", "slim_vgg16"), YOON | {"batch_size": 16, "channels_last": True},
-        "VGG-16 with a quarter of its channels on CIFAR-10, for CPUs: the paper's schedule, small batches."),
-    "smalllstm_ptb": _of(next_word, ("ptb",), {"width": 128}, "The same with layers of 128, for CPUs."),
-    "vector": _of(vector, ("vector",), {},
-        "No network and no data: heavy-tailed gradients of any size, to measure exchanges for themselves.\n\n"
-        "Computing and backpropagation cost next to nothing; nothing is learnt, so it needs "
-        "train.validate=never."),
-    "vgg16_cifar10": _of(images, ("cifar10", "vgg16"), YOON,
-        "VGG-16 with batch norm on CIFAR-10, trained as by the code that Yoon and Oh 2022 ran.\n\n"
-        "That is hclhkbu/GaussianK-SGD."),
-    "vgg16_digits": _of(images, ("digits32", "vgg16"), YOON,
-        "VGG-16 on scikit-learn's digits enlarged to 32 x 32: the paper's model where there is no CIFAR-10."),
-    "vgg16_imagenet": _of(images, ("imagenet", "imagenet_vgg16"), SIMONYAN,
-        "VGG-16 on ImageNet (138,357,544 parameters), as Simonyan and Zisserman 2015 train it, without "
-        "dropout.\n\nlr is for 256 images a step in all, as 8 workers x 32 are. They divide it when accuracy "
-        "no longer rises;\nhere that is at the milestones."),
-    "vgg16_images224": _of(images, ("images224", "imagenet_vgg16"), SIMONYAN,
-        "VGG-16 (138,357,544 parameters) as for ImageNet, for timing only: images are synthetic."),
-}  # fmt: skip
+ROWS = yaml.load(Path(__file__).with_suffix(".yaml").read_bytes(), yaml.CSafeLoader)["tasks"]
+PRESETS: dict[str, "Callable[..., Task]"] = {name: _preset(**row) for name, row in ROWS.items()}

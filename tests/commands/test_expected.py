@@ -11,7 +11,7 @@ import pytest
 
 from analysis.records.attempts import from_attempts
 from analysis.records.store import Store
-from experiments.commands.plan import Expected, hours
+from experiments.commands.plan import Expected, hours, seconds
 from experiments.config import compose
 from experiments.config.config import NamedVariant
 from experiments.config.plan import PlannedRun
@@ -43,7 +43,9 @@ def test_node_hours_are_steps_times_the_step_time_of_runs_that_are_alike(tmp_pat
     runs, run = measured(tmp_path), planned()
     step_s = runs["step_s"].iloc[0]
     expected = Expected(runs)
-    assert expected.seconds(run.config, expected.like(run.config)) == pytest.approx(3600 * step_s)
+    like = expected.like(run.config)
+    assert like is not None
+    assert seconds(run.config, like) == pytest.approx(3600 * step_s)
     nodes = array(run).shape.nodes
     assert f"expected: {hours(array(run), nodes * step_s)}, by" in expected.sentence(array(run))
     assert "the times of 1 runs" in expected.sentence(array(run, planned(seed=1)))
@@ -59,7 +61,7 @@ def test_hours_of_gpus_are_told_where_there_are_some() -> None:
 def test_other_machines_and_numbers_of_workers_say_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     expected = Expected(measured(tmp_path))
     other = planned(**changes)
-    assert not len(expected.like(other.config))
+    assert expected.like(other.config) is None
 
 
 def test_what_nothing_is_known_of_is_said(tmp_path: Path) -> None:
@@ -75,5 +77,7 @@ def test_a_run_ends_with_its_epochs_where_they_are_shorter(tmp_path: Path) -> No
     expected, run = Expected(measured(tmp_path)), planned()
     config = run.config.having("train.epochs", 2)
     like = expected.like(config)
-    assert expected.seconds(config, like) == pytest.approx(98 * like["step_s"].iloc[0])
-    assert expected.seconds(replace(config, variants=(NamedVariant("a", config),)), like) is None
+    assert like is not None
+    assert seconds(config, like) == pytest.approx(98 * like["step_s"].iloc[0])
+    turns = replace(config, variants=(NamedVariant("a", config),))
+    assert "not known" in expected.sentence(array(replace(run, config=turns)))
