@@ -38,11 +38,7 @@ def the_run(words: Sequence[str], folders: Folders) -> Attempt:
 
 
 def the_name(word: str, names: Sequence[str]) -> str:
-    """The one of these runs that a word names, which is part of its name.
-
-    Raises:
-        ValueError: none or several; the message lists what there is.
-    """
+    """The one of these runs that a word is part of; the refusal of none and of several lists them."""
     matching = [name for name in names if word in name]
     if len(matching) != 1:
         listing = ", ".join(matching or names) or "none yet"

@@ -147,11 +147,7 @@ def _value(name: str, allowed: Any) -> dict[str, Any]:
 
 
 def _converted(name: str, text: str, allowed: Any) -> Any:
-    """A text as a value of this type, of several types the first that it can be.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A text as a value of this type, of several types the first that it can be; another one is refused."""
     value: Any = text
     is_union = get_origin(allowed) in (Union, UnionType)
     for kind in reversed(get_args(allowed)) if is_union else (allowed,):

@@ -72,11 +72,7 @@ def _quality(runs: pd.DataFrame) -> str:
 
 
 def _only_axis(runs: pd.DataFrame, by: str) -> str:
-    """The leaf that the runs differ in besides `by` and the seed.
-
-    Raises:
-        ValueError: nothing, or several things.
-    """
+    """The one leaf that the runs differ in besides `by` and the seed; none and several are refused."""
     found = [leaf for leaf in varying(configs_of(runs)) if leaf not in (by, "seed")]
     if len(found) == 1:
         return found[0]

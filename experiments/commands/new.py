@@ -171,11 +171,7 @@ def _item(name: str) -> str:
 
 
 def _dataset_of(task: str) -> str:
-    """The data set that a task's name ends in.
-
-    Raises:
-        ValueError: it ends in none.
-    """
+    """The data set that a task's name ends in; a name without one is refused."""
     known = data_root.datasets(FOLDERS["dataset"])
     ending = [name for name in known if task.endswith(f"_{name}") and task != f"_{name}"]
     if not ending:

@@ -105,20 +105,14 @@ def step_ms(printed: str) -> float:
         (["cluster=local", "compute_s=0.1"], ["loopback has no alpha and beta", "choose another link="]),
         (["cluster=neuron_v100", "task=cnn_digits"], ["cnn_digits computes on V100", "give compute_s="]),
         (["compute_s=0", "link=pcie"], ["compute_s=0 is out of range"]),
-        (
-            ["compute_s=fast", "link=pcie"],
-            ["compute_s='fast' is out of range: it must be a finite"],
-        ),
+        (["compute_s=fast", "link=pcie"], ["compute_s='fast' is out of range: it must be a finite"]),
         (["compute_s=0.1", "methods=topq"], ["no method 'topq'"]),
         (["compute_s=0.1", "methods=powersgd"], ["exchanges no selections"]),
         (
             ["cluster=neuron_a100", "compute_s=0.1", "parameters=1000", "methods=dgc"],
             ["how long dgc takes to select on A100", "select_s.dgc=SECONDS"],
         ),
-        (
-            ["compute_s=0.1", "parameters=many"],
-            ["no published model 'many'; there are: resnet50"],
-        ),
+        (["compute_s=0.1", "parameters=many"], ["no published model 'many'; there are: resnet50"]),
         (["compute_s=0.1", "density=0"], ["density=0 is out of range"]),
         (["compute_s=0.1", "denisty=0.1"], ["no key 'denisty'", "advise also takes compute_s"]),
         (["task=resnet1_nothing"], ["no task 'resnet1_nothing'"]),
