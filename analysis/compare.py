@@ -129,8 +129,7 @@ def _columns(value: Any) -> Any:
 
 
 def _agreed(facts: list[Any]) -> str | list[Any]:
-    alike = all(fact == facts[0] for fact in facts)
-    return f"{len(facts)} x {_plain(facts[0])}" if alike else facts
+    return facts if any(fact != facts[0] for fact in facts) else f"{len(facts)} x {_plain(facts[0])}"
 
 
 def _weight(field: str, a: Any, b: Any) -> str:

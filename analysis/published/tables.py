@@ -100,10 +100,12 @@ def from_logs(clone: Path) -> Tables:
     for number, job in JOBS.items():
         training = read_training(clone / "job" / f"topk.e{number}", job)
         rows.append({"job": number, **job._asdict(), **training.means(job)})
-        curve = pd.DataFrame(training.epochs, columns=["epoch", "lr", "val_loss", "top1", "top5"])
-        curves.append(curve.assign(job=number))
-        parts.append(read_iterations(clone / "job" / f"topk.o{number}", job).assign(job=number))
-    return Tables(pd.DataFrame(rows), *(_job_first(pd.concat(tables)) for tables in (curves, parts)))
+        curves.append(pd.DataFrame(training.epochs, columns=["epoch", "lr", "val_loss", "top1", "top5"]))
+        parts.append(read_iterations(clone / "job" / f"topk.o{number}", job))
+        for table in (curves[-1], parts[-1]):
+            table.insert(0, "job", number)
+    both = (pd.concat(tables, ignore_index=True) for tables in (curves, parts))
+    return Tables(pd.DataFrame(rows), *both)
 
 
 def write(tables: Tables, folder: Path) -> None:
@@ -161,13 +163,6 @@ def _with_job(table: pd.DataFrame, facts: list[str]) -> pd.DataFrame:
     known = _shipped().jobs.set_index("job")[facts]
     merged = table.join(known, on="job")
     ordered: pd.DataFrame = merged[["job", *facts, *(column for column in table if column != "job")]]
-    return ordered
-
-
-def _job_first(table: pd.DataFrame) -> pd.DataFrame:
-    ordered: pd.DataFrame = table[["job", *(column for column in table if column != "job")]].reset_index(
-        drop=True
-    )
     return ordered
 
 
