@@ -287,14 +287,7 @@ def _independent(series: np.ndarray) -> float:
 
 @remembered
 def _alike(frames: Frames, keys: Sequence[str], *more: str, without: str = "") -> None:
-    """
-    Args:
-        more: columns that must be the same besides `ALIKE`.
-        without: a column of `ALIKE` that need not be.
-
-    Raises:
-        Mixed: the runs differ in what a comparison must hold fixed.
-    """
+    """Refuse runs as Mixed that differ in a column of `ALIKE`, but for `without`, or of `more`."""
     runs = frames.runs[frames.runs["key"].isin(keys)]
     runs = runs.assign(precision=precisions(runs))
     for column in (name for name in (*ALIKE, *more) if name != without):

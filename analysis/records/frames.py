@@ -110,11 +110,7 @@ def label(runs: pd.DataFrame) -> pd.Series[Any]:
 
 
 def _as_column(word: str, columns: Sequence[str]) -> str:
-    """A name of an expression as `DataFrame.query` wants it; texts, numbers and words of Python as they are.
-
-    Raises:
-        ValueError: no such column.
-    """
+    """A name of an expression as `DataFrame.query` wants it; texts and words of Python as they are."""
     if word[0] in "'\"`" or word in WORDS:
         return word
     parts = word.split(".")

@@ -218,17 +218,14 @@ def _step_seconds(frames: Frames) -> pd.Series[Any]:
     """Mean seconds of a warm step on its slowest rank, by key."""
     runs, steps = frames.runs.set_index("key"), frames.steps
     resumed = runs["resumed"].notna() if "resumed" in runs else pd.Series(False, runs.index)
-    special = set(runs.index[resumed]) | set(steps.loc[steps["block"].notna(), "key"].unique())
-    there = set(steps["key"].unique())
-    # `units` is right for all of them, and takes milliseconds for each.
-    found = {
-        key: float(units(frames, [key], by_block=False).means["slowest"].iloc[0]) for key in special & there
-    }
-    ordinary = steps[~steps["key"].isin(special)]
-    slowest = ordinary.groupby(["key", "step"])["step_s"].max()
-    for key, times in slowest.groupby(level="key"):
-        seconds = times.to_numpy()
-        cold = warm_up(seconds, int(runs["timing.warmup_steps"][key]))
-        found[str(key)] = float(np.mean(seconds[cold:]))
+    special = {*runs.index[resumed], *steps.loc[steps["block"].notna(), "key"]}
+    found = dict[str, float]()
+    for key, times in steps.groupby(["key", "step"])["step_s"].max().groupby(level="key"):
+        if key in special:  # `units` is right for all of them, and takes milliseconds for each
+            found[str(key)] = float(units(frames, [str(key)], by_block=False).means["slowest"].iloc[0])
+        else:
+            seconds = times.to_numpy()
+            cold = warm_up(seconds, int(runs["timing.warmup_steps"][key]))
+            found[str(key)] = float(np.mean(seconds[cold:]))
     by_key: pd.Series[Any] = pd.Series(found, dtype=float)
     return by_key

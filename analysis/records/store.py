@@ -124,7 +124,6 @@ class Attempt:
         self._write({**self._present(), **changes})
 
     def _present(self) -> dict[str, Any]:
-        """The manifest that must be there."""
         if (manifest := read_json(self.path / "run.json")) is None:
             raise Disturbed(f"{self.path / 'run.json'} was removed or damaged while the run was under way")
         return manifest
@@ -134,7 +133,6 @@ class Attempt:
         write_json(self.path / "run.json", manifest)
 
     def _identity(self) -> dict[str, Any]:
-        """The fields of the manifest that follow from where it lies."""
         return {"schema": SCHEMA, "run_id": self.run_id, "key": self.key, "attempt": self.number}
 
     def note_job(self, job: str | None) -> None:
@@ -380,8 +378,7 @@ class Store:
 
     def last_numbers(self) -> dict[str, int]:
         """The number of each run's newest attempt, in any state."""
-        found = {run: self.attempts(run) for run in self.runs()}
-        return {run: attempts[-1].number for run, attempts in found.items() if attempts}
+        return {run: attempts[-1].number for run in self.runs() if (attempts := self.attempts(run))}
 
 
 def _itself(attempt: Attempt, _: Mapping[str, Any]) -> tuple[Attempt, list[str]]:

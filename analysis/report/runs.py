@@ -7,7 +7,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -66,13 +66,11 @@ class RunPage:
 
     def details(self) -> dict[str, Any]:
         """Content of its page."""
-        return {
-            "label": configs.label_of(self.config, TELLING) if self.config else self.run,
-            "run": self.run, "key": self.key, "variant": self.variant, "origin": self.origin,
-            "state": self.state, "why": self.why, "items": self.items, "started": self.started,
-            "simulated": self.simulated, "outcomes": self.outcomes, "config": self.leaves,
-            "provenance": self.provenance, "logs": self.logs, "commands": self.commands, **self.parts,
-        }  # fmt: skip
+        own = {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("id", "parts")
+        }
+        label = configs.label_of(self.config, TELLING) if self.config else self.run
+        return {**own, "label": label, "config": self.leaves, **self.parts}
 
 
 def page_id(run: str, key: str) -> str:

@@ -13,7 +13,7 @@ from analysis.pictures import captions
 from analysis.records import parquet
 from analysis.records.configs import run_id
 from analysis.records.files import read_as, write_atomic, write_json
-from analysis.records.frames import Frames, combine, empty, largest_tensors
+from analysis.records.frames import Frames, combine, empty, largest_tensors, restrict
 from analysis.records.public import public
 from analysis.records.schema import ALL, RunIndex
 from analysis.records.steps import with_outcomes
@@ -101,7 +101,9 @@ def shipping(folders: Folders) -> Iterator[str]:
     rows = shipped_verdicts(folders)
     write_atomic(folders.shipped / VERDICTS, verdicts.as_csv(rows))
     write_atomic(folders.shipped / VERDICTS_PAGE, verdicts_page(rows))
-    write_readme(rows)
+    head, _, rest = README.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    write_atomic(README, f"{head}{BEGIN}\n{readme_verdicts(rows)}{END}{tail}")
 
 
 def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tuple[str, list[str]]]:
@@ -146,9 +148,8 @@ def thinned(frames: Frames) -> Frames:
     if not len(runs):
         return frames
     is_curve = runs["train.validate"].eq("epoch") & runs["timing.mode"].ne("as_published")
-    steps = frames.steps[~frames.steps["key"].isin(runs["key"][is_curve])].reset_index(drop=True)
-    spans = frames.spans[~frames.spans["key"].isin(runs["key"][is_curve])].reset_index(drop=True)
-    return frames._replace(steps=steps, spans=spans, looks=drawn(frames.looks))
+    timed = restrict(frames, runs["key"][~is_curve])
+    return frames._replace(steps=timed.steps, spans=timed.spans, looks=drawn(frames.looks))
 
 
 def drawn(looks: pd.DataFrame) -> pd.DataFrame:
@@ -189,13 +190,6 @@ def verdicts_page(rows: Sequence[verdicts.Row]) -> str:
         f"{verdicts.counts_table(rows).markdown()}\n## Judged\n\n{verdicts.as_table(judged).markdown()}\n"
         f"## Not comparable, or not run\n\n{verdicts.as_table(others).markdown()}"
     )
-
-
-def write_readme(rows: Sequence[verdicts.Row]) -> None:
-    """Put the verdicts between the README's two markers."""
-    head, _, rest = README.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    write_atomic(README, f"{head}{BEGIN}\n{readme_verdicts(rows)}{END}{tail}")
 
 
 def readme_verdicts(rows: Sequence[verdicts.Row]) -> str:

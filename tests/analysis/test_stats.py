@@ -58,11 +58,8 @@ def test_throughput_is_samples_of_all_workers_over_the_mean_step(frames: Frames)
 def timed(root: Path, slow: dict[int, float], method: str = "dense") -> tuple[Frames, list[str]]:
     """Runs of these seeds, so many times slower; their keys by seed."""
     store = Store(root)
-    for seed, factor in slow.items():
-        synthetic.timed(store, synthetic.config(method) | {"seed": seed}, slow=factor)
-    frames, _ = from_attempts(store.all_valid())
-    by_seed = dict(zip(frames.runs["seed"], frames.runs["key"], strict=True))
-    return frames, [by_seed[seed] for seed in slow]
+    made = [synthetic.timed(store, synthetic.config(method, seed=seed), at) for seed, at in slow.items()]
+    return from_attempts(made)[0], [attempt.key for attempt in made]
 
 
 def test_a_slowdown_by_a_known_factor_is_found(tmp_path: Path) -> None:

@@ -81,13 +81,8 @@ def test_a_column_that_configs_disagree_about_becomes_text(store: Store, tmp_pat
 
 def test_losses_that_are_not_numbers_stay_so(store: Store, tmp_path: Path) -> None:
     attempt = synthetic.timed(store, synthetic.config())
-    lines = (
-        attempt.rank_path(0)
-        .read_text()
-        .replace('"loss":2.3,', '"loss":NaN,')
-        .replace('"lr":0.1', '"lr":null')
-    )
-    attempt.rank_path(0).write_text(lines)
+    log = attempt.rank_path(0)
+    log.write_text(log.read_text().replace('"loss":2.3,', '"loss":NaN,').replace('"lr":0.1', '"lr":null'))
     attempt.update(files=attempt.fingerprints())
     write_parquet(from_attempts([attempt])[0], tmp_path)
     steps = read_parquet(tmp_path).steps

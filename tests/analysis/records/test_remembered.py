@@ -19,13 +19,8 @@ def counted(frames: Frames, add: int = 0) -> int:
 def test_it_is_computed_once_for_the_same_frames_and_arguments() -> None:
     one, other = empty(), empty()._replace(runs=runs_frame([{"key": "a", "run_id": "a"}]))
     calls.clear()
-    assert [counted(one), counted(one), counted(one, 2), counted(one, add=2), counted(other)] == [
-        0,
-        0,
-        2,
-        2,
-        1,
-    ]
+    found = [counted(one), counted(one), counted(one, 2), counted(one, add=2), counted(other)]
+    assert found == [0, 0, 2, 2, 1]
     assert calls == [(0, 0), (0, 2), (0, 2), (1, 0)]
     assert counted(one._replace(runs=other.runs)) == 1
 

@@ -19,8 +19,20 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
     return from_attempts(synthetic.item_store(tmp_path_factory.mktemp("runs")).all_valid())[0]
 
 
-def test_steady_steps_lose_only_the_declared_warm_up() -> None:
-    assert warm_up([1.0] * 20, at_least=4) == 4
+@pytest.mark.parametrize(
+    ("step_s", "at_least", "dropped"),
+    [
+        ([1.0] * 20, 4, 4),  # steady steps lose only what was declared
+        ([1.0] * 9 + [50.0] + [1.0] * 20, 4, 4),  # one slow step is no warm-up
+        ([2.0**-i for i in range(20)], 0, 10),  # never more than half
+        ([1.0] * 6, 50, 3),
+        ([], 5, 0),
+    ],
+)
+def test_warm_up_is_at_least_what_was_declared_and_at_most_half(
+    step_s: list[float], at_least: int, dropped: int
+) -> None:
+    assert warm_up(step_s, at_least) == dropped
 
 
 def test_warm_up_lasts_until_the_rolling_median_settles() -> None:
@@ -28,18 +40,6 @@ def test_warm_up_lasts_until_the_rolling_median_settles() -> None:
     dropped = warm_up(falling, at_least=0)
     assert 3 <= dropped <= 8
     assert np.median(falling[dropped : dropped + WINDOW]) == pytest.approx(1.0, rel=0.5)
-
-
-def test_warm_up_never_takes_more_than_half() -> None:
-    assert warm_up([2.0**-i for i in range(20)], at_least=0) == 10
-    assert warm_up([1.0] * 6, at_least=50) == 3
-    assert warm_up([], at_least=5) == 0
-
-
-def test_one_slow_step_is_no_warm_up() -> None:
-    times = np.ones(30)
-    times[9] = 50.0
-    assert warm_up(times, at_least=4) == 4
 
 
 def test_a_step_lasts_as_long_as_its_slowest_rank(frames: Frames) -> None:
@@ -75,12 +75,8 @@ def test_of_turns_the_warm_up_and_the_first_step_after_a_switch_are_left_out(tmp
 
 
 def test_a_number_that_no_run_has_is_no_outcome_and_stops_no_other(frames: Frames) -> None:
-    whole = outcomes(frames)
-    without = outcomes(
-        frames._replace(
-            **{name: getattr(frames, name).drop(columns="wire_bytes") for name in ("steps", "epochs")}
-        )
-    )
+    tables = {name: getattr(frames, name).drop(columns="wire_bytes") for name in ("steps", "epochs")}
+    whole, without = outcomes(frames), outcomes(frames._replace(**tables))
     assert whole["wire_bytes"].notna().any()
     assert without["wire_bytes"].isna().all()
     assert without["step_s"].equals(whole["step_s"])
