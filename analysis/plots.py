@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
+from matplotlib.colors import BoundaryNorm, ListedColormap
 
 from analysis.pictures import marks, style
 from analysis.pictures.marks import Axes, Figure, above, across, canvas, curve, log_ticks, over, points, seeds
@@ -201,7 +202,12 @@ class Bar(NamedTuple):
 def piles(axes: Axes, /, bars: Sequence[Bar], **words: Any) -> None:
     """Stacked bars of phases that lie below each other, each with a text behind it."""
     for y, each in enumerate(bars):
-        marks.pile(axes, y, each.parts)
+        left = 0.0
+        for phase, width in each.parts.items():
+            colour, hatch = marks.phase_look(phase)
+            edge: dict[str, Any] = {"hatch": hatch, "edgecolor": "#7A7A7A", "linewidth": 0.4}
+            axes.barh(y, width, 0.62, left=left, color=colour, **edge)
+            left += width
         behind: dict[str, Any] = {"xytext": (3, 0), "ha": "left", "va": "center"}
         above(axes, sum(each.parts.values()), y, each.text, **behind)
     from_top(axes, [each.label for each in bars])
@@ -305,7 +311,9 @@ def areas(
     **words: Any,
 ) -> None:
     """The winner of `looks` at each (y, x), by its number, and lines above; both axes logarithmic."""
-    marks.areas(axes, x, y, winners, looks)
+    norm = BoundaryNorm(np.arange(len(looks) + 1) - 0.5, len(looks))
+    how: dict[str, Any] = {"alpha": marks.AREA, "rasterized": True, "shading": "nearest", "norm": norm}
+    axes.pcolormesh(x, y, winners, cmap=ListedColormap([look.colour for look in looks]), **how)
     for line in lines:
         _line(axes, line)
     finish(axes, xscale="log", yscale="log", xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), **words)

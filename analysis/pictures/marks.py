@@ -10,7 +10,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes as Axes
-from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure as Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch as Patch
@@ -163,8 +162,7 @@ def shaded(axes: Axes, x: pd.Series, y: pd.Series, look: Look, shade: float) -> 
 
 def published_points(axes: Axes, x: float, values: Sequence[float], look: Look) -> None:
     """Single published values, open."""
-    how: dict[str, Any] = {"mec": look.colour, "mfc": "white", "alpha": FAINT + 0.2}
-    axes.plot([x] * len(values), values, look.marker, markersize=3.2, **how)
+    axes.plot([x] * len(values), values, marker=look.marker, mec=look.colour, **OPEN)
 
 
 def stack(
@@ -181,22 +179,13 @@ def stack(
     """
     bottom = 0.0
     for phase, height in parts.items():
-        colour, hatch = _phase_look(phase)
+        colour, hatch = phase_look(phase)
         edge: dict[str, Any] = {"edgecolor": "#7A7A7A", "linewidth": 0.4, "alpha": FAINT if faint else 1.0}
         axes.bar(x, height, width, bottom=bottom, color=colour, hatch=hatch, **edge)
         if height >= least:
             _number_inside(axes, x, bottom + height / 2, height, phase, faint)
         bottom += height
     return bottom
-
-
-def pile(axes: Axes, y: float, parts: Mapping[str, float], height: float = 0.62) -> None:
-    """A stacked bar of phases that lies, from the left."""
-    left = 0.0
-    for phase, width in parts.items():
-        colour, hatch = _phase_look(phase)
-        axes.barh(y, width, height, left=left, color=colour, hatch=hatch, edgecolor="#7A7A7A", linewidth=0.4)
-        left += width
 
 
 def phase_keys(phases: Iterable[str], labels: Mapping[str, str] = {}) -> list[Patch]:
@@ -279,7 +268,7 @@ def origin_keys(origins: Iterable[str]) -> list[Patch]:
 def lane(axes: Axes, y: float, spans: pd.DataFrame, axis_ms: float, height: float = 0.7) -> None:
     """One rank's spans (columns start_ms, took_ms, phase) as a horizontal lane at `y`."""
     for phase, of_phase in spans.groupby("phase", sort=False):
-        colour, hatch = _phase_look(str(phase))
+        colour, hatch = phase_look(str(phase))
         bars = list(zip(of_phase["start_ms"], of_phase["took_ms"], strict=True))
         axes.broken_barh(
             bars, (y - height / 2, height), facecolor=colour, hatch=hatch, edgecolor="#7A7A7A", lw=0.3
@@ -305,14 +294,14 @@ def _fill(origin: str, colour: str) -> dict[str, Any]:
 
 def _number_inside(axes: Axes, x: float, y: float, value: float, phase: str, faint: bool = False) -> None:
     """A phase's number in the middle of its bar, on a plain patch where a hatch would cross it."""
-    colour, hatch = _phase_look(phase)
+    colour, hatch = phase_look(phase)
     text = axes.text(x, y, number(value), ha="center", va="center", fontsize=6, color=ink(colour, faint))
     if hatch:
         text.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 0.8})
 
 
-def _phase_look(phase: str) -> tuple[str, str]:
-    """Colour and hatch."""
+def phase_look(phase: str) -> tuple[str, str]:
+    """Colour and hatch of a phase's bars."""
     found = phase_list.find(phase)
     return found.colour, found.hatch
 
@@ -321,14 +310,6 @@ def ink(colour: str, faint: bool = False) -> str:
     """Black or white, whichever is easier to read on `colour`, by its luma (ITU-R BT.601)."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#111111" if faint or 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "white"
-
-
-def areas(axes: Axes, x: np.ndarray, y: np.ndarray, winners: np.ndarray, looks: Sequence[Look]) -> None:
-    """The winner of several at each (y, x), in its faint colour: `winners` has their numbers."""
-    colours = ListedColormap([look.colour for look in looks])
-    edges = [number - 0.5 for number in range(len(looks) + 1)]
-    how: dict[str, Any] = {"alpha": AREA, "rasterized": True, "shading": "nearest"}
-    axes.pcolormesh(x, y, winners, cmap=colours, norm=BoundaryNorm(edges, len(looks)), **how)
 
 
 def area_keys(looks: Sequence[Look]) -> list[Patch]:

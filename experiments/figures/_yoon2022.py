@@ -27,16 +27,7 @@ PAPER = "Yoon and Oh 2022 (VGG-16, A100 and V100)"
 STEPS_PER_EPOCH = 49
 RESAMPLED = {"draws": number(rederived.DRAWS), "block": rederived.BLOCK}  # what captions tell of intervals
 
-# What the paper ran, as columns of the records (`claims.reduced`); conf/recipe/yoon2022.yaml is the same.
-TIMING_SCALE: dict[str, Any] = {
-    "task.name": "vgg16_cifar10", "task.batch_size": 128, "workers": 8, "method.density": 0.001,
-    "precision": {"cuda": "tf32", "cpu": "fp32"},
-}  # fmt: skip
-TRAINING_SCALE = TIMING_SCALE | {
-    "steps_total": 6762, "method.density_warmup": "[0.015625, 0.004]", "task.lr": 0.1,
-    "task.lr_milestones": "[81, 122, 155]",
-}  # fmt: skip
-
+TIMING_SCALE, TRAINING_SCALE = value("yoon2022.scale.timing"), value("yoon2022.scale.training")
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 # With --all: the shipped figures have them.
 MORE_SEEDS = {"smoke": [1], "laptop": [1, 2, 3, 4], "paper": list[int]()}
