@@ -172,5 +172,5 @@ def _preset(
     return build
 
 
-ROWS = yaml.load(Path(__file__).with_suffix(".yaml").read_bytes(), yaml.CSafeLoader)["tasks"]
+ROWS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes())["tasks"]
 PRESETS: dict[str, "Callable[..., Task]"] = {name: _preset(**row) for name, row in ROWS.items()}
