@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -12,16 +13,14 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsify
-from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.timer import MODES, PhaseTimer, cuda_event
 from sparsify.doors.aggregator import Aggregator
 from sparsify.types import NOTHING_IS_LOST
 from tests.sparsify.laws import METHODS, build, gradient, live, mass
-from tests.sparsify.worker_functions import NoLog
+from tests.training import digits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,15 +30,12 @@ pytestmark = [
 
 def weights(device: torch.device, method: str, mode: str) -> list[torch.Tensor]:
     """Final weights of two virtual ranks after 10 steps in float64."""
-    data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {"lr": 0.05})
-    setting = LoopSettings(seed=0, num_steps=10, train=Train(), device=device, dtype=torch.float64)
+    how: dict[str, Any] = {"steps": 10, "train": Train(), "device": device, "dtype": torch.float64}
     synchronise = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
 
     def body(comm: virtual.VirtualComm) -> torch.Tensor:
         timer = PhaseTimer(mode, comm.now, synchronise)
-        built = sparsify.build(method, **({} if method == "dense" else {"density": 0.01}))
-        model = Trainer(task, data, built, comm, timer, NoLog(), setting).run().model
-        return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
+        return digits.weights(digits.trainer(comm, timer, method, task={"lr": 0.05}, **how))
 
     return virtual.run(2, body, synchronise=synchronise)
 

@@ -23,10 +23,7 @@ from torch import nn
 from torch.distributed import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
-from experiments.tasks import REGISTRY as TASKS
-from experiments.training import datasets
-from experiments.training.loop import LoopSettings, Trainer
-from experiments.training.settings import Late, Train
+from experiments.training.settings import Late
 from slurm import environment
 from sparsify import build, names, register
 from sparsify.comm import Comm, InstrumentedComm, WorkerLost
@@ -39,6 +36,7 @@ from tests.conftest import ROOT
 from tests.sparsify import laws
 from tests.sparsify.doors import uses_ddp, uses_overlap
 from tests.sparsify.laws import SHAPES
+from tests.training.digits import Lines, trainer, weights
 
 METHODS: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -47,6 +45,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "randomk": {"density": 0.01},
     "randomk feedback": {"density": 0.01, "feedback": "gradient"},
 }
+QUICK = {"lr": 0.05}  # of the digits' task
 LATE_S, STEPS = 0.4, 3  # long beside what a busy machine may delay
 TYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bfloat16, torch.float16,
@@ -54,42 +53,26 @@ TYPES = (
 )  # fmt: skip
 
 
-class NoLog:
-    def add(self, kind: str, **values: Any) -> None: ...
-
-    def flush(self) -> None: ...
-
-
 def weights_after_20_steps(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """Flat final weights by method, trained in float64 on the digits."""
     torch.set_num_threads(1)
-    device = torch.device("cpu")
-    data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {"lr": 0.05})
-    setting = LoopSettings(
-        seed=0, num_steps=20, train=Train(validate="never"), device=device, dtype=torch.float64
-    )
     found = {}
     for name, hyperparameters in METHODS.items():
-        method = build(name.partition(" ")[0], **hyperparameters)
-        model = Trainer(task, data, method, comm, PhaseTimer("serialised", now), NoLog(), setting).run().model
-        found[name] = torch.cat([p.detach().flatten() for p in model.parameters()])
+        method, timer = build(name.partition(" ")[0], **hyperparameters), PhaseTimer("serialised", now)
+        found[name] = weights(trainer(comm, timer, method, task=QUICK, steps=20, dtype=torch.float64))
     return found
 
 
 def overlapped_and_not(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """Flat final weights by method, with and without overlap; how many buckets were begun with early."""
     torch.set_num_threads(1)
-    device = torch.device("cpu")
-    data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {"lr": 0.05})
     found = {}
     for name in ("topk", "dense", "randomk", "gaussiank"):
         for scope in ("layer", 0.05):
             for overlap in (False, True):
-                setting = LoopSettings(0, 10, Train(validate="never"), device, torch.float64, overlap=overlap)
-                sparse = {} if name == "dense" else {"density": 0.01}
-                method, timer = build(name, scope=scope, **sparse), PhaseTimer("production", now)
-                model = Trainer(task, data, method, comm, timer, NoLog(), setting).run().model
-                found[f"{name} {scope} {overlap}"] = _weights(model)
+                how: dict[str, Any] = {"steps": 10, "dtype": torch.float64, "overlap": overlap}
+                method, timer = laws.build(name, 0.01, scope), PhaseTimer("production", now)
+                found[f"{name} {scope} {overlap}"] = weights(trainer(comm, timer, method, task=QUICK, **how))
     return found
 
 
@@ -127,25 +110,10 @@ def updates_of_every_method(comm: Comm, now: Callable[[], float]) -> dict[str, t
 def late_and_wait(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """Median seconds of a step's phases `late` and `wait` where rank 1 is late on purpose by 40 ms."""
     torch.set_num_threads(1)
-    device, log = torch.device("cpu"), PhaseLog()
-    data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {})
-    late = Late("constant", 0.04, rank=1)
-    setting = LoopSettings(0, 9, Train(validate="never"), device, torch.float32, late=late)
-    Trainer(task, data, build("topk", density=0.1), comm, PhaseTimer("serialised", now), log, setting).run()
-    return {name: torch.tensor(log.phases[name]).median() for name in ("late", "wait")}
-
-
-class PhaseLog:
-    """A log of the phases of one rank's steps."""
-
-    def __init__(self) -> None:
-        self.phases: dict[str, list[float]] = {}
-
-    def add(self, kind: str, **values: Any) -> None:
-        for phase, seconds in values.get("phases", {}).items():
-            self.phases.setdefault(phase, []).append(seconds)
-
-    def flush(self) -> None: ...
+    log, late = Lines(), Late("constant", 0.04, rank=1)
+    timer, method = PhaseTimer("serialised", now), build("topk", density=0.1)
+    trainer(comm, timer, method, log, steps=9, late=late).run()
+    return {name: torch.tensor(log.seconds(name)).median() for name in ("late", "wait")}
 
 
 def one_late_rank(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:

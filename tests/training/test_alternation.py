@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import sparsify
 from analysis.stats import POSITIVE, over_units
-from experiments.tasks import REGISTRY as TASKS
-from experiments.training import datasets
 from experiments.training.alternation import (
     TurnLog,
     Turns,
@@ -23,16 +20,13 @@ from experiments.training.alternation import (
     block_seconds,
     half_width,
 )
-from experiments.training.loop import LoopSettings, Trainer
-from experiments.training.settings import Alternate, Train
+from experiments.training.settings import Alternate
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
-from tests.training.test_step_log import Lines
+from tests.training.digits import CPU, Lines, trainer
 
-CPU = torch.device("cpu")
-METHODS: dict[str, dict[str, Any]] = {"dense": {}, "topk": {"density": 0.01}, "randomk": {"density": 0.01}}
+METHODS = ("dense", "topk", "randomk")
 TURNS = Turns(Alternate(blocks=3, block_steps=2, until=np.inf, limit_min=60), warmup_steps=1, seed=0)
-ENDLESS = LoopSettings(0, None, Train(validate="never"), CPU, torch.float32)
 
 
 def alternated(
@@ -43,14 +37,12 @@ def alternated(
     Args:
         clock: of a rank.
     """
-    data, task = datasets.load("digits", None, CPU), TASKS.build("cnn_digits", {})
 
     def body(comm: virtual.VirtualComm) -> Any:
         lines, variants = Lines(), {}
-        for name, choices in METHODS.items():
+        for name in METHODS:
             own, timer = TurnLog(lines, name), PhaseTimer("serialised", comm.now)
-            method = sparsify.build(name, **choices)
-            variants[name] = VariantTraining(Trainer(task, data, method, comm, timer, own, ENDLESS), own)
+            variants[name] = VariantTraining(trainer(comm, timer, name, own), own)
         ended = alternate(variants, comm, turns, CPU, clock=clock(comm.rank))
         weights = {name: first(variant.training.finish().model) for name, variant in variants.items()}
         return ended, lines.of("step"), weights
@@ -91,13 +83,11 @@ def test_the_order_of_a_round_changes_and_is_the_same_on_all_ranks() -> None:
 
 def test_variants_know_nothing_of_each_other() -> None:
     """Each is trained, on the same batches, as if it were alone."""
-    data, task = datasets.load("digits", None, CPU), TASKS.build("cnn_digits", {})
-    settings = ENDLESS._replace(num_steps=TURNS.steps(TURNS.rules.blocks))
-    for name, choices in METHODS.items():
+    for name in METHODS:
 
-        def body(comm: virtual.VirtualComm, name: str = name, choices: Any = choices) -> torch.Tensor:
-            timer, method = PhaseTimer("serialised", comm.now), sparsify.build(name, **choices)
-            return first(Trainer(task, data, method, comm, timer, Lines(), settings).run().model)
+        def body(comm: virtual.VirtualComm, name: str = name) -> torch.Tensor:
+            timer, steps = PhaseTimer("serialised", comm.now), TURNS.steps(TURNS.rules.blocks)
+            return first(trainer(comm, timer, name, steps=steps).run().model)
 
         alone = virtual.run(2, body)[0]
         assert torch.equal(alternated()[0][2][name], alone)

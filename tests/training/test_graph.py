@@ -5,25 +5,21 @@ by a recorder that repeats Python; CUDA's own under -m gpu.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import sparsify
-from experiments.tasks import REGISTRY as TASKS
-from experiments.training import datasets
 from experiments.training.graph import RECORDED, WARMUPS, CudaRecorder, RecordedWork
-from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.bucket import Gradients
 from sparsify.core.timer import PhaseTimer
-from tests.sparsify.worker_functions import NoLog
+from tests.training.digits import CPU, trainer
 from tests.training.waits import watched
 
-CPU, RANKS = torch.device("cpu"), 2
+RANKS = 2
 
 
 class Repeater(CudaRecorder):
@@ -56,13 +52,11 @@ def trained(
     recorder: CudaRecorder | None, device: torch.device = CPU, steps: int = 9, mode: str = "production"
 ) -> tuple[list[Tensor], str | None]:
     """Parameters and buffers of rank 1, and what became of the recording."""
-    data, task = datasets.load("digits", None, device), TASKS.build("cnn_digits", {"lr": 0.05})
-    settings = LoopSettings(0, steps, Train(), device, torch.float64, recorder=recorder)
-    method = sparsify.build("topk", density=0.01)
+    how: dict[str, Any] = {"device": device, "steps": steps, "dtype": torch.float64, "recorder": recorder}
 
     def body(comm: virtual.VirtualComm) -> tuple[list[Tensor], str | None]:
         timer = PhaseTimer(mode, comm.now)
-        found = Trainer(task, data, method, comm, timer, NoLog(), settings).run()
+        found = trainer(comm, timer, "topk", train=Train(), task={"lr": 0.05}, **how).run()
         return [tensor.cpu() for tensor in found.model.state_dict().values()], found.graph
 
     return virtual.run(RANKS, body)[1]

@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-import sparsify
 from analysis.records.configs import measured_config, run_key
 from experiments.config import compose
-from experiments.tasks import REGISTRY as TASKS
-from experiments.training import datasets
-from experiments.training.loop import LoopSettings, Trainer, published, seconds_late
-from experiments.training.settings import Late, Train
+from experiments.training.loop import published, seconds_late
+from experiments.training.settings import Late
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
-from tests.sparsify.worker_functions import PhaseLog, late_and_wait, on_processes
+from tests.sparsify import laws
+from tests.sparsify.worker_functions import late_and_wait, on_processes
+from tests.training.digits import Lines, trainer, weights
 
-CPU = torch.device("cpu")
 EVERY = Late("lognormal", 0.02, 0.5)
 LATE_MS = 40.0
 
@@ -72,17 +70,13 @@ def test_fewer_workers_than_eight_are_some_of_them() -> None:
     assert of_all(replace(EVERY, draw="published"), 20, 3).shape == (20, 3)
 
 
-def trained(mode: str, late: Late) -> list[tuple[torch.Tensor, dict[str, list[float]], float]]:
-    """Weights, phases and the time lived of three virtual ranks after four steps."""
-    data, task = datasets.load("digits", None, CPU), TASKS.build("cnn_digits", {})
-    settings = LoopSettings(0, 4, Train(validate="never"), CPU, torch.float32, late=late)
+def trained(mode: str, late: Late) -> list[tuple[torch.Tensor, Lines, float]]:
+    """Weights, the log and the time lived of three virtual ranks after four steps."""
 
-    def body(comm: virtual.VirtualComm) -> tuple[torch.Tensor, dict[str, list[float]], float]:
-        log, began = PhaseLog(), comm.now()
-        method = sparsify.build("topk", density=0.1)
-        model = Trainer(task, data, method, comm, PhaseTimer(mode, comm.now), log, settings).run().model
-        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-        return weights, log.phases, comm.now() - began
+    def body(comm: virtual.VirtualComm) -> tuple[torch.Tensor, Lines, float]:
+        log, began = Lines(), comm.now()
+        topk, timer = laws.build("topk", 0.1, "global"), PhaseTimer(mode, comm.now)
+        return weights(trainer(comm, timer, topk, log, steps=4, late=late)), log, comm.now() - began
 
     return virtual.run(3, body)
 
@@ -91,17 +85,17 @@ def test_lateness_changes_no_number_and_costs_a_virtual_rank_no_time() -> None:
     began = time.monotonic()
     late = trained("production", Late("constant", 1000.0, rank=1))
     assert time.monotonic() - began < 1000
-    for (weights, _, lived), (plain, _, _) in zip(late, trained("production", Late()), strict=True):
-        assert torch.equal(weights, plain)
+    for (end, _, lived), (plain, _, _) in zip(late, trained("production", Late()), strict=True):
+        assert torch.equal(end, plain)
         assert lived == pytest.approx(4000, rel=0.05)  # all wait for rank 1 in each step
 
 
 def test_a_virtual_ranks_lateness_is_in_its_phase_and_in_the_others_wait() -> None:
     """Of 1,000 s, beside which what they compute is nothing."""
     ranks = trained("serialised", Late("constant", 1000.0, rank=1))
-    for rank, (_, phases, _) in enumerate(ranks):
-        assert phases["late"] == pytest.approx([1000.0 * (rank == 1)] * 4, abs=1.0)
-        assert phases["wait"] == pytest.approx([1000.0 * (rank != 1)] * 4, abs=1.0)
+    for rank, (_, log, _) in enumerate(ranks):
+        assert log.seconds("late") == pytest.approx([1000.0 * (rank == 1)] * 4, abs=1.0)
+        assert log.seconds("wait") == pytest.approx([1000.0 * (rank != 1)] * 4, abs=1.0)
 
 
 def test_a_process_really_comes_late(tmp_path: Path) -> None:

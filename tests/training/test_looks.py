@@ -13,7 +13,7 @@ from experiments.training import looks
 from experiments.training.looks import DENSITIES, Looks, histogram, left_out, regions
 from sparsify.core.bucket import Bucket
 from sparsify.types import Sparse
-from tests.training.test_step_log import Lines
+from tests.training.digits import Lines
 
 
 class LookLines(Lines):

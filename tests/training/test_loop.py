@@ -14,14 +14,11 @@ from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
 from experiments.training.looks import CapturedEnergy
-from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.aggregator import Aggregator
-from tests.training.test_step_log import Lines
-
-CPU = torch.device("cpu")
+from tests.training.digits import CPU, Lines, trainer
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +28,13 @@ def digits() -> Dataset:
 
 def trained(data: Dataset, method: str = "topk", choices: Any = None, every: int = 1) -> list[Lines]:
     """The logs of two virtual ranks, with epochs of three steps."""
-    settings = LoopSettings(0, 8, Train(epoch_steps=3, validate_every=every), CPU, torch.float32)
+    train = Train(epoch_steps=3, validate_every=every)
 
     def body(comm: virtual.VirtualComm) -> Lines:
         torch.set_num_threads(1)
-        log = Lines()
+        log, timer = Lines(), PhaseTimer("production", comm.now)
         chosen = sparsify.build(method, **(choices or {}))
-        timer = PhaseTimer("production", comm.now)
-        Trainer(TASKS.build("cnn_digits", {}), data, chosen, comm, timer, log, settings).run()
+        trainer(comm, timer, chosen, log, data=data, steps=8, train=train).run()
         return log
 
     return virtual.run(2, body)

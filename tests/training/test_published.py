@@ -6,19 +6,13 @@ import time
 from typing import Any
 
 import pytest
-import torch
 
-import sparsify
-from experiments.tasks import REGISTRY as TASKS
-from experiments.training import datasets
-from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Train
 from experiments.training.task import Metrics, Task
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
-from tests.training.test_step_log import Lines
+from tests.training.digits import Lines, trainer
 
-CPU = torch.device("cpu")
 TICK_S, VALIDATION_S = 1e-6, 1.0  # between two looks at the clock; and what a validation takes
 
 
@@ -41,15 +35,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Task, "evaluate", validate)
 
 
-def trained(mode: str, ranks: int, steps: int, epoch_steps: int = 3, method: str = "topk") -> list[Lines]:
-    data = datasets.load("digits", None, CPU)
-    settings = LoopSettings(0, steps, Train(epoch_steps=epoch_steps), CPU, torch.float32)
-    choices: dict[str, Any] = {} if method == "dense" else {"density": 0.01}
-
+def trained(mode: str, ranks: int, steps: int, method: str = "topk") -> list[Lines]:
     def body(comm: virtual.VirtualComm) -> Lines:
         log, timer = Lines(), PhaseTimer(mode, comm.now, keep_spans=lambda step: True)
-        built = sparsify.build(method, **choices)
-        Trainer(TASKS.build("cnn_digits", {}), data, built, comm, timer, log, settings).run()
+        trainer(comm, timer, method, log, steps=steps, train=Train(epoch_steps=3)).run()
         return log
 
     return virtual.run(ranks, body)

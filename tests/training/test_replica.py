@@ -8,34 +8,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import sparsify
-from experiments.tasks import REGISTRY as TASKS
-from experiments.training import datasets
-from experiments.training.loop import LoopSettings, Trainer
+from experiments.training.loop import Trainer
 from experiments.training.replica import Replica, SharedReplica, replica
-from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.method import Dense
-from tests.sparsify.worker_functions import NoLog
+from tests.sparsify import laws
+from tests.training.digits import trainer
 
-CPU = torch.device("cpu")
 SIZE = 3
-
-
-def training(comm: virtual.VirtualComm, method: Any = None) -> Trainer:
-    data, task = datasets.load("digits", None, CPU), TASKS.build("cnn_digits", {})
-    method = method or sparsify.build("topk", density=0.1)
-    timer, settings = (
-        PhaseTimer("production", comm.now),
-        LoopSettings(0, None, Train(validate="never"), CPU, torch.float32),
-    )
-    return Trainer(task, data, method, comm, timer, NoLog(), settings)
 
 
 def lived(body_steps: int, method: Any = None) -> list[Trainer]:
     def body(comm: virtual.VirtualComm) -> Trainer:
-        own = training(comm, method)
+        built = method or laws.build("topk", 0.1, "global")
+        own = trainer(comm, PhaseTimer("production", comm.now), built)
         for _ in range(body_steps):
             own.step()
         return own
@@ -67,13 +54,11 @@ def test_ranks_that_share_end_where_ranks_with_replicas_of_their_own_end(
     """Bit for bit, after some steps with momentum and weight decay."""
 
     def ends() -> list[dict[str, Tensor]]:
-        method = sparsify.build(name, **({"density": 0.1} if name not in ("dense", "powersgd") else {}))
+        method = laws.build(name, 0.1, "global")
 
         def body(comm: virtual.VirtualComm) -> dict[str, Tensor]:
-            data = datasets.load("digits", None, CPU)
-            task = TASKS.build("cnn_digits", {"momentum": 0.0 if name == "dgc" else 0.9})
-            settings = LoopSettings(0, None, Train(validate="never"), CPU, torch.float32)
-            own = Trainer(task, data, method, comm, PhaseTimer("serialised", comm.now), NoLog(), settings)
+            momentum = 0.0 if name == "dgc" else 0.9
+            own = trainer(comm, PhaseTimer("serialised", comm.now), method, task={"momentum": momentum})
             for _ in range(5):
                 own.step()
             assert own.replica.agreed()

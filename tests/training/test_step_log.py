@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch.nn import Parameter
@@ -15,23 +13,9 @@ from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import NonFinite
+from tests.training.digits import Lines
 
 METRICS = Metrics(loss=1.5, top1=50.0, top5=90.0)
-
-
-class Lines:
-    """A log in memory."""
-
-    def __init__(self) -> None:
-        self.lines: list[dict[str, Any]] = []
-
-    def add(self, kind: str, **values: Any) -> None:
-        self.lines.append({"kind": kind, **values})
-
-    def flush(self) -> None: ...
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [line for line in self.lines if line["kind"] == kind]
 
 
 class Steps:

@@ -7,18 +7,15 @@ import torch
 from torch import nn
 
 import sparsify
-from experiments.tasks import REGISTRY as TASKS
-from experiments.training import datasets
-from experiments.training.loop import LoopSettings, Trainer
-from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core import host_sync
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.optimiser import DistributedOptimiser
-from tests.sparsify.worker_functions import NoLog
+from tests.sparsify import laws
+from tests.training.digits import trainer
 from tests.training.waits import watched
 
-SIZE, CPU = 2, torch.device("cpu")
+SIZE = 2
 
 
 @pytest.mark.parametrize(
@@ -36,18 +33,12 @@ def test_within_a_window_nothing_waits_but_what_the_mode_is_for(
     mode: str, name: str, waits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So many more waits of each rank for every step more, in one window."""
-    data, task = datasets.load("digits", None, CPU), TASKS.build("cnn_digits", {})
     kind, _, scope = name.partition(" ")
-    choices = {"density": 0.01} if kind != "dense" else {}
-    method = sparsify.build(kind, **choices, scope=scope or "global")
+    method = laws.build(kind, 0.01, scope or "global")
 
     def waits_of(steps: int) -> int:
-        settings = LoopSettings(
-            seed=0, num_steps=steps, train=Train(validate="never"), device=CPU, dtype=torch.float32
-        )
-
         def body(comm: virtual.VirtualComm) -> None:
-            Trainer(task, data, method, comm, PhaseTimer(mode, comm.now), NoLog(), settings).run()
+            trainer(comm, PhaseTimer(mode, comm.now), method, steps=steps).run()
 
         with watched(monkeypatch, large=10**9) as watch:
             watch.on = True

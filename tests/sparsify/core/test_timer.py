@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-import sparsify
-from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.loop import LoopSettings, Trainer
 from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.timer import MODES, PhaseTimer
-from tests.sparsify.worker_functions import NoLog
+from tests.training.digits import CPU, Lines, trainer
 
 EXPLAINED = {"io", "forward", "backward", "check", "select", "exchange", "scatter", "update"}  # not the wait
 
@@ -109,41 +106,28 @@ def test_an_unknown_mode_lists_the_modes() -> None:
         PhaseTimer("fast")
 
 
-class Kept(NoLog):
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, dict[str, object]]] = []
-
-    def add(self, kind: str, **values: object) -> None:
-        self.lines.append((kind, values))
-
-
-def trained(mode: str, method: str = "topk", steps: int = 12, **task: object) -> list[Kept]:
+def trained(mode: str, method: str = "topk", steps: int = 12, **task: object) -> list[Lines]:
     """Train the VGG-16 of the digits (14.7 million gradients) on two virtual ranks; returns their logs."""
     torch.set_num_threads(1)
-    device = torch.device("cpu")
     name = "vgg16_digits" if steps < 10 else "cnn_digits"
-    data = datasets.load("digits32" if steps < 10 else "digits", None, device)
-    settings = Train(validate="epoch" if steps >= 10 else "never")
+    data = datasets.load("digits32" if steps < 10 else "digits", None, CPU)
+    train = Train(validate="epoch" if steps >= 10 else "never")
     # The published operators: the fast ones would leave too little to be told apart from nothing.
-    setting = LoopSettings(0, steps, settings, device, torch.float32, select="torch")
+    how: dict[str, Any] = {
+        "name": name, "task": task, "data": data, "steps": steps, "train": train, "select": "torch",
+    }  # fmt: skip
 
-    def body(comm: virtual.VirtualComm) -> Kept:
-        log = Kept()
-        timer = PhaseTimer(mode, comm.now)
-        built = sparsify.build(method, **({} if method == "dense" else {"density": 0.01}))
-        Trainer(TASKS.build(name, task), data, built, comm, timer, log, setting).run()
+    def body(comm: virtual.VirtualComm) -> Lines:
+        log = Lines()
+        trainer(comm, PhaseTimer(mode, comm.now), method, log, **how).run()
         return log
 
     return virtual.run(2, body)
 
 
-def steps_of(log: Kept) -> list[dict[str, Any]]:
-    return [values for kind, values in log.lines if kind == "step"]
-
-
 def test_serialised_phases_add_up_to_the_step_within_2_percent() -> None:
     for log in trained("serialised", steps=3, batch_size=8):
-        for step in steps_of(log):
+        for step in log.of("step"):
             assert set(step["phases"]) == {*EXPLAINED, "wait", "transfer"}
             explained = math.fsum(step["phases"].values())
             assert 0.98 * step["step_s"] <= explained <= step["step_s"]
@@ -153,12 +137,12 @@ def test_the_control_method_spends_next_to_nothing_on_selection() -> None:
     """Of a step with 14.7 million gradients; Top-k's own share, beside it, is not small."""
     share = {}
     for method in ("control", "topk"):
-        step = steps_of(trained("serialised", method, steps=3, batch_size=8)[0])[-1]
+        step = trained("serialised", method, steps=3, batch_size=8)[0].of("step")[-1]
         share[method] = step["phases"]["select"] / step["step_s"]
     assert share["control"] < 0.02
     assert share["topk"] > 0.1
 
 
 def test_as_published_communication_is_one_unsplit_wait() -> None:
-    phases = [set(step["phases"]) for log in trained("as_published") for step in steps_of(log)]
+    phases = [set(step["phases"]) for log in trained("as_published") for step in log.of("step")]
     assert set.union(*phases) <= {*EXPLAINED, "synchronize", "validate"}
