@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +66,28 @@ def environment_for(results: Path, **extra: str) -> dict[str, str]:
     return {**clean, "SPARSIFY_RESULTS": str(results), "PYTHONWARNINGS": "error::ResourceWarning", **extra}
 
 
+def python(
+    *words: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a process of Python of its own printed, and its exit code."""
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that are there in a process of its own after this code, which ends well."""
+    done = python("-c", f"import sys; {code}; print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split())
+
+
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
     """Runs `python -m experiments ...` and returns what it printed and its exit code."""
 
     def run(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "experiments", *words],
-            cwd=ROOT,
-            env=environment_for(tmp_path / "results", **extra),
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        return python("-m", "experiments", *words, env=environment_for(tmp_path / "results", **extra))
 
     return run
 

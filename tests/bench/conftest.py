@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from experiments.bench import _steps as steps
-from tests.conftest import ROOT, environment_for
+from tests.conftest import environment_for, python
 
 SMALL = ("--n", "20000", "--flush", "1", "--device", "cpu", "--threads", "1", "--repeats", "2")
 ROWS = [name for name in steps.ROWS if name != "compile"]  # which takes half a minute
@@ -43,11 +42,7 @@ class Benched(NamedTuple):
 
 def bench(results: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """`python -m experiments bench ...` as a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "experiments", "bench", *words],
-        cwd=ROOT, env=environment_for(results, **extra), capture_output=True, text=True, timeout=240,
-        check=False,
-    )  # fmt: skip
+    return python("-m", "experiments", "bench", *words, env=environment_for(results, **extra))
 
 
 @pytest.fixture(scope="session")

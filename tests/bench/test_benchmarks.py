@@ -21,7 +21,7 @@ from experiments.config.folders import Folders
 from sparsify import kernels
 from sparsify.cost import Cost
 from tests.bench.conftest import bench, last_of, lines_of
-from tests.conftest import ROOT, Command, environment_for
+from tests.conftest import ROOT, Command, environment_for, python
 
 
 @pytest.fixture(autouse=True)
@@ -168,8 +168,5 @@ def test_one_thread_block_alone_finds_the_same() -> None:
     """In Triton's interpreter."""
     pytest.importorskip("triton")
     surroundings = environment_for(ROOT / "results", TRITON_INTERPRET="1")
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_BLOCK], cwd=ROOT, env=surroundings, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+    done = python("-c", ONE_BLOCK, env=surroundings)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from experiments import commands
 from experiments.config.choices import meanings
-from tests.conftest import ROOT, Command, refused
+from tests.conftest import Command, python, refused
 
 SOURCE = '''
 from typing import Literal
@@ -129,8 +128,6 @@ def test_what_everybody_asks_first_imports_little() -> None:
             f"import sys; from experiments.__main__ import main; code = main({words!r});"
             f"assert code == {code}; assert not {heavy!r} & set(sys.modules), {heavy!r} & set(sys.modules)"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        done = python("-c", script)
         assert done.returncode == 0, done.stderr
         assert "sparsify" in done.stdout or "reproduce" in done.stdout

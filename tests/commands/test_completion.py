@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from experiments import commands
-from tests.conftest import ROOT, Command, environment_for
+from tests.conftest import ROOT, Command, environment_for, python
 
 HEAVY = {"torch", "pandas", "numpy", "hydra", "omegaconf", "griffe", "matplotlib"}
 
@@ -22,10 +22,8 @@ def offered(line: str, tmp_path: Path) -> list[str]:
     whole = f"python -m experiments {line}"
     asked = {"COMP_LINE": whole, "COMP_POINT": str(len(whole)), "_ARGCOMPLETE": "3", "_ARGCOMPLETE_IFS": "\n"}
     shell = {"_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "answer")}
-    subprocess.run(
-        [sys.executable, "-m", "experiments"], cwd=ROOT, env=environment_for(tmp_path, **asked, **shell),
-        capture_output=True, check=True, timeout=60,
-    )  # fmt: skip
+    done = python("-m", "experiments", env=environment_for(tmp_path, **asked, **shell))
+    assert done.returncode == 0, done.stderr
     return (tmp_path / "answer").read_text().splitlines()
 
 
@@ -70,10 +68,7 @@ def test_nothing_slow_is_imported_at_a_tab(command: str, tmp_path: Path) -> None
         f"complete({line!r}); from experiments.commands import completion;"
         f"completion.settings('method.', {line.split()!r}); print({HEAVY!r} & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=environment_for(tmp_path),
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = python("-c", script, env=environment_for(tmp_path))
     assert done.stdout == "set()\n"
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from experiments import figures
 from experiments.commands import new
+from tests import conftest
 from tests.conftest import ROOT, Command, environment_for, refused
 
 COPIED = ("analysis", "conf", "experiments", "slurm", "sparsify", "pyproject.toml")
@@ -37,10 +38,8 @@ def test_what_is_made_runs_and_is_clean(tmp_path: Path) -> None:
         copy(ROOT / name, tmp_path / name)
 
     def call(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, check=False,
-            env=environment_for(tmp_path / "results") | {"PYTHONPATH": str(tmp_path)},
-        )  # fmt: skip
+        around = environment_for(tmp_path / "results", PYTHONPATH=str(tmp_path))
+        done = conftest.python("-m", *words, cwd=tmp_path, env=around)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from experiments.commands import _draw
 from experiments.config.folders import Folders
 from experiments.figures.runs import configs_of
 from tests.analysis import synthetic
-from tests.conftest import ROOT, Command, environment_for
+from tests.conftest import ROOT, Command, environment_for, python
 
 WITHOUT_TORCH = """
 import sys
@@ -33,15 +31,8 @@ sys.meta_path.insert(0, Absent())
 def test_all_figures_are_drawn_from_the_shipped_records_without_torch(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT_TORCH)
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments", "figures"],
-        cwd=ROOT,
-        env={**environment_for(tmp_path / "results"), "PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    around = environment_for(tmp_path / "results", PYTHONPATH=str(tmp_path / "site"))
+    done = python("-m", "experiments", "figures", env=around)
     assert done.returncode == 0, done.stderr
     drawn = {path.name for path in (tmp_path / "results" / "figures").iterdir()}
     shipped_runs = {path.stem for path in (ROOT / "results" / "shipped" / "figures").glob("*.json")}

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 from experiments.config import code_version
 from experiments.config.code_version import FOLDERS
-from tests.conftest import ROOT
+from tests.conftest import ROOT, python
 
 DIGEST = "from experiments.config.code_version import digest; print(digest())"
 
 
 def digest_in(copy: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", DIGEST], cwd=copy, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+    return python("-c", DIGEST, cwd=copy).stdout.strip()
 
 
 def test_a_copy_holds_all_that_the_packages_hold_and_has_the_same_digest(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from analysis.records.configs import run_key
 from experiments.config import choices, compose
 from sparsify.methods import REGISTRY as METHODS
-from tests.conftest import ROOT
+from tests.conftest import python
 
 
 @pytest.mark.parametrize("group", choices.GROUPS)
@@ -283,9 +281,7 @@ def test_help_imports_neither_torch_nor_pandas() -> None:
         "import sys; from experiments.__main__ import main; code = main(['run', '--help']);"
         "assert 'torch' not in sys.modules and 'pandas' not in sys.modules; sys.exit(code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = python("-c", script)
     assert done.returncode == 0, done.stderr
     for word in (
         "method",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import sparsify
 from sparsify.core.checks import DISTRIBUTION
+from tests import conftest
 from tests.conftest import ROOT
 
 
@@ -25,10 +25,7 @@ def site(tmp_path: Path) -> Path:
 
 def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [sys.executable, "-W", "error", *words]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=100
-    )
+    return conftest.python("-W", "error", *words, cwd=folder, env=environment)
 
 
 def test_it_tells_version_kernels_and_methods(site: Path) -> None:

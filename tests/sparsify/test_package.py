@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +11,7 @@ import sparsify
 from sparsify.core.checks import needs_torch
 from sparsify.methods import REGISTRY as METHODS
 from tests.analysis.shipped import shipped
-from tests.conftest import ROOT
+from tests.conftest import python
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type
@@ -72,9 +70,7 @@ def test_typed_functions_check_what_they_are_given() -> None:
 
 
 def test_without_torch_it_lists_methods_and_says_what_needs_torch() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = python("-c", WITHOUT_TORCH)
     first, *told = done.stdout.splitlines()
     assert first == "adacomp 0.001"
     assert told == [

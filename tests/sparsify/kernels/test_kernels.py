@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,7 @@ from sparsify import kernels
 from sparsify.kernels import Eager, Kernel, native
 from sparsify.kernels.native import LEVELS, Native, Unavailable
 from sparsify.kernels.vectorised import Vectorised
-from tests.conftest import ROOT
+from tests.conftest import python
 from tests.sparsify.laws import METHODS, build, live, searching
 
 N = 40_000  # large enough that a bound is guessed
@@ -362,11 +360,8 @@ for n, choice in ((2**20, "auto"), (2**20, "auto"), (2**13, "auto"), (10, "fused
 
 
 def test_without_a_compiler_numpy_searches_which_is_told_once_and_fused_is_refused(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_COMPILER],
-        env={"XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=240, check=True, cwd=ROOT,
-    )  # fmt: skip
+    around = {"XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = python("-c", WITHOUT_COMPILER, env=around)
     *auto, fused = done.stdout.splitlines()
     assert auto == ["numpy", "numpy", "torch"]
     assert fused.startswith("select=fused does not work here: no compiler")

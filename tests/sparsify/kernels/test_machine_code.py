@@ -10,7 +10,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from itertools import chain
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.conftest import python
 
 CAPABILITIES = (80, 90, 100)  # A100, H200, B200
 N = 3_000_010  # so large that a bound is guessed
@@ -64,10 +63,7 @@ def of_own_process(function: str) -> Any:
     module, _, name = function.partition(".")
     program = f"from tests.sparsify.kernels import {module}; {module}.{name}()"
     surroundings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = python("-c", program, env=surroundings)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
