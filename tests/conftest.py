@@ -67,12 +67,13 @@ def environment_for(results: Path, **extra: str) -> dict[str, str]:
 
 
 def python(
-    *words: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+    *words: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, timeout_s: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """What a process of Python of its own printed, and its exit code."""
     return subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False
-    )
+        [sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s,
+        check=False,
+    )  # fmt: skip
 
 
 def loaded_by(code: str) -> set[str]:

@@ -137,40 +137,36 @@ CONTENTS: dict[str, bytes] = {
 }  # fmt: skip
 
 
+def _huge(path: Path, content: bytes) -> None:
+    path.touch()
+    os.truncate(path, 64 * 2**30)
+
+
+def _forbidden(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    path.chmod(0)
+
+
+SPECIAL: dict[str, Callable[[Path, bytes], object]] = {  # in place of a file, of which this was the content
+    "missing": lambda path, content: None,
+    "half": lambda path, content: path.write_bytes(content[: len(content) // 2]),
+    "byte order mark": lambda path, content: path.write_bytes(b"\xef\xbb\xbf" + content),
+    "garbage after it": lambda path, content: path.write_bytes(content + b"garbage"),
+    "FIFO": lambda path, content: os.mkfifo(path),
+    "folder": lambda path, content: path.mkdir(),
+    "/dev/zero": lambda path, content: path.symlink_to("/dev/zero"),
+    "link to itself": lambda path, content: path.symlink_to(path.name),
+    "dangling link": lambda path, content: path.symlink_to("nowhere"),
+    "64 GiB": _huge,
+    "no permission": _forbidden,
+}
+
+
 def _special(name: str, path: Path) -> None:
     """Put something else where a file belongs."""
     content = path.read_bytes() if path.is_file() else b""
     path.unlink(missing_ok=True)
-    if name == "half":
-        path.write_bytes(content[: len(content) // 2])
-    elif name == "byte order mark":
-        path.write_bytes(b"\xef\xbb\xbf" + content)
-    elif name == "garbage after it":
-        path.write_bytes(content + b"garbage")
-    elif name == "FIFO":
-        os.mkfifo(path)
-    elif name == "folder":
-        path.mkdir()
-    elif name == "/dev/zero":
-        path.symlink_to("/dev/zero")
-    elif name == "link to itself":
-        path.symlink_to(path.name)
-    elif name == "dangling link":
-        path.symlink_to("nowhere")
-    elif name == "64 GiB":
-        with path.open("wb") as file:
-            file.truncate(64 * 2**30)
-    elif name == "no permission":
-        path.write_bytes(content)
-        path.chmod(0)
-    else:
-        assert name == "missing", name
-
-
-SPECIAL = (
-    "missing", "half", "byte order mark", "garbage after it", "FIFO", "folder", "/dev/zero",
-    "link to itself", "dangling link", "64 GiB", "no permission",
-)  # fmt: skip
+    SPECIAL[name](path, content)
 
 
 def _put(tree: Any, dotted: Sequence[str], value: Any) -> None:

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from experiments.config.folders import Folders
 from experiments.launch.attempt import UNFINISHED
 from experiments.launch.status import StatusView
 from slurm import environment, queue
-from tests.conftest import ROOT, environment_for
+from tests.conftest import environment_for, python
 from tests.launch.troubled import DEADLINE_S, STEPS, WORDS, Outcome, await_, faults_in, left_of, seed_of
 from tests.slurm.devcluster import SCRIPTS, STATE, say, speaking_to
 
@@ -52,15 +51,7 @@ class Bench:
         return Folders(self.results)
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "experiments", *words],
-            cwd=ROOT,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        return python("-m", "experiments", *words, env=self.environment, timeout_s=DEADLINE_S)
 
     def submit(self, *words: str) -> list[Attempt]:
         """The attempts that were queued."""

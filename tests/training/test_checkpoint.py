@@ -25,7 +25,7 @@ from experiments.worker import errors, run
 from experiments.worker.orders import Orders
 from sparsify.doors.engine import NonFinite
 from tests.sparsify.laws import METHODS
-from tests.worker.runs import StopAt, carry_out, measured, orders, recorded
+from tests.worker.runs import StopAt, carry_out, orders, recorded, stopped_and_straight
 
 STEPS = 12
 VIRTUAL = ("method=topk", "method.density=0.02", "cluster=virtual", "workers=2", f"train.steps={STEPS}")
@@ -43,18 +43,7 @@ def test_every_method_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> Non
     )
     if "density" in compose.resolve([f"method={name}"])["method"]:
         words = (*words, "method.density=0.02")
-    told, attempt = orders(Store(tmp_path / "runs"), *words)
-    _, straight = orders(Store(tmp_path / "runs"), *words)
-    carry_out(told, straight, tmp_path / "straight")
-    with pytest.raises(Preempted) as stopped:
-        carry_out(told, attempt, tmp_path / "a", StopAt(3 * random.Random(name).randrange(2, STEPS - 2)))
-    assert 0 < stopped.value.step < STEPS
-    assert attempt.manifest["step"] == stopped.value.step
-    carry_out(told, attempt, tmp_path / "a")
-    assert straight.manifest["agreed"]
-    assert attempt.manifest["weights"] == straight.manifest["weights"]
-    for rank in range(3):
-        assert measured(recorded(attempt, rank)) == measured(recorded(straight, rank))
+    stopped_and_straight(tmp_path, 3 * random.Random(name).randrange(2, STEPS - 2), *words)
 
 
 @pytest.mark.usefixtures("every_step")
@@ -111,41 +100,40 @@ def test_a_checkpoint_is_plain_data(interrupted: tuple[Orders, Attempt]) -> None
     assert not list(attempt.path.rglob("*.part"))
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        "cut short",
-        "changed",
-        "removed",
-        "shared part removed",
-        "no whole.json",
-        "whole.json damaged",
-        "log cut short",
-    ],
-)
+def shorter(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def changed(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def of_another_rank(note: Path) -> None:
+    note.write_text(note.read_text().replace('"same_as": 0', '"same_as": 7'))
+
+
+# By name: a file beside rank 1's state, and what becomes of it.
+HARMS: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "cut short": ("rank1.pt", shorter),
+    "changed": ("rank1.pt", changed),
+    "removed": ("rank1.pt", Path.unlink),
+    "shared part removed": ("shared0.pt", Path.unlink),
+    "no whole.json": ("whole.json", Path.unlink),  # killed while it was saving
+    "whole.json damaged": ("whole.json", of_another_rank),
+    "log cut short": ("../../rank1.jsonl", shorter),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_broken_checkpoint_is_passed_over_for_the_one_before(
     harm: str, interrupted: tuple[Orders, Attempt], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told, attempt = interrupted
     older, newest = saved_steps(attempt)
-    path = attempt.checkpoints / str(newest) / "rank1.pt"
-    raw = path.read_bytes()
-    if harm == "cut short":
-        path.write_bytes(raw[:-100])
-    elif harm == "changed":
-        path.write_bytes(raw[:5000] + bytes([raw[5000] ^ 1]) + raw[5001:])
-    elif harm == "removed":
-        path.unlink()
-    elif harm == "shared part removed":
-        path.with_name("shared0.pt").unlink()
-    elif harm == "no whole.json":  # killed while it was saving
-        path.with_name("whole.json").unlink()
-    elif harm == "whole.json damaged":
-        note = path.with_name("whole.json")
-        note.write_text(note.read_text().replace('"same_as": 0', '"same_as": 7'))
-    else:
-        log = attempt.rank_path(1)
-        log.write_bytes(log.read_bytes()[:-10])
+    name, act = HARMS[harm]
+    act(attempt.checkpoints / str(newest) / name)
     assert goes_on(told, attempt, tmp_path) == [older]
     if "whole.json" not in harm:
         (fault,) = attempt.manifest["faulty_checkpoints"]
@@ -234,19 +222,6 @@ def test_a_full_disk_leaves_the_older_checkpoints_and_is_named(
     assert {path.name for path in attempt.checkpoints.iterdir()} == {str(step) for step in steps}
     assert not list(attempt.path.rglob("*.part"))
     goes_on(told, attempt, tmp_path)
-
-
-# A file of state is read only as it was written.
-
-
-def shorter(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def changed(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,10 @@ import pytest
 import torch
 
 from experiments.training import datasets
-from experiments.training.datasets import Dataset, Split
 from sparsify.types import BucketContext
+from tests.training.test_recipe import images
 
 CPU = torch.device("cpu")
-
-
-def one_image() -> Dataset:
-    """One black image of CIFAR-10's size, to train with and to test on."""
-    split = Split(torch.zeros(1, 32, 32, 3, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
-    mean, std = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
-    return Dataset("black", "0" * 64, split, split, 10, 4, True, mean, std)
 
 
 def test_an_unknown_data_set_is_refused_with_the_list() -> None:
@@ -78,7 +71,7 @@ def test_a_folder_that_is_not_mnist_s_is_refused(tmp_path: Path) -> None:
 
 
 def test_augmentation_is_a_padded_crop_and_a_flip() -> None:
-    data = one_image()
+    data = images(1)
     pixels = torch.arange(32 * 32 * 3).view(32, 32, 3) % 251 + 1
     data.train.images[0] = pixels.to(torch.uint8)
     padded = torch.zeros(40, 40, 3, dtype=torch.uint8)
@@ -97,7 +90,7 @@ def test_augmentation_is_a_padded_crop_and_a_flip() -> None:
 
 
 def test_normalisation_is_the_published_one() -> None:
-    data = one_image()
+    data = images(1)
     values = torch.full((1, 32, 32, 3), 255.0, dtype=torch.float64)
     expected = (1 - torch.tensor([0.491, 0.482, 0.447])) / torch.tensor([0.247, 0.243, 0.262])
     torch.testing.assert_close(data.normalised(values)[0, 5, 7], expected.double(), rtol=1e-6, atol=1e-6)

@@ -12,16 +12,14 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from analysis.records.store import Store
 from experiments.config import compose, data_root
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
 from experiments.training.datasets.imagenet import TRIES, box, middle, read
 from experiments.training.networks import small_cnn
-from experiments.training.stop import Preempted
 from experiments.training.task import LargeImages
 from tests.conftest import Command, refused
-from tests.worker.runs import StopAt, carry_out, measured, orders, recorded
+from tests.worker.runs import stopped_and_straight
 
 CPU = torch.device("cpu")
 CLASSES = ("n01", "n02", "n03")
@@ -134,14 +132,7 @@ def test_training_goes_on_to_the_same_bits(
         "task=cnn_cifar10", "task.batch_size=2", "method=topk", "cluster=virtual", "workers=2",
         "train.steps=6",
     )  # fmt: skip
-    told, straight = orders(Store(tmp_path / "runs"), *words)
-    carry_out(told, straight, tmp_path / "a")
-    told, attempt = orders(Store(tmp_path / "runs"), *words)
-    with pytest.raises(Preempted):
-        carry_out(told, attempt, tmp_path / "b", StopAt(6))
-    carry_out(told, attempt, tmp_path / "b")
-    assert attempt.manifest["weights"] == straight.manifest["weights"]
-    assert measured(recorded(attempt, 1)) == measured(recorded(straight, 1))
+    attempt, _ = stopped_and_straight(tmp_path, 6, *words)
     assert "in place of ImageNet" in attempt.manifest["provenance"]["data"]["name"]
 
 

@@ -11,14 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis.records import store as records
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
 from experiments.training.masked_images import HIDDEN, MAE, MaskedImages, Size, positions
-from experiments.training.stop import Preempted
 from tests.conftest import Command, refused
-from tests.worker.runs import StopAt, carry_out, measured, orders, recorded
+from tests.worker.runs import recorded, stopped_and_straight
 
 CPU = torch.device("cpu")
 SMALL = Size(8, 16, 1, 2, 16, 1, 2)
@@ -184,24 +182,12 @@ def test_training_goes_on_to_the_same_bits_and_records_a_loss_alone(tmp_path: Pa
         "task=maetiny_cifar10", "task.batch_size=4", "method=topk", "method.density=0.02", "cluster=virtual",
         "workers=2", "train.steps=6", "train.look_every=2",
     )  # fmt: skip
-    told, straight = orders(records.Store(tmp_path / "runs"), *words)
-    carry_out(told, straight, tmp_path / "a")
-    told, attempt = orders(records.Store(tmp_path / "runs"), *words)
-    with pytest.raises(Preempted):
-        carry_out(told, attempt, tmp_path / "b", StopAt(6))
-    carry_out(told, attempt, tmp_path / "b")
-    assert attempt.manifest["weights"] == straight.manifest["weights"]
-    assert straight.manifest["agreed"]
-    assert measured(recorded(attempt, 1)) == measured(recorded(straight, 1))
+    attempt, straight = stopped_and_straight(tmp_path, 6, *words)
     (epoch,) = recorded(attempt, 0, "epoch")
     assert epoch["val_loss"] > 0
     assert epoch["val_top1"] is epoch["val_top5"] is None
-    assert {line["what"] for line in recorded(straight, 0, "look")} >= {
-        "histogram",
-        "heat",
-        "left_out",
-        "kept",
-    }
+    looks = {line["what"] for line in recorded(straight, 0, "look")}
+    assert looks >= {"histogram", "heat", "left_out", "kept"}
 
 
 @pytest.mark.parametrize("name", ["berttiny_text64", "maetiny_cifar10"])

@@ -24,6 +24,13 @@ def text(folder: Path, masked: bool = False, length: int = 3) -> Dataset:
     return _presets.read_text("words", folder, ("train.txt", "test.txt"), length, CPU, masked)
 
 
+def rhyme(folder: Path, masked: bool = False) -> Dataset:
+    """A text in which each word follows from the one before."""
+    (folder / "train.txt").write_text("one two three four five six\n" * 100)
+    (folder / "test.txt").write_text("one two three four five six\n" * 20)
+    return _presets.read_text("rhyme", folder, ("train.txt", "test.txt"), 7, CPU, masked)
+
+
 def test_the_most_frequent_words_come_first_and_labels_follow(tmp_path: Path) -> None:
     data = text(tmp_path)
     # a 3, <eos> 2, b 2, then by the alphabet <unk>, c, d
@@ -109,10 +116,7 @@ def test_hidden_words_are_asked_for_and_no_others() -> None:
 
 
 def test_a_model_of_language_learns_and_its_accuracy_is_of_words(tmp_path: Path) -> None:
-    """A text in which each word follows from the one before."""
-    (tmp_path / "train.txt").write_text("one two three four five six\n" * 100)
-    (tmp_path / "test.txt").write_text("one two three four five six\n" * 20)
-    data = _presets.read_text("rhyme", tmp_path, ("train.txt", "test.txt"), 7, CPU)
+    data = rhyme(tmp_path)
     task = TASKS.build("smalllstm_ptb", {"width": 16, "layers": 1, "batch_size": 10, "lr": 0.5})
     model = task.model(data, 0, CPU, torch.float32)
     optimiser, batches = task.optimiser(model), task.batches(data, 0, 1, 0, torch.Generator(), torch.float32)
@@ -139,9 +143,7 @@ def test_a_text_of_one_word_has_an_accuracy(tmp_path: Path) -> None:
 
 def test_evaluation_hides_the_same_words_each_time_and_batches_others(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    (tmp_path / "train.txt").write_text("one two three four five six\n" * 100)
-    (tmp_path / "test.txt").write_text("one two three four five six\n" * 20)
-    data = _presets.read_text("rhyme", tmp_path, ("train.txt", "test.txt"), 7, CPU, masked=True)
+    data = rhyme(tmp_path, masked=True)
     task = TASKS.build("berttiny_text64", {"width": 8, "layers": 1, "heads": 2, "batch_size": 10})
     model = task.model(data, 0, CPU, torch.float32)
     assert task.evaluate(model, data, torch.float32) == task.evaluate(model, data, torch.float32)

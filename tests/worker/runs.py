@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from analysis.records.log import read_lines
 from analysis.records.store import Attempt, Store
 from experiments.config import compose
-from experiments.training.stop import Stop
+from experiments.training.stop import Preempted, Stop
 from experiments.worker import run
 from experiments.worker.orders import Orders
 from slurm.environment import WorkerPlace
@@ -38,6 +38,24 @@ def carry_out(told: Orders, attempt: Attempt, folder: Path, stop: Stop | None = 
     """Be the only worker of this run; virtual ranks need no other."""
     folder.mkdir(exist_ok=True)
     run.execute(replace(told, attempt=str(attempt.path)), WorkerPlace(0, 1, 0), folder, stop or Stop())
+
+
+def stopped_and_straight(folder: Path, times: int, *words: str) -> tuple[Attempt, Attempt]:
+    """A run that is told to stop when it was asked so many times, and goes on, and the same run straight: to
+    the same bits.
+    """
+    told, straight = orders(Store(folder / "runs"), *words)
+    _, attempt = orders(Store(folder / "runs"), *words)
+    carry_out(told, straight, folder / "straight")
+    with pytest.raises(Preempted) as stopped:
+        carry_out(told, attempt, folder / "a", StopAt(times))
+    assert attempt.manifest["step"] == stopped.value.step > 0
+    carry_out(told, attempt, folder / "a")
+    assert straight.manifest["agreed"]
+    assert attempt.manifest["weights"] == straight.manifest["weights"]
+    for rank in range(told.config["workers"]):
+        assert measured(recorded(attempt, rank)) == measured(recorded(straight, rank))
+    return attempt, straight
 
 
 class StopAt(Stop):

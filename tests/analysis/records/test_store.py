@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,21 +84,19 @@ def test_a_new_attempt_hides_nothing_until_it_is_whole(tmp_path: Path) -> None:
     assert len(store.attempts(run_id(CONFIG))) == 3
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "unfinished", "garbled manifest", "other schema"])
+DAMAGE: dict[str, Callable[[Attempt], object]] = {
+    "missing": lambda attempt: attempt.rank_path(0).unlink(),
+    "truncated": lambda attempt: attempt.rank_path(0).write_bytes(attempt.rank_path(0).read_bytes()[:-5]),
+    "unfinished": lambda attempt: attempt.update(state="running"),
+    "garbled manifest": lambda attempt: (attempt.path / "run.json").write_text('{"state": "o'),
+    "other schema": lambda attempt: attempt.update(schema=99),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_attempt_does_not_count(tmp_path: Path, damage: str) -> None:
     store = Store(tmp_path)
-    attempt = finished(store)
-    path = attempt.rank_path(0)
-    if damage == "missing":
-        path.unlink()
-    elif damage == "truncated":
-        path.write_bytes(path.read_bytes()[:-5])
-    elif damage == "unfinished":
-        attempt.update(state="running")
-    elif damage == "garbled manifest":
-        (attempt.path / "run.json").write_text('{"state": "o')
-    else:
-        attempt.update(schema=99)
+    DAMAGE[damage](finished(store))
     assert store.valid(CONFIG) is None
 
 

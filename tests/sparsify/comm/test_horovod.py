@@ -22,7 +22,7 @@ from experiments.worker import connect
 from slurm import environment
 from sparsify import names
 from sparsify.comm import virtual
-from tests.conftest import ROOT, environment_for, refused
+from tests.conftest import ROOT, environment_for, python, refused
 from tests.sparsify import worker_functions
 from tests.sparsify.laws import live
 from tests.sparsify.worker_functions import on_processes
@@ -176,14 +176,7 @@ def test_a_run_is_the_same_over_horovod_and_on_virtual_ranks(method: str, how: s
 @pytest.mark.parametrize("command", commands.STARTING)
 def test_what_starts_its_own_workers_is_not_started_many_times(command: str, tmp_path: Path) -> None:
     told = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments", command, "fig4"],
-        cwd=ROOT,
-        env=environment_for(tmp_path, **told),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-m", "experiments", command, "fig4", env=environment_for(tmp_path, **told))
     refused(done, f"mpirun started 2 processes, and {command} starts its workers itself", "make a single run")
 
 
@@ -244,13 +237,8 @@ def test_as_published_waits_once_for_values_and_indices(tmp_path: Path) -> None:
 
 def test_without_horovod_one_sentence_says_how_to_get_it(tmp_path: Path) -> None:
     (tmp_path / "horovod.py").write_text("raise ModuleNotFoundError('No module', name='horovod')\n")
-    done = subprocess.run(
-        [sys.executable, "-c", "import sparsify.comm.horovod"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    around = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = python("-c", "import sparsify.comm.horovod", env=around)
     assert "ValueError: comm=horovod needs Horovod, which is not installed here" in done.stderr
     assert "`make horovod` builds" in done.stderr
 
@@ -295,9 +283,7 @@ def test_of_horovods_settings_those_are_recorded_that_are_not_about_hosts(
 
 def build(**surroundings: str) -> subprocess.CompletedProcess[str]:
     around = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", **surroundings}
-    return subprocess.run(
-        [sys.executable, str(BUILD), "--cpu"], env=around, capture_output=True, text=True, check=False
-    )
+    return python(str(BUILD), "--cpu", env=around)
 
 
 def test_the_build_says_what_is_missing(tmp_path: Path) -> None:

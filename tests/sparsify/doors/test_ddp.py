@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -47,14 +46,6 @@ def test_overlap_changes_no_bit(name: str, used: list[dict[str, Tensor]]) -> Non
         for p, end in alone.end.items():
             assert torch.equal(end, overlapped.end[p]), p
             assert torch.equal(alone.owed[p], overlapped.owed[p]), p
-
-
-@pytest.fixture(scope="module")
-def group_of_one() -> Iterator[None]:
-    """A process group of this process only: what DDP does with one worker needs no other."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 TOPK = {"density": 0.1, "scope": "layer"}

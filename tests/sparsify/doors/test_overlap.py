@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import ref
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 import sparsify
@@ -161,13 +160,6 @@ def test_what_can_not_overlap_is_refused() -> None:
         method = sparsify.build("dgc", density=0.5, clip_norm=1.0, dense_vectors=dense_vectors)
         with pytest.raises(ValueError, match="clip_norm"):
             Overlap(Aggregator(method, model.named_parameters(), Alone()))
-
-
-@pytest.fixture
-def group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def backward_that_waits(model: uses.Net, called: nn.Module, first: threading.Event) -> list[bool]:

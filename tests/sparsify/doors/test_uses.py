@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from sparsify.comm.torch import TorchComm
 from sparsify.doors import wrapping
 from sparsify.doors.engine import StepReport
 from sparsify.doors.optimiser import DistributedOptimiser
-from tests.sparsify.doors.uses import CHANGES, LR, check_balanced, loss_of, net, train, weights
+from tests.sparsify.doors.uses import CHANGES, LR, Net, check_balanced, loss_of, net, train, weights
 
 
 def wrap(
@@ -52,6 +53,22 @@ def owed_by(optimiser: DistributedOptimiser) -> dict[str, Tensor]:
         pairs = torch.view_as_complex(residual.view(-1, 2)) if grad.is_complex() else residual
         found[bucket.names[0]] = pairs.as_strided(grad.shape, grad.stride()).clone()
     return found
+
+
+def begun(
+    comm: Comm, scaler: torch.amp.GradScaler | None = None, is_known: bool = False
+) -> tuple[Net, DistributedOptimiser]:
+    """A model and its optimiser after backward; is the loss's scaler handed over?"""
+    model = net()
+    optimiser = wrap(comm, model, **({"scaler": scaler} if is_known else {}))
+    loss = loss_of(model, comm.rank, 0)
+    (scaler.scale(loss) if scaler else loss).backward()
+    return model, optimiser
+
+
+def all_equal(ranks: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Whether these are the same on all workers."""
+    return all(torch.equal(rank[name], tensor) for rank in ranks for name, tensor in ranks[0].items())
 
 
 def step(model: nn.Module, optimiser: DistributedOptimiser, rank: int, at: int = 0) -> None:
@@ -245,21 +262,17 @@ def test_what_was_unfrozen_is_trained_after_wrapping_anew() -> None:
         assert not any(torch.equal(before[name], p) for name, p in weights(model).items())
         return weights(model)
 
-    first, second = virtual.run(2, body)
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert all_equal(virtual.run(2, body))
 
 
 def test_a_step_may_be_left_out_after_averaging() -> None:
     def body(comm: virtual.VirtualComm) -> dict[str, Tensor]:
-        model = net()
-        optimiser = wrap(comm, model)
-        loss_of(model, comm.rank, 0).backward()
+        model, optimiser = begun(comm)
         optimiser.aggregate()
         step(model, optimiser, comm.rank, 1)  # it clears the gradients first
         return weights(model)
 
-    first, second = virtual.run(2, body)
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert all_equal(virtual.run(2, body))
 
 
 def test_a_step_may_be_skipped_after_averaging() -> None:
@@ -283,8 +296,7 @@ def test_a_step_may_be_skipped_after_averaging() -> None:
             optimiser.step()
         return weights(model)
 
-    first, second = virtual.run(2, body)
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert all_equal(virtual.run(2, body))
 
 
 OVERFLOW = 2  # the step in which it happens, on worker 1
@@ -454,8 +466,7 @@ def test_methods_wake_up_from_rate_0(name: str) -> None:
         assert not any(torch.equal(before[name], p) for name, p in weights(model).items())
         return weights(model)
 
-    first, second = virtual.run(2, body)
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert all_equal(virtual.run(2, body))
 
 
 def test_the_density_falls_as_epochs_go_by() -> None:
@@ -552,9 +563,7 @@ def test_the_last_report_has_density_and_bytes() -> None:
 
 def test_what_is_clipped_after_aggregate_is_the_average() -> None:
     def body(comm: virtual.VirtualComm) -> tuple[Tensor, list[Tensor]]:
-        model = net()
-        optimiser = wrap(comm, model)
-        loss_of(model, comm.rank, 0).backward()
+        model, optimiser = begun(comm)
         optimiser.aggregate()
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIPPED)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -637,21 +646,17 @@ def test_a_saved_state_reads_like_any_optimisers_and_older_ones_are_read() -> No
     virtual.run(2, body)
 
 
+@pytest.mark.usefixtures("group_of_one")
 def test_a_process_group_of_its_own_is_used() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        group, model = dist.new_group([0]), net()
-        assert isinstance(group, dist.ProcessGroup)
-        inner = torch.optim.SGD(model.parameters(), lr=LR)
-        method = sparsify.build("topk", density=0.2)
-        optimiser = sparsify.distribute(inner, model, method, group=group)
-        assert isinstance(optimiser.comm, TorchComm)
-        assert optimiser.comm.group is group
-        step(model, optimiser, 0)
-        with pytest.raises(ValueError, match="comm and group both say who averages"):
-            sparsify.distribute(inner, model, method, TorchComm(), group=group)
-    finally:
-        dist.destroy_process_group()
+    group, model = dist.new_group([0]), net()
+    assert isinstance(group, dist.ProcessGroup)
+    inner, method = torch.optim.SGD(model.parameters(), lr=LR), sparsify.build("topk", density=0.2)
+    optimiser = sparsify.distribute(inner, model, method, group=group)
+    assert isinstance(optimiser.comm, TorchComm)
+    assert optimiser.comm.group is group
+    step(model, optimiser, 0)
+    with pytest.raises(ValueError, match="comm and group both say who averages"):
+        sparsify.distribute(inner, model, method, TorchComm(), group=group)
 
 
 Refusal = Callable[[Comm], object]
@@ -670,9 +675,7 @@ def refused(sentence: str) -> Callable[[Refusal], Refusal]:
 
 @refused(r"output.bias was .*float64.* and is now .*float32.*; convert the model first")
 def a_cast(comm: Comm) -> None:
-    model = net()
-    optimiser = wrap(comm, model)
-    loss_of(model, comm.rank, 0).backward()
+    model, optimiser = begun(comm)
     model.float()
     optimiser.step()
 
@@ -742,18 +745,14 @@ def stepping_the_inner_optimiser(comm: Comm) -> None:
 
 @refused("aggregate was called twice")
 def averaging_twice(comm: Comm) -> None:
-    model = net()
-    optimiser = wrap(comm, model)
-    loss_of(model, comm.rank, 0).backward()
+    _, optimiser = begun(comm)
     optimiser.aggregate()
     optimiser.aggregate()
 
 
 @refused("backward ran after aggregate")
 def backward_after_averaging(comm: Comm) -> None:
-    model = net()
-    optimiser = wrap(comm, model)
-    loss_of(model, comm.rank, 0).backward()
+    model, optimiser = begun(comm)
     optimiser.aggregate()
     loss_of(model, comm.rank, 1).backward()
     optimiser.step()
@@ -761,17 +760,15 @@ def backward_after_averaging(comm: Comm) -> None:
 
 @refused("does not know of overflows on other workers; hand the scaler over")
 def a_scaler_that_nobody_knows(comm: Comm) -> None:
-    model, scaler = net(), torch.amp.GradScaler("cpu")
-    optimiser = wrap(comm, model)
-    scaler.scale(loss_of(model, comm.rank, 0)).backward()
+    scaler = torch.amp.GradScaler("cpu")
+    _, optimiser = begun(comm, scaler)
     scaler.step(optimiser)
 
 
 @refused("unscale_ and aggregate.scale. both divide by the scale; hand the scaler over")
 def dividing_by_the_scale_twice(comm: Comm) -> None:
-    model, scaler = net(), torch.amp.GradScaler("cpu")
-    optimiser = wrap(comm, model)
-    scaler.scale(loss_of(model, comm.rank, 0)).backward()
+    scaler = torch.amp.GradScaler("cpu")
+    _, optimiser = begun(comm, scaler)
     scaler.unscale_(optimiser)
     optimiser.aggregate(scaler.get_scale())
     scaler.step(optimiser)
@@ -779,17 +776,15 @@ def dividing_by_the_scale_twice(comm: Comm) -> None:
 
 @refused("the scaler was handed over, so its scale is known")
 def telling_a_known_scale(comm: Comm) -> None:
-    model, scaler = net(), torch.amp.GradScaler("cpu")
-    optimiser = wrap(comm, model, scaler=scaler)
-    scaler.scale(loss_of(model, comm.rank, 0)).backward()
+    scaler = torch.amp.GradScaler("cpu")
+    _, optimiser = begun(comm, scaler, is_known=True)
     optimiser.aggregate(scaler.get_scale())
 
 
 @refused("the scaler was given the inner optimiser")
 def unscaling_the_inner_optimiser(comm: Comm) -> None:
-    model, scaler = net(), torch.amp.GradScaler("cpu")
-    optimiser = wrap(comm, model, scaler=scaler)
-    scaler.scale(loss_of(model, comm.rank, 0)).backward()
+    scaler = torch.amp.GradScaler("cpu")
+    _, optimiser = begun(comm, scaler, is_known=True)
     scaler.unscale_(optimiser.optimiser)
     scaler.step(optimiser)
 
@@ -798,11 +793,6 @@ def unscaling_the_inner_optimiser(comm: Comm) -> None:
 def a_density_warmup_without_epochs(comm: Comm) -> None:
     model = net()
     step(model, wrap(comm, model, density_warmup=[0.5]), comm.rank)
-
-
-@refused("steps_per_epoch=2.5 must be a whole number above 0")
-def half_a_step_an_epoch(comm: Comm) -> None:
-    wrap(comm, net(), steps_per_epoch=2.5)
 
 
 @refused("the epoch follows from steps_per_epoch; leave one of them out")
@@ -848,16 +838,6 @@ def a_method_by_name(comm: Comm) -> None:
     DistributedOptimiser(torch.optim.SGD(model.parameters(), lr=LR), model, "topk", comm)  # type: ignore[arg-type]
 
 
-@refused("scaler=1024.0 is no torch.amp.GradScaler; with others call aggregate.scale.")
-def a_scale_for_a_scaler(comm: Comm) -> None:
-    wrap(comm, net(), scaler=1024.0)
-
-
-@refused("seed='0' must be a whole number")
-def a_seed_in_words(comm: Comm) -> None:
-    wrap(comm, net(), seed="0")
-
-
 @refused("NoRate has no learning rate for feedback in the learning-rate domain to follow")
 def no_rate_to_follow(comm: Comm) -> None:
     class NoRate(torch.optim.Optimizer):
@@ -868,14 +848,29 @@ def no_rate_to_follow(comm: Comm) -> None:
     step(model, wrap(comm, model, inner=NoRate(model.parameters()), feedback="learning_rate"), comm.rank)
 
 
-@refused("weight has no shape yet; run one batch through the model first")
-def a_lazy_model(comm: Comm) -> None:
-    wrap(comm, nn.LazyLinear(3))
+def wrapped(comm: Comm, make: Callable[[], nn.Module] = net, **choices: Any) -> None:
+    wrap(comm, make(), **choices)
 
 
-@refused("weight is on the meta device")
-def a_model_without_weights(comm: Comm) -> None:
-    wrap(comm, nn.Linear(3, 3, device="meta"))
+REFUSED |= {
+    "half_a_step_an_epoch": (
+        partial(wrapped, steps_per_epoch=2.5),
+        "steps_per_epoch=2.5 must be a whole number above 0",
+    ),
+    "a_scale_for_a_scaler": (
+        partial(wrapped, scaler=1024.0),
+        "scaler=1024.0 is no torch.amp.GradScaler; with others call aggregate.scale.",
+    ),
+    "a_seed_in_words": (partial(wrapped, seed="0"), "seed='0' must be a whole number"),
+    "a_lazy_model": (
+        partial(wrapped, partial(nn.LazyLinear, 3)),
+        "weight has no shape yet; run one batch through the model first",
+    ),
+    "a_model_without_weights": (
+        partial(wrapped, partial(nn.Linear, 3, 3, device="meta")),
+        "weight is on the meta device",
+    ),
+}
 
 
 @refused("weight was made in inference mode")
@@ -919,18 +914,15 @@ def test_what_can_not_be_right_is_refused_in_a_sentence_at_once(use: str) -> Non
     assert len(str(caught.value)) < 350
 
 
+@pytest.mark.usefixtures("group_of_one")
 def test_models_that_are_distributed_already_are_refused() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        sharded = net()
-        fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
-        whole = nn.parallel.DistributedDataParallel(net())
-        models: list[tuple[nn.Module, str]] = [
-            (whole, r"model.module.*or take sparsify.register"), (sharded, "is a DTensor, as FSDP2"),
-        ]  # fmt: skip
-        for model, sentence in models:
-            inner = torch.optim.SGD(model.parameters(), lr=LR)
-            with pytest.raises(ValueError, match=sentence):
-                sparsify.distribute(inner, model, sparsify.build("topk", density=0.2))
-    finally:
-        dist.destroy_process_group()
+    sharded = net()
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+    whole = nn.parallel.DistributedDataParallel(net())
+    models: list[tuple[nn.Module, str]] = [
+        (whole, r"model.module.*or take sparsify.register"), (sharded, "is a DTensor, as FSDP2"),
+    ]  # fmt: skip
+    for model, sentence in models:
+        inner = torch.optim.SGD(model.parameters(), lr=LR)
+        with pytest.raises(ValueError, match=sentence):
+            sparsify.distribute(inner, model, sparsify.build("topk", density=0.2))
