@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -21,6 +21,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 ROOT = Path(__file__).parent.parent
 THE_USERS = ("DATA_ROOT", "FORCE", "SPARSIFY_CONF", "SPARSIFY_RESULTS")  # settings that no test is to see
+T = TypeVar("T")
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -122,6 +123,18 @@ def cifar10_root() -> Path:
     if not root or not (Path(root) / "cifar-10-batches-py").is_dir():
         pytest.skip("CIFAR-10 was not found: set DATA_ROOT")
     return Path(root)
+
+
+def fine(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """A command that ended well."""
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def there(value: T | None) -> T:
+    """What must not be missing."""
+    assert value is not None
+    return value
 
 
 def refused(done: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:

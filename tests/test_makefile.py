@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, there
 
 Make = Callable[..., "subprocess.CompletedProcess[str]"]
 # As venv does: bin/python first, then pip, which fails where Debian's python3-venv is not installed.
@@ -123,8 +123,7 @@ def bare(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "python3").symlink_to(Path(sys.executable).resolve())
     for name in ("make", "sh", "sed", "rm", "mkdir", "cp", "touch"):
-        found = shutil.which(name)
-        assert found is not None
+        found = there(shutil.which(name))
         (folder / name).symlink_to(found)
     return folder
 

@@ -11,6 +11,7 @@ import pytest
 
 from analysis.attribution import CAUSES, COMMUNICATION, REST, explained, lateness, waits_ms
 from analysis.records.frames import Frames, empty, typed
+from tests.conftest import there
 
 RANKS, BLOCKS, PER_BLOCK = 4, 40, 3
 PARTS = ("io", "forward", "backward", "select")
@@ -38,8 +39,7 @@ def recorded(spread_s: Mapping[str, float], begin_s: float = 0.0, seed: int = 0)
 
 def test_the_parts_add_up_to_the_wait() -> None:
     frames = recorded(dict.fromkeys(PARTS, 0.005), begin_s=0.003)
-    table = lateness(frames, "k")
-    assert table is not None
+    table = there(lateness(frames, "k"))
     np.testing.assert_allclose(
         table[[*CAUSES, REST]].sum(axis="columns"), table["wait"], rtol=1e-9, atol=1e-12
     )
@@ -54,26 +54,21 @@ def test_the_parts_add_up_to_the_wait() -> None:
 def test_who_is_late_in_one_part_only_is_blamed_for_it_alone(part: str, cause: str) -> None:
     frames = recorded({part: 0.02})
     for each in (*CAUSES, REST):
-        share = explained(frames, ["k"], each)
-        assert share is not None
+        share = there(explained(frames, ["k"], each))
         assert share.value == pytest.approx(100 if each == cause else 0, abs=1e-6)
 
 
 def test_what_no_part_measures_is_the_rest() -> None:
-    share = explained(recorded({}, begin_s=0.01), ["k"], REST)
-    assert share is not None
+    share = there(explained(recorded({}, begin_s=0.01), ["k"], REST))
     assert share.value == pytest.approx(100)
 
 
 def test_several_causes_share_the_blame_by_their_spread() -> None:
     """Of two independent spreads, one three times as wide as the other, the wider explains most."""
     frames = recorded({"select": 0.03, "backward": 0.01})
-    selection, passes = (explained(frames, ["k"], cause) for cause in ("selection", "FP + BP"))
-    assert selection is not None
-    assert passes is not None
+    selection, passes = (there(explained(frames, ["k"], cause)) for cause in ("selection", "FP + BP"))
     assert selection.value + passes.value == pytest.approx(100)
-    assert selection.low is not None
-    assert selection.low > 50 > passes.value > 0
+    assert there(selection.low) > 50 > passes.value > 0
     assert (selection.n, selection.of) == (BLOCKS, "blocks")
 
 
@@ -89,8 +84,7 @@ def test_where_everybody_waits_for_a_rank_that_is_late_by_chance_a_slow_selectio
     """All ranks select for long, but equally long: that is no reason to wait."""
     frames = recorded({"backward": 0.02})
     frames.steps["select_s"] += 0.5
-    share = explained(frames, ["k"], "selection")
-    assert share is not None
+    share = there(explained(frames, ["k"], "selection"))
     assert share.value == pytest.approx(0, abs=1e-6)
 
 

@@ -15,6 +15,8 @@ from analysis.records.store import Store
 from analysis.stats import ANY, POSITIVE, SHARE, Mixed, Value, over_units
 from tests.analysis import synthetic
 from tests.analysis.synthetic import key
+from tests.analysis.values import interval
+from tests.conftest import there
 
 
 @pytest.fixture(scope="module")
@@ -27,20 +29,6 @@ def learned(frames: Frames, method: str) -> list[str]:
     return list(runs["key"])
 
 
-def found(value: Value | None) -> Value:
-    """The value, which must be there."""
-    assert value is not None
-    return value
-
-
-def interval(value: Value | None) -> tuple[float, float]:
-    """Both ends, which must be there."""
-    assert value is not None
-    assert value.low is not None
-    assert value.high is not None
-    return value.low, value.high
-
-
 def test_dense_has_no_selection_rather_than_a_selection_of_zero(frames: Frames) -> None:
     assert "select" not in breakdown(frames, [key(frames, "dense")])
     assert (
@@ -50,7 +38,7 @@ def test_dense_has_no_selection_rather_than_a_selection_of_zero(frames: Frames) 
 
 def test_throughput_is_samples_of_all_workers_over_the_mean_step(frames: Frames) -> None:
     run = key(frames, "dense", "production")
-    speed = found(stats.throughput(frames, [run]))
+    speed = there(stats.throughput(frames, [run]))
     assert speed.value == pytest.approx(2 * 32 / step_seconds(frames, run).mean())
     assert (speed.low, speed.n, speed.of) == (None, 1, "runs")
 
@@ -67,7 +55,7 @@ def test_a_slowdown_by_a_known_factor_is_found(tmp_path: Path) -> None:
     fast, base = timed(tmp_path / "a", machine)
     slow, keys = timed(tmp_path / "b", {seed: 1.5 * factor for seed, factor in machine.items()}, "topk")
     frames = stack([fast, slow])
-    ratio, plain = (found(stats.slowdown(frames, side, base)) for side in (keys, base))
+    ratio, plain = (there(stats.slowdown(frames, side, base)) for side in (keys, base))
     own = step_seconds(frames, keys[0]).mean() / step_seconds(frames, base[0]).mean()
     assert ratio.value == pytest.approx(own, rel=0.02)
     assert ratio.half_width < 0.05  # the drift of both cancels
@@ -77,14 +65,14 @@ def test_a_slowdown_by_a_known_factor_is_found(tmp_path: Path) -> None:
 
 def test_runs_pair_by_seed_whatever_their_order(tmp_path: Path) -> None:
     frames, keys = timed(tmp_path, {0: 1.0, 1: 2.0, 2: 4.0})
-    ratio = found(stats.slowdown(frames, keys, list(reversed(keys))))
+    ratio = there(stats.slowdown(frames, keys, list(reversed(keys))))
     assert ratio.value == pytest.approx(1.0)
     assert ratio.half_width == pytest.approx(0.0)
 
 
 def test_runs_without_a_partner_do_not_count(tmp_path: Path) -> None:
     frames, keys = timed(tmp_path, {0: 1.0, 1: 2.0, 2: 4.0})
-    assert found(stats.slowdown(frames, keys, keys[:1])) == Value(1.0, n=1)
+    assert there(stats.slowdown(frames, keys, keys[:1])) == Value(1.0, n=1)
     assert stats.slowdown(frames, keys[1:], keys[:1]) is None
     assert stats.slowdown(frames, [], keys) is None
 
@@ -93,7 +81,7 @@ def test_the_same_number_stands_in_the_bar_and_in_the_table(tmp_path: Path) -> N
     frames, keys = timed(tmp_path, {0: 1.0, 1: 1.4, 2: 2.5}, "topk")
     short = frames.steps["key"].eq(keys[0]) & frames.steps["step"].ge(12)  # one run has fewer steps
     frames = frames._replace(steps=frames.steps[~short])
-    value = found(stats.of_phases(frames, keys, ["step"], lambda seconds: seconds, POSITIVE)).value
+    value = there(stats.of_phases(frames, keys, ["step"], lambda seconds: seconds, POSITIVE)).value
     assert value == pytest.approx(breakdown(frames, keys)["step"], rel=1e-12)
     assert value == pytest.approx(phase_summary(frames, keys)["mean"]["step"], rel=1e-12)
     parts = breakdown(frames, keys)
@@ -112,13 +100,13 @@ def test_blocks_of_one_group_are_units_and_pair_by_their_number(tmp_path: Path) 
         config = synthetic.config(method)
         synthetic.timed(store, config | {"train": config["train"] | {"steps": 200}})
     frames = in_blocks(from_attempts(store.all_valid())[0], 5)
-    ratio = found(stats.slowdown(frames, [key(frames, "topk")], [key(frames, "dense")]))
+    ratio = there(stats.slowdown(frames, [key(frames, "topk")], [key(frames, "dense")]))
     assert ratio.of == "blocks"
     assert 30 <= ratio.n <= 40
     assert ratio.decides
     low, high = interval(ratio)
     assert low < ratio.value < high
-    select = found(stats.of_phases(frames, [key(frames, "topk")], ["select"], lambda s: 1e3 * s, POSITIVE))
+    select = there(stats.of_phases(frames, [key(frames, "topk")], ["select"], lambda s: 1e3 * s, POSITIVE))
     assert select.of == "blocks"
     assert select.value == pytest.approx(1e3 * breakdown(frames, [key(frames, "topk")])["select"])
 
@@ -128,7 +116,7 @@ def test_variants_that_took_turns_are_compared_block_by_block(tmp_path: Path) ->
     synthetic.alternated(store, ["dense", "topk"], blocks=30)
     frames, _ = from_attempts(store.all_valid())
     keys = dict(zip(frames.runs["variant"], frames.runs["key"], strict=True))
-    ratio = found(stats.slowdown(frames, [keys["topk"]], [keys["dense"]]))
+    ratio = there(stats.slowdown(frames, [keys["topk"]], [keys["dense"]]))
     assert (ratio.n, ratio.of, ratio.decides) == (30, "blocks", True)  # block 0 is warm-up
     assert 1.1 < interval(ratio)[0] < ratio.value < interval(ratio)[1] < 1.5
 
@@ -137,8 +125,8 @@ def test_three_groups_of_blocks_count_as_three_runs(tmp_path: Path) -> None:
     frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1, 2: 1.2})
     two = in_blocks(frames, 2)
     three = two._replace(runs=two.runs.assign(group=["a", "b", "c"]))
-    assert found(stats.throughput(two, keys)).of == "blocks"
-    assert found(stats.throughput(three, keys))[3:] == (3, "runs")
+    assert there(stats.throughput(two, keys)).of == "blocks"
+    assert there(stats.throughput(three, keys))[3:] == (3, "runs")
 
 
 def test_records_without_blocks_among_those_with_some_fall_back_to_runs(tmp_path: Path) -> None:
@@ -146,7 +134,7 @@ def test_records_without_blocks_among_those_with_some_fall_back_to_runs(tmp_path
     blocks = in_blocks(frames, 2)
     some = blocks.steps["block"].mask(blocks.steps["key"] == keys[0])
     mixed = blocks._replace(steps=blocks.steps.assign(block=some))
-    assert found(stats.throughput(mixed, keys)).of == "runs"
+    assert there(stats.throughput(mixed, keys)).of == "runs"
 
 
 def test_neighbouring_blocks_that_resemble_each_other_widen_the_interval() -> None:
@@ -215,7 +203,7 @@ def test_a_diverged_run_is_not_left_out_of_its_mean(frames: Frames) -> None:
     keys = learned(frames, "topk")
     last = frames.epochs["key"].eq(keys[0]) & frames.epochs["epoch"].eq(10)
     diverged = frames._replace(epochs=frames.epochs.assign(val_loss=frames.epochs["val_loss"].mask(last)))
-    value = found(stats.final(diverged, keys, "val_loss"))
+    value = there(stats.final(diverged, keys, "val_loss"))
     assert np.isnan(value.value)
     assert not value.decides
 
@@ -263,7 +251,7 @@ def test_sides_may_differ_in_what_is_compared_but_no_side_within_itself(tmp_path
     few, many = (list(runs.runs["key"][runs.runs["workers"] == workers]) for workers in (2, 4))
     with pytest.raises(Mixed, match="workers"):
         stats.final_difference(runs, few, many, "val_top1")
-    assert found(stats.final_difference(runs, few, many, "val_top1", by="workers")).value == 0
+    assert there(stats.final_difference(runs, few, many, "val_top1", by="workers")).value == 0
     for sides in (([*few, *many], many), (few, [*few, *many])):
         with pytest.raises(Mixed, match="workers"):
             stats.final_difference(runs, *sides, "val_top1", by="workers")
@@ -272,11 +260,11 @@ def test_sides_may_differ_in_what_is_compared_but_no_side_within_itself(tmp_path
 def test_finals_are_of_the_last_epoch_and_differences_pair_by_seed(frames: Frames) -> None:
     epochs = frames.epochs[frames.epochs["key"].isin(learned(frames, "topk"))]
     last = epochs[epochs["epoch"] == 10]["val_top1"]
-    topk = found(stats.final(frames, learned(frames, "topk"), "val_top1"))
+    topk = there(stats.final(frames, learned(frames, "topk"), "val_top1"))
     assert topk.value == pytest.approx(last.mean())
     shuffled = list(reversed(learned(frames, "dense")))
     # Synthetic seeds share their noise, so pairing by seed leaves none of it.
-    gap = found(stats.final_difference(frames, shuffled, learned(frames, "topk"), "val_top1"))
+    gap = there(stats.final_difference(frames, shuffled, learned(frames, "topk"), "val_top1"))
     assert gap.value == pytest.approx(12.0, abs=1e-9)
     assert np.diff(interval(gap)) == pytest.approx(0.0, abs=1e-9)
 
@@ -291,9 +279,9 @@ def test_what_differs_by_powers_of_ten_has_a_geometric_mean_and_ratios_pair_by_s
         for run in keys:
             epochs.loc[last & epochs["key"].eq(run), "train_loss"] = factor * losses[seeds[run]]
     diverged = frames._replace(epochs=epochs)
-    mean = found(stats.final(diverged, both[1], "train_loss", geometric=True))
+    mean = there(stats.final(diverged, both[1], "train_loss", geometric=True))
     assert mean.value == pytest.approx((2.0 * 20.0 * 2e6) ** (1 / 3))
-    ratio = found(stats.final_ratio(diverged, list(reversed(both[0])), both[1], "train_loss"))
+    ratio = there(stats.final_ratio(diverged, list(reversed(both[0])), both[1], "train_loss"))
     assert (ratio.value, *interval(ratio)) == pytest.approx((3.0, 3.0, 3.0))
 
 
@@ -308,10 +296,10 @@ def test_a_curve_says_how_many_runs_are_in_it(frames: Frames) -> None:
 
 def test_ahead_for_good_is_after_the_last_time_behind(frames: Frames) -> None:
     dense, topk = learned(frames, "dense"), learned(frames, "topk")
-    assert found(stats.ahead_for_good(frames, dense, topk, "val_top1")).value == pytest.approx(390)
+    assert there(stats.ahead_for_good(frames, dense, topk, "val_top1")).value == pytest.approx(390)
     behind = frames.epochs["key"].isin(dense) & (frames.epochs["epoch"] == 6)
     epochs = frames.epochs.assign(val_top1=frames.epochs["val_top1"].mask(behind, 0.0))
     later = frames._replace(epochs=epochs)
-    assert found(stats.ahead_for_good(later, dense, topk, "val_top1")).value == pytest.approx(7 * 390)
-    assert found(stats.ahead_for_good(frames, topk, dense, "val_top1")).value == np.inf
+    assert there(stats.ahead_for_good(later, dense, topk, "val_top1")).value == pytest.approx(7 * 390)
+    assert there(stats.ahead_for_good(frames, topk, dense, "val_top1")).value == np.inf
     assert stats.ahead_for_good(frames, [], dense, "val_top1") is None

@@ -21,7 +21,7 @@ from experiments.config.folders import Folders
 from sparsify import kernels
 from sparsify.cost import Cost
 from tests.bench.conftest import bench, last_of, lines_of
-from tests.conftest import ROOT, Command, environment_for, python
+from tests.conftest import ROOT, Command, environment_for, fine, python
 
 
 @pytest.fixture(autouse=True)
@@ -93,8 +93,7 @@ def test_a_delayed_link_takes_as_long_as_it_was_asked_to() -> None:
 
 def replayed(here: Command, *words: str) -> dict[tuple[str, str], list[str]]:
     """The rows of the replay's table, by method and workers."""
-    done = here("bench", "replay", "--n", "20000", "--density", "0.01", "--workers", "2,8", *words)
-    assert done.returncode == 0, done.stderr
+    done = fine(here("bench", "replay", "--n", "20000", "--density", "0.01", "--workers", "2,8", *words))
     lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {(row[0], row[1]): row for row in rows[1:]}
@@ -168,5 +167,4 @@ def test_one_thread_block_alone_finds_the_same() -> None:
     """In Triton's interpreter."""
     pytest.importorskip("triton")
     surroundings = environment_for(ROOT / "results", TRITON_INTERPRET="1")
-    done = python("-c", ONE_BLOCK, env=surroundings)
-    assert done.returncode == 0, done.stderr
+    fine(python("-c", ONE_BLOCK, env=surroundings))

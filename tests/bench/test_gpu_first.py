@@ -30,7 +30,7 @@ from experiments.config import code_version, compose
 from experiments.config.folders import Folders
 from experiments.config.grid import expand
 from slurm import gpus
-from tests.conftest import ROOT, Command, environment_for, refused
+from tests.conftest import ROOT, Command, environment_for, fine, refused
 from tests.slurm.gpu_nodes import drive
 from tests.worker.runs import wait_for
 
@@ -243,8 +243,7 @@ def test_results_that_cannot_be_written_are_named(tmp_path: Path, here: Command)
 
 
 def test_a_rehearsal_keeps_its_records_apart_and_says_what_it_is(here: Command, tmp_path: Path) -> None:
-    done = here("bench", "gpu_first", "device=cpu", "--parts", "auto")
-    assert done.returncode == 0, done.stderr
+    done = fine(here("bench", "gpu_first", "device=cpu", "--parts", "auto"))
     assert "Rehearsal on a CPU: nothing here is a GPU result" in done.stdout
     assert "| auto | ok |" in done.stdout
     (written,) = (tmp_path / "results").iterdir()

@@ -9,7 +9,7 @@ import pytest
 
 from experiments import commands
 from experiments.config.choices import meanings
-from tests.conftest import Command, python, refused
+from tests.conftest import Command, fine, python, refused
 
 SOURCE = '''
 from typing import Literal
@@ -90,8 +90,7 @@ def test_what_a_command_does_not_take_is_answered(
 
 
 def test_help_is_the_docstring_and_the_signature(trial: None, here: Command) -> None:
-    helped = here("trial", "--help")
-    assert helped.returncode == 0, helped.stderr
+    helped = fine(here("trial", "--help"))
     for text in ("[KEY=VALUE ...]", "With details.", "100 % of a run", "{csv,tex}", "--save-as SAVE_AS"):
         assert text in helped.stdout
     listed = here("--help")
@@ -128,6 +127,5 @@ def test_what_everybody_asks_first_imports_little() -> None:
             f"import sys; from experiments.__main__ import main; code = main({words!r});"
             f"assert code == {code}; assert not {heavy!r} & set(sys.modules), {heavy!r} & set(sys.modules)"
         )
-        done = python("-c", script)
-        assert done.returncode == 0, done.stderr
+        done = fine(python("-c", script))
         assert "sparsify" in done.stdout or "reproduce" in done.stdout

@@ -12,7 +12,7 @@ from experiments.config import compose, data_root
 from experiments.training.networks import small_cnn
 from experiments.training.task import Task
 from sparsify.methods import REGISTRY as METHODS
-from tests.conftest import ROOT, Command, refused
+from tests.conftest import ROOT, Command, fine, refused
 
 RUN = ("profile=smoke", "task=cnn_digits", "cluster=generic_slurm")
 
@@ -54,8 +54,7 @@ def test_a_broken_figure_is_named_and_the_others_are_drawn(
     (tmp_path / "mine_broken.py").write_text(source)
     monkeypatch.setattr(figures, "FOLDER", tmp_path)
     monkeypatch.setattr(figures, "__path__", [*figures.__path__, str(tmp_path)])
-    done = here("figures")
-    assert done.returncode == 0, done.stderr
+    done = fine(here("figures"))
     assert f"{tmp_path}/mine_broken.py" in done.stderr
     assert why in done.stderr
     assert "fig1-laptop.png" in done.stdout

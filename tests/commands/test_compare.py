@@ -16,7 +16,7 @@ from analysis.records.store import Store
 from experiments.commands import compare, new
 from experiments.config import compose
 from tests.analysis import synthetic
-from tests.conftest import Command, refused
+from tests.conftest import Command, fine, refused
 
 
 @pytest.fixture
@@ -36,8 +36,7 @@ def thesis(tmp_path: Path) -> Path:
 
 
 def test_a_sweep_becomes_a_table_and_a_picture_in_all_forms(thesis: Path, here: Command) -> None:
-    done = here("compare", "sweep=thesis", "x=method.density", "y=val_top1", "ref=dense")
-    assert done.returncode == 0, done.stderr
+    done = fine(here("compare", "sweep=thesis", "x=method.density", "y=val_top1", "ref=dense"))
     assert done.stdout.count("| topk |") == 2
     assert "minus dense (points)" in done.stdout
     written = {
@@ -89,8 +88,7 @@ def test_a_comparison_that_is_saved_is_a_figure_whose_runs_are_these(
         words = ["method=topk", "task=cnn_digits", "profile=smoke", f"method.density={density}"]
         configs.append(measured_config(compose.resolve(words)))
         attempt = synthetic.learned(store, configs[-1])
-    done = here("compare", "source=own", "x=method.density", "--save", "thesis_density")
-    assert done.returncode == 0, done.stderr
+    fine(here("compare", "source=own", "x=method.density", "--save", "thesis_density"))
     figure = runpy.run_path(str(tmp_path / "thesis_density.py"))
     for profile in ("laptop", "paper"):
         found = [compose.resolve(words) for words in figure["runs"](profile)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from experiments import commands
-from tests.conftest import ROOT, Command, environment_for, python
+from tests.conftest import ROOT, Command, environment_for, fine, python
 
 HEAVY = {"torch", "pandas", "numpy", "hydra", "omegaconf", "griffe", "matplotlib"}
 
@@ -22,8 +22,7 @@ def offered(line: str, tmp_path: Path) -> list[str]:
     whole = f"python -m experiments {line}"
     asked = {"COMP_LINE": whole, "COMP_POINT": str(len(whole)), "_ARGCOMPLETE": "3", "_ARGCOMPLETE_IFS": "\n"}
     shell = {"_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "answer")}
-    done = python("-m", "experiments", env=environment_for(tmp_path, **asked, **shell))
-    assert done.returncode == 0, done.stderr
+    fine(python("-m", "experiments", env=environment_for(tmp_path, **asked, **shell)))
     return (tmp_path / "answer").read_text().splitlines()
 
 

@@ -17,6 +17,7 @@ from experiments.config.config import NamedVariant
 from experiments.config.plan import PlannedRun
 from experiments.launch.arrays import JobArray, arrays
 from tests.analysis import synthetic
+from tests.conftest import there
 
 
 def planned(method: str = "topk", **changes: Any) -> PlannedRun:
@@ -43,8 +44,7 @@ def test_node_hours_are_steps_times_the_step_time_of_runs_that_are_alike(tmp_pat
     runs, run = measured(tmp_path), planned()
     step_s = runs["step_s"].iloc[0]
     expected = Expected(runs)
-    like = expected.like(run.config)
-    assert like is not None
+    like = there(expected.like(run.config))
     assert seconds(run.config, like) == pytest.approx(3600 * step_s)
     nodes = array(run).shape.nodes
     assert f"expected: {hours(array(run), nodes * step_s)}, by" in expected.sentence(array(run))
@@ -76,8 +76,7 @@ def test_what_nothing_is_known_of_is_said(tmp_path: Path) -> None:
 def test_a_run_ends_with_its_epochs_where_they_are_shorter(tmp_path: Path) -> None:
     expected, run = Expected(measured(tmp_path)), planned()
     config = run.config.having("train.epochs", 2)
-    like = expected.like(config)
-    assert like is not None
+    like = there(expected.like(config))
     assert seconds(config, like) == pytest.approx(98 * like["step_s"].iloc[0])
     turns = replace(config, variants=(NamedVariant("a", config),))
     assert "not known" in expected.sentence(array(replace(run, config=turns)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import Command, refused
+from tests.conftest import Command, fine, refused
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,7 @@ from tests.conftest import Command, refused
 def test_a_choice_is_explained_alone(
     words: list[str], shown: list[str], hidden: list[str], here: Command
 ) -> None:
-    helped = here("run", *words, "--help")
-    assert helped.returncode == 0, helped.stderr
+    helped = fine(here("run", *words, "--help"))
     for text in shown:
         assert text in " ".join(helped.stdout.split()), helped.stdout
     for text in hidden:

@@ -13,7 +13,7 @@ from experiments.commands import _listing
 from experiments.commands._listing import every_run, filtered, table
 from experiments.config.folders import Folders
 from tests.analysis import synthetic
-from tests.conftest import Command, refused
+from tests.conftest import Command, fine, refused
 
 
 @pytest.fixture
@@ -94,8 +94,7 @@ def test_the_command_lists_a_line_per_run(here: Command, tmp_path: Path) -> None
     store = Store(tmp_path / "results" / "runs")
     for seed in range(3):
         synthetic.timed(store, with_density(0.01, seed))
-    done = here("list", "method=topk", "seed=0,1")
-    assert done.returncode == 0, done.stderr
+    done = fine(here("list", "method=topk", "seed=0,1"))
     assert done.stdout.count("\n| ") == 3  # the line below the header, and two runs
     refused(here("list", "sed=0"), "did you mean 'seed'")
     assert here("list", "method=dgc", "source=own").returncode == 1

@@ -16,7 +16,7 @@ from experiments.commands import _draw
 from experiments.config.folders import Folders
 from experiments.figures.runs import configs_of
 from tests.analysis import synthetic
-from tests.conftest import ROOT, Command, environment_for, python
+from tests.conftest import ROOT, Command, environment_for, fine, python
 
 WITHOUT_TORCH = """
 import sys
@@ -32,8 +32,7 @@ def test_all_figures_are_drawn_from_the_shipped_records_without_torch(tmp_path: 
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT_TORCH)
     around = environment_for(tmp_path / "results", PYTHONPATH=str(tmp_path / "site"))
-    done = python("-m", "experiments", "figures", env=around)
-    assert done.returncode == 0, done.stderr
+    fine(python("-m", "experiments", "figures", env=around))
     drawn = {path.name for path in (tmp_path / "results" / "figures").iterdir()}
     shipped_runs = {path.stem for path in (ROOT / "results" / "shipped" / "figures").glob("*.json")}
     names = [f"{item}-laptop" if figures.has_runs(item) else item for item in figures.shipped()]
@@ -103,8 +102,7 @@ def test_a_bad_line_of_a_benchmark_is_left_out_and_a_bad_file_too(here: Command,
     bad = ["5", "null", "{", '{"schema": 1}', '{"schema": 1, "kind": "row"}', row.replace('"n": ', '"n": -')]
     (bench / shipped.name).write_text("\n".join([*bad, shipped.read_text()]))
     os.mkfifo(bench / "select-fifo.jsonl")
-    done = here("figures", "select")
-    assert done.returncode == 0, done.stderr
+    done = fine(here("figures", "select"))
     assert f"left out {len(bad)} lines of {bench / shipped.name}" in done.stderr
     assert "select-fifo.jsonl is a FIFO and no file" in done.stderr
     assert done.stdout.split() == [str(tmp_path / "results" / "figures" / f"{shipped.stem}.png")]
@@ -120,7 +118,6 @@ def test_damaged_shipped_records_are_named_and_stop_no_figure_of_ones_own(
     runs = [synthetic.learned(folders.store, config).run_id for config in configs_of("fig3", "smoke")]
     folders.index.mkdir(parents=True)
     write_json(folders.index / "fig3-smoke.json", {"runs": runs})
-    done = here("figures", "fig3")
-    assert done.returncode == 0, done.stderr
+    done = fine(here("figures", "fig3"))
     assert "runs.parquet is not a whole Parquet file" in done.stderr
     assert "fig3-smoke.png (from this machine's runs)" in done.stdout

@@ -22,7 +22,7 @@ from analysis.records.files import read_json
 from analysis.records.store import Store
 from experiments.config import data_root
 from tests.analysis import synthetic
-from tests.conftest import ROOT, Command, environment_for, refused
+from tests.conftest import ROOT, Command, environment_for, fine, refused, there
 from tests.worker.runs import end_command, manifests, start_command, wait_for, workers_of
 
 SMALL = ("task=cnn_digits", "profile=smoke", "method.density=0.01")
@@ -51,8 +51,7 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(
     command: Command, here: Command, tmp_path: Path
 ) -> None:
     words = ("run", "method=topk", "cluster=local", *SMALL)
-    first = command(*words)
-    assert first.returncode == 0, first.stderr
+    first = fine(command(*words))
     assert "attempt 1: ok" in first.stdout
     (manifest,) = manifests(tmp_path / "results")
     assert manifest["agreed"] is True
@@ -76,8 +75,7 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(
     assert "8 steps recorded on each of 2 ranks" in explained.stdout
     assert "Traceback" not in explained.stdout
 
-    collected = here("collect")
-    assert collected.returncode == 0, collected.stderr
+    fine(here("collect"))
     tables = {path.name for path in (tmp_path / "results" / "records").iterdir()}
     assert tables >= {"runs.parquet", "steps.parquet"}
     assert not list((tmp_path / "results").rglob("*.pkl"))  # nothing pickled is left behind
@@ -85,8 +83,7 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(
 
 def test_who_searched_is_recorded_and_overlap_needs_buckets(here: Command, tmp_path: Path) -> None:
     words = ("run", "method=topk", "cluster=local", *SMALL, "timing.mode=production", "select=fused")
-    done = here(*words, "method.scope=layer", "overlap=true")
-    assert done.returncode == 0, done.stderr
+    done = fine(here(*words, "method.scope=layer", "overlap=true"))
     (manifest,) = manifests(tmp_path / "results")
     searching, tensors = manifest["searching"], manifest["tensors"]
     assert searching["kernel"].startswith(("native", "numpy"))
@@ -132,8 +129,7 @@ def test_the_laptop_profile_says_in_one_line_that_it_uses_digits(
 ) -> None:
     monkeypatch.setattr(data_root, "reachable", lambda host: False)
     words = ("profile=smoke", "task=cnn_cifar10", "method=dense")
-    done = here("run", *words, DATA_ROOT=str(tmp_path / "empty"))
-    assert done.returncode == 0, done.stderr
+    done = fine(here("run", *words, DATA_ROOT=str(tmp_path / "empty")))
     assert done.stderr.count("using scikit-learn's digits instead") == 1
     (manifest,) = manifests(tmp_path / "results")
     assert manifest["provenance"]["data"]["name"] == "digits"
@@ -297,12 +293,10 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
 
 def test_several_values_are_several_runs_which_a_sweep_names(here: Command, tmp_path: Path) -> None:
     words = ["method=topk", *SMALL, "train.steps=2", "seed=0,1"]
-    done = here("run", *words, "sweep=thesis")
-    assert done.returncode == 0, done.stderr
+    done = fine(here("run", *words, "sweep=thesis"))
     assert "thesis: 2 runs, 2 to make" in done.stderr
     assert "| seed |" in done.stdout
-    index = read_json(tmp_path / "results" / "records" / "sweeps" / "thesis.json")
-    assert index is not None
+    index = there(read_json(tmp_path / "results" / "records" / "sweeps" / "thesis.json"))
     assert sorted(index["runs"]) == Store(tmp_path / "results" / "runs").runs()
     again = here("run", *words, "sweep=other")
     assert "all 2 runs are already measured" in again.stderr

@@ -16,7 +16,7 @@ from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.figures.runs import configs_of, more_configs_of
 from tests.analysis import synthetic
-from tests.conftest import Command
+from tests.conftest import Command, fine
 
 
 def test_a_run_whose_bytes_changed_is_left_out_and_named(tmp_path: Path) -> None:
@@ -52,8 +52,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_a_complete_figure_nothing_is_added_which_is_said(here: Command, elsewhere: Path) -> None:
-    done = here("collect", "--ship")
-    assert done.returncode == 0, done.stderr
+    done = fine(here("collect", "--ship"))
     assert "nothing is added: no figure has all its runs here" in done.stdout
     assert not len(read_parquet(elsewhere).runs)
 
@@ -65,8 +64,7 @@ def test_a_complete_figure_is_shipped_without_the_names_of_its_hosts(
     machine = {"hosts": hosts, "mismatch": ["the workers are on secret-n1 and secret-n2"]}
     for config in configs_of("fig3", "laptop"):
         synthetic.learned(store, config, host="secret-n1", machine=machine)
-    done = here("collect", "--ship")
-    assert done.returncode == 0, done.stderr
+    done = fine(here("collect", "--ship"))
     assert "fig3-laptop: " in done.stdout
     assert len(read_parquet(elsewhere).runs) == len(store.runs())
     said = [path.read_text() for path in elsewhere.rglob("*") if path.suffix in (".md", ".json")]

@@ -11,7 +11,7 @@ import pytest
 from analysis.records.configs import run_key
 from experiments.config import choices, compose
 from sparsify.methods import REGISTRY as METHODS
-from tests.conftest import python
+from tests.conftest import fine, python
 
 
 @pytest.mark.parametrize("group", choices.GROUPS)
@@ -281,8 +281,7 @@ def test_help_imports_neither_torch_nor_pandas() -> None:
         "import sys; from experiments.__main__ import main; code = main(['run', '--help']);"
         "assert 'torch' not in sys.modules and 'pandas' not in sys.modules; sys.exit(code)"
     )
-    done = python("-c", script)
-    assert done.returncode == 0, done.stderr
+    done = fine(python("-c", script))
     for word in (
         "method",
         "topk_layerwise",

@@ -12,7 +12,7 @@ from experiments.config.config import Config, Entry
 from experiments.config.data_root import Files
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from tests.conftest import loaded_by
+from tests.conftest import loaded_by, there
 
 FOLDER = "cifar-10-batches-py"
 
@@ -110,8 +110,7 @@ def test_every_task_whose_data_set_has_files_is_named_after_it() -> None:
 def test_the_folder_is_the_one_that_torchvision_reads() -> None:
     from torchvision.datasets import CIFAR10
 
-    files = data_root.files_of("cifar10")
-    assert files is not None
+    files = there(data_root.files_of("cifar10"))
     assert files.folder == CIFAR10.base_folder
 
 

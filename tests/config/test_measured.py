@@ -13,7 +13,7 @@ from experiments.config.plan import PlannedRun, missing, remark
 from experiments.figures.runs import configs_of
 from experiments.launch.attempt import attempt_for
 from tests.analysis import synthetic
-from tests.conftest import Command
+from tests.conftest import Command, fine
 
 WORDS = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=local", "train.validate=never")
 FILES = (
@@ -86,8 +86,7 @@ def test_a_new_attempt_notes_its_code_and_an_older_one_says_nothing(tmp_path: Pa
 
 def test_a_record_of_other_code_is_used_and_told_of(here: Command, tmp_path: Path) -> None:
     attempt = of_other_code(tmp_path / "results")
-    done = here("run", *WORDS)
-    assert done.returncode == 0, done.stderr
+    done = fine(here("run", *WORDS))
     told = "measured with other code (sparsify/methods/topk.py); --force measures again"
     assert told in done.stderr
     assert "already measured" in done.stderr
@@ -103,8 +102,7 @@ def test_a_figure_says_which_of_its_runs_are_of_other_code(here: Command, tmp_pa
     for config in configs_of("fig1", "smoke"):
         attempt = synthetic.in_turns(folders.store, config)
     attempt.update(sources={"sparsify/select.py": "0" * 12})
-    done = here("reproduce", "fig1", "profile=smoke")
-    assert done.returncode == 0, done.stderr
+    done = fine(here("reproduce", "fig1", "profile=smoke"))
     told = f"{attempt.run_id}: measured with other code (sparsify/select.py)"
     assert told in done.stderr
     assert here("figures", "fig1").returncode == 0

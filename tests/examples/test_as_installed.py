@@ -16,7 +16,7 @@ import pytest
 import sparsify
 from experiments.bench.gpu_wheels import needed
 from sparsify.core.checks import DISTRIBUTION
-from tests.conftest import ROOT
+from tests.conftest import ROOT, fine
 
 LIBRARY = ["numpy", "torch"]
 HARNESS = ("experiments", "hydra", "matplotlib", "msgspec", "pandas", "scipy")
@@ -101,8 +101,7 @@ for name in sparsify.names():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_trains_on_two_workers(python: Path, name: str) -> None:
     words = ("--standalone", "--nproc-per-node", "2", str(ROOT / "examples" / f"{name}.py"))
-    done = run(python, "-m", "torch.distributed.run", *words)
-    assert done.returncode == 0, done.stderr
+    done = fine(run(python, "-m", "torch.distributed.run", *words))
     (accuracy,) = re.findall(r"^accuracy (\S+)$", done.stdout, re.MULTILINE)  # rank 0 speaks
     assert float(accuracy) > 0.8  # 0.1 by chance
     k = int(DENSITY * ELEMENTS)

@@ -13,6 +13,7 @@ from experiments import figures
 from experiments.figures import survey_link_model as link_model
 from experiments.figures.runs import configs_of
 from sparsify.cost import Cost, Link
+from tests.conftest import there
 
 EXACT = Link(1e-4, 8.4e-9)
 COMPUTING_S = 0.002  # that an exchange takes longer between two computations
@@ -72,10 +73,8 @@ def test_a_prediction_is_what_was_sent_on_the_link_that_was_found(measured: Fram
 
 def test_aims_are_of_large_messages_only(measured: Frames) -> None:
     half, most = figures.judge("link-model", measured)
-    assert half.ours is not None
-    assert half.ours.value == pytest.approx(25.0)  # between 0 and 50 %
-    assert half.ours.n == BLOCKS
-    assert most.ours is not None
+    assert there(half.ours).value == pytest.approx(25.0)  # between 0 and 50 %
+    assert there(half.ours).n == BLOCKS
     assert (half.word, most.word) == ("does not hold", "does not hold")
     alone = frames(of("a", "dense", LARGE, 2, COMPUTING_S + EXACT.seconds(Cost(2, LARGE))))
     assert [verdict.word for verdict in figures.judge("link-model", alone)] == ["holds", "holds"]

@@ -15,6 +15,7 @@ from experiments import figures
 from experiments.figures import _predicted, shi2019_shi_scaling, survey_crossover, zhang_stable_dgc
 from experiments.figures._predicted import MODEL, Work, ethernet, exchange_s
 from sparsify import cost
+from tests.conftest import there
 
 COMPUTE_S = 0.5
 SELECT_S = {
@@ -64,12 +65,10 @@ def test_what_is_simulated_is_never_called_reproduced(item: str) -> None:
 
 
 def test_waiting_and_transferring_are_left_out_of_what_was_measured() -> None:
-    parts = _predicted.measured(frames(), "topk")
-    assert parts is not None
+    parts = there(_predicted.measured(frames(), "topk"))
     assert parts.compute_s == pytest.approx(COMPUTE_S)
     assert parts.select_s == pytest.approx(SELECT_S["topk"], rel=0.06)
-    twice = _predicted.measured(frames(), "topk", 2 * MODEL)
-    assert twice is not None
+    twice = there(_predicted.measured(frames(), "topk", 2 * MODEL))
     assert twice.select_s == pytest.approx(2 * parts.select_s)
     assert _predicted.measured(frames(), "sparcml") is None
 

@@ -18,6 +18,7 @@ from experiments.figures import _predicted
 from experiments.figures import zhang_stable_throughput as item
 from experiments.figures._predicted import Work
 from experiments.figures.runs import configs_of
+from tests.conftest import there
 
 TASK = "berttiny_ptb64"
 ELEMENTS = 10_000_000  # of task=vector
@@ -100,8 +101,7 @@ def test_time_to_the_loss_that_all_reach_is_steps_times_a_step() -> None:
     given = frames()
     assert item.level(given, TASK) == pytest.approx(9 - EPOCHS * min(FALLS.values()))
     # 3.5 below the start: dense after 7 epochs, Stable Top-K after 9.
-    value = item.times_as_soon(given, TASK, "stable_topk", "dense")
-    assert value is not None
+    value = there(item.times_as_soon(given, TASK, "stable_topk", "dense"))
     assert value.value == pytest.approx(7 * STEP_S["dense"] / (9 * STEP_S["stable_topk"]))
 
 
@@ -135,8 +135,7 @@ def test_the_computing_that_gives_a_ratio_gives_it() -> None:
     parts = {"dense": Work(0.0, 0.1), "stable_topk": Work(0.0, 0.2)}
     link, elements = large.LINKS["10 Gbit/s"], 345_000_000
     dense, own = (large.added_s(parts, each, elements, link) for each in parts)
-    seconds = large.computing_for(2.02, dense, own)
-    assert seconds is not None
+    seconds = there(large.computing_for(2.02, dense, own))
     again = large.speedup(parts, "stable_topk", elements, link, np.array([seconds]))
     assert again[0] == pytest.approx(2.02)
     assert large.computing_for(2.02, 0.1, 0.2) is None

@@ -19,6 +19,7 @@ from experiments.figures import yoon2022_fig3_slim as slim
 from experiments.figures import yoon2022_slow_links as slow_links
 from experiments.figures._reaching import Reached, reached, seconds_to, sooner, steps_to
 from experiments.figures.runs import configs_of, more_configs_of
+from tests.conftest import there
 
 ELEMENTS, WORKERS, EVERY = 924_186, 8, 49
 COMPUTE_S, WAIT_S = 0.05, 0.4
@@ -127,8 +128,7 @@ def test_all_turn_round_where_selecting_or_training_is_otherwise() -> None:
 def test_who_never_gets_there_is_not_sooner() -> None:
     never = frames(gains={"topk": 1.0})
     found = on("1 Gbit/s, simulated", "Top-k, 0.001", "dense", never)
-    assert found.ours is not None
-    assert found.ours.value == 0
+    assert there(found.ours).value == 0
     assert found.reason == "not in this direction"
     sooner = on(item.LOOPBACK, "dense", "Top-k", never)
     assert sooner.ours is not None
@@ -176,8 +176,7 @@ NEVER = Reached(900, np.inf)
 def test_ratios_are_paired_by_seed() -> None:
     slow = {0: Reached(90, 100), 1: Reached(190, 200), 2: Reached(390, 400)}
     fast = {2: Reached(190, 200), 0: Reached(45, 50), 1: Reached(95, 100)}
-    value = sooner(slow, fast, CERTAIN)
-    assert value is not None
+    value = there(sooner(slow, fast, CERTAIN))
     assert value.value == pytest.approx(4)
     assert value.n == 3
     assert sooner({0: NEVER}, {0: NEVER}, CERTAIN) is None
@@ -186,39 +185,32 @@ def test_ratios_are_paired_by_seed() -> None:
 
 def test_seeds_that_get_there_at_the_same_validation_are_not_certain() -> None:
     slow, fast = (dict.fromkeys(SEEDS, Reached(*ends)) for ends in ((200, 300), (100, 200)))
-    value = sooner(slow, fast, CERTAIN)
-    assert value is not None
+    value = there(sooner(slow, fast, CERTAIN))
     assert value.value == pytest.approx(3)
     assert [value.low, value.high] == pytest.approx([1.9 * 200 / 200, 2.1 * 300 / 100])
-    undecided = sooner(slow, fast, Value(2.0))
-    assert undecided is not None
+    undecided = there(sooner(slow, fast, Value(2.0)))
     assert (round(undecided.value, 9), undecided.low, undecided.n) == (3, None, 3)
-    seconds = seconds_to(slow, 0.5)
-    assert seconds is not None
+    seconds = there(seconds_to(slow, 0.5))
     assert [seconds.value, seconds.low, seconds.high] == pytest.approx([150, 100, 150])
 
 
 def test_who_gets_there_at_the_first_validation_may_have_done_so_at_once() -> None:
     slow, fast = (dict.fromkeys(SEEDS, Reached(*ends)) for ends in ((200, 300), (0, 100)))
-    value = sooner(slow, fast, CERTAIN)
-    assert value is not None
+    value = there(sooner(slow, fast, CERTAIN))
     assert [value.low, value.high] == pytest.approx([1.9 * 2, np.inf])
 
 
 def test_who_does_not_get_there_might_have_after_the_last_validation() -> None:
     there, never = dict.fromkeys(SEEDS, Reached(200, 300)), dict.fromkeys(SEEDS, NEVER)
-    value = sooner(there, never, CERTAIN)
-    assert value is not None
+    value = there(sooner(there, never, CERTAIN))
     assert [value.value, value.low, value.high] == pytest.approx([0, 0, 2.1 * 300 / 900])
-    value = sooner(never, there, CERTAIN)
-    assert value is not None
+    value = there(sooner(never, there, CERTAIN))
     assert [value.value, value.low, value.high] == pytest.approx([np.inf, 1.9 * 900 / 300, np.inf])
 
 
 def test_a_mean_time_needs_every_seed() -> None:
     assert seconds_to({0: Reached(5, 10), 1: NEVER}, 0.5) is None
     assert seconds_to({}, 0.5) is None
-    value = seconds_to({0: Reached(5, 10)}, 0.5)
-    assert value is not None
+    value = there(seconds_to({0: Reached(5, 10)}, 0.5))
     assert value.value == pytest.approx(5)
     assert value.low is None

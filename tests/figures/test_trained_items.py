@@ -21,6 +21,7 @@ from experiments import figures
 from experiments.config.config import Config
 from experiments.figures.runs import configs_of, more_configs_of
 from tests.analysis import synthetic
+from tests.conftest import there
 
 LOOKED = ("shi-distribution", "shi-bound", "stable-heatmap")
 TRAINED = ("shi-convergence", "stable-sweep", "eghlidi-table1")
@@ -139,13 +140,10 @@ def test_no_obvious_loss_is_one_point(tmp_path: Path) -> None:
             verdict("shi-convergence", frames, f"{method} loses no obvious accuracy, {task}")
             for method in ("Top-k", "Gaussian-k")
         )
-        assert topk.ours is not None
-        assert gaussian.ours is not None
-        assert (topk.ours.value, gaussian.ours.value) == pytest.approx((0.3, 5.0))
+        assert (there(topk.ours).value, there(gaussian.ours).value) == pytest.approx((0.3, 5.0))
         assert topk.word != gaussian.word
         above = verdict("shi-convergence", frames, f"Top-k ends above Random-k, {task}")
-        assert above.ours is not None
-        assert above.ours.value == pytest.approx(8.7)
+        assert there(above.ours).value == pytest.approx(8.7)
 
 
 def test_the_sweep_tells_small_buckets_and_rare_selection(tmp_path: Path) -> None:

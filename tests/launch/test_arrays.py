@@ -19,7 +19,7 @@ from experiments.config.plan import PlannedRun
 from experiments.figures.runs import name_and_configs
 from experiments.launch import arrays, submission
 from slurm.submit import sbatch_text
-from tests.conftest import Command
+from tests.conftest import Command, fine
 
 TEXTS = Path(__file__).parent / "sbatch"
 SHIPPED = ("devcluster", "generic_slurm", "neuron_a100", "neuron_v100")
@@ -58,8 +58,7 @@ def test_the_text_for_sbatch_is_the_recorded_one(cluster: str) -> None:
 def test_the_plan_shows_what_a_worker_is_started_by(
     here: Command, words: list[str], container: str | None, is_told_of_gpus: bool
 ) -> None:
-    done = here("plan", "fig1", "profile=paper", *words, "--sbatch")
-    assert done.returncode == 0, done.stderr
+    done = fine(here("plan", "fig1", "profile=paper", *words, "--sbatch"))
     (line,) = {line for line in done.stdout.splitlines() if "experiments.worker" in line}
     assert line.startswith("# ")
     assert ("--nv" in line) == is_told_of_gpus

@@ -16,7 +16,7 @@ from experiments.config.plan import PlannedRun
 from experiments.launch import local
 from slurm.emulated import network
 from slurm.emulated.network import EmulatedLink
-from tests.conftest import ROOT, Command, environment_for, refused
+from tests.conftest import ROOT, Command, environment_for, fine, refused
 from tests.slurm.emulated.links import await_gone, needs_namespaces
 from tests.worker.runs import wait_for
 
@@ -35,8 +35,7 @@ def alone(alpha_s: str) -> EmulatedLink:
 def test_a_run_s_workers_meet_over_the_link_and_its_record_says_what_they_found(
     here: Command, tmp_path: Path
 ) -> None:
-    done = here("run", *RUN, "method=topk", "cluster.link.alpha_s=0.000123")
-    assert done.returncode == 0, done.stderr
+    fine(here("run", *RUN, "method=topk", "cluster.link.alpha_s=0.000123"))
     (attempt,) = Store(tmp_path / "results" / "runs").all_valid()
     machine = attempt.manifest["provenance"]["machine"]
     assert machine["checked"] == ["link"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from analysis.records.store import Store
 from experiments.config.folders import Folders
-from tests.conftest import ROOT, environment_for
+from tests.conftest import ROOT, environment_for, fine
 from tests.worker.runs import recorded, wait_for
 
 STEPS = 200
@@ -42,8 +42,7 @@ def test_a_run_under_torchrun_stops_as_told_and_goes_on(tmp_path: Path) -> None:
     assert 0 < done < STEPS
     assert f"told to stop, saved at step {done}; run again to go on" in (tmp_path / "said").read_text()
 
-    again = subprocess.run(command, cwd=ROOT, env=around, timeout=100, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
+    fine(subprocess.run(command, cwd=ROOT, env=around, timeout=100, capture_output=True, text=True))
     assert [told["step"] for told in attempt.manifest["resumed"]] == [done]
     for rank in range(2):
         assert [line["step"] for line in recorded(attempt, rank)] == list(range(STEPS))

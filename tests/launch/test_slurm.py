@@ -12,7 +12,7 @@ from analysis.records.files import read_json
 from analysis.records.store import Attempt
 from experiments.launch.job_hooks import note_failure
 from slurm import environment, queue
-from tests.conftest import ROOT, refused
+from tests.conftest import ROOT, fine, refused, there
 from tests.launch import trouble_there
 from tests.launch.trouble_there import Bench
 from tests.launch.troubled import await_, faults_in
@@ -69,8 +69,7 @@ def test_a_figure_comes_out_of_real_arrays_and_is_then_only_redrawn(bench: Bench
     mark = tmp_path / "touched"
     odd = f"cluster.comment='a b; $(touch {mark}) `touch {mark}` \"q\"'"
     words = ("reproduce", "fig3", "profile=smoke", "cluster=devcluster", "container=none", conf(bench), odd)
-    done = bench.command(*words)
-    assert done.returncode == 0, done.stderr
+    done = fine(bench.command(*words))
     assert not mark.exists()
     assert "| verdict | claim |" in done.stdout
     assert "fig3: " in done.stdout
@@ -90,8 +89,7 @@ def test_a_figure_comes_out_of_real_arrays_and_is_then_only_redrawn(bench: Bench
 @pytest.mark.skipif(not sif(), reason="there is no image: `make sif`")
 def test_workers_run_inside_the_image(bench: Bench) -> None:
     words = [word for word in SMOKE if not word.startswith("container")]
-    done = bench.command("run", "method=topk", *words, "container=thin", conf(bench))
-    assert done.returncode == 0, done.stderr
+    fine(bench.command("run", "method=topk", *words, "container=thin", conf(bench)))
     (attempt,) = bench.folders.store.all_valid()
     assert len(attempt.manifest["provenance"]["image"]["sha256"]) == 64
     assert attempt.manifest["provenance"]["commit"]
@@ -100,8 +98,7 @@ def test_workers_run_inside_the_image(bench: Bench) -> None:
 @pytest.mark.horovod
 def test_horovod_over_slurm_ends_with_the_weights_of_torch(bench: Bench, tmp_path: Path) -> None:
     pytest.importorskip("horovod", reason="there is no Horovod: `make horovod`")
-    done = bench.command("run", "method=topk", *SMOKE, "comm=horovod", conf(bench))
-    assert done.returncode == 0, done.stderr
+    fine(bench.command("run", "method=topk", *SMOKE, "comm=horovod", conf(bench)))
     (attempt,) = bench.folders.store.all_valid()
     # Virtual ranks end with the weights of torch's processes, as tests/worker/test_resume.py has it.
     told, over_torch = orders(bench.folders.store, "method=topk", "cluster=virtual")
@@ -127,10 +124,8 @@ def test_plain_sbatch_makes_a_grid_in_one_allocation(bench: Bench, tmp_path: Pat
 
 
 def test_a_block_is_one_job(bench: Bench) -> None:
-    done = bench.command("submit", "method=dense,topk", *SMOKE, conf(bench), "launch.block=true")
-    assert done.returncode == 0, done.stderr
-    sweep = read_json(bench.folders.sweeps / done.stdout.strip() / "sweep.json")
-    assert sweep is not None
+    done = fine(bench.command("submit", "method=dense,topk", *SMOKE, conf(bench), "launch.block=true"))
+    sweep = there(read_json(bench.folders.sweeps / done.stdout.strip() / "sweep.json"))
     (array,) = sweep["arrays"]
     (job,) = array["jobs"]
     assert len(job["runs"]) == 2
@@ -159,8 +154,7 @@ def blame(bench: Bench, node: str) -> None:
 
 def test_a_node_that_failed_twice_is_avoided(bench: Bench) -> None:
     blame(bench, "n2")
-    done = bench.command("submit", "method=topk", *SMOKE, conf(bench), "cluster.sbatch=['--hold']")
-    assert done.returncode == 0, done.stderr
+    done = fine(bench.command("submit", "method=topk", *SMOKE, conf(bench), "cluster.sbatch=['--hold']"))
     text = next((bench.folders.sweeps / done.stdout.strip() / "a0").glob("*_submission.sh")).read_text()
     assert "#SBATCH --exclude=n2\n" in text
     assert bench.command("cancel", done.stdout.strip()).returncode == 0
@@ -244,8 +238,7 @@ def test_a_cluster_without_accounts_will_do(bench: Bench) -> None:
     say(bench.surroundings, SCRIPTS / "up", "no")
     try:
         assert queue.accounts(["1"]) == {}
-        done = bench.command("run", "method=topk", *SMOKE, conf(bench))
-        assert done.returncode == 0, done.stderr
+        done = fine(bench.command("run", "method=topk", *SMOKE, conf(bench)))
         done = bench.command(
             "submit", "method=topk", "seed=1", *SMOKE, conf(bench), "cluster.sbatch=['--hold']"
         )

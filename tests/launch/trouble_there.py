@@ -21,7 +21,7 @@ from experiments.config.folders import Folders
 from experiments.launch.attempt import UNFINISHED
 from experiments.launch.status import StatusView
 from slurm import environment, queue
-from tests.conftest import environment_for, python
+from tests.conftest import environment_for, fine, python, there
 from tests.launch.troubled import DEADLINE_S, STEPS, WORDS, Outcome, await_, faults_in, left_of, seed_of
 from tests.slurm.devcluster import SCRIPTS, STATE, say, speaking_to
 
@@ -56,8 +56,7 @@ class Bench:
     def submit(self, *words: str) -> list[Attempt]:
         """The attempts that were queued."""
         where = ("cluster=devcluster", f"cluster.slurm_conf={self.slurm_conf}")
-        done = self.command("submit", *WORDS, *where, *words)
-        assert done.returncode == 0, done.stderr
+        done = fine(self.command("submit", *WORDS, *where, *words))
         sweep = read_json(self.folders.sweeps / done.stdout.strip() / "sweep.json")
         assert sweep is not None, done.stderr
         runs = [run for array in sweep["arrays"] for job in array["jobs"] for run in job["runs"]]
@@ -108,8 +107,7 @@ def patience(attempts: Sized) -> float:
 
 def kill_a_worker(bench: Bench, attempt: Attempt) -> None:
     """kill -9 of a random rank's process"""
-    start = bench.newest_start(attempt)
-    assert start is not None
+    start = there(bench.newest_start(attempt))
     notes = [note for path in start.glob("worker*.json") if (note := read_json(path))]
     victim = random.Random(attempt.run_id).choice(sorted(notes, key=lambda note: int(note["rank"])))
     with contextlib.suppress(ProcessLookupError):  # it was quicker
@@ -132,8 +130,7 @@ def tell_to_stop(bench: Bench, attempt: Attempt) -> None:
 
 def cancel_and_submit_again(bench: Bench, attempt: Attempt) -> None:
     """cancel, and submit again"""
-    done = bench.command("cancel", attempt.run_id)
-    assert done.returncode == 0, done.stderr
+    done = fine(bench.command("cancel", attempt.run_id))
     if "nothing to cancel" in done.stderr:  # it was quicker
         return
     await_(lambda: str(attempt.job) not in queue.queue(), "the end of a cancelled job", pause=0.5)
@@ -144,10 +141,8 @@ def cancel_and_submit_again(bench: Bench, attempt: Attempt) -> None:
 
 def kill_its_task(bench: Bench, attempt: Attempt) -> None:
     """kill -9 of a task's process, whose child a worker is"""
-    start = bench.newest_start(attempt)
-    assert start is not None
-    worker = read_json(next(start.glob("worker*.json")))
-    assert worker is not None
+    start = there(bench.newest_start(attempt))
+    worker = there(read_json(next(start.glob("worker*.json"))))
     with contextlib.suppress(psutil.NoSuchProcess):  # it was quicker
         psutil.Process(psutil.Process(worker["pid"]).ppid()).kill()
 

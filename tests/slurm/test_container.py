@@ -23,7 +23,7 @@ import pytest
 
 from slurm import container, images
 from slurm.images import ImageChoice
-from tests.conftest import ROOT
+from tests.conftest import ROOT, there
 
 IMAGES = sorted(path.stem for path in (ROOT / "singularity").glob("*.args"))
 HERE = [Path(sys.prefix), Path(sys.base_prefix)]
@@ -184,16 +184,14 @@ def test_an_image_may_have_no_labels(tmp_path: Path, said: str, expected: dict[s
 
 def test_an_image_is_read_once(runtime: Path, tmp_path: Path) -> None:
     sif = a_sif(tmp_path / "x.sif")
-    first = container.facts(choice(sif))
-    assert first is not None
+    first = there(container.facts(choice(sif)))
     assert first["runtime_version"] == "apptainer 9.9.9"
     assert (first["file"], first["arch"], first["definition"]) == ("x.sif", "amd64", None)
     assert container.facts(choice(sif)) == first
     assert runtime.with_name("apptainer.log").read_text().count("inspect") == 1
     a_sif(sif, b"04")
     os.utime(sif, ns=(1, 1))  # a clock of coarse ticks must not hide that it is another file now
-    second = container.facts(choice(sif))
-    assert second is not None
+    second = there(container.facts(choice(sif)))
     assert second["sha256"] != first["sha256"]
 
 
@@ -367,8 +365,7 @@ def test_two_containers_take_a_step_together(thin: ImageChoice, tmp_path: Path) 
 
 
 def test_the_facts_of_a_real_image(thin: ImageChoice) -> None:
-    found = container.facts(thin)
-    assert found is not None
+    found = there(container.facts(thin))
     assert found["arch"] == images.here()
     assert found["definition"] == images.definition("thin")
     assert len(found["sha256"]) == 64

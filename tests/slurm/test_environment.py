@@ -7,14 +7,14 @@ import os
 import pytest
 
 from slurm import environment
+from tests.conftest import there
 
 OF_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 
 
 def test_torchrun_is_known_by_what_it_alone_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {**OF_TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
-    found = environment.joined()
-    assert found is not None
+    found = there(environment.joined())
     assert (found.starter, found.place.rank) == ("torchrun", 1)
 
 

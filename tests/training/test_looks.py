@@ -13,6 +13,7 @@ from experiments.training import looks
 from experiments.training.looks import DENSITIES, Looks, histogram, left_out, regions
 from sparsify.core.bucket import Bucket
 from sparsify.types import Sparse
+from tests.conftest import there
 from tests.training.digits import Lines
 
 
@@ -87,8 +88,7 @@ def test_what_stays_is_kept_and_what_moves_is_not() -> None:
 def test_small_tensors_are_seen_as_part_of_the_whole_only() -> None:
     log = LookLines()
     flat = torch.randn(1010, generator=torch.Generator().manual_seed(0))
-    watch = Looks([Bucket(flat, ("bias", "weight"), ((10,), (1000,)))], log, 1, 0).at(0)
-    assert watch is not None
+    watch = there(Looks([Bucket(flat, ("bias", "weight"), ((10,), (1000,)))], log, 1, 0).at(0))
     watch(flat, topk(flat, 10))
     assert [line["of"] for line in log.of("histogram")] == ["weight", ALL]
     assert {line["of"]: line["values"] for line in log.of("size")} == {"weight": [1000.0], ALL: [1010.0]}
@@ -98,8 +98,7 @@ def test_of_several_buckets_each_is_a_whole_of_its_own() -> None:
     log = LookLines()
     flat = torch.randn(3000, generator=torch.Generator().manual_seed(0))
     buckets = [Bucket(flat[:1000], ("b",), ((1000,),)), Bucket(flat[1000:], ("a",), ((2000,),))]
-    watch = Looks(buckets, log, 1, 0).at(0)
-    assert watch is not None
+    watch = there(Looks(buckets, log, 1, 0).at(0))
     for bucket in buckets:
         watch(bucket.flat, topk(bucket.flat, 10))
     assert [line["of"] for line in log.of("left_out")] == ["b", "a"]

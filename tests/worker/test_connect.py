@@ -17,6 +17,7 @@ from experiments.worker import connect, run
 from slurm.environment import WorkerPlace
 from sparsify.comm import WorkerLost
 from sparsify.comm.torch import TorchComm, come
+from tests.conftest import there
 from tests.worker.runs import orders
 
 CPU = torch.device("cpu")
@@ -27,8 +28,7 @@ def test_workers_of_several_machines_find_rank_0(tmp_path: Path) -> None:
     second, address = connect.open_store(tmp_path, WorkerPlace(1, 2, 0), False, None, timedelta(seconds=5))
     first.set("word", "heard")
     assert second.get("word") == b"heard"
-    note = read_json(tmp_path / connect.NOTE)
-    assert note is not None
+    note = there(read_json(tmp_path / connect.NOTE))
     assert address in note["addresses"]
 
 

@@ -11,6 +11,7 @@ from analysis.records.steps import warm
 from analysis.records.store import Attempt, Store
 from analysis.stats import slowdown
 from experiments.training.stop import Preempted
+from tests.conftest import there
 from tests.worker.runs import StopAt, carry_out, orders, recorded, start_workers
 
 VARIANTS = (
@@ -46,8 +47,7 @@ def check_whole(attempt: Attempt) -> None:
         assert warm(frames, key).n == 3 * 2
         steps_with_spans = frames.spans[frames.spans["key"] == key]["step"].nunique()
         assert steps_with_spans == STEPS - 2
-    ratio = slowdown(frames, [topk], [dense])
-    assert ratio is not None
+    ratio = there(slowdown(frames, [topk], [dense]))
     assert (ratio.n, ratio.of) == (3, "blocks")
     assert ratio.half_width <= ended["half_width"] * (1 + 1e-6)
     validating = frames.steps[frames.steps["validate_s"].notna()]

@@ -11,7 +11,7 @@ import analysis
 from analysis.records import columns
 from analysis.records.files import write_json
 from analysis.records.frames import Frames
-from tests.conftest import Command
+from tests.conftest import Command, fine
 
 # Of each kind of run one that takes a second: with held-out data, in the published protocol, alone; on nodes.
 RUNS = (
@@ -26,8 +26,7 @@ RUNS = (
 def everything(tmp_path: Path, here: Command) -> Frames:
     """These runs, and those that the repository ships."""
     for words in RUNS:
-        done = here("run", "task=cnn_digits", "profile=smoke", *words)
-        assert done.returncode == 0, done.stderr
+        fine(here("run", "task=cnn_digits", "profile=smoke", *words))
     runs = [path.name for path in (tmp_path / "results" / "runs").iterdir()]
     (tmp_path / "results" / "records" / "sweeps").mkdir(parents=True)
     write_json(tmp_path / "results" / "records" / "sweeps" / "thesis.json", {"runs": runs})

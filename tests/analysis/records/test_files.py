@@ -16,7 +16,7 @@ import pytest
 from analysis.records.files import MOST_BYTES, Damaged, read_as, read_bytes, read_json, write_atomic
 from analysis.records.log import Disturbed, Held, RankLog, lock_holder, read_lines, whole_lines
 from analysis.records.schema import LogLine, Manifest, StepLine
-from tests.conftest import ROOT
+from tests.conftest import ROOT, there
 
 
 def test_lines_wait_in_memory_until_flushed(tmp_path: Path) -> None:
@@ -104,8 +104,7 @@ def test_an_object_is_read_as_its_schema_says_and_keeps_what_that_does_not_name(
     path = tmp_path / "run.json"
     assert read_as(path, Manifest) is None
     path.write_text('{"state": "ok", "steps": 8, "more": 1}')
-    manifest = read_as(path, Manifest)
-    assert manifest is not None
+    manifest = there(read_as(path, Manifest))
     assert (manifest.state, manifest.steps) == ("ok", 8)
     assert read_json(path) == {"state": "ok", "steps": 8, "more": 1}
 

@@ -22,7 +22,7 @@ from experiments.worker import connect
 from slurm import environment
 from sparsify import names
 from sparsify.comm import virtual
-from tests.conftest import ROOT, environment_for, python, refused
+from tests.conftest import ROOT, environment_for, fine, python, refused
 from tests.sparsify import worker_functions
 from tests.sparsify.laws import live
 from tests.sparsify.worker_functions import on_processes
@@ -159,8 +159,7 @@ def test_a_run_is_the_same_over_horovod_and_on_virtual_ranks(method: str, how: s
     as on virtual ranks, too: test_backends.py.
     """
     words = (f"method={method}", *(["method.density=0.01"] * (method == "topk")))
-    done = run(tmp_path / "horovod", *words, "comm=horovod", how=how)
-    assert done.returncode == 0, done.stderr
+    done = fine(run(tmp_path / "horovod", *words, "comm=horovod", how=how))
     ours, weights = losses_and_weights(tmp_path / "horovod" / "runs")
     assert done.stdout.count("attempt 1: ok") == 1  # one of the processes speaks
     theirs, expected = on_virtual_ranks(tmp_path / "virtual", *words)
@@ -168,8 +167,7 @@ def test_a_run_is_the_same_over_horovod_and_on_virtual_ranks(method: str, how: s
     assert weights == expected  # two addends have one order, whoever adds them
     assert torch.equal(ours, theirs)
     if how == "horovodrun":  # the quicker of the two
-        again = run(tmp_path / "horovod", *words, "comm=horovod", how=how)
-        assert again.returncode == 0, again.stderr
+        again = fine(run(tmp_path / "horovod", *words, "comm=horovod", how=how))
         assert again.stderr.count("already measured") == 1
 
 
@@ -220,8 +218,7 @@ def test_horovod_and_virtual_ranks_exclude_each_other() -> None:
 def test_as_published_waits_once_for_values_and_indices(tmp_path: Path) -> None:
     """And ends with the weights of virtual ranks."""
     words = ("method=topk", "method.density=0.01", "method.packed=false", "timing.mode=as_published")
-    done = run(tmp_path, *words, "comm=horovod", workers=3)
-    assert done.returncode == 0, done.stderr
+    fine(run(tmp_path, *words, "comm=horovod", workers=3))
     losses, weights = losses_and_weights(tmp_path / "runs")
     theirs, expected = on_virtual_ranks(tmp_path / "virtual", *words, workers=3)
     assert weights == expected  # gathered values are added in the order of the ranks

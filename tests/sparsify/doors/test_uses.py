@@ -25,6 +25,7 @@ from sparsify.comm.torch import TorchComm
 from sparsify.doors import wrapping
 from sparsify.doors.engine import StepReport
 from sparsify.doors.optimiser import DistributedOptimiser
+from tests.conftest import there
 from tests.sparsify.doors.uses import CHANGES, LR, Net, check_balanced, loss_of, net, train, weights
 
 
@@ -47,8 +48,7 @@ def owed_by(optimiser: DistributedOptimiser) -> dict[str, Tensor]:
     grads = {name: grad for (name, _), grad in zip(gradients.parameters, gradients.grads, strict=True)}
     found = {}
     for bucket, state in zip(gradients.buckets, aggregator.states, strict=True):
-        residual = aggregator.method.residual(state)
-        assert residual is not None
+        residual = there(aggregator.method.residual(state))
         grad = grads[bucket.names[0]]
         pairs = torch.view_as_complex(residual.view(-1, 2)) if grad.is_complex() else residual
         found[bucket.names[0]] = pairs.as_strided(grad.shape, grad.stride()).clone()
@@ -552,8 +552,7 @@ def test_the_last_report_has_density_and_bytes() -> None:
         assert optimiser.last_report is None
         step(model, optimiser, comm.rank)
         n, k = sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters()) // 5
-        report = optimiser.last_report
-        assert report is not None
+        report = there(optimiser.last_report)
         assert (report.selected, report.num_elements, report.sent_density) == (k, n, k / n)
         assert report.density == report.sent_density
         assert report.wire_bytes == k * (4 + next(model.parameters()).element_size())  # to one other worker
