@@ -67,14 +67,18 @@ def environment_for(results: Path, **extra: str) -> dict[str, str]:
     return {**clean, "SPARSIFY_RESULTS": str(results), "PYTHONWARNINGS": "error::ResourceWarning", **extra}
 
 
-def python(
+def process(
     *words: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, timeout_s: float = 600
 ) -> subprocess.CompletedProcess[str]:
-    """What a process of Python of its own printed, and its exit code."""
+    """What a program printed, and its exit code."""
     return subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s,
-        check=False,
-    )  # fmt: skip
+        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def python(*words: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    """The same of a Python of its own."""
+    return process(sys.executable, *words, **how)
 
 
 def loaded_by(code: str) -> set[str]:

@@ -11,17 +11,14 @@ from pathlib import Path
 import pytest
 
 from analysis.records.store import Store
-from tests.conftest import ROOT, Command, environment_for
+from tests.conftest import ROOT, Command, environment_for, fine, process
 
 CALL = f"{shlex.quote(sys.executable)} -m experiments"
 PLAN = f"{CALL} plan method=topk cluster=generic_slurm profile=smoke task=cnn_digits"
 
 
 def shell(script: str, results: Path, **extra: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", script], cwd=ROOT, env=environment_for(results, **extra),
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return process("bash", "-c", script, env=environment_for(results, **extra))
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
@@ -51,11 +48,8 @@ def test_a_working_folder_that_is_gone_is_named(tmp_path: Path) -> None:
 def test_few_letters_no_home_and_no_columns_are_enough(tmp_path: Path, bare: bool) -> None:
     results = tmp_path / "Läufe"
     settings = {"PYTHONIOENCODING": "ascii", "SPARSIFY_RESULTS": str(results), "COLUMNS": "0", "TERM": "dumb"}
-    done = subprocess.run(
-        [*shlex.split(PLAN), "--sbatch"], cwd=ROOT, env=settings if bare else {**os.environ, **settings},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    around = settings if bare else {**os.environ, **settings}
+    done = fine(process(*shlex.split(PLAN), "--sbatch", env=around))
     assert r"L\xe4ufe" in done.stdout
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, there
+from tests.conftest import ROOT, process, there
 
 Make = Callable[..., "subprocess.CompletedProcess[str]"]
 # As venv does: bin/python first, then pip, which fails where Debian's python3-venv is not installed.
@@ -47,10 +47,8 @@ esac
 
     def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "calls").write_text("")
-        return subprocess.run(
-            ["make", "PYTHON=./python", "VENV=venv", "TORCH=cuda", *words],
-            cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, **variables},
-        )  # fmt: skip
+        command = ("make", "PYTHON=./python", "VENV=venv", "TORCH=cuda", *words)
+        return process(*command, cwd=tmp_path, env={**os.environ, **variables})
 
     return run
 

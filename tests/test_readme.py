@@ -7,7 +7,6 @@ import csv
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +35,7 @@ from experiments.config.folders import Folders
 from experiments.figures.runs import name_and_configs
 from sparsify.comm import virtual
 from tests.analysis.shipped import shipped as shipped_files
-from tests.conftest import ROOT
+from tests.conftest import ROOT, fine, process
 from tests.sparsify import worker_functions
 from tests.sparsify.laws import live, mass
 from tests.sparsify.worker_functions import on_processes
@@ -190,7 +189,7 @@ def test_make_targets_exist() -> None:
     named -= {"reproduce-"}  # `make reproduce-<item>`
     assert "reproduce-fig4" in named
     for target in sorted(named):
-        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = process("make", "-n", target)
         assert done.returncode == 0, (target, done.stderr)
         if target.startswith("reproduce-"):
             assert target.removeprefix("reproduce-") in figures.items()
@@ -204,7 +203,7 @@ def test_benchmarks_exist() -> None:
 
 
 def test_make_help_lists_every_target() -> None:
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = fine(process("make", "help"))
     for target in ("help", "reproduce-%", "test", "lint", "figures", "collect", "bench", "clean"):
         assert f"make {target}" in done.stdout
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, fine, process
 
 
 def shipped(folder: Path | str) -> set[str]:
     """The entries of a folder that git has, by the names of their Python files."""
-    done = subprocess.run(
-        ["git", "ls-files", f"{ROOT / folder}/[!_]*.py"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = fine(process("git", "ls-files", f"{ROOT / folder}/[!_]*.py"))
     return {Path(name).stem for name in done.stdout.split()}

@@ -63,7 +63,7 @@ def test_against_a_reference_shares_are_subtracted_and_times_divided_seed_by_see
 def test_differences_of_shares_are_paired(frames: Frames) -> None:
     dense, topk = OVER.points(frames)[:2]
     assert dense.against is None
-    pairs = [here - there for here, there in zip(topk.samples, dense.samples, strict=True)]
+    pairs = [ours - theirs for ours, theirs in zip(topk.samples, dense.samples, strict=True)]
     assert there(topk.against).value == pytest.approx(sum(pairs) / 3)
 
 

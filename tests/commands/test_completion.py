@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments import commands
-from tests.conftest import ROOT, Command, environment_for, fine, python
+from tests.conftest import Command, environment_for, fine, process, python
 
 HEAVY = {"torch", "pandas", "numpy", "hydra", "omegaconf", "griffe", "matplotlib"}
 
@@ -79,9 +78,7 @@ def test_bash_is_given_the_answer_and_left_alone_with_other_words(tmp_path: Path
             f'eval "$({python} -m experiments completion bash)"; COMP_WORDS=({words}); COMP_LINE={line!r};'
             f"COMP_POINT={len(line)}; _python_m_experiments {python} 2>&1; echo ${{COMPREPLY[*]}}"
         )
-        done = subprocess.run(
-            ["bash", "-c", script], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=True
-        )
+        done = fine(process("bash", "-c", script))
         assert done.stdout.strip().splitlines()[-1:] == ([answer] if answer else []), done.stderr
 
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 from experiments.config import code_version
 from experiments.config.code_version import FOLDERS
-from tests.conftest import ROOT, python
+from tests.conftest import fine, process, python
 
 DIGEST = "from experiments.config.code_version import digest; print(digest())"
 
 
 def digest_in(copy: Path) -> str:
-    return python("-c", DIGEST, cwd=copy).stdout.strip()
+    return fine(python("-c", DIGEST, cwd=copy)).stdout.strip()
 
 
 def test_a_copy_holds_all_that_the_packages_hold_and_has_the_same_digest(tmp_path: Path) -> None:
-    tracked = subprocess.run(
-        ["git", "ls-files", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    tracked = fine(process("git", "ls-files", *FOLDERS)).stdout.splitlines()
     copy = code_version.copy_into(tmp_path)
     copied = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
     assert "sparsify/kernels/native.cpp" in copied

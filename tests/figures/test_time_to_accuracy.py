@@ -201,10 +201,10 @@ def test_who_gets_there_at_the_first_validation_may_have_done_so_at_once() -> No
 
 
 def test_who_does_not_get_there_might_have_after_the_last_validation() -> None:
-    there, never = dict.fromkeys(SEEDS, Reached(200, 300)), dict.fromkeys(SEEDS, NEVER)
-    value = there(sooner(there, never, CERTAIN))
+    arrived, never = dict.fromkeys(SEEDS, Reached(200, 300)), dict.fromkeys(SEEDS, NEVER)
+    value = there(sooner(arrived, never, CERTAIN))
     assert [value.value, value.low, value.high] == pytest.approx([0, 0, 2.1 * 300 / 900])
-    value = there(sooner(never, there, CERTAIN))
+    value = there(sooner(never, arrived, CERTAIN))
     assert [value.value, value.low, value.high] == pytest.approx([np.inf, 1.9 * 900 / 300, np.inf])
 
 

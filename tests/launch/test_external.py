@@ -10,7 +10,7 @@ from pathlib import Path
 
 from analysis.records.store import Store
 from experiments.config.folders import Folders
-from tests.conftest import ROOT, environment_for, fine
+from tests.conftest import ROOT, environment_for, fine, process
 from tests.worker.runs import recorded, wait_for
 
 STEPS = 200
@@ -42,7 +42,7 @@ def test_a_run_under_torchrun_stops_as_told_and_goes_on(tmp_path: Path) -> None:
     assert 0 < done < STEPS
     assert f"told to stop, saved at step {done}; run again to go on" in (tmp_path / "said").read_text()
 
-    fine(subprocess.run(command, cwd=ROOT, env=around, timeout=100, capture_output=True, text=True))
+    fine(process(*command, env=around))
     assert [told["step"] for told in attempt.manifest["resumed"]] == [done]
     for rank in range(2):
         assert [line["step"] for line in recorded(attempt, rank)] == list(range(STEPS))

@@ -22,7 +22,7 @@ from experiments.worker import connect
 from slurm import environment
 from sparsify import names
 from sparsify.comm import virtual
-from tests.conftest import ROOT, environment_for, fine, python, refused
+from tests.conftest import ROOT, environment_for, fine, process, python, refused
 from tests.sparsify import worker_functions
 from tests.sparsify.laws import live
 from tests.sparsify.worker_functions import on_processes
@@ -120,15 +120,8 @@ def test_values_and_indices_in_flight_together_still_count_as_two_collectives(na
 def run(results: Path, *words: str, how: str = "", workers: int = 2) -> subprocess.CompletedProcess[str]:
     """`python -m experiments run ...`, by itself or as so many processes of mpirun or horovodrun."""
     starter = [*HOW[how], str(workers)] if how else []
-    return subprocess.run(
-        [*starter, sys.executable, "-m", "experiments", "run", *WORDS, f"workers={workers}", *words],
-        cwd=ROOT,
-        env=environment_for(results, OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    command = (*starter, sys.executable, "-m", "experiments", "run", *WORDS, f"workers={workers}", *words)
+    return process(*command, env=environment_for(results, OMP_NUM_THREADS="1"))
 
 
 def on_virtual_ranks(folder: Path, *words: str, workers: int = 2) -> tuple[Tensor, str]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +22,7 @@ from sparsify import kernels
 from sparsify.core import host_sync
 from sparsify.kernels import Eager
 from sparsify.types import SearchStats, Sparse
-from tests.conftest import ROOT, there
+from tests.conftest import python, there
 
 CUDA = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -407,9 +405,8 @@ class TestOnTheDevice:
 
 def passed_in_the_interpreter(file: str) -> int:
     """How many tests of this file pass there; none may fail."""
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", file]
-    surroundings = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(words, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False)
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", file)
+    done = python(*words, env={**os.environ, "TRITON_INTERPRET": "1"}, timeout_s=3600)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
     passed = there(re.search(r"(\d+) passed", done.stdout))
     return int(passed[1])
