@@ -76,8 +76,7 @@ def test_of_communication_only_the_wait_is_explained() -> None:
     frames = recorded({"select": 0.02})
     share = explained(frames, ["k"], "selection", COMMUNICATION)
     wait = waits_ms(frames, ["k"])["wait"]
-    assert share is not None
-    assert share.value == pytest.approx(100 * wait / (wait + 1e3 * TRANSFER_S))
+    assert there(share).value == pytest.approx(100 * wait / (wait + 1e3 * TRANSFER_S))
 
 
 def test_where_everybody_waits_for_a_rank_that_is_late_by_chance_a_slow_selection_is_not_blamed() -> None:

@@ -236,8 +236,7 @@ def test_ctrl_c_lets_the_workers_save_and_a_second_one_ends_them(tmp_path: Path)
         (worker, *_) = workers_of(results).values()
         os.kill(worker, signal.SIGSTOP)  # the others wait for it, and nothing can be saved
         os.killpg(process.pid, signal.SIGINT)
-        assert process.stderr is not None
-        while "ending" not in process.stderr.readline():
+        while "ending" not in there(process.stderr).readline():
             pass
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)

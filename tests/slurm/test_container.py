@@ -306,8 +306,7 @@ def started(thin: ImageChoice) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A worker in a container, and its own process id."""
     with subprocess.Popen(wrapped(thin, "-u", "-c", WORKER), stdout=subprocess.PIPE, text=True) as outer:
         try:
-            assert outer.stdout is not None
-            yield outer, int(outer.stdout.readline())
+            yield outer, int(there(outer.stdout).readline())
         finally:
             outer.kill()
 

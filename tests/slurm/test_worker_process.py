@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, there
 
 WORKER = """
 import os, time
@@ -47,8 +47,7 @@ def test_a_worker_ends_with_its_starter(starter: str, takes: str, watch: str, tm
     around = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", starter, str(tmp_path)]
     parent = subprocess.Popen(command, env=around, stdout=subprocess.PIPE)
-    assert parent.stdout is not None
-    assert parent.stdout.readline() == b"begun\n"
+    assert there(parent.stdout).readline() == b"begun\n"
     (child,) = psutil.Process(parent.pid).children()
     assert child.is_running()
     parent.kill()

@@ -32,7 +32,7 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import NonFinite
 from sparsify.doors.optimiser import DistributedOptimiser
-from tests.conftest import ROOT
+from tests.conftest import ROOT, there
 from tests.sparsify import laws
 from tests.sparsify.doors import uses_ddp, uses_overlap
 from tests.sparsify.laws import SHAPES
@@ -98,8 +98,7 @@ def updates_of_every_method(comm: Comm, now: Callable[[], float]) -> dict[str, t
         updates = []
         for step in range(8):
             for _, p in parameters:
-                assert p.grad is not None
-                p.grad.copy_(laws.gradient(comm.rank, step, tuple(p.shape)))
+                there(p.grad).copy_(laws.gradient(comm.rank, step, tuple(p.shape)))
             aggregator.aggregate()
             updates.append(aggregator.gradients.flat.clone())
         found[name] = torch.stack(updates)

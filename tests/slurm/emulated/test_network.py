@@ -18,7 +18,7 @@ import pytest
 
 from slurm.emulated import network, switch
 from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check, has_root
-from tests.conftest import ROOT
+from tests.conftest import ROOT, there
 from tests.slurm.emulated.links import a_link, await_gone, devices, needs_namespaces, processes
 
 SLOW, FAST = 4e6, 1e9  # bytes per second
@@ -66,8 +66,7 @@ def python(made: EmulatedNetwork, node: int, code: str, *words: str) -> subproce
 def seconds_to_send(made: EmulatedNetwork, senders: list[int], num_bytes: int) -> float:
     """From these nodes to node 0, all at once."""
     with python(made, 0, RECEIVE, str(len(senders))) as receiver:
-        assert receiver.stdout is not None
-        assert receiver.stdout.readline() == "ready\n"
+        assert there(receiver.stdout).readline() == "ready\n"
         began = time.perf_counter()
         ends = [python(made, node, SEND, switch.address(0), str(num_bytes)) for node in senders]
         for end in ends:

@@ -285,14 +285,12 @@ def test_a_step_may_be_skipped_after_averaging() -> None:
             optimiser.zero_grad()
             (loss_of(model, comm.rank, at) * 8).backward()
             if at == 1 and comm.rank == 1:
-                assert model.output.bias.grad is not None
-                model.output.bias.grad[0] = torch.nan
+                there(model.output.bias.grad)[0] = torch.nan
             if optimiser.aggregate(8.0) is None:
                 assert at == 1
                 continue
             for p in model.parameters():
-                assert p.grad is not None
-                p.grad.div_(8.0)
+                there(p.grad).div_(8.0)
             optimiser.step()
         return weights(model)
 
@@ -339,8 +337,7 @@ def test_a_grad_scaler_that_was_handed_over_works_as_documented(recipe: Callable
             optimiser.zero_grad()
             scaler.scale(loss_of(model, comm.rank, at)).backward()
             if at == OVERFLOW and comm.rank == 1:
-                assert model.output.weight.grad is not None
-                model.output.weight.grad[0, 0] = torch.inf
+                there(model.output.weight.grad)[0, 0] = torch.inf
             recipe(scaler, optimiser, model)
             scaler.step(optimiser)
             scaler.update()
@@ -585,8 +582,7 @@ def test_hooks_see_the_average_once_a_step() -> None:
 
         def note(which: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             assert which is optimiser
-            assert model.output.bias.grad is not None
-            seen.append(model.output.bias.grad.clone())
+            seen.append(there(model.output.bias.grad).clone())
 
         optimiser.register_step_pre_hook(note)
         optimiser.register_step_post_hook(note)

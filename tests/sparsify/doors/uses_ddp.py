@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsify
 from sparsify.doors.ddp import DDPHook
+from tests.conftest import there
 from tests.sparsify.doors import uses
 from tests.sparsify.doors.uses import CHANGES, LR, Lived, Net
 
@@ -154,8 +155,7 @@ def plain(rank: int, steps: int = 6, **how: Any) -> Lived:
         training.optimiser.zero_grad()
         training.backward(step)
         training.step()
-        assert training.hook.last_report is not None
-        assert training.hook.last_report.selected > 0
+        assert there(training.hook.last_report).selected > 0
     assert training.hook.steps == steps
     return training.lived()
 
