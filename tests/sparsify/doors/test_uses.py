@@ -6,7 +6,6 @@ import copy
 import itertools
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -790,6 +789,11 @@ def a_density_warmup_without_epochs(comm: Comm) -> None:
     step(model, wrap(comm, model, density_warmup=[0.5]), comm.rank)
 
 
+@refused("steps_per_epoch=2.5 must be a whole number above 0")
+def half_a_step_an_epoch(comm: Comm) -> None:
+    wrap(comm, net(), steps_per_epoch=2.5)
+
+
 @refused("the epoch follows from steps_per_epoch; leave one of them out")
 def saying_the_epoch_twice(comm: Comm) -> None:
     wrap(comm, net(), steps_per_epoch=2).epoch = 1
@@ -833,6 +837,16 @@ def a_method_by_name(comm: Comm) -> None:
     DistributedOptimiser(torch.optim.SGD(model.parameters(), lr=LR), model, "topk", comm)  # type: ignore[arg-type]
 
 
+@refused("scaler=1024.0 is no torch.amp.GradScaler; with others call aggregate.scale.")
+def a_scale_for_a_scaler(comm: Comm) -> None:
+    wrap(comm, net(), scaler=1024.0)
+
+
+@refused("seed='0' must be a whole number")
+def a_seed_in_words(comm: Comm) -> None:
+    wrap(comm, net(), seed="0")
+
+
 @refused("NoRate has no learning rate for feedback in the learning-rate domain to follow")
 def no_rate_to_follow(comm: Comm) -> None:
     class NoRate(torch.optim.Optimizer):
@@ -843,29 +857,14 @@ def no_rate_to_follow(comm: Comm) -> None:
     step(model, wrap(comm, model, inner=NoRate(model.parameters()), feedback="learning_rate"), comm.rank)
 
 
-def wrapped(comm: Comm, make: Callable[[], nn.Module] = net, **choices: Any) -> None:
-    wrap(comm, make(), **choices)
+@refused("weight has no shape yet; run one batch through the model first")
+def a_lazy_model(comm: Comm) -> None:
+    wrap(comm, nn.LazyLinear(3))
 
 
-REFUSED |= {
-    "half_a_step_an_epoch": (
-        partial(wrapped, steps_per_epoch=2.5),
-        "steps_per_epoch=2.5 must be a whole number above 0",
-    ),
-    "a_scale_for_a_scaler": (
-        partial(wrapped, scaler=1024.0),
-        "scaler=1024.0 is no torch.amp.GradScaler; with others call aggregate.scale.",
-    ),
-    "a_seed_in_words": (partial(wrapped, seed="0"), "seed='0' must be a whole number"),
-    "a_lazy_model": (
-        partial(wrapped, partial(nn.LazyLinear, 3)),
-        "weight has no shape yet; run one batch through the model first",
-    ),
-    "a_model_without_weights": (
-        partial(wrapped, partial(nn.Linear, 3, 3, device="meta")),
-        "weight is on the meta device",
-    ),
-}
+@refused("weight is on the meta device")
+def a_model_without_weights(comm: Comm) -> None:
+    wrap(comm, nn.Linear(3, 3, device="meta"))
 
 
 @refused("weight was made in inference mode")
