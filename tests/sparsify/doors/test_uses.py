@@ -59,7 +59,8 @@ def begun(
 ) -> tuple[Net, DistributedOptimiser]:
     """A model and its optimiser after backward; is the loss's scaler handed over?"""
     model = net()
-    optimiser = wrap(comm, model, **({"scaler": scaler} if is_known else {}))
+    known: dict[str, Any] = {"scaler": scaler} if is_known else {}
+    optimiser = wrap(comm, model, **known)
     loss = loss_of(model, comm.rank, 0)
     (scaler.scale(loss) if scaler else loss).backward()
     return model, optimiser
@@ -548,7 +549,8 @@ def test_the_last_report_has_density_and_bytes() -> None:
         assert optimiser.last_report is None
         step(model, optimiser, comm.rank)
         n, k = sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters()) // 5
-        report = there(optimiser.last_report)
+        report = optimiser.last_report
+        assert report is not None
         assert (report.selected, report.num_elements, report.sent_density) == (k, n, k / n)
         assert report.density == report.sent_density
         assert report.wire_bytes == k * (4 + next(model.parameters()).element_size())  # to one other worker
