@@ -38,7 +38,6 @@ class GpuPart(Struct, frozen=True, forbid_unknown_fields=True):
         return (self.toy_min, TOY_LIMIT_MIN) if rehearsal else (self.expected_min, self.limit_min)
 
     def command(self, rehearsal: bool) -> list[str]:
-        """The words of the process."""
         words = shlex.split(self.toy if rehearsal else self.real)
         module = words if words[0].startswith("-") else ["-m", "experiments", *words]
         return [*([] if rehearsal else shlex.split(self.under)), sys.executable, *module]

@@ -20,7 +20,7 @@ from analysis.records.files import write_atomic
 from experiments.config import data_root
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
-from experiments.training.networks import vgg16
+from experiments.training.networks import resnet18, vgg16
 from experiments.training.replica import set_learning_rate
 from experiments.training.task import Task
 from sparsify.comm import virtual
@@ -113,24 +113,10 @@ def inputs(name: str, n: int, turns: int, kept: Path, device: torch.device) -> S
     return first_tied(n, turns, device) if name == FIRST_TIED else synthetic(name, n, turns, device)
 
 
-def resnet18(channels: int, pixels: int, classes: int) -> nn.Module:
-    """ResNet-18 for small images: 11,173,962 parameters. He et al. 2016, with the stem usual for CIFAR: one
-    convolution 3 x 3 instead of 7 x 7, and no pooling after it.
-    """
-    from torchvision import models
-
-    model: nn.Module = models.resnet18(num_classes=classes)
-    model.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
-    model.maxpool = nn.Identity()
-    return model
-
-
 NETWORKS: dict[str, tuple[Callable[[int, int, int], nn.Module], int]] = {
     "vgg16": (vgg16, 14_728_266),
     "resnet18": (resnet18, 11_173_962),
 }
-
-
 DISTRIBUTIONS = (*SYNTHETIC, FIRST_TIED, *NETWORKS)
 
 

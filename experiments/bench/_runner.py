@@ -161,7 +161,6 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def shown(bench: Bench, case: Record, rows: list[Record]) -> str:
-    """The rows of a case as they are printed."""
     lines = [f"\n### {bench.title(case)}\n"] if bench.title else []
     if bench.text:
         return "\n".join([*lines, bench.text(rows)])
@@ -194,7 +193,6 @@ class Cells(string.Formatter):
         return (value[inner] if inner and value is not None else value), first
 
     def format_field(self, value: Any, form: str) -> str:
-        """One field, in a format for numbers."""
         if value is None:
             return ""
         if isinstance(value, dict):
@@ -222,7 +220,6 @@ def newest(store: Path) -> dict[str, list[Record]]:
 
 
 def text_of(records: Iterable[Record]) -> str:
-    """Records as lines."""
     return "".join(json.dumps(record) + "\n" for record in records)
 
 

@@ -39,8 +39,6 @@ UNITS = {"time of a step": "ms", "CPU time": "ms", "fallbacks": "%", "speed": "G
 
 
 class RatioSpread(Struct, frozen=True):
-    """A ratio of two times."""
-
     median: Finite
     low: Finite
     high: Finite
@@ -152,11 +150,7 @@ def redraw(folders: Folders, say: Callable[[str], None] = print) -> list[Path]:
 
 
 def draw_one(store: Path, folder: Path, say: Callable[[str], None] = print) -> Path:
-    """One device's picture (returned, PNG and PDF) and page.
-
-    Raises:
-        Damaged: it has no records of this kind.
-    """
+    """One device's picture (returned, PNG and PDF) and page; Damaged where it has no such records."""
     rows, starts = read(store, say)
     if not rows:
         raise Damaged(store, "has no row of a case")
@@ -171,10 +165,11 @@ def draw(rows: Sequence[Record]) -> plots.Figure:
     done = [row for row in rows if "median_ms" in row and row["distribution"] == NORMAL]
     by_n = [row for row in done if row["density"] == DENSITY] or done
     n, floor = dense_n(done), floor_of(done)
+    densities = sorted({row["density"] for row in by_n}) or [DENSITY]
     by_density = [row for row in done if row["n"] == n and row["row"] != floor]
     times = lines(
         by_n, "n", lambda row: {limit: row[f"{limit}_ms"] for limit in ("median", "low", "high")},
-        xlabel=f"elements n (density {densities(by_n)}, normal)", ylabel="Time of a step (ms)",
+        xlabel=f"elements n (density {listed(map(number, densities))}, normal)", ylabel="Time of a step (ms)",
     )  # fmt: skip
     ratios = lines(
         by_density, "density", lambda row: row.get(f"over_{floor}"), level=LOOKS[floor].colour,
@@ -217,10 +212,6 @@ def lines(
     axes.tick_params(axis="x", which="minor", labelbottom=False)
 
 
-def densities(rows: Sequence[Record]) -> str:
-    return listed(map(number, sorted({row["density"] for row in rows}))) if rows else number(DENSITY)
-
-
 def dense_n(rows: Sequence[Record]) -> int:
     """The size that densities are compared at: 25.6 million, else the one with the most densities."""
     found = Counter(n for n, _ in {(row["n"], row["density"]) for row in rows})
@@ -240,7 +231,6 @@ def table(rows: Iterable[Record]) -> str:
 
 
 def cells(row: Record) -> dict[str, Value | float | str | None]:
-    """Cells of a row: medians with their spread."""
     per_element, fallback = row["bytes_per_element"], row["fallback_rate"]
     kernel = f" ({row['kernel']})" if row.get("kernel") else ""
     return {

@@ -95,16 +95,12 @@ class SideBySide:
         self.setup.threshold.copy_(self.best.values.abs().min())
 
     def restore(self) -> None:
-        """The state before a step."""
         self.work.copy_(self.residual)
         self.cold.sum()  # read, not written: what a step finds in the cache has no need to go to memory
 
     def step(self, name: str, turn: int) -> tuple[bool, int | None]:
         """Let a row take its step, whose time `clock` knows: did it choose others than it should, and how
-        many?
-
-        Raises:
-            NotRun: the process that takes it has ended.
+        many? Raises NotRun where the process that takes it has ended.
         """
         made = self.made[name]
         if made.follower is not None:
@@ -165,12 +161,10 @@ class SideBySide:
         return self.inputs.source, differ
 
     def kernels(self) -> list[tuple[str, kernels.Kernel]]:
-        """The kernels within the rows."""
         return [(name, made.kernel) for name, made in self.made.items() if made.kernel is not None]
 
 
 def same_magnitudes(chosen: Sparse | None, best: Sparse) -> bool:
-    """Compare what was chosen with the best."""
     assert chosen is not None
     ours, theirs = (found.values.abs().sort().values for found in (chosen, best))
     return torch.equal(ours, theirs)

@@ -59,10 +59,7 @@ class Follower:
 
     def step(self, turn: int) -> dict[str, float]:
         """Wall and CPU time of its step in this turn, in ms; how many it selected, and do these differ from
-        its guide's?
-
-        Raises:
-            NotRun: it did not take it.
+        its guide's? Raises NotRun where it did not take it.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -140,7 +137,6 @@ class StepKind:
 
 
 def emptied(acc: Tensor, found: Sparse) -> Sparse:
-    """Take what was selected out of acc."""
     found.add_to(acc, alpha=-1)
     return found
 
@@ -193,17 +189,15 @@ def threshold(setup: Setup) -> Made:
     return Made(lambda acc, grad: emptied(acc, kernel.above(acc, grad, setup.threshold)), kernel)
 
 
-def sort(setup: Setup) -> Made:
-    """torch.sort of all magnitudes."""
-    too_slow(setup)
+def among_magnitudes(setup: Setup, choose: Callable[[Tensor], Tensor]) -> Made:
+    """A step that writes all magnitudes down, and looks there for the indices of those that it chooses."""
     magnitudes = setup.workspace.buffer("magnitudes")
+    return Made(lambda acc, grad: at(acc, choose(torch.abs(acc.add_(grad), out=magnitudes))))
 
-    def step(acc: Tensor, grad: Tensor) -> Sparse:
-        acc.add_(grad)
-        order = torch.sort(torch.abs(acc, out=magnitudes), descending=True).indices
-        return at(acc, order[: setup.k])
 
-    return Made(step)
+def sort(setup: Setup) -> Made:
+    too_slow(setup)
+    return among_magnitudes(setup, lambda found: torch.sort(found, descending=True).indices[: setup.k])
 
 
 def masked(acc: Tensor, grad: Tensor, threshold: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -256,13 +250,7 @@ def paper_kernel(setup: Setup) -> Made:
         from experiments.bench._one_block import largest
     except ImportError as error:
         raise NotRun(f"needs Triton: {error}") from error
-    magnitudes = setup.workspace.buffer("magnitudes")
-
-    def step(acc: Tensor, grad: Tensor) -> Sparse:
-        acc.add_(grad)
-        return at(acc, largest(torch.abs(acc, out=magnitudes), setup.k))
-
-    return Made(step)
+    return among_magnitudes(setup, lambda found: largest(found, setup.k))
 
 
 def too_slow(setup: Setup) -> None:

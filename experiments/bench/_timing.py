@@ -31,11 +31,7 @@ PUBLIC = (
 
 
 def device_of(asked: Device | None, threads: int | None = None) -> torch.device:
-    """The device that was asked for, or a GPU where there is one.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The device that was asked for, or a GPU where there is one; a GPU that is not there is refused."""
     if threads is not None:
         torch.set_num_threads(threads)
     if asked != "cpu" and torch.cuda.is_available():
@@ -79,7 +75,6 @@ def no_collection() -> Iterator[None]:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until a GPU is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -99,7 +94,6 @@ class Clock:
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
-        """A block that is timed."""
         if self.cuda and not self.host:
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             before.record()
@@ -163,11 +157,7 @@ class Waits(Exception):
 
 
 def captured(call: TimedCall) -> TimedCall:
-    """The same work as a CUDA graph: what is timed is the device's, whatever the host needs to launch it.
-
-    Raises:
-        Waits: it waits for the device, so it can't be captured.
-    """
+    """The same work as a CUDA graph: what is timed is the device's, whatever the host needs to launch it."""
     waits = host_sync.num_syncs()
     call()
     if host_sync.num_syncs() > waits:

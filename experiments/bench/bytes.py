@@ -15,7 +15,8 @@ from sparsify.comm import virtual
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import StepReport
 from sparsify.method import Method, num_selected
-from sparsify.ranges import Count, unknown
+from sparsify.methods import REGISTRY as METHODS
+from sparsify.ranges import Count
 from sparsify.types import SeenStep
 
 WORKERS, DENSITIES, STEPS = (2, 4, 8, 16), (0.001, 0.01, 0.1), 3
@@ -71,8 +72,7 @@ def named(methods: str) -> list[str]:
     """
     names = methods.split(",") if methods else sparsify.names()
     for name in names:
-        if name not in sparsify.names():
-            raise ValueError(unknown("method", name, sparsify.names()))
+        METHODS.check_name(name)
     return names
 
 

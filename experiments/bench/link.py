@@ -166,7 +166,7 @@ def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
         folder, network = Path(name), network_of(PlannedRun(config, None))
         orders = folder / "orders.json"
         write_json(orders, {"config": config.as_dict(), "sizes": sizes, "repeats": repeats})
-        workers = LocalWorkers(command, str(orders), folder, config["workers"], network, per_node(config))
+        workers = LocalWorkers(command, str(orders), folder, config.workers, network, config.workers_per_node)
         try:
             while (ended := workers.poll()) is None:
                 time.sleep(POLL_S)
@@ -180,11 +180,6 @@ def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
         told = read_json(folder / "found.json")
         assert told is not None, "a worker that ended well has written it"
         return list(told["cases"])
-
-
-def per_node(config: Config) -> int:
-    """Workers on a node."""
-    return int(config["cluster"].get("workers_per_node", config["workers"]))
 
 
 def main(orders_file: Path, folder: Path) -> int:
@@ -211,7 +206,7 @@ def measure(comm: Comm, config: Config, device: torch.device, sizes: list[int], 
     Args:
         sizes: bytes, ascending: of a message, or of what all workers have after an all_gather.
     """
-    pair = (0, per_node(config) if per_node(config) < comm.size else 1)
+    pair = (0, config.workers_per_node if config.workers_per_node < comm.size else 1)
     cases = []
     for kind in KINDS:
         for size in sizes:

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 
 from experiments.bench import Device
 from experiments.bench._runner import Bench, Record, spread
-from experiments.bench._timing import device_of, facts, synchronise
+from experiments.bench._timing import Clock, device_of, facts, synchronise
 from experiments.bench.bytes import built, named
 from sparsify.comm import InstrumentedComm, virtual
 from sparsify.core.timer import PhaseTimer
@@ -60,9 +59,9 @@ def methods(
 def measure(name: str, n: int, repeats: int, device: torch.device) -> Record:
     """Rank 0's steps after the first ones: medians, and the ratios within the pairs."""
     method = built(name, DENSITY)
-    wait = partial(synchronise, device)
+    wait, alone = partial(synchronise, device), Clock(device, "wall")
 
-    def body(comm: virtual.VirtualComm) -> list[tuple[dict[str, float], float, StepReport]]:
+    def body(comm: virtual.VirtualComm) -> list[tuple[dict[str, float], StepReport]]:
         timer = PhaseTimer("serialised", time.perf_counter, wait, keep_spans=lambda step: True)
         parameter = Parameter(torch.empty(n // WIDTH, WIDTH, device=device))
         aggregator = Aggregator(method, [("p", parameter)], InstrumentedComm(comm, timer), timer)
@@ -71,35 +70,29 @@ def measure(name: str, n: int, repeats: int, device: torch.device) -> Record:
         work, found = torch.empty_like(gradient), []
         for _ in range(SETTLING + repeats):
             aggregator.gradients.flat.copy_(gradient)
-            topk_s = time_topk(gradient, work) if comm.rank == 0 else 0.0
+            if comm.rank == 0:
+                with alone.timing("topk"):
+                    torch.abs(gradient, out=work).topk(max(1, int(DENSITY * len(gradient))), sorted=False)
             comm.barrier()
             with timer.step():
                 report = aggregator.aggregate()
             (sample,) = timer.resolve(lambda mine: [mine])
-            found.append((parts_of(sample.spans), topk_s, report))
+            found.append((parts_of(sample.spans), report))
             gradient = gradient.roll(1)  # so that other elements are the largest each time
         return found[SETTLING:]
 
-    parts, topk_s, reports = zip(*virtual.run(WORKERS, body)[0], strict=True)
+    parts, reports = zip(*virtual.run(WORKERS, body)[0], strict=True)
+    topk_ms = [ms for _, ms, _ in alone.read()[SETTLING:]]
     gc.collect()
     return {
         **{f"{part}_ms": 1e3 * statistics.median(step[part] for step in parts) for part in PARTS},
-        "topk_ms": 1e3 * statistics.median(topk_s),
-        "over_topk": spread([sum(step.values()) / alone for step, alone in zip(parts, topk_s, strict=True)]),
+        "topk_ms": statistics.median(topk_ms),
+        "over_topk": spread([1e3 * sum(step.values()) / ms for step, ms in zip(parts, topk_ms, strict=True)]),
         "sent_per_k": reports[-1].selected / int(DENSITY * n),
         "wire_bytes": reports[-1].wire_bytes,
         "host_syncs": reports[-1].host_syncs,
         "pairs": len(parts),
     }
-
-
-def time_topk(gradient: Tensor, work: Tensor) -> float:
-    """Seconds of torch.topk on a gradient."""
-    synchronise(gradient.device)
-    start = time.perf_counter()
-    torch.abs(gradient, out=work).topk(max(1, int(DENSITY * len(gradient))), sorted=False)
-    synchronise(gradient.device)
-    return time.perf_counter() - start
 
 
 def parts_of(spans: list[tuple[str, float, float]]) -> dict[str, float]:

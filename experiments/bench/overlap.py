@@ -127,7 +127,9 @@ def work(rank: int, asked: SimpleNamespace, folder: str) -> None:
     """One worker; rank 0 writes what was found."""
     torch.set_num_threads(1)
     comm = TorchComm.start(f"file://{folder}/rendezvous", rank, asked.workers, torch.device("cpu"))
-    backward_s = backward_of(asked, rank, comm)
+    model, loss_of = network(asked, rank)
+    alone_s = [seconds_of(loss_of(model).backward, comm) for _ in range(WARM_UP + CALIBRATIONS)]
+    backward_s = statistics.median(alone_s[WARM_UP:])  # without averaging
     ways = {
         (name, overlap): trained(name, overlap, asked, rank)
         for name in asked.rows
@@ -135,11 +137,14 @@ def work(rank: int, asked: SimpleNamespace, folder: str) -> None:
     }
     cases = list[tuple[str, float, Cost, Link]]()
     for name in asked.rows:
-        for _ in range(WARM_UP):
+        slow, step = ways[name, False]
+        for _ in range(WARM_UP):  # what the last one sends counts
             ways[name, True][1]()
-        sent = sent_by(*ways[name, False])
+            slow.asked = Cost(0, 0)
+            step()
         for ratio in asked.ratios:
-            cases.append((name, ratio, sent, link_of(ratio * backward_s, sent, asked.latency_ms / 1e3)))
+            link = link_of(ratio * backward_s, slow.asked, asked.latency_ms / 1e3)
+            cases.append((name, ratio, slow.asked, link))
     took = {(at, overlap): list[float]() for at in range(len(cases)) for overlap in (False, True)}
     order = random.Random(0)  # the same for all workers
     for _ in range(asked.repeats):
@@ -178,21 +183,6 @@ def seconds_of(do: Callable[[], object], comm: TorchComm) -> float:
     do()
     took = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
     return max(float(theirs) for theirs in comm.all_gather(took))
-
-
-def backward_of(asked: SimpleNamespace, rank: int, comm: TorchComm) -> float:
-    """Seconds of a backward pass, without averaging."""
-    model, loss_of = network(asked, rank)
-    took = [seconds_of(loss_of(model).backward, comm) for _ in range(WARM_UP + CALIBRATIONS)]
-    return statistics.median(took[WARM_UP:])
-
-
-def sent_by(comm: SlowComm, step: Callable[[], None]) -> Cost:
-    """Messages and bytes of one step."""
-    for _ in range(WARM_UP):  # the last one counts
-        comm.asked = Cost(0, 0)
-        step()
-    return comm.asked
 
 
 def network(asked: SimpleNamespace, rank: int) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]:

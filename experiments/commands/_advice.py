@@ -197,7 +197,6 @@ class Known:
 
     @property
     def machine(self) -> str:
-        """The machines in a word."""
         return {"none": "CPUs", "any": "GPUs"}.get(self.gpu) or self.gpu.upper()
 
     @cached_property

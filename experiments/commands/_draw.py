@@ -41,7 +41,6 @@ class Drawn:
     """A figure on disk and what became of the paper's claims."""
 
     item: str
-    profile: str
     picture: Path  # PNG; beside it lie .pdf, .svg, .md; .csv and .tex of a table; .bib of a paper
     verdicts: Table
     tables: Sequence[Table]
@@ -50,8 +49,6 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Stored:
-    """The records that a figure is drawn from."""
-
     frames: Frames
     source: str  # whose
     notes: tuple[str, ...] = ()  # what to know of them
@@ -83,11 +80,10 @@ def draw(
     page = figures.page(item, frames, profile, name, judged, numbers)
     write_atomic(folder / f"{name}.md", f"{page}\n{remarks}")
     table = verdicts.as_table((item, verdict) for verdict in judged)
-    return Drawn(item, profile, picture, table, numbers, source)
+    return Drawn(item, picture, table, numbers, source)
 
 
 def show(drawn: Drawn) -> None:
-    """The numbers, the verdicts and the path, for people."""
     for table in drawn.tables:
         terminal.show(table)
     if len(drawn.verdicts.frame):

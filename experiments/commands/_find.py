@@ -22,11 +22,7 @@ LOG_LINES = 15  # of each log that a command shows
 
 
 def the_run(words: Sequence[str], folders: Folders) -> Attempt:
-    """The newest attempt of the one run that a word names.
-
-    Raises:
-        ValueError: none or several; the message lists what there is.
-    """
+    """The newest attempt of the one run that a word names; the refusal of none and of several lists them."""
     names = folders.store.runs()
     if len(words) != 1:
         raise ValueError(f"which run? There are: {', '.join(names) or 'none yet'}")
@@ -56,7 +52,6 @@ def sweeps_named(words: Sequence[str], folders: Folders) -> list[Sweep]:
 
 
 def runs_of(sweep: Sweep) -> Iterator[str]:
-    """The names of its runs."""
     return (run for array in sweep.arrays for job in array.jobs for run in job.runs)
 
 
@@ -115,7 +110,6 @@ def last_lines(log: Path) -> list[str]:
 
 
 def check_on_slurm(planned: Sequence[PlannedRun]) -> Sequence[PlannedRun]:
-    """Refuse runs that are not for a SLURM cluster."""
     if {run.config["cluster"]["where"] for run in planned} != {"slurm"}:
         raise ValueError(
             "these runs are not for a SLURM cluster: add cluster=NAME, a file of conf/cluster (`run "

@@ -54,7 +54,6 @@ def _titles() -> dict[str, str]:
 
 
 def _choices() -> Iterator[str]:
-    """The options of each group, in a line or two each."""
     for group in choices.GROUPS:
         rows = {name: choices.about(group, name).partition("\n\n")[0] for name in choices.options(group)}
         yield f"{group}=\n{table(rows, OPTIONS)}"

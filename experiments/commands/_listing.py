@@ -72,7 +72,6 @@ def filtered(runs: pd.DataFrame, words: Sequence[str]) -> pd.DataFrame:
 
 
 def _matching(runs: pd.DataFrame, word: str) -> Any:
-    """True for the rows that a word means."""
     name, equals, text = word.partition("=")
     if not equals:
         return _lists(runs, "items", [word]) | runs["run_id"].str.contains(word, regex=False)

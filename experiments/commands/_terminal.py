@@ -67,5 +67,4 @@ def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
 
 
 def _colour(column: str, text: str) -> str:
-    """Colour of a word of a verdict."""
     return COLOURS.get(text, "yellow") if column == "verdict" else ""

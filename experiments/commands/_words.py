@@ -62,7 +62,6 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; `{self.prog} --help` says what there is")
 
     def options(self) -> list[str]:
-        """All of them, in their long form."""
         return sorted(name for action in self._actions for name in action.option_strings if name[:2] == "--")
 
     def parsed(self, words: Sequence[str]) -> dict[str, Any]:
@@ -160,14 +159,12 @@ def _converted(name: str, text: str, allowed: Any) -> Any:
 
 
 def _choices(allowed: Any) -> list[str]:
-    """The words that a value is one of."""
     if get_origin(allowed) is Literal:
         return [str(word) for word in get_args(allowed)]
     return [word for part in get_args(allowed) for word in _choices(part)]
 
 
 def _plain(allowed: Any) -> Any:
-    """The type without what annotates it."""
     return allowed.__origin__ if hasattr(allowed, "__metadata__") else allowed
 
 

@@ -20,6 +20,7 @@ from experiments.config import compose
 from experiments.config.folders import Folders
 from sparsify.core.selections import SLICES
 from sparsify.cost import Link, Network
+from sparsify.methods import REGISTRY as METHODS
 from sparsify.ranges import LARGEST, Meta, Portion, Positive, Share, check, unknown
 from sparsify.replay import sparse_part
 
@@ -123,9 +124,7 @@ def _question(given: Mapping[str, Any], known: Known) -> tuple[Question, list[st
 
 
 def _check_method(name: str) -> None:
-    method = name.partition("-")[0]
-    if method not in sparsify.names():
-        raise ValueError(unknown("method", method, sparsify.names()))
+    METHODS.check_name(method := name.partition("-")[0])
     sparse_part(sparsify.build(method))
 
 

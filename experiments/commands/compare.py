@@ -81,7 +81,6 @@ def _only_axis(runs: pd.DataFrame, by: str) -> str:
 
 
 def _written(compared: Comparison, frames: Frames, folders: Folders, name: str) -> list[Path]:
-    """The picture and the table, in every form."""
     table = compared.table(frames)
     style.save(compared.picture(frames), folders.figures, name)
     tables.save([table], folders.figures, name)

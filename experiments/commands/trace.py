@@ -33,7 +33,6 @@ def trace(run: RunName, *, out: str | None = None) -> int:
 
 
 def _recorded(word: str, folders: Folders) -> tuple[str, Frames]:
-    """The one run that a word names, and its frames."""
     shipped = parquet.read_parquet(folders.shipped)
     own, carried = set(folders.store.runs()), set(shipped.runs["run_id"])
     name = the_name(word, sorted(own | carried))

@@ -43,7 +43,6 @@ def why(words: Runs, *, against: RunName | None = None) -> int:
 
 
 def _compared(a: Attempt, b: Attempt) -> str:
-    """First what two runs came to, then what differed."""
     found = compare.compare(*({**run.manifest, "config": run.config} for run in (a, b)))
     names = [f"{run.run_id} ({name})" for run, name in zip((a, b), labels_of_attempts([a, b]), strict=True)]
     return "\n\n".join(filter(None, (_outcomes(a, b), compare.text(found, *names))))

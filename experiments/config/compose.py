@@ -79,7 +79,6 @@ def _resolve_variants(run: Run) -> Config:
 
 
 def _resolve_one(settings: Mapping[str, Any]) -> Config:
-    """The config of a run without variants."""
     for key in settings:
         check_settable(key)
     chosen = {key: str(value) for key, value in settings.items() if key in GROUPS}

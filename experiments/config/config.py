@@ -245,7 +245,6 @@ def types_of(
 
 @cache
 def _common(cluster: type[Fields], container: type[Fields], inside: bool) -> tuple[tuple[str, Any], ...]:
-    """The leaves that all methods and tasks have in common."""
     kinds = {
         "cluster": cluster, "container": container, "inside": NamedLink if inside else None,
         METHODS.noun: None, TASKS.noun: None,
@@ -348,6 +347,5 @@ def check_variants(configs: Mapping[str, Config]) -> None:
 
 
 def _shared_leaves(config: Config) -> dict[str, Any]:
-    """The leaves that may not differ."""
     flat = flatten(config.as_dict())
     return {key: flat[key] for key in flat if key not in MAY_DIFFER and not key.startswith("method.")}

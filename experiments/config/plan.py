@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 from analysis.records.configs import run_id, variant_configs
@@ -86,13 +87,7 @@ def plan_runs(wanted: Sequence[Config], say: Callable[[str], None]) -> list[Plan
         if on_gpus[0].profile == "paper":
             what, instead = ("profile=paper (device=cuda)", "profile=laptop")
         raise ValueError(f"{what} needs an NVIDIA GPU, and there is none; take {instead}")
-    said = set[str]()
-
-    def say_once(line: str) -> None:
-        if line not in said:
-            said.add(line)
-            say(line)
-
+    say_once = cache(say)
     return [PlannedRun(*data_root.find(config, say_once)) for config in wanted]
 
 

@@ -53,25 +53,19 @@ class Run:
 
     def without(self, *keys: str) -> Run:
         """This run without these settings; `part.` stands for all of a part."""
-        kept = {key: value for key, value in self.settings.items() if not _is_of(key, keys)}
-        return Run(kept, self.variants)
+        parts = tuple(key for key in keys if key.endswith("."))
+        kept = [key for key in self.settings if key not in keys and not key.startswith(parts)]
+        return Run({key: self.settings[key] for key in kept}, self.variants)
 
     def words(self) -> list[str]:
         """The words of the command line that mean this run."""
-        from experiments.config import grammar
+        from experiments.config import choices, grammar
 
-        words = [f"{key}={_text(key, value)}" for key, value in self.settings.items()]
+        words = [
+            f"{key}={value if key in choices.GROUPS else grammar.written(value)}"
+            for key, value in self.settings.items()
+        ]
         if self.variants:
             named = {name: " ".join(Run(own).words()) for name, own in self.variants.items()}
             words.append(f"variants={grammar.written(named)}")
         return words
-
-
-def _is_of(key: str, keys: Sequence[str]) -> bool:
-    return any(key == one or (one.endswith(".") and key.startswith(one)) for one in keys)
-
-
-def _text(key: str, value: Any) -> str:
-    from experiments.config import choices, grammar
-
-    return str(value) if key in choices.GROUPS else grammar.written(value)
