@@ -27,6 +27,7 @@ from experiments.config import compose
 from experiments.config.config import Config
 from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import PlannedRun
+from experiments.config.run import Run
 from experiments.launch.local import network_of
 from experiments.worker import connect, hardware
 from experiments.worker.build import prepare_device
@@ -41,7 +42,7 @@ from sparsify.ranges import Count
 SMALLEST, STEP = 2**10, 4  # bytes
 POLL_S = 0.05
 LOCAL = ROOT / "conf" / "local" / "link"
-DEFAULTS = ("task=vector", "train.validate=never", "cluster=local", "link=loopback", "workers=2")
+DEFAULTS = {"task": "vector", "train.validate": "never", "cluster": "local", "link": "loopback", "workers": 2}
 LONGEST_S = 0.2  # no larger size of a kind is measured once one takes so long
 RESAMPLES = 500
 PING_PONG, TOGETHER = "ping-pong", "all together"
@@ -114,11 +115,10 @@ def configured(settings: Sequence[str]) -> Config:
     Raises:
         ValueError: a word that is wrong, or virtual ranks, whose link is a model.
     """
-    given = {word.partition("=")[0] for word in settings}
-    defaults = [word for word in DEFAULTS if word.partition("=")[0] not in given]
-    if "cluster" in given:
-        defaults = [word for word in defaults if not word.startswith("link=")]
-    config = compose.resolve([*defaults, *settings])
+    asked, defaults = Run.of(settings), Run(DEFAULTS)
+    if "cluster" in asked.settings:
+        defaults = defaults.without("link")
+    config = compose.resolve(defaults | asked)
     if config["cluster"]["where"] == "virtual":
         raise ValueError(
             "cluster=virtual has no link that could be measured; take cluster=local, or cluster=netns"
