@@ -171,18 +171,13 @@ class Network:
         local, nodes = min(self.per_node, size), -(-size // self.per_node)
         if nodes == 1:
             return self.inside.seconds(form(nbytes, size))
-        if call == "all_to_all":
-            return self._all_to_all(nbytes, local, size)
+        if call == "all_to_all":  # `local` - 1 messages inside the node, and one to each worker elsewhere
+            stays = nbytes * (local - 1) // (size - 1)
+            leaves = Cost(size - local, (nbytes - stays) * local)
+            return self.inside.seconds(Cost(local - 1, stays)) + self.between.seconds(leaves)
         inner, outer = (nodes, local) if call == "all_gather" else (1, 1)
         inside = self.inside.seconds(form(inner * nbytes, local))
         return inside + self.between.seconds(form(outer * nbytes, nodes))
-
-    def _all_to_all(self, nbytes: int, local: int, size: int) -> float:
-        """Broadcast in `local` - 1 messages inside the node, and one to each worker elsewhere."""
-        assert self.inside is not None
-        stays = nbytes * (local - 1) // (size - 1)
-        leaves = Cost(size - local, (nbytes - stays) * local)
-        return self.inside.seconds(Cost(local - 1, stays)) + self.between.seconds(leaves)
 
     def permute_seconds(self, nbytes: int, route: Sequence[tuple[int, int]]) -> float:
         """Seconds of tensors of `nbytes` along each (source, destination) of `route`."""

@@ -21,7 +21,6 @@ from sparsify.cost import LENGTH, Network
 from sparsify.exchange import differences, even_borders
 from sparsify.method import Dense, Method, Sparsifier, num_selected
 from sparsify.methods.deft import Deft
-from sparsify.methods.dgc import WithDenseVectors
 from sparsify.methods.micro import ExclusiveThreshold
 from sparsify.methods.oktopk import TOO_MANY, Regions, Reused, SplitReduceBalance, least
 from sparsify.methods.sparcml import SplitAllGather
@@ -114,9 +113,7 @@ class Replay:
 
 
 def sparse_part(method: Method) -> Sparsifier | Dense:
-    """Part of a method that can be replayed: the bucket is taken to be no vector, where that matters."""
-    if isinstance(method, WithDenseVectors):
-        return method.sparse
+    """The method, if it can be replayed: the bucket is taken to be no vector, where that matters."""
     if isinstance(method, Sparsifier | Dense):
         return method
     raise ValueError(f"{method!r} exchanges no selections, so there is none to replay")
@@ -143,65 +140,61 @@ def chosen_together(selector: Any, seen: SeenStep) -> list[Collective]:
 
 def exchanged(exchange: Any, parts: Selected, seen: SeenStep, state: Any) -> list[Collective]:
     """The collectives of one exchange."""
-    n, size, dtype, k = seen.n, seen.size, seen.dtype, seen.k
     match exchange:
         case SplitAllGather():
-            return split_all_gather(exchange, parts, n, dtype)
+            return split_all_gather(exchange, parts, seen)
         case SplitReduceBalance():
-            assert isinstance(state, Regions)
-            return split_reduce_balance(exchange, parts, n, k, state, dtype)
+            return split_reduce_balance(exchange, parts, seen, state)
         case Part() if type(exchange).calls is not Part.calls:
-            return called(exchange, seen._replace(selected=counted(exchange, parts, k, size)))
+            return called(exchange, seen._replace(selected=counted(exchange, parts, seen)))
     raise ValueError(f"{type(exchange).__name__} can't be replayed: it has no function here")
 
 
-def counted(exchange: Any, parts: Selected, k: int, size: int) -> list[int]:
+def counted(exchange: Any, parts: Selected, seen: SeenStep) -> list[int]:
     """Elements that each worker brings; no more of `parts` is made than tells them."""
     if exchange.needs_exact:
-        return [k] * size
+        return [seen.k] * seen.size
     if exchange.needs_shared:
-        return [parts[0].indices.numel()] * size
+        return [parts[0].indices.numel()] * seen.size
     return [part.indices.numel() for part in parts]
 
 
-def split_all_gather(
-    exchange: SplitAllGather, parts: Selected, n: int, dtype: torch.dtype
-) -> list[Collective]:
+def split_all_gather(exchange: SplitAllGather, parts: Selected, seen: SeenStep) -> list[Collective]:
     """SparCML."""
-    size, borders = len(parts), even_borders(n, len(parts))
-    calls, reduced = split_and_reduced(exchange.wire, parts, borders, n, dtype)
+    borders = even_borders(seen.n, seen.size)
+    calls, reduced = split_and_reduced(exchange.wire, parts, borders, seen)
     counts = in_regions(reduced.indices, borders)
-    calls.append(alike("all_gather", LENGTH, size))
-    if exchange.is_dense(counts, n, dtype):
-        region = max(differences(borders)) * exchange.wire.value_dtype(dtype).itemsize
-        return [*calls, alike("all_gather", region, size)]
-    return [*calls, *pairs_gathered(exchange.wire, counts, n, dtype)]
+    calls.append(alike("all_gather", LENGTH, seen.size))
+    if exchange.is_dense(counts, seen.n, seen.dtype):
+        region = max(differences(borders)) * exchange.wire.value_dtype(seen.dtype).itemsize
+        return [*calls, alike("all_gather", region, seen.size)]
+    return [*calls, *pairs_gathered(exchange.wire, counts, seen)]
 
 
 def split_reduce_balance(
-    exchange: SplitReduceBalance, parts: Selected, n: int, k: int, state: Regions, dtype: torch.dtype
+    exchange: SplitReduceBalance, parts: Selected, seen: SeenStep, state: Regions
 ) -> list[Collective]:
     """Ok-Topk. Borders and the global threshold are re-used from step to step, as the exchange's."""
-    size, calls = len(parts), list[Collective]()
+    size, calls = seen.size, list[Collective]()
     if state.step % exchange.regions_every == 0:
-        state.borders = balanced_borders(parts, n)
+        state.borders = balanced_borders(parts, seen.n)
         calls += [alike("all_gather", LENGTH * (size - 1), size)] if size > 1 else []
     state.step += 1
-    split, reduced = split_and_reduced(exchange.wire, parts, state.borders, n, dtype)
-    kept, kept_calls = kept_globally(exchange, reduced, k, state.threshold, state.borders)
+    split, reduced = split_and_reduced(exchange.wire, parts, state.borders, seen)
+    kept, kept_calls = kept_globally(exchange, reduced, seen.k, state.threshold, state.borders)
     counts = in_regions(kept, state.borders)
     calls += [*split, *kept_calls]
     if exchange.balance:
-        calls.append(shared_out(exchange.wire, counts, n, dtype))
+        calls.append(shared_out(exchange.wire, counts, seen))
         counts = differences(even_borders(sum(counts), size))
-    return [*calls, *pairs_gathered(exchange.wire, counts, n, dtype)]
+    return [*calls, *pairs_gathered(exchange.wire, counts, seen)]
 
 
 def split_and_reduced(
-    wire: Wire, parts: Selected, borders: Sequence[int], n: int, dtype: torch.dtype
+    wire: Wire, parts: Selected, borders: Sequence[int], seen: SeenStep
 ) -> tuple[list[Collective], Sparse]:
     """Lengths of pieces, then the pieces; and the sums over all workers, taken in the order of ranks."""
-    size = len(parts)
+    n, size, dtype = seen.n, seen.size, seen.dtype
     sums, is_chosen = torch.zeros(n, dtype=dtype), torch.zeros(n, dtype=torch.bool)
     pieces = torch.empty(size, size, dtype=torch.int64)  # elements from worker r to the owner of region s
     for rank, part in enumerate(parts):
@@ -211,12 +204,18 @@ def split_and_reduced(
         pieces[rank] = torch.tensor(in_regions(indices.sort().values, borders))
     pieces.fill_diagonal_(0)
     indices = is_chosen.nonzero().squeeze(1)
-    sent, arriving = (
-        [wire.nbytes(count, n, dtype) for count in pieces.sum(dim=dim).tolist()] for dim in (1, 0)
-    )
     lengths = [LENGTH * (size - 1)] * size
-    calls = [Collective("all_to_all", lengths, lengths), Collective("all_to_all", sent, arriving)]
+    announced = Collective("all_to_all", lengths, lengths)
+    calls = [announced, pieces_exchanged(wire, seen, pieces.sum(dim=1), pieces.sum(dim=0))]
     return calls, Sparse(indices, sums[indices])
+
+
+def pieces_exchanged(wire: Wire, seen: SeenStep, sent: Tensor, arriving: Tensor) -> Collective:
+    """All-to-all of so many elements, which each worker sends to others and gets from them: (size,) each."""
+    out, back = (
+        [wire.nbytes(count, seen.n, seen.dtype) for count in each.tolist()] for each in (sent, arriving)
+    )
+    return Collective("all_to_all", out, back)
 
 
 def kept_globally(
@@ -242,22 +241,18 @@ def kept_globally(
     return kept, calls
 
 
-def shared_out(wire: Wire, counts: Sequence[int], n: int, dtype: torch.dtype) -> Collective:
+def shared_out(wire: Wire, counts: Sequence[int], seen: SeenStep) -> Collective:
     """The same elements in the same order, as many on each worker: what each sends to others, and gets."""
     starts = torch.tensor([0, *counts]).cumsum(0)
     shares = torch.tensor(even_borders(sum(counts), len(counts)))
     stays = (torch.minimum(starts[1:], shares[1:]) - torch.maximum(starts[:-1], shares[:-1])).clamp(min=0)
-    sent, arriving = (
-        [wire.nbytes(count, n, dtype) for count in (borders.diff() - stays).tolist()]
-        for borders in (starts, shares)
-    )
-    return Collective("all_to_all", sent, arriving)
+    return pieces_exchanged(wire, seen, starts.diff() - stays, shares.diff() - stays)
 
 
-def pairs_gathered(wire: Wire, counts: Sequence[int], n: int, dtype: torch.dtype) -> list[Collective]:
+def pairs_gathered(wire: Wire, counts: Sequence[int], seen: SeenStep) -> list[Collective]:
     """Padded to the longest; nothing where all are empty."""
-    nbytes = wire.nbytes(max(counts), n, dtype)
-    return [alike("all_gather", nbytes, len(counts))] if nbytes else []
+    nbytes = wire.nbytes(max(counts), seen.n, seen.dtype)
+    return [alike("all_gather", nbytes, seen.size)] if nbytes else []
 
 
 def balanced_borders(parts: Selected, n: int) -> list[int]:

@@ -14,14 +14,13 @@ from sparsify import cost
 from sparsify.comm import Comm, gather_uneven
 from sparsify.core import host_sync
 from sparsify.core.checks import check_k
-from sparsify.kernels import Eager, Kernel, Workspace
+from sparsify.kernels import Eager, Workspace
 from sparsify.types import (
     BucketContext,
     Part,
     PromisedBytes,
     SeenStep,
     Selection,
-    Sparse,
     between,
     index_dtype,
     scrambled,
@@ -62,28 +61,21 @@ class ExactlyK(Selector):
     exact: ClassVar[bool] = True
 
 
-class KernelSelector(Selector):
-    """Base of selectors that are one search by a kernel, and save nothing."""
+class OnePass(Selector):
+    """Base of selectors whose `accumulate_and_select` is their own: one pass does both."""
 
-    @abstractmethod
-    def search(self, acc: Tensor, grad: Tensor | None, k: int, kernel: Kernel) -> Sparse:
-        """acc (n,) += grad (n,); what is chosen of it."""
-
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
         return self.accumulate_and_select(acc, None, k, comm, state)
+
+
+@dataclass(frozen=True)
+class TopK(OnePass, ExactlyK):
+    """The k largest by absolute value, exactly. Published operator: torch.topk."""
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Workspace
     ) -> Selection:
-        return Selection(*self.search(acc, grad, k, state.kernel))
-
-
-@dataclass(frozen=True)
-class TopK(KernelSelector, ExactlyK):
-    """The k largest by absolute value, exactly. Published operator: torch.topk."""
-
-    def search(self, acc: Tensor, grad: Tensor | None, k: int, kernel: Kernel) -> Sparse:
-        return kernel.topk(acc, grad, k)
+        return Selection(*state.kernel.topk(acc, grad, k))
 
 
 @dataclass
@@ -293,5 +285,4 @@ def reaching(acc: Tensor, threshold: Tensor | float, workspace: Workspace, stric
         compare = torch.gt if strict else torch.ge
         mask = compare(workspace.buffer("magnitudes"), threshold, out=mask_of(workspace))
         return Selection(host_sync.nonzero(mask))
-    found = workspace.kernel.above(acc, None, threshold, strict)
-    return Selection(*found)
+    return Selection(*workspace.kernel.above(acc, None, threshold, strict))

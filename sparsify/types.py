@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from operator import add
@@ -224,3 +225,30 @@ class SearchStats:
 
     def __add__(self, other: SearchStats) -> SearchStats:
         return SearchStats(*map(add, astuple(self), astuple(other)))
+
+
+class Kernel(ABC):
+    """A search of one bucket: buffers are made for it once, so use it for that bucket, or for parts of it."""
+
+    name: str  # as records have it
+
+    def __init__(self) -> None:
+        self.done = SearchStats()
+
+    @abstractmethod
+    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+        """acc (n,) += grad (n,); the k elements of largest magnitude, (k,). NaN counts as larger than Inf. No
+        host synchronisation. What is returned is the caller's; acc is otherwise as it was.
+        """
+
+    @abstractmethod
+    def above(
+        self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
+    ) -> Sparse:
+        """acc (n,) += grad (n,); all elements with |acc| >= threshold (> if strict), indices ascending; NaN
+        is above nothing. One host synchronisation, for their number.
+        """
+
+    def stats(self) -> SearchStats:
+        """Statistics of all calls of `topk`; on a GPU one host synchronisation."""
+        return self.done

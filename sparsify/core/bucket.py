@@ -91,19 +91,16 @@ class Gradients:
             p.grad = grad
         self.places = [Place.of(grad) for grad in self.grads]
         self.strides = [p.stride() for _, p in self.parameters]
-        self.buckets = [
-            self._bucket(inside, starts[inside[0]], sum(sizes[at] for at in inside)) for inside in together
-        ]
+        self.buckets = list[Bucket]()
+        for inside in together:
+            names, parts = zip(*self.parameters[inside.start : inside.stop], strict=True)
+            flat = self.flat[starts[inside.start] : starts[inside[-1]] + sizes[inside[-1]]]
+            self.buckets.append(Bucket(flat, names, tuple(map(shape_of, parts))))
         self.is_superseded = False  # do others own these gradients now?
         for _, p in self.parameters:
             if (earlier := OWNERS.get(id(p))) is not None:
                 earlier.is_superseded = True
             OWNERS[id(p)] = self
-
-    def _bucket(self, inside: range, start: int, size: int) -> Bucket:
-        found = [self.parameters[at] for at in inside]
-        names, shapes = zip(*((name, shape_of(p)) for name, p in found), strict=True)
-        return Bucket(self.flat[start : start + size], names, shapes)
 
     @property
     def num_elements(self) -> int:

@@ -167,7 +167,29 @@ class Engine:
         Raises:
             ValueError: it is another method's, another model's, another worker's, or of another format.
         """
-        check_saved(saved, self.method, self.comm, self.buckets)
+        if saved.get("format") != FORMAT:
+            raise ValueError(
+                f"a saved state of format {saved.get('format')} can't be read; this version reads {FORMAT}"
+            )
+        if saved["method"] != repr(self.method):
+            raise ValueError(
+                f"the saved state is of {saved['method']}, and this is {self.method!r}; build the method "
+                "with the hyperparameters that it was saved with"
+            )
+        if saved["size"] != self.comm.size:
+            raise ValueError(
+                f"the saved state is of {saved['size']} workers, and there are {self.comm.size}; resume with "
+                "as many, or pass all workers' states through sparsify.redistribute first, which shares the "
+                "residuals out"
+            )
+        if saved["rank"] != self.comm.rank:
+            raise ValueError(
+                f"the saved state is of rank {saved['rank']}, and this is rank {self.comm.rank}; every "
+                "worker saves and loads its own. Where there is only one, load the inner optimiser's alone "
+                "(`optimiser.optimiser`): training goes on without what the workers still owed"
+            )
+        if [bucket["names"] for bucket in saved["buckets"]] != [list(own.names) for own in self.buckets]:
+            raise ValueError("the saved state is of a model with other parameters, or of other buckets")
         self.step = saved["step"]
         self.states = [
             restore(state, bucket["state"])
@@ -184,33 +206,6 @@ def while_alive(method: Callable[..., None], *first: Any) -> Callable[..., None]
             call(*first, *rest)
 
     return hook
-
-
-def check_saved(saved: Mapping[str, Any], method: Method, comm: Comm, buckets: list[Bucket]) -> None:
-    """Refuse a state that is not this worker's."""
-    if saved.get("format") != FORMAT:
-        raise ValueError(
-            f"a saved state of format {saved.get('format')} can't be read; this version reads {FORMAT}"
-        )
-    if saved["method"] != repr(method):
-        raise ValueError(
-            f"the saved state is of {saved['method']}, and this is {method!r}; build the method with the "
-            "hyperparameters that it was saved with"
-        )
-    if saved["size"] != comm.size:
-        raise ValueError(
-            f"the saved state is of {saved['size']} workers, and there are {comm.size}; resume with as many, "
-            "or pass all workers' states through sparsify.redistribute first, which shares the residuals out"
-        )
-    if saved["rank"] != comm.rank:
-        raise ValueError(
-            f"the saved state is of rank {saved['rank']}, and this is rank {comm.rank}; every worker saves "
-            "and loads its own. Where there is only one, load the inner optimiser's alone "
-            "(`optimiser.optimiser`): training goes on without what the workers still owed"
-        )
-    names = [list(bucket.names) for bucket in buckets]
-    if [bucket["names"] for bucket in saved["buckets"]] != names:
-        raise ValueError("the saved state is of a model with other parameters, or of other buckets")
 
 
 def check_unchanged(bucket: Tensor, like: Tensor, name: str) -> None:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from sparsify.kernels import native, vectorised
 from sparsify.kernels.native import Native, Unavailable
 from sparsify.kernels.vectorised import Vectorised
 from sparsify.types import BucketContext, SearchStats, Sparse, work_dtype
+from sparsify.types import Kernel as Kernel
 
 CHOICES = ("auto", "torch", "fused")
 TRIED, GOLDEN = 100_000, 0.6180339887498949  # numbers that a GPU is tried with: multiples, no two alike
@@ -36,30 +37,6 @@ GPU_FROM = 2**17  # predicted from counts: 6 launches against the 20 of a large 
 # element take less time than six launches more. Predicted as well.
 TOGETHER_UP_TO = 2**23
 log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class Kernel(Protocol):
-    """A search of one bucket: buffers are made for it once, so use it for that bucket, or for parts of it."""
-
-    @property
-    def name(self) -> str:
-        """Name of the kernel, as records have it."""
-
-    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
-        """acc (n,) += grad (n,); the k elements of largest magnitude, (k,). NaN counts as larger than Inf. No
-        host synchronisation. What is returned is the caller's; acc is otherwise as it was.
-        """
-
-    def above(
-        self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
-    ) -> Sparse:
-        """acc (n,) += grad (n,); all elements with |acc| >= threshold (> if strict), indices ascending; NaN
-        is above nothing. One host synchronisation, for their number.
-        """
-
-    def stats(self) -> SearchStats:
-        """Statistics of all calls of `topk`; on a GPU one host synchronisation."""
 
 
 class JointKernel(Protocol):
@@ -76,29 +53,27 @@ class JointKernel(Protocol):
         """Statistics of all calls, in which every bucket counts as one step; no host synchronisation."""
 
 
-class Eager:
+class Eager(Kernel):
     """torch's own operators: add, abs, topk, gather. About 48 bytes of memory traffic per float32 element."""
 
     name = "torch"
 
     def __init__(self, like: Tensor) -> None:
+        super().__init__()
         self.magnitudes = huge_pages.advise(torch.empty_like(like, dtype=work_dtype(like.dtype)))
         self.mask: Tensor | None = None  # (n,) bool, made when first needed
-        self.done = SearchStats()
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
-        """The k largest, see `Kernel.topk`; ties as torch.topk takes them."""
         check_k(k, acc.numel())
         if grad is not None:
             acc.add_(grad)
         indices = self._take(acc).topk(k, sorted=False).indices
-        self.done.steps += 1
+        self.done += SearchStats(1)
         return Sparse(indices, acc[indices])
 
     def above(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> Sparse:
-        """All above a threshold, see `Kernel.above`."""
         if grad is not None:
             acc.add_(grad)
         if self.mask is None:
@@ -106,10 +81,6 @@ class Eager:
         compare = torch.gt if strict else torch.ge
         indices = host_sync.nonzero(compare(self._take(acc), threshold, out=self.mask[: acc.numel()]))
         return Sparse(indices, acc[indices])
-
-    def stats(self) -> SearchStats:
-        """Counts so far, see `Kernel.stats`."""
-        return self.done
 
     def _take(self, acc: Tensor) -> Tensor:
         return torch.abs(acc, out=self.magnitudes[: acc.numel()])

@@ -23,7 +23,7 @@ from sparsify.core.checks import check_k
 from sparsify.kernels import triton_kernels as on_device
 from sparsify.kernels import triton_parts
 from sparsify.kernels.launches import ALIGNMENT, Launch, Launcher, Launches
-from sparsify.types import SearchStats, Sparse, work_dtype
+from sparsify.types import Kernel, SearchStats, Sparse, work_dtype
 
 TILE = 2048  # elements that a program takes at a time: 8 for each of 256 threads
 SAMPLE = 2**14  # elements that the bound is guessed from: 16 registers of each of 1024 threads
@@ -62,7 +62,7 @@ def obstacle(like: Tensor) -> str | None:
     return None
 
 
-class Gpu:
+class Gpu(Kernel):
     """`topk` is six launches, or seven where candidates are many: 12 bytes of memory traffic per element, 10
     where gradients have 16 bits, and 16 per candidate, of which there are 1.5 k at a density of 1 %, 3.0 k at
     0.1 %. `above` is four launches, two of them torch's, and 12.25 bytes. Buffers take less than 0.08 n
@@ -89,6 +89,7 @@ class Gpu:
     ) -> None:
         if trouble := obstacle(like):
             raise ValueError(f"{trouble}; or take select=torch")
+        super().__init__()
         self.n, self.tile, self.sample, self.ties = like.numel(), tile, sample, ties
         self.forced, self.capacity = -1 if bound is None else bound, capacity
         self.programs = max(1, min(PROGRAMS, triton.cdiv(self.n, 4 * tile)))
@@ -171,7 +172,6 @@ class Gpu:
         return out
 
     def stats(self) -> SearchStats:
-        """Counts so far, see `Kernel.stats`."""
         return SearchStats(*host_sync.to_host(self.totals))
 
     def _search(self, add: bool, sampled: bool, refined: bool, width: int) -> Launches:

@@ -14,16 +14,16 @@ from sparsify.core import host_sync
 from sparsify.core.checks import check_k
 from sparsify.kernels import native_library
 from sparsify.kernels.native_library import Unavailable as Unavailable
-from sparsify.types import SearchStats, Sparse, without_nan
+from sparsify.types import Kernel, SearchStats, Sparse, without_nan
 
 LEVELS = ("scalar", "avx2", "avx512")
 KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # enum Kind
 NOTHING = 0xFFFFFFFF  # a bound that nothing reaches
 
 
-class Native:
+class Native(Kernel):
     """One pass over memory, 12 bytes per element in float32, in as many threads as torch has; or
-    `Unavailable`.
+    `Unavailable`. Indices ascend.
 
     Args:
         like: (n,) float32, or bfloat16 or float16 whose sums are float32.
@@ -32,6 +32,7 @@ class Native:
     """
 
     def __init__(self, like: Tensor, level: str | None = None, bound: int | None = None) -> None:
+        super().__init__()
         self.library = library()
         best = int(self.library.sparsify_level())
         self.level = best if level is None else min(best, LEVELS.index(level))
@@ -41,10 +42,8 @@ class Native:
         self.indices = torch.empty(0, dtype=torch.int32)
         self.values = torch.empty(0, dtype=torch.float32)
         self.report = np.zeros(3, dtype=np.int64)  # struct Report
-        self.done = SearchStats()
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
-        """The k largest, see `Kernel.topk`; indices ascending."""
         check_k(k, acc.numel())
         if not acc.is_contiguous():
             return self._through_a_copy(acc, grad, lambda copy: self.topk(copy, None, k))
@@ -72,7 +71,6 @@ class Native:
     def above(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> Sparse:
-        """All above a threshold, see `Kernel.above`."""
         if not acc.is_contiguous():
             return self._through_a_copy(acc, grad, lambda copy: self.above(copy, None, threshold, strict))
         host_sync.count_sync()  # for how many there are
@@ -94,10 +92,6 @@ class Native:
         pieces = [slice(at, at + int(count)) for at, count in zip(starts, counts, strict=True)]
         indices, values = (torch.cat([buffer[at] for at in pieces]) for buffer in (self.indices, self.values))
         return without_nan(Sparse(indices, values))
-
-    def stats(self) -> SearchStats:
-        """Counts so far, see `Kernel.stats`."""
-        return self.done
 
     def _shape(self, acc: Tensor, grad: Tensor | None) -> tuple[int, int, int]:
         """Elements, threads, and how many parts these work in. What the library would misread is refused."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsify.core import host_sync
 from sparsify.core.checks import check_k
-from sparsify.types import SearchStats, Sparse, index_dtype, without_nan, work_dtype
+from sparsify.types import Kernel, SearchStats, Sparse, index_dtype, without_nan, work_dtype
 
 CHUNK = 2**16  # elements: 256 KB of float32, of which three have room in today's level-2 caches
 UNSAMPLED, SAMPLE, RUN = 2**14, 2**16, 8  # as in native.cpp
@@ -27,16 +27,17 @@ Array = npt.NDArray[Any]
 Candidates = tuple[Array, Array]  # indices, values
 
 
-class Vectorised:
+class Vectorised(Kernel):
     """Add, mask the sign away, compare, flatnonzero, chunk by chunk; then argpartition of the candidates.
     `like` (n,) may be bfloat16 or float16, whose sums are float32; `bound`, for tests, stands in for the
-    sampled one.
+    sampled one. Indices ascend.
     """
 
     name = "numpy"
 
     def __init__(self, like: Tensor, bound: int | None = None) -> None:
-        self.forced, self.done = bound, SearchStats()
+        super().__init__()
+        self.forced = bound
         chunk = min(CHUNK, like.numel())
         self.integer = INTEGERS[work_dtype(like.dtype)]
         self.magnitude = self.integer(np.iinfo(self.integer).max)  # all bits but the sign
@@ -45,7 +46,6 @@ class Vectorised:
         self.mask = np.empty(chunk, np.bool_)
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
-        """The k largest, see `Kernel.topk`; indices ascending."""
         n = acc.numel()
         check_k(k, n)
         bound = self._bound(acc, grad, k) if self.forced is None else self.forced
@@ -64,15 +64,10 @@ class Vectorised:
     def above(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> Sparse:
-        """All above a threshold, see `Kernel.above`."""
         host_sync.count_sync()  # for how many there are
         found = self._reaching(acc, grad, self._least_key(threshold, acc.dtype, strict), acc.numel())
         assert found is not None
         return without_nan(self._part(acc.numel(), *found))
-
-    def stats(self) -> SearchStats:
-        """Counts so far, see `Kernel.stats`."""
-        return self.done
 
     def _bound(self, acc: Tensor, grad: Tensor | None, k: int) -> int | None:
         """A key that somewhat more than k elements reach, probably; None: look at all of them."""

@@ -72,7 +72,9 @@ class Deft(Selector):
             # All in one call, and in float64 so that squares can't overflow.
             norms = host_sync.to_host(torch.stack(torch._foreach_norm(acc.split(sizes), dtype=torch.float64)))
             ks = shares(norms, sizes, k)
-            bins = packed([top_k_cost(*fragment) for fragment in zip(sizes, ks, strict=True)], comm.size)
+            # A top-k costs elements x log2 k; for k = 1, where that is 0, one pass.
+            costs = [size * (math.log2(k) if k > 1 else 1) for size, k in zip(sizes, ks, strict=True)]
+            bins = packed(costs, comm.size)
             plan = host_sync.to_device([ks, bins], acc, plan_dtype(n))
             comm.broadcast(plan, turn)
         else:
@@ -119,11 +121,6 @@ def shares(norms: list[float], sizes: list[int], k: int) -> list[int]:
         ks[at] += more
         k -= more
     return ks
-
-
-def top_k_cost(size: int, k: int) -> float:
-    """elements x log2 k; for k = 1, where that is 0, one pass."""
-    return size * (math.log2(k) if k > 1 else 1)
 
 
 def packed(weights: list[float], size: int) -> list[int]:

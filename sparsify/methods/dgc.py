@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather
 from sparsify.feedback import MomentumCorrection
 from sparsify.kernels import Workspace
-from sparsify.method import Dense, Method, Sparsifier, SparsifierState, Step
+from sparsify.method import Dense, Sparsifier, SparsifierState, Step
 from sparsify.ranges import (
     Density,
     Index,
@@ -44,7 +45,7 @@ def dgc(
     dense_vectors: bool = True,
     index: Index = "int32",
     value: ValueType = "as_is",
-) -> Method:
+) -> Sparsifier:
     """Deep Gradient Compression: sampled thresholds, momentum correction. Lin et al., ICLR 2018,
     arXiv:1712.01887.
 
@@ -69,17 +70,16 @@ def dgc(
         dense_vectors: buckets of 1-D tensors only (biases, normalisations) are averaged whole, with ordinary
             momentum, as in the public code.
     """
-    correction = MomentumCorrection(momentum, masking, nesterov)
-    sparse = Sparsifier(
+    make = WithDenseVectors if dense_vectors else Sparsifier
+    return make(
         density,
         DgcSample(sample, adaptations),
-        correction,
+        MomentumCorrection(momentum, masking, nesterov),
         AllGather(Wire(index, value), uneven=True),
         scope,
         tuple(density_warmup),
         clip_norm=clip_norm,
     )
-    return WithDenseVectors(sparse, correction) if dense_vectors else sparse
 
 
 LOWER = 0.8  # public code's compress_lower_bound: the least acceptable share of k, and what then lowers t
@@ -144,54 +144,27 @@ class Momentum:
     momentum: Tensor  # (n,)
 
 
-@dataclass(frozen=True)
-class WithDenseVectors(Method):
+@dataclass(frozen=True, repr=False)
+class WithDenseVectors(Sparsifier):
     """A sparsifier whose buckets of 1-D tensors are averaged whole, with the same momentum."""
 
-    sparse: Sparsifier
-    correction: MomentumCorrection
+    feedback: MomentumCorrection
 
-    @property
-    def scope(self) -> str | float:
-        return self.sparse.scope
-
-    @property
-    def momentum_inside(self) -> bool:
-        return self.sparse.momentum_inside
-
-    @property
-    def needs_lr(self) -> bool:
-        return self.sparse.needs_lr
-
-    @property
-    def needs_whole_gradient(self) -> bool:
-        return self.sparse.needs_whole_gradient
-
-    @property
-    def num_warmup_epochs(self) -> int:
-        return self.sparse.num_warmup_epochs
-
-    def init(self, like: Tensor, context: BucketContext) -> SparsifierState | Momentum:
+    def init(self, like: Tensor, context: BucketContext) -> Any:
         if context.shapes and all(len(shape) <= 1 for shape in context.shapes):
             return Momentum(huge_pages.zeros_like(like, work_dtype(like.dtype)))
-        return self.sparse.init(like, context)
-
-    def density_at(self, epoch: int) -> float:
-        return self.sparse.density_at(epoch)
-
-    def prepare(self, grads: list[Tensor], comm: Comm) -> None:
-        self.sparse.prepare(grads, comm)
+        return super().init(like, context)
 
     def aggregate(
         self, grad: Tensor, step: Step, state: SparsifierState | Momentum, comm: Comm, timer: PhaseTimer
     ) -> int:
         if not isinstance(state, Momentum):
-            return self.sparse.aggregate(grad, step, state, comm, timer)
+            return super().aggregate(grad, step, state, comm, timer)
         comm.all_reduce(grad)
         with timer.phase("scatter"):
-            u, m = state.momentum, self.correction.momentum
+            u, m = state.momentum, self.feedback.momentum
             grad.div_(comm.size)
-            if self.correction.nesterov:
+            if self.feedback.nesterov:
                 u.add_(grad).mul_(m)
                 grad.add_(u)
             else:
@@ -199,12 +172,15 @@ class WithDenseVectors(Method):
         return grad.numel()
 
     def residual(self, state: SparsifierState | Momentum) -> Tensor | None:
-        return None if isinstance(state, Momentum) else self.sparse.residual(state)
+        return None if isinstance(state, Momentum) else super().residual(state)
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
         is_vector = all(len(shape) <= 1 for shape in seen.shapes)
-        return (Dense() if is_vector else self.sparse).promised(seen)
+        return Dense().promised(seen) if is_vector else super().promised(seen)
 
     def broken_laws(self) -> dict[str, str]:
         ahead = {DENSE_AT_DENSITY_1: "Nesterov's form looks ahead: the first step is (1 + momentum) g"}
-        return self.sparse.broken_laws() | (ahead if self.correction.nesterov else {})
+        return super().broken_laws() | (ahead if self.feedback.nesterov else {})
+
+    def __repr__(self) -> str:  # as saved states name it
+        return f"WithDenseVectors(sparse={Sparsifier(**vars(self))!r}, correction={self.feedback!r})"

@@ -11,11 +11,11 @@ from sparsify.comm import Comm, gather_uneven
 from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather, Exchange
 from sparsify.feedback import ErrorFeedback
-from sparsify.kernels import Kernel
+from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, Index, Positive, Scope, ValueType, checked
-from sparsify.select import KernelSelector
-from sparsify.types import DENSE_AT_DENSITY_1, Call, Delivery, SeenStep, Sparse, uneven_gather
+from sparsify.select import OnePass
+from sparsify.types import DENSE_AT_DENSITY_1, Call, Delivery, SeenStep, Selection, Sparse, uneven_gather
 
 SIGN = -(2**31)  # the highest bit of an int32
 INDEX = 2**31 - 1  # the other 31
@@ -71,7 +71,7 @@ def threshold_for(threshold: float | None, k: int) -> float:
 
 
 @dataclass(frozen=True)
-class HardThreshold(KernelSelector):
+class HardThreshold(OnePass):
     """|acc| >= threshold, possibly no element. GRACE lowers the threshold to the largest *signed* element, so
     that something is selected: everything, when all are negative.
     """
@@ -81,8 +81,10 @@ class HardThreshold(KernelSelector):
         DENSE_AT_DENSITY_1: "what lies below the threshold waits, whatever the density"
     }
 
-    def search(self, acc: Tensor, grad: Tensor | None, k: int, kernel: Kernel) -> Sparse:
-        return kernel.above(acc, grad, threshold_for(self.threshold, k))
+    def accumulate_and_select(
+        self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Workspace
+    ) -> Selection:
+        return Selection(*state.kernel.above(acc, grad, threshold_for(self.threshold, k)))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import AtLeast1, Count, Density, Scope, ValueType, checked
-from sparsify.select import Selector
+from sparsify.select import OnePass
 from sparsify.types import (
     BucketContext,
     Delivery,
@@ -117,7 +117,7 @@ class Reused:
 
 
 @dataclass(frozen=True)
-class ReusedThreshold(Selector):
+class ReusedThreshold(OnePass):
     """All that reach a threshold, which is the k-th largest magnitude of some steps ago."""
 
     every: Count = 32
@@ -125,9 +125,6 @@ class ReusedThreshold(Selector):
 
     def init(self, like: Tensor, context: BucketContext) -> Reused:
         return Reused(no_threshold(like), workspace=Workspace.searching(like, context))
-
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Reused) -> Selection:
-        return self.accumulate_and_select(acc, None, k, comm, state)
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Reused

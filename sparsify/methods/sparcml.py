@@ -94,17 +94,13 @@ class SplitAllGather(Exchange):
     wire: Wire = Wire()
     dense_at: Share | None = None
 
-    def fill_in(self, n: int, dtype: torch.dtype) -> float:
-        """delta: from so many elements on, pairs take more bytes than n values."""
-        value = self.wire.value_dtype(dtype).itemsize
-        index = self.wire.nbytes(1, n, dtype) - value
-        return n * (value / (index + value) if self.dense_at is None else self.dense_at)
-
     def is_dense(self, counts: list[int], n: int, dtype: torch.dtype) -> bool:
         """True if the result travels dense: by the owners' counts alone, so that all workers decide alike."""
-        longest_region = -(-n // len(counts)) * self.wire.value_dtype(dtype).itemsize
-        longer = self.dense_at is None and self.wire.nbytes(max(counts), n, dtype) > longest_region
-        return longer or sum(counts) >= self.fill_in(n, dtype)
+        value, longest_region = self.wire.value_dtype(dtype).itemsize, -(-n // len(counts))
+        if self.dense_at is not None:
+            return sum(counts) >= n * self.dense_at
+        longer = self.wire.nbytes(max(counts), n, dtype) > longest_region * value
+        return longer or sum(counts) >= n * (value / self.wire.nbytes(1, n, dtype))  # n x delta
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
         size, nbytes = seen.size, partial(self.wire.nbytes, n=seen.n, dtype=seen.work)

@@ -18,7 +18,7 @@ from sparsify.select import Union
 def limits(method: Method, n: int, k: int, size: int) -> tuple[int, int]:
     """The least and the largest number of elements that one of `size` workers sends of n; k are asked for."""
     if isinstance(method, WithDenseVectors):  # vectors are sent whole
-        return limits(method.sparse, n, k, size)[0], n
+        return limits_of_selector(method.select, n, k, size)[0], n
     if isinstance(method, AdaComp):  # at least one element, or the mark of an empty bin, for every bin
         return -(-n // max(method.conv_bin, method.other_bin)), n
     selector = getattr(method, "select", None)
