@@ -30,10 +30,7 @@ from sparsify.types import (
 class Exchange(Part, ABC):
     """Part of a method that sums the workers' selections."""
 
-    @property
-    def needs_shared(self) -> bool:
-        """True if indices are left unsent, so that every worker must have chosen the same."""
-        return False
+    needs_shared: ClassVar[bool] = False  # are indices left unsent, so that all workers must choose alike?
 
     @property
     def needs_exact(self) -> bool:

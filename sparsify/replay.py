@@ -22,7 +22,7 @@ from sparsify.exchange import differences, even_borders
 from sparsify.method import Dense, Method, Sparsifier, num_selected
 from sparsify.methods.deft import Deft
 from sparsify.methods.micro import ExclusiveThreshold
-from sparsify.methods.oktopk import TOO_MANY, Regions, Reused, SplitReduceBalance, least
+from sparsify.methods.oktopk import TOO_MANY, Regions, Reused, SplitReduceBalance, least, quantiles
 from sparsify.methods.sparcml import SplitAllGather
 from sparsify.select import Union
 from sparsify.types import BucketContext, Call, Part, SeenStep, Sparse
@@ -258,13 +258,10 @@ def pairs_gathered(wire: Wire, counts: Sequence[int], seen: SeenStep) -> list[Co
 def balanced_borders(parts: Selected, n: int) -> list[int]:
     """Means over the workers of the P-quantiles of what each selected, as `oktopk.balanced_borders`."""
     size = len(parts)
-    total = torch.zeros(size - 1, dtype=torch.int64)
+    totals = torch.zeros(size - 1, dtype=torch.int64)
     for part in parts:
-        if count := part.indices.numel():
-            total += part.indices.long().sort().values[even_borders(count, size)[1:-1]]
-        else:
-            total += torch.tensor(even_borders(n, size)[1:-1], dtype=torch.int64)
-    return [0, *(total // size).tolist(), n]
+        totals += quantiles(part.indices, n, size)
+    return [0, *(totals // size).tolist(), n]
 
 
 def in_regions(indices: Tensor, borders: Sequence[int]) -> list[int]:

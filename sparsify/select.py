@@ -30,14 +30,11 @@ from sparsify.types import (
 class Selector(Part, ABC):
     """Part of a method that chooses k of n. How many a worker chooses depends on its data, unless `exact`."""
 
+    exact: ClassVar[bool] = False  # does every worker choose the same number, known beforehand?
+
     @property
     def shared(self) -> bool:
         """True if all workers choose alike."""
-        return False
-
-    @property
-    def exact(self) -> bool:
-        """True if every worker chooses the same number, known beforehand."""
         return False
 
     def init(self, like: Tensor, context: BucketContext) -> Any:

@@ -221,11 +221,8 @@ def is_loss(error: RuntimeError) -> bool:
 
 
 def come(store: Store, rank: int, size: int, patience: timedelta, give_up: Callable[[], bool]) -> None:
-    """Returns when all workers have come to `store`, or raises on all of them: the first to know decides.
-
-    Raises:
-        GivenUp: a worker's `give_up` returned True.
-        WorkerLost: a worker did not come.
+    """Returns when all workers have come to `store`, or raises on all of them, as `TorchComm.meet` says: the
+    first to know decides.
     """
     who = f"worker {rank} of {size}"
     deadline = time.monotonic() + patience.total_seconds()

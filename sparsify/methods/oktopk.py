@@ -263,21 +263,20 @@ def largest_of_all(values: Tensor, counts: list[int], k: int, comm: Comm) -> tup
 
 
 def balanced_borders(indices: Tensor, n: int, comm: Comm) -> list[int]:
-    """Means over the workers of the P-quantiles of what each selected: size + 1 positions. A worker that
-    selected nothing proposes regions of equal length.
-    """
-    size, count = comm.size, indices.numel()
-    if count:
-        at = host_sync.to_device(even_borders(count, size)[1:-1], indices)
-        proposed = indices.long().sort().values[at]
-    else:
-        proposed = host_sync.to_device(even_borders(n, size)[1:-1], indices)
-    if size == 1:
+    """Means over the workers of the P-quantiles of what each selected: size + 1 positions."""
+    if comm.size == 1:
         return [0, n]
     # Summed on the host: there is no integer that n x P could overflow (in the public code there is).
-    proposals = host_sync.to_host(torch.stack(comm.all_gather(proposed)))
-    inner = [sum(positions) // size for positions in zip(*proposals, strict=True)]
+    proposals = host_sync.to_host(torch.stack(comm.all_gather(quantiles(indices, n, comm.size))))
+    inner = [sum(positions) // comm.size for positions in zip(*proposals, strict=True)]
     return [0, *inner, n]
+
+
+def quantiles(indices: Tensor, n: int, size: int) -> Tensor:
+    """(size - 1,) the P-quantiles of what a worker selected; of everything, where that is nothing."""
+    count = indices.numel()
+    at = host_sync.to_device(even_borders(count or n, size)[1:-1], indices)
+    return indices.long().sort().values[at] if count else at
 
 
 def overlaps(start: int, end: int, borders: Sequence[int]) -> list[int]:
