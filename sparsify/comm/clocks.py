@@ -115,10 +115,7 @@ class DeviceClocks:
 
     def meet(self, price_s: float | None) -> None:
         """The collective is over; without a price the clocks take no notice of it."""
-        if price_s is None:
-            self._turn(lambda ends: ends)
-        else:
-            self._turn(lambda ends: [max(ends) + price_s] * len(ends))
+        self._turn(lambda ends: ends if price_s is None else [max(ends) + price_s] * len(ends))
 
     def together(self, work: Callable[[], T]) -> T:
         """Do once what every rank does at this moment: each is charged for it, and none waits."""

@@ -264,8 +264,3 @@ def check_tensor(name: str, tensor: Tensor) -> None:
         )
     if tensor.layout is not torch.strided:
         raise ValueError(f"{name} is a sparse tensor; make it dense")
-
-
-def describe(tensor: Tensor) -> str:
-    """A tensor's kind, for sentences."""
-    return str(TensorKind.of(tensor))

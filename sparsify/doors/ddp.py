@@ -70,20 +70,15 @@ class DDPHook(Door):
     Args:
         optimiser: whose learning rates feedback in the learning-rate domain follows, each parameter's own
             group's; and which must have no momentum where the method has its own.
-        comm, group: who averages: by default DDP's own process group. With `overlap` the default is a new
-            group, which all workers make here together; what is given is used by the thread, and by nothing
-            else during backward.
+        comm, group: as for `sparsify.distribute`, but by default DDP's own process group; a new one of the
+            same workers with `overlap`.
         check, select, steps_per_epoch: as for `sparsify.distribute`; `epoch` is set on what this returns.
         scaler: the GradScaler that scales the loss: residuals hold gradients without its scale, and where a
             gradient overflows on one worker, the scalers of all workers skip the step.
-        overlap: in a thread, on a GPU on a stream of its own, in the order of the buckets; the result is the
-            same to the bit. `check` then looks at each bucket before it reaches its residuals, and its error
-            comes when earlier ones were delivered: go on from a checkpoint. No GPU has run this yet.
+        overlap: in a thread, in the order of DDP's buckets; the rest is as for `sparsify.distribute`.
 
     Attributes:
-        last_report: what this worker did in the last step, of the tensors that took part: `sent_density`,
-            `wire_bytes` and more, see `sparsify.doors.engine.StepReport`. None before the first step, and
-            where a GradScaler skips it.
+        last_report: as for `sparsify.distribute`, of the tensors that took part in the last step.
 
     Raises:
         ValueError: a model that is no DistributedDataParallel, or that has a communication hook already; a

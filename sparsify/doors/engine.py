@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from sparsify.comm import Comm, CountingComm
 from sparsify.core import host_sync
-from sparsify.core.bucket import Bucket, describe, finite_elements, finite_norms
+from sparsify.core.bucket import Bucket, TensorKind, finite_elements, finite_norms
 from sparsify.core.timer import PhaseTimer
 from sparsify.method import Method, Sparsifier, Step
 from sparsify.types import BucketContext, Sparse
@@ -210,10 +210,10 @@ def while_alive(method: Callable[..., None], *first: Any) -> Callable[..., None]
 
 def check_unchanged(bucket: Tensor, like: Tensor, name: str) -> None:
     """Refuse a bucket that is not the one whose state is kept."""
-    if (bucket.shape, bucket.dtype, bucket.device) != (like.shape, like.dtype, like.device):
+    before, now = TensorKind.of(like), TensorKind.of(bucket)
+    if now != before:
         raise ValueError(
-            f"bucket {name} was {describe(like)} and is now {describe(bucket)}; its residual can't follow: "
-            "build the state anew"
+            f"bucket {name} was {before} and is now {now}; its residual can't follow: build the state anew"
         )
 
 
