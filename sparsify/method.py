@@ -221,11 +221,7 @@ class Sparsifier(FeedbackMethod):
 
     def density_at(self, epoch: int) -> float:
         """The schedule is a lower bound, as in the published code: a larger density wins over it."""
-        return (
-            max(self.density, self.density_warmup[epoch])
-            if epoch < len(self.density_warmup)
-            else self.density
-        )
+        return max((self.density, *self.density_warmup[epoch : epoch + 1]))
 
     def prepare(self, grads: list[Tensor], comm: Comm) -> None:
         if self.clip_norm is not None:

@@ -40,9 +40,8 @@ def exdyna(
             to the last partition. A bucket of fewer than 32 x blocks elements, where the published code
             divides by zero, has blocks of 32, or of n / (4 P) where that is smaller, and fewer of them.
     """
-    return Sparsifier(
-        density, ExDyna(rule, threshold, blocks), ErrorFeedback(), AllReduce(), scope, tuple(density_warmup)
-    )
+    select = ExDyna(rule, threshold, blocks)
+    return Sparsifier(density, select, ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
 
 
 @dataclass(frozen=True)

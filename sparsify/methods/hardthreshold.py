@@ -59,10 +59,9 @@ def hardthreshold(
         raise ValueError("send='strom' packs index and sign in one word; leave out index and value")
     if threshold is not None and density_warmup:
         raise ValueError("density_warmup has no effect with a given threshold; leave one of them out")
+    select = HardThreshold(threshold)
     exchange = AllGather(wire, uneven=True) if send == "values" else SignedWords(threshold)
-    return Sparsifier(
-        density, HardThreshold(threshold), ErrorFeedback(), exchange, scope, tuple(density_warmup)
-    )
+    return Sparsifier(density, select, ErrorFeedback(), exchange, scope, tuple(density_warmup))
 
 
 def threshold_for(threshold: float | None, k: int) -> float:

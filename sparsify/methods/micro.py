@@ -57,9 +57,8 @@ def micro(
             threshold always rises. See `sparsify.methods.micro.ExclusiveThreshold`.
         threshold: the first one; None: 1 / (2 sqrt k).
     """
-    return Sparsifier(
-        density, Micro(rule, threshold), ErrorFeedback(), AllReduce(), scope, tuple(density_warmup)
-    )
+    select = Micro(rule, threshold)
+    return Sparsifier(density, select, ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
 
 
 @dataclass

@@ -175,6 +175,5 @@ class PowerSGD(FeedbackMethod):
         return exactly(cost.all_reduce(value * first, seen.size), cost.all_reduce(value * second, seen.size))
 
     def broken_laws(self) -> dict[str, str]:
-        return {
-            DENSE_AT_DENSITY_1: "every matrix is approximated at a low rank"
-        } | self.feedback.broken_laws()
+        approximated = {DENSE_AT_DENSITY_1: "every matrix is approximated at a low rank"}
+        return approximated | self.feedback.broken_laws()

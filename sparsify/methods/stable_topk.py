@@ -54,9 +54,8 @@ def stable_topk(
             or `count`, how many of a worker's k largest lie in the bucket, which takes a top-k over
             everything.
     """
-    return Sparsifier(
-        density, StableBlocks(block, every, score), ErrorFeedback(), AllReduce(), scope, tuple(density_warmup)
-    )
+    select = StableBlocks(block, every, score)
+    return Sparsifier(density, select, ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
 
 
 @dataclass
