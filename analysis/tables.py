@@ -57,6 +57,13 @@ class Table:
                 + ", ".join(map(str, names))
             )
 
+    @classmethod
+    def of(
+        cls, title: str, rows: Sequence[Mapping[str, Any]], units: Mapping[str, str] = {}, note: str = ""
+    ) -> Table:
+        """Table of these rows, each with its cells by column."""
+        return cls(title, pd.DataFrame(rows), units, note)
+
     def header(self) -> list[str]:
         """The names of the columns, with their units: 'step time (ms)'."""
         return [_with_unit(str(name), self.units.get(name, "")) for name in self.frame.columns]

@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import pandas as pd
-
 import sparsify
 from analysis import tables
 from analysis.pictures import captions, style
@@ -206,7 +204,7 @@ def _table(
         f"Predicted step times: {model}, {number(question.elements)} parameters, {question.workers} workers, "
         f"cluster={cluster['name']}, link={cluster['link']['name']}{inside}"
     )
-    return tables.Table(title, pd.DataFrame(rows), units, _note(question, known, left_out))
+    return tables.Table.of(title, rows, units, _note(question, known, left_out))
 
 
 def _note(question: Question, known: Known, left_out: Sequence[str]) -> str:

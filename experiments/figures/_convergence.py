@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from analysis import plots, published
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
@@ -99,7 +97,7 @@ def table(frames: Frames, found: Mapping[str, Seeds], columns: Mapping[str, str]
         for line in found.values()
     ]
     units = {f"{words[column]}{of}": unit for column, unit in columns.items() for of in ("", ", paper")}
-    return Table("At the end of the training", pd.DataFrame(rows), units)
+    return Table.of("At the end of the training", rows, units)
 
 
 def caption(frames: Frames, what: str) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from analysis import plots
 from analysis.pictures import style
@@ -147,9 +146,9 @@ def table(frames: Frames) -> Table:
                     "computing that gives this": computing_for(hours, dense, own) if hours else None,
                 })  # fmt: skip
     units = {"selecting": "ms", "adds to computing": "ms", "computing that gives this": "s"}
-    return Table(
+    return Table.of(
         "Models as large as theirs, simulated",
-        pd.DataFrame(rows),
+        rows,
         units,
         papers.words("zhang.stable-throughput.note"),
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-import pandas as pd
-
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions
@@ -119,7 +117,7 @@ def table(frames: Frames) -> Table:
         for scheme, scope, size in CELLS
         if keys(frames, scheme, scope, size)
     ]  # fmt: skip
-    return Table("Test accuracy at the end", pd.DataFrame(rows), {"accuracy": "%", "paper": "%"})
+    return Table.of("Test accuracy at the end", rows, {"accuracy": "%", "paper": "%"})
 
 
 def caption(frames: Frames, profile: str) -> str:

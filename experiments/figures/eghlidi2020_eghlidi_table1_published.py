@@ -7,7 +7,6 @@ CIFAR-10, density 1 %, 300 epochs. The sentences quoted are those of section 4.2
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
@@ -90,7 +89,7 @@ def falling_rows() -> int:
 def table(frames: Frames) -> Table:
     columns = [f"{scope}, W = {workers}" for scope in SCOPES for workers in WORKERS]
     rows = [{"method": name, **dict(zip(columns, accuracy(name).flat, strict=True))} for name in TABLE]
-    return Table("Test accuracy as published", pd.DataFrame(rows), dict.fromkeys(columns, "%"))
+    return Table.of("Test accuracy as published", rows, dict.fromkeys(columns, "%"))
 
 
 def facts(frames: Frames) -> dict[str, object]:

@@ -6,8 +6,6 @@ section 4.2.2. Here VGG-16 stands in for ResNet-18 (14.7 instead of 11.2 million
 
 from __future__ import annotations
 
-import pandas as pd
-
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks
@@ -79,7 +77,7 @@ def table(frames: Frames) -> Table:
         ("step", *(label for _, label in PARTS.values())), f"ms{captions.simulated(frames)}"
     )
     note = "Means over ranks; a step on its slowest rank."
-    return Table("Time per layer-wise step, by part", pd.DataFrame(rows), units, note)
+    return Table.of("Time per layer-wise step, by part", rows, units, note)
 
 
 def claims() -> list[Claim]:

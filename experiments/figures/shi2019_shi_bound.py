@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
@@ -50,7 +49,7 @@ def table(frames: Frames) -> Table:
         f"k/d = {number(density)}": (partial(left_out, density=density), SHARE) for density in SHOWN
     }
     rows = looks.rows(frames, {**shares, "most over (1 - k/d)²": (ratio, POSITIVE)})
-    return Table("Energy left out, mean over steps", pd.DataFrame(rows), dict.fromkeys(shares, "%"))
+    return Table.of("Energy left out, mean over steps", rows, dict.fromkeys(shares, "%"))
 
 
 def left_out(run: Frames, density: float) -> float:

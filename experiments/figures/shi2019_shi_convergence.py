@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
@@ -80,7 +78,7 @@ def table(frames: Frames) -> Table:
         for method in METHODS
         if (found := keys(frames, task, method))
     ]
-    return Table("At the end of the training", pd.DataFrame(rows), {"validation top-1": "%"})
+    return Table.of("At the end of the training", rows, {"validation top-1": "%"})
 
 
 def claims() -> list[Claim]:

@@ -75,7 +75,7 @@ def table(frames: Frames) -> Table:
         "within 1 RMS": (partial(within, edge=1.0), SHARE),
     }
     units = dict.fromkeys(measures, "%") | {"rise": "% of the peak"}
-    return Table("How the values lie, mean over steps", pd.DataFrame(looks.rows(frames, measures)), units)
+    return Table.of("How the values lie, mean over steps", looks.rows(frames, measures), units)
 
 
 def rise(run: Frames) -> float:

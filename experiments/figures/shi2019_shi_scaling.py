@@ -8,7 +8,6 @@ the exchange is simulated.
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
@@ -73,7 +72,7 @@ def table(frames: Frames) -> Table:
         for gbit_s in LINKS
     ]
     units = {"computing": "ms", "selecting": "ms"} | dict.fromkeys(columns, "%")
-    return Table("Scaling efficiency, simulated", pd.DataFrame(rows), units)
+    return Table.of("Scaling efficiency, simulated", rows, units)
 
 
 def facts(frames: Frames) -> dict[str, object]:

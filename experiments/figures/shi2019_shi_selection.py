@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pandas as pd
-
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
@@ -118,7 +116,7 @@ def table(frames: Frames) -> list[Table]:
             {"method": look.label, **{name: cell(frames, method, size) for name, size in columns.items()}}
             for method, look in LOOKS.items()
         ]
-        return Table(title, pd.DataFrame(rows), dict.fromkeys(columns, unit))
+        return Table.of(title, rows, dict.fromkeys(columns, unit))
 
     return [
         of("Time of selecting by number of elements", milliseconds, "ms"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
@@ -126,7 +125,7 @@ def table(frames: Frames) -> Table:
         for size in WORKERS
     ]
     units = {"selecting": "ms"} | dict.fromkeys(columns, "Gbit/s")
-    return Table("Up to which bandwidth a method beats dense, simulated", pd.DataFrame(rows), units)
+    return Table.of("Up to which bandwidth a method beats dense, simulated", rows, units)
 
 
 def facts(frames: Frames) -> dict[str, object]:

@@ -177,7 +177,7 @@ def table(frames: Frames) -> Table:
     units = {"test top-1": "%", "below dense": "points", "per step": "bytes"}
     far = [row["method"] for row in rows if row["below dense"] > NEAR]
     note = f"More than {number(NEAR)} points below dense: {'; '.join(_reasons(far))}." if far else ""
-    return Table("Every method at the end of its training", pd.DataFrame(rows), units, note)
+    return Table.of("Every method at the end of its training", rows, units, note)
 
 
 def _reasons(far: Iterable[str]) -> list[str]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import pandas as pd
-
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
@@ -160,7 +158,7 @@ def table(frames: Frames) -> Table:
         for name, seconds in steps.items()
     ]
     units = {"step": "ms", "at the end": "%"} | {f"{level} %": "s" for level in levels}
-    return Table("Time until a validation first shows an accuracy", pd.DataFrame(rows), units, NOTE)
+    return Table.of("Time until a validation first shows an accuracy", rows, units, NOTE)
 
 
 NOTE = (

@@ -90,7 +90,7 @@ def table(frames: Frames) -> Table:
             "final loss": float(end["val_loss"]),
         })  # fmt: skip
     units = {"final top-1": "%", f"mean of the last {LAST}": "%"}
-    return Table("Where the authors' jobs ended", pd.DataFrame(rows), units)
+    return Table.of("Where the authors' jobs ended", rows, units)
 
 
 def facts(frames: Frames) -> dict[str, int]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pandas as pd
-
 from analysis import plots
 from analysis.attribution import COMMUNICATION
 from analysis.claims import Claim
@@ -219,7 +217,7 @@ def table(frames: Frames) -> list[Table]:
             })  # fmt: skip
         units = dict.fromkeys(("step", *COMMUNICATION), f"ms{captions.simulated(found)}")
         title, note = f"Time per step over {_title(found, link)}", words("yoon2022.slow-links.parts")
-        tables.append(Table(title, pd.DataFrame(rows), units, note))
+        tables.append(Table.of(title, rows, units, note))
     columns = {accuracy: f"{number(accuracy)} %" for accuracy in ACCURACIES}
     reached = [
         {"method": look(CURVES[name]).label}
@@ -232,7 +230,7 @@ def table(frames: Frames) -> list[Table]:
             dict.fromkeys(columns.values(), "s"),
         )
         note = f"{words('yoon2022.slow-links.derived')} {words('yoon2022.slow-links.intervals')}"
-        tables.append(Table(title, pd.DataFrame(reached), units, note))
+        tables.append(Table.of(title, reached, units, note))
     return tables
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import pandas as pd
-
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
@@ -95,7 +93,7 @@ def speeds(frames: Frames, modes: Sequence[str]) -> Table:
             label, n = style.look(method).label, f"{speed.n} {speed.of}"
             rows.append({"method": label, "mode": mode, "speed": speed, "time per iteration": ratio, "n": n})
     units = {"speed": "samples/s", "time per iteration": "dense = 1"}
-    return Table(f"Training speed{captions.simulated(frames)}", pd.DataFrame(rows), units)
+    return Table.of(f"Training speed{captions.simulated(frames)}", rows, units)
 
 
 def claims() -> list[Claim]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import marks, style
@@ -113,9 +111,9 @@ def table(frames: Frames) -> list[Table]:
     ]
     change_units = {"iteration, relative": "%", "iteration": "ms", "FP + BP + compression": "ms"}
     return [
-        Table("Training speed", pd.DataFrame(speeds), dict.fromkeys(ORIGINS, "samples/s")),
-        Table("Time per iteration, ratio", pd.DataFrame(ratios)),
-        Table("PCIe node less NVLink node", pd.DataFrame(links), change_units),
+        Table.of("Training speed", speeds, dict.fromkeys(ORIGINS, "samples/s")),
+        Table.of("Time per iteration, ratio", ratios),
+        Table.of("PCIe node less NVLink node", links, change_units),
     ]
 
 

@@ -162,7 +162,7 @@ def table(frames: Frames) -> Table:
         for variant, keys in by_variant(frames).items()
     ]  # fmt: skip
     units = {"held-out top-1": "%", "test top-1": "%", "below dense": "points"}
-    return Table("Every variant at the end of its training", pd.DataFrame(rows), units)
+    return Table.of("Every variant at the end of its training", rows, units)
 
 
 def label(variant: Change) -> str:

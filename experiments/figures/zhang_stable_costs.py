@@ -174,7 +174,7 @@ def table(frames: Frames) -> list[Table]:
         for row in rows.to_dict("records")
     ]
     units = {"formula: least": "words", "most": "words", "counted": "words", "VGG-16, simulated": "ms"}
-    return [Table("Table 1, counted", pd.DataFrame(words), units), _measured(frames)]
+    return [Table.of("Table 1, counted", words, units), _measured(frames)]
 
 
 def _measured(frames: Frames) -> Table:

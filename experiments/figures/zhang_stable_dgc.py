@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
@@ -101,7 +100,7 @@ def table(frames: Frames) -> Table:
         for name, link in LINKS.items()
     ]
     units = {"computing": "ms", "selecting": "ms"} | {f"P = {size}": "x" for size in WORKERS}
-    return Table("DGC's speed-up over dense, simulated", pd.DataFrame(rows), units)
+    return Table.of("DGC's speed-up over dense, simulated", rows, units)
 
 
 def facts(frames: Frames) -> dict[str, object]:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
-
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
@@ -112,7 +110,7 @@ def table(frames: Frames) -> Table:
         for size, period in cells(frames)
         if (found := keys(frames, "stable_topk", size, period))
     ]
-    return Table("Training loss in the last epoch", pd.DataFrame(rows))
+    return Table.of("Training loss in the last epoch", rows)
 
 
 def caption(frames: Frames, profile: str) -> str:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
@@ -168,7 +167,7 @@ def table(frames: Frames) -> list[Table]:
     ]
     units = {"throughput": "samples/s, simulated", "time to it": "s, simulated"}
     note = "The loss is the lowest mean of an epoch that every training of a model reaches."
-    return [Table("Small models, simulated", pd.DataFrame(rows), units, note), large.table(frames)]
+    return [Table.of("Small models, simulated", rows, units, note), large.table(frames)]
 
 
 def _seconds(frames: Frames, task: str, method: str) -> Value | None:
