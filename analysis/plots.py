@@ -94,7 +94,7 @@ def kind(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, Panel]:
 
 
 class Curve(NamedTuple):
-    """A line of a picture, and what `Axes.plot` takes to draw it in another way than its look.
+    """A line or marks, and what `Axes.plot` takes to draw them in another way than their look.
 
     Its y is numbers, or a list of values with intervals, or a table with the columns mean, low and high;
     without an x it is one value, and the line goes across.
@@ -160,7 +160,7 @@ def _line(axes: Axes, line: Curve | Band) -> None:
         _plot(axes, line)
 
 
-def _plot(axes: Axes, each: Curve | Dot, how: Mapping[str, Any] = {}) -> None:
+def _plot(axes: Axes, each: Curve, how: Mapping[str, Any] = {}) -> None:
     look = {"color": each.look.colour, "marker": each.look.marker, "label": each.look.label}
     axes.plot(each.x, each.y, **{**look, **how, **each.how})
 
@@ -185,7 +185,8 @@ def shade(axes: Axes, /, along: Literal["x", "y"], low: float, high: float, colo
 @kind
 def upright(axes: Axes, /, x: float, **how: Any) -> None:
     """A thin line up, where something changes."""
-    marks.decay(axes, x, **how)
+    thin: dict[str, Any] = {"color": "#AAAAAA", "linewidth": 0.6, "zorder": 0}
+    axes.axvline(x, **thin | how)
 
 
 class Bar(NamedTuple):
@@ -255,20 +256,11 @@ def ratio_bars(
     finish(axes, **words)
 
 
-class Dot(NamedTuple):
-    """A mark or several, and what `Axes.plot` takes beside their look."""
-
-    look: Look
-    x: Any
-    y: Any
-    how: Mapping[str, Any] = {}
-
-
 @kind
 def dots(
     axes: Axes,
     /,
-    found: Iterable[Dot],
+    found: Iterable[Curve],
     *,
     rows: Sequence[str] = (),
     grid: Which | None = None,

@@ -72,16 +72,10 @@ def published_curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -
         axes.fill_between(x, table["low"], table["high"], **faint | {"alpha": 0.12}, linewidth=0)
 
 
-def published_key() -> Line2D:
+def published_key(axes: Axes, label: str) -> None:
     """The legend entry of `published_curve` and `published_points`."""
     style: dict[str, Any] = {"color": "#777777", "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
-    return Line2D([], [], marker="o", mfc="white", **style)
-
-
-def decay(axes: Axes, x: float, **how: Any) -> None:
-    """A thin line up, where something changes."""
-    thin: dict[str, Any] = {"color": "#AAAAAA", "linewidth": 0.6, "zorder": 0}
-    axes.axvline(x, **thin | how)
+    axes.plot([], [], marker="o", mfc="white", label=label, **style)
 
 
 def seeds(axes: Axes, x: float, values: Sequence[float], look: Look) -> None:

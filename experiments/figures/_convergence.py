@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from analysis import plots, published
@@ -18,6 +18,7 @@ from experiments.figures import papers
 PUBLISHED = {"val_loss": "val_loss", "val_top1": "top1"}  # our name of a column -> that of the published one
 ENDS = {"val_loss": "yoon2022.val-loss", "val_top1": "yoon2022.top1"}  # where the paper's trainings end
 WORDS = {"val_loss": "validation loss", "val_top1": "validation top-1"}
+LOG_TICKS = (0.3, 0.5, 1, 2, 5, 10)  # of the loss
 BELOW, ABOVE = 0.85, 1.25  # the lowest and the highest tick: where a logarithmic axis ends
 ASIDE = 0.2  # of a method's place: ours to the left, the published ones to the right
 Keys = Callable[[Frames, str], list[str]]  # the trainings that go by a name
@@ -39,45 +40,59 @@ def lines(frames: Frames) -> dict[str, Seeds]:
     }
 
 
-def draw(
-    frames: Frames, found: Mapping[str, Seeds], columns: Mapping[str, str], log: Sequence[float] = ()
-) -> plots.Figure:
+def draw(frames: Frames, found: Mapping[str, Seeds], columns: Mapping[str, str]) -> plots.Figure:
     """Against optimiser steps (left, wide), and at the end (right); a row per column.
 
     Args:
         columns: of the epochs, with the label of the axis.
-        log: the ticks of the loss, whose axis is then logarithmic.
     """
-    height = 2.6 * len(columns) + 0.3
-    how = {"sharex": "col", "sharey": "row", "width_ratios": (3.2, 1), "squeeze": False}
-    with plots.canvas(style.two_columns(height), len(columns), 2, **how) as (figure, rows):
-        for (left, right), (column, label) in zip(rows, columns.items(), strict=True):
-            for line in found.values():
-                table = curve(frames, line.keys, column)
-                if len(table):
-                    plots.curve(left, table["step"], table, line.look)
-            for method in dict.fromkeys(line.method for line in found.values()):
-                band = published.band(method, PUBLISHED[column])
-                steps = band["epoch"] * yoon2022.STEPS_PER_EPOCH
-                marks.published_curve(left, steps, band, style.look(method))
-            for epoch in published.decays():
-                marks.decay(left, (epoch - 1) * yoon2022.STEPS_PER_EPOCH)
-            for place, line in enumerate(found.values()):
-                _end(right, place, frames, line, column)
-            left.set(ylabel=label, xlim=(0, 1.01 * float(frames.epochs["step"].max())))
-            left.grid(True)
-            right.grid(True, axis="y")
-            if log and column.endswith("loss"):
-                plots.log_ticks(left, log)
-                left.set_ylim(BELOW * log[0], ABOVE * log[-1])
-        left.set_xlabel("Optimiser steps")
-        right.set_xticks(range(len(found)), [line.look.label.replace(", ", ",\n") for line in found.values()])
-        right.set(xlabel="At the end", xlim=(-0.6, len(found) - 0.4))
-        right.tick_params(axis="x", length=0, **({"labelsize": 6} if len(found) > 3 else {}))
-        handles, labels = left.get_legend_handles_labels()
-        handles, labels = [*handles, marks.published_key()], [*labels, yoon2022.PAPER]
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(handles))
-    return figure
+    panels, last = list[plots.Panel](), list(columns)[-1]
+    for column in columns:
+        panels += [_over_steps(frames, found, column, column == last)]
+        panels += [_at_the_end(frames, found, column, column == last)]
+    return plots.picture(
+        panels, 2.6 * len(columns) + 0.3, rows=len(columns), ylabel=list(columns.values()),
+        loc="outside upper center", sharex="col", sharey="row", width_ratios=(3.2, 1),
+    )  # fmt: skip
+
+
+def _over_steps(frames: Frames, found: Mapping[str, Seeds], column: str, is_last: bool) -> plots.Panel:
+    """Our curves, the published ones, and where the learning rate falls."""
+    tables = [(line.look, curve(frames, line.keys, column)) for line in found.values()]
+    words: dict[str, Any] = {"xlim": (0, 1.01 * float(frames.epochs["step"].max()))}
+    if column.endswith("loss"):
+        words |= {"log": LOG_TICKS, "ylim": (BELOW * LOG_TICKS[0], ABOVE * LOG_TICKS[-1])}
+    panels = [
+        plots.curves(
+            [plots.Curve(look, table["step"], table) for look, table in tables],
+            xlabel="Optimiser steps" * is_last, **words,
+        )
+    ]  # fmt: skip
+    for method in dict.fromkeys(line.method for line in found.values()):
+        band = published.band(method, PUBLISHED[column])
+        steps = band["epoch"] * yoon2022.STEPS_PER_EPOCH
+        panels.append(plots.kind(marks.published_curve)(steps, band, style.look(method)))
+    falls = [plots.upright((epoch - 1) * yoon2022.STEPS_PER_EPOCH) for epoch in published.decays()]
+    return plots.layered(*panels, *falls, plots.kind(marks.published_key)(yoon2022.PAPER))
+
+
+@plots.kind
+def _at_the_end(
+    axes: plots.Axes, /, frames: Frames, found: Mapping[str, Seeds], column: str, is_last: bool
+) -> None:
+    """Each seed's last value, their mean and interval, and the published jobs'."""
+    for place, line in enumerate(found.values()):
+        seeds = [final(frames, [key], column) for key in line.keys]
+        marks.seeds(axes, place - ASIDE, [seed.value for seed in seeds if seed], line.look)
+        if (mean := final(frames, line.keys, column)) and mean.low is not None:
+            marks.mean_mark(axes, place - ASIDE / 3, mean, line.look)
+        jobs = published.by_machine(line.method, PUBLISHED[column])
+        marks.published_points(axes, place + ASIDE, jobs.iloc[-1].dropna().to_list(), line.look)
+    if is_last:
+        plots.beside(axes, [line.look.label for line in found.values()])
+        axes.set(xlabel="At the end", xlim=(-0.6, len(found) - 0.4))
+        axes.tick_params(axis="x", **({"labelsize": 6} if len(found) > 3 else {}))
+    axes.grid(True, axis="y")
 
 
 def table(frames: Frames, found: Mapping[str, Seeds], columns: Mapping[str, str]) -> Table:
@@ -100,26 +115,19 @@ def table(frames: Frames, found: Mapping[str, Seeds], columns: Mapping[str, str]
     return Table.of("At the end of the training", rows, units)
 
 
-def caption(frames: Frames, what: str) -> str:
-    """Words on what was trained, with how many seeds, and what the published curves are."""
+def facts(frames: Frames) -> dict[str, str]:
+    """Densities and clock of the trainings, and what of the published curves the logarithmic axis cuts."""
     warm = [text for text in captions.values(frames, "method.density_warmup") if text not in ("[]", "")]
     clock = captions.listed(captions.values(frames, "train.epoch_steps") or [""])
-    facts = {
-        "what": what,
+    losses = [published.by_machine(method, PUBLISHED["val_loss"]) for method in yoon2022.METHODS]
+    highest = max(float(table.max().max()) for table in losses)
+    is_cut = highest > ABOVE * LOG_TICKS[-1]
+    return {
         "densities": captions.listed(map(number, captions.values(frames, "method.density"))),
         "raised": f", raised to at least {captions.listed(warm)} in the first epochs" * bool(warm),
         "epoch": f" An epoch of this clock has {clock} steps, as theirs." * bool(clock),
+        "cut": f" The axis is cut: a published job rises to {number(highest)}." * is_cut,
     }
-    return captions.filled(papers.words("yoon2022.convergence"), frames, facts)
-
-
-def cut(found: Iterable[str], column: str, log: Sequence[float]) -> str:
-    """The part of these methods' published curves that the logarithmic axis does not show; empty if none."""
-    jobs = [published.by_machine(method, PUBLISHED[column]) for method in found]
-    highest = max(float(table.max().max()) for table in jobs)
-    return (
-        f" The axis is cut: a published job rises to {number(highest)}." if highest > ABOVE * log[-1] else ""
-    )
 
 
 def gap(
@@ -143,13 +151,7 @@ def ending(frames: Frames, method: str, column: str) -> Value | None:
 
 def ends(name: str, column: str) -> list[Claim]:
     """Every method of the paper ends where it did there."""
-    return [
-        papers.claim(
-            name, ending, method, column, case=method, method=method, label=style.look(method).label,
-            tolerance=yoon2022.spread(column),
-        )
-        for method in yoon2022.METHODS
-    ]  # fmt: skip
+    return papers.of_methods(name, ending, yoon2022.METHODS, column, tolerance=yoon2022.spread(column))
 
 
 def compared(name: str, above: str, below: str, column: str, keys: Keys = yoon2022.keys, **own: Any) -> Claim:
@@ -171,13 +173,3 @@ def orders(keys: Keys = yoon2022.keys, at: str = "") -> list[Claim]:
         compared("yoon2022.fig3.dense-ends-above", "dense", "topk", column, keys, tolerance=0.0, **flips),
         compared("yoon2022.fig3.randomk-ends-below", "topk", "randomk", column, keys, **flips),
     ]
-
-
-def _end(axes: plots.Axes, place: float, frames: Frames, line: Seeds, column: str) -> None:
-    """Each seed's last value, their mean and interval, and the published jobs'."""
-    seeds = [final(frames, [key], column) for key in line.keys]
-    plots.seeds(axes, place - ASIDE, [seed.value for seed in seeds if seed], line.look)
-    if (mean := final(frames, line.keys, column)) and mean.low is not None:
-        marks.mean_mark(axes, place - ASIDE / 3, mean, line.look)
-    jobs = published.by_machine(line.method, PUBLISHED[column])
-    marks.published_points(axes, place + ASIDE, jobs.iloc[-1].dropna().to_list(), line.look)

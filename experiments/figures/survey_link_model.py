@@ -112,8 +112,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         filled = look.colour if row["bytes"] > LEAST_BYTES else "white"
         how = {"mec": look.colour, "ms": 3, "mew": 0.7, "mfc": filled, "label": None}
         aside = 0.22 * (sizes.index(row["workers"]) - 1)
-        by_exchange.append(plots.Dot(look, row["ratio"], labels.index(row["exchange"]) + aside, how))
-        by_bytes.append(plots.Dot(look, row["bytes"], row["ratio"], how))
+        by_exchange.append(plots.Curve(look, row["ratio"], labels.index(row["exchange"]) + aside, how))
+        by_bytes.append(plots.Curve(look, row["bytes"], row["ratio"], how))
     least, most = found["ratio"].min() / 1.5, found["ratio"].max() * 1.5
     ticks = [tick for tick in marks.FACTORS if least <= tick <= most]
     sent: dict[str, Any] = {"xscale": "log", "xlabel": "Bytes that a worker sends in a step"}

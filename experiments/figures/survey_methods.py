@@ -126,15 +126,15 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         raise ValueError(plots.EMPTY)
     rows = np.arange(len(found))
     others = [
-        plots.Dot(OTHER, other["score"], y, {"mfc": "white", "ms": 3.2})
+        plots.Curve(OTHER, other["score"], y, {"mfc": "white", "ms": 3.2})
         for y, of_row in enumerate(found["others"])
         for other in of_row
     ]
-    best = plots.Dot(BEST, found["score"], rows, {"ms": 3.2, "zorder": 3})
+    best = plots.Curve(BEST, found["score"], rows, {"ms": 3.2, "zorder": 3})
     densities = [found["sent_density"], found["update_density"]]
-    joined = plots.Dot(JOINED, densities, [rows, rows], {"linestyle": "-", "lw": 1, "zorder": 1})
+    joined = plots.Curve(JOINED, densities, [rows, rows], {"linestyle": "-", "lw": 1, "zorder": 1})
     shares = [
-        joined, plots.Dot(SENT, densities[0], rows, {"ms": 4}), plots.Dot(UPDATED, densities[1], rows),
+        joined, plots.Curve(SENT, densities[0], rows, {"ms": 4}), plots.Curve(UPDATED, densities[1], rows),
     ]  # fmt: skip
     numbers = [str(row + 1) for row in rows]
     named = [f"{name}  {row}" for name, row in zip(found["label"], numbers, strict=True)]

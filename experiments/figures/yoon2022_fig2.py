@@ -15,8 +15,7 @@ from experiments.figures import _yoon2022 as yoon2022
 TITLE = "Validation loss of dense, Top-k and Random-k SGD"
 COLUMN = "val_loss"
 SCALE = yoon2022.TRAINING_SCALE
-LOG_TICKS = (0.3, 0.5, 1, 2, 5, 10)
-runs = yoon2022.convergence_runs
+runs, facts = yoon2022.convergence_runs, convergence.facts
 
 
 def more_runs(profile: str) -> list[Run]:
@@ -24,16 +23,11 @@ def more_runs(profile: str) -> list[Run]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    return convergence.draw(frames, convergence.lines(frames), {COLUMN: "Validation loss"}, LOG_TICKS)
+    return convergence.draw(frames, convergence.lines(frames), {COLUMN: "Validation loss"})
 
 
 def table(frames: Frames) -> Table:
     return convergence.table(frames, convergence.lines(frames), {COLUMN: ""})
-
-
-def caption(frames: Frames, profile: str) -> str:
-    cut = convergence.cut(yoon2022.METHODS, COLUMN, LOG_TICKS)
-    return convergence.caption(frames, f"Validation loss on rank 0, logarithmic.{cut}")
 
 
 def claims() -> list[Claim]:

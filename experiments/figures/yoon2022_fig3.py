@@ -15,7 +15,7 @@ TITLE = "Validation top-1 accuracy of dense, Top-k and Random-k SGD"
 COLUMN = "val_top1"
 SCALE = yoon2022.TRAINING_SCALE
 LAST_BEHIND = 4  # the last logged epoch at which their Top-k was behind their Random-k
-runs, more_runs = fig2.runs, fig2.more_runs
+runs, more_runs, facts = fig2.runs, fig2.more_runs, convergence.facts
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -24,10 +24,6 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def table(frames: Frames) -> Table:
     return convergence.table(frames, convergence.lines(frames), {COLUMN: "%"})
-
-
-def caption(frames: Frames, profile: str) -> str:
-    return convergence.caption(frames, "Validation top-1 accuracy on rank 0.")
 
 
 def claims() -> list[Claim]:

@@ -16,7 +16,6 @@ from experiments.figures.papers import claim
 TITLE = "Validation accuracy and loss of a slim VGG-16, at density 0.001 and 0.01"
 SCALE = yoon2022.TRAINING_SCALE
 COLUMN = "val_top1"
-LOG_TICKS = (0.3, 0.5, 1, 2, 5, 10)
 METHODS = variants("fig3-slim")
 DENSER = METHODS["topk-denser"]["method.density"]
 LOOKS = {
@@ -24,6 +23,7 @@ LOOKS = {
     "topk-denser": style.Look("Top-k, 0.01", "#56B4E9", "D", "\\\\"),
     "randomk": style.look("randomk")._replace(label="Random-k, 0.001"),
 }
+facts = convergence.facts
 
 
 def runs(profile: str) -> list[Run]:
@@ -36,7 +36,7 @@ def more_runs(profile: str) -> list[Run]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     columns = {COLUMN: "Validation top-1 (%)", "val_loss": "Validation loss"}
-    return convergence.draw(frames, lines(frames), columns, LOG_TICKS)
+    return convergence.draw(frames, lines(frames), columns)
 
 
 def lines(frames: Frames) -> dict[str, convergence.Seeds]:
@@ -53,11 +53,6 @@ def lines(frames: Frames) -> dict[str, convergence.Seeds]:
 
 def table(frames: Frames) -> Table:
     return convergence.table(frames, lines(frames), {COLUMN: "%", "val_loss": ""})
-
-
-def caption(frames: Frames, profile: str) -> str:
-    cut = convergence.cut(yoon2022.METHODS, "val_loss", LOG_TICKS)
-    return convergence.caption(frames, f"Validation top-1 accuracy and loss (logarithmic) on rank 0.{cut}")
 
 
 def claims() -> list[Claim]:

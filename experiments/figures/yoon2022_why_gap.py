@@ -101,7 +101,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def _panel(frames: Frames, found: ByChange, name: str, points: Points) -> plots.Panel:
     """Ends of dense and Top-k at each point, one curve each, and every training."""
-    lines, dots = list[plots.Curve](), list[plots.Dot]()
+    lines, dots = list[plots.Curve](), list[plots.Curve]()
     for at, look in enumerate((style.look("dense"), style.look("topk"))):
         keys = {place: found[pair[at]] for place, pair in enumerate(points.values()) if pair[at] in found}
         ends = {place: final(frames, own, COLUMN) for place, own in keys.items()}
@@ -109,7 +109,7 @@ def _panel(frames: Frames, found: ByChange, name: str, points: Points) -> plots.
         lines.append(plots.Curve(look, list(shown), list(shown.values())))
         for place, own in keys.items():
             finals = [one.value for key in own if (one := final(frames, [key], COLUMN))]
-            dots.append(plots.Dot(look, [place] * len(finals), finals, SMALL | {"label": None}))
+            dots.append(plots.Curve(look, [place] * len(finals), finals, SMALL | {"label": None}))
     texts = [number(each) if isinstance(each, float) else str(each) for each in points]
     words: dict[str, Any] = {
         "xticks": range(len(points)),
@@ -141,7 +141,7 @@ def _fit(frames: Frames, found: ByChange) -> plots.Panel:
     for variant, keys in found.items():
         loss, top1 = (final(frames, keys, column) for column in ("train_loss", COLUMN))
         if loss and top1:
-            dots.append(plots.Dot(style.look(variant.method), loss.value, top1.value, SMALL))
+            dots.append(plots.Curve(style.look(variant.method), loss.value, top1.value, SMALL))
     return plots.dots(dots, grid="both", xlabel="Training loss at the end")
 
 

@@ -71,7 +71,7 @@ def test_groups_of_bars_carry_their_numbers() -> None:
 
 
 def test_layers_heat_and_winners_are_drawn_on_their_axes() -> None:
-    dots = plots.dots([plots.Dot(OURS, [0.5, 1, 2], [0, 1, 0])], rows=("a", "b"), factors=True)
+    dots = plots.dots([plots.Curve(OURS, [0.5, 1, 2], [0, 1, 0])], rows=("a", "b"), factors=True)
     cells = np.array([[0, 1], [1, 0]])
     x = np.array([1.0, 10.0])
     panels = [
