@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.published.log_files import JOBS
 from analysis.published.tables import iterations, jobs
 from analysis.stats import CONFIDENCE, Value
 
@@ -27,11 +28,8 @@ BATCH = 128  # per worker
 SETTLED = 100  # the first iterations are not counted: they warm up, and send more (density warm-up)
 FIRST_WINDOW, WINDOW, WINDOWS = 41, 48, 141  # iterations behind each logged speed, and how many there are
 EPOCH, EPOCHS = 49, 138  # iterations from validation to validation
-JOB = {
-    ("A100", "dense"): 130673, ("A100", "topk"): 130672, ("A100", "randomk"): 130675,
-    ("V100", "dense"): 130263, ("V100", "topk"): 130264,
-}  # fmt: skip
-LINKS = {"NVLink": {"dense": 129436, "topk": 129435}, "PCIe": {"dense": 129440, "topk": 129439}}  # 4 workers
+JOB = {(job.gpu, job.method): number for number, job in JOBS.items() if job.workers == 8}
+LINKED = {(job.link, job.method): number for number, job in JOBS.items() if job.workers == 4}
 # What the logs print, mean over ranks, for iterations 6,665 to 6,712, the last 48 without a validation.
 IN_A_FREE_WINDOW_MS = {130673: 34.84, 130672: 253.08, 130675: 42.07}
 # The authors' parser of dense logs left out shorter communication; their parser of sparse logs did not.
@@ -236,7 +234,7 @@ class LinkChange(NamedTuple):
 
 def link_change(method: str) -> LinkChange:
     """Validation is in all of these times."""
-    nvlink, pcie = (LINKS[link][method] for link in ("NVLink", "PCIe"))
+    nvlink, pcie = (LINKED[f"{link} (inferred)", method] for link in ("NVLink", "PCIe"))
     before, after = published_iteration_ms(nvlink), published_iteration_ms(pcie)
     table = jobs().set_index("job")
     computing = table["fp_ms"] + table["bp_ms"]

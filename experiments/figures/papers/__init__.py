@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsify.ranges import unknown
 
@@ -49,14 +49,6 @@ class Statement(NamedTuple):
     first: tuple[str, ...] = ()
 
 
-class PaperSide(TypedDict):
-    """A paper's side of a claim, as `Claim(**published(id), ...)` takes it."""
-
-    paper: float | str
-    unit: str
-    source: str
-
-
 def names() -> list[str]:
     """The papers, by their files alone."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -76,12 +68,6 @@ def statements() -> dict[str, Statement]:
         for number, said in _content(paper).get("statements", {}).items()
     ]
     return {each.id: each for each in sorted(found, key=lambda each: each.number)}
-
-
-def published(name: str) -> PaperSide:
-    """A published number or words by id, with the unit and where it was read: 'yoon2022.top1.topk'."""
-    said, value = _entry(name)
-    return {"paper": value, "unit": said.get("unit", ""), "source": said["where"]}
 
 
 def value(name: str) -> Any:
@@ -145,7 +131,8 @@ def claim(
     texts = {field: text.format(**own) for field, text in said.items() if isinstance(text, str)}
     fields: dict[str, Any] = {"paper": None, **said, **texts}
     if "published" in fields:
-        fields |= published(fields.pop("published"))
+        entry_of, number = _entry(fields.pop("published"))
+        fields |= {"paper": number, "unit": entry_of.get("unit", ""), "source": entry_of["where"]}
     fields |= {field: value for field, value in own.items() if field in Claim.__dataclass_fields__}
     fields["answers"] = tuple(fields.get("answers", ()))
     if missing := [field for field in GIVEN if field not in fields]:
@@ -160,21 +147,23 @@ def of_methods(
     """The claim of this name for each of these methods, which is its case and the first that `ours` takes.
 
     Args:
-        of, own: as in `claim`; braces may hold {method} and its {label} besides.
+        of, own: as in `claim`.
     """
     from analysis.pictures.style import look  # as above
 
-    return [
-        claim(name, ours, each, *of, **{"case": each, "method": each, "label": look(each).label, **own})
-        for each in methods
-    ]
+    return claim_each(name, ours, {method: look(method).label for method in methods}, *of, **own)
 
 
 def claim_each(
     name: str, ours: Callable[..., Value | None], labels: Mapping[str, str], /, *of: Any, **own: Any
 ) -> list[Claim]:
-    """A claim for each of these cases, which `ours` takes first and whose label its text has."""
-    return [claim(name, ours, case, *of, case=case, label=label, **own) for case, label in labels.items()]
+    """A claim for each of these cases, which `ours` takes first; braces may hold {method}, the case, and its
+    {label}.
+    """
+    return [
+        claim(name, ours, case, *of, **{"case": case, "method": case, "label": label, **own})
+        for case, label in labels.items()
+    ]
 
 
 @cache
