@@ -21,7 +21,7 @@ from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig3_slim as slim
 from experiments.figures import yoon2022_slow_links as slow_links
 from experiments.figures._predicted import FAST, LINKS
-from experiments.figures._reaching import Steps, all_reach, seconds_to, sooner, steps_to
+from experiments.figures._reaching import all_reach, seconds_to, sooner
 from experiments.figures._runs import variants
 from experiments.figures.papers import claim
 
@@ -74,18 +74,11 @@ def parts_of(frames: Frames) -> Parts:
 
 
 @remembered
-def trainings(frames: Frames) -> dict[str, list[str]]:
-    """Keys by their name in fig3-slim."""
-    found = parts_of(frames).trained
-    return {name: line.keys for name, line in slim.lines(found).items()} if len(found.runs) else {}
-
-
-@remembered
 def step_s(frames: Frames, name: str) -> dict[str, float]:
     """Seconds of a step by link, the slowest simulated link first; then as it was measured."""
     of, found, method = parts_of(frames), dict[str, float](), slow_links.CURVES[name]
     own, dense = (_predicted.measured(of.timed, each) for each in (method, "dense"))
-    if own and dense and (keys := trainings(frames).get(name)):
+    if own and dense and (keys := slim.trainings(frames).get(name)):
         run = frames.runs.set_index("key").loc[keys[0]]
         elements, workers = int(run["parameters"]), int(run["workers"])
         density = 1.0 if name == "dense" else float(run["method.density"])
@@ -106,7 +99,7 @@ def by_link(frames: Frames) -> dict[str, dict[str, float]]:
         ValueError: nothing was both.
     """
     found: dict[str, dict[str, float]] = {}
-    for name in trainings(frames):
+    for name in slim.trainings(frames):
         for link, seconds in step_s(frames, name).items():
             found.setdefault(link, {})[name] = seconds
     if not found:
@@ -114,17 +107,12 @@ def by_link(frames: Frames) -> dict[str, dict[str, float]]:
     return found
 
 
-def steps_of(frames: Frames, name: str, level: float) -> Steps:
-    """Steps until a validation first shows so many % of top-1, by seed."""
-    return steps_to(frames, trainings(frames).get(name, []), slim.COLUMN, level)
-
-
 def shown(frames: Frames) -> list[int]:
     """The highest of LEVELS that a training of each seed of some method reaches."""
     reached = [
         level
         for level in LEVELS
-        if any(all_reach(steps_of(frames, name, level)) for name in trainings(frames))
+        if any(all_reach(slim.steps_to(frames, name, level)) for name in slim.trainings(frames))
     ]
     return reached[-SHOWN:]
 
@@ -139,7 +127,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def _panel(frames: Frames, link: str, steps: Mapping[str, float]) -> plots.Panel:
-    curves = {name: curve(frames, trainings(frames)[name], slim.COLUMN) for name in steps}
+    curves = {name: curve(frames, slim.trainings(frames)[name], slim.COLUMN) for name in steps}
     lines = [plots.Curve(look(name), at["step"] * steps[name] / 60, at) for name, at in curves.items()]
     return plots.curves(lines, title=link.replace(", ", "\n", 1), xlabel="Minutes", xlim=(0, None))
 
@@ -151,8 +139,8 @@ def table(frames: Frames) -> Table:
             "link": link,
             "method": look(name).label,
             "step": 1e3 * seconds,
-            **{f"{level} %": seconds_to(steps_of(frames, name, level), seconds) for level in levels},
-            "at the end": final(frames, trainings(frames)[name], slim.COLUMN),
+            **{f"{level} %": seconds_to(slim.steps_to(frames, name, level), seconds) for level in levels},
+            "at the end": final(frames, slim.trainings(frames)[name], slim.COLUMN),
         }
         for link, steps in by_link(frames).items()
         for name, seconds in steps.items()
@@ -196,7 +184,7 @@ def claims() -> list[Claim]:
 
 def _sooner(frames: Frames, link: str, fast: str, slow: str) -> Value | None:
     times = _times(frames, link, slow, fast) if len(frames.runs) else None
-    return times and sooner(steps_of(frames, slow, JUDGED), steps_of(frames, fast, JUDGED), times)
+    return times and sooner(slim.steps_to(frames, slow, JUDGED), slim.steps_to(frames, fast, JUDGED), times)
 
 
 def _times(frames: Frames, link: str, slow: str, fast: str) -> Value | None:

@@ -25,6 +25,7 @@ from experiments.figures.papers import claim, words
 
 TITLE = "Slow links: who is faster than dense at 1 and 10 Gbit/s, and to the same accuracy"
 MODE = "production"
+IN_TURNS = {"timing.mode": MODE, "train.validate": "never"}
 SCALE = yoon2022.TIMING_SCALE
 LINKS = ("ethernet_1g", "ethernet_10g")
 REPEATS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
@@ -71,19 +72,10 @@ def more_runs(profile: str) -> list[Run]:
 
 
 @remembered
-def _part(frames: Frames, validate: str, is_slim: bool) -> Frames:
-    """The runs that took turns (validate: `never`) or trained (`epoch`), of the slim model or of others."""
-    if not len(frames.runs):
-        return frames
-    slim_ones = set(keys_of(frames, {"task.name": "slimvgg_cifar10"}))
-    mine = keys_of(frames, {"timing.mode": MODE, "train.validate": validate})
-    return restrict(frames, [key for key in mine if (key in slim_ones) == is_slim])
-
-
-@remembered
 def links(frames: Frames) -> dict[str, Frames]:
     """The runs of each link that took turns over it, the slowest link first; without the slim model's."""
-    timed = _part(frames, "never", is_slim=False)
+    slim_ones = set(_slim_steps(frames).runs["key"])
+    timed = restrict(frames, [key for key in keys_of(frames, IN_TURNS) if key not in slim_ones])
     if not len(timed.runs):
         return {}
     ordered = timed.runs.sort_values("cluster.link.beta_s_per_byte", ascending=False)
@@ -115,25 +107,15 @@ def _step_s(frames: Frames, method: str) -> Value | None:
 # --- time to an accuracy: steps of fig3-slim's trainings times what a step takes over the slowest link
 
 
+@remembered
 def _slim_steps(frames: Frames) -> Frames:
-    return _part(frames, "never", is_slim=True)
-
-
-def _trainings(frames: Frames) -> dict[str, list[str]]:
-    """The keys of the whole trainings, by their name in fig3-slim."""
-    found = _part(frames, "epoch", is_slim=True)
-    return {name: line.keys for name, line in slim.lines(found).items()} if len(found.runs) else {}
-
-
-def steps_to(frames: Frames, name: str, accuracy: float) -> _reaching.Steps:
-    """Steps of each training until a validation first shows this accuracy."""
-    return _reaching.steps_to(frames, _trainings(frames).get(name, []), slim.COLUMN, accuracy)
+    return restrict(frames, keys_of(frames, {**IN_TURNS, "task.name": "slimvgg_cifar10"}))
 
 
 def seconds_to(frames: Frames, name: str, accuracy: float) -> Value | None:
     """Seconds over the slowest link; None where not every seed gets there."""
     step = _step_s(_slim_steps(frames), CURVES[name])
-    return step and _reaching.seconds_to(steps_to(frames, name, accuracy), step.value)
+    return step and _reaching.seconds_to(slim.steps_to(frames, name, accuracy), step.value)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -146,7 +128,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     ]
     lines = [
         plots.Curve(look(CURVES[name]), table["step"] * step.value / 60, table)
-        for name, keys in _trainings(frames).items()
+        for name, keys in slim.trainings(frames).items()
         if (step := _step_s(_slim_steps(frames), CURVES[name]))
         and len(table := curve(frames, keys, slim.COLUMN))
     ]
@@ -222,7 +204,7 @@ def table(frames: Frames) -> list[Table]:
     reached = [
         {"method": look(CURVES[name]).label}
         | {column: seconds_to(frames, name, accuracy) for accuracy, column in columns.items()}
-        for name in _trainings(frames)
+        for name in slim.trainings(frames)
     ]
     if reached and len(_slim_steps(frames).runs):
         title, units = (
@@ -237,7 +219,7 @@ def table(frames: Frames) -> list[Table]:
 def facts(frames: Frames) -> dict[str, str]:
     """What is drawn at the right, if anything is."""
     derived = f" Right: accuracy against time. {words('yoon2022.slow-links.derived')}"
-    return {"derived": derived if _trainings(frames) else ""}
+    return {"derived": derived if len(_slim_steps(frames).runs) and slim.trainings(frames) else ""}
 
 
 def claims() -> list[Claim]:
@@ -267,7 +249,7 @@ def _sooner(frames: Frames, slow: str, fast: str) -> Value | None:
     """Time of one over the other's until the highest of `ACCURACIES` that all seeds of both reach."""
     times = yoon2022.ratio(_slim_steps(frames), CURVES[slow], CURVES[fast], MODE)
     for accuracy in reversed(ACCURACIES):
-        here, there = (steps_to(frames, name, accuracy) for name in (slow, fast))
+        here, there = (slim.steps_to(frames, name, accuracy) for name in (slow, fast))
         if times and _reaching.all_reach(here) and _reaching.all_reach(there):
             return _reaching.sooner(here, there, times)
     return None
