@@ -183,6 +183,12 @@ def shade(axes: Axes, /, along: Literal["x", "y"], low: float, high: float, colo
 
 
 @kind
+def key(axes: Axes, /, **how: Any) -> None:
+    """A legend of its own, inside the axes, where entries are not those of the whole picture."""
+    axes.legend(**how)
+
+
+@kind
 def upright(axes: Axes, /, x: float, **how: Any) -> None:
     """A thin line up, where something changes."""
     thin: dict[str, Any] = {"color": "#AAAAAA", "linewidth": 0.6, "zorder": 0}
@@ -235,14 +241,7 @@ def stacks(
 
 
 @kind
-def ratio_bars(
-    axes: Axes,
-    /,
-    groups: Groups,
-    *,
-    level: float | None = None,
-    **words: Any,
-) -> None:
+def ratio_bars(axes: Axes, /, groups: Groups, *, level: float | None = None, **words: Any) -> None:
     """Bars with intervals and numbers, in groups."""
     width = 0.8 / max((len(group) for group in groups.values()), default=1)
     for x, group in enumerate(groups.values()):

@@ -88,7 +88,7 @@ def claims() -> list[Claim]:
         *claim_each("eghlidi2020.dense-longer", _inverse, quicker),
         *claim_each("eghlidi2020.longer", _ratio, slower),
         *claim_each("eghlidi2020.passes", _passes, sparse),
-        claim("eghlidi2020.topk-exchanges-sooner", _saved),
+        claim("eghlidi2020.topk-exchanges-sooner", yoon2022.more_ms, "dense", "topk", EXCHANGE),
         claim("eghlidi2020.topk-mostly-codes", _coding),
     ]
 
@@ -111,10 +111,6 @@ def _passes(frames: Frames, method: str) -> Value | None:
     passes, dense = ("forward", "backward"), _keys(frames, "dense")
     more = phase_difference(frames, _keys(frames, method), dense, passes)
     return more and more.times(100 / float(breakdown(frames, dense)[[*passes]].sum()))
-
-
-def _saved(frames: Frames) -> Value | None:
-    return yoon2022.more_ms(frames, "dense", "topk", EXCHANGE, MODE)
 
 
 def _coding(frames: Frames) -> Value | None:

@@ -146,13 +146,8 @@ def table(frames: Frames) -> Table:
         for name, seconds in steps.items()
     ]
     units = {"step": "ms", "at the end": "%"} | {f"{level} %": "s" for level in levels}
-    return Table.of("Time until a validation first shows an accuracy", rows, units, NOTE)
-
-
-NOTE = (
-    "Means over seeds; a dash where not every seed gets there. Intervals are over seeds, of the number of "
-    "steps, and begin where the validation before might have shown it; a step's time counts as known."
-)
+    note = papers.words("survey.time-to-accuracy.note")
+    return Table.of("Time until a validation first shows an accuracy", rows, units, note)
 
 
 def facts(frames: Frames) -> dict[str, object]:

@@ -41,7 +41,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         {look: gap(workers) for workers, look in looks.items()},
         title="dense less Top-k", log=GAP_TICKS, ylabel="Difference in top-1 (points)", ylim=(0.25, 60),
     )  # fmt: skip
-    panels = [*curves, plots.layered(gaps, _key)]
+    key = plots.key(loc="upper right", frameon=True, framealpha=1, edgecolor="none")
+    panels = [*curves, plots.layered(gaps, key)]
     return plots.picture(panels, 2.8, ylabel="Validation top-1 (%)", loc="outside upper center")
 
 
@@ -50,11 +51,6 @@ def _over_epochs(lines: Mapping[style.Look, pd.DataFrame], **how: Any) -> plots.
     found = [plots.Curve(look, table["epoch"], table) for look, table in lines.items() if len(table)]
     curves = plots.curves(found, xlim=(0, 140), xlabel="Epoch", grid=None, **how)
     return plots.layered(curves, *(plots.upright(epoch, **FELL) for epoch in published.decays()))
-
-
-def _key(axes: plots.Axes) -> None:
-    """A legend of its own: these are no methods."""
-    axes.legend(loc="upper right", frameon=True, framealpha=1, edgecolor="none")
 
 
 def gap(workers: int) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from analysis.stats import Value
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures.papers import claim, of_methods
+from experiments.figures.papers import claim, of_methods, words
 
 TITLE = "Breakdown of an iteration"
 MODE = "serialised"
@@ -30,10 +30,6 @@ ORDER = (
 )  # fmt: skip
 SCALE = yoon2022.TIMING_SCALE
 READABLE = 0.05  # of the axis: a part smaller than this carries no number
-SIGNED = (
-    "The parts and the rest add up to the wait, each with its sign: a rank that is late in one phase may "
-    "have been early in another, so a part may be below 0 or above 100 %."
-)
 
 
 def runs(profile: str) -> list[Run]:
@@ -112,7 +108,10 @@ def table(frames: Frames) -> list[Table]:
             for name, times in (("mean", means), ("median", medians))
         ),
         Table(f"{late}: time", pd.DataFrame(when | waits), milliseconds),
-        Table(f"{late}: share", pd.DataFrame(when | shares), dict.fromkeys(keys, "%"), SIGNED),
+        Table(
+            f"{late}: share", pd.DataFrame(when | shares), dict.fromkeys(keys, "%"),
+            words("yoon2022.fig4.signed"),
+        ),
     ]  # fmt: skip
 
 

@@ -135,9 +135,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     if lines:
         accuracy = plots.curves(
             lines, grid=None, xlabel="Minutes over 1 Gbit/s, derived", title="Slim VGG-16, 8 workers",
-            ylabel="Validation top-1 (%)",
+            ylabel="Validation top-1 (%)", ylim=(0, None),
         )  # fmt: skip
-        panels.append(plots.layered(accuracy, _key))
+        panels.append(plots.layered(accuracy, plots.key(loc="lower right", fontsize=6)))
     rest, *others = marks.phase_keys(["forward", *COMMUNICATION])
     rest.set_label("all else; with overlap, all")
     return plots.picture(panels, 2.9, keys=[rest, *others])
@@ -163,12 +163,6 @@ def _link(frames: Frames, methods: Sequence[str], title: str, is_first: bool) ->
     longest = max(sum(bar.parts.values()) for bar in bars)
     xlabel = f"Time per step (ms{captions.simulated(frames)})"
     return plots.piles(bars, xlabel=xlabel, xlim=(0, 1.45 * longest), title=title)
-
-
-def _key(axes: plots.Axes) -> None:
-    """A legend of its own, as these are other variants."""
-    axes.set_ylim(bottom=0)  # room for the legend
-    axes.legend(loc="lower right", fontsize=6)
 
 
 def _parts_ms(frames: Frames, method: str) -> dict[str, float]:

@@ -123,16 +123,14 @@ def _panel(frames: Frames, found: ByChange, name: str, points: Points) -> plots.
 def _captured(frames: Frames, found: ByChange) -> plots.Panel:
     """The energy that each density captures, along the training."""
 
-    def panel(axes: plots.Axes) -> None:
-        for shade, density in zip(np.linspace(0.35, 1, len(DENSITIES)), DENSITIES, strict=True):
-            table = curve(frames, found.get(TOPK._replace(density=density), []), "captured_energy")
-            if len(table):
-                look = style.look("topk")._replace(label=number(density))
-                marks.shaded(axes, table["step"], 100 * table["mean"], look, float(shade))
-        labels: dict[str, Any] = {"xlabel": "Optimiser steps", "ylabel": "Captured energy (%)"}
-        plots.finish(axes, **labels, ylim=(0, None), xlim=(0, None), grid="y")
-
-    return panel
+    lines = []
+    for shade, density in zip(np.linspace(0.35, 1, len(DENSITIES)), DENSITIES, strict=True):
+        table = curve(frames, found.get(TOPK._replace(density=density), []), "captured_energy")
+        if len(table):
+            look = style.look("topk")._replace(label=number(density))
+            lines.append(plots.kind(marks.shaded)(table["step"], 100 * table["mean"], look, float(shade)))
+    words: dict[str, Any] = {"xlabel": "Optimiser steps", "ylabel": "Captured energy (%)"}
+    return plots.layered(*lines, plots.curves([], ylim=(0, None), xlim=(0, None), grid="y", **words))
 
 
 def _fit(frames: Frames, found: ByChange) -> plots.Panel:
