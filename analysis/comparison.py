@@ -109,10 +109,14 @@ class Comparison:
         places = _places([point.x for point in points if point.x is not None])
         with plots.canvas(style.two_columns(2.9)) as (figure, axes):
             for by in dict.fromkeys(point.by for point in points):
-                of_line = [point for point in points if point.by == by]
-                self._draw(axes, [point for point in of_line if point.x is not None], places, factor)
+                look, of_line = style.look(by), [point for point in points if point.by == by]
+                if placed := {places[point.x]: point for point in of_line if point.x is not None}:
+                    values = [point.value.times(factor) for point in placed.values()]
+                    plots.points(axes, list(placed), values, look)
+                for at, point in placed.items():
+                    plots.seeds(axes, at, [factor * sample for sample in point.samples], look)
                 for point in (point for point in of_line if point.x is None):
-                    plots.across(axes, point.value.times(factor), style.look(by))
+                    plots.across(axes, point.value.times(factor), look)
             plots.over(axes, places, short(self.x))
             axes.set_ylabel(self._label + (f" ({unit})" if unit else ""))
             axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=short(self.by))
@@ -220,17 +224,6 @@ class Comparison:
         if any(point.value.low is None for point in points):
             notes.append(f"Fewer than {ENOUGH_RUNS} runs give no interval.")
         return " ".join(notes)
-
-    def _draw(
-        self, axes: plots.Axes, points: Sequence[Point], places: dict[Any, float], factor: float
-    ) -> None:
-        if not points:
-            return
-        look = style.look(points[0].by)
-        x = [places[point.x] for point in points]
-        plots.points(axes, x, [point.value.times(factor) for point in points], look)
-        for at, point in zip(x, points, strict=True):
-            plots.seeds(axes, at, [factor * sample for sample in point.samples], look)
 
 
 def _words(runs: pd.DataFrame, column: str) -> list[str]:

@@ -20,7 +20,7 @@ from experiments.config.run import Run, RunSettings
 from experiments.figures import _predicted
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._predicted import MODEL, SCHEMES, WORD
-from experiments.figures._runs import TIMED, of_profile, with_density
+from experiments.figures._runs import TIMED, scale, with_density
 from experiments.figures.papers import claim
 from sparsify import cost
 
@@ -33,18 +33,13 @@ SPARSE: dict[str, RunSettings] = {
     "randomk-hash": {"method": "randomk", "method.sampling": "hash"},
     "oktopk": {"method": "oktopk"},
 }
-ELEMENTS = {"smoke": 10_000, "laptop": 14_730_000, "paper": 14_730_000}
-MINUTES = {"smoke": 0.02, "laptop": 4, "paper": 10}
 BANDWIDTHS = np.geomspace(0.1, 400, 121)  # Gbit/s
 DENSITIES = np.geomspace(1e-4, 0.1, 91)
 SHOWN = (0.0001, 0.001, 0.01, 0.1)  # densities in the table
 
 
 def runs(profile: str) -> list[Run]:
-    shared = {
-        **TIMED, "profile": profile, "task": "vector", "task.elements": of_profile(ELEMENTS, profile),
-        "cluster": "local", "workers": 2, "alternate.limit_min": MINUTES[profile],
-    }  # fmt: skip
+    shared = {**TIMED, "profile": profile, **scale("crossover", profile), "cluster": "local", "workers": 2}
     sparse = with_density(SPARSE, DENSITY if profile != "smoke" else 0.01)
     return [Run(shared, {"dense": {"method": "dense"}, **sparse})]
 
