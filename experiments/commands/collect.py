@@ -3,6 +3,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pandas as pd
@@ -34,7 +35,7 @@ END = "<!-- end of verdicts -->"
 WIDTH = 120  # of a line of the README
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class Chosen(NamedTuple):
     """A claim that the README shows, in fewer words, and its page in results/shipped/figures."""
 
     claim: str  # its id
@@ -42,7 +43,10 @@ class Chosen(msgspec.Struct, frozen=True):
     page: str
 
 
-CHOSEN = msgspec.yaml.decode(Path(__file__).with_name("readme.yaml").read_bytes(), type=list[Chosen])
+def chosen() -> list[Chosen]:
+    """The claims that the README shows, in their order."""
+    rows = Path(__file__).with_name("readme.yaml").read_bytes()
+    return [Chosen(**row) for row in msgspec.yaml.decode(rows, type=list[dict[str, str]])]
 
 
 def collect(*, ship: bool = False) -> int:
@@ -196,12 +200,12 @@ def readme_verdicts(rows: Sequence[verdicts.Row]) -> str:
     """The chosen claims as a Markdown table, as far as they are shipped, and a sentence that counts all."""
     found = {verdict.claim.id: verdict for _, verdict in rows}
     lines = ["| verdict | claim | published | here |", "|---|---|---|---|"]
-    for chosen in CHOSEN:
-        if verdict := found.get(chosen.claim):
+    for one in chosen():
+        if verdict := found.get(one.claim):
             where = f" ({REDUCED})" if verdict.scale.startswith(REDUCED) else ""
             cells = (
                 f"{MARKS[verdict.word][0]} {verdict.word}{where}",
-                f"[{chosen.short}](results/shipped/figures/{chosen.page})",
+                f"[{one.short}](results/shipped/figures/{one.page})",
                 verdicts.paper_text(verdict.claim),
                 verdicts.ours_text(verdict),
             )
