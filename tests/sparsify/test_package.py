@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     assert_type(sparsify.build("topk", density=0.01), Method)
     assert_type(sparsify.topk(density=0.01, index="delta16"), Sparsifier)
     sparsify.topk(density="x")  # type: ignore[arg-type]  # mypy tells where this is no error any more
-    sparsify.topk(densty=0.01)  # type: ignore[call-arg]
+    sparsify.topk(densty=0.01)  # type: ignore[call-arg]  # the same
 
 WITHOUT_TORCH = """
 import sys
@@ -64,7 +64,7 @@ def test_typed_functions_check_what_they_are_given() -> None:
     with pytest.raises(ValueError, match=r"density=2 is out of range: it must be a number in \(0, 1\]"):
         sparsify.topk(density=2)
     with pytest.raises(ValueError, match="has no 'densty'"):
-        sparsify.topk(densty=0.1)  # type: ignore[call-arg]
+        sparsify.topk(densty=0.1)  # type: ignore[call-arg]  # a typing error is what is tried
     with pytest.raises(TypeError, match="control takes"):
         sparsify.control(*range(20))
 

@@ -119,9 +119,9 @@ def wire_trip(wire: Wire, sent: Sparse, n: int) -> Sparse:
 
 def test_unknown_encodings_are_answered_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"no index 'int16' .*; there are: delta16, int32, int64"):
-        Wire(index="int16")  # type: ignore[arg-type]
+        Wire(index="int16")  # type: ignore[arg-type]  # a wrong word, as an unchecked script has it
     with pytest.raises(ValueError, match=r"no value 'int8'.*; there are: as_is, bf16, fp16, fp32"):
-        Wire(value="int8")  # type: ignore[arg-type]
+        Wire(value="int8")  # type: ignore[arg-type]  # the same
 
 
 def test_fields_of_several_widths_are_joined_and_split() -> None:
