@@ -229,7 +229,7 @@ def training(frames: Frames) -> str:
     seeds = pd.Series([_method(frames, key) for key in frames.runs["key"]]).value_counts()
     count = f"{seeds.min()} seed{'s' if seeds.min() > 1 else ''} per method"
     band = ", bands are 95 % intervals of the mean" if seeds.min() >= ENOUGH_RUNS else ""
-    return f"{epochs} epochs = {steps} optimiser steps; {count}{band}."
+    return f"{epochs} epoch{'s' if epochs != '1' else ''} = {steps} optimiser steps; {count}{band}."
 
 
 def searched(frames: Frames) -> str:

@@ -123,7 +123,7 @@ class Vectorised(Kernel):
 
     def _least_key(self, threshold: Tensor | float, dtype: torch.dtype, strict: bool) -> int:
         """The least key that a magnitude has which reaches the threshold (exceeds it, if strict)."""
-        value = torch.as_tensor(threshold).to(dtype)
+        value = torch.as_tensor(threshold, dtype=dtype)
         if value.isnan():
             return self.nothing
         if value < 0:

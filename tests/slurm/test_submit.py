@@ -20,9 +20,10 @@ echo Submitted batch job 7
 def test_a_job_of_our_own_is_hidden_from_sbatch_and_the_choice_of_a_cluster_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, seen: str
 ) -> None:
-    sbatch = tmp_path / "sbatch"
-    sbatch.write_text(SBATCH)
-    sbatch.chmod(0o755)
+    for name in ("sbatch", "srun"):  # submitit submits only where both are
+        program = tmp_path / name
+        program.write_text(SBATCH)
+        program.chmod(0o755)
     around = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "SLURM_CONF": "/etc/slurm-b/slurm.conf",

@@ -245,6 +245,17 @@ def test_all_beyond_a_threshold_are_found(
         assert torch.equal(found.values, acc[expected])
 
 
+@every_kernel
+def test_a_plain_number_is_rounded_as_the_bucket_is(make: Callable[..., Kernel]) -> None:
+    for dtype in (torch.float32, torch.float64):
+        acc = torch.tensor([0.1, 0.1 + 1e-9, 0.2], dtype=dtype)
+        kernel = make(acc)
+        if isinstance(kernel, Native) and dtype != torch.float32:
+            continue
+        found = kernel.above(acc, None, 0.1, strict=True)
+        assert found.indices.tolist() == (acc > 0.1).nonzero().squeeze(1).tolist()
+
+
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     n=st.integers(1, 60_000),
