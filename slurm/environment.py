@@ -223,6 +223,11 @@ def offer(settings: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
+def gloo_interface() -> str | None:
+    """The network interface that gloo is told to use; None: it goes by the host's name."""
+    return os.environ.get("GLOO_SOCKET_IFNAME") or None
+
+
 def nccl_settings() -> dict[str, str]:
     """NCCL's settings in the environment. Paths are left out, because records are meant to be shared."""
     found = {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import psutil
 import torch
 from torch.distributed import FileStore, TCPStore
 from torch.distributed.distributed_c10d import Store
@@ -25,11 +23,12 @@ from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.machines import Container, EmulatedCluster, VirtualCluster
 from experiments.training.stop import Preempted, Stop
+from experiments.worker.addresses import addresses, interface_with, own_address_to
 from experiments.worker.orders import Orders
 from slurm import environment
 from slurm.environment import Joined, WorkerPlace
 from sparsify.comm import GivenUp, WorkerLost
-from sparsify.comm.torch import TorchComm
+from sparsify.comm.torch import TorchComm, come
 
 if TYPE_CHECKING:  # importing it without Horovod is an error
     from sparsify.comm.horovod import HorovodComm
@@ -42,8 +41,6 @@ MEETS = {"horovodrun": "horovod", "mpirun": "horovod", "torchrun": "torch"}
 NOTE = "meet.json"
 POLL_S = 0.05
 ANSWER = timedelta(seconds=60)  # that the server may take for a request; rank 0 may be loading its data
-TRY_S = 3.0  # within which an address that is right accepts a connection
-LOOPBACK = "127."
 
 
 def connect(
@@ -127,16 +124,55 @@ def open_group(
         WorkerLost: somebody did not come.
     """
     rank, size, _ = place
-    if interface:
+    meeting = open_store(folder, place, here, interface, PATIENCE, give_up)
+    store = meeting.store
+    if not here and not interface:
+        interface = found_interface(meeting, rank, size, give_up)
+        environment.offer({"GLOO_SOCKET_IFNAME": interface} if interface else {})
+    elif interface:
         environment.offer({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface})
-    store, address = open_store(folder, place, here, interface, PATIENCE, give_up)
     if config.comm == "torch":
-        return TorchComm.meet(store, rank, size, device, PATIENCE, give_up)
+        try:
+            return TorchComm.meet(store, rank, size, device, PATIENCE, give_up)
+        except RuntimeError as error:  # gloo has no type for it
+            raise WorkerLost(_unconnected(rank, size, error)) from error
     from sparsify.comm.horovod import HorovodComm
 
     interface, tell = "lo" if here else interface, environment.set_for_horovod
     node = environment.node()
-    return HorovodComm.meet(store, address, rank, size, node, interface, tell, device, PATIENCE, give_up)
+    return HorovodComm.meet(
+        store, meeting.address, rank, size, node, interface, tell, device, PATIENCE, give_up
+    )
+
+
+class Meeting(NamedTuple):
+    """The store by which workers speak before they are a group."""
+
+    store: Store
+    address: str  # of rank 0's machine
+    own: str | None = None  # this worker's address towards it; None on rank 0's own node
+
+
+def found_interface(
+    meeting: Meeting, rank: int, size: int, give_up: Callable[[], bool] = lambda: False
+) -> str | None:
+    """This node's interface to the others; None where all workers are on one node. Returns when all came.
+
+    Gloo would take the address of the host's name, which is 127.0.1.1 where Debian set it up, or which nobody
+    knows. An interface may have another name on each node, but workers have found a way to rank 0: they take
+    the interface by which they went, and those of rank 0's node the one by which most came. NCCL chooses
+    among interfaces itself, whatever names are, and may use several: it is left its choice.
+
+    Raises:
+        WorkerLost: somebody did not come.
+    """
+    store = meeting.store
+    store.set(f"came/{rank}", meeting.address if meeting.own else "")
+    come(store, rank, size, PATIENCE, give_up)
+    ways = [way for other in range(size) if (way := store.get(f"came/{other}").decode())]
+    if not ways:
+        return None
+    return interface_with(meeting.own or max(ways, key=ways.count))
 
 
 def open_store(
@@ -146,8 +182,8 @@ def open_store(
     interface: str | None,
     patience: timedelta,
     give_up: Callable[[], bool] = lambda: False,
-) -> tuple[Store, str]:
-    """The store by which workers speak before they are a group, and an address of rank 0's machine.
+) -> Meeting:
+    """Where workers speak before they are a group.
 
     Args:
         folder: shared by the workers, and fresh.
@@ -160,19 +196,22 @@ def open_store(
         ValueError: there is no such interface.
     """
     if here:
-        return FileStore(str(folder / "rendezvous"), place.size), "127.0.0.1"
+        return Meeting(FileStore(str(folder / "rendezvous"), place.size), "127.0.0.1")
     if place.rank == 0:
         listed = addresses(interface)
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=ANSWER)
-        write_json(folder / NOTE, {"addresses": listed, "port": store.port, "host": platform.node()})
-        return store, listed[0]
+        where = {"host": platform.node(), "node": environment.node()}
+        write_json(folder / NOTE, {"addresses": listed, "port": store.port, **where})
+        return Meeting(store, listed[0])
     deadline, tried = time.monotonic() + patience.total_seconds(), None
     while True:
         # Listing the folder makes a network file system look again.
         if NOTE in os.listdir(folder) and (tried := read_json(folder / NOTE)):
             for address in tried["addresses"]:
-                if answers(address, tried["port"]):
-                    return TCPStore(address, tried["port"], is_master=False, timeout=ANSWER), address
+                if (own := own_address_to(address, tried["port"])) is not None:
+                    store = TCPStore(address, tried["port"], is_master=False, timeout=ANSWER)
+                    beside = tried["node"] == environment.node()
+                    return Meeting(store, address, None if beside else own)
         if time.monotonic() > deadline or give_up():
             raise WorkerLost(_in_vain(place, folder, tried))
         time.sleep(POLL_S)
@@ -191,35 +230,11 @@ def _in_vain(place: WorkerPlace, folder: Path, note: Mapping[str, Any] | None) -
     )
 
 
-def addresses(interface: str | None) -> list[str]:
-    """This machine's IPv4 addresses: the interface's first, then its name's, then all others. Loopback leads
-    another machine to itself, so it stands there only alone, or if it was asked for.
-    """
-    by_interface = {
-        name: [address.address for address in found if address.family == socket.AF_INET]
-        for name, found in psutil.net_if_addrs().items()
-    }
-    wanted = by_interface.get(interface, []) if interface else []
-    if interface and not wanted:
-        known = ", ".join(name for name, found in by_interface.items() if found)
-        raise ValueError(
-            f"cluster.interface={interface} has no IPv4 address on {platform.node()}; there are: {known}"
-        )
-    try:
-        named = socket.gethostbyname_ex(platform.node())[2]
-    except OSError:  # the host's name has no address
-        named = []
-    others = [*named, *(address for found in by_interface.values() for address in found)]
-    reachable = [address for address in others if not address.startswith(LOOPBACK)]
-    return list(dict.fromkeys([*wanted, *reachable])) or ["127.0.0.1"]
-
-
-def answers(address: str, port: int) -> bool:
-    """Tell whether anything listens there. Torch's own client would wait long for a machine that is
-    silent.
-    """
-    try:
-        socket.create_connection((address, port), timeout=TRY_S).close()
-    except OSError:
-        return False
-    return True
+def _unconnected(rank: int, size: int, error: RuntimeError) -> str:
+    set_to = environment.gloo_interface()
+    taken = f"its network interface {set_to}" if set_to else "the address of its host's name"
+    return (
+        f"worker {rank} of {size}, on {platform.node()}, found the others, but can't connect to them by "
+        f"{taken} ({str(error).partition(chr(10))[0].strip()}); set cluster.interface to the network that joins the "
+        "nodes, or GLOO_SOCKET_IFNAME in cluster.setup where it has another name on each"
+    )

@@ -24,8 +24,8 @@ CPU = torch.device("cpu")
 
 
 def test_workers_of_several_machines_find_rank_0(tmp_path: Path) -> None:
-    first, _ = connect.open_store(tmp_path, WorkerPlace(0, 2, 0), False, None, timedelta(seconds=5))
-    second, address = connect.open_store(tmp_path, WorkerPlace(1, 2, 0), False, None, timedelta(seconds=5))
+    first = connect.open_store(tmp_path, WorkerPlace(0, 2, 0), False, None, timedelta(seconds=5)).store
+    second, address, _ = connect.open_store(tmp_path, WorkerPlace(1, 2, 0), False, None, timedelta(seconds=5))
     first.set("word", "heard")
     assert second.get("word") == b"heard"
     note = there(read_json(tmp_path / connect.NOTE))
@@ -43,7 +43,7 @@ def test_whoever_waits_in_vain_says_for_what(tmp_path: Path) -> None:
         connect.open_store(tmp_path, place, False, None, soon)
     with pytest.raises(ValueError, match=r"cluster.interface=wlan9 has no IPv4 address on .*there are: .*lo"):
         connect.open_store(tmp_path, WorkerPlace(0, 2, 0), False, "wlan9", soon)
-    store, _ = connect.open_store(tmp_path, place, True, None, soon)
+    store = connect.open_store(tmp_path, place, True, None, soon).store
     with pytest.raises(WorkerLost, match=r"worker 1 of 2 waits in vain.*did not come: 0; their logs"):
         TorchComm.meet(store, 1, 2, CPU, soon)
 

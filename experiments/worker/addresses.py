@@ -1,0 +1,65 @@
+"""This machine's addresses, and the one by which it reaches another machine. Needs no torch."""
+
+from __future__ import annotations
+
+import platform
+import socket
+
+import psutil
+
+TRY_S = 3.0  # within which an address that is right accepts a connection
+LOOPBACK = "127."
+
+
+def by_interface() -> dict[str, list[str]]:
+    """The IPv4 addresses of each network interface that has some."""
+    found = {
+        name: [address.address for address in listed if address.family == socket.AF_INET]
+        for name, listed in psutil.net_if_addrs().items()
+    }
+    return {name: listed for name, listed in found.items() if listed}
+
+
+def of_name() -> list[str]:
+    """What this host's own name resolves to: on Debian's default 127.0.1.1, and nothing where no name service
+    knows it.
+    """
+    try:
+        return socket.gethostbyname_ex(platform.node())[2]
+    except OSError:
+        return []
+
+
+def addresses(interface: str | None) -> list[str]:
+    """This machine's IPv4 addresses: the interface's first, then its name's, then all others. Loopback leads
+    another machine to itself, so it stands there only alone, or if it was asked for.
+
+    Raises:
+        ValueError: there is no such interface, or it has no address.
+    """
+    known = by_interface()
+    if interface and interface not in known:
+        raise ValueError(
+            f"cluster.interface={interface} has no IPv4 address on {platform.node()}; there are: "
+            f"{', '.join(known)}"
+        )
+    wanted = known[interface] if interface else []
+    others = [*of_name(), *(address for listed in known.values() for address in listed)]
+    reachable = [address for address in others if not address.startswith(LOOPBACK)]
+    return list(dict.fromkeys([*wanted, *reachable])) or ["127.0.0.1"]
+
+
+def own_address_to(address: str, port: int) -> str | None:
+    """The address from which this machine reaches another one's, if anything listens there; else None.
+    Torch's own client would wait long for a machine that is silent.
+    """
+    try:
+        with socket.create_connection((address, port), timeout=TRY_S) as connection:
+            return str(connection.getsockname()[0])
+    except OSError:
+        return None
+
+
+def interface_with(address: str) -> str | None:
+    """The interface of this machine that has the address; None where none has it."""
+    return next((name for name, listed in by_interface().items() if address in listed), None)
