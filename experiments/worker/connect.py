@@ -231,10 +231,10 @@ def _in_vain(place: WorkerPlace, folder: Path, note: Mapping[str, Any] | None) -
 
 
 def _unconnected(rank: int, size: int, error: RuntimeError) -> str:
-    set_to = environment.gloo_interface()
+    set_to, said = environment.gloo_interface(), str(error).partition("\n")[0].strip()
     taken = f"its network interface {set_to}" if set_to else "the address of its host's name"
     return (
         f"worker {rank} of {size}, on {platform.node()}, found the others, but can't connect to them by "
-        f"{taken} ({str(error).partition(chr(10))[0].strip()}); set cluster.interface to the network that joins the "
-        "nodes, or GLOO_SOCKET_IFNAME in cluster.setup where it has another name on each"
+        f"{taken} ({said}); set cluster.interface to the network that joins the nodes, or GLOO_SOCKET_IFNAME in "
+        "cluster.setup where it has another name on each"
     )
