@@ -235,6 +235,6 @@ def _unconnected(rank: int, size: int, error: RuntimeError) -> str:
     taken = f"its network interface {set_to}" if set_to else "the address of its host's name"
     return (
         f"worker {rank} of {size}, on {platform.node()}, found the others, but can't connect to them by "
-        f"{taken} ({said}); set cluster.interface to the network that joins the nodes, or GLOO_SOCKET_IFNAME in "
-        "cluster.setup where it has another name on each"
+        f"{taken} ({said}); set cluster.interface to the network that joins the nodes, or "
+        "GLOO_SOCKET_IFNAME in cluster.setup where it has another name on each"
     )
