@@ -145,7 +145,7 @@ def open_group(
     )
 
 
-class Meeting(NamedTuple):
+class MeetingPlace(NamedTuple):
     """The store by which workers speak before they are a group."""
 
     store: Store
@@ -154,7 +154,7 @@ class Meeting(NamedTuple):
 
 
 def found_interface(
-    meeting: Meeting, rank: int, size: int, give_up: Callable[[], bool] = lambda: False
+    meeting: MeetingPlace, rank: int, size: int, give_up: Callable[[], bool] = lambda: False
 ) -> str | None:
     """This node's interface to the others; None where all workers are on one node. Returns when all came.
 
@@ -182,7 +182,7 @@ def open_store(
     interface: str | None,
     patience: timedelta,
     give_up: Callable[[], bool] = lambda: False,
-) -> Meeting:
+) -> MeetingPlace:
     """Where workers speak before they are a group.
 
     Args:
@@ -196,13 +196,13 @@ def open_store(
         ValueError: there is no such interface.
     """
     if here:
-        return Meeting(FileStore(str(folder / "rendezvous"), place.size), "127.0.0.1")
+        return MeetingPlace(FileStore(str(folder / "rendezvous"), place.size), "127.0.0.1")
     if place.rank == 0:
         listed = addresses(interface)
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=ANSWER)
         where = {"host": platform.node(), "node": environment.node()}
         write_json(folder / NOTE, {"addresses": listed, "port": store.port, **where})
-        return Meeting(store, listed[0])
+        return MeetingPlace(store, listed[0])
     deadline, tried = time.monotonic() + patience.total_seconds(), None
     while True:
         # Listing the folder makes a network file system look again.
@@ -211,7 +211,7 @@ def open_store(
                 if (own := own_address_to(address, tried["port"])) is not None:
                     store = TCPStore(address, tried["port"], is_master=False, timeout=ANSWER)
                     beside = tried["node"] == environment.node()
-                    return Meeting(store, address, None if beside else own)
+                    return MeetingPlace(store, address, None if beside else own)
         if time.monotonic() > deadline or give_up():
             raise WorkerLost(_in_vain(place, folder, tried))
         time.sleep(POLL_S)
