@@ -142,6 +142,15 @@ def check(container: ImageChoice) -> None:
             f"container.image={image} was built from another definition ({definition}) than the checkout's "
             f"({now}): other packages or another recipe; build it again with `make sif IMAGE={name}`"
         )
+    check_start(container)
+
+
+def check_start(container: ImageChoice) -> None:
+    """Start a process in the container that does nothing; needs no checkout.
+
+    Raises:
+        ValueError: why it does not start, and what to do.
+    """
     here = [Path(sys.prefix), Path(sys.base_prefix)]
     command = wrap(container, [sys.executable, "-c", ""], here, images.ROOT, {}, gpu=False)
     try:

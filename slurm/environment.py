@@ -129,6 +129,12 @@ def job_id() -> str:
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
+def visible_gpus() -> list[str] | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process; None: it says nothing."""
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if said is None else [name for name in said.split(",") if name.strip()]
+
+
 def restarts() -> int:
     """Number of times that SLURM has requeued this job."""
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,26 @@ def submit_array(
     Raises:
         ValueError: SLURM refused; its words are in the message, and the field to change.
     """
+    with _submitting(folder, options, python, slurm_conf) as executor, executor.batch():
+        jobs = [executor.submit(task) for task in tasks]
+    return [job.job_id for job in jobs]
+
+
+def submit_command(command: str, folder: Path, options: Mapping[str, Any], slurm_conf: str | None) -> str:
+    """One job with the options of runs, whose tasks carry out a command of the shell; returns its id at once.
+
+    Raises:
+        ValueError: as `submit_array`.
+    """
+    with _submitting(folder, options, "python", slurm_conf) as executor:
+        return str(executor._submit_command(command).job_id)
+
+
+@contextlib.contextmanager
+def _submitting(
+    folder: Path, options: Mapping[str, Any], python: str, slurm_conf: str | None
+) -> Iterator[SlurmExecutor]:
+    """submitit with these options, in the environment of a person; its refusal is ours."""
     folder.mkdir(parents=True, exist_ok=True)
     queue.command("sbatch", "--version")  # says in a sentence when there is no SLURM
     executor = SlurmExecutor(folder, python=shlex.quote(python))
@@ -39,11 +59,9 @@ def submit_array(
         hidden = environment.naming_the_cluster(submitit.helpers.clean_env())
         with hidden, contextlib.redirect_stderr(said):
             environment.use_slurm(slurm_conf)
-            with executor.batch():
-                jobs = [executor.submit(task) for task in tasks]
+            yield executor
     except FailedJobError as error:
         raise ValueError(queue.refusal(str(error) or said.getvalue())) from error
-    return [job.job_id for job in jobs]
 
 
 def sbatch_text(folder: Path, options: Mapping[str, Any], python: str, tasks: int) -> str:

@@ -1,0 +1,304 @@
+"""Probes on the nodes of a cluster, or on this machine, for `doctor`: started, waited for, gathered.
+
+A probe goes the way of a run: the same options of sbatch but for its node and its time, the same setup, the
+same Python, the same folder of results. A shell starts it, so that a node without Python can say so; and one
+that leaves nothing at all does not see the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from analysis.records.files import read_json, write_atomic
+from experiments.config import code_version
+from experiments.config.config import Config
+from experiments.config.folders import ROOT, Folders
+from experiments.config.machines import SlurmCluster
+from experiments.config.plan import PlannedRun
+from experiments.launch.arrays import JobArray, Shape, shape_of
+from experiments.launch.attempt import image_of, worker_command
+from experiments.launch.diagnosis import diagnose
+from experiments.launch.probe import ASKED, LOCK, Asked, Facts
+from experiments.worker.orders import Orders
+from slurm import environment, queue
+from slurm.local import LocalWorkers
+from slurm.worker_process import ORDERS, JobSpec, WorkerCommand, exit_codes
+
+TIME_MIN, SIGNAL_S = 10, 30  # of a probe's job, which takes seconds
+POLL_S, ASK_S = 0.5, 5.0
+SETTLE_S = 15.0  # that a file may take from a node to here, once its job has ended
+PROBE = """# Written by `doctor`: one task of a probe.
+out={folder}/${{SLURMD_NODENAME:-$(hostname)}}
+mkdir -p "$out"
+{python} -m experiments.launch.probe {folder} >"$out/said$SLURM_PROCID" 2>&1
+echo $? >"$out/exit$SLURM_PROCID"
+"""
+
+
+@dataclass
+class Probed:
+    """What became of the probe of one node."""
+
+    node: str
+    tasks: int
+    job: str = ""
+    facts: tuple[Facts, ...] = ()
+    why: str = ""  # of what it did not tell
+    is_over: bool = False
+    is_alone: bool | None = None  # has its job the node for itself? None: SLURM was not asked
+    submitted_at: float = 0.0  # by this machine's clock
+    seen_at: float = 0.0
+
+    @property
+    def is_well(self) -> bool:
+        """Tell whether all its tasks told all."""
+        return len(self.facts) == self.tasks
+
+
+class Met(NamedTuple):
+    """How workers of two nodes, or of one, became a group."""
+
+    nodes: tuple[str, ...]
+    interfaces: tuple[str | None, ...]  # of each worker; None: by the host's name
+    why: str = ""  # where they did not
+
+
+class Examination:
+    """Probes for the runs that this config stands for.
+
+    Args:
+        wait_s: for probes; those that have not begun by then are cancelled.
+    """
+
+    def __init__(self, config: Config, folders: Folders, wait_s: float, say: Callable[[str], None]) -> None:
+        self.config, self.say, self.wait_s = config, say, wait_s
+        self.folder = folders.scratch / "doctor" / time.strftime(f"%Y%m%d-%H%M%S-{time.time_ns() % 1000:03d}")
+        self.folder.mkdir(parents=True)
+        self.planned = PlannedRun(config, None)
+        self.code = code_version.copy_into(folders.code) if self._slurms else ROOT
+        self.command = worker_command(self.planned, folders, self.code)
+        asked = Asked(container=image_of(config))
+        write_atomic(self.folder / ASKED, msgspec.json.encode(asked))
+        (self.folder / LOCK).touch()
+
+    @property
+    def _slurms(self) -> bool:
+        return isinstance(self.config.cluster, SlurmCluster)
+
+    # Here.
+
+    def here(self) -> Probed:
+        """The probe of this machine."""
+        name = environment.node()
+        (own := self.folder / name).mkdir()
+        probed = Probed(name, 1, submitted_at=time.time())
+        with self._locked():
+            words = [sys.executable, "-m", "experiments.launch.probe", str(self.folder)]
+            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        (own / "said0").write_text(done.stderr)
+        (own / "exit0").write_text(str(done.returncode))
+        self._gather(probed)
+        return probed
+
+    def meet_here(self) -> Met:
+        """A group of two workers of this machine."""
+        orders = self._meeting(True)
+        workers = LocalWorkers(self._meeters(), orders, self.folder, 2)
+        while (codes := workers.poll()) is None:
+            time.sleep(POLL_S)
+        return self._met((environment.node(),), codes, 2, self.folder)
+
+    # By SLURM.
+
+    def nodes(self, names: Sequence[str]) -> list[Probed]:
+        """The probes of these nodes, once all have ended or the time is over."""
+        shape = shape_of(self._cluster, self.config)
+        shape = shape._replace(nodes=1)
+        probes = [Probed(name, shape.tasks_per_node) for name in names]
+        python = shlex.quote(JobArray(self._cluster, shape, []).python)
+        script = self.folder / "probe.sh"
+        script.write_text(PROBE.format(folder=shlex.quote(str(self.folder)), python=python))
+        with self._locked(), self._cancelling(probes):
+            for probe in probes:
+                try:
+                    probe.submitted_at = time.time()
+                    probe.job = self._submit(shape, probe.node, f"bash {shlex.quote(str(script))}")
+                except ValueError as error:
+                    probe.is_over, probe.why = True, str(error)
+            self._await(probes)
+        return probes
+
+    @contextlib.contextmanager
+    def _cancelling(self, probes: Sequence[Probed]) -> Iterator[None]:
+        """Whatever ends the waiting early, no probe is left behind."""
+        try:
+            yield
+        finally:
+            if left := [probe.job for probe in probes if probe.job and not probe.is_over]:
+                queue.cancel(left)
+
+    def meet(self, names: Sequence[str]) -> Met:
+        """A group of workers of these nodes, as many on each as runs have."""
+        shape = shape_of(self._cluster, self.config)._replace(nodes=len(names))
+        size = shape.nodes * shape.tasks_per_node
+        self._meeting(False, size)
+        spec = self.folder / "meet.json"
+        JobSpec([str(self.folder)], self._meeters(), size, 0).write(spec)
+        python = shlex.quote(JobArray(self._cluster, shape, []).python)
+        try:
+            job = self._submit(shape, ",".join(names), f"{python} -u -m slurm.task {shlex.quote(str(spec))}")
+        except ValueError as error:
+            return Met(tuple(names), (), str(error))
+        deadline, start, waiting = time.monotonic() + self.wait_s, self.folder / f"start-{job}-0", ""
+        try:
+            while len(exit_codes(start)) < size and time.monotonic() < deadline:
+                queued = queue.queue().get(job)
+                waiting = queued.reason if queued and queued.state == "PENDING" else ""
+                if queued is None:
+                    break
+                time.sleep(ASK_S)
+        finally:
+            with contextlib.suppress(queue.SlurmError):
+                queue.cancel([job])
+        if waiting and not start.is_dir():
+            why = f"not known: their job waits for more than {self.wait_s / 60:g} min"
+            return Met(tuple(names), (), f"{why} ({queue.why_waiting(waiting)})")
+        time.sleep(0 if len(exit_codes(start)) == size else ASK_S)  # for the last notes
+        return self._met(tuple(names), exit_codes(start), size, start)
+
+    @property
+    def _cluster(self) -> SlurmCluster:
+        assert isinstance(self.config.cluster, SlurmCluster)
+        return self.config.cluster
+
+    def _submit(self, shape: Shape, nodes: str, command: str) -> str:
+        from slurm.submit import submit_command  # submitit comes with it
+
+        cluster = replace(self._cluster, time_min=TIME_MIN, signal_delay_s=SIGNAL_S, exclude=None)
+        options = JobArray(cluster, shape, []).options("doctor", self.folder, self.code)
+        further = options["additional_parameters"] | {"no-requeue": True}
+        del further["requeue"]
+        options |= {"setup": [*cluster.setup], "teardown": [], "nodelist": nodes}
+        options["additional_parameters"] = further
+        return submit_command(command, self.folder, options, cluster.slurm_conf)
+
+    def _await(self, probes: Sequence[Probed]) -> None:
+        deadline, asked, gone = time.monotonic() + self.wait_s, 0.0, dict[str, float]()
+        while waited := [probe for probe in probes if not probe.is_over]:
+            for probe in waited:
+                self._gather(probe)
+                if probe.is_over:
+                    self.say(f"{probe.node}: {'heard' if probe.is_well else probe.why}")
+            now = time.monotonic()
+            if now - asked > ASK_S:
+                asked, queued = now, queue.queue()
+                for probe in waited:
+                    if not probe.is_over and probe.job not in queued:
+                        gone.setdefault(probe.job, now)
+                    if not probe.is_over and now - gone.get(probe.job, now) > SETTLE_S:
+                        self._close_silent(probe)
+                    if not probe.is_over and now > deadline:
+                        self._close_waiting(probe, queued)
+            time.sleep(POLL_S)
+
+    def _close_silent(self, probe: Probed) -> None:
+        probe.is_over = True
+        said = end_of(probe.job)
+        probe.why = (
+            f"its job has ended{said} and left nothing in {self.folder}, so the node does not see the "
+            "results folder; let SPARSIFY_RESULTS be on a file system that all nodes share with this machine"
+        )
+
+    def _close_waiting(self, probe: Probed, queued: dict[str, queue.QueuedJob]) -> None:
+        probe.is_over = True
+        job = queued.get(probe.job)
+        waits = job is not None and job.state == "PENDING"
+        reason = queue.why_waiting(job.reason) if job and waits else "it runs, and says nothing"
+        probe.why = f"not known: its probe has not answered within {self.wait_s / 60:g} min ({reason})"
+        with contextlib.suppress(queue.SlurmError):
+            queue.cancel([probe.job])
+
+    # What probes left.
+
+    def _gather(self, probe: Probed) -> None:
+        own = self.folder / probe.node
+        ends = list(own.glob("exit*"))
+        if len(ends) < probe.tasks or not all(path.read_text().strip() for path in ends):
+            return
+        probe.is_over, probe.seen_at = True, time.time()
+        found = sorted(own.glob("facts*.json"))
+        probe.facts = tuple(msgspec.json.decode(path.read_bytes(), type=Facts) for path in found)
+        if probe.job:
+            probe.is_alone = queue.has_nodes_alone(probe.job)
+        if not probe.is_well:
+            said = [text for path in sorted(own.glob("said*")) if (text := path.read_text().strip())]
+            probe.why = of_python("".join(said[:1]), self._python)
+
+    @property
+    def _python(self) -> str:
+        return (self._slurms and self._cluster.python) or sys.executable
+
+    def _meeters(self) -> WorkerCommand:
+        """The command of workers that only meet."""
+        words = self.command.command
+        return msgspec.structs.replace(
+            self.command, command=[words[0], "-u", "-m", "experiments.worker.meet"]
+        )
+
+    def _meeting(self, here: bool, size: int = 2) -> str:
+        config = replace(self.config, workers=size)
+        interface = getattr(config.cluster, "interface", None)
+        orders = Orders(config.as_dict(), str(self.folder), same_host=here, interface=interface)
+        orders.write(self.folder / ORDERS)
+        return str(self.folder / ORDERS)
+
+    def _met(self, nodes: tuple[str, ...], codes: dict[int, int], size: int, start: Path) -> Met:
+        notes = [read_json(path) or {} for path in sorted(start.glob("met*.json"))]
+        if len(notes) == size and all(note.get("met") == size for note in notes):
+            return Met(nodes, tuple(note.get("interface") for note in notes))
+        return Met(nodes, (), diagnose(start, codes, size)[1] if start.is_dir() else "its job left nothing")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """A lock that nodes should see."""
+        with (self.folder / LOCK).open("rb") as file:
+            with contextlib.suppress(OSError):  # nodes find the same
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def of_python(said: str, python: str) -> str:
+    """Why a probe did not tell its facts, from what its Python printed, or the shell about it."""
+    last = (said.splitlines() or ["it printed nothing"])[-1].strip()
+    if any(words in last for words in ("No such file", "not found", "Permission denied")):
+        return (
+            f"there is no Python {python} that starts ({last.rpartition(': ')[2]}); keep the environment on "
+            "a file system that all nodes share, or name theirs with cluster.python"
+        )
+    if "ModuleNotFoundError" in last or "ImportError" in last:
+        return (
+            f"{python} lacks a package ({last}); `make .venv/.train` installs all, or cluster.python names "
+            "another"
+        )
+    return f"{python} fails there: {last}"
+
+
+def end_of(job: str) -> str:
+    """What SLURM still knows of a job's end, as ' (FAILED, exit code 0:53)'; empty where it has forgotten."""
+    try:
+        said = queue.command("scontrol", "--oneliner", "show", "job", job).split()
+    except queue.SlurmError:
+        return ""
+    facts = dict(word.partition("=")[::2] for word in said if "=" in word)
+    return f" ({facts.get('JobState', '')}, exit code {facts.get('ExitCode', '')})"

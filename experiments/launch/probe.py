@@ -1,0 +1,106 @@
+"""What a worker would meet on a node, found out there, for `doctor`:
+
+    python -m experiments.launch.probe FOLDER
+
+Started as the tasks of a run are. It needs no torch, and leaves facts<rank>.json in FOLDER/<node>.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from analysis.records.files import write_atomic
+from experiments.worker import addresses
+from slurm import container, environment, gpus, images
+from slurm.environment import WorkerPlace
+from slurm.images import ImageChoice
+
+ASKED, LOCK = "asked.json", "lock"  # in FOLDER; whoever asks holds the lock
+CPU = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+HELD, NOT_HELD = "held", "not held"
+
+
+class Asked(msgspec.Struct):
+    """What a run would need there."""
+
+    container: ImageChoice | None = None
+
+
+class Facts(msgspec.Struct):
+    """What one task found."""
+
+    node: str
+    rank: int
+    python: str  # its version
+    name: list[str]  # what the host's name resolves to
+    interfaces: dict[str, list[str]]  # IPv4 addresses of each
+    cores: list[str]  # of each CPU that it may use: those of the same core
+    gpus: list[str]  # models of those that NVIDIA's driver shows
+    visible_gpus: list[str] | None  # of CUDA_VISIBLE_DEVICES
+    lock: str  # HELD, NOT_HELD, or why locks do not work
+    container: str  # why it does not start; empty where it does, or none was asked for
+    runtime: str | None  # the program for containers that is there
+    at: float  # seconds since 1970, by this node's clock
+
+
+def look(folder: Path, asked: Asked, place: WorkerPlace) -> Facts:
+    """The facts of this task."""
+    why = ""
+    if asked.container is not None:
+        try:
+            container.check_start(asked.container)
+        except ValueError as error:
+            why = str(error)
+    return Facts(
+        node=environment.node(),
+        rank=place.rank,
+        python=platform.python_version(),
+        name=addresses.of_name(),
+        interfaces=addresses.by_interface(),
+        cores=[siblings(cpu) for cpu in sorted(os.sched_getaffinity(0))],
+        gpus=[gpu.name for gpu in gpus.survey().values()],
+        visible_gpus=environment.visible_gpus(),
+        lock=lock_state(folder / LOCK),
+        container=why,
+        runtime=images.runtime(),
+        at=time.time(),
+    )
+
+
+def siblings(cpu: int) -> str:
+    """The CPUs of this one's core, as Linux lists them; the CPU alone, where it does not."""
+    try:
+        return Path(CPU.format(cpu)).read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def lock_state(path: Path) -> str:
+    """Whether a lock that somebody else holds on this file is seen here."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return HELD if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else os.strerror(error.errno or 0)
+    return NOT_HELD
+
+
+def main(folder: Path) -> None:
+    """Be one task."""
+    place = environment.place_of("srun") or environment.place()
+    asked = msgspec.json.decode((folder / ASKED).read_bytes(), type=Asked)
+    facts = look(folder, asked, place)
+    (own := folder / facts.node).mkdir(exist_ok=True)
+    write_atomic(own / f"facts{place.rank}.json", msgspec.json.encode(facts))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

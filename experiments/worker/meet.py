@@ -1,0 +1,46 @@
+"""A worker that only meets the others and sums a number with them, for `doctor`:
+
+    python -m experiments.worker.meet ORDERS_FILE START_FOLDER
+
+It starts and fails as the workers of runs do (`experiments.worker`), and leaves met<rank>.json.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from analysis.records.files import Watched, write_json
+from experiments.config.config import Config
+from experiments.worker.errors import leave_reason
+from experiments.worker.orders import Orders
+from slurm import environment, worker_process
+
+
+def main(orders_file: Path, start_folder: Path) -> int:
+    """Be the worker that this process is; returns its exit code."""
+    worker_process.end_with_stdin()
+    place = environment.place()
+    try:
+        import torch
+
+        from experiments.worker.build import prepare_device
+        from experiments.worker.connect import open_group
+
+        orders = Orders.read(orders_file)
+        config = Config.of(orders.config)
+        device = prepare_device(config, place)
+        comm = open_group(config, place, start_folder, orders.same_host, orders.interface, device)
+        met = int(comm.all_reduce(torch.ones(1, device=device)))
+        comm.close()
+    except BaseException as error:
+        leave_reason(error, place.rank, Watched(start_folder))
+        return 1
+    interface = environment.gloo_interface()
+    note = {"node": environment.node(), "met": met, "interface": interface, "torch": str(torch.__version__)}
+    write_json(start_folder / f"met{place.rank}.json", note)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
