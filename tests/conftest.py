@@ -28,6 +28,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 # Files whose tests share something that takes long to make, or of which there is one: the same process of
 # pytest-xdist runs them all. (Its --dist=loadgroup loses its groups with pytest 9.2: its issue 1386.)
 TOGETHER = {
+    "tests/commands/test_doctor.py": "cluster",
     "tests/launch/test_slurm.py": "cluster",
     "tests/slurm/test_devcluster.py": "cluster",
     "tests/sparsify/comm/test_horovod.py": "Horovod",
