@@ -22,8 +22,8 @@ from tests.slurm.devcluster import SCRIPTS, devcluster, lacking, say, speaking_t
 __all__ = ["devcluster"]  # a fixture is found by its name in this module
 IMAGE = Path.home() / ".cache" / "sparsify" / "images" / "thin.sif"
 
-# A cluster of its own (see test_devcluster), with a fault on each node but the first: n2 has no Python, n3 does
-# not see the results, n4 has no program for containers. Only their own slurmd's mounts differ.
+# A cluster of its own (see test_devcluster), a fault on each node but n1: n2 has no Python, n3 does not
+# see the results, n4 has no program for containers. Only the mounts of their own slurmd differ.
 PLANTED = """
 set -e
 ip link set lo up && ip address add 192.0.2.1/32 dev lo
