@@ -220,6 +220,32 @@ def use_slurm(conf: str | None) -> None:
         os.environ["SLURM_CONF"] = os.path.expanduser(conf)
 
 
+def without_filters() -> dict[str, str]:
+    """The environment for SLURM's commands without what hides jobs or changes what they print."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not re.match(r"(SQUEUE|SACCT|SCANCEL|SINFO|SCONTROL)_", name) and name != "SLURM_TIME_FORMAT"
+    }
+
+
+def slurm_conf() -> str | None:
+    """The configuration file that SLURM's commands are told to read; None: the machine's own."""
+    return os.environ.get("SLURM_CONF")
+
+
+@contextlib.contextmanager
+def speaking_to(conf: str | None) -> Iterator[None]:
+    """Within this, SLURM's commands read that configuration file; None: the one that they read before."""
+    before = slurm_conf()
+    use_slurm(conf)
+    try:
+        yield
+    finally:
+        os.environ.pop("SLURM_CONF", None)
+        use_slurm(before)
+
+
 # Settings of the libraries that workers communicate with.
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+
+from slurm import environment
 
 REMEDIES = Path(__file__).with_name("remedies.yaml")
 TIMEOUT_S = 60  # of one command; a controller under load answers slowly
@@ -55,7 +57,8 @@ def queue() -> dict[str, QueuedJob]:
     Raises:
         SlurmError: there is no SLURM here, or its controller does not answer.
     """
-    lines = command("squeue", "--user", getpass.getuser(), "--array", "--noheader", "--format=%i|%T|%r|%N|%j")
+    whose = f"--user={os.getuid()}"  # not $LOGNAME, which may be anybody's
+    lines = command("squeue", whose, "--all", "--array", "--noheader", "--format=%i|%T|%r|%N|%j")
     fields = (line.split("|", 4) for line in lines.splitlines() if line.count("|") >= 4)
     return {job: QueuedJob(*rest) for job, *rest in fields}
 
@@ -115,9 +118,13 @@ def keep_away(job: str, nodes: Iterable[str]) -> None:
 def has_nodes_alone(job: str) -> bool:
     """Tell whether nobody else runs on this job's nodes; no, where SLURM does not say so."""
     try:
-        return "OverSubscribe=NO" in command("scontrol", "--oneliner", "show", "job", job).split()
+        said = command("scontrol", "--oneliner", "show", "job", job)
     except SlurmError:
         return False
+    fields = dict(word.split("=", 1) for word in said.split() if "=" in word)
+    # Newer versions (26.05) say OverSubscribe=NO of shared nodes, and have a field of its own.
+    exclusive = fields.get("Exclusive")
+    return exclusive == "NODE" if exclusive else fields.get("OverSubscribe") == "NO"
 
 
 def down(nodes: Iterable[str]) -> set[str]:
@@ -144,7 +151,10 @@ def command(*words: str) -> str:
             "or on a machine of your own `make slurm-up` and cluster=devcluster"
         )
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            words, env=environment.without_filters(), capture_output=True, text=True, timeout=TIMEOUT_S,
+            check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise SlurmError(
             f"{words[0]} has not answered for {TIMEOUT_S} s; is SLURM's controller up?"

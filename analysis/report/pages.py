@@ -12,6 +12,7 @@ a text.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -31,7 +32,8 @@ from analysis.report.runs import HERE, SHIPPED, RunPage, every_label, looks, set
 SOURCE = Path(__file__).parent
 ORIGINS = {HERE: "of this machine", SHIPPED: "shipped with the repository"}
 MethodCard = tuple[str, str, str]  # its name, what it does, and why its file can't be read
-PAGES, FILES, DATA, ASSETS = "pages", "files", "data", "assets"
+PAGES, FILES, DATA, ASSETS = PARTS = "pages", "files", "data", "assets"
+OURS = ".made-by-report"  # a file in each of these folders, without which it is not removed
 NAMES = {
     "svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "CSV, the tables", "tex": "LaTeX, the tables",
     "md": "Markdown, all",
@@ -44,7 +46,18 @@ class Site:
     """The report's folder, and how its pages are made."""
 
     def __init__(self, folder: Path) -> None:
+        """Take a folder.
+
+        Raises:
+            ValueError: it has one of PARTS that no report made, and that a report would have to remove.
+        """
         self.folder = folder
+        for path in (folder / part for part in PARTS):
+            if os.path.lexists(path) and (path.is_symlink() or not (path / OURS).is_file()):
+                raise ValueError(
+                    f"{path} would have to be removed, and no report made it, as far as can be seen (it has no "
+                    f"file {OURS}): move it, or remove it if it is an older report's"
+                )
         self.templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(SOURCE / "templates"),
             autoescape=True,
@@ -67,9 +80,12 @@ class Site:
 
     def begin(self) -> None:
         """Empty the folder of what an earlier report left, and put the assets there."""
-        for part in (PAGES, FILES, DATA, ASSETS):
-            shutil.rmtree(self.folder / part, ignore_errors=True)
-        shutil.copytree(SOURCE / ASSETS, self.folder / ASSETS)
+        for path in (self.folder / part for part in PARTS):
+            if path.exists():
+                shutil.rmtree(path)
+            path.mkdir(parents=True)
+            (path / OURS).touch()
+        shutil.copytree(SOURCE / ASSETS, self.folder / ASSETS, dirs_exist_ok=True)
 
     def write(self, name: str, text: str) -> Path:
         """Write one file of the report."""
@@ -91,7 +107,6 @@ def write(
     Args:
         notes: what had to be left out, and why.
     """
-    (site.folder / FILES).mkdir(exist_ok=True)
     for item in items:
         for file in item.files.values():
             shutil.copyfile(file, site.folder / FILES / file.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from analysis.records.files import MOST_LOG_BYTES, Damaged, read_bytes
 from analysis.records.schema import Sweep
 from analysis.records.store import DAMAGED, Attempt
 from experiments.commands._make import say
+from experiments.config import choices
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
 from experiments.launch import submission
@@ -78,17 +81,46 @@ def labels_of_attempts(attempts: Sequence[Attempt]) -> list[str]:
     return [found[attempt] for attempt in attempts]
 
 
-def view_of(sweeps: Sequence[Sweep], folders: Folders) -> StatusView:
-    """SLURM asked once. Where it can't be asked, what lies on the disk is all there is, which is said."""
+def by_cluster(sweeps: Iterable[Sweep]) -> dict[str | None, list[Sweep]]:
+    """Sweeps by the configuration of SLURM that they were submitted with; None: the environment's."""
+    found: dict[str | None, list[Sweep]] = {}
     for sweep in sweeps:
-        environment.use_slurm(sweep.slurm_conf)
+        found.setdefault(sweep.slurm_conf, []).append(sweep)
+    return found
+
+
+@contextlib.contextmanager
+def speaking_to(conf: str | None) -> Iterator[None]:
+    """Within this, SLURM's commands ask the cluster of a sweep's `slurm_conf`.
+
+    A results folder can come from anybody, and SLURM's commands load the libraries that their configuration
+    names: a path is taken from there only where this person's own files or environment have it, too.
+
+    Raises:
+        SlurmError: they have not.
+    """
+    own = {*choices.named_by_clusters("slurm_conf"), *filter(None, [environment.slurm_conf()])}
+    if conf is not None and os.path.expanduser(conf) not in map(os.path.expanduser, own):
+        raise queue.SlurmError(
+            f"the sweep was submitted with slurm_conf={quoted(conf)}, which is taken from results only if a "
+            "file of conf/cluster or SLURM_CONF names it, too: if you know that file, export it as SLURM_CONF"
+        )
+    with environment.speaking_to(conf):
+        yield
+
+
+def view_of(conf: str | None, sweeps: Sequence[Sweep], folders: Folders) -> StatusView:
+    """SLURM asked once of sweeps of one cluster. Where it can't be asked, what lies on the disk is all there
+    is, which is said.
+    """
     try:
-        view = StatusView.of(folders, queue.queue())
+        with speaking_to(conf):
+            view = StatusView.of(folders, queue.queue())
+            view.ask_accounts(attempts_of(sweeps, folders))
+            return view
     except queue.SlurmError as error:
         say(f"from the disk alone, for SLURM can't be asked: {error}")
         return StatusView(folders, None)
-    view.ask_accounts(attempts_of(sweeps, folders))
-    return view
 
 
 def log_files(attempt: Attempt, folders: Folders) -> list[Path]:

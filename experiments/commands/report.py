@@ -46,10 +46,9 @@ def write_report(folders: Folders, draws: bool = True) -> Path:
     Args:
         draws: the figures whose picture is not there, or older than its records.
     """
-    notes = list[str]()
+    site, notes = pages.Site(folders.report), list[str]()
     shipped = _shipped(folders, notes)
     items = [*_items(folders, shipped, draws)]
-    site = pages.Site(folders.report)
     site.begin()
     runs = list[RunPage]()
     of_runs = {

@@ -7,7 +7,14 @@ from datetime import datetime
 
 from analysis.records.schema import Sweep
 from analysis.records.store import DAMAGED, Attempt
-from experiments.commands._find import attempts_of, labels_of_attempts, log_files, sweeps_named, view_of
+from experiments.commands._find import (
+    attempts_of,
+    by_cluster,
+    labels_of_attempts,
+    log_files,
+    sweeps_named,
+    view_of,
+)
 from experiments.commands._make import say
 from experiments.commands._words import SweepsAndRuns
 from experiments.config.folders import Folders
@@ -35,9 +42,9 @@ def status(words: SweepsAndRuns) -> int:
             raise ValueError(f"no sweep or run {quoted(words[0])}; there are: {names}")
         say("nothing was submitted yet")
         return 0
-    view = view_of(chosen, folders)
+    views = {conf: view_of(conf, sweeps, folders) for conf, sweeps in by_cluster(chosen).items()}
     for sweep in chosen:
-        print(_table(sweep, view, folders, words))
+        print(_table(sweep, views[sweep.slurm_conf], folders, words))
     return 0
 
 

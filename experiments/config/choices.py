@@ -4,9 +4,12 @@ takes its time to import, so that completion can ask.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from experiments.config.folders import ROOT
 from experiments.tasks import REGISTRY as TASKS
@@ -55,6 +58,17 @@ def files(group: str) -> dict[str, Path]:
         for path in sorted((folder / FOLDERS.get(group, group)).glob("*.yaml")):
             if (other := found.setdefault(path.stem, path)) is not path:
                 raise ValueError(f"{group}={path.stem} is in two files, {other} and {path}; rename one")
+    return found
+
+
+def named_by_clusters(field: str) -> set[str]:
+    """The values that the files of conf/cluster give to a field, as they stand there."""
+    found = set[str]()
+    for path in files("cluster").values():
+        # A file that can't be read can't be chosen either, and names nothing.
+        with contextlib.suppress(yaml.YAMLError, OSError, AttributeError, UnicodeDecodeError):
+            if value := yaml.safe_load(path.read_text()).get(field):
+                found.add(str(value))
     return found
 
 

@@ -37,9 +37,10 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
         raise ValueError(
             "sweep works inside an allocation: `sbatch slurm/sweep.sbatch WORD ...`; elsewhere use `submit`"
         )
-    _check_cluster(words)
+    fitted = _fitted(words, here)
+    _check_cluster(fitted)
     job, folders = environment.job_id(), Folders()
-    configs = name_and_configs(_fitted(words, here), more)[1]
+    configs = name_and_configs(fitted, more)[1]
     planned = in_random_order(plan_runs(configs, say))
     grid.note_sweep(folders, grid.sweep_of(words)[0], configs)
     for asked in {run.config.num_processes for run in planned} - {here.tasks}:

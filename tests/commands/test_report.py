@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from analysis.report.pages import PARTS
 from experiments import figures
 from experiments.commands import report
 from experiments.config.folders import Folders
@@ -45,6 +46,31 @@ def rows(report: Path) -> list[dict[str, Any]]:
 
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.usefixtures("nothing_shipped")
+@pytest.mark.parametrize("part", PARTS)
+def test_a_folder_that_no_report_made_is_never_removed(here: Command, tmp_path: Path, part: str) -> None:
+    theirs = tmp_path / "results" / "report" / part / "theirs"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("a year's work")
+    refused(here("report"), str(theirs.parent), "no report made it")
+    assert tree(tmp_path / "results" / "report") == {f"{part}/theirs": b"a year's work"}
+
+
+@pytest.mark.usefixtures("nothing_shipped")
+def test_what_lies_beside_a_reports_own_folders_stays(here: Command, tmp_path: Path) -> None:
+    report = tmp_path / "results" / "report"
+    (report / "notes").mkdir(parents=True)
+    (report / "notes" / "mine").write_text("mine")
+    for _ in range(2):
+        fine(here("report"))
+        assert (report / "notes" / "mine").read_text() == "mine"
+    (tmp_path / "elsewhere").mkdir()
+    (report / "data").rename(tmp_path / "elsewhere" / "data")
+    (report / "data").symlink_to(tmp_path / "elsewhere" / "data")
+    refused(here("report"), "no report made it")
+    assert [*(tmp_path / "elsewhere" / "data").iterdir()]
 
 
 @pytest.mark.usefixtures("two_items")

@@ -29,6 +29,7 @@ def test_outside_of_one_the_way_into_one_is_told(here: Command) -> None:
     [
         (["cluster=local"], "cluster=local is no SLURM cluster"),
         (["cluster=generic_slurm,virtual"], "cluster=virtual is no SLURM cluster"),
+        (["workers=3"], "workers=3 were asked for, but this allocation has 2 tasks"),
         (["cluster=generic_slurm", "workers=3"], "workers=3 were asked for, but this allocation has 2 tasks"),
     ],
 )

@@ -121,7 +121,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_an_earlier_report_leaves_nothing_behind_and_other_files_stay(tmp_path: Path) -> None:
     report = tmp_path / "report"
-    (report / "data" / "run").mkdir(parents=True)
+    written("harmless", tmp_path)
     (report / "data" / "run" / "old.js").write_text("old")
     (report / "mine.txt").write_text("mine")
     written("harmless", tmp_path)
