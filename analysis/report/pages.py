@@ -55,8 +55,8 @@ class Site:
         for path in (folder / part for part in PARTS):
             if os.path.lexists(path) and (path.is_symlink() or not (path / OURS).is_file()):
                 raise ValueError(
-                    f"{path} would have to be removed, and no report made it, as far as can be seen (it has no "
-                    f"file {OURS}): move it, or remove it if it is an older report's"
+                    f"{path} would have to be removed, and no report made it, as far as can be seen (it has "
+                    f"no file {OURS}): move it, or remove it if it is an older report's"
                 )
         self.templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(SOURCE / "templates"),
