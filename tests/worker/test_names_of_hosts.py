@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from slurm.emulated.network import EmulatedNetwork
 from tests.conftest import ROOT, environment_for
+from tests.launch.troubled import await_
 from tests.slurm.emulated.links import a_link, needs_namespaces
 
 pytestmark = needs_namespaces
@@ -57,12 +59,16 @@ def nodes() -> Iterator[EmulatedNetwork]:
         network.close()
 
 
+Worker = subprocess.Popen[str]
+
+
+@contextlib.contextmanager
 def started(
     nodes: EmulatedNetwork, folder: Path, hosts: str, own: Mapping[str, str] = {}
-) -> list[subprocess.Popen[str]]:
-    """A worker on each node."""
+) -> Iterator[list[Worker]]:
+    """A worker on each node; those that have not ended by themselves are ended after this."""
     (meeting := folder / "meeting").mkdir()
-    workers = []
+    workers = list[Worker]()
     for rank, name in enumerate(NODES):
         (file := folder / f"hosts-{name}").write_text(hosts.format(own=name))
         quoted = {"hosts": file, "python": sys.executable, "program": WORKER, "folder": meeting}
@@ -72,10 +78,15 @@ def started(
         workers.append(
             subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         )
-    return workers
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
 
 
-def said(worker: subprocess.Popen[str]) -> str:
+def said(worker: Worker) -> str:
     """What it printed until it ended."""
     return worker.communicate(timeout=120)[0].strip()
 
@@ -84,16 +95,17 @@ def said(worker: subprocess.Popen[str]) -> str:
 def test_gloo_takes_the_network_by_which_workers_found_each_other(
     nodes: EmulatedNetwork, tmp_path: Path, hosts: str
 ) -> None:
-    assert [said(worker) for worker in started(nodes, tmp_path, HOSTS[hosts])] == ["2 eth0", "2 ens7"]
+    with started(nodes, tmp_path, HOSTS[hosts]) as workers:
+        assert [said(worker) for worker in workers] == ["2 eth0", "2 ens7"]
 
 
 def test_a_network_that_does_not_join_the_nodes_is_told_with_the_setting(
     nodes: EmulatedNetwork, tmp_path: Path
 ) -> None:
     wrong = {"GLOO_SOCKET_IFNAME": "lo"}
-    caller, listener = started(nodes, tmp_path, HOSTS["as Debian writes them"], wrong)
-    told = said(caller)
-    listener.kill()  # as the starter does once another worker has ended badly: gloo would wait for minutes
-    said(listener)
+    with started(nodes, tmp_path, HOSTS["as Debian writes them"], wrong) as workers:
+        # One of them calls the other, which gloo lets wait for minutes: the starter ends it, as this does.
+        await_(lambda: any(worker.poll() is not None for worker in workers), "a worker's refusal")
+        told = said(next(worker for worker in workers if worker.poll() is not None))
     assert "can't connect to them by its network interface lo" in told
     assert "set cluster.interface to the network that joins the nodes" in told
