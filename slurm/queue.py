@@ -8,15 +8,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
-
-import yaml
 
 from slurm import environment
 
-REMEDIES = Path(__file__).with_name("remedies.yaml")
 TIMEOUT_S = 60  # of one command; a controller under load answers slowly
 PER_CALL = 500  # job ids on one command line
 PATIENCE_S = 15  # with accounting, which learns of an end later than those who wait for it
@@ -167,36 +162,3 @@ def command(*words: str) -> str:
 def _parts(jobs: Sequence[str]) -> list[Sequence[str]]:
     """The ids in lists that fit on a command line."""
     return [jobs[start : start + PER_CALL] for start in range(0, len(jobs), PER_CALL)]
-
-
-NOT_BY_ITSELF, UNTIL_RELEASED = "does not pass by itself", "until somebody releases it"
-HELD = r"JobHeld(User|Admin)|JobHoldMaxRequeue|launch_failed_requeued_held|.*requeued held.*"
-
-
-@cache
-def remedies(when: str) -> dict[str, str]:
-    """The field to change, by SLURM's words when it `refuses` a job, or by the reason why one `waits`."""
-    tables: dict[str, dict[str, str]] = yaml.safe_load(REMEDIES.read_text())
-    return tables[when]
-
-
-def why_waiting(reason: str) -> str:
-    """A waiting job's reason for a person: one that can't pass by itself is called so, with the remedy."""
-    if reason in ("None", ""):
-        return "its turn comes"
-    if re.fullmatch(HELD, reason):
-        return f"{reason}, {UNTIL_RELEASED}: `scontrol release` does, or `cancel` and submit again"
-    field = next(
-        (field for pattern, field in remedies("waits").items() if re.fullmatch(pattern, reason)), None
-    )
-    if field is None:
-        return reason
-    return f"{reason}, which {NOT_BY_ITSELF}: `cancel` it, change {field}, and submit again"
-
-
-def refusal(answer: str) -> str:
-    """A sentence for what sbatch printed, with the field to change."""
-    reasons = [line for line in answer.splitlines() if line.strip()]
-    words = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in reasons)
-    field = next((field for sign, field in remedies("refuses").items() if sign in words.lower()), None)
-    return f"SLURM refused the job: {words}" + (f"; change {field}" if field else "")

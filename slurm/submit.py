@@ -14,6 +14,7 @@ from submitit.core.utils import FailedJobError
 from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 
 from slurm import environment, queue
+from slurm.reasons import refusal
 from slurm.task import RunTask
 
 
@@ -61,7 +62,7 @@ def _submitting(
             environment.use_slurm(slurm_conf)
             yield executor
     except FailedJobError as error:
-        raise ValueError(queue.refusal(str(error) or said.getvalue())) from error
+        raise ValueError(refusal(str(error) or said.getvalue())) from error
 
 
 def sbatch_text(folder: Path, options: Mapping[str, Any], python: str, tasks: int) -> str:

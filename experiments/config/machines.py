@@ -170,8 +170,8 @@ class SlurmCluster(AnyCluster):
     requeues: Natural = setting(20, "how often a job may go on after a stop")
     max_array: ArraySize = setting(1000, "tasks of one array: MaxArraySize - 1 of `scontrol show config`")
     array_parallelism: ArraySize = setting(16, "tasks of one array that run at a time")
-    srun: tuple[Text, ...] = setting((), "further words for srun: [--mpi=none]")
-    sbatch: tuple[LongOption, ...] = setting((), "further words for sbatch: [--mail-type=END]")
+    srun: tuple[Text, ...] = setting((), "further words for srun: ['--mpi=none']")
+    sbatch: tuple[LongOption, ...] = setting((), "further words for sbatch: ['--mail-type=END']")
     enter: tuple[Text, ...] = setting(
         (), "words that put a worker onto its node's emulated network; the link is then verified"
     )

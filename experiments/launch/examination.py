@@ -33,6 +33,7 @@ from experiments.launch.probe import ASKED, LOCK, Asked, Facts
 from experiments.worker.orders import Orders
 from slurm import environment, queue
 from slurm.local import LocalWorkers
+from slurm.reasons import why_waiting
 from slurm.worker_process import ORDERS, JobSpec, WorkerCommand, exit_codes
 
 TIME_MIN, SIGNAL_S = 10, 30  # of a probe's job, which takes seconds
@@ -173,7 +174,7 @@ class Examination:
                 queue.cancel([job])
         if waiting and not start.is_dir():
             why = f"not known: their job waits for more than {self.wait_s / 60:g} min"
-            return Met(tuple(names), (), f"{why} ({queue.why_waiting(waiting)})")
+            return Met(tuple(names), (), f"{why} ({why_waiting(waiting)})")
         time.sleep(0 if len(exit_codes(start)) == size else ASK_S)  # for the last notes
         return self._met(tuple(names), exit_codes(start), size, start)
 
@@ -224,7 +225,7 @@ class Examination:
         probe.is_over = True
         job = queued.get(probe.job)
         waits = job is not None and job.state == "PENDING"
-        reason = queue.why_waiting(job.reason) if job and waits else "it runs, and says nothing"
+        reason = why_waiting(job.reason) if job and waits else "it runs, and says nothing"
         probe.why = f"not known: its probe has not answered within {self.wait_s / 60:g} min ({reason})"
         with contextlib.suppress(queue.SlurmError):
             queue.cancel([probe.job])

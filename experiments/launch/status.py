@@ -16,6 +16,7 @@ from experiments.config.plan import other_code, with_other
 from experiments.launch import diagnosis
 from slurm import queue
 from slurm.queue import EndedJob, QueuedJob
+from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, why_waiting
 
 UNDER_WAY = ("queued", "running", "requeued")
 ASK_S = 5.0  # between two questions to SLURM
@@ -122,7 +123,7 @@ class StatusView:
         if job.state != "PENDING":
             done = self.progress(attempt)
             return RunStatus("running", f"on {job.nodes}", step=done.step, steps=done.steps)
-        why = queue.why_waiting(job.reason)
+        why = why_waiting(job.reason)
         if manifest["state"] == "preempted":
             return RunStatus("requeued", f"saved at step {step}, waits: {why}", "preempted", step)
         if manifest.get("why"):
@@ -141,4 +142,4 @@ class StatusView:
 def stuck(states: Iterable[RunStatus]) -> set[str]:
     """Reasons of jobs that wait and will not begin unless somebody does something."""
     waiting = (run.why for run in states if run.state in ("queued", "requeued"))
-    return {why for why in waiting if queue.NOT_BY_ITSELF in why or queue.UNTIL_RELEASED in why}
+    return {why for why in waiting if NOT_BY_ITSELF in why or UNTIL_RELEASED in why}

@@ -1,0 +1,114 @@
+"""What SLURM's reasons mean for a person, and the advice that goes with them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, refusal, why_waiting
+
+
+def words(text: str) -> Iterator[str]:
+    """Assoc/QOS Grp -> AssocGrp, QOSGrp: every choice of each part."""
+    for line in text.strip().splitlines():
+        parts = [[each.strip("-") for each in part.split("/")] for part in line.split()]
+        yield from map("".join, itertools.product(*parts))
+
+
+# Every reason of SLURM 25.11, by what is to be told of it (src/common/job_state_reason.c).
+RESOURCES = "BB/Billing/Energy/GRES/License/Unknown"
+BUDGET = f"""
+    Assoc/QOS Grp CPUMinutesLimit/NodeMinutes/WallLimit
+    Assoc/QOS Grp {RESOURCES} Minutes
+    AssocGrpMemMinutes/QOSGrpMemoryMinutes
+"""
+JOB = f"""
+    Assoc/QOS Max {RESOURCES} PerJob/MinutesPerJob
+    Assoc/QOS Max BB/Billing/Energy/GRES/Unknown PerNode
+    AssocMaxMem/QOSMaxMemory PerJob/PerNode/MinutesPerJob
+    Assoc/QOS Max CpuPerJobLimit/CpuPerNode/CpuMinutesPerJobLimit
+    Assoc/QOS Max NodePerJobLimit/NodeMinutesPerJob/WallDurationPerJobLimit
+    QOSMin {RESOURCES}/CpuNotSatisfied/Memory/Node
+    Association/QOS TimeLimit
+    Partition NodeLimit/TimeLimit/Down/Inactive/Config
+    MaxMemPerLimit/BadConstraints/DeadLine/AccountingPolicy/DependencyNeverSatisfied/BurstBufferOperation
+    Invalid Account/QOS
+    AccountNotAllowed/QOSNotAllowed/ReservationDeleted/ReservationInvalid
+"""
+SHARED = f"""
+    Assoc/QOS Grp {RESOURCES} -/RunMinutes
+    Assoc/QOS Grp CpuLimit/CPURunMinutesLimit/JobsLimit/MemLimit/NodeLimit/NodeRunMinutes/SubmitJobsLimit
+    AssocGrpMemRunMinutes/QOSGrpMemoryRunMinutes
+    QOSMax {RESOURCES}/Memory PerUser
+    QOSMax CpuPerUserLimit/JobsPerUserLimit/NodePerUserLimit/SubmitJobPerUserLimit
+    Max {RESOURCES}/Cpu/Memory/Node PerAccount/RunMinsPerAccount/RunMinsPerUser
+    Max Jobs/SubmitJobs PerAccount
+    AssocMaxJobsLimit/AssocMaxSubmitJobLimit
+    Association/QOS JobLimit/ResourceLimit
+"""
+HELD = "JobHeldUser/JobHeldAdmin/JobHoldMaxRequeue"
+PASSES = """
+    None/Prolog/Priority/Dependency/Resources/BeginTime/Licenses/Reservation/ReqNodeNotAvail/FrontEndDown
+    SchedDefer/NodeDown/SystemFailure/JobLaunchFailure/NonZeroExitCode/RaisedSignal/TimeLimit/InactiveLimit
+    QOSUsageThreshold/Cleaning/JobArrayTaskLimit/BurstBufferResources/BurstBufferStageIn/FedJobLock
+    OutOfMemory/Constraints/MaxPoweredUpNodes/MpiPortsBusy
+"""
+BY_OTHERS = "as jobs under the same limit end"
+TOLD = {
+    BUDGET: (NOT_BY_ITSELF, "cluster.account or cluster.qos"), JOB: (NOT_BY_ITSELF, "change "),
+    SHARED: (BY_OTHERS,), HELD: (UNTIL_RELEASED, "scontrol release"), PASSES: (),
+}  # fmt: skip
+SIGNS = (NOT_BY_ITSELF, UNTIL_RELEASED, BY_OTHERS, "change ")
+
+
+@pytest.mark.parametrize("kind", TOLD, ids=["budget", "job", "shared", "held", "passes"])
+def test_each_reason_of_slurm_is_told_as_what_it_is(kind: str) -> None:
+    for reason in words(kind):
+        said = why_waiting(reason)
+        assert said.startswith(reason) or reason == "None"
+        assert all(sign in said for sign in TOLD[kind]), said
+        assert sum(sign in said for sign in SIGNS[:3]) == bool(TOLD[kind]), said
+
+
+def test_these_are_all_reasons() -> None:
+    found = [reason for kind in TOLD for reason in words(kind)]
+    assert len(found) == len({*found}) == 217  # one of them, QOSMaxBBMinutesPerJob, SLURM calls Assoc...
+
+
+POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed",
+         "change cluster.partition"),
+        ("Invalid account or account/partition combination specified", "change cluster.account"),
+        ("sbatch: error: Batch job submission failed: Invalid feature specification", "cluster.constraint"),
+        ("sbatch: error: Batch job submission failed: Invalid qos specification", "change cluster.qos"),
+        ("sbatch: error: Batch job submission failed: Requested time limit is invalid", "cluster.time_min"),
+        ("User's group not permitted to use this partition", "change cluster.partition"),
+        # A reason's word tells more than the sentence behind it, which is the same for all.
+        (f"sbatch: error: QOSMaxWallDurationPerJobLimit\nsbatch: error: {POLICY}", "change cluster.time_min"),
+        (f"sbatch: error: QOSMaxGRESPerJob\nsbatch: error: {POLICY}", "change cluster.workers_per_node"),
+        (f"sbatch: error: QOSMaxMemoryPerJob\nsbatch: error: {POLICY}", "change cluster.mem_gb"),
+        (f"sbatch: error: QOSGrpCPUMinutesLimit\nsbatch: error: {POLICY}", "whose budget is used up"),
+        (f"sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: {POLICY}", "fewer at a time"),
+        (f"sbatch: error: Batch job submission failed: {POLICY}", "change cluster.qos or cluster.account"),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_passed_on_with_the_field_to_change(said: str, advice: str) -> None:
+    sentence = refusal(said)
+    assert advice in sentence
+    assert sentence.count("change cluster.") <= 1
+    assert re.sub(r"sbatch: |error: ", "", said.splitlines()[0]) in sentence
+
+
+def test_what_follows_a_reason_changes_nothing() -> None:
+    assert why_waiting("ReqNodeNotAvail, UnavailableNodes:n[1-2]").startswith("ReqNodeNotAvail, Unav")
+    assert UNTIL_RELEASED in why_waiting("job requeued in held state")
+    assert UNTIL_RELEASED in why_waiting("launch_failed_requeued_held")
+    assert why_waiting("a reason that nobody knows") == "a reason that nobody knows"
