@@ -36,7 +36,7 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(INPUTS, 128), nn.ReLU(), nn.Linear(128, CLASSES)).to(device)
     model = DistributedDataParallel(net)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    sparsify.register(model, sparsify.build("topk", density=0.05, scope="layer"), optimiser)
+    sparsify.register(model, sparsify.build("topk", density=0.05), optimiser)
 
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)

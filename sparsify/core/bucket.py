@@ -45,67 +45,71 @@ class TensorKind(NamedTuple):
         return f"{self.shape} {self.dtype} on {self.device}"
 
 
-class Gradients:
+class FlatGradients:
     """The gradients of a model as one flat tensor, and its buckets, which are views of it.
 
     Each bucket begins at a multiple of 128 bytes. The gaps between them hold zeros and are in no bucket: they
-    are neither selected nor sent nor counted. Inside a bucket tensors follow each other without gaps.
-
-    Each parameter's `.grad` becomes a view too, so that backpropagation fills the buckets and the optimiser
-    reads the average from them without a copy. The order is that in which backpropagation finishes: the
-    output layer first, as the code of Shi et al. merges them; but complex ones before all others. Clear with
-    `zero_`; where something else put another tensor (or none) into `.grad`, or other memory into the tensor,
-    `collect` brings it back.
+    are neither selected nor sent nor counted. Inside a bucket tensors follow each other without gaps, in the
+    order of `in_backward_order`.
 
     A complex number is two real ones here, as in PyTorch's optimisers.
 
     Args:
         scope: what one bucket spans: `global`, the whole model; `layer`, one tensor; or a number, a size in
             MB (of 2^20 bytes): consecutive tensors up to that size, a larger tensor alone.
+        anew: what somebody can do where the gradients are of several types.
     """
 
-    def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, Parameter]],
+        scope: str | float,
+        anew: str = "give each kind an optimiser of its own, and wrap each of them",
+    ) -> None:
         ranges.check("scope", scope, Scope)
-        self.parameters = [(name, p) for name, p in parameters if p.requires_grad][::-1]
-        if not self.parameters:
-            raise ValueError("there is nothing to aggregate: no parameter requires a gradient")
-        for name, p in self.parameters:
-            check_tensor(name, p)
-        self.parameters.sort(key=lambda named: not named[1].is_complex())  # they lie at even places only
+        self.parameters = in_backward_order(parameters)
         kinds = {(p.dtype.to_real(), p.device) for _, p in self.parameters}
         if len(kinds) != 1:
             raise ValueError(
                 "gradients of one model must share dtype and device, these have "
-                f"{sorted(map(str, kinds))}; give each kind an optimiser of its own, and wrap each of them"
+                f"{sorted(map(str, kinds))}; {anew}"
             )
         dtype, device = kinds.pop()
-        self.kinds = [TensorKind.of(p) for _, p in self.parameters]
         sizes = [num_reals(p) for _, p in self.parameters]
         together = list(grouped(sizes, dtype.itemsize, scope))
         starts, end = laid_out(sizes, dtype.itemsize, together)
         self.flat = huge_pages.advise(torch.empty(end, dtype=dtype, device=device)).zero_()
-        # (n,) of each parameter, and the same in the parameter's shape
+        # (n,) of each parameter
         self.views = [self.flat[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-        self.grads = [shaped(view, p) for view, (_, p) in zip(self.views, self.parameters, strict=True)]
-        for (_, p), grad in zip(self.parameters, self.grads, strict=True):
-            p.grad = grad
-        self.places = [Place.of(grad) for grad in self.grads]
-        self.strides = [p.stride() for _, p in self.parameters]
         self.buckets = list[Bucket]()
         for inside in together:
             names, parts = zip(*self.parameters[inside.start : inside.stop], strict=True)
             flat = self.flat[starts[inside.start] : starts[inside[-1]] + sizes[inside[-1]]]
             self.buckets.append(Bucket(flat, names, tuple(map(shape_of, parts))))
+
+
+class Gradients(FlatGradients):
+    """Flat gradients that backpropagation fills itself: each parameter's `.grad` is a view of them too, and
+    the optimiser reads the average from them without a copy.
+
+    Clear with `zero_`; where something else put another tensor (or none) into `.grad`, or other memory into
+    the tensor, `collect` brings it back.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
+        super().__init__(parameters, scope)
+        self.kinds = [TensorKind.of(p) for _, p in self.parameters]
+        # Of each parameter, in its shape
+        self.grads = [shaped(view, p) for view, (_, p) in zip(self.views, self.parameters, strict=True)]
+        for (_, p), grad in zip(self.parameters, self.grads, strict=True):
+            p.grad = grad
+        self.places = [Place.of(grad) for grad in self.grads]
+        self.strides = [p.stride() for _, p in self.parameters]
         self.is_superseded = False  # do others own these gradients now?
         for _, p in self.parameters:
             if (earlier := OWNERS.get(id(p))) is not None:
                 earlier.is_superseded = True
             OWNERS[id(p)] = self
-
-    @property
-    def num_elements(self) -> int:
-        """Number of elements of all buckets together, without the gaps."""
-        return sum(bucket.flat.numel() for bucket in self.buckets)
 
     def zero_(self) -> None:
         """Clear all gradients in place."""
@@ -178,6 +182,19 @@ def finite_norms(tensors: Sequence[Tensor]) -> Tensor:
 def finite_elements(tensors: Sequence[Tensor]) -> Tensor:
     """The same of every element: more passes and launches, for when a norm is not finite."""
     return torch.stack([torch.isfinite(tensor).all() for tensor in tensors])
+
+
+def in_backward_order(parameters: Iterable[tuple[str, Parameter]]) -> list[tuple[str, Parameter]]:
+    """Those that require a gradient, in the order in which backpropagation finishes: the output layer first,
+    as the code of Shi et al. merges them; but complex ones before all others, for they lie at even places
+    only.
+    """
+    named = [(name, p) for name, p in parameters if p.requires_grad][::-1]
+    if not named:
+        raise ValueError("there is nothing to aggregate: no parameter requires a gradient")
+    for name, p in named:
+        check_tensor(name, p)
+    return sorted(named, key=lambda one: not one[1].is_complex())
 
 
 def grouped(sizes: Sequence[int], itemsize: int, scope: str | float) -> Iterator[range]:

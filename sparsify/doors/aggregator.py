@@ -53,15 +53,6 @@ class Aggregator(Engine):
     ) -> None:
         self.gradients, self.debug = Gradients(parameters, method.scope), debug
         super().__init__(method, self.gradients.buckets, comm, timer, seed, select)
-        self.num_elements = self.gradients.num_elements
-        if not self.num_elements:
-            raise ValueError("there is nothing to aggregate: all parameters are empty")
-        density = method.density_at(10**9)
-        if int(density * self.num_elements) < 1:
-            raise ValueError(
-                f"density={density:g} of {self.num_elements} gradients selects none (k = 0); the smallest "
-                f"density that selects one is {1 / self.num_elements:.3g}"
-            )
         likes = [bucket.flat for bucket in self.gradients.buckets]
         self.joint = method.joint_search(likes, select) if isinstance(method, Sparsifier) else None
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
-from sparsify.core.bucket import Bucket, check_tensor, num_reals, shape_of
+from sparsify.core.bucket import Bucket, FlatGradients, in_backward_order, num_reals, shape_of
 from sparsify.doors.engine import Engine, NonFinite, PartlyDelivered, StepReport, check_unchanged, while_alive
 from sparsify.doors.overlap import Background
 from sparsify.doors.wrapping import (
@@ -26,10 +26,11 @@ from sparsify.doors.wrapping import (
     check_ddp,
     check_method,
     check_overlap,
+    check_tensorwise,
     group_beside,
     group_of,
     parameters_of,
-    rates,
+    rates_of,
     stepped_by_scaler,
 )
 from sparsify.method import Dense, Method, Step
@@ -41,7 +42,6 @@ class FullTensor(NamedTuple):
     name: str
     gradient: Tensor  # (n,), a view of the bucket's buffer
     is_used: bool  # has this worker used it since the last step?
-    step: Step
 
 
 class FullBucket(NamedTuple):
@@ -56,16 +56,17 @@ class FullBucket(NamedTuple):
 class DDPHook(Door):
     """Lets `method` average the gradients of `model`, instead of DDP's allreduce: `sparsify.register`.
 
-    DDP hands gradients over in buckets of its own, which it rebuilds after the first step. Every tensor is
-    aggregated by itself, and states are kept by the parameter's name: whatever the buckets are, no residual
-    is lost. With `overlap` a bucket is aggregated as soon as it is full, while backpropagation goes on; else
-    when the last one is full. dense always averages as DDP itself does, overlapped.
+    DDP hands gradients over in buckets of its own, which it rebuilds after the first step. They wait until
+    the last one is full; then the method sees all of them at once, in its own buckets (`scope`: the whole
+    model, a tensor, or so many MB), laid out as `sparsify.distribute` does, to the same bits. So no residual
+    is lost, whatever DDP's buckets are. With `overlap` tensors are aggregated as soon as their bucket is
+    full, while backpropagation goes on. dense always averages as DDP itself does, overlapped.
 
     Under `no_sync` DDP calls no hook: gradients accumulate, and are compressed once. With
     `find_unused_parameters` DDP drops what is averaged for a parameter that no worker used since the last
-    step: such a parameter is left out, and its residual waits. Under `join` workers without inputs bring
-    gradients of 0 and deliver their residuals. A copy of the model, or one that was loaded whole from a file,
-    has no hook: register one anew.
+    step: of such a parameter nothing is sent where `scope` is a layer, and else what was sent goes back into
+    the residuals. Under `join` workers without inputs bring gradients of 0 and deliver their residuals. A
+    copy of the model, or one that was loaded whole from a file, has no hook: register one anew.
 
     Args:
         optimiser: whose learning rates feedback in the learning-rate domain follows, each parameter's own
@@ -75,15 +76,16 @@ class DDPHook(Door):
         check, select, steps_per_epoch: as for `sparsify.distribute`; `epoch` is set on what this returns.
         scaler: the GradScaler that scales the loss: residuals hold gradients without its scale, and where a
             gradient overflows on one worker, the scalers of all workers skip the step.
-        overlap: in a thread, in the order of DDP's buckets; the rest is as for `sparsify.distribute`.
+        overlap: in a thread, in the order of DDP's buckets; needs scope='layer', and no `clip_norm`. The rest
+            is as for `sparsify.distribute`.
 
     Attributes:
         last_report: as for `sparsify.distribute`, of the tensors that took part in the last step.
 
     Raises:
         ValueError: a model that is no DistributedDataParallel, or that has a communication hook already; a
-            method that needs to see more than one tensor at a time, or the optimiser, where there is none; or
-            whose momentum would be applied twice.
+            method that needs to know the optimiser, where there is none, or whose momentum would be applied
+            twice; gradients of several types that should share a bucket; or too little to overlap.
     """
 
     def __init__(
@@ -106,33 +108,43 @@ class DDPHook(Door):
         is_apart = overlap and not isinstance(method, Dense)
         if is_apart:
             check_overlap(scaler)
+            check_tensorwise(method)
         if comm is None:
             comm = group_beside(model, group) if is_apart else group_of(model, group)
         elif group is not None:
             raise ValueError("comm and group both say who averages; give one of them")
         super().__init__(method, comm, steps_per_epoch, scaler)
         self.method, self.optimiser, self.check = method, optimiser, check
-        # Numbered as `Gradients` does: what is drawn for a layer is the same with and without DDP.
-        named = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad][::-1]
-        for name, p in named:
-            check_tensor(name, p)
-        self.names = {id(p): name for name, p in named}
-        self.strides = {name: p.stride() for name, p in named}
-        named = [(name, p) for name, p in named if p.numel()]
-        buckets = [
-            Bucket(p.new_empty(num_reals(p), dtype=p.dtype.to_real()), (name,), (shape_of(p),))
-            for name, p in named
+        averaged = [
+            (name, p) for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore
         ]
+        # Numbered as `Gradients` does: what is drawn for a bucket is the same with and without DDP.
+        self.parameters = in_backward_order(averaged)
+        self.names = {id(p): name for name, p in self.parameters}
+        self.strides = {name: p.stride() for name, p in self.parameters}
+        self._views = dict[str, Tensor]()  # (n,) of each, where buckets are not DDP's own memory
+        if method.scope == "layer" or isinstance(method, Dense):
+            buckets = [
+                Bucket(p.new_empty(num_reals(p), dtype=p.dtype.to_real()), (name,), (shape_of(p),))
+                for name, p in self.parameters
+                if p.numel()
+            ]
+        else:
+            flat = FlatGradients(averaged, method.scope, anew="take scope='layer', which mixes no types")
+            buckets = flat.buckets
+            self._views = {name: view for (name, _), view in zip(flat.parameters, flat.views, strict=True)}
         self.engine = Engine(method, buckets, comm, None, seed, select)
-        self._at = {name: at for at, (name, _) in enumerate(named)}
+        self._at = {bucket.names[0]: at for at, bucket in enumerate(buckets)}  # of each tensor's own bucket
         self._full: list[FullBucket] = []  # not yet aggregated
         self._parts: list[StepReport] = []  # of this step
-        self._density, self._lrs = 1.0, dict[int, float]()  # of this step, the latter by the parameters' ids
+        self._came = set[str]()  # what DDP has handed over in this step
+        self._steps: list[Step] = []  # of this step, by the engine's buckets
         # Averages as DDP itself does.
         self._dense = comm if isinstance(method, Dense) and isinstance(comm, TorchComm) else None
         device = next(model.module.parameters()).device
         self._background = Background(device) if overlap and self._dense is None else None
-        self._used = Used([p for _, p in named]) if model.find_unused_parameters else None
+        self._number = {name: number for number, (name, _) in enumerate(self.parameters)}
+        self._used = Used([p for _, p in self.parameters]) if model.find_unused_parameters else None
         self._is_scaler_checked = scaler is not None or isinstance(method, Dense)
         try:
             model.register_comm_hook(self, call)
@@ -150,16 +162,14 @@ class DDPHook(Door):
         """Nothing: DDP does not use again what it copies of its hooks, and process groups can't be copied."""
         return type(None), ()
 
-    @property
-    def states(self) -> dict[str, Any]:
-        """The method's state of each tensor, by its name."""
-        return {name: self.engine.states[at] for name, at in self._at.items()}
-
     def __call__(self, bucket: Any) -> Future[Tensor]:
         if bucket.index() == 0:  # also after a backward pass that ended in an error
             self._begin()
         buffer, parameters = bucket.buffer(), bucket.parameters()
         names = [self._name(p) for p in parameters]
+        self._came |= {*names}
+        if bucket.is_last():
+            self._check_all_came()
         if self._dense is not None:
             averaged = self._begin_average(buffer, self._dense.group)
         else:
@@ -168,9 +178,7 @@ class DDPHook(Door):
             numbers = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
             gradients = numbers.split([num_reals(p) for p in parameters])
             tensors = [
-                FullTensor(
-                    name, gradient, self._take_used(name), Step(self._density, self._lrs.get(id(p), 1.0))
-                )
+                FullTensor(name, gradient, self._take_used(name))
                 for p, name, gradient in zip(parameters, names, gradients, strict=True)
                 if p.numel()
             ]
@@ -188,13 +196,17 @@ class DDPHook(Door):
 
     def _begin(self) -> None:
         """A step."""
-        self._full, self._parts = [], []
+        self._full, self._parts, self._came = [], [], set()
         if self._background is not None:
             self._background.futures = []
         if self._dense is None:
             self.check_epoch()
-            self._density = self.method.density_at(self.epoch)
-            self._lrs = rates(self.optimiser) if self.optimiser and self.method.needs_lr else {}
+            step, buckets = Step(self.method.density_at(self.epoch)), self.engine.buckets
+            self._steps = [step] * len(buckets)
+            if self.method.needs_lr:
+                assert self.optimiser is not None  # `check_method` has looked
+                lrs = rates_of(self.parameters, buckets, self.optimiser)
+                self._steps = [step._replace(lr=lr) for lr in lrs]
 
     def _end(self) -> None:
         """A step. There is nothing left to overlap with, and errors are raised here, for DDP would take those
@@ -212,8 +224,8 @@ class DDPHook(Door):
         """True if this worker used it since the last step."""
         if self._used is None:
             return True
-        at = self._at[name]
-        is_used, self._used.flags[at] = self._used.flags[at], False
+        number = self._number[name]
+        is_used, self._used.flags[number] = self._used.flags[number], False
         return is_used
 
     def _begin_average(self, buffer: Tensor, group: dist.ProcessGroup | None) -> Future[Tensor]:
@@ -245,16 +257,41 @@ class DDPHook(Door):
             for bucket in full:
                 bucket.buffer.fill_(torch.inf)  # of which the scaler takes notice, on all workers
         else:
-            for (name, grad, _, step), is_used in zip(tensors, used, strict=True):
-                if is_used:
-                    at = self._at[name]
-                    check_unchanged(grad, self.engine.buckets[at].flat, name)
-                    self._parts.append(self.engine.average(at, grad, step))
+            grads = self._collect(tensors, used)
+            self.method.prepare([grads[at] for at in sorted(grads)], self.engine.comm)
+            for at in sorted(grads):
+                self._parts.append(self.engine.average(at, grads[at], self._steps[at]))
+            if self._views:
+                self._hand_back(tensors, used)
             if scale != 1:
                 for bucket in full:
                     bucket.buffer.mul_(scale)
         for bucket in full:
             bucket.averaged.set_result(bucket.buffer)
+
+    def _collect(self, tensors: list[FullTensor], used: list[bool]) -> dict[int, Tensor]:
+        """(n,) of the engine's buckets that take part, by their numbers."""
+        for tensor in tensors:
+            view = self._views.get(tensor.name)
+            like = self.engine.buckets[self._at[tensor.name]].flat if view is None else view
+            check_unchanged(tensor.gradient, like, tensor.name)
+        if not self._views:
+            together = zip(tensors, used, strict=True)
+            return {self._at[tensor.name]: tensor.gradient for tensor, is_used in together if is_used}
+        for tensor, is_used in zip(tensors, used, strict=True):
+            self._views[tensor.name].copy_(tensor.gradient) if is_used else self._views[tensor.name].zero_()
+        return {at: bucket.flat for at, bucket in enumerate(self.engine.buckets)}
+
+    def _hand_back(self, tensors: list[FullTensor], used: list[bool]) -> None:
+        """The averages to DDP; where it drops them, to the residuals: with this, all workers together owe
+        what they have just delivered.
+        """
+        residuals = self.engine.residuals()
+        for (name, gradient, _), is_used in zip(tensors, used, strict=True):
+            if is_used:
+                gradient.copy_(self._views[name])
+            elif name in residuals:
+                residuals[name].add_(self._views[name])
 
     def _agree(self, tensors: list[FullTensor]) -> list[bool]:
         """Flags of the tensors that any worker used since the last step, see `Engine.agree`: asked only where
@@ -281,6 +318,14 @@ class DDPHook(Door):
                 "gradient; convert the model first (such as to channels_last), then wrap it"
             )
         return name
+
+    def _check_all_came(self) -> None:
+        """Refuse a step in which DDP leaves a parameter out: it would be each worker's own."""
+        if missing := [name for name, _ in self.parameters if name not in self._came]:
+            raise ValueError(
+                f"{missing[0]} requires a gradient, but was frozen when DistributedDataParallel was made, "
+                "which does not average it; unfreeze it first, then wrap the model"
+            )
 
     def _check_scaler(self, optimiser: torch.optim.Optimizer, *_: Any) -> None:
         """Refuse the first step of the model's optimiser if an unknown GradScaler makes it."""

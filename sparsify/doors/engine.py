@@ -83,6 +83,9 @@ class Engine:
         buckets: numbered as what is drawn for them.
         comm: is wrapped in a `CountingComm`, unless it counts already.
         select: which kernel searches the buckets, see `sparsify.kernels.kernel_for`.
+
+    Raises:
+        ValueError: the density selects nothing of this model, or `select` can't be had here.
     """
 
     def __init__(
@@ -99,6 +102,15 @@ class Engine:
         self.method, self.buckets, self.step = method, buckets, 0
         self.comm = comm if isinstance(comm, CountingComm) else CountingComm(comm)
         self.timer = timer or PhaseTimer("production")
+        self.num_elements = sum(bucket.flat.numel() for bucket in buckets)  # without gaps between them
+        if not self.num_elements:
+            raise ValueError("there is nothing to aggregate: all parameters are empty")
+        density = method.density_at(10**9)
+        if int(density * self.num_elements) < 1:
+            raise ValueError(
+                f"density={density:g} of {self.num_elements} gradients selects none (k = 0); the smallest "
+                f"density that selects one is {1 / self.num_elements:.3g}"
+            )
         self.states = [
             method.init(bucket.flat, BucketContext(operator.index(seed), comm.rank, i, bucket.shapes, select))
             for i, bucket in enumerate(buckets)
@@ -120,6 +132,15 @@ class Engine:
         sent_bytes, messages, predicted_s = (a - b for a, b in zip(self.comm.counted, before, strict=True))
         syncs = host_sync.num_syncs() - syncs_before
         return StepReport(selected, grad.numel(), int(sent_bytes), syncs, int(messages), predicted_s)
+
+    def residuals(self) -> dict[str, Tensor]:
+        """(n,) of each parameter by its name, views: this worker's residual, where the method keeps one."""
+        found = dict[str, Tensor]()
+        for bucket, state in zip(self.buckets, self.states, strict=True):
+            if (residual := self.method.residual(state)) is not None:
+                sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
+                found |= zip(bucket.names, residual.split(sizes), strict=True)
+        return found
 
     def agree(
         self,

@@ -329,8 +329,10 @@ class DistributedOptimiser(Door, torch.optim.Optimizer):
 
     def _rates(self) -> float | list[float]:
         """The learning rate of each bucket, where the method follows it."""
-        aggregator = self.aggregator
-        return rates_of(aggregator.gradients, self.optimiser) if aggregator.method.needs_lr else 1.0
+        gradients = self.aggregator.gradients
+        if not self.aggregator.method.needs_lr:
+            return 1.0
+        return rates_of(gradients.parameters, gradients.buckets, self.optimiser)
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Register a hook that runs after averaging, before the inner step."""

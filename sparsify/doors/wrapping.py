@@ -19,9 +19,9 @@ from torch.utils.hooks import RemovableHandle
 
 from sparsify.comm import Comm, put
 from sparsify.comm.torch import TorchComm
-from sparsify.core.bucket import Gradients, check_tensor
+from sparsify.core.bucket import Bucket, check_tensor
 from sparsify.doors.engine import Engine, StepReport, while_alive
-from sparsify.method import Dense, Method
+from sparsify.method import Method
 
 # An epoch of CIFAR-10 has 1,563 steps for one worker with batches of 32, and 49 for 8 with 128.
 LONG_EPOCH_STEPS = 2000
@@ -79,11 +79,15 @@ def rates(optimiser: torch.optim.Optimizer) -> dict[int, float]:
     return {id(p): float(group["lr"]) for group in optimiser.param_groups for p in group["params"]}
 
 
-def rates_of(gradients: Gradients, optimiser: torch.optim.Optimizer) -> list[float]:
-    """The learning rate of each bucket."""
+def rates_of(
+    parameters: Sequence[tuple[str, nn.Parameter]],
+    buckets: Sequence[Bucket],
+    optimiser: torch.optim.Optimizer,
+) -> list[float]:
+    """The learning rate of each bucket of these parameters."""
     rate_of, found = rates(optimiser), list[float]()
-    by_name = {name: rate_of[id(p)] for name, p in gradients.parameters}
-    for bucket in gradients.buckets:
+    by_name = {name: rate_of[id(p)] for name, p in parameters}
+    for bucket in buckets:
         inside = sorted({by_name[name] for name in bucket.names})
         if len(inside) > 1:
             raise ValueError(
@@ -288,20 +292,10 @@ def check_ddp(model: object) -> None:
 def check_method(
     method: Method, optimiser: torch.optim.Optimizer | None, model: DistributedDataParallel
 ) -> None:
-    """Refuse a method that can't work tensor by tensor, or not without the optimiser."""
+    """Refuse what is no method, or can't work without the optimiser."""
     if not hasattr(method, "aggregate"):
         raise ValueError(
-            f"{method!r} is not a method; build one, such as sparsify.build('topk', scope='layer')"
-        )
-    if method.scope != "layer" and not isinstance(method, Dense):
-        raise ValueError(
-            f"DDP hands gradients over bucket by bucket, so scope={method.scope!r} can't be had; take "
-            "scope='layer', or sparsify.distribute, which sees the whole model"
-        )
-    if method.needs_whole_gradient:
-        raise ValueError(
-            "clip_norm needs the gradient of the whole model in one piece, which DDP does not have; take "
-            "clip_norm=None, or sparsify.distribute"
+            f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
         )
     if isinstance(getattr(optimiser, "optimiser", None), torch.optim.Optimizer):
         raise ValueError(
@@ -320,6 +314,20 @@ def check_method(
                 raise ValueError(
                     f"the method follows each parameter's learning rate, and {name} is not the optimiser's"
                 )
+
+
+def check_tensorwise(method: Method) -> None:
+    """Refuse to overlap, under DDP, what needs more gradients than are there."""
+    if method.needs_whole_gradient:
+        raise ValueError(
+            "overlap=True begins before the norm of the whole gradient is known, which clip_norm needs; "
+            "leave one of them out"
+        )
+    if method.scope != "layer":
+        raise ValueError(
+            f"overlap=True sends each of DDP's buckets as soon as it is full, and scope={method.scope!r} "
+            "spans several; take scope='layer', or leave overlap out"
+        )
 
 
 def group_of(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:

@@ -32,6 +32,7 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import NonFinite
 from sparsify.doors.optimiser import DistributedOptimiser
+from sparsify.method import Method
 from tests.conftest import ROOT, there
 from tests.sparsify import laws
 from tests.sparsify.doors import uses_ddp, uses_overlap
@@ -274,9 +275,9 @@ def ddp_and_wrapper(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Ten
     """Weights after some steps under DDP's hook and under the wrapper, by method."""
     torch.set_num_threads(1)
     found: dict[str, torch.Tensor] = {}
-    for name, choices in DDP_METHODS.items():
+    for name, method in {"dense": build("dense"), **ddp_methods()}.items():
         for how in ("ddp", "wrapper"):
-            found |= _trained(comm, name, choices, how)
+            found |= _trained(comm, name, method, how)
     method = build("topk", density=0.05, scope="layer")
     # Saved after three steps, and continued by another hook.
     ddp, inner = _model()
@@ -333,7 +334,7 @@ def nan_in_the_last_bucket(comm: Comm) -> dict[str, torch.Tensor]:
         if entry == "ddp":
             held: Any = (hook := register(ddp, method, inner, overlap=True))
             _steps(ddp, inner, range(1), comm.rank)
-            states = list(hook.states.values())
+            states = hook.engine.states
         else:
             held = DistributedOptimiser(inner, ddp.module, method, overlap=True)
             _steps(ddp.module, held, range(1), comm.rank)
@@ -377,13 +378,17 @@ def loss_of_a_worker_while_overlapping(comm: Comm, now: Callable[[], float]) -> 
     os._exit(0)  # a group without rank 1 can't be closed
 
 
-DDP_METHODS: dict[str, dict[str, Any]] = {
-    "dense": {},
-    "topk": {"density": 0.05, "scope": "layer"},
-    "randomk": {"density": 0.05, "scope": "layer", "feedback": "gradient"},
-    "dgc": {"density": 0.05, "momentum": 0.5},
-    "powersgd": {"scope": "layer"},
-}
+def ddp_methods() -> dict[str, Method]:
+    """All methods but dense, in all scopes, by what is chosen; and with a norm to clip to."""
+    found = {
+        f"{name} {scope}": laws.build(name, scope=scope)
+        for name in names()
+        for scope in ("layer", "global", 0.005)
+        if name != "dense"
+    }
+    for scope in ("layer", "global"):
+        found[f"clipped {scope}"] = build("dgc", density=0.05, momentum=0.5, clip_norm=0.1, scope=scope)
+    return found
 
 
 def _model() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
@@ -407,9 +412,9 @@ def _steps(model: nn.Module, optimiser: torch.optim.Optimizer, which: range, ran
         optimiser.step()
 
 
-def _trained(comm: Comm, name: str, choices: dict[str, Any], how: str) -> dict[str, torch.Tensor]:
+def _trained(comm: Comm, name: str, method: Method, how: str) -> dict[str, torch.Tensor]:
     ddp, inner = _model()
-    method, found = build(name, **choices), {}
+    found = {}
     if how == "ddp":
         register(ddp, method, inner)
         ddp_model: nn.Module = ddp

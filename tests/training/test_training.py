@@ -366,9 +366,11 @@ def test_what_belongs_to_a_number_of_workers_is_not_shared_out() -> None:
 
 
 def test_ddp_with_the_hook_trains_to_the_weights_of_the_wrapper(tmp_path: Path) -> None:
-    """On two gloo processes, through DDP's rebuilding of its buckets; dense DDP to 1e-12."""
+    """On two gloo processes, through DDP's rebuilding of its buckets: each method in each scope to the bit;
+    dense DDP to 1e-12.
+    """
     for found in on_processes(worker_functions.ddp_and_wrapper, 2, tmp_path):
-        for name in ("topk", "dgc", "powersgd", "randomk"):
+        for name in worker_functions.ddp_methods():
             assert torch.equal(found[f"{name} ddp"], found[f"{name} wrapper"]), name
             assert found[f"{name} buckets"] > 1
         torch.testing.assert_close(found["dense ddp"], found["dense wrapper"], rtol=1e-12, atol=1e-12)

@@ -64,12 +64,16 @@ def registered(name: str = "topk", **others: Any) -> tuple[DistributedDataParall
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"scope": "global"}, "scope='global' can't be had; take scope='layer'"),
-        ({"name": "dgc", "clip_norm": 1.0}, "clip_norm needs the gradient of the whole model"),
         (
-            {"name": "dgc", "clip_norm": 1.0, "dense_vectors": False},
-            "clip_norm needs the gradient of the whole",
+            {"scope": "global", "overlap": True},
+            "scope='global' spans several; take scope='layer', or leave overlap out",
         ),
+        ({"scope": 1.0, "overlap": True}, "scope=1.0 spans several; take scope='layer'"),
+        (
+            {"name": "dgc", "clip_norm": 1.0, "overlap": True},
+            "overlap=True begins before the norm of the whole",
+        ),
+        ({"density": 0.001}, r"density=0.001 of 87 gradients selects none \(k = 0\)"),
         ({"name": "dgc", "optimiser": None}, "momentum itself, so it must know the optimiser"),
         ({"feedback": "learning_rate", "optimiser": None}, "follows the learning rate, so it must know"),
         ({"name": "efsignsgd", "optimiser": None}, "follows the learning rate, so it must know"),
@@ -148,6 +152,38 @@ def test_what_was_frozen_for_a_moment_is_refused_in_the_next_step(name: str) -> 
     hook = sparsify.register(ddp, method, torch.optim.SGD(ddp.parameters(), lr=0.1))
     bias.requires_grad_(True)
     with pytest.raises(ValueError, match=r"shape \(3,\) was frozen when `register` was called"):
+        step(ddp, hook)
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("name", ["dense", "topk"])
+def test_what_was_frozen_when_ddp_was_made_is_refused_in_the_first_step(name: str) -> None:
+    """DDP does not average it, so it would be each worker's own."""
+    model = uses.net()
+    model.output.bias.requires_grad_(False)
+    ddp = DistributedDataParallel(model)
+    model.output.bias.requires_grad_(True)
+    method = sparsify.build(name, **(TOPK if name == "topk" else {}))
+    hook = sparsify.register(ddp, method, torch.optim.SGD(ddp.parameters(), lr=0.1))
+    with pytest.raises(
+        ValueError, match=r"output\.bias requires a gradient, but was frozen when Distributed"
+    ):
+        step(ddp, hook)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_one_bucket_has_one_type_and_one_rate() -> None:
+    model = uses.net()
+    model.output.float()
+    ddp = DistributedDataParallel(model)
+    with pytest.raises(ValueError, match=r"these have .*float32.*float64.*; take scope='layer', which mixes"):
+        sparsify.register(ddp, sparsify.build("topk", density=0.1))
+    sparsify.register(ddp, sparsify.build("topk", density=0.1, scope="layer"))
+    ddp = DistributedDataParallel(uses.net())
+    groups = [{"params": [p], "lr": 0.1 + at} for at, p in enumerate(ddp.parameters())]
+    follower = sparsify.build("topk", density=0.1, feedback="learning_rate")
+    hook = sparsify.register(ddp, follower, torch.optim.SGD(groups))
+    with pytest.raises(ValueError, match=r"needs one rate for all that is exchanged together"):
         step(ddp, hook)
 
 

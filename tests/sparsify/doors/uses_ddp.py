@@ -134,14 +134,14 @@ class Training:
 
     def lived(self) -> Lived:
         """In units of LR, where a parameter's rate is another."""
-        owed = {}
+        owed, residuals = {}, self.hook.engine.residuals()
         for name, p in self.model.named_parameters():
-            residual = self.hook.method.residual(self.hook.states[name]) if p.numel() else None
+            residual = residuals.get(name)
             if residual is None:
                 owed[name] = torch.zeros_like(p)
             else:
                 residual = torch.view_as_complex(residual.view(-1, 2)) if p.is_complex() else residual
-                owed[name] = residual.view(p.shape).detach()
+                owed[name] = residual.view(p.shape).detach().clone()
         moved = {
             name: LR / self.lrs[name] * (p - self.start[name]) for name, p in uses.weights(self.model).items()
         }
@@ -209,7 +209,7 @@ def scaled(rank: int, unscales: bool = False, **how: Any) -> Lived:
             scaler.unscale_(training.optimiser)
             nn.utils.clip_grad_norm_(training.model.parameters(), 1e9)
         training.step()
-        assert (training.hook.last_report is None) is (at == 2 and training.hook.method.scope == "layer")
+        assert (training.hook.last_report is None) is (at == 2 and how.get("method") != "dense")
     assert scaler.get_scale() == 4.0 * 2**4 / 2
     return training.lived()
 
@@ -292,6 +292,12 @@ USES: dict[str, Callable[..., Lived]] = {
 
 # Those that may overlap; the end must be the same to the bit.
 OVERLAPPED = [name for name in USES if not name.startswith("scaler")]
+# The same with buckets of several tensors: all, and so many MB. One bucket has one learning rate.
+SEVERAL = [name for name in USES if "dense" not in name and name != "rates by group"]
+for name in SEVERAL:
+    for scope in ("global", MANY_BUCKETS):
+        choices = {"scope": scope, **({} if "adacomp" in name else {"density": 0.1})}
+        USES[f"{name}, {scope}"] = partial(USES[name], choices=choices)
 
 
 def flattened(name: str, lived: Lived) -> dict[str, Tensor]:
