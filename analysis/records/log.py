@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,14 +12,13 @@ from typing import Any
 
 import msgspec
 
+from analysis.records import locks
 from analysis.records.configs import flatten
 from analysis.records.files import MOST_LOG_BYTES, Damaged, converted, read_bytes
 from analysis.records.schema import EpochLine, LogLine, StepLine
 
-LOCK_POLL_S = 0.1
 # In which the locks of a node that died must be gone: file systems wait some 90 s for it to answer.
 PATIENCE_S = 180.0
-NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 TELLING = {"loss": "loss", "top1": "val_top1"}  # what shows how a training goes, and where a log has it
 # By its kind, the names that a line may have.
 KNOWN = {
@@ -46,10 +42,8 @@ class Held(ValueError):
 class RankLog:
     """Log of one rank. Lines are kept in memory until `flush`: no I/O happens in a timed window.
 
-    Who has it open holds its lock, and nobody else can open it. The lock is the kernel's (flock), and gone
-    with the last process that holds it, whatever ends it. Between the nodes of a cluster it holds where the
-    file system hands locks to its server: NFS from version 4, Lustre mounted with `flock`, GPFS, BeeGFS with
-    `tuneUseGlobalFileLocks`. On one without locks, files are written without.
+    Who has it open holds its lock (`locks`), and nobody else can open it. On a file system without locks,
+    files are written without: each `flush` sees what another process has written.
 
     Args:
         path: of the file, which is made where it is not.
@@ -67,12 +61,12 @@ class RankLog:
         self.newest: dict[str, float] = {}  # what of the values added last shows how a training goes
         self.file = path.open("ab", buffering=0)
         deadline = time.monotonic() + patience_s
-        while not _lock(self.file.fileno(), fcntl.LOCK_EX):
+        while locks.take(path, self.file.fileno()) is False:
             if time.monotonic() > deadline or give_up():
                 self.file.close()
-                holder = lock_holder(path) or "another process"
+                holder = locks.holder(path) or "another process"
                 raise Held(f"{path} is being written by {holder}: wait for its end, or end it")
-            time.sleep(LOCK_POLL_S)
+            time.sleep(locks.POLL_S)
         self.written = self.size()
 
     def __enter__(self) -> RankLog:
@@ -134,38 +128,6 @@ class RankLog:
             raise Disturbed(f"{self.path} was replaced while it was being written")
         if there.st_size != self.written:
             raise Disturbed(f"{self.path} was changed by another process while it was being written")
-
-
-def lock_holder(path: Path) -> str | None:
-    """Holder of the lock of a `RankLog`, in words; None: nobody, or this file system has no locks."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # it is not there, or no such log
-        return None
-    try:
-        if _lock(descriptor, fcntl.LOCK_SH):
-            return None
-        inode = os.fstat(descriptor).st_ino
-    finally:
-        os.close(descriptor)
-    with contextlib.suppress(OSError):  # Linux tells who holds the locks of this machine
-        found = re.search(rf"FLOCK .* (\d+) \w+:\w+:{inode} ", Path("/proc/locks").read_text())
-        if found and found[1] != "0":
-            return f"process {found[1]} of this machine"
-    return "a process of another machine or container"
-
-
-def _lock(descriptor: int, how: int) -> bool:
-    """Take the lock of an open file, if nobody else has it. Where there are no locks, nobody has it."""
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in NO_LOCKS:
-            return True
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        raise
-    return True
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from analysis.records import schema
+from analysis.records import locks, schema
 from analysis.records.configs import measured_config, run_id, run_key, variant_configs
 from analysis.records.files import (
     Damaged,
@@ -37,7 +37,7 @@ from analysis.records.files import (
     read_recorded,
     write_json,
 )
-from analysis.records.log import Disturbed, check_steps, lock_holder
+from analysis.records.log import Disturbed, check_steps
 from analysis.records.schema import SCHEMA
 
 T = TypeVar("T")
@@ -196,7 +196,7 @@ class Attempt:
 
     def writer(self) -> str | None:
         """Holder of the lock of one of its logs; None: nobody writes it."""
-        return next((holder for path in self.rank_paths() if (holder := lock_holder(path))), None)
+        return next((holder for path in self.rank_paths() if (holder := locks.holder(path))), None)
 
     def finish(self, workers: int, steps: int, **summary: Any) -> None:
         """Mark the attempt as whole, in one replacement: state, `summary`, sizes and digests of its files.

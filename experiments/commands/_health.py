@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from analysis.records import locks
 from experiments.config.config import Config
 from experiments.config.machines import Container, SlurmCluster
 from experiments.launch import probe
@@ -205,11 +206,14 @@ def _locks(examined: Examined) -> Judged:
                 "time, or mount it with locks (Lustre: -o flock; NFS: without local_lock)"
             )
             yield Finding("note", "locks", text), {}
-        else:
+        elif lock == probe.NO_LOCKS:
             text = (
-                f"{where}: files of the results folder can't be locked ({lock}); set SPARSIFY_RESULTS to a "
-                "file system that has flock (Lustre: mounted with -o flock)"
+                f"{where}: files of the results folder can't be locked; submit from one machine at a time, "
+                f"or set SPARSIFY_RESULTS to {locks.ELSEWHERE}"
             )
+            yield Finding("note", "locks", text), {}
+        else:
+            text = f"{where}: files of the results folder can't be opened ({lock}); make them writable there"
             yield Finding("FAULT", "locks", text), {}
 
 

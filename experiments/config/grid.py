@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from filelock import FileLock
-
 from analysis.records.configs import run_id
 from analysis.records.files import read_as, write_json
+from analysis.records.locks import Lock
 from analysis.records.schema import RunIndex
 from experiments.config import choices, compose, grammar
 from experiments.config.config import Config
@@ -113,8 +112,7 @@ def note_sweep(folders: Folders, name: str | None, configs: Iterable[Config]) ->
         return
     folders.sweep_index.mkdir(parents=True, exist_ok=True)
     path = folders.sweep_index / f"{name}.json"
-    folders.scratch.mkdir(parents=True, exist_ok=True)
-    with FileLock(folders.scratch / "sweep-index.lock"):
+    with Lock(folders.scratch / "sweep-index.lock"):
         before = read_as(path, RunIndex)
         runs = [*(before.runs if before else []), *map(run_id, configs)]
         write_json(path, {"runs": list(dict.fromkeys(runs))})

@@ -8,7 +8,6 @@ that leaves nothing at all does not see the folder.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import shlex
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from analysis.records import locks
 from analysis.records.files import read_json, write_atomic
 from experiments.config import code_version
 from experiments.config.config import Config
@@ -273,9 +273,9 @@ class Examination:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """A lock that nodes should see."""
-        with (self.folder / LOCK).open("rb") as file:
-            with contextlib.suppress(OSError):  # nodes find the same
-                fcntl.flock(file, fcntl.LOCK_EX)
+        path = self.folder / LOCK
+        with path.open("r+b") as file:  # to lock a file, NFS asks that it may be written
+            locks.take(path, file.fileno())  # where it has none, nodes find the same
             yield
 
 

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from filelock import FileLock, Timeout
-
 from analysis.records import schema
 from analysis.records.configs import run_id
 from analysis.records.files import Watched, read_note
+from analysis.records.locks import Lock
 from analysis.records.store import Attempt
 from experiments.config.folders import ROOT, Folders
 from experiments.config.machines import EmulatedCluster
@@ -78,7 +77,7 @@ class RunningHere:
     planned: PlannedRun
     attempt: Attempt
     workers: LocalWorkers
-    lock: FileLock
+    lock: Lock
     folder: Watched  # of the attempt
 
     @property
@@ -173,9 +172,9 @@ class Here:
         planned, anew = self.waiting[0], self.force
         name, size = run_id(planned.config), planned.config.num_processes
         lock = run_lock(self.folders, name)
-        if not _acquired(lock, timeout_s=0):
+        if not lock.acquire(patience_s=0):
             self.progress.say(f"{name}: another process is measuring this run; waiting for it")
-            while not _acquired(lock, timeout_s=1):
+            while not lock.acquire(patience_s=1):
                 if self.signals.told:
                     return
             anew = False  # what it measured meanwhile is as fresh as anything we could measure
@@ -262,16 +261,6 @@ def network_of(planned: PlannedRun) -> EmulatedNetwork | None:
     return EmulatedNetwork(link, planned.config.num_nodes) if link else None
 
 
-def run_lock(folders: Folders, name: str) -> FileLock:
+def run_lock(folders: Folders, name: str) -> Lock:
     """The lock that a process holds while it makes the run of this name on this machine."""
-    path = folders.scratch / "locks" / f"{name}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path)
-
-
-def _acquired(lock: FileLock, timeout_s: float) -> bool:
-    try:
-        lock.acquire(timeout=timeout_s)
-    except Timeout:
-        return False
-    return True
+    return Lock(folders.scratch / "locks" / f"{name}.lock")

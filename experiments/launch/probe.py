@@ -7,8 +7,6 @@ Started as the tasks of a run are. It needs no torch, and leaves facts<rank>.jso
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import platform
 import sys
@@ -17,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from analysis.records import locks
 from analysis.records.files import write_atomic
 from experiments.worker import addresses
 from slurm import container, environment, gpus, images
@@ -25,7 +24,7 @@ from slurm.images import ImageChoice
 
 ASKED, LOCK = "asked.json", "lock"  # in FOLDER; whoever asks holds the lock
 CPU = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-HELD, NOT_HELD = "held", "not held"
+HELD, NOT_HELD, NO_LOCKS = "held", "not held", "no locks"
 
 
 class Asked(msgspec.Struct):
@@ -45,7 +44,7 @@ class Facts(msgspec.Struct):
     cores: list[str]  # of each CPU that it may use: those of the same core
     gpus: list[str]  # models of those that NVIDIA's driver shows
     visible_gpus: list[str] | None  # of CUDA_VISIBLE_DEVICES
-    lock: str  # HELD, NOT_HELD, or why locks do not work
+    lock: str  # HELD, NOT_HELD, NO_LOCKS, or why the file can't be opened
     container: str  # why it does not start; empty where it does, or none was asked for
     runtime: str | None  # the program for containers that is there
     at: float  # seconds since 1970, by this node's clock
@@ -86,11 +85,10 @@ def siblings(cpu: int) -> str:
 def lock_state(path: Path) -> str:
     """Whether a lock that somebody else holds on this file is seen here."""
     try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with path.open("r+b") as file:
+            return {False: HELD, True: NOT_HELD, None: NO_LOCKS}[locks.take(path, file.fileno())]
     except OSError as error:
-        return HELD if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else os.strerror(error.errno or 0)
-    return NOT_HELD
+        return os.strerror(error.errno or 0)
 
 
 def main(folder: Path) -> None:

@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
+from analysis.records import locks
 from analysis.records.configs import run_id
 from analysis.records.files import Damaged, read_as, write_json
 from analysis.records.schema import Sweep
@@ -123,7 +122,7 @@ def submit_missing(
         ValueError: SLURM refused, or there is none. What an earlier array of the sweep queued stays queued.
     """
     conf = cluster_of(planned[0]).slurm_conf
-    with _alone(folders):
+    with _alone(folders, say):
         environment.use_slurm(conf)
         todo = not_under_way(planned, folders, say, force)
         if not todo:
@@ -256,18 +255,21 @@ def _new_folder(root: Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(folders: Folders) -> Iterator[None]:
+def _alone(folders: Folders, say: Callable[[str], None]) -> Iterator[None]:
     """While nobody else submits."""
-    folders.scratch.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folders.scratch / "submit.lock", timeout=LOCK_TIMEOUT_S)
+    lock = locks.Lock(folders.scratch / "submit.lock")
+    if not lock.acquire(LOCK_TIMEOUT_S):
+        who = locks.holder(lock.path) or "another process"
+        raise ValueError(f"{who} has been submitting for {LOCK_TIMEOUT_S} s: wait for its end, or end it")
     try:
-        with lock:
-            yield
-    except Timeout as error:
-        raise ValueError(
-            f"another process has been submitting for {LOCK_TIMEOUT_S} s; if there is none, remove "
-            f"{lock.lock_file}"
-        ) from error
+        if lock.of_this_machine:
+            say(
+                f"files in {folders.results} can't be locked: submit from one machine at a time, or set "
+                f"SPARSIFY_RESULTS to {locks.ELSEWHERE}"
+            )
+        yield
+    finally:
+        lock.release()
 
 
 def sweeps(folders: Folders, say: Callable[[str], None]) -> list[Sweep]:

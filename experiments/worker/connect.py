@@ -1,7 +1,8 @@
 """How the workers of a run find each other: comm=torch or comm=horovod, on one machine or on several.
 
-Those of one machine meet in a file; those of several at a server of rank 0, which find its addresses in a
-note in a folder that all of them see; those that mpirun or torchrun started as these have it.
+Those of one machine meet in a file, if it can be locked; else, and those of several, at a server of rank 0,
+whose addresses are in a note in a folder that all of them see; those that mpirun or torchrun started as these
+have it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch.distributed import FileStore, TCPStore
 from torch.distributed.distributed_c10d import Store
 
+from analysis.records import locks
 from analysis.records.files import read_json, write_json
 from analysis.records.store import Attempt
 from experiments.config.config import Config
@@ -196,7 +198,9 @@ def open_store(
         ValueError: there is no such interface.
     """
     if here:
-        return MeetingPlace(FileStore(str(folder / "rendezvous"), place.size), "127.0.0.1")
+        if locks.are_at(file := folder / "rendezvous"):  # which torch locks
+            return MeetingPlace(FileStore(str(file), place.size), "127.0.0.1")
+        interface = environment.gloo_interface()
     if place.rank == 0:
         listed = addresses(interface)
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=ANSWER)

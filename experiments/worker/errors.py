@@ -23,7 +23,7 @@ OURS = ("analysis", "experiments", "slurm", "sparsify", "tests")
 # As they are imported; requirements/ has their names on package indices.
 LIBRARY = ("numpy", "torch")
 FIGURES = (
-    "argcomplete", "filelock", "griffe", "hydra", "jinja2", "markupsafe", "matplotlib", "msgspec", "numpy",
+    "argcomplete", "griffe", "hydra", "jinja2", "markupsafe", "matplotlib", "msgspec", "numpy",
     "omegaconf", "pandas", "pyarrow", "pynvml", "rich", "scipy",
 )  # fmt: skip
 TRAIN = ("greenlet", "psutil", "sklearn", "submitit", "torchvision", *LIBRARY)

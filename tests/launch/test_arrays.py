@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import replace
@@ -145,10 +146,10 @@ def test_odd_values_stay_values() -> None:
 
 def test_one_process_submits_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "LOCK_TIMEOUT_S", 0.1)
-    busy = pytest.raises(ValueError, match="another process has been submitting")
-    with submission._alone(Folders(tmp_path)), busy, submission._alone(Folders(tmp_path)):
+    busy = pytest.raises(ValueError, match=f"process {os.getpid()} of this machine has been submitting")
+    with submission._alone(Folders(tmp_path), print), busy, submission._alone(Folders(tmp_path), print):
         pytest.fail("two at a time")
-    with submission._alone(Folders(tmp_path)):  # the first has left
+    with submission._alone(Folders(tmp_path), print):  # the first has left
         pass
 
 

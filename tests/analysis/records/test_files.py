@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import subprocess
 import sys
@@ -13,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from analysis.records import locks
 from analysis.records.files import MOST_BYTES, Damaged, read_as, read_bytes, read_json, write_atomic
-from analysis.records.log import Disturbed, Held, RankLog, lock_holder, read_lines, whole_lines
+from analysis.records.log import Disturbed, Held, RankLog, read_lines, whole_lines
 from analysis.records.schema import LogLine, Manifest, StepLine
 from tests.conftest import ROOT, there
 
@@ -64,25 +63,16 @@ def test_a_log_has_one_writer_whose_death_gives_it_free(tmp_path: Path) -> None:
     )
     writer = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=ROOT)
     try:
-        while lock_holder(path) is None:
+        while locks.holder(path) is None:
             time.sleep(0.02)
         with pytest.raises(Held, match=rf"written by process {writer.pid} of this machine: wait for its end"):
             RankLog(path)
     finally:
         writer.kill()
         writer.wait()
-    assert lock_holder(path) is None
+    assert locks.holder(path) is None
     with RankLog(path) as mine, pytest.raises(Held):
         RankLog(mine.path)
-
-
-def test_a_file_system_without_locks_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(descriptor: int, how: int) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", none)
-    with RankLog(tmp_path / "rank0.jsonl") as log:
-        assert lock_holder(log.path) is None
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced", "changed"])

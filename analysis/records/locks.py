@@ -1,0 +1,124 @@
+"""Locks of files that the kernel keeps (flock): gone with the last process that holds them, whatever ends it.
+
+Between the nodes of a cluster they hold where the file system hands them to its server: NFS from version 4,
+Lustre mounted with `flock`, GPFS, BeeGFS with `tuneUseGlobalFileLocks`. Some file systems have none at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import math
+import os
+import re
+import tempfile
+import time
+from pathlib import Path
+
+POLL_S = 0.1
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+HELD = (errno.EWOULDBLOCK, errno.EACCES)
+ELSEWHERE = "a file system with locks (Lustre: mounted with -o flock; NFS: from version 4)"
+
+
+def take(path: Path, descriptor: int, how: int = fcntl.LOCK_EX) -> bool | None:
+    """Take the lock of an open file. False: another process has it; None: its file system has no locks."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return None
+        if error.errno in HELD:
+            return False
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    return True
+
+
+def are_at(path: Path) -> bool:
+    """Check that this file, which is made where it is not, lies on a file system that has locks."""
+    with path.open("ab") as file:
+        return take(path, file.fileno(), fcntl.LOCK_SH) is not None
+
+
+def holder(path: Path) -> str | None:
+    """Holder of a file's lock, in words; None: nobody, or its file system has no locks."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # it is not there, or no file that can be locked
+        return None
+    try:
+        if take(path, descriptor, fcntl.LOCK_SH) is not False:
+            return None
+        inode = os.fstat(descriptor).st_ino
+    finally:
+        os.close(descriptor)
+    with contextlib.suppress(OSError):  # Linux tells who holds the locks of this machine
+        found = re.search(rf"FLOCK .* (\d+) \w+:\w+:{inode} ", Path("/proc/locks").read_text())
+        if found and found[1] != "0":
+            return f"process {found[1]} of this machine"
+    return "a process of another machine or container"
+
+
+class Lock:
+    """A lock that one process holds at a time, by the file at `path`.
+
+    Where the file system of `path` has no locks, a file of this machine's temporary folder stands for it, and
+    the lock is `of_this_machine`: it keeps out this user's processes on this machine, and no others.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.of_this_machine = path, False
+        self.descriptor: int | None = None
+
+    def acquire(self, patience_s: float = math.inf) -> bool:
+        """Take it, waiting for so long; False: another process has it.
+
+        Raises:
+            ValueError: there are no locks here at all.
+        """
+        deadline = time.monotonic() + patience_s
+        while not self._taken():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+    def __enter__(self) -> Lock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _taken(self) -> bool:
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as undo:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            undo.callback(os.close, descriptor)
+            if (taken := take(self.path, descriptor)) is None:
+                self._stand_in()
+                return self._taken()
+            # Whoever has removed the file meanwhile left this lock without a name by which others find it.
+            if taken and os.path.samestat(os.stat(self.path), os.fstat(descriptor)):
+                undo.pop_all()
+                self.descriptor = descriptor
+        return self.descriptor is not None
+
+    def _stand_in(self) -> None:
+        """Go on with a file of this machine's."""
+        folder = Path(tempfile.gettempdir()) / f"sparsify-locks-{os.geteuid()}"
+        if self.of_this_machine:
+            raise ValueError(
+                f"no file can be locked in {folder}, nor where the results are: set TMPDIR or "
+                f"SPARSIFY_RESULTS to a folder on {ELSEWHERE}"
+            )
+        self.of_this_machine = True
+        self.path = folder / f"{hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]}.lock"
