@@ -21,6 +21,7 @@ from analysis.records import schema
 from analysis.records.files import Damaged, read_note, write_json
 from analysis.records.log import Disturbed, read_lines_as
 from analysis.records.store import Attempt, now
+from experiments.config import code_version
 from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, CANCEL, POLICIES, diagnose
 from experiments.worker.orders import Orders
 from slurm import environment, queue
@@ -34,9 +35,15 @@ TOGETHER = timedelta(minutes=1)  # jobs whose ends lie closer went down with the
 
 
 def begin(spec: JobSpec) -> int:
-    """Prepare for the workers: a node that failed under an earlier start of this job is remembered, and a
-    job that landed on one that failed twice is sent elsewhere; without an answer of SLURM's it stays.
+    """Prepare for the workers: code that is not what was submitted runs nothing; a node that failed under an
+    earlier start of this job is remembered, and a job that landed on one that failed twice is sent elsewhere;
+    without an answer of SLURM's it stays.
     """
+    if why := code_version.damage(Path(spec.command.cwd)):
+        print(why, file=sys.stderr, flush=True)
+        for run in spec.runs:
+            _attempt_of(run).fail(why, "code")
+        return LEAVE
     folder, job = Path(spec.runs[0]), environment.job_id()
     ledger = folder.parent / LEDGER
     try:
