@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from analysis.records import schema
 from analysis.records.files import read_note
 from analysis.records.store import DAMAGED, Attempt
+from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.config.plan import other_code, with_other
 from experiments.launch import diagnosis
@@ -114,7 +116,14 @@ class StatusView:
             return RunStatus("failed", "cancelled", "cancelled", step)
         ended = self.ended.get(job) if job is not None else None
         kind, why = diagnosis.of_job(ended.state if ended else None)
+        if kind == "killed" and state == "submitted" and (lack := self._code_damage(manifest)):
+            kind, why = "code", lack
         return RunStatus("failed", why, kind, step)
+
+    def _code_damage(self, manifest: Mapping[str, Any]) -> str:
+        """What is wrong with a job's code, of which too little may be left to say it; or nothing."""
+        is_copy = manifest.get("sweep") and manifest.get("code")
+        return code_version.damage(self.folders.code / Path(str(manifest["code"])).name) if is_copy else ""
 
     def _queued(self, attempt: Attempt, job: QueuedJob, step: int) -> RunStatus:
         manifest = attempt.manifest

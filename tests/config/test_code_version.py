@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from analysis.records.files import remove
 from experiments.config import code_version
 from experiments.config.code_version import FOLDERS
 from tests.conftest import fine, process, python
@@ -24,6 +27,42 @@ def test_a_copy_holds_all_that_the_packages_hold_and_has_the_same_digest(tmp_pat
     assert not any("__pycache__" in name for name in copied)
     assert digest_in(copy) == code_version.digest() == copy.name  # although it has been run meanwhile
     assert digest_in(copy) == copy.name
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("sparsify/kernels/native.cpp", None, "sparsify/kernels/native.cpp is missing"),
+        ("conf/config.yaml", "", "conf/config.yaml was changed"),
+        ("sparsify/methods/other.py", "", "sparsify/methods/other.py was added"),
+        (code_version.NOTE, None, f"its {code_version.NOTE} is missing or changed"),
+        (code_version.NOTE, '{"files": {}}', f"its {code_version.NOTE} is missing or changed"),
+        ("experiments", None, "experiments/__init__.py is missing"),
+    ],
+)
+def test_what_became_of_a_copy_is_told_and_mended(
+    file: str, content: str | None, told: str, tmp_path: Path
+) -> None:
+    copy = code_version.copy_into(tmp_path)
+    assert code_version.damage(copy) == ""
+    if content is None:
+        remove(copy / file)
+    else:
+        (copy / file).write_text(content)
+    why = code_version.damage(copy)
+    assert told in why
+    assert str(copy) in why
+    assert "submit again" in why
+    assert code_version.copy_into(tmp_path) == copy
+    assert code_version.damage(copy) == ""
+
+
+def test_code_that_is_edited_while_it_is_copied_is_not_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_version, "digest", lambda: "0" * 12)  # as it was some moments ago
+    with pytest.raises(ValueError, match="was edited while it was being copied: submit again"):
+        code_version.copy_into(tmp_path)
 
 
 def test_every_kind_of_file_counts_for_the_digest(tmp_path: Path) -> None:

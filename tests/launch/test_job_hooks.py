@@ -35,6 +35,15 @@ def test_an_attempt_that_another_process_writes_is_left_to_it(run: str, tmp_path
     assert manifest.read_text() == before
 
 
+def test_a_job_runs_no_code_but_what_was_submitted(run: str, tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    spec = JobSpec([run], WorkerCommand([], str(tmp_path / "7"), 1, None, [], False), tasks=1, requeues=2)
+    assert job_hooks.begin(spec) == job_hooks.LEAVE
+    attempt = job_hooks._attempt_of(run)
+    assert (attempt.state, attempt.manifest["failure"]) == ("failed", "code")
+    assert f"{tmp_path / '7'} is no whole copy of the code" in attempt.manifest["why"]
+
+
 def test_orders_that_were_removed_are_missed_in_a_sentence(run: str, tmp_path: Path) -> None:
     Path(run, ORDERS).unlink()
     command = WorkerCommand([], ".", 1, None, [], False)
