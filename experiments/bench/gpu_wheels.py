@@ -18,8 +18,8 @@ from experiments.config.folders import ROOT
 PROJECT = "gradient-sparsification"
 THERE = ("torch", "triton", "pandas", "matplotlib", "pyarrow")
 CHECKS = (
-    "import-linter", "ipykernel", "mypy", "nbclient", "pandas-stubs", "playwright", "ruff",
-    "types-greenlet", "types-psutil",
+    "accelerate", "import-linter", "ipykernel", "lightning", "mypy", "nbclient", "pandas-stubs",
+    "playwright", "ruff", "types-greenlet", "types-psutil",
 )  # fmt: skip
 SOURCE_ONLY = ("antlr4-python3-runtime",)  # no wheel of it was published; it is plain Python
 AHEAD = 15  # minor versions: torchvision 0.26 is for torch 2.11
