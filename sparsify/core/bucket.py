@@ -138,12 +138,12 @@ class Gradients(FlatGradients):
     @torch.no_grad()
     def _bring_back(self, at: int) -> None:
         (name, p), view, kind, place = self.parameters[at], self.views[at], self.kinds[at], self.places[at]
-        found = p if p.grad is None else p.grad
-        if TensorKind.of(found) != kind:
-            raise ValueError(
-                f"the gradient of {name} was {kind} and is now {TensorKind.of(found)}; convert the model "
-                "first, then wrap it, or build the method's state anew"
-            )
+        for now in map(TensorKind.of, (p if p.grad is None else p.grad, p)):
+            if now != kind:
+                raise ValueError(
+                    f"the gradient of {name} was {kind} and is now {now}; convert the model first, then wrap "
+                    "it, or build the method's state anew"
+                )
         if order_of(p.shape, p.stride()) != order_of(p.shape, self.strides[at]):
             # Fused optimisers take it that both lie in memory alike, without looking.
             raise ValueError(

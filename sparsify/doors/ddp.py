@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Bucket, FlatGradients, in_backward_order, num_reals, shape_of
+from sparsify.doors.averages import OnlyAverage
 from sparsify.doors.engine import Engine, NonFinite, PartlyDelivered, StepReport, check_unchanged, while_alive
 from sparsify.doors.overlap import Background
 from sparsify.doors.wrapping import (
@@ -145,6 +146,7 @@ class DDPHook(Door):
         self._background = Background(device) if overlap and self._dense is None else None
         self._number = {name: number for number, (name, _) in enumerate(self.parameters)}
         self._used = Used([p for _, p in self.parameters]) if model.find_unused_parameters else None
+        self._average_once = OnlyAverage(model.parameters(), besides=model)
         self._is_scaler_checked = scaler is not None or isinstance(method, Dense)
         try:
             model.register_comm_hook(self, call)
@@ -170,6 +172,7 @@ class DDPHook(Door):
         self._came |= {*names}
         if bucket.is_last():
             self._check_all_came()
+            self._average_once.check()
         if self._dense is not None:
             averaged = self._begin_average(buffer, self._dense.group)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -14,12 +15,15 @@ from torch import Generator, Tensor
 
 from sparsify.comm import Comm, CountingComm
 from sparsify.core import host_sync
-from sparsify.core.bucket import Bucket, TensorKind, finite_elements, finite_norms
+from sparsify.core.bucket import Bucket, TensorKind, finite_elements
 from sparsify.core.timer import PhaseTimer
 from sparsify.method import Method, Sparsifier, Step
 from sparsify.types import BucketContext, Sparse
 
 FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
+INFINITY = 0x7F800000  # bits of the exponent of a float32 that is no number or infinite
+ALIKE_LOOKS = 20
+log = logging.getLogger(__name__)
 
 
 class NonFinite(ArithmeticError):
@@ -100,6 +104,7 @@ class Engine:
         if not isinstance(seed, SupportsIndex):
             raise ValueError(f"{seed=} must be a whole number")
         self.method, self.buckets, self.step = method, buckets, 0
+        self._alike = 0  # how often in a row all workers had the same gradients
         self.comm = comm if isinstance(comm, CountingComm) else CountingComm(comm)
         self.timer = timer or PhaseTimer("production")
         self.num_elements = sum(bucket.flat.numel() for bucket in buckets)  # without gaps between them
@@ -160,18 +165,39 @@ class Engine:
         Raises:
             NonFinite: `error`, on all workers if any has a NaN or Inf; residuals are untouched.
         """
-        finite = finite_norms(grads) if looks else grads[0].new_ones(len(grads), dtype=torch.bool)
-        everyone = self._gather_flags(finite, host_sync.to_device(used, finite, torch.bool))
-        if not all(all(theirs) for theirs, _ in everyone):  # or is it a norm that has overflowed?
-            for rank, (flags,) in enumerate(self._gather_flags(finite_elements(grads))):
-                if not all(flags):
+        norms = grads[0].new_ones(len(grads), dtype=torch.float32)
+        if looks:
+            norms = torch.stack(torch._foreach_norm(list(grads))).float()
+        everyone = self._gather_numbers(
+            norms.view(torch.int32), host_sync.to_device(used, norms, torch.int32)
+        )
+        if any(bits & INFINITY == INFINITY for theirs, _ in everyone for bits in theirs):
+            for rank, (flags,) in enumerate(self._gather_numbers(finite_elements(grads).int())):
+                if not all(flags):  # else a norm has overflowed
                     raise error(rank, self.step, names[flags.index(0)])
+        if looks:
+            self._tell_alike([theirs for theirs, _ in everyone])
         return [any(flags) for flags in zip(*(theirs for _, theirs in everyone), strict=True)]
 
-    def _gather_flags(self, *flags: Tensor) -> list[list[list[int]]]:
-        """(m,) bool each -> of every worker by rank, the flags of each as 0 and 1."""
-        gathered = self.comm.all_gather(torch.stack(flags).int())
+    def _gather_numbers(self, *numbers: Tensor) -> list[list[list[int]]]:
+        """(m,) int32 each -> of every worker by rank, the numbers of each."""
+        gathered = self.comm.all_gather(torch.stack(numbers))
         return cast(list[list[list[int]]], host_sync.to_host(torch.stack(gathered)))
+
+    def _tell_alike(self, norms: list[list[int]]) -> None:
+        """Warn once if all workers have the same gradients for long. Where they are averaged already, and by
+        whom nobody knows here, they are the same to the bit.
+        """
+        if not any(norms[0]) or len(norms) == 1:
+            return
+        self._alike = self._alike + 1 if all(theirs == norms[0] for theirs in norms) else 0
+        if self._alike == ALIKE_LOOKS and self.comm.rank == 0:
+            log.warning(
+                f"all workers had the same gradients, to the bit, {ALIKE_LOOKS} times in a row; either "
+                "something averages them before this does (an all_reduce of your own, another library), and "
+                "they travel twice, or every worker trains on the same batches (give each its own share, as "
+                "DistributedSampler does)"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's state, of tensors and numbers only: save it per rank, beside model and optimiser."""

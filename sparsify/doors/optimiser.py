@@ -14,10 +14,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.hooks import RemovableHandle
 
 from sparsify.comm import Comm
-from sparsify.core import host_sync
 from sparsify.doors.aggregator import Aggregator
+from sparsify.doors.averages import OnlyAverage
 from sparsify.doors.engine import PartlyDelivered, StepReport
 from sparsify.doors.overlap import Overlap
+from sparsify.doors.scaling import infinities, share_overflow
 from sparsify.doors.wrapping import (
     Door,
     OwnSteps,
@@ -27,7 +28,6 @@ from sparsify.doors.wrapping import (
     check_overlap,
     check_parts,
     communicator,
-    infinities,
     parameters_of,
     rates_of,
 )
@@ -55,6 +55,9 @@ class DistributedOptimiser(Door, torch.optim.Optimizer):
         scaler.update()
 
     With a scaler of another kind, call `optimiser.aggregate(scale)` before it steps.
+
+    Nothing else may average: train through the model itself, as it was handed over, and not through what
+    DistributedDataParallel, `replicate`, Accelerate or a Trainer made of it. The first step refuses that.
 
     `clip_grad_norm_` before `step` clips this worker's own gradient; after `aggregate()`, the average.
 
@@ -116,7 +119,7 @@ class DistributedOptimiser(Door, torch.optim.Optimizer):
             check_overlap(scaler)
         # Not Optimizer.__init__: parameters, state and defaults are the inner optimiser's.
         super().__init__(method, communicator(comm, group, is_apart=overlap), steps_per_epoch, scaler)
-        self.optimiser, self.check = optimiser, check
+        self.optimiser, self.check, self._model = optimiser, check, model
         self._is_aggregated = self._is_skipped = False
         self._scale: float | None = None  # that `aggregate` was told
         for hooks in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
@@ -130,7 +133,7 @@ class DistributedOptimiser(Door, torch.optim.Optimizer):
             method, named, self.comm, seed=seed, debug=debug, select=select
         )
         self._used = Used([p for _, p in self.aggregator.gradients.parameters])
-        self._steps = OwnSteps(optimiser)
+        self._steps, self._average_once = OwnSteps(optimiser), OnlyAverage(self._known)
         self._accumulates = False  # within `no_sync`?
         # Of each parameter, has any worker used it in this step? As far as is known.
         self._used_anywhere = [True] * len(self._used.flags)
@@ -260,23 +263,14 @@ class DistributedOptimiser(Door, torch.optim.Optimizer):
 
     def _look(self, scale: float | None) -> tuple[list[bool], bool]:
         """Flags of the parameters that any worker used; and whether the step must be skipped."""
-        gradients = self.aggregator.gradients
-        if scale is None and self.scaler is None:
-            if self.check:
-                names = [name for name, _ in gradients.parameters]
-                return self.aggregator.agree(gradients.views, names, self._used.flags), False
-            return [True] * len(self._used.flags), False
-        if self.scaler is not None:
-            found = infinities(self.scaler, self)
-            overflow = torch.stack([infinity.to(gradients.flat.device) for infinity in found]).sum()
-        else:
-            found, overflow = [], ~gradients.finite().all()
-        used_here = host_sync.to_device(self._used.flags, gradients.flat, torch.float32)
-        facts = torch.cat([overflow.float().reshape(1), used_here])
-        overflows, *used = host_sync.to_host(self.comm.all_reduce(facts))
-        for infinity in found:
-            infinity.fill_(min(overflows, 1.0))  # so every worker's scaler lowers its scale
-        return [bool(number) for number in used], overflows > 0
+        gradients, flags = self.aggregator.gradients, self._used.flags
+        if scale is not None or self.scaler is not None:
+            found = infinities(self.scaler, self) if self.scaler is not None else None
+            return share_overflow(self.comm, gradients, flags, found)
+        if not self.check:
+            return [True] * len(flags), False
+        names = [name for name, _ in gradients.parameters]
+        return self.aggregator.agree(gradients.views, names, flags), False
 
     # Optimizer's returns the closure's loss; this one takes no closure.
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -324,6 +318,9 @@ class DistributedOptimiser(Door, torch.optim.Optimizer):
                 raise ValueError(
                     f"{name} was frozen when its optimiser was wrapped, and is trained now; {anew}"
                 )
+        self._average_once.check()
+        if not any(self._used.flags):
+            self._average_once.check_there(self._model)
         check_momentum(self.optimiser, self.aggregator.method)  # schedulers may bring it
         self.check_epoch()
 

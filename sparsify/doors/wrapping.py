@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler, OptState
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
@@ -120,13 +120,18 @@ def check_parts(
         )
     if isinstance(getattr(optimiser, "optimiser", None), torch.optim.Optimizer):
         raise ValueError("this optimiser is wrapped already; wrap the inner one (`optimiser.optimiser`)")
+    if not hasattr(optimiser, "_optimizer_step_pre_hooks"):
+        raise ValueError(
+            f"{type(optimiser).__name__} hides another optimiser, whose steps can't be watched through it; "
+            "wrap the one inside first"
+        )
     if isinstance(optimiser, torch.optim.LBFGS):
         raise ValueError("LBFGS computes gradients within its step, where no other worker sees them")
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             raise ValueError(
-                "DistributedDataParallel averages by itself; hand over the model inside (`model.module`), or "
-                "take sparsify.register"
+                "DistributedDataParallel averages by itself; hand over the model inside and train through it "
+                "(`model = model.module`), or take sparsify.register"
             )
         if type(module).__name__ == "FullyShardedDataParallel":
             raise ValueError("FSDP shards the model; sparsification needs the whole model on every worker")
@@ -192,18 +197,6 @@ class Used:
     def clear(self) -> None:
         """Forget what was used."""
         self.flags = [False] * len(self.flags)
-
-
-def infinities(scaler: GradScaler, optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    """Unscale the gradients, if nobody has; then what the scaler noted of infinities, one number a device."""
-    states = scaler._per_optimizer_states
-    if id(getattr(optimiser, "optimiser", None)) in states:
-        raise ValueError(
-            "the scaler was given the inner optimiser; give it what sparsify.distribute returned"
-        )
-    if states[id(optimiser)]["stage"] is OptState.READY:
-        scaler.unscale_(optimiser)
-    return list(scaler._found_inf_per_device(optimiser).values())
 
 
 class Door:

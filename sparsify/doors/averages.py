@@ -1,0 +1,104 @@
+"""Whether others average the same gradients, which would travel twice, and once of it dense; or take the
+parameters away, so that nothing would be trained.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+
+WRAPPERS: WeakSet[nn.Module] = WeakSet()  # of models, that average: all of this process, see `watch`
+SHARDING = "FullyShardedDataParallel"  # which need not be imported
+
+
+def note(parent: nn.Module, *_: Any) -> None:
+    """A module has got a part: every wrapper gets its model so, also that within torch's `replicate`."""
+    if isinstance(parent, DistributedDataParallel) or type(parent).__name__ == SHARDING:
+        WRAPPERS.add(parent)
+
+
+@cache
+def watch() -> None:
+    """Know all that are there, and all that will be made. Nothing of torch lists them."""
+    register_module_module_registration_hook(note)
+    for thing in gc.get_objects():
+        if issubclass(type(thing), nn.Module):  # isinstance may run code of the thing's
+            note(thing)
+
+
+class OnlyAverage:
+    """Refuses gradients that a DistributedDataParallel has averaged, by way of which the model was called.
+
+    That costs no communication: its Reducer writes down when each gradient came to it, and does so in those
+    backward passes only in which it averages (but for the first one of a static graph).
+
+    Args:
+        besides: one that may average these gradients.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], besides: DistributedDataParallel | None = None
+    ) -> None:
+        watch()
+        self.mine = set(map(id, parameters))
+        self.others: WeakSet[nn.Module] = WeakSet([besides] if besides is not None else [])  # no rivals
+        # Of each rival, when gradients came to it last.
+        self.came: WeakKeyDictionary[nn.Module, list[int]] = WeakKeyDictionary()
+        for rival in self._rivals():
+            if isinstance(rival, DistributedDataParallel):
+                self.came[rival] = rival.reducer.get_backward_stats()
+
+    def check(self) -> None:
+        """To be called once in each step, when gradients have come.
+
+        Raises:
+            ValueError: another one averaged them since the last call.
+        """
+        for rival in self._rivals():
+            if not isinstance(rival, DistributedDataParallel):
+                raise ValueError(
+                    f"{SHARDING} has sharded this model since, and sparsification needs the whole model on "
+                    "every worker; train the model itself, without it"
+                )
+            before, self.came[rival] = self.came.get(rival), rival.reducer.get_backward_stats()
+            if self.came[rival] != (before or [0] * len(self.came[rival])):
+                raise ValueError(
+                    "a DistributedDataParallel averages these gradients too, so they travel twice, once of "
+                    "it dense: train the model itself (`ddp.module`; with torch's replicate, Accelerate or a "
+                    "Trainer the one that they were given, unprepared), or take sparsify.register(ddp, "
+                    "method, optimiser) with a plain optimiser"
+                )
+
+    def check_there(self, model: nn.Module) -> None:
+        """To be called where no gradient has come.
+
+        Raises:
+            ValueError: the model has others in the place of these parameters.
+        """
+        names = [name for name, p in model.named_parameters() if id(p) not in self.mine]
+        if len(self.mine) > len(set(map(id, model.parameters())) & self.mine):
+            what = f", such as {names[0]}" if names else ""
+            raise ValueError(
+                f"no gradient came, for the model has other parameters than when it was wrapped{what}; what "
+                "shards or replaces them (fully_shard, adapters, quantisation) must come before, and shards "
+                "not at all: sparsification needs the whole model on every worker"
+            )
+
+    def _rivals(self) -> list[nn.Module]:
+        """Those that have any of these parameters."""
+        for other in WRAPPERS - self.others:
+            of_ddp = getattr(other, "_module_parameters", None)  # without those that it is told to ignore
+            if self.mine.isdisjoint(map(id, other.parameters() if of_ddp is None else of_ddp)):
+                self.others.add(other)
+        return [
+            other
+            for other in WRAPPERS - self.others
+            if hasattr(other, "reducer") or not isinstance(other, DistributedDataParallel)
+        ]

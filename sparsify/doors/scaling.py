@@ -1,0 +1,47 @@
+"""What a GradScaler must be told: an overflow on one worker is one on all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler, OptState
+
+from sparsify.comm import Comm
+from sparsify.core import host_sync
+from sparsify.core.bucket import Gradients
+
+
+def infinities(scaler: GradScaler, optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    """Unscale the gradients, if nobody has; then what the scaler noted of infinities, one number a device."""
+    states = scaler._per_optimizer_states
+    if id(getattr(optimiser, "optimiser", None)) in states:
+        raise ValueError(
+            "the scaler was given the inner optimiser; give it what sparsify.distribute returned"
+        )
+    if states[id(optimiser)]["stage"] is OptState.READY:
+        scaler.unscale_(optimiser)
+    return list(scaler._found_inf_per_device(optimiser).values())
+
+
+def share_overflow(
+    comm: Comm, gradients: Gradients, used: Sequence[bool], infinite: Sequence[Tensor] | None
+) -> tuple[list[bool], bool]:
+    """Of each gradient, has any worker used it? And does any worker's overflow? One small sum.
+
+    Args:
+        used: of each gradient, has this worker used it?
+        infinite: what a scaler noted of infinities, see `infinities`, and is told here of all workers'; None:
+            nobody noted, so gradients are looked at.
+    """
+    if infinite is None:
+        overflow = ~gradients.finite().all()
+    else:
+        overflow = torch.stack([number.to(gradients.flat.device) for number in infinite]).sum()
+    used_here = host_sync.to_device(used, gradients.flat, torch.float32)
+    facts = torch.cat([overflow.float().reshape(1), used_here])
+    overflows, *used_anywhere = host_sync.to_host(comm.all_reduce(facts))
+    for number in infinite or ():
+        number.fill_(min(overflows, 1.0))  # so every worker's scaler lowers its scale
+    return [bool(number) for number in used_anywhere], overflows > 0
