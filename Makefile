@@ -7,6 +7,7 @@ BENCH ?= timer
 IMAGE ?= thin
 WHEELS ?=
 ACCOUNTING ?= yes
+SLURM ?= system
 TORCH ?= auto
 RUN := $(VENV)/bin/python -m experiments
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -68,7 +69,8 @@ transformers: $(VENV)/.train ## Hugging Face's, for tasks with BERT or a masked 
 sif: $(VENV)/.train ## a container image: IMAGE=thin (for this .venv), cpu or gpu (everything inside)
 	@$(VENV)/bin/python singularity/build $(IMAGE)
 
-slurm-up: ## a real SLURM on this machine, as root: four nodes, fake GPUs (ACCOUNTING=no: without sacct; LINK=ethernet_1g: slow links)
+slurm-up slurm-down: export SPARSIFY_SLURM = $(SLURM)
+slurm-up: ## a real SLURM on this machine, as root: four nodes, fake GPUs (ACCOUNTING=no: without sacct; LINK=ethernet_1g: slow links; SLURM=newer)
 	@slurm/devcluster/up "$(ACCOUNTING)" "$(LINK)"
 
 slurm-down: ## stop that SLURM and its jobs; accounting and logs stay

@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 import pytest
 
 from experiments.__main__ import main
+from tests.slurm.devcluster import clusters as clusters
 from tests.slurm.devcluster import devcluster as devcluster
+from tests.slurm.devcluster import each_slurm as each_slurm
 
 # Torch reads these when it is imported. The tests' tensors are small, and each process of pytest-xdist has a
 # core of its own.
@@ -31,6 +33,7 @@ TOGETHER = {
     "tests/commands/test_doctor.py": "cluster",
     "tests/launch/test_slurm.py": "cluster",
     "tests/slurm/test_devcluster.py": "cluster",
+    "tests/slurm/test_each_slurm.py": "cluster",
     "tests/sparsify/comm/test_horovod.py": "Horovod",
     "tests/sparsify/test_gpu.py": "GPU",
     "tests/sparsify/kernels/test_gpu_kernels.py": "GPU",

@@ -5,16 +5,30 @@ set -euo pipefail
 umask 022
 
 HERE=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
-STATE=$(realpath -m "${SPARSIFY_DEVCLUSTER:-$HOME/.cache/sparsify-devcluster}")
 NODES=(n1 n2 n3 n4)
 DEADLINE_SECONDS=60 # for each condition that is awaited; most take less than a second
-export SLURM_CONF=$STATE/slurm.conf
 PATH=$PATH:/usr/sbin:/sbin
+UNPACKED=${XDG_CACHE_HOME:-$HOME/.cache}/sparsify/slurm
 
 die() {
     echo "slurm/devcluster: $*" >&2
     exit 2
 }
+
+# The newest SLURM that install --newer has unpacked.
+newest() {
+    find "$UNPACKED" -mindepth 1 -maxdepth 1 2>/dev/null | sort -V | tail -n 1 || true
+}
+
+# The SLURM of this machine, or a newer one beside it: each has programs, ports and a state of its own.
+case ${SPARSIFY_SLURM:=system} in
+system) PROGRAMS='' PORTS=268 STATE=sparsify-devcluster ;;
+newer) PROGRAMS=$(newest) PORTS=269 STATE=sparsify-devcluster-newer ;;
+*) die "SPARSIFY_SLURM (of make: SLURM) is system or newer, not '$SPARSIFY_SLURM'" ;;
+esac
+[ -z "$PROGRAMS" ] || PATH=$PROGRAMS/bin:$PATH
+STATE=$(realpath -m "${SPARSIFY_DEVCLUSTER:-$HOME/.cache/$STATE}")
+export SLURM_CONF=$STATE/slurm.conf
 
 only_root() {
     [ "$(id -u)" = 0 ] || die "$1 needs root, because SLURM's daemons start jobs for any user; say: sudo $1"
@@ -49,7 +63,6 @@ running() {
 }
 
 # start NAME COMMAND...: in an environment of its own, so that no variable of the caller's reaches jobs.
-# The mark comes last: slurmstepd, which inherits it, overwrites the first variables with its process title.
 start() {
     local name=$1
     shift
@@ -111,6 +124,14 @@ families() {
         }'
 }
 
+# The slurmstepd of node $1, by their log: the process title overwrites what they inherit.
+steps() {
+    local pid
+    for pid in $(pgrep -x slurmstepd); do
+        if [ -n "$(find "/proc/$pid/fd" -lname "$STATE/log/$1.log*" 2>/dev/null)" ]; then echo "$pid"; fi
+    done
+}
+
 # The processes of jobs on node $1, by the variables that SLURM sets for them: orphans have no parent to search by.
 tasks() {
     local file
@@ -123,7 +144,7 @@ tasks() {
 # the end of a step to slurmctld, and none forks meanwhile.
 kill_hard() {
     local victims
-    victims=$(pids "$1"; marked slurmstepd "$1"; tasks "$1")
+    victims=$(pids "$1"; steps "$1"; tasks "$1")
     [ -n "$victims" ] || return 0
     # shellcheck disable=SC2046,SC2086 # several ids are several words
     {

@@ -207,6 +207,7 @@ def test_a_healthy_cluster_is_told_so_and_its_file_is_filled_in(
     (conf := tmp_path / "conf" / "cluster").mkdir(parents=True)
     (file := conf / "mine.yaml").write_text(
         "defaults: [devcluster, _self_]\ninterface: null # of all nodes\n"
+        f"slurm_conf: {devcluster['SLURM_CONF']}\n"
     )
     surroundings = {**environment_for(tmp_path / "results"), **devcluster, "SPARSIFY_CONF": str(conf.parent)}
     own = ["cluster=mine", "container=none", "cluster.partition=nowhere"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,12 +12,12 @@ import pytest
 from analysis.records.files import read_json
 from analysis.records.store import Attempt
 from experiments.launch.job_hooks import note_failure
-from slurm import environment, queue
+from slurm import queue
 from tests.conftest import ROOT, fine, refused, there
 from tests.launch import trouble_there
 from tests.launch.trouble_there import Bench
 from tests.launch.troubled import await_, faults_in
-from tests.slurm.devcluster import SCRIPTS, STATE, say
+from tests.slurm.devcluster import SCRIPTS, say
 from tests.worker.runs import carry_out, orders
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -24,16 +25,18 @@ SMOKE = ("profile=smoke", "task=cnn_digits", "cluster=devcluster", "container=no
 
 
 @pytest.fixture
-def bench(devcluster: dict[str, str], tmp_path: Path) -> Bench:
-    environment.use_slurm(devcluster["SLURM_CONF"])
-    return Bench(tmp_path / "results", devcluster)
+def bench(devcluster: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench = Bench(tmp_path / "results", devcluster)
+    for name, value in bench.reaching.items():
+        monkeypatch.setenv(name, value)
+    return bench
 
 
 @pytest.fixture(scope="module")
 def troubled(devcluster: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What is wrong with runs that all kinds of trouble happened to, all at the same time."""
-    environment.use_slurm(devcluster["SLURM_CONF"])
     bench = Bench(tmp_path_factory.mktemp("trouble"), devcluster)
+    os.environ.update(bench.reaching)
     found: dict[str, Attempt] = {}
     for first_seed in (0, 10, 20):  # a run that was quicker than its trouble shows nothing: another one
         left = [name for name in trouble_there.TROUBLES if name not in found]
@@ -45,7 +48,7 @@ def troubled(devcluster: dict[str, str], tmp_path_factory: pytest.TempPathFactor
     failures = bench.folders.scratch / "node-failures.jsonl"
     blamed = [json.loads(line)["node"] for line in failures.read_text().splitlines()]
     faults = {name: faults_in(attempt) for name, attempt in found.items()}
-    told = (STATE / "log" / "slurmctld.log").read_text().splitlines()
+    told = Path(bench.slurm_conf).with_name("log").joinpath("slurmctld.log").read_text().splitlines()
     for name, of_kind in faults.items():
         if of_kind:  # SLURM's side of it
             job = str(found[name].job).partition("_")[0]

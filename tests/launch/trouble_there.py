@@ -23,7 +23,7 @@ from experiments.launch.status import StatusView
 from slurm import environment, queue
 from tests.conftest import environment_for, fine, python, there
 from tests.launch.troubled import DEADLINE_S, STEPS, WORDS, Outcome, await_, faults_in, left_of, seed_of
-from tests.slurm.devcluster import SCRIPTS, STATE, say, speaking_to
+from tests.slurm.devcluster import NAMES, SCRIPTS, say, speaking_to
 
 SETTLE_S = 10.0  # in which SLURM requeues a job whose node died
 STALE_S = 15.0  # that a node stays dead at least
@@ -40,7 +40,12 @@ class Bench:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**self.surroundings, **environment_for(self.results), "SLURM_CONF": self.slurm_conf}
+        return {**environment_for(self.results), **self.reaching}
+
+    @property
+    def reaching(self) -> dict[str, str]:
+        """The variables by which a process speaks to this cluster."""
+        return {name: self.surroundings[name] for name in NAMES}
 
     @property
     def slurm_conf(self) -> str:
@@ -262,8 +267,8 @@ def _submit_and_trouble(bench: Bench, name: str, seeds: Sequence[int]) -> list[A
 
 def runs(name: str, seeds: Sequence[int], results: Path) -> list[Outcome]:
     """The same for runs of the development cluster, side by side."""
-    bench = Bench(results, speaking_to(STATE))
-    environment.use_slurm(bench.slurm_conf)
+    bench = Bench(results, speaking_to())
+    os.environ.update(bench.reaching)
     (found,) = make_trouble(bench, {name: seeds}).values()
     await_(lambda: not mine(bench), "the end of all jobs", pause=0.5)
     left = len(left_of(results))

@@ -1,33 +1,60 @@
-"""A real SLURM for tests: the development cluster of slurm/devcluster, brought up where it is not."""
+"""A real SLURM for tests: the development cluster of slurm/devcluster, brought up where it is not.
+
+$SPARSIFY_SLURM says which one: system, this machine's SLURM, or newer (`slurm/devcluster/install --newer`).
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 SCRIPTS = Path(__file__).parent.parent.parent / "slurm" / "devcluster"
-STATE = Path(os.environ.get("SPARSIFY_DEVCLUSTER") or Path.home() / ".cache" / "sparsify-devcluster")
 PROGRAMS = ("sbatch", "slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd")
+# What makes a process speak to one cluster and not to another.
+NAMES = ("PATH", "SLURM_CONF", "SPARSIFY_DEVCLUSTER", "SPARSIFY_SLURM")
+Environment = dict[str, str]
 
 
-def lacking() -> str | None:
+def chosen() -> str:
+    """The SLURM that tests are for."""
+    return os.environ.get("SPARSIFY_SLURM") or "system"
+
+
+@cache
+def place_of(slurm: str) -> tuple[str, str, str]:
+    """The state folder of that SLURM's cluster, its PATH, and the folder of its programs, if it has one."""
+    own = {} if slurm == chosen() else {"SPARSIFY_DEVCLUSTER": ""}  # a folder that was named is of that one
+    ask = '. "$0/common.sh" && printf "%s\\n" "$STATE" "$PATH" "$PROGRAMS"'
+    said = say({**os.environ, **own, "SPARSIFY_SLURM": slurm}, "bash", "-c", ask, SCRIPTS)
+    state, path, programs, *_ = said.split("\n")
+    return state, path, programs
+
+
+def lacking(slurm: str = "") -> str | None:
     """Why this machine can have no development cluster."""
     if os.geteuid() != 0:
         return "a development cluster needs root"
-    paths = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    absent = [program for program in PROGRAMS if shutil.which(program, path=paths) is None]
+    _, path, programs = place_of(slurm := slurm or chosen())
+    if slurm == "newer" and not programs:
+        return "no newer SLURM here; slurm/devcluster/install --newer installs it"
+    absent = [program for program in PROGRAMS if shutil.which(program, path=path) is None]
     return f"no {', '.join(absent)} here; slurm/devcluster/install installs them" if absent else None
 
 
-def speaking_to(state: Path) -> dict[str, str]:
+def speaking_to(state: Path | None = None, slurm: str = "") -> Environment:
     """The environment of a user of the cluster with that state, who is in no job."""
     free = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    return {**free, "SPARSIFY_DEVCLUSTER": str(state), "SLURM_CONF": str(state / "slurm.conf")}
+    usual, path, _ = place_of(slurm := slurm or chosen())
+    conf = str((state or Path(usual)) / "slurm.conf")
+    own = {"PATH": path, "SPARSIFY_SLURM": slurm, "SPARSIFY_DEVCLUSTER": str(state or usual)}
+    return {**free, **own, "SLURM_CONF": conf}
 
 
 def say(environment: dict[str, str], *words: str | Path, code: int = 0) -> str:
@@ -45,16 +72,16 @@ def say(environment: dict[str, str], *words: str | Path, code: int = 0) -> str:
     return done.stdout + done.stderr if code else done.stdout
 
 
-@pytest.fixture(scope="session")
-def devcluster() -> Iterator[dict[str, str]]:
-    """The environment in which sbatch, squeue and the like speak to the development cluster.
+@contextmanager
+def up(slurm: str) -> Iterator[Environment]:
+    """The environment in which sbatch, squeue and the like speak to the development cluster with that SLURM.
 
     One that runs keeps its accounting, or its lack of it, and is left running.
     """
-    if reason := lacking():
+    if reason := lacking(slurm):
         pytest.skip(reason)
-    environment = speaking_to(STATE)
-    settings = STATE / "slurm.conf"
+    environment = speaking_to(slurm=slurm)
+    settings = Path(environment["SLURM_CONF"])
     ping = subprocess.run(["scontrol", "ping"], env=environment, capture_output=True, text=True, check=False)
     found = settings.exists() and "is UP" in ping.stdout
     accounting = "no" if found and "accounting_storage/none" in settings.read_text() else "yes"
@@ -62,3 +89,22 @@ def devcluster() -> Iterator[dict[str, str]]:
     yield environment
     if not found:
         say(environment, SCRIPTS / "down")
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Callable[[str], Environment]]:
+    """The development cluster with a SLURM that is named, up until all tests are done."""
+    with ExitStack() as stack:
+        yield cache(lambda slurm: stack.enter_context(up(slurm)))
+
+
+@pytest.fixture(scope="session")
+def devcluster(clusters: Callable[[str], Environment]) -> Environment:
+    """The one that tests are for."""
+    return clusters(chosen())
+
+
+@pytest.fixture(params=["system", "newer"])
+def each_slurm(request: pytest.FixtureRequest, clusters: Callable[[str], Environment]) -> Environment:
+    """One after the other."""
+    return clusters(request.param)

@@ -38,9 +38,10 @@ def test_no_outgoing_connection_takes_the_port_of_a_daemon_that_is_down() -> Non
     """Its end would still hold the port for a minute, and the daemon could not start again."""
     taken, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     conf = [path.read_text() for pattern in ("*.conf", "*.cnf") for path in SCRIPTS.glob(pattern)]
-    ports = [int(port) for text in conf for port in re.findall(r"(?i)port=(\d+)", text)]
-    assert len(ports) == 9
-    assert max(ports) < taken
+    starts = re.findall(r"PORTS=(\d+)", (SCRIPTS / "common.sh").read_text())
+    ends = [end for text in conf for end in re.findall(r"(?i)port=@PORTS@(\d\d)", text)]
+    assert (len(starts), len(ends)) == (2, 9)
+    assert max(int(start + end) for start in starts for end in ends) < taken
 
 
 def test_every_node_takes_jobs(devcluster: Environment) -> None:

@@ -1,0 +1,58 @@
+"""What must hold with this machine's SLURM and with a newer one (`slurm/devcluster/install --newer`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm import queue
+from tests.conftest import fine
+from tests.launch import trouble_there
+from tests.launch.trouble_there import Bench
+from tests.launch.troubled import await_, faults_in
+from tests.slurm.devcluster import Environment, say
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+SMOKE = ("profile=smoke", "task=cnn_digits", "cluster=devcluster", "container=none", "method=topk")
+
+
+@pytest.fixture
+def bench(each_slurm: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench = Bench(tmp_path / "results", each_slurm)
+    for name, value in bench.reaching.items():
+        monkeypatch.setenv(name, value)
+    return bench
+
+
+@pytest.mark.parametrize(
+    "words", [["--oversubscribe"], [], ["--exclusive"]], ids=["shared", "own", "exclusive"]
+)
+def test_only_an_exclusive_job_has_its_nodes_alone(bench: Bench, words: list[str]) -> None:
+    call = ["sbatch", "--parsable", "--output=/dev/null", *words, "--wrap", "sleep 60"]
+    job = say(bench.environment, *call).strip()
+    await_(lambda: queue.queue()[job].state == "RUNNING", "a running job", pause=0.1)
+    assert queue.has_nodes_alone(job) == (words == ["--exclusive"])
+    queue.cancel([job])
+
+
+def test_what_waits_is_queued_and_what_was_cancelled_is_not(bench: Bench) -> None:
+    conf = f"cluster.slurm_conf={bench.slurm_conf}"
+    name = fine(bench.command("submit", *SMOKE, conf, "cluster.sbatch=['--hold']")).stdout.strip()
+    assert "1 queued" in bench.command("status", name).stdout
+    assert "cancelled 1 job" in fine(bench.command("cancel", name)).stdout
+    (run,) = bench.folders.store.runs()
+    bench.await_end(bench.folders.store.attempts(run))
+    assert "failed (cancelled)" in bench.command("status", name).stdout
+
+
+@pytest.mark.parametrize(
+    "each_slurm", ["newer"], indirect=True
+)  # test_slurm.py does more of it with the other
+def test_a_stop_and_a_dead_node_lose_nothing_and_the_node_is_blamed(bench: Bench) -> None:
+    made = trouble_there.make_trouble(bench, {"signal": [0], "node": [1]})
+    faults = {name: faults_in(attempt) for name, (attempt,) in made.items()}
+    assert faults == {"signal": [], "node": []}
+    failures = (bench.folders.scratch / "node-failures.jsonl").read_text().splitlines()
+    assert [json.loads(line)["node"] for line in failures] == [trouble_there.DYING]
