@@ -7,9 +7,8 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class WorkerPlace(NamedTuple):
@@ -129,6 +128,11 @@ def job_id() -> str:
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
+def cluster_name() -> str | None:
+    """SLURM's name of the cluster that this job is on; None outside of one."""
+    return os.environ.get("SLURM_CLUSTER_NAME") or None
+
+
 def visible_gpus() -> list[str] | None:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process; None: it says nothing."""
     said = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -199,19 +203,54 @@ def recorded(program: str) -> dict[str, str]:
 
 # Which cluster SLURM's commands speak to, and as whom; SLURM's other variables belong to one job.
 CLUSTER_NAMES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SBATCH_CLUSTERS")
+OF_ONE_JOB = re.compile(
+    r"(SLURM|SLURMD|SRUN|SBATCH|SUBMITIT)_.*|MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)"
+)
+# Options of sbatch whose variable has another name: SBATCH_TIMELIMIT is --time.
+NAMED_OTHERWISE = {
+    "TIMELIMIT": "time", "MEM_PER_NODE": "mem", "REQ_SWITCH": "switches", "WAIT4SWITCH": "switches",
+    "ARRAY_INX": "array",
+}  # fmt: skip
+# Options of which a job has one: what decides about the first decides about the others.
+ALTERNATIVES = (
+    ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
+    ("mem", "mem-per-cpu", "mem-per-gpu"),
+    ("requeue", "no-requeue"),
+)
+NEVER = {"wait": "sbatch is to return at once", "array": "a job for each run"}
 
 
-@contextlib.contextmanager
-def naming_the_cluster(hidden: AbstractContextManager[Any]) -> Iterator[None]:
-    """Within `hidden`, which hides the variables of this job, those that name the cluster are there again."""
-    kept = {name: os.environ[name] for name in CLUSTER_NAMES if name in os.environ}
-    with hidden:
-        os.environ.update(kept)
-        try:
-            yield
-        finally:
-            for name in CLUSTER_NAMES:
-                os.environ.pop(name, None)
+def for_sbatch(given: Mapping[str, str], conf: str | None) -> tuple[dict[str, str], list[str]]:
+    """The environment for sbatch, and words on what was left out of it.
+
+    A job that this process belongs to is hidden. What a person has exported for sbatch counts where the
+    script says nothing of it; sbatch itself would let it count before the script.
+
+    Args:
+        given: options in the script, without their dashes, and their values.
+        conf: SLURM's configuration file; None: the one of the environment.
+    """
+    found = {name: value for name, value in os.environ.items() if not OF_ONE_JOB.fullmatch(name)}
+    found |= {name: os.environ[name] for name in CLUSTER_NAMES if name in os.environ}
+    aside = list[str]()
+    for name, value in sorted(os.environ.items()):
+        # SLURM itself sets the excepted ones within a job.
+        if not name.startswith("SBATCH_") or re.match(r"SBATCH_(CPU|MEM)_BIND", name) or name in found:
+            continue
+        short = name.removeprefix("SBATCH_")
+        option = NAMED_OTHERWISE.get(short, short.lower().replace("_", "-"))
+        same = next((each for each in ALTERNATIVES if option in each), (option,))
+        if option in NEVER:
+            aside.append(f"{name}={value} ({NEVER[option]})")
+        elif counts := next((each for each in same if each in given), None):
+            if (counts, given[counts]) != (option, value):
+                ours = "=".join(filter(None, (counts, given[counts])))
+                aside.append(f"{name}={value} (--{ours} counts)")
+        else:
+            found[name] = value
+    if conf:
+        found["SLURM_CONF"] = os.path.expanduser(conf)
+    return found, aside
 
 
 def use_slurm(conf: str | None) -> None:
@@ -225,7 +264,8 @@ def without_filters() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if not re.match(r"(SQUEUE|SACCT|SCANCEL|SINFO|SCONTROL)_", name) and name != "SLURM_TIME_FORMAT"
+        if not re.match(r"(SQUEUE|SACCT|SCANCEL|SINFO|SCONTROL)_", name)
+        and name not in ("SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN")
     }
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from slurm import environment
@@ -18,53 +17,25 @@ PATIENCE_S = 15  # with accounting, which learns of an end later than those who 
 NOT_ENDED = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"}
 
 
-class QueuedJob(NamedTuple):
-    """A job that has not ended, from squeue."""
-
-    state: str  # PENDING, RUNNING, COMPLETING, ...
-    reason: str  # why it waits
-    nodes: str
-    name: str
-
-
 class EndedJob(NamedTuple):
     """The end of a job, from SLURM's accounting."""
 
     state: str  # COMPLETED, CANCELLED, NODE_FAIL, OUT_OF_MEMORY, TIMEOUT, ...
     nodes: str
     at: str  # local time
-
-    def seconds_ago(self) -> float | None:
-        """Seconds since then; None where SLURM does not know a time."""
-        try:
-            return time.time() - time.mktime(time.strptime(self.at, "%Y-%m-%dT%H:%M:%S"))
-        except ValueError:  # "Unknown"
-            return None
+    name: str
 
 
 class SlurmError(ValueError):
     """A command of SLURM failed; the message has what it printed."""
 
 
-def queue() -> dict[str, QueuedJob]:
-    """This user's jobs that have not ended, by id (12, or 12_3 for a job of an array).
-
-    Raises:
-        SlurmError: there is no SLURM here, or its controller does not answer.
-    """
-    whose = f"--user={os.getuid()}"  # not $LOGNAME, which may be anybody's
-    lines = command("squeue", whose, "--all", "--array", "--noheader", "--format=%i|%T|%r|%N|%j")
-    fields = (line.split("|", 4) for line in lines.splitlines() if line.count("|") >= 4)
-    return {job: QueuedJob(*rest) for job, *rest in fields}
+class NoAnswer(SlurmError):
+    """It has not ended in time."""
 
 
-def accounts(jobs: Iterable[str]) -> dict[str, EndedJob]:
-    """The ends of these jobs, by id. Empty on a cluster without accounting, of which there are many."""
-    arrays = sorted({job.partition("_")[0] for job in jobs})
-    try:
-        return dict(end for part in _parts(arrays) for end in _accounted("-j", ",".join(part)))
-    except SlurmError:
-        return {}
+class Unsure(SlurmError):
+    """It is not known whether SLURM has taken a job: sbatch failed, and the controller can't be asked."""
 
 
 def past_ends(job: str, starts: int) -> list[EndedJob] | None:
@@ -77,7 +48,7 @@ def past_ends(job: str, starts: int) -> list[EndedJob] | None:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            ends = [end for _, end in _accounted("--duplicates", "-j", job) if end.state not in NOT_ENDED]
+            ends = [end for _, end in accounted("--duplicates", "-j", job) if end.state not in NOT_ENDED]
         except SlurmError:
             return None
         if len(ends) >= starts or time.monotonic() > deadline:
@@ -85,17 +56,24 @@ def past_ends(job: str, starts: int) -> list[EndedJob] | None:
         time.sleep(1)
 
 
-def _accounted(*words: str) -> Iterator[tuple[str, EndedJob]]:
+def accounted(*words: str) -> Iterator[tuple[str, EndedJob]]:
     """Jobs by id, as SLURM's accounting has them."""
-    said = command("sacct", "-X", "-n", "-P", "--format=JobID,State,End,NodeList", *words)
-    for job, state, at, nodes in (line.split("|", 3) for line in said.splitlines() if line.count("|") >= 3):
-        yield job, EndedJob(state.partition(" ")[0], nodes, at)  # "CANCELLED by 1000" is CANCELLED
+    said = command("sacct", "-X", "-n", "-P", "--format=JobID,State,End,NodeList,JobName", *words)
+    for line in (line.split("|", 4) for line in said.splitlines() if line.count("|") >= 4):
+        job, state, at, nodes, name = line
+        yield job, EndedJob(state.partition(" ")[0], nodes, at, name)  # "CANCELLED by 1000" is CANCELLED
 
 
-def cancel(jobs: Sequence[str]) -> None:
-    """Stop these jobs, waiting or running."""
-    for part in _parts(jobs):
-        command("scancel", *part)
+def cancel(jobs: Sequence[str], *words: str) -> None:
+    """Stop these jobs, waiting or running; all that it can, before it says of some that it can't."""
+    refused = list[str]()
+    for part in parts(jobs):
+        try:
+            command("scancel", *words, *part)
+        except SlurmError as error:
+            refused.append(str(error))
+    if refused:
+        raise SlurmError("; ".join(refused))
 
 
 def requeue(job: str) -> None:
@@ -105,7 +83,7 @@ def requeue(job: str) -> None:
 
 def keep_away(job: str, nodes: Iterable[str]) -> None:
     """Let a waiting job avoid these nodes, in addition to those that it avoids already."""
-    before = command("squeue", "--noheader", f"--jobs={job}", "--format=%x").strip()
+    before = command("squeue", "--all", "--noheader", f"--jobs={job}", "--format=%x").strip()
     avoided = {*nodes, *(expand(before) if before != "(null)" else [])}
     command("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(sorted(avoided))}")
 
@@ -140,25 +118,36 @@ def command(*words: str) -> str:
     Raises:
         SlurmError: it is not installed, it failed, or it did not answer.
     """
+    done = run(words, environment.without_filters())
+    if done.returncode:
+        raise SlurmError(f"{words[0]}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def run(
+    words: Sequence[str], around: Mapping[str, str], timeout_s: float = TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
+    """The same with its exit code and its errors, in this environment.
+
+    Raises:
+        NoAnswer: it has not ended in time.
+        SlurmError: it is not installed.
+    """
     if shutil.which(words[0]) is None:
         raise SlurmError(
             f"no {words[0]} on this machine: run this on a login node of the cluster; or take cluster=local, "
             "or on a machine of your own `make slurm-up` and cluster=devcluster"
         )
     try:
-        done = subprocess.run(
-            words, env=environment.without_filters(), capture_output=True, text=True, timeout=TIMEOUT_S,
-            check=False,
+        return subprocess.run(
+            words, env=around, capture_output=True, text=True, errors="replace", timeout=timeout_s,
+            check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise SlurmError(
-            f"{words[0]} has not answered for {TIMEOUT_S} s; is SLURM's controller up?"
-        ) from error
-    if done.returncode:
-        raise SlurmError(f"{words[0]}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+        why = f"{words[0]} has not answered for {timeout_s} s; is SLURM's controller up?"
+        raise NoAnswer(why) from error
 
 
-def _parts(jobs: Sequence[str]) -> list[Sequence[str]]:
+def parts(jobs: Sequence[str]) -> list[Sequence[str]]:
     """The ids in lists that fit on a command line."""
     return [jobs[start : start + PER_CALL] for start in range(0, len(jobs), PER_CALL)]

@@ -1,71 +1,116 @@
-"""Tasks -> arrays of SLURM jobs, through submitit."""
+"""Tasks -> arrays of SLURM jobs: submitit's script and pickles, sbatch, and the id that SLURM gave."""
 
 from __future__ import annotations
 
-import contextlib
-import io
+import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import submitit
-from submitit.core.utils import FailedJobError
-from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
+from submitit.core.utils import DelayedSubmission, JobPaths
+from submitit.slurm.slurm import _make_sbatch_string
 
-from slurm import environment, queue
+from slurm import environment, jobs, queue
 from slurm.reasons import refusal
 from slurm.task import RunTask
 
+Say = Callable[[str], None]
+SBATCH_S = 300  # sbatch tries for two minutes by itself where a controller takes no jobs for a moment
+SETTLE_S, POLL_S = 10.0, 1.0  # that a job which sbatch has just sent may need to be shown
+OPTION = re.compile(r"#SBATCH --([\w-]+)(?:=(.*))?")
+NO_ANSWER = re.compile(r"timed out|Unable to contact|Zero Bytes|temporarily unable", re.IGNORECASE)
+# What sbatch prints of a job: with --parsable, and where somebody's sbatch has dropped that word.
+JOB_ID = re.compile(r"(\d+)(?:;\S+)?|Submitted batch job (\d+)(?: on cluster \S+)?")
+
 
 def submit_array(
-    tasks: Sequence[RunTask], folder: Path, options: Mapping[str, Any], python: str, slurm_conf: str | None
-) -> list[str]:
+    tasks: Sequence[RunTask], folder: Path, options: Mapping[str, Any], python: str, slurm_conf: str | None,
+    say: Say,
+) -> list[str]:  # fmt: skip
     """One array of SLURM jobs, a job for each task; returns their ids at once.
 
     Args:
-        folder: for submitit's files and the logs; on a file system that the nodes share.
+        folder: for the script, submitit's files and the logs; on a file system that the nodes share.
         options: of submitit's SlurmExecutor.
         python: on the nodes.
 
     Raises:
+        Unsure: it may be queued or not.
         ValueError: SLURM refused; its words are in the message, and the field to change.
     """
-    with _submitting(folder, options, python, slurm_conf) as executor, executor.batch():
-        jobs = [executor.submit(task) for task in tasks]
-    return [job.job_id for job in jobs]
+    job = _submit(sbatch_text(folder, options, python, len(tasks)), folder, slurm_conf, say)
+    ids = [job] if len(tasks) == 1 else [f"{job}_{number}" for number in range(len(tasks))]
+    for identity, task in zip(ids, tasks, strict=True):  # the job waits for these files
+        pickled = DelayedSubmission(task)
+        pickled.set_timeout(options["time"], 0)
+        new = folder / f"{identity}.new"
+        pickled.dump(new)
+        new.rename(JobPaths(folder, identity).submitted_pickle)
+    return ids
 
 
-def submit_command(command: str, folder: Path, options: Mapping[str, Any], slurm_conf: str | None) -> str:
+def submit_command(
+    command: str, folder: Path, options: Mapping[str, Any], slurm_conf: str | None, say: Say
+) -> str:
     """One job with the options of runs, whose tasks carry out a command of the shell; returns its id at once.
 
     Raises:
         ValueError: as `submit_array`.
     """
-    with _submitting(folder, options, "python", slurm_conf) as executor:
-        return str(executor._submit_command(command).job_id)
-
-
-@contextlib.contextmanager
-def _submitting(
-    folder: Path, options: Mapping[str, Any], python: str, slurm_conf: str | None
-) -> Iterator[SlurmExecutor]:
-    """submitit with these options, in the environment of a person; its refusal is ours."""
-    folder.mkdir(parents=True, exist_ok=True)
-    queue.command("sbatch", "--version")  # says in a sentence when there is no SLURM
-    executor = SlurmExecutor(folder, python=shlex.quote(python))
-    executor.update_parameters(**options)
-    said = io.StringIO()
-    try:
-        hidden = environment.naming_the_cluster(submitit.helpers.clean_env())
-        with hidden, contextlib.redirect_stderr(said):
-            environment.use_slurm(slurm_conf)
-            yield executor
-    except FailedJobError as error:
-        raise ValueError(refusal(str(error) or said.getvalue())) from error
+    return _submit(_make_sbatch_string(command, folder, **options), folder, slurm_conf, say)
 
 
 def sbatch_text(folder: Path, options: Mapping[str, Any], python: str, tasks: int) -> str:
     """The very text that `submit_array` hands to sbatch; needs no SLURM."""
     command = " ".join([shlex.quote(python), "-u -m submitit.core._submit", shlex.quote(str(folder))])
     return _make_sbatch_string(command, folder, map_count=tasks if tasks > 1 else None, **options)
+
+
+def _submit(text: str, folder: Path, slurm_conf: str | None, say: Say) -> str:
+    """The id of the job that this script has become."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / f"{time.time_ns()}.sh"
+    script.write_text(text)
+    around, aside = environment.for_sbatch(dict(OPTION.findall(text)), slurm_conf)
+    if aside:
+        say(f"exported for sbatch, and set aside: {'; '.join(aside)}")
+    job, refused = None, False
+    try:
+        done = queue.run(["sbatch", "--parsable", str(script)], around, SBATCH_S)
+        answer = done.stderr.strip() or done.stdout.strip()
+        refused = done.returncode != 0 and NO_ANSWER.search(answer) is None
+        job = _id_in(done.stdout) if done.returncode == 0 else None
+    except queue.NoAnswer as error:
+        answer = str(error)
+    if job is None:
+        with environment.speaking_to(slurm_conf):
+            job = _found(script, answer, refused)
+        say(f"SLURM has the job {job}, of which sbatch said: {answer}")
+    script.rename(folder / f"{job}_submission.sh")
+    return job
+
+
+def _id_in(said: str) -> str | None:
+    """The id that sbatch printed, among whatever a site's own sbatch prints around it; None: not clear."""
+    found = {match[1] or match[2] for line in said.splitlines() if (match := JOB_ID.fullmatch(line.strip()))}
+    return found.pop() if len(found) == 1 else None
+
+
+def _found(script: Path, answer: str, refused: bool) -> str:
+    """The id of the job that was made of a script, from the queue. A controller that answers too late has
+    taken a job of which sbatch says that it failed; a site's own sbatch may hide the id, or the refusal.
+    """
+    deadline = time.monotonic() + (0 if refused else SETTLE_S)
+    while True:
+        try:
+            job = jobs.made_of(script)
+        except queue.SlurmError as error:
+            why = f"it is not known whether SLURM has taken the job: {answer}; then {error}"
+            raise queue.Unsure(why) from error
+        if job is not None:
+            return job
+        if time.monotonic() > deadline:
+            raise ValueError(refusal(answer))
+        time.sleep(POLL_S)

@@ -157,7 +157,7 @@ class Manifest(Struct, frozen=True):
     why: str | None = None
     failure: str | None = None
     sweep: Name | None = None
-    array: str | None = None
+    array: Annotated[str, Meta(pattern=r"\A[^/\x00-\x1f]{1,300}:\d{1,8}\Z")] | None = None
     code: str | None = None
     sources: dict[str, str] = {}
 
@@ -315,9 +315,11 @@ class Sweep(Struct, frozen=True):
 
 
 class JobNote(Struct, frozen=True):
-    """job.json: SLURM's id of an attempt's job."""
+    """job.json: SLURM's id of an attempt's job, the cluster that has it, who submitted it there."""
 
-    id: str | None = None
+    id: Annotated[str, Meta(pattern=r"\A\d{1,12}(_\d{1,8})?\Z")] | None = None
+    cluster: Annotated[str, Meta(pattern=r"\A[\w.-]{1,64}\Z")] | None = None
+    user: int | None = None  # a number of the system's
 
 
 class Progress(Struct, frozen=True):

@@ -135,15 +135,14 @@ class Attempt:
     def _identity(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "run_id": self.run_id, "key": self.key, "attempt": self.number}
 
-    def note_job(self, job: str | None) -> None:
+    def note_job(self, note: schema.JobNote) -> None:
         """Store SLURM's id of the job, in a file of its own because the job may be writing the manifest."""
-        write_json(self.path / "job.json", {"id": job})
+        write_json(self.path / "job.json", {"id": note.id, "cluster": note.cluster, "user": note.user})
 
     @property
-    def job(self) -> str | None:
-        """SLURM's id of the job, from `note_job`."""
-        note = read_note(self.path / "job.json", schema.JobNote)
-        return note.id if note else None
+    def job(self) -> schema.JobNote:
+        """SLURM's job, from `note_job`."""
+        return read_note(self.path / "job.json", schema.JobNote) or schema.JobNote()
 
     @property
     def checkpoints(self) -> Path:

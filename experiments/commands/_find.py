@@ -115,9 +115,7 @@ def view_of(conf: str | None, sweeps: Sequence[Sweep], folders: Folders) -> Stat
     """
     try:
         with speaking_to(conf):
-            view = StatusView.of(folders, queue.queue())
-            view.ask_accounts(attempts_of(sweeps, folders))
-            return view
+            return StatusView.of(folders, attempts_of(sweeps, folders))
     except queue.SlurmError as error:
         say(f"from the disk alone, for SLURM can't be asked: {error}")
         return StatusView(folders, None)
@@ -129,7 +127,7 @@ def log_files(attempt: Attempt, folders: Folders) -> list[Path]:
     if not sweep:
         return sorted(folders.launch(attempt).glob("*_log.*"))
     return sorted(
-        path for path in (folders.sweeps / sweep).glob(f"a*/{attempt.job}_*_log.*") if path.stat().st_size
+        path for path in (folders.sweeps / sweep).glob(f"a*/{attempt.job.id}_*_log.*") if path.stat().st_size
     )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from analysis.records.store import Attempt
 from experiments.commands._find import attempts_of, by_cluster, speaking_to, sweeps_named
@@ -10,7 +11,7 @@ from experiments.config.folders import Folders
 from experiments.launch import submission
 from experiments.launch.diagnosis import CANCEL
 from experiments.launch.status import StatusView
-from slurm import queue
+from slurm import jobs, queue
 from sparsify.ranges import quoted, shown
 
 GROUP = "cluster"
@@ -29,24 +30,53 @@ def cancel(words: SweepsAndRuns) -> int:
     chosen = sweeps_named(words, folders)
     if not chosen:
         raise ValueError(f"no sweep or run {quoted(words[0])} was submitted; `status` lists them")
-    jobs = 0
+    ended, given_up, refused = 0, list[Attempt](), list[str]()
     for conf, sweeps in by_cluster(chosen).items():
-        with speaking_to(conf):
-            jobs += _cancel(attempts_of(sweeps, folders, words), folders)
-    if not jobs:
+        try:
+            with speaking_to(conf):
+                done = _cancel(attempts_of(sweeps, folders, words), folders)
+        except queue.SlurmError as error:
+            refused.append(str(error))
+        else:
+            ended, given_up = ended + done.ended, given_up + done.given_up
+            refused += done.refused
+    if ended:
+        print(f"cancelled {ended} jobs; `submit` with the same words goes on where checkpoints are")
+    if given_up:
+        print(
+            f"gave up {len(given_up)} runs whose jobs SLURM does not show; where one begins, it ends at once"
+        )
+    if refused:
+        raise ValueError("; ".join(refused))
+    if not ended and not given_up:
         say(f"nothing to cancel: {shown(' '.join(words))} has ended already")
-        return 0
-    print(f"cancelled {jobs} jobs; `submit` with the same words goes on where checkpoints are")
     return 0
 
 
-def _cancel(attempts: Sequence[Attempt], folders: Folders) -> int:
-    """Cancel the jobs of these attempts that are under way on one cluster; returns how many they are."""
-    view, jobs = StatusView.settled(folders, attempts, say), set[str]()
-    for attempt in attempts:
-        job = view.job(attempt)
-        if job is not None and view.of_attempt(attempt).under_way:
-            (folders.launch(attempt) / CANCEL).touch()
-            jobs.add(job)
-    queue.cancel(sorted(jobs))
-    return len(jobs)
+class Cancelled(NamedTuple):
+    """What became of jobs of one cluster."""
+
+    ended: int
+    given_up: list[Attempt]  # whose jobs SLURM does not show
+    refused: list[str]  # what SLURM said of those that go on
+
+
+def _cancel(attempts: Sequence[Attempt], folders: Folders) -> Cancelled:
+    """Cancel the jobs of these attempts that are under way on one cluster, and close the unknown ones."""
+    view = StatusView.settled(folders, attempts, say)
+    states = {attempt: view.of_attempt(attempt) for attempt in attempts}
+    unknown = [attempt for attempt, run in states.items() if run.state == "unknown"]
+    for attempt in unknown:
+        attempt.fail("given up: SLURM did not show its job", "cancelled")
+    wanted = {
+        attempt: report
+        for attempt, run in states.items()
+        if run.under_way and (report := view.report(attempt)).known == "queued"
+    }
+    for attempt in wanted:
+        (folders.launch(attempt) / CANCEL).touch()
+    refused = jobs.cancel(wanted.values())
+    for attempt, report in wanted.items():
+        if report in refused:
+            (folders.launch(attempt) / CANCEL).unlink(missing_ok=True)
+    return Cancelled(len({*wanted.values()} - {*refused}), unknown, sorted({*refused.values()}))

@@ -25,7 +25,7 @@ from sparsify.ranges import quoted
 
 GROUP = "cluster"
 LISTED = 30  # runs that are described one by one
-ORDER = ("done", "running", "queued", "requeued", "stopped", "failed")
+ORDER = ("done", "running", "queued", "requeued", "unknown", "stopped", "failed")
 
 
 def status(words: SweepsAndRuns) -> int:
@@ -72,6 +72,8 @@ def _table(sweep: Sweep, view: StatusView, folders: Folders, words: Sequence[str
 def _sentence(attempt: Attempt, run: RunStatus, folders: Folders) -> str:
     if run.state == "running":
         return f"running {run.why}, step {run.step}" + (f" of {run.steps}" if run.steps else "")
+    if run.state == "unknown":
+        return f"unknown: {run.why}"
     if run.state == "done":
         return "; ".join(filter(None, ("done", run.why)))
     if run.state not in ("failed", "stopped"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from experiments.config import code_version, compose, grid
 from experiments.config.folders import Folders
@@ -57,13 +58,20 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     folder = folders.sweeps / f"sbatch-{job}"
     folder.mkdir(parents=True, exist_ok=True)
     code, exclusive = code_version.copy_into(folders.code), queue.has_nodes_alone(job)
-    begun = [begin_attempt(run, folders, exclusive=exclusive, job=job, sweep=folder.name) for run in todo]
+    begin = partial(begin_attempt, job=job, sweep=folder.name, slurm=environment.cluster_name())
+    begun = [begin(run, folders, exclusive=exclusive) for run in todo]
     path, spec = folder / "task0.json", spec_of(begun, folders, code)
     spec.write(path)
     SweepFile(folder, words, None).note(folder.name, "", here, None, [begun], [job])
     if job_hooks.begin(spec) == job_hooks.LEAVE:
         return 0
-    srun = ["srun", "--unbuffered", f"--ntasks={here.tasks}", f"--cpus-per-task={here.cpus_per_task}"]
+    srun = [
+        "srun",
+        "--unbuffered",
+        "--export=ALL",
+        f"--ntasks={here.tasks}",
+        f"--cpus-per-task={here.cpus_per_task}",
+    ]
     subprocess.run([*srun, sys.executable, "-u", "-m", "slurm.task", str(path)], cwd=code, check=False)
     return job_hooks.end(spec)
 

@@ -76,8 +76,9 @@ class JobArray:
             "array_parallelism": cluster.array_parallelism,
             "setup": [*cluster.setup, f"{call} begin {spec} || exit"],
             "teardown": [f"{call} end {spec}"],  # it runs however the workers ended
-            # Since SLURM 22.05 srun does not take this from sbatch, and all workers would share one core.
-            "srun_args": [f"--cpus-per-task={shape.cpus_per_task}", *cluster.srun],
+            # Since SLURM 22.05 srun does not take cores from sbatch: all workers would share one. And where
+            # SBATCH_EXPORT=NONE is exported, workers would not get what the script has set.
+            "srun_args": ["--export=ALL", f"--cpus-per-task={shape.cpus_per_task}", *cluster.srun],
             "wckey": None,  # instead of submitit's default, which clusters that check these keys would refuse
             **{option: getattr(cluster, option) for option in PLAIN_SBATCH},
             "mem": cluster.mem_gb and f"{cluster.mem_gb}G",

@@ -4,6 +4,7 @@ files that its workers are started from.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.records.log import PATIENCE_S, Held
+from analysis.records.schema import JobNote
 from analysis.records.store import DAMAGED, Attempt, Store
 from experiments.config import code_version
 from experiments.config.config import Config
@@ -53,6 +55,7 @@ def begin_attempt(
     job: str | None = None,
     sweep: str | None = None,
     array: str | None = None,
+    slurm: str | None = None,
     network: dict[str, Any] | None = None,
 ) -> Begun:
     """Begin an attempt, or take up the last one where it can go on. The caller holds the run's lock, or knows
@@ -63,6 +66,7 @@ def begin_attempt(
         exclusive: will nothing else run on the same machines?
         job, sweep, array: SLURM's name of the job, and where `submit` noted it. Each start of a run of a
             sweep has a folder of its own, for its job may be requeued; what earlier ones left stays.
+        slurm: the name of the cluster that the job is submitted to.
         network: facts about the emulated one, for the record.
 
     Raises:
@@ -87,7 +91,7 @@ def begin_attempt(
         image=image_facts(image_of(config)),
         network=network,
     ).write(Path(begun.orders))
-    attempt.note_job(job)
+    attempt.note_job(JobNote(job, slurm, os.getuid() if sweep else None))
     attempt.update(
         state="submitted", alone=planned.is_timing and exclusive, sweep=sweep, array=array,
         why=None, failure=None,

@@ -31,7 +31,7 @@ from experiments.launch.attempt import image_of, worker_command
 from experiments.launch.diagnosis import diagnose
 from experiments.launch.probe import ASKED, LOCK, Asked, Facts
 from experiments.worker.orders import Orders
-from slurm import environment, queue
+from slurm import environment, jobs, queue
 from slurm.local import LocalWorkers
 from slurm.reasons import why_waiting
 from slurm.worker_process import ORDERS, JobSpec, WorkerCommand, exit_codes
@@ -164,7 +164,7 @@ class Examination:
         deadline, start, waiting = time.monotonic() + self.wait_s, self.folder / f"start-{job}-0", ""
         try:
             while len(exit_codes(start)) < size and time.monotonic() < deadline:
-                queued = queue.queue().get(job)
+                queued = jobs.live([job]).get(job)
                 waiting = queued.reason if queued and queued.state == "PENDING" else ""
                 if queued is None:
                     break
@@ -192,7 +192,7 @@ class Examination:
         del further["requeue"]
         options |= {"setup": [*cluster.setup], "teardown": [], "nodelist": nodes}
         options["additional_parameters"] = further
-        return submit_command(command, self.folder, options, cluster.slurm_conf)
+        return submit_command(command, self.folder, options, cluster.slurm_conf, self.say)
 
     def _await(self, probes: Sequence[Probed]) -> None:
         deadline, asked, gone = time.monotonic() + self.wait_s, 0.0, dict[str, float]()
@@ -203,7 +203,7 @@ class Examination:
                     self.say(f"{probe.node}: {'heard' if probe.is_well else probe.why}")
             now = time.monotonic()
             if now - asked > ASK_S:
-                asked, queued = now, queue.queue()
+                asked, queued = now, jobs.live(probe.job for probe in waited)
                 for probe in waited:
                     if not probe.is_over and probe.job not in queued:
                         gone.setdefault(probe.job, now)
@@ -221,7 +221,7 @@ class Examination:
             "results folder; let SPARSIFY_RESULTS be on a file system that all nodes share with this machine"
         )
 
-    def _close_waiting(self, probe: Probed, queued: dict[str, queue.QueuedJob]) -> None:
+    def _close_waiting(self, probe: Probed, queued: dict[str, jobs.Report]) -> None:
         probe.is_over = True
         job = queued.get(probe.job)
         waits = job is not None and job.state == "PENDING"

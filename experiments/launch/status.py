@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +16,13 @@ from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.config.plan import other_code, with_other
 from experiments.launch import diagnosis
-from slurm import queue
-from slurm.queue import EndedJob, QueuedJob
+from experiments.launch.attempt import UNFINISHED
+from slurm import jobs
+from slurm.jobs import Noted, Report
 from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, why_waiting
 
 UNDER_WAY = ("queued", "running", "requeued")
+HOW_ON = "if it has ended, `cancel` gives it up, and `submit` makes it again"
 ASK_S = 5.0  # between two questions to SLURM
 SETTLE_S = 30.0  # that a job's last words may need to become visible on a shared file system
 
@@ -28,7 +30,7 @@ SETTLE_S = 30.0  # that a job's last words may need to become visible on a share
 class RunStatus(NamedTuple):
     """The status of one run."""
 
-    state: str  # done, running, queued, requeued (it will go on), stopped (it can go on), failed
+    state: str  # done, running, queued, requeued (it will go on), stopped (it can go on), failed, unknown
     why: str = ""  # a sentence for a person
     kind: str = ""  # a class of diagnosis.POLICIES
     step: int = 0
@@ -40,32 +42,34 @@ class RunStatus(NamedTuple):
         return self.state in UNDER_WAY
 
 
-@dataclass
+@dataclass(frozen=True)
 class StatusView:
-    """SLURM's answers, asked once for all runs."""
+    """SLURM's answers, asked once for the jobs of runs that have not ended as records tell."""
 
     folders: Folders
-    queued: Mapping[str, QueuedJob] | None  # None: SLURM can't be asked
-    by_name: Mapping[str, str] = field(default_factory=dict)  # "<array's name>:<task>" -> job id
-    ended: Mapping[str, EndedJob] = field(default_factory=dict)
+    reports: Mapping[Attempt, Report] | None  # None: SLURM can't be asked
 
     @classmethod
-    def of(cls, folders: Folders, queued: Mapping[str, QueuedJob]) -> StatusView:
-        """The view of what is queued."""
-        by_name = {f"{job.name}:{name.partition('_')[2] or 0}": name for name, job in queued.items()}
-        return cls(folders, queued, by_name)
+    def of(cls, folders: Folders, attempts: Iterable[Attempt]) -> StatusView:
+        """The view of these attempts.
+
+        Raises:
+            SlurmError: there is no SLURM here, or its controller does not answer.
+        """
+        noted = {attempt: _noted(attempt, folders) for attempt in attempts if attempt.state in UNFINISHED}
+        reports = jobs.ask(noted.values())
+        return cls(folders, {attempt: reports[job] for attempt, job in noted.items()})
 
     @classmethod
     def settled(cls, folders: Folders, attempts: Sequence[Attempt], say: Callable[[str], None]) -> StatusView:
         """The same, as soon as no job of these attempts can be about to come back.
 
-        A job whose node died is in no queue for a moment, until SLURM starts it again; and the last words of
-        one that has just ended may not be visible here yet.
+        A job whose node died has ended for a moment, until SLURM starts it again; and the last words of one
+        that has just ended may not be visible here yet.
         """
         deadline, told = time.monotonic() + SETTLE_S, False
         while True:
-            view = cls.of(folders, queue.queue())
-            view.ask_accounts(attempts)
+            view = cls.of(folders, attempts)
             if not any(view._may_return(attempt) for attempt in attempts) or time.monotonic() > deadline:
                 return view
             if not told:
@@ -74,24 +78,15 @@ class StatusView:
             time.sleep(ASK_S)
 
     def _may_return(self, attempt: Attempt) -> bool:
-        if not self._is_silent(attempt) or (job := self.job(attempt)) is None:
+        report = self.report(attempt)
+        if report.known != "ended" or attempt.state not in ("submitted", "running"):
             return False
-        ended = self.ended.get(job)
-        ago = ended.seconds_ago() if ended else None
+        ago = report.ended_ago_s()
         return ago is None or ago < SETTLE_S
 
-    def ask_accounts(self, attempts: Sequence[Attempt]) -> None:
-        """Ask how those jobs ended that left no note: one question to SLURM, none where all left one."""
-        silent = [job for attempt in attempts if (job := self.job(attempt)) and self._is_silent(attempt)]
-        self.ended = queue.accounts(silent)
-
-    def job(self, attempt: Attempt) -> str | None:
-        """The id of its job; known to SLURM by the array's name where the submitting process died
-        too early.
-        """
-        if attempt.job is not None or attempt.state == DAMAGED:
-            return attempt.job
-        return self.by_name.get(str(attempt.manifest.get("array")))
+    def report(self, attempt: Attempt) -> Report:
+        """What SLURM says of its job."""
+        return (self.reports or {}).get(attempt, Report("forgotten"))
 
     def of_attempt(self, attempt: Attempt) -> RunStatus:
         """The status of the run that an attempt is for."""
@@ -104,18 +99,19 @@ class StatusView:
         if state == "failed":
             kind = str(manifest.get("failure", "error"))
             return RunStatus("failed", str(manifest.get("why")), kind, step)
-        job = self.job(attempt)
-        if self.queued is None:
+        if self.reports is None:
             then = "running" if state == "running" else "queued"
             return RunStatus(then, "when SLURM was last heard of", step=step)
-        if job is not None and job in self.queued:
-            return self._queued(attempt, self.queued[job], step)
+        report = self.report(attempt)
+        if report.known == "queued":
+            return self._queued(attempt, report, step)
+        if report.known == "unknown":
+            return RunStatus("unknown", f"{report.reason}{self._last_sign(attempt)}; {HOW_ON}", step=step)
         if state == "preempted":
             return RunStatus("stopped", f"saved at step {step}; submit again to go on", "preempted", step)
         if (self.folders.launch(attempt) / diagnosis.CANCEL).exists():
             return RunStatus("failed", "cancelled", "cancelled", step)
-        ended = self.ended.get(job) if job is not None else None
-        kind, why = diagnosis.of_job(ended.state if ended else None)
+        kind, why = diagnosis.of_job(report.state or None)
         if kind == "killed" and state == "submitted" and (lack := self._code_damage(manifest)):
             kind, why = "code", lack
         return RunStatus("failed", why, kind, step)
@@ -125,7 +121,7 @@ class StatusView:
         is_copy = manifest.get("sweep") and manifest.get("code")
         return code_version.damage(self.folders.code / Path(str(manifest["code"])).name) if is_copy else ""
 
-    def _queued(self, attempt: Attempt, job: QueuedJob, step: int) -> RunStatus:
+    def _queued(self, attempt: Attempt, job: Report, step: int) -> RunStatus:
         manifest = attempt.manifest
         if job.state != "PENDING" and manifest["state"] == "submitted":
             return RunStatus("queued", f"its job begins on {job.nodes}, or is at another of its runs")
@@ -141,11 +137,26 @@ class StatusView:
 
     def progress(self, attempt: Attempt) -> schema.Progress:
         """The progress of a run, from the note of its newest start."""
-        notes = sorted(self.folders.launch(attempt).glob("start-*/progress.json"), key=os.path.getmtime)
+        notes = self._notes(attempt)
         return (read_note(notes[-1], schema.Progress) if notes else None) or schema.Progress()
 
-    def _is_silent(self, attempt: Attempt) -> bool:
-        return attempt.state in ("submitted", "running") and self.job(attempt) not in (self.queued or ())
+    def _notes(self, attempt: Attempt) -> list[Path]:
+        return sorted(self.folders.launch(attempt).glob("start-*/progress.json"), key=os.path.getmtime)
+
+    def _last_sign(self, attempt: Attempt) -> str:
+        if holder := attempt.writer():
+            return f" ({holder} is writing its record)"
+        if not (notes := self._notes(attempt)):
+            return " (it has left no sign that it began)"
+        return f" (its last sign of life is {(time.time() - notes[-1].stat().st_mtime) / 60:.0f} min old)"
+
+
+def _noted(attempt: Attempt, folders: Folders) -> Noted:
+    """Its job as SLURM may know it: by id, or by script where the submitting process died too early."""
+    job, manifest = attempt.job, attempt.manifest
+    name, _, number = str(manifest.get("array") or "").partition(":")
+    script = folders.sweeps / str(manifest.get("sweep")) / name.rpartition("-")[2]
+    return Noted(job.id, name or None, script if name else None, int(number or 0), job.cluster, job.user)
 
 
 def stuck(states: Iterable[RunStatus]) -> set[str]:

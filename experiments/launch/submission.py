@@ -11,9 +11,11 @@ import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from analysis.records import locks
 from analysis.records.configs import run_id
@@ -30,11 +32,12 @@ from experiments.launch.diagnosis import RunFailed
 from experiments.launch.job_hooks import LEDGER, unreliable
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
 from experiments.launch.status import ASK_S, SETTLE_S, StatusView, stuck
-from slurm import environment, queue
+from slurm import environment, jobs, queue
 from slurm.task import RunTask
 from slurm.worker_process import JobSpec
 
 LOCK_TIMEOUT_S = 300  # another process that submits a thousand runs takes some seconds
+ENDED = ("failed", "stopped", "unknown")  # as nobody wants it: it is told when all others have ended
 LOOK_S = 1.0  # between two looks at the records, which are files
 
 
@@ -51,6 +54,7 @@ class Queue:
         self.planned, self.folders, self.progress = planned, folders, progress
         self.submission = name, words, force
         self.view, self.attempts = StatusView(folders, None), list[Attempt]()
+        self.is_answered = True  # by SLURM, when it was asked last
         self.done, self.told, self.bad = set[str](), set[str](), list[Attempt]()
         self.looked = self.asked = 0.0
         self.quiet_since: float | None = None  # nothing runs or waits any more
@@ -68,7 +72,6 @@ class Queue:
         self.attempts = [last for run in self.planned if (last := self.folders.store.last(run.config))]
         yield
         if self.bad:
-            self.view.ask_accounts(self.bad)
             first = self.view.of_attempt(self.bad[0])
             others = f" ({len(self.bad) - 1} more failed: `status` lists them)" if len(self.bad) > 1 else ""
             raise RunFailed(f"{first.why}{others}", first.kind, self.bad[0])
@@ -78,9 +81,22 @@ class Queue:
         now_s = time.monotonic()
         if now_s - self.looked > LOOK_S:
             if now_s - self.asked > ASK_S:
-                self.view, self.asked = StatusView.of(self.folders, queue.queue()), now_s
+                self._ask()
+                self.asked = time.monotonic()
             self.looked, self.last = now_s, self._under_way(now_s)
         return self.last
+
+    def _ask(self) -> None:
+        """A controller that does not answer for a while says nothing of the jobs, which go on."""
+        try:
+            self.view = StatusView.of(self.folders, self.attempts)
+        except queue.SlurmError as error:
+            answered, said = False, f"SLURM is asked again until it answers: {error}"
+        else:
+            answered, said = True, "SLURM answers again"
+        if answered is not self.is_answered:
+            self.progress.say(said)
+        self.is_answered = answered
 
     def _under_way(self, now_s: float) -> UnderWay | None:
         states = {attempt: self.view.of_attempt(attempt) for attempt in self.attempts}
@@ -97,7 +113,7 @@ class Queue:
             if run.state == "running"
         ]
         waiting = sum(run.state in ("queued", "requeued") for run in states.values())
-        self.bad = [attempt for attempt, run in states.items() if run.state in ("failed", "stopped")]
+        self.bad = [attempt for attempt, run in states.items() if run.state in ENDED]
         if running or waiting:
             self.quiet_since = None
             return UnderWay(running, waiting)
@@ -132,7 +148,9 @@ def submit_missing(
         sweep = SweepFile(_new_folder(folders.sweeps, name), words, conf)
         for number, array in enumerate(found):
             try:
-                _submit_array(array, sweep, f"a{number}", folders, code, force)
+                _submit_array(array, sweep, f"a{number}", folders, code, force, cache(say))
+            except queue.Unsure:  # it may be queued
+                raise
             except ValueError:
                 if number == 0:  # nothing was queued, so there is no sweep
                     shutil.rmtree(sweep.folder)
@@ -164,36 +182,41 @@ class SweepFile:
 
 
 def _submit_array(
-    array: JobArray, sweep: SweepFile, part: str, folders: Folders, code: Path, force: bool
-) -> None:
+    array: JobArray, sweep: SweepFile, part: str, folders: Folders, code: Path, force: bool,
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
     from slurm.submit import submit_array  # submitit comes with it
 
     folder, name = sweep.folder / part, f"{sweep.folder.name}-{part}"
     folder.mkdir(parents=True)
     cluster, options = array.cluster, array.options(name, folder, code, unreliable(folders.scratch / LEDGER))
-    jobs, tasks = list[list[Begun]](), list[RunTask]()
-    begin = partial(begin_attempt, anew=force, exclusive=cluster.exclusive, sweep=sweep.folder.name)
+    begun, tasks = list[list[Begun]](), list[RunTask]()
+    begin = partial(
+        begin_attempt, anew=force, exclusive=cluster.exclusive, sweep=sweep.folder.name, slurm=jobs.cluster()
+    )
     for index, job in enumerate(array.jobs):
-        jobs.append([begin(planned, folders, array=f"{name}:{index}") for planned in job])
+        begun.append([begin(planned, folders, array=f"{name}:{index}") for planned in job])
         path = folder / f"task{index}.json"
-        spec_of(jobs[-1], folders, code).write(path)
+        spec_of(begun[-1], folders, code).write(path)
         tasks.append(RunTask.of(path))
-    note = partial(sweep.note, name, folder.name, array.shape, cluster.time_min, jobs)
-    note([None] * len(jobs))
+    note = partial(sweep.note, name, folder.name, array.shape, cluster.time_min, begun)
+    note([None] * len(begun))
     try:
-        ids = submit_array(tasks, folder, options, array.python, cluster.slurm_conf)
+        ids = submit_array(tasks, folder, options, array.python, cluster.slurm_conf, say)
+    except queue.Unsure as error:
+        raise queue.Unsure(f"{error}; `status {sweep.folder.name}` tells once SLURM answers") from error
     except ValueError as error:
-        for attempt in (run.attempt for job in jobs for run in job):
+        for attempt in (run.attempt for job in begun for run in job):
             if attempt.saved_step():
                 attempt.update(state="preempted", why=str(error))
             else:
                 attempt.fail(str(error), "bad_input")
         raise
     note(ids)
-    for job_runs, identity in zip(jobs, ids, strict=True):
+    for job_runs, identity in zip(begun, ids, strict=True):
         for run in job_runs:
             # Its job may have begun already, and written to the manifest; only this file is ours.
-            run.attempt.note_job(identity)
+            run.attempt.note_job(structs.replace(run.attempt.job, id=identity))
 
 
 def spec_of(runs: Sequence[Begun], folders: Folders, code: Path) -> JobSpec:
@@ -221,26 +244,32 @@ def not_under_way(
     own_job: str | None = None,
 ) -> list[PlannedRun]:
     """The runs without a record, or with `force` all, that no other job is making. Attempts whose job is gone
-    and left no note are closed here, so that they can go on or begin anew.
+    and left no note are closed here, so that they can go on or begin anew; those of which SLURM knows nothing
+    are only made with `force`.
 
     Args:
         own_job: this very job, where it may have been requeued.
     """
     newest = [last for run in planned if (last := folders.store.last(run.config))]
-    others = [last for last in newest if own_job is None or last.job != own_job]
+    others = [last for last in newest if own_job is None or last.job.id != own_job]
     view = StatusView.settled(folders, others, say)  # after that, what has ended is known as such
     wanted = planned if force else missing(planned, folders, say)
-    under_way = set[str]()
+    under_way, unknown = set[str](), dict[str, str]()
     for last in others:
         if last.state in ("submitted", "running", "preempted"):
             status = view.of_attempt(last)
             if status.under_way or last.writer():
                 under_way.add(last.run_id)
+            elif status.state == "unknown":
+                unknown[last.run_id] = status.why
             elif last.state != "preempted":
                 last.fail(status.why, status.kind)
     by_id = {run_id(run.config): run for run in wanted}
     if taken := under_way & by_id.keys():
         say(f"{len(taken)} of these runs are queued or running already; `status` shows them")
+    if not force and (left := [name for name in by_id if name in unknown]):
+        say(f"{len(left)} of these runs are left alone: {left[0]} is unknown: {unknown[left[0]]}")
+        under_way |= {*left}
     return [run for name, run in by_id.items() if name not in under_way]
 
 

@@ -31,6 +31,7 @@ from unittest import mock
 
 from analysis.records import parquet
 from analysis.records.configs import run_id
+from analysis.records.schema import JobNote
 from analysis.records.store import Attempt
 from experiments.__main__ import main as command_line
 from experiments.commands import reproduce, run
@@ -98,7 +99,7 @@ def make(root: Path) -> Results:
     for attempt in results.victims:
         attempt.update(resumed=[{"step": 3, "at": "2026-01-01T00:00:00Z", "host": "n1"}])
         attempt.update(sweep=SWEEP, array=f"{SWEEP}-a0:0", why=None, failure=None)
-        attempt.note_job("12_0")
+        attempt.note_job(JobNote("12_0"))
         start = folders.launch(attempt) / "start-12_0-0"
         start.mkdir(parents=True)
         (start / "progress.json").write_text('{"step": 3, "steps": 8}')

@@ -10,6 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from analysis.records.schema import JobNote
 from experiments.config.folders import Folders
 from tests.analysis import synthetic
 from tests.conftest import python
@@ -20,7 +21,10 @@ Command = Callable[..., Ran]
 # What all of SLURM's commands are here: they note how they were called, and every cluster has a job 7.
 SLURM = """#!/bin/sh
 echo "$SLURM_CONF $(basename "$0") $*" >> "$NOTED"
-[ "$(basename "$0")" = squeue ] && echo "7|RUNNING|None|n1|job"
+[ "$(basename "$0")" = squeue ] && cat <<END
+JOBID|STATE|REASON|NODELIST|END_TIME|NAME|COMMAND
+7|RUNNING|None|n1|N/A|job|/a
+END
 exit 0
 """
 
@@ -58,7 +62,7 @@ def sweep(tmp_path: Path, name: str, slurm_conf: str | None, seed: int) -> None:
     folders = Folders(tmp_path / "results")
     attempt = folders.store.begin(synthetic.config(seed=seed))
     attempt.update(state="running", sweep=name)
-    attempt.note_job("7")
+    attempt.note_job(JobNote("7"))
     folders.launch(attempt).mkdir(parents=True, exist_ok=True)
     array = {
         "name": f"{name}-a0", "folder": "a0", "shape": "1 node", "nodes": 1,

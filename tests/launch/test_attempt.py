@@ -65,7 +65,7 @@ def test_an_attempt_that_goes_on_forgets_its_job_its_sweep_and_why_it_ended(tmp_
     assert again.attempt == first.attempt
     manifest = again.attempt.manifest
     assert (manifest["state"], manifest["why"], manifest["failure"]) == ("submitted", None, None)
-    assert (manifest["sweep"], manifest["array"], again.attempt.job) == (None, None, None)
+    assert (manifest["sweep"], manifest["array"], again.attempt.job.id) == (None, None, None)
 
 
 def test_what_can_not_go_on_begins_anew(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_starts_of_a_job_are_kept_but_a_cancellation_is_not(tmp_path: Path) -> N
     again = begin_attempt(run, folders, job="13", sweep="a")
     assert (again.folder / "start-12-0").is_dir()
     assert not (again.folder / CANCEL).exists()
-    assert again.attempt.job == "13"
+    assert again.attempt.job.id == "13"
     begin_attempt(run, folders)  # on this machine: one start, in a clean folder
     assert not (again.folder / "start-12-0").exists()
 

@@ -12,7 +12,7 @@ import pytest
 from analysis.records.files import read_json
 from analysis.records.store import Attempt
 from experiments.launch.job_hooks import note_failure
-from slurm import queue
+from slurm import jobs, queue
 from tests.conftest import ROOT, fine, refused, there
 from tests.launch import trouble_there
 from tests.launch.trouble_there import Bench
@@ -51,7 +51,7 @@ def troubled(devcluster: dict[str, str], tmp_path_factory: pytest.TempPathFactor
     told = Path(bench.slurm_conf).with_name("log").joinpath("slurmctld.log").read_text().splitlines()
     for name, of_kind in faults.items():
         if of_kind:  # SLURM's side of it
-            job = str(found[name].job).partition("_")[0]
+            job = str(found[name].job.id).partition("_")[0]
             of_kind += [line for line in told if f"JobId={job}" in line or f" {trouble_there.DYING} " in line]
     return {**faults, "blamed": blamed}
 
@@ -118,7 +118,7 @@ def test_plain_sbatch_makes_a_grid_in_one_allocation(bench: Bench, tmp_path: Pat
     script = ROOT / "slurm" / "sweep.sbatch"
     job = say(bench.environment, "sbatch", "--parsable", *asked, script, *words).strip()
     # `sbatch --wait` looks ever more rarely.
-    await_(lambda: job not in queue.queue(), "the end of the sweep", pause=0.5)
+    await_(lambda: job not in jobs.live([job]), "the end of the sweep", pause=0.5)
     assert "ExitCode=0:0" in say(bench.environment, "scontrol", "show", "job", job), log.read_text()
     attempts = bench.folders.store.all_valid()
     assert len(attempts) == 3
@@ -172,7 +172,7 @@ def test_a_job_that_lands_on_a_node_that_failed_twice_goes_to_another(bench: Ben
     assert done.returncode == 0, done.stderr
     blame(bench, "n3")
     (run,) = bench.folders.store.runs()
-    queue.command("scontrol", "release", str(newest(bench, run).job))
+    queue.command("scontrol", "release", str(newest(bench, run).job.id))
     bench.await_end([newest(bench, run)])
     assert newest(bench, run).is_valid(verify=True)
     notes = [*bench.folders.launch(newest(bench, run)).glob("start-*/worker*.json")]
@@ -198,9 +198,8 @@ def test_two_that_submit_the_same_queue_each_run_once(bench: Bench) -> None:
     (name,) = [done.stdout.strip() for done in both if done.stdout.strip()]
     attempts = [newest(bench, run) for run in bench.folders.store.runs()]
     assert [(attempt.number, attempt.state) for attempt in attempts] == [(1, "submitted")] * 2
-    assert {job for job in queue.queue() if queue.queue()[job].name.startswith(name)} == {
-        attempt.job for attempt in attempts
-    }
+    ids = {str(attempt.job.id) for attempt in attempts}
+    assert {*jobs.live(f"{job.partition('_')[0]}_{number}" for job in ids for number in range(3))} == ids
 
     refused(bench.command("cancel", "nothing-like-it"), "no sweep or run")
     assert "cancelled 2 jobs" in bench.command("cancel", name).stdout
@@ -236,21 +235,21 @@ def test_what_slurm_rejects_is_said_in_its_words(word: str, field: str, bench: B
 
 
 def test_a_cluster_without_accounts_will_do(bench: Bench) -> None:
-    """There `sacct` fails, and a job that is cancelled behind our back leaves no word."""
+    """There `sacct` fails, and a job that is cancelled behind our back leaves no word of its own."""
     kept = "AccountingStorageType=accounting_storage/slurmdbd" in Path(bench.slurm_conf).read_text()
     say(bench.surroundings, SCRIPTS / "up", "no")
     try:
-        assert queue.accounts(["1"]) == {}
+        assert jobs._accounted(["1"], ()) == {}
         done = fine(bench.command("run", "method=topk", *SMOKE, conf(bench)))
         done = bench.command(
             "submit", "method=topk", "seed=1", *SMOKE, conf(bench), "cluster.sbatch=['--hold']"
         )
         name = done.stdout.strip()
         (run,) = (run for run in bench.folders.store.runs() if newest(bench, run).state == "submitted")
-        queue.command("scancel", str(newest(bench, run).job))
+        queue.command("scancel", str(newest(bench, run).job.id))
         bench.await_end([newest(bench, run)])
         told = bench.command("status", name).stdout
-        assert "failed (killed): the job ended without a word" in told
+        assert "failed (cancelled): the job was cancelled" in told  # its controller remembers that a while
     finally:
         say(bench.surroundings, SCRIPTS / "up", "yes" if kept else "no")
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from analysis.records.schema import JobNote
 from experiments.config.folders import Folders
 from experiments.launch.status import StatusView, stuck
-from slurm.queue import QueuedJob
+from slurm.jobs import Report
 from tests.analysis import synthetic
 
 
@@ -27,8 +28,9 @@ def test_a_job_that_will_not_begin_by_itself_is_told(
     folders = Folders(tmp_path)
     attempt = folders.store.begin(synthetic.config())
     attempt.update(state="submitted")
-    attempt.note_job("7")
-    run = StatusView.of(folders, {"7": QueuedJob("PENDING", reason, "", "a")}).of_attempt(attempt)
+    attempt.note_job(JobNote("7"))
+    report = Report("queued", "7", "PENDING", reason)
+    run = StatusView(folders, {attempt: report}).of_attempt(attempt)
     assert run.state == "queued"
     assert said in run.why
     assert stuck([run]) == ({run.why} if is_stuck else set())

@@ -20,7 +20,7 @@ from analysis.records.store import Attempt
 from experiments.config.folders import Folders
 from experiments.launch.attempt import UNFINISHED
 from experiments.launch.status import StatusView
-from slurm import environment, queue
+from slurm import environment, jobs
 from tests.conftest import environment_for, fine, python, there
 from tests.launch.troubled import DEADLINE_S, STEPS, WORDS, Outcome, await_, faults_in, left_of, seed_of
 from tests.slurm.devcluster import NAMES, SCRIPTS, say, speaking_to
@@ -78,7 +78,7 @@ class Bench:
 
     def told(self, attempt: Attempt) -> str:
         """What SLURM has written to the logs of its job."""
-        job = str(attempt.job).partition("_")[0]
+        job = str(attempt.job.id).partition("_")[0]
         return "\n".join(path.read_text() for path in self.folders.sweeps.glob(f"*/a*/{job}_*.err"))
 
     def step(self, attempt: Attempt) -> int:
@@ -94,7 +94,7 @@ class Bench:
 
         def ended() -> bool:
             nonlocal quiet_since
-            view = StatusView.of(self.folders, queue.queue())
+            view = StatusView.of(self.folders, attempts)
             if any(view.of_attempt(attempt).under_way for attempt in attempts):
                 quiet_since = None
                 return False
@@ -104,6 +104,17 @@ class Bench:
             return not silent or time.monotonic() - quiet_since > SETTLE_S
 
         await_(ended, f"the end of {len(attempts)} runs", patience(attempts), pause=0.3)
+
+
+def state_of(job: str) -> str:
+    """SLURM's word for it; empty once it has ended."""
+    report = jobs.live([job]).get(job)
+    return report.state if report else ""
+
+
+def goes_on(attempt: Attempt) -> bool:
+    """Does SLURM still have its job?"""
+    return bool(state_of(str(attempt.job.id)))
 
 
 def patience(attempts: Sized) -> float:
@@ -124,7 +135,7 @@ def tell_to_stop(bench: Bench, attempt: Attempt) -> None:
     # scancel does not return while the job that it told is requeued; the signal is there by then.
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
-            ["scancel", "--signal=USR2", str(attempt.job)],
+            ["scancel", "--signal=USR2", str(attempt.job.id)],
             timeout=1,
             capture_output=True,
             text=True,
@@ -138,7 +149,7 @@ def cancel_and_submit_again(bench: Bench, attempt: Attempt) -> None:
     done = fine(bench.command("cancel", attempt.run_id))
     if "nothing to cancel" in done.stderr:  # it was quicker
         return
-    await_(lambda: str(attempt.job) not in queue.queue(), "the end of a cancelled job", pause=0.5)
+    await_(lambda: not goes_on(attempt), "the end of a cancelled job", pause=0.5)
     if attempt.state == "ok":  # its last step was quicker than scancel
         return
     bench.submit(f"seed={seed_of(attempt)}", *STILL_SLOWER)
@@ -154,7 +165,7 @@ def kill_its_task(bench: Bench, attempt: Attempt) -> None:
 
 def kill_its_script(bench: Bench, attempt: Attempt) -> None:
     """kill -9 of the batch script, and submit again"""
-    array, _, task = str(attempt.job).partition("_")
+    array, _, task = str(attempt.job.id).partition("_")
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             around, words = process.environ(), process.cmdline()
@@ -164,7 +175,7 @@ def kill_its_script(bench: Bench, attempt: Attempt) -> None:
             )
             if mine and words[-1].endswith("slurm_script"):
                 process.kill()
-    await_(lambda: str(attempt.job) not in queue.queue(), "the end of a job without its script", pause=0.5)
+    await_(lambda: not goes_on(attempt), "the end of a job without its script", pause=0.5)
     if attempt.state != "ok":  # its last step was quicker
         bench.submit(f"seed={seed_of(attempt)}", *SLOWER)
 
@@ -176,9 +187,9 @@ def kill_its_node(bench: Bench, attempt: Attempt) -> None:
     minute later, ends the job's next start instead: its user submits again.
     """
     say(bench.surroundings, SCRIPTS / "node", DYING, "kill")
-    job = str(attempt.job)
+    job = str(attempt.job.id)
     try:
-        await_(lambda: queue.queue().get(job, GONE).state != "RUNNING", "SLURM missing the node", pause=0.5)
+        await_(lambda: state_of(job) != "RUNNING", "SLURM missing the node", pause=0.5)
         time.sleep(STALE_S)
     finally:
         say(bench.surroundings, SCRIPTS / "node", DYING, "start")
@@ -186,7 +197,7 @@ def kill_its_node(bench: Bench, attempt: Attempt) -> None:
         lambda: bench.was_interrupted(attempt) or attempt.state == "ok", f"a new start of {attempt.run_id}"
     )
     await_(
-        lambda: attempt.state not in UNFINISHED or job not in queue.queue(),
+        lambda: attempt.state not in UNFINISHED or not goes_on(attempt),
         f"the end of {attempt.run_id}",
         patience([attempt]),
         pause=0.5,
@@ -201,15 +212,14 @@ def let_it_run(bench: Bench, attempt: Attempt) -> None:
     On a busy machine a start takes all of its minute until it heeds the signal; SLURM ends it, and nobody
     requeues it: its user submits again.
     """
-    job = str(attempt.job)
-    await_(lambda: job not in queue.queue(), f"the end of job {job}", patience([attempt]), pause=0.5)
+    job = str(attempt.job.id)
+    await_(lambda: not goes_on(attempt), f"the end of job {job}", patience([attempt]), pause=0.5)
     if attempt.state != "ok" and TIMED_OUT in bench.told(attempt):
         bench.submit(f"seed={seed_of(attempt)}", *ELSEWHERE, LARGE_BATCHES)
 
 
 DYING = "n4"  # the others' jobs stay away from it
 CANCELLED = f"ON {DYING} CANCELLED AT"  # as SLURM says of a step that it ended
-GONE = queue.QueuedJob("", "", "", "")
 ELSEWHERE = (f"cluster.exclude={DYING}",)
 THERE = ("cluster.workers_per_node=2", f"cluster.sbatch=['--nodelist={DYING}']")
 BIG_BATCHES = "task.batch_size=64"  # or most runs are over before they are told
@@ -280,6 +290,5 @@ def runs(name: str, seeds: Sequence[int], results: Path) -> list[Outcome]:
 
 def mine(bench: Bench) -> list[str]:
     """The jobs of this results folder that have not ended."""
-    queued = queue.queue()
     attempts = [last for run in bench.folders.store.runs() for last in bench.folders.store.attempts(run)]
-    return [attempt.job for attempt in attempts if attempt.job in queued]
+    return [*jobs.live(job for attempt in attempts if (job := attempt.job.id))]

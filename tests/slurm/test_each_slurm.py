@@ -32,7 +32,7 @@ def bench(each_slurm: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_only_an_exclusive_job_has_its_nodes_alone(bench: Bench, words: list[str]) -> None:
     call = ["sbatch", "--parsable", "--output=/dev/null", *words, "--wrap", "sleep 60"]
     job = say(bench.environment, *call).strip()
-    await_(lambda: queue.queue()[job].state == "RUNNING", "a running job", pause=0.1)
+    await_(lambda: trouble_there.state_of(job) == "RUNNING", "a running job", pause=0.1)
     assert queue.has_nodes_alone(job) == (words == ["--exclusive"])
     queue.cancel([job])
 

@@ -39,21 +39,3 @@ def test_nodes_are_a_jobs_alone_where_its_version_of_slurm_says_so(
 ) -> None:
     says.write_text(f"JobId=7 JobName=a {fields} Contiguous=0 Requeue=1\n")
     assert queue.has_nodes_alone("7") is alone
-
-
-def test_what_a_person_exported_for_squeue_hides_no_job_from_us(
-    says: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    says.write_text("7|RUNNING|None|n1|a\n")
-    exported = {
-        "SQUEUE_STATES": "PENDING", "SQUEUE_PARTITION": "x", "SQUEUE_ACCOUNT": "x", "SQUEUE_NAMES": "x",
-        "SQUEUE_QOS": "x", "SQUEUE_LICENSES": "x", "SQUEUE_FORMAT": "%j", "SCANCEL_USER": "x",
-        "SACCT_FEDERATION": "1", "SLURM_TIME_FORMAT": "%s", "LOGNAME": "somebody",
-    }  # fmt: skip
-    for name, value in exported.items():
-        monkeypatch.setenv(name, value)
-    assert [*queue.queue()] == ["7"]
-    words, *environment = (says.parent / "asked").read_text().splitlines()
-    assert f"--user={os.getuid()}" in words.split()
-    assert "--all" in words.split()
-    assert not {line.partition("=")[0] for line in environment} & {*exported} - {"LOGNAME"}

@@ -1,4 +1,4 @@
-"""What sbatch is called with."""
+"""What sbatch is called with, and what is made of its answer."""
 
 from __future__ import annotations
 
@@ -7,40 +7,129 @@ from pathlib import Path
 
 import pytest
 
+from slurm import queue
 from slurm.submit import submit_array
 from slurm.task import RunTask
+from tests.slurm.programs import Programs, programs
 
-SBATCH = """#!/bin/sh
-env > "$0.saw"
-echo Submitted batch job 7
-"""
+__all__ = ["programs"]  # a fixture is found by its name in this module
+OPTIONS = {
+    "job_name": "a",
+    "time": 5,
+    "partition": "gpu",
+    "gres": "gpu:2",
+    "additional_parameters": {"requeue": True},
+}
+AROUND = {
+    "SLURM_CONF": "/etc/slurm-b/slurm.conf", "SLURM_CLUSTERS": "b", "SLURM_JOB_ID": "12", "SLURM_NTASKS": "4",
+    "RANK": "3",
+}  # fmt: skip
+
+
+def submitted(folder: Path, tasks: int = 1, conf: str | None = None) -> tuple[list[str], list[str]]:
+    """The ids of jobs, and what was said."""
+    said = list[str]()
+    ids = submit_array([RunTask("spec", "")] * tasks, folder / "jobs", OPTIONS, "python", conf, said.append)
+    return ids, said
 
 
 @pytest.mark.parametrize(("given", "seen"), [(None, "/etc/slurm-b/slurm.conf"), ("/mine.conf", "/mine.conf")])
 def test_a_job_of_our_own_is_hidden_from_sbatch_and_the_choice_of_a_cluster_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, seen: str
+    tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch, given: str | None, seen: str
 ) -> None:
-    for name in ("sbatch", "srun"):  # submitit submits only where both are
-        program = tmp_path / name
-        program.write_text(SBATCH)
-        program.chmod(0o755)
-    around = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "SLURM_CONF": "/etc/slurm-b/slurm.conf",
-        "SLURM_CLUSTERS": "b",
-        "SLURM_JOB_ID": "12",
-        "SLURM_NTASKS": "4",
-        "SBATCH_PARTITION": "other",
-        "RANK": "3",
-    }
-    for name, value in around.items():
+    for name, value in AROUND.items():
         monkeypatch.setenv(name, value)
-    options = {"job_name": "a", "time": 5}
-    assert submit_array([RunTask("spec", "")], tmp_path / "jobs", options, "python", given) == ["7"]
-    there = dict(
-        line.split("=", 1) for line in (tmp_path / "sbatch.saw").read_text().splitlines() if "=" in line
-    )
-    assert there["SLURM_CONF"] == seen
-    assert there["SLURM_CLUSTERS"] == "b"
-    assert not {"SLURM_JOB_ID", "SLURM_NTASKS", "SBATCH_PARTITION", "RANK"} & set(there)
-    assert {name: os.environ[name] for name in around} == around
+    programs.prints("sbatch", "7")
+    assert submitted(tmp_path, conf=given) == (["7"], [])
+    around = programs.environment("sbatch")
+    assert around["SLURM_CONF"] == seen
+    assert around["SLURM_CLUSTERS"] == "b"
+    assert not {"SLURM_JOB_ID", "SLURM_NTASKS", "RANK"} & set(around)
+    assert {name: os.environ[name] for name in AROUND} == AROUND
+
+
+@pytest.mark.parametrize(
+    ("exported", "value", "aside"),
+    [
+        ("SBATCH_ACCOUNT", "mine", ""),
+        ("SBATCH_QOS", "long", ""),
+        ("SBATCH_CONSTRAINT", "a100", ""),
+        ("SBATCH_MEM_PER_CPU", "4G", ""),
+        ("SBATCH_PARTITION", "gpu", ""),  # as the configuration has it
+        ("SBATCH_PARTITION", "cpu", "--partition=gpu counts"),
+        ("SBATCH_TIMELIMIT", "9", "--time=5 counts"),
+        ("SBATCH_GPUS_PER_NODE", "8", "--gres=gpu:2 counts"),
+        ("SBATCH_NO_REQUEUE", "1", "--requeue counts"),
+        ("SBATCH_WAIT", "1", "sbatch is to return at once"),
+        ("SBATCH_ARRAY_INX", "0-3", "a job for each run"),
+    ],
+)
+def test_what_a_person_exported_for_sbatch_counts_where_the_configuration_says_nothing(
+    tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch, exported: str, value: str, aside: str
+) -> None:
+    monkeypatch.setenv(exported, value)
+    programs.prints("sbatch", "7")
+    ids, said = submitted(tmp_path)
+    assert ids == ["7"]
+    is_passed_on = programs.environment("sbatch").get(exported) == value
+    if aside:
+        assert not is_passed_on
+        assert said == [f"exported for sbatch, and set aside: {exported}={value} ({aside})"]
+    else:
+        assert not said
+        assert is_passed_on or exported == "SBATCH_PARTITION"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "12",
+        "12;devcluster",
+        "Welcome! This is your job 3 of 500\n12\nHave a nice day",
+        "Submitted batch job 12",
+        "job 7 of 500\nSubmitted batch job 12 on cluster devcluster",
+    ],
+)
+def test_the_id_is_found_among_what_a_sites_own_sbatch_prints(
+    tmp_path: Path, programs: Programs, answer: str
+) -> None:
+    programs.prints("sbatch", answer)
+    assert submitted(tmp_path, tasks=2) == (["12_0", "12_1"], [])
+    assert "--parsable" in programs.words("sbatch")
+    assert {path.name for path in (tmp_path / "jobs").iterdir()} == {
+        "12_0_submitted.pkl", "12_1_submitted.pkl", "12_submission.sh",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("500\n12", 0),
+        ("", 0),
+        ("sbatch: error: Batch job submission failed: Socket timed out on send/recv", 1),
+    ],
+)
+def test_an_answer_that_names_no_job_is_looked_up_in_the_queue(
+    tmp_path: Path, programs: Programs, answer: str, code: int
+) -> None:
+    programs.prints("sbatch", answer, code=code)
+    programs.prints("squeue", "11|/elsewhere/1.sh\n12|$SCRIPT", SCRIPT=f"$(ls {tmp_path}/jobs/*.sh)")
+    ids, said = submitted(tmp_path)
+    assert ids == ["12"]
+    assert "SLURM has the job 12, of which sbatch said" in said[0]
+
+
+def test_a_job_is_neither_refused_nor_queued_as_long_as_nobody_can_tell(
+    tmp_path: Path, programs: Programs
+) -> None:
+    programs.prints("sbatch", "sbatch: error: Unable to contact slurm controller", code=1)
+    programs.prints("squeue", "slurm_load_jobs error: Unable to contact slurm controller", code=1)
+    with pytest.raises(queue.Unsure, match=r"not known whether SLURM has taken the job.*Unable to contact"):
+        submitted(tmp_path)
+
+
+def test_a_refusal_is_no_doubt(tmp_path: Path, programs: Programs) -> None:
+    programs.prints("sbatch", "sbatch: error: invalid partition specified: gpu", code=1)
+    programs.prints("squeue", "11|/elsewhere/1.sh")
+    with pytest.raises(ValueError, match=r"refused the job: invalid partition.*cluster\.partition"):
+        submitted(tmp_path)

@@ -1,0 +1,138 @@
+"""What is taken to be known of a job, by all that SLURM's commands may say on other people's clusters."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm import jobs, queue
+from slurm.jobs import Noted, Report
+from tests.slurm.programs import Programs, programs
+
+__all__ = ["programs"]  # a fixture is found by its name in this module
+ME, SOMEBODY = 1000, 1001
+FOLDER = Path("/results/sweeps/s/a0")
+JOB = Noted("12_1", "s-a0", FOLDER, 1, "here", ME)
+THEIRS, NAMELESS = JOB._replace(user=SOMEBODY), JOB._replace(id=None)
+HERE = "ClusterName             = here\nPrivateData             = none"
+PRIVATE = HERE.replace("none", "accounts,jobs,users")
+HEAD = "JOBID|STATE|REASON|NODELIST|END_TIME|NAME|COMMAND\n"
+ROWS = (
+    HEAD
+    + """12_0|RUNNING|None|n1|N/A|s-a0|/results/sweeps/s/a0/1.sh
+12_1|{}|None|n1|N/A|s-a0|/results/sweeps/s/a0/1.sh"""
+)
+RENAMED = ROWS.format("RUNNING").replace("|s-a0", "|another")
+COPIED = ROWS.format("RUNNING").replace("/results/", "/spool/")
+ANOTHERS = RENAMED.replace("/results/", "/spool/")  # it has the id, and is another job
+NONE = HEAD + "13|RUNNING|None|n1|N/A|other|/elsewhere/1.sh"
+
+
+@pytest.mark.parametrize(
+    ("job", "squeue", "sacct", "config", "known", "state"),
+    [
+        (JOB, ROWS.format("RUNNING"), "", HERE, "queued", "RUNNING"),
+        (THEIRS, ROWS.format("PENDING"), "", PRIVATE, "queued", "PENDING"),
+        (JOB, ROWS.format("COMPLETING"), "", HERE, "queued", "COMPLETING"),
+        (JOB, ROWS.format("REQUEUE_HOLD"), "", HERE, "queued", "REQUEUE_HOLD"),
+        (JOB, ROWS.format("NODE_FAIL"), "", HERE, "ended", "NODE_FAIL"),
+        (JOB, NONE, "12_1|TIMEOUT|2026-01-01T00:00:00|n1|s-a0", HERE, "ended", "TIMEOUT"),
+        (JOB, NONE, "12_[0-3,7%2]|CANCELLED by 7|Unknown|None assigned|s-a0", HERE, "ended", "CANCELLED"),
+        (JOB, NONE, "12_1|COMPLETED|2020-01-01T00:00:00|n1|of-before", HERE, "forgotten", ""),
+        (JOB, NONE, "12_1|RUNNING|Unknown|n1|s-a0", HERE, "forgotten", ""),  # never closed in the database
+        (JOB, NONE, "", HERE, "forgotten", ""),
+        (THEIRS, NONE, "", HERE, "forgotten", ""),
+        (JOB, NONE, "", PRIVATE, "forgotten", ""),
+        (THEIRS, NONE, "", PRIVATE, "unknown", ""),
+        (JOB._replace(user=None), NONE, "", PRIVATE, "unknown", ""),
+        (JOB, COPIED, "", HERE, "queued", "RUNNING"),
+        (JOB, RENAMED, "", HERE, "queued", "RUNNING"),
+        (JOB, ANOTHERS, "", HERE, "unknown", ""),
+        (NAMELESS, ROWS.format("RUNNING"), "", HERE, "queued", "RUNNING"),
+        (NAMELESS, NONE, "", HERE, "forgotten", ""),
+        (NAMELESS._replace(user=SOMEBODY), NONE, "", PRIVATE, "unknown", ""),
+        (JOB._replace(cluster="there"), NONE, "", HERE, "forgotten", ""),  # reached by its name
+        (JOB._replace(cluster="there", user=SOMEBODY), NONE, "", HERE, "unknown", ""),
+    ],
+)  # fmt: skip
+def test_what_slurm_does_not_show_is_over_only_where_it_would_show_it(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch,
+    job: Noted, squeue: str, sacct: str, config: str, known: str, state: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(os, "getuid", lambda: ME)
+    programs.prints("squeue", squeue)
+    programs.prints("sacct", sacct)
+    programs.prints("scontrol", config)
+    report = jobs.ask([job])[job]
+    assert (report.known, report.state) == (known, state)
+    if known in ("queued", "ended"):
+        assert report.id == "12_1"
+
+
+def test_a_cluster_that_can_not_be_asked_from_here_leaves_its_jobs_unknown(programs: Programs) -> None:
+    programs.prints("scontrol", HERE)
+    programs.prints("squeue", "squeue: error: No cluster 'there' known by database.", code=1)
+    job = JOB._replace(cluster="there")
+    report = jobs.ask([job])[job]
+    assert report.known == "unknown"
+    assert "on the cluster there, and SLURM here is here" in report.reason
+    assert "--clusters=there" in programs.words("squeue")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_answer"),
+    [
+        ("slurm_load_jobs error: Invalid job id specified", True),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", False),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", False),
+        ("This cluster is in maintenance until Monday.", False),
+    ],
+)
+def test_an_error_is_no_answer_except_that_there_is_no_such_job(
+    programs: Programs, error: str, is_answer: bool
+) -> None:
+    programs.prints("scontrol", HERE)
+    programs.prints("squeue", error, code=1)
+    programs.prints("sacct", "Slurm accounting storage is disabled", code=1)
+    if is_answer:
+        assert jobs.ask([JOB]) == {JOB: Report("forgotten", "12_1")}
+    else:
+        with pytest.raises(queue.SlurmError, match=error.partition(" (")[0]):
+            jobs.ask([JOB])
+
+
+def test_a_squeue_that_does_something_else_is_no_answer(programs: Programs) -> None:
+    programs.prints("scontrol", HERE)
+    programs.prints("squeue", "   id  user      state    (of 5 minutes ago)\n   13  somebody  running")
+    with pytest.raises(queue.SlurmError, match="squeue of this machine does not answer as SLURM's does"):
+        jobs.ask([JOB])
+
+
+def test_what_a_person_exported_hides_no_job(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs.prints("squeue", ROWS.format("RUNNING"))
+    programs.prints("scontrol", HERE)
+    exported = {
+        "SQUEUE_STATES": "PENDING", "SQUEUE_PARTITION": "x", "SQUEUE_ACCOUNT": "x", "SQUEUE_NAMES": "x",
+        "SQUEUE_QOS": "x", "SQUEUE_LICENSES": "x", "SQUEUE_FORMAT": "%j", "SQUEUE_USERS": "x",
+        "SCANCEL_USER": "x", "SACCT_FEDERATION": "1", "SCONTROL_ALL": "1", "SINFO_PARTITION": "x",
+        "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "3", "LOGNAME": "somebody", "USER": "somebody",
+    }  # fmt: skip
+    for name, value in exported.items():
+        monkeypatch.setenv(name, value)
+    assert jobs.ask([JOB])[JOB].known == "queued"
+    assert {"--jobs=12", "--all", "--array", "--states=all"} <= {*programs.words("squeue")}
+    assert not {*programs.environment("squeue")} & {*exported} - {"LOGNAME", "USER"}
+
+
+def test_what_goes_on_after_scancel_is_told_with_its_words(programs: Programs) -> None:
+    mine, theirs = Report("queued", "11", "RUNNING"), Report("queued", "12", "RUNNING")
+    programs.prints("scontrol", HERE)
+    programs.prints("squeue", HEAD + "11|CANCELLED|None|n1|N/A|a|/a\n12|RUNNING|None|n1|N/A|a|/a")
+    programs.prints(
+        "scancel", "scancel: error: Kill job error on job id 12: Access/permission denied", code=1
+    )
+    refused = jobs.cancel([mine, theirs])
+    assert [*refused] == [theirs]
+    assert "permission denied" in refused[theirs]
