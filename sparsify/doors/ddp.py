@@ -9,10 +9,9 @@ from weakref import finalize
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sparsify.comm import Comm
@@ -24,10 +23,10 @@ from sparsify.doors.overlap import Background
 from sparsify.doors.wrapping import (
     Door,
     Used,
-    check_ddp,
     check_method,
     check_overlap,
     check_tensorwise,
+    ddp_in,
     group_beside,
     group_of,
     parameters_of,
@@ -70,6 +69,7 @@ class DDPHook(Door):
     copy of the model, or one that was loaded whole from a file, has no hook: register one anew.
 
     Args:
+        model: a DistributedDataParallel, or what wraps one, such as `torch.compile`.
         optimiser: whose learning rates feedback in the learning-rate domain follows, each parameter's own
             group's; and which must have no momentum where the method has its own.
         comm, group: as for `sparsify.distribute`, but by default DDP's own process group; a new one of the
@@ -91,7 +91,7 @@ class DDPHook(Door):
 
     def __init__(
         self,
-        model: DistributedDataParallel,
+        model: nn.Module,
         method: Method,
         optimiser: torch.optim.Optimizer | None = None,
         comm: Comm | None = None,
@@ -104,7 +104,7 @@ class DDPHook(Door):
         scaler: GradScaler | None = None,
         overlap: bool = False,
     ) -> None:
-        check_ddp(model)
+        model = ddp_in(model)
         check_method(method, optimiser, model)
         is_apart = overlap and not isinstance(method, Dense)
         if is_apart:
@@ -154,8 +154,8 @@ class DDPHook(Door):
             if "only be called once" not in str(error):
                 raise
             raise ValueError(
-                "this model has a communication hook already, and DDP takes no other; wrap `model.module` in "
-                "a DistributedDataParallel anew"
+                "this model has a communication hook already, and DDP takes no other; leave that one out, or "
+                "wrap `model.module` in a DistributedDataParallel anew"
             ) from error
         if not self._is_scaler_checked:
             finalize(self, register_optimizer_step_pre_hook(while_alive(self._check_scaler)).remove)

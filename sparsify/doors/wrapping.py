@@ -263,23 +263,24 @@ class Door:
             )
 
 
-def check_ddp(model: object) -> None:
-    """Refuse what is no DistributedDataParallel that takes a hook."""
-    if isinstance(getattr(model, "_orig_mod", None), DistributedDataParallel):
-        raise ValueError(
-            "torch.compile wraps this DistributedDataParallel; register with the one inside, before compiling"
-        )
-    if not isinstance(model, DistributedDataParallel):
-        sharded = isinstance(model, nn.Module) and any(hasattr(p, "device_mesh") for p in model.parameters())
-        why = "shards its gradients, and sparsification needs whole ones" if sharded else "has no buckets"
+def ddp_in(model: nn.Module) -> DistributedDataParallel:
+    """The one that takes a hook: the model, or what `torch.compile` or a trainer has wrapped once more."""
+    parts = list(model.modules()) if isinstance(model, nn.Module) else []
+    inside = [part for part in parts if isinstance(part, DistributedDataParallel)]
+    if len(inside) != 1:
+        sharded = any(hasattr(p, "device_mesh") for part in parts for p in part.parameters())
+        why = "has no buckets" if not inside else f"has {len(inside)} inside, to be registered one by one"
+        why = "shards its gradients, and sparsification needs whole ones" if sharded else why
         raise ValueError(
             f"register takes a DistributedDataParallel, and {type(model).__name__} {why}; wrap the model in "
-            "one, or take sparsify.distribute for a plain loop"
+            "one, as trainers do for several workers, or take sparsify.distribute for a plain loop"
         )
-    if getattr(model, "mixed_precision", None) is not None:
+    (found,) = inside
+    if getattr(found, "mixed_precision", None) is not None:
         raise ValueError(
             "DDP's mixed_precision averages with a hook of its own; leave it out, and use torch.autocast"
         )
+    return found
 
 
 def check_method(

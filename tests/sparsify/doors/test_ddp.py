@@ -98,7 +98,7 @@ def test_what_the_hook_can_not_do_is_refused_at_once(options: dict[str, Any], se
 def test_only_a_model_that_takes_a_hook_gets_one() -> None:
     method = sparsify.build("topk", **TOPK)
     with pytest.raises(ValueError, match="takes a DistributedDataParallel, and Net has no buckets"):
-        sparsify.register(uses.net(), method)  # type: ignore[arg-type]  # what is wrong here is the test
+        sparsify.register(uses.net(), method)
     ddp, _ = registered()
     with pytest.raises(ValueError, match="has a communication hook already, and DDP takes no other"):
         sparsify.register(ddp, method)
@@ -107,10 +107,8 @@ def test_only_a_model_that_takes_a_hook_gets_one() -> None:
         sparsify.register(fresh, method, comm=object(), group=dist.group.WORLD)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="is not a method; build one"):
         sparsify.register(fresh, "topk")  # type: ignore[arg-type]  # wrong on purpose
-    compiled = torch.nn.Module()
-    compiled._orig_mod = fresh
-    with pytest.raises(ValueError, match="register with the one inside, before compiling"):
-        sparsify.register(compiled, method)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ValueError, match="ModuleList has 2 inside, to be registered one by one"):
+        sparsify.register(nn.ModuleList([ddp, fresh]), method)
     averaging = sparsify.distribute(torch.optim.SGD(fresh.parameters(), lr=0.1), fresh.module, method)
     with pytest.raises(ValueError, match="optimiser averages by itself"):
         sparsify.register(fresh, method, averaging)
@@ -123,10 +121,34 @@ def test_a_sharded_model_is_refused() -> None:
     model = uses.net()
     fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
     with pytest.raises(ValueError, match="shards its gradients, and sparsification needs whole ones"):
-        sparsify.register(model, sparsify.build("topk", **TOPK))  # type: ignore[arg-type]  # wrong on purpose
+        sparsify.register(model, sparsify.build("topk", **TOPK))
 
 
-def step(ddp: DistributedDataParallel, hook: DDPHook, at: int = 0) -> None:
+@pytest.mark.usefixtures("group_of_one")
+def test_what_wraps_a_ddp_may_be_handed_over() -> None:
+    """It trains as the bare one does."""
+
+    def compiled(ddp: nn.Module) -> nn.Module:
+        found = torch.compile(ddp, backend="aot_eager")
+        assert isinstance(found, nn.Module)
+        return found
+
+    trained = []
+    for wraps in (lambda ddp: ddp, compiled, nn.Sequential):
+        ddp = DistributedDataParallel(uses.net())
+        called = wraps(ddp)
+        uses.loss_of(called, 0, 0).backward()
+        hook = sparsify.register(
+            called, sparsify.build("topk", **TOPK), torch.optim.SGD(ddp.parameters(), lr=0.1)
+        )
+        for at in range(3):
+            step(called, hook, at)
+        trained.append(uses.weights(ddp.module))
+    for weights in trained[1:]:
+        torch.testing.assert_close(weights, trained[0], rtol=1e-12, atol=1e-12)
+
+
+def step(ddp: nn.Module, hook: DDPHook, at: int = 0) -> None:
     assert hook.optimiser is not None
     hook.optimiser.zero_grad()
     uses.loss_of(ddp, 0, at).backward()
