@@ -19,7 +19,9 @@ CALM = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 @pytest.mark.parametrize("trainer", USES)
 def test_a_trainer_trains_as_a_plain_loop_does_and_resumes_to_the_bit(trainer: str, tmp_path: Path) -> None:
-    """With clipping, accumulation, mixed precision, schedules, and evaluation after each epoch."""
+    """With clipping, accumulation, mixed precision, schedules, evaluation in between. Who averages by
+    `distribute`, too, is told on every worker.
+    """
     for package in NEEDED.get(trainer, (trainer,)):
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -33,4 +35,8 @@ def test_a_trainer_trains_as_a_plain_loop_does_and_resumes_to_the_bit(trainer: s
             for rank in ranks:
                 found = rank[name + kind]
                 assert torch.equal(found["weights"], first["weights"]), (trainer, name, kind)
-                assert (found["steps"], found["report"]) == (first["steps"], first["report"])
+                assert (found["steps"], found["report"]) == (rank[name]["steps"], rank[name]["report"])
+    for rank in ranks:
+        assert [("averages" in words or "closure" in words) for words in rank["averaged twice"]["said"]] == [
+            True
+        ] * 2

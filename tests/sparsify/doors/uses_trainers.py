@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed as dist
@@ -24,13 +24,16 @@ from sparsify.doors.ddp import DDPHook
 from tests.conftest import ROOT, there
 
 EPOCHS, BATCH, EXAMPLES = 2, 4, 64  # eight batches an epoch for each of two workers
-MAX_NORM, DENSITY, FIRST_SCALE = 0.1, 0.2, 2.0**20  # with this scale gradients overflow at first
+MAX_NORM, FIRST_SCALE = 0.1, 2.0**20  # with this scale gradients overflow at first
+ON_THE_PAGE = 'sparsify.build("topk", density=0.01)'
 RESUMED, LOOP = ", resumed", ", in a plain loop"
 
 
 class Use(NamedTuple):
     """How somebody trains."""
 
+    method: str = 'sparsify.build("topk", density=0.2)'
+    momentum: float = 0.9  # of the optimiser
     accumulated: int = 1  # backward passes a step
     max_norm: float = 1e9
     dtype: torch.dtype = torch.float32
@@ -38,13 +41,14 @@ class Use(NamedTuple):
     is_resumed: bool = False  # also from the checkpoint of the first epoch
 
 
-PLAIN, ALL = Use(), Use(2, MAX_NORM, torch.bfloat16, is_resumed=True)
+PLAIN = Use('sparsify.build("dgc", density=0.2, momentum=0.9)', momentum=0.0)
+ALL = Use(accumulated=2, max_norm=MAX_NORM, dtype=torch.bfloat16, is_resumed=True)
 USES: dict[str, dict[str, Use]] = {
     "accelerate": {"plain": PLAIN, "all": ALL},
     "transformers": {"plain": PLAIN, "all": ALL},
     "lightning": {
         "plain": PLAIN, "all": ALL, "all, by hand": ALL._replace(by_hand=True),
-        "overflowing": Use(2, MAX_NORM, torch.float16),
+        "overflowing": ALL._replace(dtype=torch.float16, is_resumed=False),
     },
 }  # fmt: skip
 
@@ -75,7 +79,9 @@ class Remembering(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
-        self.optimiser = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        self.optimiser: torch.optim.Optimizer = torch.optim.SGD(
+            self.parameters(), lr=0.1, momentum=use.momentum
+        )
         steps = EPOCHS * EXAMPLES // BATCH // use.accumulated  # of both workers: Accelerate counts so
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, lambda step: 1 - step / steps)
         self.seen: Seen = []
@@ -88,10 +94,6 @@ class Remembering(nn.Module):
         return {"loss": nn.functional.cross_entropy(scores, labels), "scores": scores}
 
 
-def method() -> Any:
-    return sparsify.build("topk", density=DENSITY, scope="layer")
-
-
 def recipe(trainer: str, use: Use) -> dict[str, Any]:
     """What the page's blocks for this trainer define."""
     page = (ROOT / "docs" / "trainers.md").read_text()
@@ -99,7 +101,7 @@ def recipe(trainer: str, use: Use) -> dict[str, Any]:
     names: dict[str, Any] = {}
     for kind, block in re.findall(r"```(diff|python)\n(.*?)```", section, flags=re.DOTALL):
         lines = [line[1:] if kind == "diff" else line for line in block.splitlines()]
-        code = "\n".join(lines).replace("density=0.01", f"density={DENSITY}")
+        code = "\n".join(lines).replace(ON_THE_PAGE, use.method)
         exec(code.replace(" 1.0)", f" {use.max_norm})"), names)
     return names
 
@@ -127,7 +129,7 @@ def in_transformers(net: Remembering, use: Use, folder: Path, is_resumed: bool) 
     trainer = transformers.Trainer(
         net, settings, train_dataset=Examples(), eval_dataset=Examples(), optimizers=parts
     )
-    trainer.add_callback(recipe("Trainer", use)["Sparsify"](trainer, method()))
+    trainer.add_callback(recipe("Trainer", use)["Sparsify"](trainer, eval(use.method)))
     first = folder / f"checkpoint-{EXAMPLES // BATCH // 2 // use.accumulated}"
     trainer.train(resume_from_checkpoint=str(first) if is_resumed else None)
 
@@ -168,7 +170,7 @@ def in_lightning(net: Remembering, use: Use, folder: Path, is_resumed: bool) -> 
     kept = lightning.callbacks.ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
     trainer = lightning.Trainer(
         accelerator="cpu", devices=2, strategy="ddp", max_epochs=EPOCHS, logger=False,
-        callbacks=[recipe("Lightning", use)["Sparsify"](method()), kept], enable_progress_bar=False,
+        callbacks=[recipe("Lightning", use)["Sparsify"](eval(use.method)), kept], enable_progress_bar=False,
         enable_model_summary=False, **precision, **({} if use.by_hand else automatic),
     )  # fmt: skip
     batches = [DataLoader(Examples(), BATCH) for _ in range(2)]
@@ -182,7 +184,7 @@ def scaler() -> torch.amp.GradScaler:
 def in_a_plain_loop(net: Remembering, use: Use, seen: Seen) -> None:
     """Step by step what a trainer did, with the batches and the rates that it had."""
     ddp, own = DistributedDataParallel(net), scaler() if use.dtype is torch.float16 else None
-    sparsify.register(ddp, method(), net.optimiser, scaler=own)
+    sparsify.register(ddp, eval(use.method), net.optimiser, scaler=own)
     for at, (batch, lr) in enumerate(seen, 1):
         is_last = at % use.accumulated == 0
         with contextlib.nullcontext() if is_last else ddp.no_sync():
@@ -223,17 +225,28 @@ def main(trainer: str, folder: Path) -> None:
         report = tuple(there(hook.last_report))
         found[name] = {"weights": weights, "steps": hook.steps, "report": report}
 
-    patch.object(sparsify, "register", registered).start()
-    for name, use in USES[trainer].items():
-        net, again, loop = Remembering(use), Remembering(use, seed=1), Remembering(use)
-        train(net, use, folder / name, False)
-        lived(name, net)
-        found[name]["rates"] = torch.tensor([lr for _, lr in net.seen])
-        if use.is_resumed:
-            train(again, use, folder / name, True)
-            lived(name + RESUMED, again)
-        in_a_plain_loop(loop, use, net.seen)
-        lived(name + LOOP, loop)
+    with patch.object(sparsify, "register", registered):
+        for name, use in USES[trainer].items():
+            net, again, loop = Remembering(use), Remembering(use, seed=1), Remembering(use)
+            train(net, use, folder / name, False)
+            lived(name, net)
+            found[name]["rates"] = torch.tensor([lr for _, lr in net.seen])
+            if use.is_resumed:
+                train(again, use, folder / name, True)
+                lived(name + RESUMED, again)
+            in_a_plain_loop(loop, use, net.seen)
+            lived(name + LOOP, loop)
+    said = []
+    for way in (Mock(), register):  # without and with the recipe
+        net = Remembering(Use())
+        net.optimiser = sparsify.distribute(net.optimiser, net, eval(Use().method))
+        net.schedule = torch.optim.lr_scheduler.LambdaLR(net.optimiser, lambda step: 1.0)
+        with patch.object(sparsify, "register", way):
+            try:
+                train(net, Use(), folder / "refused", False)
+            except ValueError as error:
+                said.append(str(error))
+    found["averaged twice"] = {"said": said}
     torch.save(found, folder / f"{dist.get_rank()}.pt")
 
 
