@@ -179,16 +179,19 @@ def _gpus(examined: Examined) -> Judged:
     for each in examined.probes:
         if not each.facts:
             continue
-        seen = [min(len(facts.gpus), len(facts.visible_gpus or facts.gpus)) for facts in each.facts]
-        models = sorted({name for facts in each.facts for name in facts.gpus})
-        if not min(seen):
+        seen = [facts.own_gpus() for facts in each.facts]
+        models = sorted({name for facts in each.facts for name in facts.gpus.values()})
+        count = len({gpu for own in seen for gpu in own})
+        if not all(seen) or count < len(seen):
+            found = f"{len(seen)} workers see {count} GPUs" if all(seen) else "workers see no GPU"
             text = (
-                "workers see no GPU; cluster.gres and gpus are asked for as `plan --sbatch` shows: ask for "
+                f"{found}; cluster.gres and gpus are asked for as `plan --sbatch` shows: ask for "
                 "them as the site's manual says, or take device=cpu"
             )
             yield Finding("FAULT", each.node, text), {}
             continue
-        bound = "each worker sees its own" if max(seen) == 1 < len(seen) else "workers see all of their job"
+        is_bound = max(map(len, seen)) == 1 < len(seen)
+        bound = "each worker sees its own" if is_bound else "workers see all of their job"
         yield Finding("works", "GPUs", f"{each.node}: {', '.join(models)}; {bound}"), {}
         wrong = [name for name in models if cluster.gpu not in ("any", "none")]
         if any(not gpus.is_model(cluster.gpu, name) for name in wrong):

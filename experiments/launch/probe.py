@@ -42,12 +42,21 @@ class Facts(msgspec.Struct):
     name: list[str]  # what the host's name resolves to
     interfaces: dict[str, list[str]]  # IPv4 addresses of each
     cores: list[str]  # of each CPU that it may use: those of the same core
-    gpus: list[str]  # models of those that NVIDIA's driver shows
+    gpus: dict[str, str]  # the models of those that NVIDIA's driver shows, by their bus ids
     visible_gpus: list[str] | None  # of CUDA_VISIBLE_DEVICES
     lock: str  # HELD, NOT_HELD, NO_LOCKS, or why the file can't be opened
     container: str  # why it does not start; empty where it does, or none was asked for
     runtime: str | None  # the program for containers that is there
     at: float  # seconds since 1970, by this node's clock
+
+    def own_gpus(self) -> list[str]:
+        """Names of those that CUDA_VISIBLE_DEVICES leaves to this task: bus ids, or its own names."""
+        shown, left = [*self.gpus], self.visible_gpus
+        if left is None:
+            return shown
+        if not all(name.isdigit() for name in left):
+            return left[: len(shown)]
+        return [shown[int(name)] for name in left if int(name) < len(shown)]
 
 
 def look(folder: Path, asked: Asked, place: WorkerPlace) -> Facts:
@@ -65,7 +74,7 @@ def look(folder: Path, asked: Asked, place: WorkerPlace) -> Facts:
         name=addresses.of_name(),
         interfaces=addresses.by_interface(),
         cores=[siblings(cpu) for cpu in sorted(os.sched_getaffinity(0))],
-        gpus=[gpu.name for gpu in gpus.survey().values()],
+        gpus={bus: gpu.name for bus, gpu in gpus.survey().items()},
         visible_gpus=environment.visible_gpus(),
         lock=lock_state(folder / LOCK),
         container=why,

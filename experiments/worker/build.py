@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments.config.config import Config
-from experiments.config.machines import VirtualCluster
+from experiments.config.machines import SlurmCluster, VirtualCluster
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.alternation import Turns
@@ -137,12 +137,16 @@ def prepare_device(config: Config, place: WorkerPlace) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("device=cuda, but torch finds no GPU here; take profile=laptop, or device=cpu")
-    if place.local_rank >= torch.cuda.device_count():
+    visible, index = torch.cuda.device_count(), place.local_rank
+    # SLURM may bind GPUs to tasks, each of which sees its own only, as number 0: connect.py compares them.
+    if isinstance(config.cluster, SlurmCluster):
+        index %= visible
+    if index >= visible:
         raise ValueError(
-            f"{place.size} workers need {place.size} GPUs and this machine has {torch.cuda.device_count()}; "
+            f"{place.size} workers need {place.size} GPUs and this machine has {visible}; "
             "take fewer workers, or cluster=virtual, which runs them all on one"
         )
-    device = torch.device("cuda", place.local_rank)
+    device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False  # as published
     prepare_precision(config.precision, device)

@@ -25,6 +25,7 @@ from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.machines import Container, EmulatedCluster, VirtualCluster
 from experiments.training.stop import Preempted, Stop
+from experiments.worker import hardware
 from experiments.worker.addresses import addresses, interface_with, own_address_to
 from experiments.worker.orders import Orders
 from slurm import environment
@@ -128,6 +129,8 @@ def open_group(
     rank, size, _ = place
     meeting = open_store(folder, place, here, interface, PATIENCE, give_up)
     store = meeting.store
+    if device.type == "cuda" and not here:
+        refuse_shared_gpu(store, rank, size, hardware.identity(device), give_up)
     if not here and not interface:
         interface = found_interface(meeting, rank, size, give_up)
         environment.offer({"GLOO_SOCKET_IFNAME": interface} if interface else {})
@@ -153,6 +156,28 @@ class MeetingPlace(NamedTuple):
     store: Store
     address: str  # of rank 0's machine
     own: str | None = None  # this worker's address towards it; None on rank 0's own node
+
+
+def refuse_shared_gpu(
+    store: Store, rank: int, size: int, mine: str, give_up: Callable[[], bool] = lambda: False
+) -> None:
+    """Make sure that no other worker computes on this one's GPU. Returns when all came.
+
+    Raises:
+        ValueError: on all workers alike, some do.
+        WorkerLost: somebody did not come.
+    """
+    store.set(f"gpu/{rank}", mine)
+    come(store, rank, size, PATIENCE, give_up)
+    used = [store.get(f"gpu/{other}").decode() for other in range(size)]
+    for gpu in used:
+        if used.count(gpu) > 1:
+            ranks = " and ".join(str(other) for other in range(size) if used[other] == gpu)
+            raise ValueError(
+                f"workers {ranks} have the same GPU, {gpu}: SLURM shows them fewer GPUs than workers; ask "
+                "for as many (cluster.gres; `plan --sbatch` shows what is asked for), or have one bound to "
+                "each, as cluster.srun=[--gpus-per-task=1] does"
+            )
 
 
 def found_interface(

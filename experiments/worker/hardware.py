@@ -170,6 +170,13 @@ def bus(index: int) -> str:
     return gpus.bus_id(own.pci_domain_id, own.pci_bus_id, own.pci_device_id)
 
 
+def identity(device: torch.device) -> str:
+    """A GPU's name among all GPUs of all nodes, whatever numbers processes have for it. Slices of one (MIG)
+    share its bus.
+    """
+    return f"{bus(device.index)} on {platform.node()} ({torch.cuda.get_device_properties(device).uuid})"
+
+
 # Workers that stand for several machines and share the cores of one: as if each machine had its own.
 #
 # On a machine of its own, a worker's threads find a free core when a message comes. Here the kernel moves

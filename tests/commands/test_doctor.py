@@ -79,7 +79,8 @@ def facts(rank: int = 0, node: str = "n1", **other: object) -> Facts:
     """Those of a node where all is well."""
     well = {
         "python": "3.11.7", "name": ["10.0.0.1"], "interfaces": {"eth0": ["10.0.0.1"]}, "cores": [str(rank)],
-        "gpus": ["NVIDIA A100-SXM4-80GB"] * 2, "visible_gpus": None, "lock": probe.HELD, "container": "",
+        "gpus": dict.fromkeys(["07", "0F"], "NVIDIA A100-SXM4-80GB"), "visible_gpus": None,
+        "lock": probe.HELD, "container": "",
         "runtime": None, "at": 100.0,
     }  # fmt: skip
     return Facts(node=node, rank=rank, **{**well, **other})  # type: ignore[arg-type]  # as they are written
@@ -113,13 +114,17 @@ JUDGED: list[tuple[Examined, str, str, dict[str, object]]] = [
         "note", "[--hint=nomultithread] gives each core to one", {"sbatch": ["--hint=nomultithread"]},
     ),
     (examined(facts(cores=["0", "1"]), facts(1, cores=["0", "1"])), "note", "[--cpu-bind=cores]", {}),
-    (examined(facts(gpus=[]), words="device=cuda"), "FAULT", "workers see no GPU", {}),
+    (examined(facts(gpus={}), words="device=cuda"), "FAULT", "workers see no GPU", {}),
     (examined(facts(), words="device=cuda cluster.gpu=h100"), "FAULT", "cluster.gpu=h100", {}),
     (
         examined(facts(visible_gpus=["0"]), facts(1, visible_gpus=["1"]), words="device=cuda"),
         "works", "each worker sees its own", {},
     ),
     (examined(facts(), words="device=cuda"), "works", "workers see all of their job", {}),
+    (
+        examined(facts(visible_gpus=["0"]), facts(1, visible_gpus=["0"]), words="device=cuda"),
+        "FAULT", "2 workers see 1 GPUs; cluster.gres", {},
+    ),
     (examined(facts(), most_tasks=500), "FAULT", "say max_array: 500", {"max_array": 500}),
     (examined(facts(), most_tasks=4000), "works", "of up to 4000 jobs", {"max_array": 4000}),
     (examined(facts(), words="cluster.time_min=9999"), "FAULT", "say time_min: 1440", {"time_min": 1440}),

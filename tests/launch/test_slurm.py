@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -124,6 +126,28 @@ def test_plain_sbatch_makes_a_grid_in_one_allocation(bench: Bench, tmp_path: Pat
     assert len(attempts) == 3
     assert all(attempt.manifest["alone"] for attempt in attempts)  # SLURM says that the nodes were not shared
     assert "3 runs: 3 done" in bench.command("status").stdout
+
+
+# What a task of SLURM's computes on; in place of the driver, which the cluster's GPUs have not.
+DEVICE = """
+import torch
+from experiments.config import compose
+from experiments.worker.build import prepare_device
+from slurm import environment
+visible = environment.visible_gpus()
+torch.cuda.is_available, torch.cuda.set_device = lambda: True, print
+torch.cuda.device_count, torch.cuda.get_device_capability = lambda: len(visible), lambda device: (9, 0)
+config = compose.resolve(["cluster=devcluster", "device=cuda", "precision=fp32"])
+device = prepare_device(config, environment.place_of("srun"))
+print("found", visible[device.index])
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["--gpus-per-task=1"], ["--gpu-bind=single:1"]], ids=str)
+def test_workers_of_a_node_have_a_gpu_each_however_slurm_binds_them(bench: Bench, words: list[str]) -> None:
+    asked = ("srun", "--nodes=1", "--ntasks=2", "--gres=gpu:2", *words)
+    said = say(bench.environment, *asked, sys.executable, "-c", DEVICE)
+    assert sorted(re.findall(r"found (\d)", said)) == ["0", "1"]
 
 
 def test_a_block_is_one_job(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -59,6 +60,27 @@ def test_whoever_is_told_while_waiting_alone_ends_as_told(
     # Who comes later finds that out, told or not.
     with pytest.raises(Preempted):
         run.execute(told, WorkerPlace(1, 2, 0), tmp_path, Stop())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "why"),
+    [
+        (["07 on n1", "07 on n2"], None),
+        (["07 on n1", "0f on n1"], None),
+        (["07 on n1", "07 on n1"], r"workers 0 and 1 have the same GPU, 07 on n1: .*--gpus-per-task=1"),
+    ],
+)
+def test_no_two_workers_share_a_gpu(gpus: list[str], why: str | None) -> None:
+    server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    stores = [server, TCPStore("localhost", server.port, is_master=False)]
+    with ThreadPoolExecutor() as pool:
+        ends = [pool.submit(connect.refuse_shared_gpu, stores[rank], rank, 2, gpus[rank]) for rank in (0, 1)]
+    for end in ends:
+        if why is None:
+            end.result()
+        else:
+            with pytest.raises(ValueError, match=why):
+                end.result()
 
 
 def test_a_store_that_ends_while_workers_wait_is_a_lost_worker() -> None:
