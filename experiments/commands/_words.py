@@ -56,6 +56,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **how: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **how)
         self.taken: dict[str, argparse.Action] = {}  # what a function takes, by the parameter's name
+        self.takes_settings = False
         self.add_argument("--traceback", action="store_true", help="show where an error came from")
 
     def error(self, message: str) -> NoReturn:
@@ -71,6 +72,8 @@ class Parser(argparse.ArgumentParser):
             ValueError: the command takes no such option or word.
             SystemExit: the words ask for help, which was printed.
         """
+        if self.takes_settings:
+            words = with_sbatch_options(words)
         given, strangers = self.parse_known_intermixed_args(words)
         for word in strangers:
             command = self.prog.removeprefix(PROGRAM).strip()
@@ -80,6 +83,21 @@ class Parser(argparse.ArgumentParser):
         values = vars(given)
         values.pop("traceback")
         return values
+
+
+def with_sbatch_options(words: Sequence[str]) -> list[str]:
+    """The words, those behind `--`, which are options of sbatch, as the setting that they mean."""
+    if "--" not in words:
+        return [*words]
+    from experiments.config.grammar import written  # Hydra comes with it
+
+    at, options = words.index("--"), list[str]()
+    for word in words[at + 1 :]:
+        if options and word[:1] != "-" and options[-1][:2] == "--" and "=" not in options[-1]:
+            options[-1] += f"={word}"  # sbatch knows --account=research and --account research
+        else:
+            options.append(word)
+    return [*words[:at], *([f"cluster.more_sbatch={written(options)}"] if options else [])]
 
 
 def own_words(words: Sequence[str], own: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -107,6 +125,7 @@ def fill(parser: Parser, parameters: Mapping[str, Parameter], meanings: Mapping[
     for name, parameter in parameters.items():
         add = _add_option if parameter.is_keyword_only else _add_words
         meaning = meanings.get(name, "").replace("%", "%%")
+        parser.takes_settings |= Kind.SETTING in kinds(parameter.allowed)
         parser.taken[name] = add(parser, name, parameter, meaning)
     return parser
 

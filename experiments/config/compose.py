@@ -25,7 +25,7 @@ from analysis.records.columns import IMPLIED
 from analysis.records.configs import flatten, measured_config, run_key
 from experiments.config.choices import FIXED, GROUPS, REGISTRIES, folders, options, settable
 from experiments.config.config import Config, NamedVariant, check_together, check_variants, types, types_of
-from experiments.config.machines import AnyCluster, NoContainer
+from experiments.config.machines import AnyCluster, NoContainer, SlurmCluster
 from experiments.config.run import Run, RunOrWords
 from sparsify.ranges import check, shown, unknown
 from sparsify.spec import REQUIRED
@@ -87,6 +87,11 @@ def _resolve_one(settings: Mapping[str, Any]) -> Config:
     config = composed.config
     for key, value in given.items():
         if key not in composed.types:
+            part, _, name = key.partition(".")
+            if part == "cluster" and name in SlurmCluster.__dataclass_fields__:
+                raise ValueError(
+                    f"{key} is of SLURM clusters, and cluster={config.cluster.name} is none; add cluster=NAME"
+                )
             raise ValueError(unknown("key", key, related(key, [*GROUPS, *settable(composed.types)])))
         check(key, value, composed.types[key])
         config = config.having(key, value)

@@ -172,6 +172,9 @@ class SlurmCluster(AnyCluster):
     array_parallelism: ArraySize = setting(16, "tasks of one array that run at a time")
     srun: tuple[Text, ...] = setting((), "further words for srun: ['--mpi=none']")
     sbatch: tuple[LongOption, ...] = setting((), "further words for sbatch: ['--mail-type=END']")
+    more_sbatch: tuple[LongOption, ...] = setting(
+        (), "the same from the command line, where they stand behind `--`; both are given"
+    )
     enter: tuple[Text, ...] = setting(
         (), "words that put a worker onto its node's emulated network; the link is then verified"
     )

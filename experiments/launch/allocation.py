@@ -87,6 +87,11 @@ def _check_cluster(words: Sequence[str]) -> None:
 def _fitted(words: Sequence[str], here: environment.Allocation) -> list[str]:
     """The words, with what the allocation decides where they say nothing of it."""
     given = {word.partition("=")[0] for word in words}
+    if "cluster.more_sbatch" in given:
+        raise ValueError(
+            "options behind -- are for sbatch, which has made this job already; give them before the name of "
+            "the script, as in `sbatch --account=mine slurm/sweep.sbatch WORD ...`"
+        )
     decided = {
         "cluster": "generic_slurm",
         "workers": str(here.tasks),

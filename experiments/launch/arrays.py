@@ -22,6 +22,16 @@ from experiments.launch.attempt import worker_command
 
 PLAIN_SBATCH = ("partition", "account", "qos", "constraint", "comment")  # the same names here and in SLURM
 
+# Options of sbatch that nobody else may give, and what decides them; or the field that does, if it is set.
+DECIDED_BY = {
+    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "workers and cluster.workers_per_node"),
+    **dict.fromkeys(("job-name", "output", "error", "open-mode", "chdir", "wrap"), "the sweep itself"),
+    **dict.fromkeys(("requeue", "no-requeue"), "cluster.requeues"),
+    "cpus-per-task": "cluster.cpus_per_worker", "time": "cluster.time_min",
+    "signal": "cluster.signal_delay_s", "array": "cluster.array_parallelism",
+}  # fmt: skip
+FIELDS = {"gpus-per-node": "cluster.gres", "mem": "cluster.mem_gb"}
+
 
 class Shape(NamedTuple):
     """The resources of one job. Jobs of the same shape can be in one array."""
@@ -90,8 +100,12 @@ class JobArray:
         further: dict[str, Any] = {"requeue": True, "chdir": str(cwd)}
         if cluster.reservation is not None:
             further["reservation"] = cluster.reservation
-        for word in cluster.sbatch:
+        said = {name.replace("_", "-") for name, value in (options | further).items() if value is not None}
+        for word in (*cluster.sbatch, *cluster.more_sbatch):
             option, equals, value = word.removeprefix("--").partition("=")
+            if option in said or option in DECIDED_BY:
+                by = DECIDED_BY.get(option) or FIELDS.get(option, f"cluster.{option}")
+                raise ValueError(f"{word} would replace what sbatch is told by {by}; change that instead")
             further[option] = value if equals else True
         return {**options, "additional_parameters": further}
 
@@ -137,6 +151,7 @@ def arrays(planned: Sequence[PlannedRun], block: bool) -> list[JobArray]:
         jobs = [in_random_order(group)] if block else [[run] for run in group]
         size = cluster.max_array
         found += [JobArray(cluster, shape, jobs[start : start + size]) for start in range(0, len(jobs), size)]
+        found[-1].options("", Path(), Path())  # whoever plans hears of words that can't be, too
     return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Command, fine, refused
 
 
@@ -13,3 +15,44 @@ def test_where_there_is_no_slurm_that_is_said(here: Command, tmp_path: Path) -> 
     refused(here("submit", "method=topk"), "conf/cluster")
     done = fine(here("plan", *words, PATH=str(tmp_path)))
     assert "1 runs, 1 not measured" in done.stdout
+
+
+ON_SLURM = ("method=topk", "profile=smoke", "task=cnn_digits", "cluster=devcluster", "container=none")
+
+
+def test_options_behind_two_dashes_are_sbatchs(here: Command) -> None:
+    """Beside those of the cluster, and whatever signs are in them."""
+    words = (
+        "cluster.sbatch=[--hold]",
+        "--",
+        "--account",
+        "research",
+        "--mail-type=END,FAIL",
+        '--nice=a "b],c',
+    )
+    said = fine(here("plan", *ON_SLURM, "--sbatch", *words)).stdout
+    for line in ("--account=research", "--mail-type=END,FAIL", "--hold", "--nice='a \"b],c'"):
+        assert f"#SBATCH {line}\n" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["cluster=local", "--", "--hold"], ["is of SLURM clusters, and cluster=local is none"]),
+        (["--", "-A", "x"], ["a long option such as --x=y"]),
+        (["--", "--nodes=3"], ["--nodes=3 would replace", "workers and cluster.workers_per_node"]),
+        (["cluster.sbatch=[--requeue]"], ["--requeue would replace", "cluster.requeues"]),
+        (["--", "--partition=urgent"], ["--partition=urgent would replace", "cluster.partition"]),
+        (["cluster.mem_gb=4", "--", "--mem=1G"], ["--mem=1G would replace", "cluster.mem_gb"]),
+    ],
+)
+def test_options_that_can_not_be_sbatchs_are_refused(
+    here: Command, words: list[str], parts: list[str]
+) -> None:
+    refused(here("plan", *ON_SLURM, *words), *parts)
+
+
+def test_a_job_that_is_there_takes_no_options_of_sbatch(here: Command) -> None:
+    job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2"}
+    said = here("sweep", "method=topk", "--", "--account=x", **job)
+    refused(said, "sbatch --account=mine slurm/sweep.sbatch")
