@@ -20,6 +20,7 @@ import msgspec
 T = TypeVar("T")
 
 MOST_BYTES = 64 * 2**20  # of a file that is read as one object: a sweep of a thousand runs has 0.2 MiB
+MOST_CONFIG_BYTES = 2**20  # of a configuration: one has 4 KB, and 30 variants that take turns 30 times that
 MOST_LOG_BYTES = 2**30  # of a log: a million steps
 DEEPEST = 40  # lists and objects within each other; a manifest has 5
 MOST_WORDS = 160  # characters of a complaint: it may repeat what it complains about
@@ -98,7 +99,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         os.close(descriptor)
 
 
-def read_object(path: Path, schema: type[Any]) -> dict[str, Any] | None:
+def read_object(path: Path, schema: type[Any], most: int = MOST_BYTES) -> dict[str, Any] | None:
     """The object in `path`, once it has proved to fit the schema, with fields that the schema does not name;
     None if there is no such file.
 
@@ -106,7 +107,7 @@ def read_object(path: Path, schema: type[Any]) -> dict[str, Any] | None:
         Damaged: something else is there.
     """
     try:
-        content = _decoded(read_bytes(path), path)
+        content = _decoded(read_bytes(path, most), path)
     except FileNotFoundError:
         return None
     converted(content, schema, path)

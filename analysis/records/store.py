@@ -29,6 +29,7 @@ from typing import Any, TypeVar, get_args
 from analysis.records import locks, schema
 from analysis.records.configs import measured_config, run_id, run_key, variant_configs
 from analysis.records.files import (
+    MOST_CONFIG_BYTES,
     Damaged,
     fingerprint,
     read_json,
@@ -100,7 +101,7 @@ class Attempt:
             Damaged: it is not there, or not that of this run.
         """
         path = self.path / "config.json"
-        config = read_object(path, schema.ConfigFile)
+        config = read_object(path, schema.ConfigFile, MOST_CONFIG_BYTES)
         if config is None:
             raise Damaged(path, "is missing")
         if run_id(config) != self.run_id:

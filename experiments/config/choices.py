@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from experiments.config import conf_files
 from experiments.config.folders import ROOT
 from experiments.tasks import REGISTRY as TASKS
 from slurm import environment
@@ -56,7 +57,7 @@ def files(group: str) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder in folders():
         for path in sorted((folder / FOLDERS.get(group, group)).glob("*.yaml")):
-            if (other := found.setdefault(path.stem, path)) is not path:
+            if path.is_file() and (other := found.setdefault(path.stem, path)) is not path:
                 raise ValueError(f"{group}={path.stem} is in two files, {other} and {path}; rename one")
     return found
 
@@ -66,8 +67,8 @@ def named_by_clusters(field: str) -> set[str]:
     found = set[str]()
     for path in files("cluster").values():
         # A file that can't be read can't be chosen either, and names nothing.
-        with contextlib.suppress(yaml.YAMLError, OSError, AttributeError, UnicodeDecodeError):
-            if value := yaml.safe_load(path.read_text()).get(field):
+        with contextlib.suppress(yaml.YAMLError, OSError, AttributeError, ValueError):
+            if value := yaml.safe_load(conf_files.text_of(path)).get(field):
                 found.add(str(value))
     return found
 

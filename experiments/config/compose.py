@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -24,6 +28,7 @@ from yaml import YAMLError
 from analysis.records.columns import IMPLIED
 from analysis.records.configs import flatten, measured_config, run_key
 from experiments.config.choices import FIXED, GROUPS, REGISTRIES, folders, options, settable
+from experiments.config.conf_files import check_references, text_of, unusable
 from experiments.config.config import Config, NamedVariant, check_together, check_variants, types, types_of
 from experiments.config.machines import AnyCluster, NoContainer, SlurmCluster
 from experiments.config.run import Run, RunOrWords
@@ -206,6 +211,18 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
+class CheckedFiles(FileConfigSource):
+    """Hydra's way to files, each within the bounds of `conf_files`."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """The content of a file; a ValueError where it can't be used."""
+        text_of(path := Path(self.path, self._normalize_file_name(config_path)))
+        try:
+            return super().load_config(config_path)
+        except (YAMLError, ValueError) as error:  # a key twice, a set, a number of 5,000 digits
+            raise unusable(path, error) from error
+
+
 @cache
 def _hydras(choices: tuple[str, ...], *folders: Path) -> dict[str, Any]:
     """The values that Hydra composes from these choices of groups, in a sixth of a second."""
@@ -213,6 +230,8 @@ def _hydras(choices: tuple[str, ...], *folders: Path) -> dict[str, Any]:
     for registry in REGISTRIES.values():
         for name in registry.names():
             store.store(group=registry.noun, name=name, node={"name": name})
+    Plugins.instance()  # its own, of which ours replaces one
+    SourcesRegistry.instance().types["file"] = CheckedFiles
     GlobalHydra.instance().clear()
     paths = ",".join(QuotedString(f"file://{folder}", Quote.single).with_quotes() for folder in folders[1:])
     try:
@@ -223,10 +242,15 @@ def _hydras(choices: tuple[str, ...], *folders: Path) -> dict[str, Any]:
         names = {group: str(chosen[group]) for group in ("cluster", "link", "container", "profile", "recipe")}
         with open_dict(composed):
             del composed["hydra"]
+        check_references(OmegaConf.to_container(composed, resolve=False))
         plain = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        why = str(error).partition("\n")[0]
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        why = next(filter(None, map(str.strip, str(error).splitlines())), "")
         raise ValueError(f"{' '.join(choices)}: {why}") from error
+    except RecursionError:
+        raise ValueError(
+            f"{' '.join(choices)}: files of conf/ include each other without end; look at their `defaults`"
+        ) from None
     assert isinstance(plain, dict)  # the root of a composed config is a mapping
     return _named({str(key): value for key, value in plain.items()}, names)
 

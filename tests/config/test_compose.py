@@ -13,6 +13,10 @@ from experiments.config import choices, compose
 from sparsify.methods import REGISTRY as METHODS
 from tests.conftest import fine, python
 
+# A line of 30 each of which is twice the one before.
+DOUBLED = "".join(f"a{at}: &a{at} [*a{at - 1}, *a{at - 1}]\n" for at in range(1, 31))
+REFERRING = "".join(f"a{at}: ${{.a{at - 1}}}${{.a{at - 1}}}\n" for at in range(1, 31))
+
 
 @pytest.mark.parametrize("group", choices.GROUPS)
 def test_every_option_composes(group: str) -> None:
@@ -263,6 +267,18 @@ def test_folders_that_are_not_there_and_names_that_are_taken_are_refused(
         ("- 1\n", ["cluster=mine"]),
         ("partition: ${nothing}\n", ["cluster=mine"]),
         ("", ["cluster.where is missing"]),
+        ("defaults: [mine]\n", ["cluster=mine", "include each other without end"]),
+        ("partition: " + "[" * 2000 + "]" * 2000, ["mine.yaml", "more than 20 deep"]),
+        ("partition: &a [*a]\n", ["mine.yaml, line 1: *a stands for a part that contains it"]),
+        ("a0: &a0 x\n" + DOUBLED, ["mine.yaml comes to more than 2000 values, aliases replaced"]),
+        (
+            "partition: " + "x" * 100_000,
+            ["mine.yaml has 100,011 bytes, and no such file has more than 65,536"],
+        ),
+        ("a0: x\n" + REFERRING, ["refer 60 times to others as ${...}, of at most 20"]),
+        ("partition: a\npartition: b\n", ["mine.yaml, line 2: found duplicate key partition"]),
+        ("partition: !!set {a}\n", ["mine.yaml can't be read: ", "'set'"]),
+        ("time_min: " + "9" * 5000, ["mine.yaml can't be read: ", "5000 digits"]),
     ],
 )
 def test_a_file_of_ones_own_that_can_not_be_used_is_answered(

@@ -141,6 +141,7 @@ def test_a_record_is_whole_when_each_rank_has_each_step_once_in_order(
         ("rank0.jsonl broken", "and 1 that are broken"),
         ("config.json removed", "config.json was changed"),
         ("config.json of another run", "config.json was changed"),
+        ("config.json too large", "config.json was changed .* no such file has more than 1,048,576"),
         ("run.json removed", "run.json was removed or damaged"),
         ("closed by another", "marked as failed .the cat. by another process"),
         ("whole already", "marked as ok by another process"),
@@ -158,6 +159,8 @@ def test_finish_does_not_believe_what_lies_there(harm: str, told: str, tmp_path:
             log.write('{"kind":"st')
     elif how == "of another run":
         (attempt.path / name).write_text(json.dumps({**CONFIG, "seed": 1}))
+    elif how == "too large":
+        (attempt.path / name).write_text(json.dumps({**CONFIG, "more": "x" * 2**20}))
     elif name == "closed":
         attempt.fail("the cat", "killed")
     else:

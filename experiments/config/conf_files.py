@@ -1,0 +1,86 @@
+"""Files of conf/ within bounds: whatever lies there is read soon, or refused in a sentence. Without Hydra."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from analysis.records.files import read_bytes
+
+# The largest of ours has 1 KB, 40 values, and lists in a section of a section; none refers to another.
+MOST_BYTES, MOST_VALUES, DEEPEST, MOST_REFERENCES = 2**16, 2000, 20, 20
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Size(NamedTuple):
+    """How much a part of a file comes to, where each alias is replaced by what it stands for."""
+
+    values: int = 1
+    height: int = 0  # of lists and sections within each other
+
+
+def text_of(path: Path) -> str:
+    """The text of a file, which is YAML of a size that is soon read.
+
+    Raises:
+        ValueError: it is not.
+    """
+    try:
+        text = read_bytes(path, MOST_BYTES).decode()
+        _measure(yaml.parse(text, Loader=LOADER), path)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise unusable(path, error) from error
+    return text
+
+
+def unusable(path: Path, error: Exception) -> ValueError:
+    """What somebody who reads a file found wrong with it, as a sentence."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return ValueError(f"{path}, line {error.problem_mark.line + 1}: {error.problem}")
+    return ValueError(f"{path} can't be read: {str(error).strip().partition(chr(10))[0]}")
+
+
+def _measure(events: Iterable[Any], path: Path) -> None:
+    """Add up a file's values from the parser's events, which build nothing."""
+    sizes = dict[str | None, Size | None]()  # of what has an anchor; None: it has not ended yet
+    parts: list[tuple[str | None, Size]] = [(None, Size(0))]  # that have not ended, each in the one before
+    for event in events:
+        opens = isinstance(event, yaml.CollectionStartEvent)
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, part = parts.pop()
+            sizes[anchor] = part
+        elif isinstance(event, yaml.AliasEvent):
+            found = sizes.get(event.anchor, Size())
+            if found is None:
+                line = event.start_mark.line + 1
+                raise ValueError(f"{path}, line {line}: *{event.anchor} stands for a part that contains it")
+            part = found
+        elif opens or isinstance(event, yaml.ScalarEvent):
+            part = Size(0, 1) if opens else Size()
+            sizes[event.anchor] = None if opens else part
+        else:
+            continue
+        above, whole = parts[-1]
+        whole = Size(whole.values + part.values, max(whole.height, 1 + part.height))
+        parts[-1] = above, whole
+        if whole.values > MOST_VALUES:
+            raise ValueError(f"{path} comes to more than {MOST_VALUES} values, aliases replaced: split it")
+        if len(parts) - 1 + part.height > DEEPEST:
+            raise ValueError(f"{path} has lists or sections within each other more than {DEEPEST} deep")
+        if opens:
+            parts.append((event.anchor, Size(1, 1)))
+
+
+def check_references(tree: Any) -> None:
+    """Check that resolving a composed tree ends soon: each ${...} may double what another one comes to.
+
+    Raises:
+        ValueError: there are too many.
+    """
+    if (found := str(tree).count("${")) > MOST_REFERENCES:
+        raise ValueError(
+            f"the files of conf/ refer {found} times to others as ${{...}}, of at most {MOST_REFERENCES}"
+        )

@@ -1,0 +1,61 @@
+"""How much a file of conf/ comes to is known before it is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from experiments.config import conf_files
+
+SHARING = settings(
+    max_examples=100, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+
+
+def values(tree: Any) -> int:
+    """Lists, sections, keys and what they lead to, counted wherever they stand."""
+    if isinstance(tree, dict):
+        return 1 + sum(map(values, tree.keys())) + sum(map(values, tree.values()))
+    return 1 + sum(map(values, tree)) if isinstance(tree, list) else 1
+
+
+def height(tree: Any) -> int:
+    parts = [*tree.values()] if isinstance(tree, dict) else tree
+    return 1 + max(map(height, parts), default=0) if isinstance(tree, dict | list) else 0
+
+
+def larger(trees: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Lists and sections, some of which hold the same one several times: an alias in YAML."""
+    several = st.tuples(trees, st.integers(1, 4))
+    return st.one_of(
+        st.lists(trees, max_size=3),
+        several.map(lambda both: [both[0]] * both[1]),
+        several.map(lambda both: {f"k{at}": both[0] for at in range(both[1])}),
+    )
+
+
+@SHARING
+@given(tree=st.recursive(st.integers(), larger, max_leaves=8))
+def test_a_file_is_within_bounds_exactly_if_what_its_aliases_stand_for_is(
+    tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    with monkeypatch.context() as patch:
+        patch.setattr(conf_files, "MOST_VALUES", values(tree))
+        patch.setattr(conf_files, "DEEPEST", height(tree))
+        assert yaml.safe_load(conf_files.text_of(path)) == tree
+        patch.setattr(conf_files, "MOST_VALUES", values(tree) - 1)
+        with pytest.raises(ValueError, match=rf"{path} comes to more than {values(tree) - 1} values"):
+            conf_files.text_of(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(conf_files, "DEEPEST", height(tree) - 1)
+        if height(tree):
+            with pytest.raises(ValueError, match=rf"{path} has .* more than {height(tree) - 1} deep"):
+                conf_files.text_of(path)
