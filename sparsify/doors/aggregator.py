@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +10,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsify.comm import Comm
-from sparsify.core import host_sync
 from sparsify.core.bucket import Gradients
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.engine import Engine, StepReport
+from sparsify.doors.handshake import of_tensors, shake_hands
 from sparsify.kernels import JointKernel, Kernel, kernels_in
 from sparsify.method import Method, Sparsifier, Step, Watch, num_selected
 from sparsify.types import SearchStats, Sparse
@@ -22,17 +21,13 @@ from sparsify.types import SearchStats, Sparse
 NORM_PIECE = 2**15  # elements, which in double precision stay in a core's cache
 
 
-class Disagreement(RuntimeError):
-    """The workers are not in the same step."""
-
-
 class Aggregator(Engine):
     """A method applied to one worker's model: its buckets, and the method's state for each.
 
     Args:
         comm: is wrapped in a `CountingComm`, unless it counts already.
-        debug: before each step compare method, step and k over the workers, by one small allgather; without
-            it, workers that disagree hang, or exchange nonsense.
+        debug: before each step compare method, step, k and parameters over the workers, by one small
+            allgather; without it, workers that disagree hang, or exchange nonsense.
         select: which kernel searches the buckets: `torch`, plain operators; `fused`, one pass over memory;
             `auto`. See `sparsify.kernels.kernel_for`. It decides how fast a step is; of equal magnitudes at
             the border each may take others.
@@ -52,6 +47,7 @@ class Aggregator(Engine):
         select: str = "auto",
     ) -> None:
         self.gradients, self.debug = Gradients(parameters, method.scope), debug
+        self.more_facts: Callable[[], Mapping[str, Any]] = dict  # that `debug` compares
         super().__init__(method, self.gradients.buckets, comm, timer, seed, select)
         likes = [bucket.flat for bucket in self.gradients.buckets]
         self.joint = method.joint_search(likes, select) if isinstance(method, Sparsifier) else None
@@ -80,7 +76,10 @@ class Aggregator(Engine):
         """The next step of each bucket, the same on all workers. Arguments as `aggregate`."""
         step = Step(self.method.density_at(epoch), watch=watch)
         if self.debug:
-            self._shake_hands(step)
+            ks = [num_selected(bucket.flat.numel(), step.step_density) for bucket in self.gradients.buckets]
+            facts = {"method": repr(self.method), "step": self.step, "k": sum(ks), "buckets": len(ks)}
+            facts |= of_tensors("parameter", self.gradients.parameters)
+            shake_hands(self.comm, {**facts, **self.more_facts()}, self.gradients.flat)
         self.step += 1
         rates = lr if isinstance(lr, Sequence) else [lr] * len(self.states)
         return [step._replace(lr=rate) for rate in rates]
@@ -113,28 +112,6 @@ class Aggregator(Engine):
         for kernel in (*kernels, *kernels_in(alone)):
             found[kernel.name] = found.get(kernel.name, SearchStats()) + kernel.stats()
         return found
-
-    def _shake_hands(self, step: Step) -> None:
-        """Raise `Disagreement` unless all workers are in the same step."""
-        ks = [num_selected(bucket.flat.numel(), step.step_density) for bucket in self.gradients.buckets]
-        facts = {"method": repr(self.method), "step": self.step, "k": sum(ks), "buckets": len(ks)}
-        mine = host_sync.to_device([digest(value) for value in facts.values()], self.gradients.flat)
-        gathered = host_sync.to_host(torch.stack(self.comm.all_gather(mine)))
-        for at, (fact, value) in enumerate(facts.items()):
-            groups: dict[int, list[int]] = {}
-            for rank, digests in enumerate(gathered):
-                groups.setdefault(digests[at], []).append(rank)
-            if len(groups) > 1:
-                raise Disagreement(
-                    f"the workers disagree on {fact}: ranks {' and ranks '.join(map(str, groups.values()))} "
-                    f"differ; rank {self.comm.rank} has {fact}={value}; give every worker the same "
-                    "method and call aggregate equally often"
-                )
-
-
-def digest(value: Any) -> int:
-    """63 bits that differ when the values do."""
-    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "big") >> 1
 
 
 def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any]]:

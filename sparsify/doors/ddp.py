@@ -19,6 +19,7 @@ from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Bucket, FlatGradients, in_backward_order, num_reals, shape_of
 from sparsify.doors.averages import OnlyAverage
 from sparsify.doors.engine import Engine, NonFinite, PartlyDelivered, StepReport, check_unchanged, while_alive
+from sparsify.doors.handshake import agree, of_optimiser, of_tensors, of_wrapping, shake_hands
 from sparsify.doors.overlap import Background
 from sparsify.doors.wrapping import (
     Door,
@@ -74,7 +75,8 @@ class DDPHook(Door):
             group's; and which must have no momentum where the method has its own.
         comm, group: as for `sparsify.distribute`, but by default DDP's own process group; a new one of the
             same workers with `overlap`.
-        check, select, steps_per_epoch: as for `sparsify.distribute`; `epoch` is set on what this returns.
+        check, debug, select, steps_per_epoch: as for `sparsify.distribute`; `epoch` is set on what this
+            returns.
         scaler: the GradScaler that scales the loss: residuals hold gradients without its scale, and where a
             gradient overflows on one worker, the scalers of all workers skip the step.
         overlap: in a thread, in the order of DDP's buckets; needs scope='layer', and no `clip_norm`. The rest
@@ -87,6 +89,7 @@ class DDPHook(Door):
         ValueError: a model that is no DistributedDataParallel, or that has a communication hook already; a
             method that needs to know the optimiser, where there is none, or whose momentum would be applied
             twice; gradients of several types that should share a bucket; or too little to overlap.
+        Disagreement: on all workers, where they were not given the same.
     """
 
     def __init__(
@@ -103,19 +106,27 @@ class DDPHook(Door):
         steps_per_epoch: int | None = None,
         scaler: GradScaler | None = None,
         overlap: bool = False,
+        debug: bool = False,
     ) -> None:
         model = ddp_in(model)
-        check_method(method, optimiser, model)
-        is_apart = overlap and not isinstance(method, Dense)
-        if is_apart:
-            check_overlap(scaler)
-            check_tensorwise(method)
-        if comm is None:
-            comm = group_beside(model, group) if is_apart else group_of(model, group)
-        elif group is not None:
+        if comm is not None and group is not None:
             raise ValueError("comm and group both say who averages; give one of them")
-        super().__init__(method, comm, steps_per_epoch, scaler)
-        self.method, self.optimiser, self.check = method, optimiser, check
+
+        def facts() -> dict[str, Any]:
+            check_method(method, optimiser, model)
+            if overlap and not isinstance(method, Dense):
+                check_overlap(scaler)
+                check_tensorwise(method)
+            return of_wrapping(
+                model.module, optimiser, method, seed=seed, check=check, debug=debug, overlap=overlap,
+                steps_per_epoch=steps_per_epoch, scaler=scaler is not None,
+            )  # fmt: skip
+
+        agree(meeting := comm or group_of(model, group), model, facts)
+        if overlap and comm is None and not isinstance(method, Dense):
+            meeting = group_beside(model, group)
+        super().__init__(method, meeting, steps_per_epoch, scaler)
+        self.method, self.optimiser, self.check, self.debug = method, optimiser, check, debug
         averaged = [
             (name, p) for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore
         ]
@@ -134,14 +145,14 @@ class DDPHook(Door):
             flat = FlatGradients(averaged, method.scope, anew="take scope='layer', which mixes no types")
             buckets = flat.buckets
             self._views = {name: view for (name, _), view in zip(flat.parameters, flat.views, strict=True)}
-        self.engine = Engine(method, buckets, comm, None, seed, select)
+        self.engine = Engine(method, buckets, meeting, None, seed, select)
         self._at = {bucket.names[0]: at for at, bucket in enumerate(buckets)}  # of each tensor's own bucket
         self._full: list[FullBucket] = []  # not yet aggregated
         self._parts: list[StepReport] = []  # of this step
         self._came = set[str]()  # what DDP has handed over in this step
         self._steps: list[Step] = []  # of this step, by the engine's buckets
         # Averages as DDP itself does.
-        self._dense = comm if isinstance(method, Dense) and isinstance(comm, TorchComm) else None
+        self._dense = meeting if isinstance(method, Dense) and isinstance(meeting, TorchComm) else None
         device = next(model.module.parameters()).device
         self._background = Background(device) if overlap and self._dense is None else None
         self._number = {name: number for number, (name, _) in enumerate(self.parameters)}
@@ -202,6 +213,8 @@ class DDPHook(Door):
         self._full, self._parts, self._came = [], [], set()
         if self._background is not None:
             self._background.futures = []
+        if self.debug:
+            self._shake_hands()
         if self._dense is None:
             self.check_epoch()
             step, buckets = Step(self.method.density_at(self.epoch)), self.engine.buckets
@@ -210,6 +223,12 @@ class DDPHook(Door):
                 assert self.optimiser is not None  # `check_method` has looked
                 lrs = rates_of(self.parameters, buckets, self.optimiser)
                 self._steps = [step._replace(lr=lr) for lr in lrs]
+
+    def _shake_hands(self) -> None:
+        """Before the first bucket of a step."""
+        step = {"method": repr(self.method), "step": self.steps, "epoch": self.epoch}
+        named = of_tensors("parameter", self.parameters)
+        shake_hands(self.comm, {**step, **named, **of_optimiser(self.optimiser)}, self.parameters[0][1])
 
     def _end(self) -> None:
         """A step. There is nothing left to overlap with, and errors are raised here, for DDP would take those

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NoReturn
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.utils.hooks import RemovableHandle
 
 from sparsify.comm import Comm
+from sparsify.comm.torch import TorchComm
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.averages import OnlyAverage
 from sparsify.doors.engine import PartlyDelivered, StepReport
+from sparsify.doors.front import Front
+from sparsify.doors.handshake import agree, of_buffers, of_optimiser, of_wrapping
 from sparsify.doors.overlap import Overlap
 from sparsify.doors.scaling import infinities, share_overflow
 from sparsify.doors.wrapping import (
@@ -34,7 +36,7 @@ from sparsify.doors.wrapping import (
 from sparsify.method import Method, Step
 
 
-class DistributedOptimiser(Door, torch.optim.Optimizer):
+class DistributedOptimiser(Door, Front):
     """`optimiser`, whose `step` first replaces the gradients by their average over the workers.
 
     Averaged are the gradients of the optimiser's parameters; a model may have several such optimisers, each
@@ -90,6 +92,7 @@ class DistributedOptimiser(Door, torch.optim.Optimizer):
         ValueError: the parts don't fit together: the optimiser has momentum, and the method has its own; a
             parameter that is not the model's; a sharded model, or one that averages by itself; there is no
             process group; or a scaler, a clip_norm or a single bucket leaves nothing to overlap.
+        Disagreement: on all workers, where they were not given the same, see `sparsify.doors.handshake`.
     """
 
     # A GradScaler then leaves it to `step` to divide by the scale, and to skip, as all workers do together.
@@ -113,17 +116,25 @@ class DistributedOptimiser(Door, torch.optim.Optimizer):
         scaler: GradScaler | None = None,
         overlap: bool = False,
     ) -> None:
-        check_parts(optimiser, model, method, scaler)
-        check_momentum(optimiser, method)
-        if overlap:
-            check_overlap(scaler)
+        def facts() -> dict[str, Any]:
+            check_parts(optimiser, model, method, scaler)
+            if overlap:
+                check_overlap(scaler)
+            told = of_wrapping(
+                model, optimiser, method, seed=seed, check=check, debug=debug, overlap=overlap,
+                steps_per_epoch=steps_per_epoch, scaler=scaler is not None,
+            )  # fmt: skip
+            return {**told, **of_buffers(model)}
+
+        agree(meeting := communicator(comm, group), model, facts)
+        if overlap and comm is None and group is None:
+            meeting = TorchComm.beside()
         # Not Optimizer.__init__: parameters, state and defaults are the inner optimiser's.
-        super().__init__(method, communicator(comm, group, is_apart=overlap), steps_per_epoch, scaler)
-        self.optimiser, self.check, self._model = optimiser, check, model
+        super().__init__(method, meeting, steps_per_epoch, scaler)
+        self.check, self._model = check, model
         self._is_aggregated = self._is_skipped = False
         self._scale: float | None = None  # that `aggregate` was told
-        for hooks in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
-            setattr(self, f"_optimizer_{hooks}_hooks", OrderedDict())
+        self.stand_before(optimiser)
         broadcast(model, self.comm)
         self._known = parameters_of(optimiser)
         mine = set(map(id, self._known))
@@ -132,29 +143,13 @@ class DistributedOptimiser(Door, torch.optim.Optimizer):
         self.engine = self.aggregator = Aggregator(
             method, named, self.comm, seed=seed, debug=debug, select=select
         )
+        self.aggregator.more_facts = partial(of_optimiser, optimiser)
         self._used = Used([p for _, p in self.aggregator.gradients.parameters])
         self._steps, self._average_once = OwnSteps(optimiser), OnlyAverage(self._known)
         self._accumulates = False  # within `no_sync`?
         # Of each parameter, has any worker used it in this step? As far as is known.
         self._used_anywhere = [True] * len(self._used.flags)
         self._overlap = Overlap(self.aggregator, self._aggregate_bucket, self._begin) if overlap else None
-
-    # Properties where Optimizer has attributes: `load_state_dict` gives the inner optimiser new ones, and
-    # these must follow. They can't be set, hence the type checker's objection.
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Parameter groups of the inner optimiser."""
-        return self.optimiser.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """State of the inner optimiser."""
-        return self.optimiser.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Defaults of the inner optimiser."""
-        return self.optimiser.defaults
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Clear the gradients in place: backpropagation goes on writing into the method's own buffer."""
@@ -331,14 +326,6 @@ class DistributedOptimiser(Door, torch.optim.Optimizer):
             return 1.0
         return rates_of(gradients.parameters, gradients.buckets, self.optimiser)
 
-    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Register a hook that runs after averaging, before the inner step."""
-        return self.optimiser.register_step_pre_hook(lambda _, args, kwargs: hook(self, args, kwargs))
-
-    def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Register a hook that runs after the inner step."""
-        return self.optimiser.register_step_post_hook(lambda _, args, kwargs: hook(self, args, kwargs))
-
     def state_dict(self) -> dict[str, Any]:
         """State of the inner optimiser, and under `method` and `epoch` the method's state of this worker:
         save it per rank.
@@ -370,16 +357,6 @@ class DistributedOptimiser(Door, torch.optim.Optimizer):
         self._epoch = state_dict["epoch"]
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse parameters that join later."""
-        raise ValueError("parameters can't join later: their residuals would be missing; wrap the model anew")
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
-            "a wrapped optimiser can't be copied or pickled: its process group and its gradients' memory "
-            "belong to this process; copy its state_dict(), or the inner optimiser (`optimiser.optimiser`)"
-        )
 
     def __repr__(self) -> str:
         return f"DistributedOptimiser({self.aggregator.method!r}, {self.optimiser!r})"

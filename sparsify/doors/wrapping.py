@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 GUARDS: WeakKeyDictionary[torch.optim.Optimizer, OwnSteps] = WeakKeyDictionary()
 
 
-def communicator(comm: Comm | None, group: dist.ProcessGroup | None, is_apart: bool = False) -> Comm:
-    """`comm`, or the process group: by default torch.distributed's own, or one beside it."""
+def communicator(comm: Comm | None, group: dist.ProcessGroup | None) -> Comm:
+    """`comm`, or the process group: by default torch.distributed's own."""
     if comm is not None and group is not None:
         raise ValueError("comm and group both say who averages; give one of them")
     if comm is not None:
@@ -41,7 +41,7 @@ def communicator(comm: Comm | None, group: dist.ProcessGroup | None, is_apart: b
         raise ValueError(
             "there is no process group; call torch.distributed.init_process_group first, or pass comm="
         )
-    return TorchComm.beside() if is_apart and group is None else TorchComm(group)
+    return TorchComm(group)
 
 
 def check_overlap(scaler: GradScaler | None) -> None:
@@ -58,8 +58,6 @@ def broadcast(model: nn.Module, comm: Comm) -> None:
     parameters, for nccl knows no other.
     """
     named = [*model.named_parameters(), *model.named_buffers()]
-    for name, tensor in named:
-        check_tensor(name, tensor)
     for _, tensor in named:
         put(comm.broadcast(tensor.detach().to(named[0][1].device)), tensor)
 
@@ -114,6 +112,8 @@ def check_parts(
         raise ValueError(
             f"{scaler=} is no torch.amp.GradScaler; with others call aggregate(scale) before each step"
         )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        check_tensor(name, tensor)
     if not hasattr(method, "aggregate"):
         raise ValueError(
             f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
@@ -142,6 +142,7 @@ def check_parts(
                 f"the optimiser has a parameter of shape {tuple(p.shape)} that the model does not have; hand "
                 "over a module that has all of them, such as nn.ModuleList([model, loss])"
             )
+    check_momentum(optimiser, method)
 
 
 def check_momentum(optimiser: torch.optim.Optimizer, method: Method) -> None:

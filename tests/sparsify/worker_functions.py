@@ -35,7 +35,7 @@ from sparsify.doors.optimiser import DistributedOptimiser
 from sparsify.method import Method
 from tests.conftest import ROOT, there
 from tests.sparsify import laws
-from tests.sparsify.doors import uses_ddp, uses_overlap
+from tests.sparsify.doors import uses_ddp, uses_odd, uses_overlap
 from tests.sparsify.laws import SHAPES
 from tests.training.digits import Lines, trainer, weights
 
@@ -303,6 +303,14 @@ def uses_of_ddp(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]
     for name in uses_ddp.OVERLAPPED:
         found |= uses_ddp.flattened(f"{name}, overlapped", uses_ddp.USES[name](comm.rank, overlap=True))
     return found
+
+
+def odd_workers(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """What this worker is told in every case in which one is odd; and under DDP in a step with `debug`."""
+    torch.set_num_threads(1)
+    words = {case: uses_odd.told(case, comm.rank) for case in uses_odd.CASES}
+    words["a step"] = uses_odd.told_in_a_step(comm.rank)
+    return {case: torch.tensor(list(told.encode()), dtype=torch.uint8) for case, told in words.items()}
 
 
 def uses_of_overlap(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.doors.aggregator import Aggregator, Disagreement
+from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import NonFinite
+from sparsify.doors.handshake import Disagreement
 from sparsify.doors.optimiser import DistributedOptimiser
 from tests.sparsify import worker_functions
 from tests.sparsify.laws import METHODS, build
@@ -210,9 +211,12 @@ def test_momentum_twice_and_closures_and_late_parameters_are_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("method", r"disagree on method: ranks \[0, 2\] and ranks \[1\] differ"),
-        ("step", r"disagree on step: ranks \[0, 2\] and ranks \[1\] differ; rank . has step=[03]"),
-        ("k", r"disagree on k: ranks \[0, 2\] and ranks \[1\] differ"),
+        (
+            "method",
+            r"ranks \[0, 2\] have ... select=TopK\(\), ...; ranks \[1\] have ... select=GaussianGuess",
+        ),
+        ("step", r"disagree on step: ranks \[0, 2\] have 0; ranks \[1\] have 3"),
+        ("k", r"disagree on k: ranks \[0, 2\] have 4; ranks \[1\] have 10"),
     ],
 )
 def test_workers_that_do_not_do_the_same_step_are_told_apart(kind: str, sentence: str) -> None:

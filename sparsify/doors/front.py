@@ -1,0 +1,57 @@
+"""What stands before an optimiser, and looks like it: all but `step` is the inner one's."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+
+class Front(torch.optim.Optimizer):
+    """Call `stand_before` in the place of Optimizer's own __init__."""
+
+    optimiser: torch.optim.Optimizer
+
+    def stand_before(self, optimiser: torch.optim.Optimizer) -> None:
+        """Show this optimiser's parameters, state and defaults."""
+        self.optimiser = optimiser
+        for hooks in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
+            setattr(self, f"_optimizer_{hooks}_hooks", OrderedDict())
+
+    # Properties where Optimizer has attributes: `load_state_dict` gives the inner optimiser new ones, and
+    # these must follow. They can't be set, hence the type checker's objection.
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Parameter groups of the inner optimiser."""
+        return self.optimiser.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """State of the inner optimiser."""
+        return self.optimiser.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Defaults of the inner optimiser."""
+        return self.optimiser.defaults
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Register a hook that runs after averaging, before the inner step."""
+        return self.optimiser.register_step_pre_hook(lambda _, args, kwargs: hook(self, args, kwargs))
+
+    def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Register a hook that runs after the inner step."""
+        return self.optimiser.register_step_post_hook(lambda _, args, kwargs: hook(self, args, kwargs))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse parameters that join later."""
+        raise ValueError("parameters can't join later: their residuals would be missing; wrap the model anew")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a wrapped optimiser can't be copied or pickled: its process group and its gradients' memory "
+            "belong to this process; copy its state_dict(), or the inner optimiser (`optimiser.optimiser`)"
+        )
