@@ -15,7 +15,7 @@ MOST_BYTES, MOST_VALUES, DEEPEST, MOST_REFERENCES = 2**16, 2000, 20, 20
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class Size(NamedTuple):
+class Extent(NamedTuple):
     """How much a part of a file comes to, where each alias is replaced by what it stands for."""
 
     values: int = 1
@@ -45,33 +45,35 @@ def unusable(path: Path, error: Exception) -> ValueError:
 
 def _measure(events: Iterable[Any], path: Path) -> None:
     """Add up a file's values from the parser's events, which build nothing."""
-    sizes = dict[str | None, Size | None]()  # of what has an anchor; None: it has not ended yet
-    parts: list[tuple[str | None, Size]] = [(None, Size(0))]  # that have not ended, each in the one before
+    sizes = dict[str | None, Extent | None]()  # of what has an anchor; None: it has not ended yet
+    parts: list[tuple[str | None, Extent]] = [
+        (None, Extent(0))
+    ]  # that have not ended, each in the one before
     for event in events:
         opens = isinstance(event, yaml.CollectionStartEvent)
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, part = parts.pop()
             sizes[anchor] = part
         elif isinstance(event, yaml.AliasEvent):
-            found = sizes.get(event.anchor, Size())
+            found = sizes.get(event.anchor, Extent())
             if found is None:
                 line = event.start_mark.line + 1
                 raise ValueError(f"{path}, line {line}: *{event.anchor} stands for a part that contains it")
             part = found
         elif opens or isinstance(event, yaml.ScalarEvent):
-            part = Size(0, 1) if opens else Size()
+            part = Extent(0, 1) if opens else Extent()
             sizes[event.anchor] = None if opens else part
         else:
             continue
         above, whole = parts[-1]
-        whole = Size(whole.values + part.values, max(whole.height, 1 + part.height))
+        whole = Extent(whole.values + part.values, max(whole.height, 1 + part.height))
         parts[-1] = above, whole
         if whole.values > MOST_VALUES:
             raise ValueError(f"{path} comes to more than {MOST_VALUES} values, aliases replaced: split it")
         if len(parts) - 1 + part.height > DEEPEST:
             raise ValueError(f"{path} has lists or sections within each other more than {DEEPEST} deep")
         if opens:
-            parts.append((event.anchor, Size(1, 1)))
+            parts.append((event.anchor, Extent(1, 1)))
 
 
 def check_references(tree: Any) -> None:
