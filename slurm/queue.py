@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -105,6 +106,17 @@ def down(nodes: Iterable[str]) -> set[str]:
     lines = command("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T")
     states = (line.split("|", 1) for line in lines.splitlines() if "|" in line)
     return {node for node, state in states if re.search(r"down|drain|fail|\*", state.strip())}
+
+
+def begun_since(nodes: Iterable[str], at: float) -> set[str]:
+    """Nodes among these whose own daemon was started after that time, in seconds since the epoch."""
+    found = set[str]()
+    for line in command("scontrol", "--oneliner", "show", "node", ",".join(nodes)).splitlines():
+        fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        with contextlib.suppress(KeyError, ValueError):  # SLURM does not know it of every node
+            if time.mktime(time.strptime(fields["SlurmdStartTime"], "%Y-%m-%dT%H:%M:%S")) > at:
+                found.add(fields["NodeName"])
+    return found
 
 
 def expand(nodes: str) -> list[str]:

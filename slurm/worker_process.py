@@ -116,6 +116,11 @@ class JobSpec(msgspec.Struct, frozen=True):
     tasks: int
     requeues: int  # how often it may go on after a stop
 
+    @property
+    def python(self) -> str:
+        """The Python that the nodes run."""
+        return self.command.command[0]
+
     def write(self, path: Path) -> None:
         """Leave it where the job will find it."""
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1))

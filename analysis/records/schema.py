@@ -350,6 +350,8 @@ class NodeFailure(Struct, frozen=True):
 
     node: str
     at: datetime  # by the clock of SLURM's accounting, or of this code, which says so by a Z
+    job: str = ""
+    python: str | None = None  # that could not be started there
 
 
 class SavedPart(Struct, frozen=True):

@@ -19,6 +19,7 @@ from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import worker_command
+from experiments.launch.bad_nodes import LEDGER, unreliable
 
 PLAIN_SBATCH = ("partition", "account", "qos", "constraint", "comment")  # the same names here and in SLURM
 
@@ -64,18 +65,18 @@ class JobArray:
         """The most that the jobs take: each may need its whole time limit."""
         return float(self.shape.nodes * len(self.jobs) * self.cluster.time_min / 60)
 
-    def options(self, name: str, folder: Path, cwd: Path, exclude: Sequence[str] = ()) -> dict[str, Any]:
+    def options(self, name: str, folder: Path, cwd: Path, ledger: Path) -> dict[str, Any]:
         """Keyword arguments for submitit's SlurmExecutor; sbatch is told nothing of those that are None.
 
         Args:
             folder: of the array, with the spec of each job.
             cwd: the job's working directory, with the code.
-            exclude: nodes to avoid, in addition to those of the cluster's description.
+            ledger: of nodes to avoid, in addition to those of the cluster's description.
         """
         cluster, shape, gpus = self.cluster, self.shape, self.shape.gpus_per_node
         # Of an array each job has its own number, of a single job there is none.
         spec = f"{shlex.quote(str(folder))}/task${{SLURM_ARRAY_TASK_ID:-0}}.json"
-        call = f"{shlex.quote(self.python)} -u -m experiments.launch.job_hooks"
+        python, noted = shlex.quote(self.python), shlex.quote(str(ledger))
         options: dict[str, Any] = {
             "job_name": name,
             "time": cluster.time_min,
@@ -84,8 +85,8 @@ class JobArray:
             "cpus_per_task": shape.cpus_per_task,
             "signal_delay_s": cluster.signal_delay_s,
             "array_parallelism": cluster.array_parallelism,
-            "setup": [*cluster.setup, f"{call} begin {spec} || exit"],
-            "teardown": [f"{call} end {spec}"],  # it runs however the workers ended
+            "setup": [*cluster.setup, f"sh experiments/launch/begin.sh {python} {spec} {noted} || exit"],
+            "teardown": [f"{python} -u -m experiments.launch.job_hooks end {spec}"],  # however they ended
             # Since SLURM 22.05 srun does not take cores from sbatch: all workers would share one. And where
             # SBATCH_EXPORT=NONE is exported, workers would not get what the script has set.
             "srun_args": ["--export=ALL", f"--cpus-per-task={shape.cpus_per_task}", *cluster.srun],
@@ -95,7 +96,7 @@ class JobArray:
             "exclusive": cluster.exclusive or None,
             "gres": f"{cluster.gres}:{gpus}" if gpus and cluster.gres else None,
             "gpus_per_node": gpus if gpus and not cluster.gres else None,
-            "exclude": ",".join([*filter(None, [cluster.exclude]), *exclude]) or None,
+            "exclude": ",".join([*filter(None, [cluster.exclude]), *unreliable(ledger, self.python)]) or None,
         }
         further: dict[str, Any] = {"requeue": True, "chdir": str(cwd)}
         if cluster.reservation is not None:
@@ -174,7 +175,7 @@ def sbatch_texts(found: Sequence[JobArray], folders: Folders, name: str) -> list
     texts, code = [], folders.code / code_version.digest()
     for number, array in enumerate(found):
         folder = folders.sweeps / name / f"a{number}"
-        options = array.options(f"{name}-a{number}", folder, code)
+        options = array.options(f"{name}-a{number}", folder, code, folders.scratch / LEDGER)
         worker = worker_command(array.jobs[0][0], folders, code).text()
         text = sbatch_text(folder, options, array.python, len(array.jobs))
         texts.append(f"{text}\n\n# Each task of srun starts a worker:\n# {worker}\n")

@@ -28,6 +28,7 @@ from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.arrays import JobArray, Shape, shape_of
 from experiments.launch.attempt import image_of, worker_command
+from experiments.launch.bad_nodes import LEDGER
 from experiments.launch.diagnosis import diagnose
 from experiments.launch.probe import ASKED, LOCK, Asked, Facts
 from experiments.worker.orders import Orders
@@ -187,7 +188,7 @@ class Examination:
         from slurm.submit import submit_command  # submitit comes with it
 
         cluster = replace(self._cluster, time_min=TIME_MIN, signal_delay_s=SIGNAL_S, exclude=None)
-        options = JobArray(cluster, shape, []).options("doctor", self.folder, self.code)
+        options = JobArray(cluster, shape, []).options("doctor", self.folder, self.code, self.folder / LEDGER)
         further = options["additional_parameters"] | {"no-requeue": True}
         del further["requeue"]
         options |= {"setup": [*cluster.setup], "teardown": [], "nodelist": nodes}

@@ -8,30 +8,32 @@ records, say of the others why not, and requeue the job where that helps. Needs 
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
-from collections import Counter
-from datetime import datetime, timedelta
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from analysis.records import schema
-from analysis.records.files import Damaged, read_note, write_json
-from analysis.records.log import Disturbed, read_lines_as
+from analysis.records.files import Damaged, write_json
+from analysis.records.log import Disturbed
 from analysis.records.store import Attempt, now
 from experiments.config import code_version
+from experiments.launch.bad_nodes import (
+    LEDGER,
+    failed_nodes,
+    no_python,
+    note_failure,
+    unreliable,
+    without_python,
+)
 from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, CANCEL, POLICIES, diagnose
 from experiments.worker.orders import Orders
 from slurm import environment, queue
 from slurm.worker_process import ORDERS, STOPPED, JobSpec, exit_codes, start_folder
 
-LEDGER = "node-failures.jsonl"  # of all runs, beside their folders
 CLOSED = "closed.json"  # in a start's folder: its end was seen
 GO_ON, LEAVE = 0, 1
-FAILS = 2  # of a node, before jobs are kept away from it
-TOGETHER = timedelta(minutes=1)  # jobs whose ends lie closer went down with the same failure of their node
 
 
 def begin(spec: JobSpec) -> int:
@@ -52,23 +54,35 @@ def begin(spec: JobSpec) -> int:
                 for node, at in failed_nodes(job, start).items():
                     note_failure(ledger, node, job, at)
                 _note_end(start, "unseen")
-        bad = unreliable(ledger)
-        avoided = set(queue.expand(environment.node_list())) & set(bad)
-        if not avoided or environment.restarts() >= spec.requeues:
+        for node in (lacking := without_python(spec.python)):
+            note_failure(ledger, node, job, now(), spec.python)
+        bad = unreliable(ledger, spec.python)
+        avoided = sorted({*queue.expand(environment.node_list())} & {*bad})
+        may_move = environment.restarts() < (POLICIES["python"].requeue if lacking else spec.requeues)
+        if lacking and not may_move:
+            for run in spec.runs:
+                _attempt_of(run).fail(no_python(lacking, spec.python), "python")
+            return LEAVE
+        if not avoided or not may_move:
             return GO_ON
-        # SLURM changes the nodes of waiting jobs only, which this one is from its requeueing on. This process
-        # is told to end then, and is forced to after KillWait, 30 seconds.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        queue.requeue(job)
+        print(f"{', '.join(avoided)} failed before: asking for other nodes", flush=True)
+        _move(job, bad)
     except queue.SlurmError as error:
         print(f"it is not known whether these nodes are reliable ({error})", file=sys.stderr, flush=True)
         return GO_ON
-    print(f"{', '.join(sorted(avoided))} failed {FAILS} times or more: asking for other nodes", flush=True)
+    return LEAVE
+
+
+def _move(job: str, bad: Sequence[str]) -> None:
+    """Requeue this job, to other nodes than these."""
+    # SLURM changes the nodes of waiting jobs only, which this one is from its requeueing on. This process is
+    # told to end then, and is forced to after KillWait, 30 seconds.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    queue.requeue(job)
     try:
         queue.keep_away(job, bad)
     except queue.SlurmError as error:
         print(f"it may land here again: {error}", file=sys.stderr, flush=True)
-    return LEAVE
 
 
 def end(spec: JobSpec) -> int:
@@ -120,51 +134,6 @@ def _attempt_of(folder: str) -> Attempt:
 def _note_end(start: Path, end: str) -> None:
     if start.is_dir():
         write_json(start / CLOSED, {"at": now(), "end": end})
-
-
-# Nodes that failed under our jobs: remembered in one file, so that later jobs can avoid them.
-
-
-def failed_nodes(job: str, start: Path) -> dict[str, str]:
-    """Nodes that, by SLURM, caused the end of a start that left no note, and when they failed, as far as is
-    known. A preemption without a warning ends the same way, and is no node's fault.
-    """
-    notes = [note for path in start.glob("worker*.json") if (note := read_note(path, schema.WorkerNote))]
-    nodes = sorted({note.node for note in notes})
-    ends = queue.past_ends(job, environment.restarts())
-    if ends is not None:
-        blamed = {
-            node: end.at if end.at[:1].isdigit() else now()  # or it says Unknown
-            for end in ends
-            if end.state == "NODE_FAIL"
-            for node in queue.expand(end.nodes)
-        }
-        return {node: blamed[node] for node in nodes if node in blamed}
-    return dict.fromkeys(sorted(queue.down(nodes)), now()) if nodes else {}
-
-
-def note_failure(ledger: Path, node: str, job: str, at: str) -> None:
-    """One line, in one write: jobs on other nodes may be writing theirs."""
-    line = json.dumps({"node": node, "job": job, "at": at}) + "\n"
-    with ledger.open("ab", buffering=0) as file:
-        file.write(line.encode())
-
-
-def unreliable(ledger: Path) -> list[str]:
-    """Nodes that failed under our jobs FAILS times or more; jobs that failed together count once. A ledger
-    that can't be read tells of none."""
-    failures: list[schema.NodeFailure]
-    try:
-        failures, _ = read_lines_as(ledger, schema.NodeFailure)
-    except (FileNotFoundError, Damaged):
-        return []
-    times = [(found.at.replace(tzinfo=None), found.node) for found in failures]
-    counts, last = Counter[str](), dict[str, datetime]()
-    for at, node in sorted(times):
-        if node not in last or at - last[node] > TOGETHER:
-            counts[node] += 1
-        last[node] = at
-    return sorted(node for node, times in counts.items() if times >= FAILS)
 
 
 def main(what: str, path: str) -> int:

@@ -15,8 +15,9 @@ from analysis.records.store import DAMAGED, Attempt
 from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.config.plan import other_code, with_other
-from experiments.launch import diagnosis
+from experiments.launch import bad_nodes, diagnosis
 from experiments.launch.attempt import UNFINISHED
+from experiments.launch.bad_nodes import LEDGER
 from slurm import jobs
 from slurm.jobs import Noted, Report
 from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, why_waiting
@@ -114,6 +115,9 @@ class StatusView:
         kind, why = diagnosis.of_job(report.state or None)
         if kind == "killed" and state == "submitted" and (lack := self._code_damage(manifest)):
             kind, why = "code", lack
+        ledger, job = self.folders.scratch / LEDGER, attempt.job.id
+        if kind == "killed" and job and (lacking := bad_nodes.lacking(ledger, job)):
+            kind, why = "python", lacking  # there nobody could leave a note
         return RunStatus("failed", why, kind, step)
 
     def _code_damage(self, manifest: Mapping[str, Any]) -> str:

@@ -28,8 +28,8 @@ from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun, missing
 from experiments.launch.arrays import JobArray, Shape, arrays
 from experiments.launch.attempt import Begun, begin_attempt, worker_command
+from experiments.launch.bad_nodes import LEDGER, unreliable
 from experiments.launch.diagnosis import RunFailed
-from experiments.launch.job_hooks import LEDGER, unreliable
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
 from experiments.launch.status import ASK_S, SETTLE_S, StatusView, stuck
 from slurm import environment, jobs, queue
@@ -144,6 +144,10 @@ def submit_missing(
         if not todo:
             return None
         found = arrays(todo, block=todo[0].config.launch.block)
+        ledger = folders.scratch / LEDGER
+        if bad := {node for array in found for node in unreliable(ledger, array.python)}:
+            names = ", ".join(sorted(bad))
+            say(f"avoiding {names}, which failed before; without {ledger} they are used again")
         code = code_version.copy_into(folders.code)
         sweep = SweepFile(_new_folder(folders.sweeps, name), words, conf)
         for number, array in enumerate(found):
@@ -189,7 +193,7 @@ def _submit_array(
 
     folder, name = sweep.folder / part, f"{sweep.folder.name}-{part}"
     folder.mkdir(parents=True)
-    cluster, options = array.cluster, array.options(name, folder, code, unreliable(folders.scratch / LEDGER))
+    cluster, options = array.cluster, array.options(name, folder, code, folders.scratch / LEDGER)
     begun, tasks = list[list[Begun]](), list[RunTask]()
     begin = partial(
         begin_attempt, anew=force, exclusive=cluster.exclusive, sweep=sweep.folder.name, slurm=jobs.cluster()

@@ -134,7 +134,7 @@ def test_odd_values_stay_values() -> None:
     odd = "a b; $(touch x) `y` \"q\" 'z'"
     cluster = described(comment=odd, account="a;b", python="/py thon")
     array = arrays.JobArray(cluster, arrays.shape_of(cluster, run_of(2)), [])
-    options = array.options("name", Path("/a folder"), Path("/a folder/$(x)"))
+    options = array.options("name", Path("/a folder"), Path("/a folder/$(x)"), Path("/it's"))
     text = sbatch_text(Path("/a folder"), options, array.python, 3)
     directives = [line for line in text.splitlines() if "touch x" in line or "a;b" in line or "/$(x)" in line]
     assert directives

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from analysis.records.files import read_json
 from analysis.records.store import Attempt
-from experiments.launch.job_hooks import note_failure
+from experiments.launch.bad_nodes import note_failure
 from slurm import jobs, queue
 from tests.conftest import ROOT, fine, refused, there
 from tests.launch import trouble_there
@@ -202,7 +203,44 @@ def test_a_job_that_lands_on_a_node_that_failed_twice_goes_to_another(bench: Ben
     notes = [*bench.folders.launch(newest(bench, run)).glob("start-*/worker*.json")]
     assert {(read_json(note) or {})["node"] for note in notes} == {"n4"}
     (log,) = bench.folders.sweeps.glob("*/a0/*_0_log.out")
-    assert "n3 failed 2 times or more: asking for other nodes" in log.read_text()
+    assert "n3 failed before: asking for other nodes" in log.read_text()
+
+
+def without_python(nodes: Sequence[str], folder: Path) -> str:
+    """A Python that these nodes do not have."""
+    path = folder / "python"
+    lacks = "|".join(nodes)
+    path.write_text(
+        f'#!/bin/sh\ncase $SLURMD_NODENAME in {lacks}) exit 127;; esac\nexec {sys.executable} "$@"\n'
+    )
+    path.chmod(0o755)
+    return f"cluster.python={path}"
+
+
+def test_a_node_without_python_swallows_no_run_and_is_avoided(bench: Bench, tmp_path: Path) -> None:
+    """Neither one that begins a job, nor one beside it."""
+    words = (*SMOKE, conf(bench), "cluster.exclusive=true", without_python(["n1"], tmp_path))
+    fine(bench.command("submit", "method=topk", "workers=1", "seed=0,1,2,3", *words))
+    fine(bench.command("submit", "method=topk", "workers=2", *words, "cluster.exclude=n4"))
+    attempts = [newest(bench, run) for run in bench.folders.store.runs()]
+    bench.await_end(attempts)
+    assert [attempt.state for attempt in attempts] == ["ok"] * 5
+    ledger = (bench.folders.scratch / "node-failures.jsonl").read_text().splitlines()
+    assert {json.loads(line)["node"] for line in ledger} == {"n1"}
+    assert (
+        "avoiding n1" in bench.command("submit", "method=dense", *words, "cluster.sbatch=['--hold']").stderr
+    )
+    assert bench.command("cancel", "dense").returncode == 0
+
+
+def test_a_python_that_no_node_has_is_named(bench: Bench, tmp_path: Path) -> None:
+    nowhere = without_python(["n1", "n2", "n3", "n4"], tmp_path)
+    fine(bench.command("submit", "method=topk", "workers=1", *SMOKE, conf(bench), nowhere))
+    (run,) = bench.folders.store.runs()
+    bench.await_end([newest(bench, run)])
+    told = bench.command("status").stdout
+    assert "failed (python)" in told
+    assert f"{tmp_path}/python can't be started on n1, n2, n3" in told
 
 
 def test_a_run_that_needs_more_memory_than_there_is_fails_once_and_says_so(bench: Bench) -> None:

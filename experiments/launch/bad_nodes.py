@@ -1,0 +1,117 @@
+"""Nodes that failed under our jobs, remembered in one file, so that later jobs can avoid them.
+
+A line each: node-failures.jsonl, of all runs, beside their folders. Those of nodes that could not even start
+Python are written by begin.sh.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from analysis.records import schema
+from analysis.records.files import Damaged, read_note
+from analysis.records.log import read_lines_as
+from analysis.records.store import now
+from slurm import environment, queue
+from slurm.queue import EndedJob
+
+LEDGER = "node-failures.jsonl"
+FAILS = 2  # of a node, before jobs are kept away from it
+TOGETHER = timedelta(minutes=1)  # jobs whose ends lie closer went down with the same failure of their node
+BEGIN = Path(__file__).with_name("begin.sh")
+
+
+def failed_nodes(job: str, start: Path) -> dict[str, str]:
+    """Nodes that, by SLURM, caused the end of a start that left no note, and when they failed, as far as is
+    known. A preemption without a warning ends the same way, and is no node's fault.
+    """
+    paths = [*start.glob("worker*.json")]
+    nodes = sorted({note.node for path in paths if (note := read_note(path, schema.WorkerNote))})
+    if not nodes:
+        return {}
+    ends = queue.past_ends(job, environment.restarts())
+    if ends is None:
+        return dict.fromkeys(sorted(queue.down(nodes)), now())
+    blamed = _nodes_that(ends, "NODE_FAIL")
+    # SLURM 26.05 says REQUEUED of what a node took along as of what a person requeued.
+    if suspected := {
+        node: at for node, at in _nodes_that(ends, "REQUEUED").items() if node in {*nodes} - {*blamed}
+    }:
+        begun = min(os.path.getmtime(path) for path in paths)
+        gone = queue.down(suspected) | queue.begun_since(suspected, begun)
+        blamed |= {node: at for node, at in suspected.items() if node in gone}
+    return {node: blamed[node] for node in nodes if node in blamed}
+
+
+def _nodes_that(ends: Iterable[EndedJob], state: str) -> dict[str, str]:
+    """Nodes of starts that ended so, and when."""
+    return {
+        node: end.at if end.at[:1].isdigit() else now()  # or it says Unknown
+        for end in ends
+        if end.state == state
+        for node in queue.expand(end.nodes)
+    }
+
+
+def without_python(python: str) -> list[str]:
+    """Nodes of this job that can't start this Python. The script that asks has done so on its own.
+
+    Raises:
+        SlurmError: they can't be asked.
+    """
+    here = environment.allocation()
+    if here is None or here.nodes == 1:
+        return []
+    asked = ("srun", f"--nodes={here.nodes}", f"--ntasks={here.nodes}", "--ntasks-per-node=1")
+    return sorted(queue.command(*asked, "sh", str(BEGIN), python).split())
+
+
+def note_failure(ledger: Path, node: str, job: str, at: str, python: str | None = None) -> None:
+    """One line, in one write: jobs on other nodes may be writing theirs.
+
+    Args:
+        python: that could not be started there; None: it failed in another way.
+    """
+    line = json.dumps({"node": node, "job": job, "at": at, "python": python}) + "\n"
+    with ledger.open("ab", buffering=0) as file:
+        file.write(line.encode())
+
+
+def failures(ledger: Path) -> list[schema.NodeFailure]:
+    """All that were noted. A ledger that can't be read tells of none."""
+    try:
+        found: list[schema.NodeFailure] = read_lines_as(ledger, schema.NodeFailure)[0]
+    except (FileNotFoundError, Damaged):
+        return []
+    return found
+
+
+def unreliable(ledger: Path, python: str) -> list[str]:
+    """Nodes that failed under our jobs FAILS times or more, and those that can't start this Python; jobs that
+    failed together count once.
+    """
+    found = failures(ledger)
+    times = [(each.at.replace(tzinfo=None), each.node) for each in found if each.python is None]
+    counts, last = Counter[str](), dict[str, datetime]()
+    for at, node in sorted(times):
+        if node not in last or at - last[node] > TOGETHER:
+            counts[node] += 1
+        last[node] = at
+    lacking = {each.node for each in found if each.python == python}
+    return sorted({node for node, times in counts.items() if times >= FAILS} | lacking)
+
+
+def no_python(nodes: Iterable[str], python: str) -> str:
+    """A sentence on nodes that lack it."""
+    return f"{python} can't be started on {', '.join(nodes)}, or lacks packages there"
+
+
+def lacking(ledger: Path, job: str) -> str | None:
+    """The same of the nodes where this job found no Python; None where it found one everywhere."""
+    found = [each for each in failures(ledger) if each.job == job and each.python]
+    return no_python(dict.fromkeys(each.node for each in found), str(found[-1].python)) if found else None
