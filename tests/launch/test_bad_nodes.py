@@ -75,7 +75,7 @@ def test_a_node_is_blamed_for_what_it_took_along(
     started = time.time() + {"before": -60, "after": 60, "down": -60}[daemon]
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started))
     says = {
-        "sacct": f"7|{ends}|2026-01-01T10:00:00|n[1-2]\n7|RUNNING|Unknown|n3\n",
+        "sacct": f"7|{ends}|2026-01-01T10:00:00|n[1-2]|a\n7|RUNNING|Unknown|n3|a\n",
         "sinfo": f"n1|{'down*' if daemon == 'down' else 'idle'}\n",
         "scontrol": f"NodeName=n1 Arch=x86_64 SlurmdStartTime={at} State=IDLE\n",
     }
