@@ -18,9 +18,9 @@ from sparsify.core.checks import check_unmixed, needs_torch
 from sparsify.methods import build, builder, defaults, names
 
 if TYPE_CHECKING:  # what editors complete; a method of your own works without a line here
-    from sparsify.doors.aggregator import redistribute
     from sparsify.doors.ddp import DDPHook as register
     from sparsify.doors.optimiser import DistributedOptimiser as distribute
+    from sparsify.doors.redistribution import redistribute
     from sparsify.methods.adacomp import adacomp as adacomp
     from sparsify.methods.blockrandomk import blockrandomk as blockrandomk
     from sparsify.methods.control import control as control
@@ -53,7 +53,7 @@ check_unmixed(Path(__file__).parent)
 # What needs torch is imported when it is asked for.
 WITH_TORCH = {
     "distribute": ("sparsify.doors.optimiser", "DistributedOptimiser"),
-    "redistribute": ("sparsify.doors.aggregator", "redistribute"),
+    "redistribute": ("sparsify.doors.redistribution", "redistribute"),
     "register": ("sparsify.doors.ddp", "DDPHook"),
 }
 

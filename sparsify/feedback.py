@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sparsify.core import huge_pages
-from sparsify.ranges import MomentumFactor, Share
+from sparsify.kernels import Workspace
+from sparsify.ranges import MomentumFactor, NotNegative, Share
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, Delivery, Part, Sparse, work_dtype
 
 
@@ -52,14 +53,13 @@ class NoFeedback(Feedback):
 
     exceptions: ClassVar[dict[str, str]] = {NOTHING_IS_LOST: "there is no residual: what is not sent is lost"}
 
-    def init(self, like: Tensor) -> Tensor | None:
-        dtype = work_dtype(like.dtype)
-        return None if dtype == like.dtype else huge_pages.advise(torch.empty_like(like, dtype=dtype))
+    def init(self, like: Tensor) -> Workspace | None:
+        return None if work_dtype(like.dtype) == like.dtype else Workspace(like)
 
-    def operands(self, grad: Tensor, lr: float, state: Tensor | None) -> tuple[Tensor, None]:
-        return (grad if state is None else state.copy_(grad)), None
+    def operands(self, grad: Tensor, lr: float, state: Workspace | None) -> tuple[Tensor, None]:
+        return (grad if state is None else state.buffer("acc").copy_(grad)), None
 
-    def residual(self, state: Tensor | None) -> None:
+    def residual(self, state: Workspace | None) -> None:
         return None
 
 
@@ -86,7 +86,7 @@ class Scaled:
     """A residual in units of the learning rate that it was last seen with."""
 
     residual: Tensor  # (n,)
-    lr: float = 0.0  # 0: none seen yet
+    lr: NotNegative = 0.0  # 0: none seen yet
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def check(name: str, value: Any, allowed: Any) -> None:
     Raises:
         ValueError: the value is not of the type `allowed`, or outside of its range.
     """
-    if not _is_data(allowed) or fits(value.tolist() if hasattr(value, "tolist") else value, allowed):
+    if not is_data(allowed) or fits(value.tolist() if hasattr(value, "tolist") else value, allowed):
         return  # a device or a path is for its own class to judge
     plain, _ = _parts(allowed)
     if get_origin(plain) is Literal:
@@ -88,7 +88,7 @@ def check(name: str, value: Any, allowed: Any) -> None:
 def check_fields(part: Any) -> None:
     """Refuse a dataclass of which a field is not of its type, or outside of its range."""
     for field in fields(part):
-        check(field.name, getattr(part, field.name), _hints(part.__class__)[field.name])
+        check(field.name, getattr(part, field.name), hints(part.__class__)[field.name])
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
@@ -96,17 +96,19 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*values: P.args, **named: P.kwargs) -> R:
-        hints = _hints(function)
+        allowed = hints(function)
         for name, value in inspect.signature(function).bind(*values, **named).arguments.items():
-            check(name, value, hints[name])
+            check(name, value, allowed[name])
         return function(*values, **named)
 
     return call
 
 
 @functools.cache
-def _hints(described: Any) -> dict[str, Any]:
-    return typing.get_type_hints(described, include_extras=True)
+def hints(described: Any) -> dict[str, Any]:
+    """Types of a function's or a class's values, by name, with what annotates them."""
+    found: dict[str, Any] = typing.get_type_hints(described, include_extras=True)
+    return found
 
 
 def fits(value: Any, allowed: Any) -> bool:
@@ -215,12 +217,12 @@ def _words(choice: Any) -> list[str]:
     return sorted(map(word, get_args(choice)))
 
 
-def _is_data(allowed: Any) -> bool:
+def is_data(allowed: Any) -> bool:
     """True if it is made of numbers, words, lists."""
     plain, _ = _parts(allowed)
     kind = get_origin(plain) or plain
     if kind in (typing.Union, types.UnionType):
-        return all(map(_is_data, get_args(plain)))
+        return all(map(is_data, get_args(plain)))
     return kind in DATA
 
 

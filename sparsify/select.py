@@ -15,6 +15,7 @@ from sparsify.comm import Comm, gather_uneven
 from sparsify.core import host_sync
 from sparsify.core.checks import check_k
 from sparsify.kernels import Eager, Workspace
+from sparsify.ranges import Natural
 from sparsify.types import (
     BucketContext,
     Part,
@@ -80,7 +81,7 @@ class Draws:
     """The number of draws so far; the next draw depends on it and on the context only."""
 
     context: BucketContext = field(metadata={"saved": False})
-    step: int = 0
+    step: Natural = 0
 
     def key(self) -> int:
         """The next draw's own number."""

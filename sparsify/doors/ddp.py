@@ -365,7 +365,7 @@ class DDPHook(Door):
         return self.engine.state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken; see `Engine.load_state_dict` for what is refused."""
+        """Continue where `state_dict` was taken, on all workers together: see `Engine.load_state_dict`."""
         self.engine.load_state_dict(saved)
 
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, NamedTuple, SupportsIndex, cast
 from weakref import WeakMethod
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from sparsify.comm import Comm, CountingComm
 from sparsify.core import host_sync
 from sparsify.core.bucket import Bucket, TensorKind, finite_elements
 from sparsify.core.timer import PhaseTimer
+from sparsify.doors.states import FORMAT, agree_to_load, check_fits, check_form, dump, restore
 from sparsify.method import Method, Sparsifier, Step
 from sparsify.types import BucketContext, Sparse
 
-FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
 INFINITY = 0x7F800000  # bits of the exponent of a float32 that is no number or infinite
 ALIKE_LOOKS = 20
 log = logging.getLogger(__name__)
@@ -201,47 +200,42 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's state, of tensors and numbers only: save it per rank, beside model and optimiser."""
-        buckets = [
-            {"names": list(bucket.names), "state": dump(state)}
-            for bucket, state in zip(self.buckets, self.states, strict=True)
-        ]
-        who = {"rank": self.comm.rank, "size": self.comm.size}
-        return {"format": FORMAT, "method": repr(self.method), "step": self.step, **who, "buckets": buckets}
+        own = self._described()
+        return {**own, "buckets": [{**bucket, "state": dump(bucket["state"])} for bucket in own["buckets"]]}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken.
+        """Continue where `state_dict` was taken. All workers call it together, and either all load theirs or
+        none does.
 
         Raises:
-            ValueError: it is another method's, another model's, another worker's, or of another format.
+            StateMismatch: one is another method's, another model's, another worker's, of another step than
+                the others', or broken.
         """
-        if saved.get("format") != FORMAT:
-            raise ValueError(
-                f"a saved state of format {saved.get('format')} can't be read; this version reads {FORMAT}"
-            )
-        if saved["method"] != repr(self.method):
-            raise ValueError(
-                f"the saved state is of {saved['method']}, and this is {self.method!r}; build the method "
-                "with the hyperparameters that it was saved with"
-            )
-        if saved["size"] != self.comm.size:
-            raise ValueError(
-                f"the saved state is of {saved['size']} workers, and there are {self.comm.size}; resume with "
-                "as many, or pass all workers' states through sparsify.redistribute first, which shares the "
-                "residuals out"
-            )
-        if saved["rank"] != self.comm.rank:
-            raise ValueError(
-                f"the saved state is of rank {saved['rank']}, and this is rank {self.comm.rank}; every "
-                "worker saves and loads its own. Where there is only one, load the inner optimiser's alone "
-                "(`optimiser.optimiser`): training goes on without what the workers still owed"
-            )
-        if [bucket["names"] for bucket in saved["buckets"]] != [list(own.names) for own in self.buckets]:
-            raise ValueError("the saved state is of a model with other parameters, or of other buckets")
+        agree_to_load(self.comm, self.buckets[0].flat.device, partial(self.check_state, saved))
+        self.restore_state(saved)
+
+    def check_state(self, saved: Any) -> dict[str, Any]:
+        """Refuse what is no state of this worker's; returns what must be the same on all workers."""
+        check_form(saved)
+        check_fits(saved, self._described())
+        return {"step": saved["step"]}
+
+    def restore_state(self, saved: Mapping[str, Any]) -> None:
+        """Load what was checked."""
         self.step = saved["step"]
         self.states = [
             restore(state, bucket["state"])
             for state, bucket in zip(self.states, saved["buckets"], strict=True)
         ]
+
+    def _described(self) -> dict[str, Any]:
+        """What a saved state of this worker's has, with the states as they are."""
+        buckets = [
+            {"names": list(bucket.names), "shapes": [list(shape) for shape in bucket.shapes], "state": state}
+            for bucket, state in zip(self.buckets, self.states, strict=True)
+        ]
+        who = {"rank": self.comm.rank, "size": self.comm.size}
+        return {"format": FORMAT, "method": repr(self.method), "step": self.step, **who, "buckets": buckets}
 
 
 def while_alive(method: Callable[..., None], *first: Any) -> Callable[..., None]:
@@ -262,55 +256,3 @@ def check_unchanged(bucket: Tensor, like: Tensor, name: str) -> None:
         raise ValueError(
             f"bucket {name} was {before} and is now {now}; its residual can't follow: build the state anew"
         )
-
-
-def dump(state: Any) -> Any:
-    """A copy of a state as a plain tree of tensors and numbers, for `torch.load(weights_only=True)`.
-    Dataclasses and named tuples become dicts, generators their state. Fields whose metadata say
-    `saved: False` (work buffers) are left out.
-    """
-    if isinstance(state, Tensor):
-        return state.detach().clone()
-    if isinstance(state, Generator):
-        return state.get_state()
-    if (named := named_parts(state)) is not None:
-        return {name: dump(part) for name, part in named.items()}
-    if isinstance(state, list | tuple):
-        return [dump(part) for part in state]
-    assert state is None or isinstance(state, bool | int | float | str), f"{type(state)} can't be saved"
-    return state
-
-
-def restore(state: Any, saved: Any) -> Any:
-    """`state`, as made by `init`, with what `dump` saved; tensors of the same size are written in place."""
-    if isinstance(state, Generator):
-        state.set_state(saved.cpu())
-        return state
-    if isinstance(saved, Tensor):
-        if not isinstance(state, Tensor):
-            return saved.clone()
-        if state.shape == saved.shape and state.dtype == saved.dtype:
-            return state.copy_(saved)
-        return saved.to(state.device, copy=True)
-    if isinstance(state, Mapping):
-        return {name: restore(state.get(name), part) for name, part in saved.items()}
-    if (named := named_parts(state)) is not None:
-        parts = {name: restore(part, saved[name]) for name, part in named.items()}
-        if hasattr(state, "_replace"):
-            return state._replace(**parts)
-        for name, part in parts.items():
-            setattr(state, name, part)
-        return state
-    if isinstance(state, list | tuple) and len(state) == len(saved):
-        return type(state)(restore(item, part) for item, part in zip(state, saved, strict=True))
-    return copy.deepcopy(saved)
-
-
-def named_parts(state: Any) -> dict[str, Any] | None:
-    """What a checkpoint has of a dataclass, a named tuple or a mapping, by name; None of anything else."""
-    if is_dataclass(state):
-        saved = (field.name for field in fields(state) if field.metadata.get("saved", True))
-        return {name: getattr(state, name) for name in saved}
-    if hasattr(state, "_asdict"):
-        return dict(state._asdict())
-    return dict(state) if isinstance(state, Mapping) else None

@@ -21,6 +21,7 @@ from sparsify.doors.front import Front
 from sparsify.doors.handshake import agree, of_buffers, of_optimiser, of_wrapping
 from sparsify.doors.overlap import Overlap
 from sparsify.doors.scaling import infinities, share_overflow
+from sparsify.doors.states import agree_to_load, load_whole, unless_refused
 from sparsify.doors.wrapping import (
     Door,
     OwnSteps,
@@ -340,20 +341,16 @@ class DistributedOptimiser(Door, Front):
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken; see `Aggregator.load_state_dict` for what is refused."""
+        """Continue where `state_dict` was taken. All workers call it together; see
+        `Aggregator.load_state_dict` for what is refused, and then nothing is loaded.
+        """
         self._refuse_halfway("load_state_dict() came")
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
-        if "method" not in state_dict:
-            raise ValueError(
-                "the saved state has no residuals: it is another optimiser's, or made by "
-                "get_optimizer_state_dict, which leaves them out. Save optimiser.state_dict() on every "
-                "worker; or load this into the inner optimiser (`optimiser.optimiser`) and go on without "
-                "what the workers still owed"
-            )
-        self.aggregator.load_state_dict(state_dict["method"])
-        # Older ones have the inner optimiser's under a name of its own.
-        self.optimiser.load_state_dict(state_dict.get("optimiser", state_dict))
+        with unless_refused(self.optimiser):
+            check = partial(load_whole, state_dict, self.optimiser, self.aggregator.check_state)
+            agree_to_load(self.comm, self.aggregator.gradients.flat.device, check)
+        self.aggregator.restore_state(state_dict["method"])
         self._epoch = state_dict["epoch"]
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)

@@ -13,7 +13,7 @@ from sparsify.core import host_sync
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, Scope, checked
+from sparsify.ranges import Density, Natural, Scope, checked
 from sparsify.select import Selector, gather_exclusive, promised_union, split_evenly
 from sparsify.types import BucketContext, PromisedBytes, SeenStep, Selection, exactly, index_dtype, work_dtype
 
@@ -50,7 +50,7 @@ class PlannerTurn:
 
     work: Tensor = field(metadata={"saved": False})  # (n,)
     sizes: list[int] = field(metadata={"saved": False})  # of the tensors in the bucket
-    step: int = 0
+    step: Natural = 0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, FollowRule, Positive, Scope, checked
+from sparsify.ranges import Density, FollowRule, Natural, NotNegative, Positive, Scope, checked
 from sparsify.select import Exclusive, Selector, gather_exclusive, promised_union, split_evenly
 from sparsify.types import BucketContext, PromisedBytes, SeenStep, Selection
 
@@ -66,9 +66,9 @@ class Threshold:
     """The threshold, alike on all workers since it is computed from gathered counts alone."""
 
     workspace: Workspace = field(metadata={"saved": False})
-    value: float = 0.0  # 0: none yet
-    step: int = 0
-    blocks: list[int] = field(default_factory=list)  # of each partition; ExDyna's
+    value: NotNegative = 0.0  # 0: none yet
+    step: Natural = 0
+    blocks: list[Natural] = field(default_factory=list)  # of each partition; ExDyna's
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from sparsify.exchange import (
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import AtLeast1, Count, Density, Scope, ValueType, checked
+from sparsify.ranges import AtLeast1, Count, Density, Natural, Scope, ValueType, checked
 from sparsify.select import OnePass
 from sparsify.types import (
     BucketContext,
@@ -96,19 +96,19 @@ class Reused:
     """A threshold, and for how many steps it is re-used still."""
 
     threshold: Tensor  # 0-d
-    k: int = 0  # for which; 0: none yet
-    left: int = 0
+    k: Natural = 0  # for which; 0: none yet
+    left: Natural = 0
     workspace: Workspace | None = field(default=None, metadata={"saved": False})
 
-    def is_due(self, k: int) -> bool:
+    def is_due(self, k: Natural) -> bool:
         """True if it is to be taken anew, also when k has changed."""
         return not self.left or self.k != k
 
-    def renew(self, threshold: Tensor, k: int, every: int) -> None:
+    def renew(self, threshold: Tensor, k: Natural, every: int) -> None:
         """Take the threshold anew."""
         self.threshold, self.k, self.left = threshold.clone(), k, every
 
-    def drift(self, count: int, k: int, factor: float) -> None:
+    def drift(self, count: int, k: Natural, factor: float) -> None:
         """Move after a step in which it selected `count`."""
         if count < FEWEST * k:
             self.threshold.div_(factor).clamp_(min=torch.finfo(self.threshold.dtype).tiny)
@@ -160,8 +160,8 @@ class Regions:
     """Owners of regions, and the global threshold; alike on all workers."""
 
     threshold: Reused
-    borders: list[int] = field(default_factory=list)  # size + 1 positions
-    step: int = 0
+    borders: list[Natural] = field(default_factory=list)  # size + 1 positions
+    step: Natural = 0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import LowPass
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, Scope, Share, checked
+from sparsify.ranges import Density, Natural, Scope, Share, checked
 from sparsify.select import ExactlyK
 from sparsify.types import BucketContext, Call, SeenStep, Selection, index_dtype
 
@@ -44,7 +44,7 @@ class LeaderTurn:
     """Whose turn it is to lead."""
 
     workspace: Workspace = field(metadata={"saved": False})
-    step: int = 0
+    step: Natural = 0
 
 
 @dataclass(frozen=True)

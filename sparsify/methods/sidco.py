@@ -14,7 +14,7 @@ from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Count, Density, Index, Meta, Scope, ValueType, checked
+from sparsify.ranges import Count, Density, Index, Meta, Natural, NotNegative, Scope, ValueType, checked
 from sparsify.select import Selector, mask_of, prepare, reaching, take_magnitudes
 from sparsify.types import BucketContext, Selection
 
@@ -65,11 +65,11 @@ class Adaptation:
     """The number of stages of one bucket (the authors' code: of all), and what it is judged by."""
 
     workspace: Workspace = field(metadata={"saved": False})
-    stages: int = 1
-    direction: int = 1  # what follows upon too few: +1 stage
-    estimate: float = 0.0  # selected / k, mean over the previous period; 0: none yet
-    total: float = 0.0  # selected / k, sum over the steps of this period
-    steps: int = 0
+    stages: Count = 1
+    direction: Literal[-1, 1] = 1  # what follows upon too few: +1 stage
+    estimate: NotNegative = 0.0  # selected / k, mean over the previous period; 0: none yet
+    total: NotNegative = 0.0  # selected / k, sum over the steps of this period
+    steps: Natural = 0
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Sidco(Selector):
             worse = before > 0 and abs(estimate - 1) > abs(before - 1)
             blocked = not 1 <= state.stages + change * state.direction <= most_stages(ratio)
             if worse or blocked:
-                state.direction *= -1
+                state.direction = -1 if state.direction == 1 else 1
         state.stages = min(max(state.stages + change * state.direction, 1), most_stages(ratio))
         state.estimate, state.total, state.steps = estimate, 0.0, 0
 

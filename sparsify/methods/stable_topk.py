@@ -14,7 +14,7 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Count, Density, Scope, checked
+from sparsify.ranges import Count, Density, Natural, Scope, checked
 from sparsify.select import Selector
 from sparsify.types import BucketContext, Call, SeenStep, Selection
 
@@ -63,9 +63,9 @@ class Choice:
     """Indices that were chosen, and for how long."""
 
     workspace: Workspace = field(metadata={"saved": False})
-    indices: Tensor  # (k',)
-    k: int = 0  # for which; 0: nothing chosen yet
-    left: int = 0  # steps until a new choice
+    indices: Tensor = field(metadata={"any_size": True})  # (k',)
+    k: Natural = 0  # for which; 0: nothing chosen yet
+    left: Natural = 0  # steps until a new choice
 
 
 @dataclass(frozen=True)

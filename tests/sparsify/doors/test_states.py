@@ -1,0 +1,200 @@
+"""Saved states: whatever is wrong with one, no worker loads any, and all are told what it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sparsify
+from sparsify.comm import Comm, virtual
+from sparsify.doors.aggregator import Aggregator
+from sparsify.doors.optimiser import DistributedOptimiser
+from sparsify.doors.redistribution import is_alike
+from sparsify.doors.states import StateMismatch
+from sparsify.method import Method
+from tests.conftest import there
+from tests.sparsify import laws
+from tests.sparsify.doors.uses import loss_of, net
+
+METHODS: dict[str, Callable[[], Method]] = {
+    **{name: partial(laws.build, name, 0.1) for name in laws.METHODS},
+    "randomk, permutations": partial(sparsify.build, "randomk", density=0.1, sampling="permutation"),
+    "topk, learning rate": partial(sparsify.build, "topk", density=0.1, feedback="learning_rate"),
+}
+OTHER = repr(sparsify.build("gaussiank", density=0.5))
+EVERY_LENGTH = ("indices", "blocks", "borders")  # parts whose number of elements changes while training
+
+
+class Damage(NamedTuple):
+    """What is wrong with a saved state, and the state."""
+
+    what: str
+    state: Any
+
+
+def damages(whole: Any, skips: tuple[str, ...] = ()) -> Iterator[Damage]:
+    """All of a saved state: of each part of the tree those that its kind can have."""
+    others: list[Any] = [None, 7, [], {}, "state"]
+    yield from (Damage(f"{other!r} in its place", other) for other in others)
+    for path in paths(whole):
+        if not path or path[-1] in skips:
+            continue
+        *_, name = path
+        for what, part in damaged(name, at(whole, path)):
+            yield changed(whole, path, f"{what} for {path}", partial(put, part=part))
+        if isinstance(name, str) and name != "shapes":  # older states have none
+            yield changed(whole, path, f"no {path}", lambda inside, n: inside.pop(n))
+            yield changed(
+                whole, path, f"{path} renamed", lambda inside, n: put(inside, f"{n}s", inside.pop(n))
+            )
+        if isinstance(at(whole, path), dict):
+            yield changed(whole, path, f"more in {path}", lambda inside, n: put(inside[n], "more", 1))
+
+
+def damaged(name: str | int, part: Any) -> list[tuple[str, Any]]:
+    """Other values in the place of a part."""
+    if isinstance(part, Tensor):
+        found: list[tuple[str, Any]] = [("another shape", part.unsqueeze(0)), ("None", None), ("a number", 1)]
+        found += [("another type", part.to(torch.complex128)), ("words", "five")]
+        if name not in EVERY_LENGTH and part.numel():
+            found.append(("another size", torch.cat([part.flatten(), part.flatten()])))
+        if part.is_floating_point() and part.numel():
+            found += [("NaN", torch.full_like(part, torch.nan)), ("Inf", torch.full_like(part, torch.inf))]
+        if part.dtype == torch.uint8:
+            found.append(("no generator's bytes", torch.full_like(part, 255)))
+        return found
+    if isinstance(part, bool | int):
+        return [(repr(other), other) for other in (-5, 0.5, "five", None, True, torch.tensor(5))]
+    if isinstance(part, float):
+        return [(repr(other), other) for other in (-5.0, float("nan"), float("inf"), "five", None)]
+    if isinstance(part, str):
+        return [(repr(other), other) for other in (OTHER, None, 5)]
+    if isinstance(part, list) and part and name not in EVERY_LENGTH:
+        return [("fewer items", part[:-1]), ("more items", [*part, part[0]]), ("None", None)]
+    return [("a number", 7)]  # for None, and what holds nothing
+
+
+def paths(tree: Any, here: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    yield here
+    inside = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for name, part in inside:
+        yield from paths(part, (*here, name))
+
+
+def at(tree: Any, path: tuple[str | int, ...]) -> Any:
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def put(inside: Any, name: Any, part: Any) -> None:
+    inside[name] = part
+
+
+def changed(whole: Any, path: tuple[str | int, ...], what: str, change: Callable[[Any, Any], Any]) -> Damage:
+    state = copy.deepcopy(whole)
+    change(at(state, path[:-1]), path[-1])
+    return Damage(what, state)
+
+
+def aggregator_of(method: Method, comm: Comm, steps: int = 3) -> Aggregator:
+    parameters = [(f"p{i}", nn.Parameter(torch.zeros(shape).double())) for i, shape in enumerate(laws.SHAPES)]
+    aggregator = Aggregator(method, parameters, comm)
+    for step in range(steps):
+        for _, p in parameters:
+            there(p.grad).copy_(laws.gradient(comm.rank, step, tuple(p.shape)))
+        aggregator.aggregate(lr=0.1)
+    return aggregator
+
+
+def refusal(load: Callable[..., object], *states: Any) -> str:
+    """The words with which it is refused; anything else but a refusal is an error."""
+    with pytest.raises(StateMismatch) as refused:
+        load(*states)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_damaged_state_is_refused_on_all_workers_and_nothing_is_loaded(name: str) -> None:
+    def body(comm: virtual.VirtualComm) -> list[tuple[str, str]]:
+        saved = aggregator_of(METHODS[name](), comm).state_dict()
+        later = aggregator_of(METHODS[name](), comm, steps=5)
+        before, told = later.state_dict(), list[tuple[str, str]]()
+        cases = [
+            *damages(saved), Damage("step 900", {**saved, "step": 900}), Damage("format 99", {"format": 99}),
+            Damage("rank 0 of 3", {**saved, "size": 3}), Damage("other rank", {**saved, "rank": 0}),
+        ]  # fmt: skip
+        for damage in cases:
+            state = damage.state if comm.rank == 1 else saved
+            told.append((damage.what, refusal(later.load_state_dict, state)))
+            assert is_alike(later.state_dict(), before), damage.what
+        later.load_state_dict(saved)
+        assert is_alike(later.state_dict(), saved)
+        return told
+
+    for (what, healthy), (_, broken) in zip(*virtual.run(2, body), strict=True):
+        if what == "step 900":
+            assert healthy == broken
+            assert "differ in their step, which is, by rank, [3,900]" in broken
+        else:
+            assert healthy == f"rank 1 can't load its state, so no worker does: {broken}", what
+
+
+def test_a_damaged_state_of_an_optimiser_leaves_all_of_it_as_it_was() -> None:
+    def trained(comm: Comm, steps: int, kind: Any = torch.optim.Adam) -> DistributedOptimiser:
+        model = net()
+        inner = kind(model.parameters(), lr=0.01)
+        optimiser = DistributedOptimiser(inner, model, sparsify.build("topk", density=0.1), comm)
+        for step in range(steps):
+            optimiser.zero_grad()
+            loss_of(model, comm.rank, step).backward()
+            optimiser.step()
+        return optimiser
+
+    def body(comm: virtual.VirtualComm) -> None:
+        saved, others = trained(comm, 2).state_dict(), trained(comm, 2, torch.optim.SGD).state_dict()
+        later = trained(comm, 3)
+        later.epoch = 4
+        before = copy.deepcopy(later.state_dict())
+        moments = [state["exp_avg"] for state in later.state.values()]
+        halves = [{**saved["param_groups"][0], "params": [0, 1]}]
+        nan = copy.deepcopy(saved)
+        nan["state"][0]["exp_avg"].view(-1)[0] = torch.nan
+        cases = [
+            *damages({"method": saved["method"]}), Damage("other epochs", {**saved, "epoch": 7}),
+            *(Damage(key, {k: v for k, v in saved.items() if k != key}) for key in saved),
+            Damage("an epoch in words", {**saved, "epoch": "four"}), Damage("SGD's", others),
+            Damage("other parameters", {**saved, "param_groups": halves}), Damage("NaN", nan),
+            Damage("no groups", {**saved, "param_groups": None}), Damage("no state", {**saved, "state": 5}),
+        ]  # fmt: skip
+        for damage in cases:
+            assert refusal(later.load_state_dict, damage.state if comm.rank == 1 else saved)
+            assert is_alike(later.state_dict(), before), damage.what
+        assert all(state["exp_avg"] is own for state, own in zip(later.state.values(), moments, strict=True))
+        later.load_state_dict(saved)
+        assert is_alike(later.state_dict(), saved)
+
+    virtual.run(2, body)
+
+
+@pytest.mark.parametrize("name", ["topk", "dgc", "topk, learning rate"])
+def test_damaged_states_are_not_shared_out(name: str) -> None:
+    states = virtual.run(2, lambda comm: aggregator_of(METHODS[name](), comm).state_dict())
+    for damage in damages(states[1]):
+        for together in ([states[0], damage.state], [damage.state, states[1]]):
+            assert refusal(sparsify.redistribute, together, 3)
+    wrongs: list[Any] = [states[:1], states[::-1], [*states, states[1]], [], None, 7, "states", {}, states[0]]
+    for wrong in wrongs:
+        assert refusal(sparsify.redistribute, wrong, 3)
+    steps = [{**states[0], "step": 5}, {**states[1], "step": 900}]
+    assert "step of ranks 0 and 1 differ" in refusal(sparsify.redistribute, steps, 3)
+    for size in (0, -1, 2.5, None, True):
+        assert refusal(sparsify.redistribute, states, size)
+    for now, before in zip(sparsify.redistribute(states, 2), states, strict=True):
+        assert is_alike(now, before)
