@@ -152,7 +152,7 @@ def arrays(planned: Sequence[PlannedRun], block: bool) -> list[JobArray]:
         jobs = [in_random_order(group)] if block else [[run] for run in group]
         size = cluster.max_array
         found += [JobArray(cluster, shape, jobs[start : start + size]) for start in range(0, len(jobs), size)]
-        found[-1].options("", Path(), Path())  # whoever plans hears of words that can't be, too
+        found[-1].options("", Path(), Path(), Path(LEDGER))  # whoever plans hears of words that can't be, too
     return found
 
 

@@ -176,7 +176,7 @@ def refuse_shared_gpu(
             raise ValueError(
                 f"workers {ranks} have the same GPU, {gpu}: SLURM shows them fewer GPUs than workers; ask "
                 "for as many (cluster.gres; `plan --sbatch` shows what is asked for), or have one bound to "
-                "each, as cluster.srun=[--gpus-per-task=1] does"
+                "each, as cluster.srun=['--gpus-per-task=1'] does"
             )
 
 
