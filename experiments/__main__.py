@@ -8,8 +8,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
+from typing import TextIO, cast
 
+from analysis.records.visible import Visible
 from experiments.worker.errors import DISK_FULL, trouble_of_import
 from slurm import environment
 from sparsify.ranges import unknown
@@ -30,13 +33,22 @@ IN_THE_WAY = {
 
 
 def main(words: Sequence[str]) -> int:
+    """Carry out a command; returns its exit code. Nothing that it prints makes a terminal do something."""
+    out, err = (cast(TextIO, Visible(stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(out), redirect_stderr(err):
+        code = _ended(words)
+    if code == NOBODY_READS:
+        sys.stdout = io.StringIO()  # what is still buffered must not fail once more
+    return code
+
+
+def _ended(words: Sequence[str]) -> int:
     is_traced = "--traceback" in words
     try:
         code = _command(words)()
         print(end="", flush=True)
         return code
-    except BrokenPipeError:  # `plan ... | head`; what is still buffered must not fail once more
-        sys.stdout = io.StringIO()
+    except BrokenPipeError:  # `plan ... | head`
         return NOBODY_READS
     except KeyboardInterrupt as error:
         told = str(error) or "interrupted; what was finished is kept, run again to go on"
@@ -65,9 +77,7 @@ def main(words: Sequence[str]) -> int:
 def _end(error: BaseException, sentence: str, code: int, is_traced: bool) -> int:
     if is_traced:
         traceback.print_exception(error)
-    # A line, whatever a message quotes: what a terminal would obey is escaped.
-    line = "".join(one if one.isprintable() else repr(one)[1:-1] for one in sentence)
-    print(f"experiments: {line}", file=sys.stderr)
+    print("experiments:", sentence.replace("\n", "\\n"), file=sys.stderr)  # a line, whatever it quotes
     return code
 
 

@@ -161,7 +161,7 @@ def _plain(column: pd.Series[Any]) -> pd.Series[Any]:
     try:
         return column.astype(NUMBER)
     except (TypeError, ValueError):
-        return column.map(lambda value: None if _missing(value) else _as_text(value)).astype(object)
+        return column.map(lambda value: None if is_missing(value) else _as_text(value)).astype(object)
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -183,7 +183,7 @@ def _stack(name: str, tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
 def runs_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """One type per column: where configs disagree (a number here, a word there), the column becomes text."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {name: [None if _missing(row.get(name)) else row[name] for row in rows] for name in names}
+    columns = {name: [None if is_missing(row.get(name)) else row[name] for row in rows] for name in names}
     for name, values in columns.items():
         kinds = {type(value) for value in values if value is not None}
         if len(kinds) > 1 and not kinds <= {int, float}:
@@ -195,7 +195,8 @@ def _as_text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
-def _missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Tell whether a cell is empty: None, or NaN, as pandas may hold it."""
     return value is None or (isinstance(value, float) and np.isnan(value))
 
 

@@ -39,6 +39,8 @@ from analysis.records.store import Attempt, Store
 
 RUNS_OF_A_PART = 250
 SCHEMA_KEY = "schema"  # in a file's metadata; older files have none, and are of schema 1
+# What reading a file may take: PACKED times its bytes, which is 50 times what tables of runs do.
+UNPACKED, PACKED = 2**28, 1000
 COPY = "copy.json"  # in the folder of an attempt's own tables: what they were when they were written
 # Without these no figure can be drawn.
 OF_EVERY_RUN = (
@@ -228,14 +230,31 @@ def _bytes(path: Path) -> bytes | None:
         return None
 
 
+def _unpacked(metadata: pq.FileMetaData) -> int:
+    """Bytes that a file's rows take in memory, or more; of texts that stand in many rows a reference each."""
+    groups = (metadata.row_group(place).total_byte_size for place in range(metadata.num_row_groups))
+    return max(8 * metadata.num_rows * metadata.num_columns, sum(groups))
+
+
 def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:
     """Frame in `path`, a file that is named after it; an empty one where there is no file."""
     name = path.stem
     if raw is None:
         return typed(name, pd.DataFrame())
     try:
-        table = pq.read_table(io.BytesIO(raw))
+        file = pq.ParquetFile(io.BytesIO(raw))
+        if _unpacked(file.metadata) > max(UNPACKED, PACKED * len(raw)):
+            raise Damaged(
+                path, f"unpacks {len(raw):,} bytes to {file.metadata.num_rows:,} rows: no run wrote it"
+            )
+        # A text that stands in a million rows is in memory once.
+        texts = [each.name for each in file.schema_arrow if pa.types.is_string(each.type)]
+        table = pq.read_table(io.BytesIO(raw), read_dictionary=texts)
         frame = table.to_pandas()
+        found = frame.select_dtypes("category").columns
+        frame = frame.assign(
+            **{text: frame[text].astype(object).where(frame[text].notna(), None) for text in found}
+        )
     except (pa.ArrowException, OSError) as error:
         raise Damaged(path, "is not a whole Parquet file") from error
     made_for = (table.schema.metadata or {}).get(SCHEMA_KEY.encode(), b"1").decode(errors="replace")

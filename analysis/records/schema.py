@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, get_args
 
-from msgspec import UNSET, Meta, Struct, structs
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 SCHEMA = 1  # of a manifest, and of tables
 SECOND = "2026-11-22"  # most of what was recorded later is from this day
@@ -174,13 +174,48 @@ class ClusterKind(Struct, frozen=True):
     where: Name
 
 
+class TaskChoice(Named, frozen=True):
+    """The task, and what outcomes are computed from."""
+
+    batch_size: Whole | None = None
+
+
+class TimingAsked(Struct, frozen=True):
+    """How steps were to be timed."""
+
+    mode: Name
+    warmup_steps: Whole
+
+
+class TrainingAsked(Struct, frozen=True):
+    """What the run is there for."""
+
+    validate: Name
+
+
+class VariantAsked(Struct, frozen=True):
+    """One of those that take turns: its name, and what in it is not as in the others."""
+
+    name: Name
+    method: Named | UnsetType = UNSET
+    task: dict[Name, Any] = {}
+    timing: dict[Name, Any] = {}
+    train: dict[Name, Any] = {}
+
+
 class ConfigFile(Struct, frozen=True):
-    """config.json: what names a run. The rest must have the hash that its id ends in."""
+    """config.json: what names a run, and what its outcomes follow from. The rest is not looked into, but must
+    have the hash that the run's id ends in.
+    """
 
     method: Named
-    task: Named
+    task: TaskChoice
     cluster: ClusterKind
     workers: Whole
+    seed: Whole
+    timing: TimingAsked
+    train: TrainingAsked
+    variants: list[VariantAsked] = []
 
 
 class Averaged(Struct, frozen=True, gc=False):
@@ -265,8 +300,12 @@ class LookLine(Struct, frozen=True, tag_field="kind", tag="look"):
     what: Name
     of: str
     xs: list[Finite]
-    values: list[Finite]
+    values: list[Finite]  # one for each of `xs`
     variant: Name | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.xs) != len(self.values):
+            raise ValueError(f"{len(self.values)} values for {len(self.xs)} places")
 
 
 LogLine = StepLine | EpochLine | LookLine

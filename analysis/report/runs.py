@@ -16,7 +16,7 @@ import numpy as np
 from analysis.pictures import timeline
 from analysis.pictures.marks import ink
 from analysis.records import columns, configs, phases, steps
-from analysis.records.frames import Frames
+from analysis.records.frames import Frames, is_missing
 from analysis.records.steps import with_outcomes
 
 HERE, SHIPPED = "this machine", "shipped"  # where the record of a run is from
@@ -130,10 +130,8 @@ def _of_frames(frames: Frames, key: str, origin: str) -> RunPage:
         config=json.loads(row["config_json"]),
         key=key,
         variant=key.partition("/")[2],
-        started=row.get("started") or "",
-        outcomes={
-            name: float(value) for name, value in values.items() if value is not None and value == value
-        },
+        started="" if is_missing(row.get("started")) else row["started"],
+        outcomes={name: float(value) for name, value in values.items() if not is_missing(value)},
         simulated=bool(row["simulated"]),
         provenance=configs.flatten(json.loads(row["provenance_json"])),
         parts={

@@ -13,6 +13,7 @@ from analysis.records import loading
 from analysis.records.columns import IMPLIED, TITLES
 from analysis.records.configs import SHOWN, flatten, plain, short, varying
 from analysis.records.files import Damaged
+from analysis.records.frames import is_missing
 from analysis.records.store import DAMAGED, Attempt
 from analysis.tables import Table
 from experiments.commands._make import say
@@ -86,7 +87,7 @@ def _matching(runs: pd.DataFrame, word: str) -> Any:
             "(method=topk, seed=0), a column of docs/records.md, state=, source=, sweep=, an item, or part "
             "of a run's name"
         )
-    values = runs[column].map(lambda value: IMPLIED.get(column) if _absent(value) else value)
+    values = runs[column].map(lambda value: IMPLIED.get(column) if is_missing(value) else value)
     return values.map(lambda value: any(_is(value, one) for one in wanted))
 
 
@@ -129,7 +130,7 @@ def configs_of(runs: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _note(rows: Sequence[Mapping[str, Any]]) -> str:
     """A sentence on step times that were not measured."""
-    simulated = [row.get("simulated") is True for row in rows if not _absent(row.get("step_s"))]
+    simulated = [row.get("simulated") is True for row in rows if not is_missing(row.get("step_s"))]
     which = "" if all(simulated) else " of virtual workers"
     told = f"Step times{which} are simulated: waits and transfers follow the model of a link."
     return told if any(simulated) else ""
@@ -140,7 +141,7 @@ def _outcomes(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     found = {
         title.listed: [
             None
-            if _absent(row.get(column)) or (column == "val_loss" and not _absent(row.get("val_top1")))
+            if is_missing(row.get(column)) or (column == "val_loss" and not is_missing(row.get("val_top1")))
             else title.factor * float(row[column])
             for row in rows
         ]
@@ -169,7 +170,7 @@ def _settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def _leaf(config: Mapping[str, Any], leaf: str) -> str | None:
     value = flatten(config).get(leaf, IMPLIED.get(leaf) if config else None)
-    return None if _absent(value) else plain(value)
+    return None if is_missing(value) else plain(value)
 
 
 def _age(row: Mapping[str, Any]) -> str | None:
@@ -179,7 +180,3 @@ def _age(row: Mapping[str, Any]) -> str | None:
     seconds = max(0.0, (pd.Timestamp.now("UTC") - pd.Timestamp(at)).total_seconds())
     unit, length = next(((unit, length) for unit, length in AGES if seconds >= length), AGES[-1])
     return f"{seconds / length:.0f} {unit}"
-
-
-def _absent(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from analysis.claims import UNDECIDED, Word
+from analysis.records.visible import terminal
 from analysis.tables import Table
 
 GOOD: Sequence[Word] = ("reproduced", "holds", "re-derived")
@@ -27,7 +28,7 @@ def show(table: Table) -> None:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    console = Console()
+    console = Console(file=terminal(sys.stdout))
     if table.title:
         console.print(Text(table.title, "bold"))
     header, rows, sides = table.header(), table.texts(), table.are_numbers()

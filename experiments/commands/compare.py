@@ -39,6 +39,8 @@ def compare(words: Filters, *, save: str | None = None) -> int:
     axes = {name: given.get(name) for name in AXES}
     folders = Folders()
     runs = filtered(every_run(folders), filters)
+    for run, state in runs.loc[runs["state"] != "ok", ["run_id", "state"]].itertuples(index=False):
+        say(f"left out {run}: it is {state}; `why` tells more")
     runs = runs[runs["state"] == "ok"].reset_index(drop=True)
     if not len(runs):
         raise ValueError("no whole run is meant by these words; `list` shows what there is")

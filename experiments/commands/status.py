@@ -3,9 +3,10 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
-from analysis.records.schema import Sweep
+import msgspec
+
+from analysis.records.schema import Sweep, Time
 from analysis.records.store import DAMAGED, Attempt
 from experiments.commands._find import (
     attempts_of,
@@ -106,5 +107,5 @@ def _seconds(attempt: Attempt) -> float | None:
     manifest = attempt.manifest
     if not manifest.get("started") or not manifest.get("ended"):
         return None
-    times = [datetime.strptime(manifest[name], "%Y-%m-%dT%H:%M:%SZ") for name in ("started", "ended")]
-    return max(0.0, (times[1] - times[0]).total_seconds())
+    started, ended = (msgspec.convert(manifest[name], Time) for name in ("started", "ended"))
+    return max(0.0, (ended - started).total_seconds())

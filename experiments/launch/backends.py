@@ -26,7 +26,8 @@ def carry_out(
     """Carry out these runs, here and by SLURM, and show their progress.
 
     Raises:
-        RunFailed: a run that did not end well; on a cluster only when all the others have ended.
+        RunFailed: a run that did not end well, when all the others have ended; at once where what ended it
+            would end those that wait on this machine as well.
         Interrupted: by a signal; jobs of a cluster are left alone.
     """
     there = [run for run in missing if isinstance(run.config.cluster, SlurmCluster)]

@@ -23,6 +23,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     requeue: int = 0
     resumes: bool = False
+    stops: bool = False
     advice: str
     slurm: dict[str, str] = {}
 

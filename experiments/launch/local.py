@@ -20,7 +20,7 @@ from experiments.config.folders import ROOT, Folders
 from experiments.config.machines import EmulatedCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import begin_attempt, worker_command
-from experiments.launch.diagnosis import Interrupted, RunFailed, diagnose
+from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed, diagnose
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
 from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check
 from slurm.local import LocalWorkers
@@ -101,9 +101,10 @@ class RunningHere:
 class Here:
     """This machine: runs that share it go side by side, one to a core, and on a GPU as many as they say.
 
-    A run that another process is making is waited for, and its record used. A signal to end lets the workers
-    save; a second one does not. Whatever else ends this early, the workers are stopped first and the
-    attempt's manifest says why.
+    A run that fails stops no other, unless what ended it would end them as well; those that failed before
+    are tried last. A run that another process is making is waited for, and its record used. A signal to end
+    lets the workers save; a second one does not. Whatever else ends this early, the workers are stopped first
+    and the attempt's manifest says why.
 
     Raises:
         ValueError: this machine can't emulate a link that one of the runs asks for.
@@ -114,13 +115,23 @@ class Here:
     ) -> None:
         for link, nodes in {(link, run.config.num_nodes): None for run in planned if (link := link_of(run))}:
             check(link, nodes)
-        self.waiting, self.running, self.saved = list(planned), list[RunningHere](), list[Attempt]()
+        self.running, self.saved = list[RunningHere](), list[Attempt]()
         self.folders, self.progress, self.force = folders, progress, force
+        self.waiting = sorted(planned, key=self._has_failed)
+        self.failures = list[RunFailed]()
         self.signals = EndSignals()
+
+    def _has_failed(self, planned: PlannedRun) -> bool:
+        last = self.folders.store.last(planned.config)
+        return last is not None and last.state == "failed"
 
     @contextlib.contextmanager
     def attended(self) -> Iterator[None]:
-        """Take signals inside the block; its early end stops all workers."""
+        """Take signals inside the block; its early end stops all workers.
+
+        Raises:
+            RunFailed: at its end, the first run that failed.
+        """
         with self.signals:
             try:
                 yield
@@ -135,13 +146,15 @@ class Here:
                 if isinstance(error, Interrupted):
                     raise Interrupted(self._what_is_kept()) from None
                 raise
+            if self.failures:
+                raise self.failures[0]
 
     def look(self) -> UnderWay | None:
         """Begin the runs that there is room for, accept those that have ended well, and tell what has not
         ended; None once nothing is under way.
 
         Raises:
-            RunFailed: the first run that failed.
+            RunFailed: a run failed from what would end the others as well.
             Interrupted: a signal came, and all workers have saved.
         """
         while (
@@ -157,10 +170,7 @@ class Here:
         for run in list(self.running):
             if (codes := run.workers.poll()) is not None:
                 self.running.remove(run)
-                if self._accept(run, codes):
-                    self.progress.finished(run.attempt.run_id)
-                else:
-                    self.saved.append(run.attempt)
+                self._ended(run, codes)
         if self.signals.told and not self.running:
             raise Interrupted
         if not self.running and not self.waiting:
@@ -195,6 +205,19 @@ class Here:
         self.waiting.pop(0)
         watched = Watched(begun.attempt.path)
         self.running.append(RunningHere(planned, begun.attempt, workers, lock, watched))
+
+    def _ended(self, run: RunningHere, codes: dict[int, int]) -> None:
+        try:
+            if self._accept(run, codes):
+                self.progress.finished(run.attempt.run_id)
+            else:
+                self.saved.append(run.attempt)
+        except RunFailed as failure:
+            if POLICIES[failure.kind].stops:
+                raise
+            self.failures.append(failure)
+            if self.waiting or self.running:
+                self.progress.say(f"{run.attempt.run_id} failed: {failure}; the others go on")
 
     def _accept(self, run: RunningHere, codes: dict[int, int]) -> bool:
         """Accept a run that ended well; False for one that was told to stop, and did.

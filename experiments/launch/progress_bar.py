@@ -18,6 +18,7 @@ from rich.text import Text
 
 from analysis.records.configs import labels, run_id
 from analysis.records.schema import Progress
+from analysis.records.visible import terminal, visible
 from experiments.config.plan import PlannedRun
 
 LINE_S = 30.0  # between two plain lines
@@ -84,7 +85,7 @@ class ProgressBar:
         self.speed = Speed()  # of all together
         self.last_line = self.last_drawn = clock()
         self.live: Live | None = None
-        console = Console(file=self.stream, highlight=False, markup=False, emoji=False)
+        console = Console(file=terminal(self.stream), highlight=False, markup=False, emoji=False)
         if self.stream.isatty() and not console.is_dumb_terminal and labels:
             self.live = Live(console=console, auto_refresh=False, transient=True)
             with contextlib.suppress(OSError):
@@ -94,7 +95,7 @@ class ProgressBar:
         """One visible line, above the others. A terminal that is gone is told nothing, and ends nothing."""
         with contextlib.suppress(OSError):
             if self.live is not None:
-                self.live.console.print(line, soft_wrap=True)
+                self.live.console.print(visible(line), soft_wrap=True)
             else:
                 print(line, file=self.stream, flush=True)
 

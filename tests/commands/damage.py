@@ -26,19 +26,26 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 from unittest import mock
 
-from analysis.records import parquet
-from analysis.records.configs import run_id
-from analysis.records.schema import JobNote
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec import Struct, structs
+
+from analysis.records import parquet, schema
+from analysis.records.configs import flatten, measured_config, run_id, run_key
+from analysis.records.frames import empty
 from analysis.records.store import Attempt
+from analysis.records.visible import visible
+from experiments import figures
 from experiments.__main__ import main as command_line
-from experiments.commands import reproduce, run
+from experiments.commands import report, reproduce, run
 from experiments.config import compose
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
+from experiments.config.run import Run
 from experiments.figures.runs import configs_of
 from tests.analysis import synthetic
 
@@ -99,7 +106,7 @@ def make(root: Path) -> Results:
     for attempt in results.victims:
         attempt.update(resumed=[{"step": 3, "at": "2026-01-01T00:00:00Z", "host": "n1"}])
         attempt.update(sweep=SWEEP, array=f"{SWEEP}-a0:0", why=None, failure=None)
-        attempt.note_job(JobNote("12_0"))
+        attempt.note_job(schema.JobNote("12_0"))
         start = folders.launch(attempt) / "start-12_0-0"
         start.mkdir(parents=True)
         (start / "progress.json").write_text('{"step": 3, "steps": 8}')
@@ -123,10 +130,25 @@ def make(root: Path) -> Results:
 # ------------------------------------------------------------------------------------------
 Damage = Callable[[Results], None]
 
+
+def _dotted(of: Any) -> list[str]:
+    """Every field of a file's schema, also those of the objects within it."""
+    found = list[str]()
+    for info in structs.fields(of):
+        found.append(info.name)
+        inner = [kind for kind in (info.type, *get_args(info.type)) if isinstance(kind, type(Struct))]
+        if inner and get_origin(info.type) not in (list, dict):
+            found += [f"{info.name}.{below}" for below in _dotted(inner[0])]
+    return found
+
+
 VALUES: dict[str, Any] = {
     "null": None, "true": True, "-1": -1, "1.5": 1.5, "2**70": 2**70, "10**400": 10**400, "inf": float("inf"),
     "nan": float("nan"), "text": "x", "nothing": "", "surrogate": "\ud800", "escape": "\x1b[2J\n\0", "[]": [],
-    "[5]": [5], "{}": {}, "{x: 5}": {"x": 5}, "{x: 2**70}": {"x": 2**70},
+    "[5]": [5], "{}": {}, "{x: 5}": {"x": 5}, "{x: 2**70}": {"x": 2**70}, "5": 5, "0": 0, "long": "x" * 5_000,
+    "a day": "2026-01-01", "an offset": "2026-01-01T00:00:00+02:00", "a fraction": "2026-01-01T00:00:00.5Z",
+    "year 1": "0001-01-01T00:00:00+14:00", "year 9999": "9999-12-31T23:59:59-14:00",
+    "a path": "../../etc/passwd",
 }  # fmt: skip
 FEW = ("null", "-1", "2**70", "nan", "text", "[5]", "{x: 5}")
 CONTENTS: dict[str, bytes] = {
@@ -135,6 +157,7 @@ CONTENTS: dict[str, bytes] = {
     "text": b'"text"', "[]": b"[]", "{}": b"{}", "[{}]": b"[{}]", "NaN": b"NaN",
     "nested lists": b"[" * 100_000, "nested objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
     "many digits": b'{"state": ' + b"9" * 10_000 + b"}", "HTML": b"<html>quota exceeded</html>",
+    "escapes": b"\x1b[2J\x1b]0;x\x07\r\xc2\x9b2J\xe2\x80\xae\n", "escape": b'{"id": "\\u001b[2J"}',
 }  # fmt: skip
 
 
@@ -216,6 +239,8 @@ FILES: dict[str, Callable[[Results], list[Path]]] = {
     "index": lambda results: [results.index],
     "cached steps": lambda results: [path / "steps.parquet" for path in results.cached],
     "cached spans": lambda results: [path / "spans.parquet" for path in results.cached],
+    "collected runs": lambda results: [results.folders.records / "runs.parquet"],
+    "collected steps": lambda results: [results.folders.records / "steps.parquet"],
     "a log": lambda results: [
         *results.folders.scratch.glob("*/*.err"), *results.folders.sweeps.glob("*/a0/*.out")
     ],
@@ -223,12 +248,8 @@ FILES: dict[str, Callable[[Results], list[Path]]] = {
     "page": lambda results: [results.folders.figures / f"{ITEM}-{PROFILE}.md"],
 }  # fmt: skip
 MANIFEST = (
-    "state", "schema", "key", "run_id", "attempt", "files", "files.rank0.jsonl", "files.rank0.jsonl.bytes",
-    "files.rank0.jsonl.sha256", "provenance", "provenance.data", "provenance.data.digest", "provenance.cores",
-    "provenance.gpu", "provenance.versions", "provenance.versions.torch", "provenance.clocks_mhz",
-    "provenance.machine", "provenance.machine.mismatch", "steps", "simulated", "started", "ended",
-    "parameters", "steps_per_epoch", "resumed", "resumed.0", "resumed.0.step", "sweep", "array", "why",
-    "failure", "searching", "graph", "code",
+    *_dotted(schema.Manifest), "files.rank0.jsonl", "files.rank0.jsonl.bytes", "files.rank0.jsonl.sha256",
+    "provenance.versions.torch", "provenance.clocks_mhz", "resumed.0", "resumed.0.step", "resumed.0.at",
 )  # fmt: skip
 FOLDERS: dict[str, Callable[[Results], list[Path]]] = {
     "runs": lambda results: [results.folders.store.root],
@@ -242,10 +263,19 @@ FOLDERS: dict[str, Callable[[Results], list[Path]]] = {
     "launch": lambda results: [results.folders.scratch],
     "results": lambda results: [results.root],
 }
-LINE = (
-    "kind", "step", "epoch", "start_s", "step_s", "phases", "phases.forward", "phases.\ud800", "wire_bytes",
-    "density", "loss", "lr", "spans", "more",
-)  # fmt: skip
+CONFIG = sorted(
+    {
+        ".".join(leaf.split(".")[:depth])
+        for config in (_of_figure()[1], _of_sweep())
+        for leaf in ("unknown", *flatten(measured_config(config)))
+        for depth in (1, 2, 3)
+    }
+)
+LINE = ("kind", *_dotted(schema.StepLine), "phases.forward", "phases.\ud800", "unknown")
+EPOCH: dict[str, Any] = {"kind": "epoch", "epoch": 1, "step": 8, "val_top1": 50.0, "val_loss": 1.0}
+LOOK: dict[str, Any] = {
+    "kind": "look", "step": 3, "what": "norms", "of": "all", "xs": [0.0, 1.0], "values": [1.0, 2.0]
+}  # fmt: skip
 
 
 def _on_files(of: Callable[[Results], list[Path]], act: Callable[[Path], object], results: Results) -> None:
@@ -268,8 +298,13 @@ def _replace_folder(name: str, path: Path) -> None:
 
 def _with_line(dotted: str, value: Any, text: str) -> str:
     content = json.loads(text)
-    _put(content, dotted.split("."), value)
+    with contextlib.suppress(LookupError, TypeError, AttributeError):  # it has no such leaf
+        _put(content, dotted.split("."), value)
     return json.dumps(content)
+
+
+def _and(line: str, lines: list[str]) -> list[str]:
+    return [*lines, line]
 
 
 def _split(dotted: str) -> list[str]:
@@ -278,7 +313,7 @@ def _split(dotted: str) -> list[str]:
 
 
 def _change_leaf(dotted: str, value: Any, attempt: Attempt) -> None:
-    with contextlib.suppress(KeyError):  # it has none that could be missing
+    with contextlib.suppress(LookupError, TypeError, AttributeError):  # it has no such leaf
         _change(attempt.path / "run.json", _split(dotted), value)
 
 
@@ -299,12 +334,11 @@ def _rename_rank(name: str, attempt: Attempt) -> None:
     _sign(attempt)
 
 
-def _other_columns(write: Callable[[Any], Any], results: Results) -> None:
+def _other_columns(
+    write: Callable[[Any], Any], of: Callable[[Results], list[Path]], results: Results
+) -> None:
     """Tables that another version of the code may have left."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for folder in results.cached:
+    for folder in of(results):
         for name in ("runs", "steps", "epochs", "spans"):
             table = pq.read_table(folder / f"{name}.parquet")
             pq.write_table(pa.table(write(table)), folder / f"{name}.parquet")
@@ -334,6 +368,7 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
     "text": lambda table: {name: ["x"] * len(table) for name in table.column_names},
     "null": lambda table: {name: [None] * len(table) for name in table.column_names},
     "other names": lambda table: table.rename_columns([f"{name}!" for name in table.column_names]),
+    "three million rows": lambda table: {name: pa.nulls(3_000_000) for name in table.column_names},
 }
 
 
@@ -350,17 +385,30 @@ def kinds() -> dict[str, Damage]:
         for name, value in {"missing": KeyError, **VALUES}.items():
             act = partial(_change_leaf, dotted, value)
             found[f"run.json {dotted}: {name}"] = partial(_on_victims, act)
-    for dotted in ("seed", "timing.warmup_steps", "method", "method.name", "cluster.link", "key", "more"):
-        for name in FEW:
-            change = partial(_change_config, dotted, VALUES[name])
-            found[f"config.json {dotted}: {name}"] = partial(_on_victims, change)
+    for dotted in CONFIG:
+        for name, value in {"missing": KeyError, **VALUES}.items():
+            if name in FEW:
+                change = partial(_change_config, dotted, value)
+                found[f"config.json {dotted}: {name}"] = partial(_on_victims, change)
+            found[f"config.json and its key, {dotted}: {name}"] = partial(
+                _change_config_and_key, dotted, value
+            )
+    for kind, line in (("epoch", EPOCH), ("look", LOOK)):
+        for dotted in (*line, *_dotted(schema.EpochLine if kind == "epoch" else schema.LookLine)):
+            for name, value in {"missing": KeyError, **VALUES}.items():
+                damaged_line = _with_line(dotted, value, json.dumps(line))
+                add = partial(_all_lines, partial(_and, damaged_line))
+                found[f"a line of {kind}, {dotted}: {name}"] = partial(_on_victims, add)
+    for name, values in (("fewer", [1.0]), ("more", [1.0] * 3), ("nothing", [])):
+        text = json.dumps(LOOK | {"values": values})
+        found[f"a line of look, values: {name}"] = partial(
+            _on_victims, partial(_all_lines, partial(_and, text))
+        )
     for name, text in LINES.items():
         act = partial(_change_line, number=2, line=partial(_instead, text))
         found[f"a line: {name}"] = partial(_on_victims, act)
     for dotted in LINE:
         for name, value in {"missing": KeyError, **VALUES}.items():
-            if dotted in ("more", "phases.\ud800") and value is KeyError:
-                continue
             act = partial(_change_line, number=2, line=partial(_with_line, dotted, value))
             found[f"a line's {dotted!a}: {name}"] = partial(_on_victims, act)
     for name, write in ALL_LINES.items():
@@ -374,7 +422,8 @@ def kinds() -> dict[str, Damage]:
         for name in ("empty", "missing", "FIFO", "dangling link", "link to itself", "/dev/zero"):
             found[f"{what} as a folder: {name}"] = partial(_on_files, of, partial(_replace_folder, name))
     for name, columns in COLUMNS.items():
-        found[f"cached columns: {name}"] = partial(_other_columns, columns)
+        for what in ("cached", "records"):
+            found[f"columns, {what}: {name}"] = partial(_other_columns, columns, FOLDERS[what])
     for dotted in IN_SWEEP:
         for name in FEW:
             found[f"sweep.json {dotted}: {name}"] = partial(_change_sweep, dotted, VALUES[name])
@@ -391,6 +440,27 @@ def _instead(text: str, _: str) -> str:
 
 def _change_config(dotted: str, value: Any, attempt: Attempt) -> None:
     _change(attempt.path / "config.json", dotted.split("."), value)
+
+
+def _change_config_and_key(dotted: str, value: Any, results: Results) -> None:
+    """A config that is not what was written, where all that names its run says that it is."""
+    notes = [results.folders.sweeps / SWEEP / "sweep.json", results.index]
+    for attempt in results.victims:
+        path = attempt.path / "config.json"
+        config = json.loads(path.read_text())
+        try:
+            _put(config, dotted.split("."), value)
+            name, key = run_id(config), run_key(config)
+            (attempt.path.parent.parent / name).mkdir()
+        except (LookupError, TypeError, AttributeError, ValueError, OSError):
+            continue  # it has no such leaf, no id can be made of it, or no folder of such a name
+        path.write_text(json.dumps(config))
+        _change(attempt.path / "run.json", ["key"], key)
+        _change(attempt.path / "run.json", ["run_id"], name)
+        attempt.path.rename(attempt.path.parent.parent / name / attempt.path.name)
+        attempt.path.parent.rmdir()
+        for note in notes:
+            note.write_text(note.read_text().replace(json.dumps(attempt.run_id), json.dumps(name)))
 
 
 def _change_sweep(dotted: str, value: Any, results: Results) -> None:
@@ -416,13 +486,12 @@ def commands() -> dict[str, list[str]]:
         "cancel": ["cancel", SWEEP],
         "run": ["run", *_words_of_figure()],
         "reproduce": ["reproduce", ITEM, f"profile={PROFILE}"],
+        "trace": ["trace", first],
+        "report": ["report", "--drawn"],
     }
 
 
 def _words_of_figure() -> list[str]:
-    from experiments import figures
-    from experiments.config.run import Run
-
     return Run.of(figures.load(ITEM).runs(PROFILE)[1]).words()
 
 
@@ -443,6 +512,8 @@ class Ended:
             return self.error
         if "Traceback" in self.out + self.err:
             return "Traceback"
+        if self.out + self.err != visible(self.out + self.err):
+            return "obeyed by a terminal"
         if self.code not in (0, 1, 2):
             return f"exit code {self.code}"
         return "no word" if self.code and not (self.out + self.err).strip() else ""
@@ -462,11 +533,14 @@ def carry_out(results: Results, words: Sequence[str]) -> Ended:
     """A command in this process, where there is no SLURM, and where runs are not measured but invented."""
     out, err, began = io.StringIO(), io.StringIO(), time.monotonic()
     code, error = None, ""
+    only = {ITEM: figures.items()[ITEM]}
     surroundings = {"SPARSIFY_RESULTS": str(results.root), "PATH": "/nowhere", "FORCE": ""}
     with (
         mock.patch.dict(os.environ, surroundings),
         mock.patch.object(run, "carry_out", _measured),
         mock.patch.object(reproduce, "carry_out", _measured),
+        mock.patch.object(report, "_shipped", return_value=empty()),  # hundreds of runs, which are whole
+        mock.patch.object(figures, "items", return_value=only),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         _deadline(),

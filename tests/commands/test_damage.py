@@ -18,7 +18,7 @@ SAMPLE = sorted(random.Random(12).sample(sorted(KINDS), 30))
 DRAWN = [
     ("figures", "run.json: not UTF-8"),
     ("figures", "index: 5"),
-    ("figures", "cached columns: others"),
+    ("figures", "columns, cached: others"),
     ("figures", "picture: folder"),
     ("reproduce", "a line: null"),
 ]

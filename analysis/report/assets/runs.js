@@ -74,7 +74,7 @@ report.load("runs").then((columns) => {
       element("td", {}, tick), element("td", { class: "label" }, link, " ", state), numeric(columns.top1[at]), numeric(columns.loss[at]),
       numeric(time, time !== null && columns.simulated[at] ? " simulated" : ""), numeric(columns.wire_bytes[at]),
       element("td", {}, columns.task[at] ?? ""), numeric(columns.workers[at]), element("td", {}, columns.mode[at] ?? ""),
-      element("td", {}, columns.origin[at]), element("td", { class: "date" }, columns.started[at].slice(0, 10)));
+      element("td", {}, columns.origin[at]), element("td", { class: "date" }, (columns.started[at] ?? "").slice(0, 10)));
   }
 
   function numeric(value, after = "") {
