@@ -6,22 +6,31 @@ soon, takes memory within bounds, and gives what the schema says or a sentence.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import platform
 import shutil
 import stat
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+
+from analysis.records import locks
 
 T = TypeVar("T")
 
 MOST_BYTES = 64 * 2**20  # of a file that is read as one object: a sweep of a thousand runs has 0.2 MiB
 MOST_CONFIG_BYTES = 2**20  # of a configuration: one has 4 KB, and 30 variants that take turns 30 times that
 MOST_LOG_BYTES = 2**30  # of a log: a million steps
+PART, LOCK = ".part", "lock"  # how the name of what is not finished ends; in a folder of that
+YOUNG_S = 10.0  # so old it has its lock
+LONGEST_S = 86_400.0  # nothing takes so long to be written, where no lock tells
 DEEPEST = 40  # lists and objects within each other; a manifest has 5
 MOST_WORDS = 160  # characters of a complaint: it may repeat what it complains about
 KINDS = {
@@ -46,10 +55,11 @@ class Damaged(ValueError):
 
 def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
     """Replace `path` by `content`, or leave it unchanged; `durable` waits for the disk."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}{PART}")
     raw = content.encode() if isinstance(content, str) else content
     try:
         with part.open("wb") as file:
+            locks.take(part, file.fileno())  # by which `remove_parts` sees that it is being written
             file.write(raw)
             if durable:
                 file.flush()
@@ -57,6 +67,38 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def part_folder(parent: Path) -> Iterator[Path]:
+    """A folder in `parent` for what is not finished, which is removed at the end."""
+    with tempfile.TemporaryDirectory(PART, ".", parent, ignore_cleanup_errors=True) as name:
+        lock = Path(name) / LOCK
+        with lock.open("wb") as file:
+            locks.take(lock, file.fileno())
+            yield Path(name)
+
+
+def remove_parts(folder: Path) -> int:
+    """Remove what processes that were killed have not finished, in a folder and below; returns how much."""
+    found = [path for path in folder.rglob(f".*{PART}") if _is_left(path)]
+    for path in found:
+        remove(path)
+    return len(found)
+
+
+def _is_left(part: Path) -> bool:
+    """Whether nobody writes it any more."""
+    lock, is_free = part / LOCK if part.is_dir() else part, True
+    try:
+        age_s = time.time() - part.stat().st_mtime
+        with contextlib.suppress(FileNotFoundError), lock.open("r+b") as file:  # else it was not locked yet
+            if (taken := locks.take(lock, file.fileno())) is None:
+                return age_s > LONGEST_S
+            is_free = taken
+    except FileNotFoundError:  # it was finished meanwhile
+        return False
+    return is_free and age_s > YOUNG_S
 
 
 def remove(path: Path) -> None:

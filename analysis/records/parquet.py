@@ -8,7 +8,6 @@ import hashlib
 import io
 import multiprocessing
 import shutil
-import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -27,6 +26,7 @@ from analysis.records.files import (
     MOST_LOG_BYTES,
     Damaged,
     fingerprint,
+    part_folder,
     read_as,
     read_bytes,
     read_recorded,
@@ -69,8 +69,8 @@ def collect(store: Store, folder: Path, processes: int = 1) -> tuple[dict[str, i
     """
     folder.mkdir(parents=True, exist_ok=True)
     runs = store.runs()
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder, ignore_cleanup_errors=True) as parts:
-        paths = [Path(parts) / str(first) for first in range(0, max(1, len(runs)), RUNS_OF_A_PART)]
+    with part_folder(folder) as parts:
+        paths = [parts / str(first) for first in range(0, max(1, len(runs)), RUNS_OF_A_PART)]
         shares = [runs[int(path.name) : int(path.name) + RUNS_OF_A_PART] for path in paths]
         notes = [note for own in _each_part(store, shares, paths, processes) for note in own]
         every = [pq.read_table(path / "runs.parquet").to_pandas() for path in paths]
@@ -202,8 +202,8 @@ def _read_copy(kept: Path) -> Frames | None:
 def _write_copy(frames: Frames, kept: Path) -> Frames:
     """Write a copy, also while others write the same; returns what later calls will read, to the digit."""
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=kept.parent, ignore_cleanup_errors=True) as folder:
-        own = Path(folder) / kept.name
+    with part_folder(kept.parent) as folder:
+        own = folder / kept.name
         files = {path.name: fingerprint(path) for path in write_parquet(frames, own)}
         write_json(own / COPY, {"files": files})
         written = read_parquet(own)

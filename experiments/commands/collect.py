@@ -13,7 +13,7 @@ from analysis.claims import REDUCED, UNDECIDED
 from analysis.pictures import captions
 from analysis.records import parquet
 from analysis.records.configs import run_id
-from analysis.records.files import read_as, write_atomic, write_json
+from analysis.records.files import read_as, remove_parts, write_atomic, write_json
 from analysis.records.frames import Frames, combine, empty, largest_tensors, restrict
 from analysis.records.public import public
 from analysis.records.schema import ALL, RunIndex
@@ -67,6 +67,8 @@ def collect(*, ship: bool = False) -> int:
 
 def consolidate(folders: Folders) -> Iterator[str]:
     """All valid runs of this checkout into results/records."""
+    if left := remove_parts(folders.results):
+        yield f"removed {left} files and folders that a process had not finished when it was killed"
     counts, notes = parquet.collect(folders.store, folders.records, cores())
     yield from notes
     yield f"{', '.join(f'{count} {name}' for name, count in counts.items())} in {folders.records}"

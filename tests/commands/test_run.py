@@ -190,6 +190,18 @@ def test_a_gradient_that_is_not_finite_stops_the_run(here: Command, tmp_path: Pa
     assert "NaN or Inf" in manifest["why"]
 
 
+def test_a_run_that_fails_stops_no_other_and_compare_names_it(here: Command, tmp_path: Path) -> None:
+    words = ("method=dense", "cluster=virtual", "task=cnn_digits", "profile=smoke", "task.lr_warmup_epochs=0")
+    done = here("run", *words, "task.lr=1e30,0.1,0.05", "sweep=rates")
+    refused(done, "the others go on", "gradient", "[2/3]", code=1)
+    compared = fine(here("compare", "sweep=rates", "x=task.lr", "y=step_s"))
+    (failed,) = (
+        manifest["run_id"] for manifest in manifests(tmp_path / "results") if manifest["state"] != "ok"
+    )
+    assert f"left out {failed}: it is failed" in compared.stderr
+    assert compared.stdout.count("| dense |") == 2
+
+
 def test_a_killed_worker_ends_the_others_and_is_named(tmp_path: Path) -> None:
     results = tmp_path / "results"
     process = start_command(results, "run", *LONG, "cluster=local", "workers=3")

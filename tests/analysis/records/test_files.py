@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from analysis.records import locks
-from analysis.records.files import MOST_BYTES, Damaged, read_as, read_bytes, read_json, write_atomic
+from analysis.records.files import (
+    MOST_BYTES,
+    PART,
+    Damaged,
+    read_as,
+    read_bytes,
+    read_json,
+    remove_parts,
+    write_atomic,
+)
 from analysis.records.log import Disturbed, Held, RankLog, read_lines, whole_lines
 from analysis.records.schema import LogLine, Manifest, StepLine
 from tests.conftest import ROOT, there
@@ -169,3 +178,31 @@ def test_of_a_finished_log_only_the_last_line_may_be_broken(tmp_path: Path) -> N
     ):
         with pytest.raises(Damaged, match="in line 2"):
             whole_lines(step + bad + step, LogLine, tmp_path)
+
+
+def test_what_a_killed_process_has_not_finished_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from analysis.records.files import part_folder\n"
+        "with part_folder(Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'steps.parquet').touch()\n"
+        "    print(folder, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        folder = Path(writer.stdout.readline().strip())
+        unfinished = tmp_path / f".runs.parquet.n1.5{PART}"
+        for path in (unfinished, tmp_path / "runs.parquet", tmp_path / "mine.part"):
+            path.touch()
+        assert remove_parts(tmp_path) == 0  # they are young
+        for path in tmp_path.iterdir():
+            os.utime(path, (0, 0))
+        assert remove_parts(tmp_path) == 1  # it is still written
+        writer.kill()
+    assert remove_parts(tmp_path) == 1
+    assert not folder.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"runs.parquet", "mine.part"}
