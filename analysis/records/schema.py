@@ -23,7 +23,9 @@ Whole = Annotated[int, Meta(ge=0, le=2**53)]
 Finite = Annotated[float, Meta(gt=-1e18, lt=1e18)]
 Maybe = Finite | None
 Duration = Annotated[float, Meta(ge=0, lt=1e10)]
-Name = Annotated[str, Meta(pattern=r"\A[^/\x00-\x1f]{1,255}\Z")]  # of a file or folder
+# Of a file or folder, inside the one where it is looked for.
+Name = Annotated[str, Meta(pattern=r"\A(?!\.\.?\Z)[^/\x00-\x1f]{1,255}\Z")]
+JobId = Annotated[str, Meta(pattern=r"\A[0-9]{1,20}(_[0-9]{1,10})?\Z")]  # of SLURM, of an array's task
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # SHA-256
 Time = Annotated[datetime, Meta(tz=True)]  # of `records.now`
 RunState = Literal["planned", "submitted", "running", "ok", "failed", "preempted"]
@@ -333,7 +335,7 @@ class RunIndex(Struct, frozen=True):
 class SweepJob(Struct, frozen=True):
     """One job of an array, and its runs."""
 
-    id: str | None = None
+    id: JobId | None = None
     runs: list[Name] = []
 
 
@@ -356,7 +358,7 @@ class Sweep(Struct, frozen=True):
 class JobNote(Struct, frozen=True):
     """job.json: SLURM's id of an attempt's job, the cluster that has it, who submitted it there."""
 
-    id: Annotated[str, Meta(pattern=r"\A\d{1,12}(_\d{1,8})?\Z")] | None = None
+    id: JobId | None = None
     cluster: Annotated[str, Meta(pattern=r"\A[\w.-]{1,64}\Z")] | None = None
     user: int | None = None  # a number of the system's
 
