@@ -121,7 +121,6 @@ def of_frames(frames: Frames, origin: str) -> Iterator[RunPage]:
 
 def _of_frames(frames: Frames, key: str, origin: str) -> RunPage:
     row = {str(name): value for name, value in frames.runs.iloc[0].items()}
-    values = {name: row.get(name) for name in columns.OUTCOMES}
     return RunPage(
         id=page_id(row["run_id"], key),
         run=row["run_id"],
@@ -131,7 +130,7 @@ def _of_frames(frames: Frames, key: str, origin: str) -> RunPage:
         key=key,
         variant=key.partition("/")[2],
         started="" if is_missing(row.get("started")) else row["started"],
-        outcomes={name: float(value) for name, value in values.items() if not is_missing(value)},
+        outcomes={name: float(row[name]) for name in columns.OUTCOMES if not is_missing(row.get(name))},
         simulated=bool(row["simulated"]),
         provenance=configs.flatten(json.loads(row["provenance_json"])),
         parts={
