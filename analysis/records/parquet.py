@@ -233,7 +233,8 @@ def _bytes(path: Path) -> bytes | None:
 def _unpacked(metadata: pq.FileMetaData) -> int:
     """Bytes that a file's rows take in memory, or more; of texts that stand in many rows a reference each."""
     groups = (metadata.row_group(place).total_byte_size for place in range(metadata.num_row_groups))
-    return max(8 * int(metadata.num_rows) * int(metadata.num_columns), sum(groups))
+    cells: int = metadata.num_rows * metadata.num_columns
+    return max(8 * cells, sum(groups))
 
 
 def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:

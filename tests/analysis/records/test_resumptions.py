@@ -39,7 +39,9 @@ def test_steps_after_an_interruption_are_warm_up_again(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_nothing_but_interruptions_keeps_some_steps(tmp_path: Path) -> None:
-    attempt = synthetic.timed(Store(tmp_path), synthetic.config(train={"epochs": 1, "steps": 8}))
+    attempt = synthetic.timed(
+        Store(tmp_path), synthetic.config(train={"epochs": 1, "steps": 8, "validate": "never"})
+    )
     attempt.update(resumed=[{"step": 4}])
     frames, _ = from_attempts([attempt])
     assert warm(frames, frames.runs["key"].iloc[0]).n == 4
