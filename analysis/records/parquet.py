@@ -232,8 +232,8 @@ def _bytes(path: Path) -> bytes | None:
 
 def _unpacked(metadata: pq.FileMetaData) -> int:
     """Bytes that a file's rows take in memory, or more; of texts that stand in many rows a reference each."""
-    groups = (metadata.row_group(place).total_byte_size for place in range(metadata.num_row_groups))
     cells: int = metadata.num_rows * metadata.num_columns
+    groups: list[int] = [metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups)]
     return max(8 * cells, sum(groups))
 
 

@@ -393,20 +393,3 @@ class NodeFailure(Struct, frozen=True):
     at: datetime  # by the clock of SLURM's accounting, or of this code, which says so by a Z
     job: str = ""
     python: str | None = None  # that could not be started there
-
-
-class SavedPart(Struct, frozen=True):
-    """One rank's part of a checkpoint."""
-
-    log_bytes: Whole
-    own: FileFacts
-    same_as: Whole  # the rank whose shared part is this one's too
-    shared: FileFacts | None
-
-
-class Checkpoint(Struct, frozen=True):
-    """whole.json: a checkpoint that all ranks have written."""
-
-    format: int
-    step: Whole
-    ranks: list[SavedPart]

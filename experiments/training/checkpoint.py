@@ -22,11 +22,12 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgspec
 import torch
+from msgspec import Struct
 from torch import Generator, Tensor, nn
 
 from analysis.records.files import read_note, write_json
 from analysis.records.log import RankLog
-from analysis.records.schema import Checkpoint
+from analysis.records.schema import FileFacts, Whole
 from analysis.records.store import Attempt
 from experiments.training.replica import of_all
 from experiments.training.stop import GO_ON, STOP, Agreement, Preempted, Stop
@@ -40,6 +41,23 @@ FORMAT = 1
 OWN, SHARED = "rank{}.pt", "shared{}.pt"
 KEPT = 2
 BLOCK = 2**20  # bytes that are read at a time
+
+
+class SavedPart(Struct, frozen=True):
+    """One rank's part of a checkpoint."""
+
+    log_bytes: Whole
+    own: FileFacts
+    same_as: Whole  # the rank whose shared part is this one's too
+    shared: FileFacts | None
+
+
+class Checkpoint(Struct, frozen=True):
+    """whole.json: a checkpoint that all ranks have written."""
+
+    format: int
+    step: Whole
+    ranks: list[SavedPart]
 
 
 @dataclass
