@@ -118,6 +118,9 @@ def _network(examined: Examined) -> Judged:
             means = f"own name resolves to {name or 'nothing'}"
             text = f"of {where}: their {means}, so workers go by the interface that reaches the others"
             yield Finding("note", "names", text), {}
+    for why, where in _by(examined.facts, lambda facts: facts.closed).items():
+        if why:
+            yield Finding("note", "ports", f"{where}: {why}"), {}
     if met is None:
         return
     if met.why:

@@ -22,6 +22,7 @@ from experiments.config.machines import (
     EmulatedCluster,
     NamedLink,
     NoContainer,
+    SlurmCluster,
     Text,
     Threads,
     VirtualCluster,
@@ -276,6 +277,8 @@ def check_together(config: Config) -> None:
         _check_emulated(config, config.cluster)
     if isinstance(config.cluster, VirtualCluster):
         config.cluster.network()  # which it refuses to make where a number is missing
+    if isinstance(config.cluster, SlurmCluster):
+        config.cluster.open_ports()
     _check_late(config.late, config.workers)
 
 

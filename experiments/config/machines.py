@@ -14,6 +14,9 @@ from sparsify.ranges import Count, Meta, Natural, NotNegative
 SHOWN = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z"
 Text = Annotated[str, Meta(pattern=rf"^(?=.*\S){SHOWN}", description="some text without control characters")]
 LongOption = Annotated[str, Meta(pattern=rf"^--\w{SHOWN}", description="a long option such as --x=y")]
+PortRange = Annotated[
+    str, Meta(pattern=r"^[0-9]{1,5}-[0-9]{1,5}\Z", description="two numbers, such as 50000-50100")
+]
 Threads = Annotated[int, Meta(ge=1, le=1024)]
 Minutes = Annotated[int, Meta(ge=1, le=366 * 24 * 60)]
 ArraySize = Annotated[int, Meta(ge=1, le=4_000_001)]  # SLURM's own limit
@@ -188,6 +191,24 @@ class SlurmCluster(AnyCluster):
     interface: Text | None = setting(
         None, "network interface through which workers meet, if the nodes have several"
     )
+    ports: PortRange | None = setting(
+        None, "TCP ports that are open between nodes, where others are closed: workers meet at one of them"
+    )
+
+    def open_ports(self) -> range | None:
+        """The ports of `ports`.
+
+        Raises:
+            ValueError: they are none, or need root.
+        """
+        if self.ports is None:
+            return None
+        first, last = map(int, self.ports.split("-"))
+        if not 1024 <= first <= last < 2**16:
+            raise ValueError(
+                f"cluster.ports={self.ports}: ports are from 1024 to 65535, the smaller one first"
+            )
+        return range(first, last + 1)
 
 
 CLUSTERS: dict[str, type[AnyCluster]] = {

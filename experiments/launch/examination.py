@@ -90,7 +90,8 @@ class Examination:
         self.planned = PlannedRun(config, None)
         self.code = code_version.copy_into(folders.code) if self._slurms else ROOT
         self.command = worker_command(self.planned, folders, self.code)
-        asked = Asked(container=image_of(config))
+        ports = config.cluster.open_ports() if isinstance(config.cluster, SlurmCluster) else None
+        asked = Asked(image_of(config), (ports.start, ports.stop) if ports else None)
         write_atomic(self.folder / ASKED, msgspec.json.encode(asked))
         (self.folder / LOCK).touch()
 

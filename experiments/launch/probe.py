@@ -31,6 +31,7 @@ class Asked(msgspec.Struct):
     """What a run would need there."""
 
     container: ImageChoice | None = None
+    ports: tuple[int, int] | None = None  # that are open, as a range
 
 
 class Facts(msgspec.Struct):
@@ -41,6 +42,7 @@ class Facts(msgspec.Struct):
     python: str  # its version
     name: list[str]  # what the host's name resolves to
     interfaces: dict[str, list[str]]  # IPv4 addresses of each
+    closed: str  # what to say where the kernel gives workers other ports than cluster.ports
     cores: list[str]  # of each CPU that it may use: those of the same core
     gpus: dict[str, str]  # the models of those that NVIDIA's driver shows, by their bus ids
     visible_gpus: list[str] | None  # of CUDA_VISIBLE_DEVICES
@@ -73,6 +75,7 @@ def look(folder: Path, asked: Asked, place: WorkerPlace) -> Facts:
         python=platform.python_version(),
         name=addresses.of_name(),
         interfaces=addresses.by_interface(),
+        closed=addresses.beyond(range(*asked.ports) if asked.ports else None),
         cores=[siblings(cpu) for cpu in sorted(os.sched_getaffinity(0))],
         gpus={bus: gpu.name for bus, gpu in gpus.survey().items()},
         visible_gpus=environment.visible_gpus(),

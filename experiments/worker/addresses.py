@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import socket
+from pathlib import Path
 
 import psutil
 
 TRY_S = 3.0  # within which an address that is right accepts a connection
 LOOPBACK = "127."
+KERNEL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def by_interface() -> dict[str, list[str]]:
@@ -58,6 +61,48 @@ def own_address_to(address: str, port: int) -> str | None:
             return str(connection.getsockname()[0])
     except OSError:
         return None
+
+
+def listen(ports: range) -> socket.socket:
+    """A socket that listens at one of these ports.
+
+    Raises:
+        ValueError: all are taken.
+    """
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    for port in ports:
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("", port), family=family, dualstack_ipv6=dual, backlog=socket.SOMAXCONN
+            )
+    raise ValueError(
+        f"cluster.ports={ports.start}-{ports.stop - 1}: none of them is free on {platform.node()}; give "
+        "more, or set exclusive: true"
+    )
+
+
+def kernel_ports() -> range | None:
+    """The ports that the kernel gives to those who ask for any, as gloo and NCCL do, which can't be told to
+    take others; None where it does not say.
+    """
+    try:
+        first, last = map(int, KERNEL_PORTS.read_text().split())
+    except (OSError, ValueError):
+        return None
+    return range(first, last + 1)
+
+
+def beyond(ports: range | None) -> str:
+    """What to say where workers will take other ports than these, the open ones; else nothing."""
+    taken = kernel_ports()
+    if ports is None or taken is None or (taken.start >= ports.start and taken.stop <= ports.stop):
+        return ""
+    return (
+        f"gloo and NCCL take ports of {taken.start}-{taken.stop - 1} here, by the kernel's setting net.ipv4."
+        f"ip_local_port_range, and can't be told to keep to cluster.ports={ports.start}-{ports.stop - 1}: "
+        "the site must set the one, or open the other"
+    )
 
 
 def interface_with(address: str) -> str | None:

@@ -23,10 +23,10 @@ from analysis.records import locks
 from analysis.records.files import read_json, write_json
 from analysis.records.store import Attempt
 from experiments.config.config import Config
-from experiments.config.machines import Container, EmulatedCluster, VirtualCluster
+from experiments.config.machines import Container, EmulatedCluster, SlurmCluster, VirtualCluster
 from experiments.training.stop import Preempted, Stop
 from experiments.worker import hardware
-from experiments.worker.addresses import addresses, interface_with, own_address_to
+from experiments.worker.addresses import addresses, beyond, interface_with, listen, own_address_to
 from experiments.worker.orders import Orders
 from slurm import environment
 from slurm.environment import Joined, WorkerPlace
@@ -127,7 +127,9 @@ def open_group(
         WorkerLost: somebody did not come.
     """
     rank, size, _ = place
-    meeting = open_store(folder, place, here, interface, PATIENCE, give_up)
+    cluster = config.cluster
+    ports = cluster.open_ports() if isinstance(cluster, SlurmCluster) else None
+    meeting = open_store(folder, place, here, interface, PATIENCE, give_up, ports)
     store = meeting.store
     if device.type == "cuda" and not here:
         refuse_shared_gpu(store, rank, size, hardware.identity(device), give_up)
@@ -140,7 +142,9 @@ def open_group(
         try:
             return TorchComm.meet(store, rank, size, device, PATIENCE, give_up)
         except RuntimeError as error:  # gloo has no type for it
-            raise WorkerLost(_unconnected(rank, size, error)) from error
+            raise WorkerLost(
+                "; ".join(filter(None, (_unconnected(rank, size, error), beyond(ports))))
+            ) from error
     from sparsify.comm.horovod import HorovodComm
 
     interface, tell = "lo" if here else interface, environment.set_for_horovod
@@ -209,6 +213,7 @@ def open_store(
     interface: str | None,
     patience: timedelta,
     give_up: Callable[[], bool] = lambda: False,
+    ports: range | None = None,
 ) -> MeetingPlace:
     """Where workers speak before they are a group.
 
@@ -217,10 +222,11 @@ def open_store(
         here: all workers are on this machine.
         interface: of the network to use; None for any that works.
         give_up: asked while waiting; True ends the wait as if the patience were over.
+        ports: that are open between machines; None: all.
 
     Raises:
         WorkerLost: rank 0 can't be found.
-        ValueError: there is no such interface.
+        ValueError: there is no such interface, or no free port.
     """
     if here:
         if locks.are_at(file := folder / "rendezvous"):  # which torch locks
@@ -228,7 +234,11 @@ def open_store(
         interface = environment.gloo_interface()
     if place.rank == 0:
         listed = addresses(interface)
-        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=ANSWER)
+        how: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "timeout": ANSWER, "port": 0}
+        if ports is not None:
+            with listen(ports) as listener:  # which is then the store's
+                how |= {"port": listener.getsockname()[1], "master_listen_fd": listener.detach()}
+        store = TCPStore("localhost", **how)
         where = {"host": platform.node(), "node": environment.node()}
         write_json(folder / NOTE, {"addresses": listed, "port": store.port, **where})
         return MeetingPlace(store, listed[0])

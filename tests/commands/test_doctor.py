@@ -78,7 +78,8 @@ def test_planted_faults_are_found_each_with_what_to_do(tmp_path: Path) -> None:
 def facts(rank: int = 0, node: str = "n1", **other: object) -> Facts:
     """Those of a node where all is well."""
     well = {
-        "python": "3.11.7", "name": ["10.0.0.1"], "interfaces": {"eth0": ["10.0.0.1"]}, "cores": [str(rank)],
+        "python": "3.11.7", "name": ["10.0.0.1"], "interfaces": {"eth0": ["10.0.0.1"]}, "closed": "",
+        "cores": [str(rank)],
         "gpus": dict.fromkeys(["07", "0F"], "NVIDIA A100-SXM4-80GB"), "visible_gpus": None,
         "lock": probe.HELD, "container": "",
         "runtime": None, "at": 100.0,
@@ -108,6 +109,7 @@ JUDGED: list[tuple[Examined, str, str, dict[str, object]]] = [
     (examined(facts(container="no apptainer")), "FAULT", "n1: no apptainer", {}),
     (examined(facts(), no_container="no image"), "FAULT", "on this machine: no image", {}),
     (examined(facts(name=["127.0.1.1"])), "note", "own name resolves to 127.0.1.1, so workers go by", {}),
+    (examined(facts(closed="gloo takes others")), "note", "n1: gloo takes others", {}),
     (examined(facts(name=[])), "note", "own name resolves to nothing", {}),
     (
         examined(facts(cores=["0,8"]), facts(1, cores=["0,8"])),

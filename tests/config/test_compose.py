@@ -178,6 +178,19 @@ def test_bad_words_are_answered_with_what_there_is(word: str, answers: list[str]
 
 
 @pytest.mark.parametrize(
+    ("ports", "why"),
+    [
+        ("60000-50000", "the smaller one first"),
+        ("80-90", "from 1024 to 65535"),
+        ("50000", "two numbers, such as 50000-50100"),
+    ],
+)
+def test_ports_that_can_not_be_open_are_refused(ports: str, why: str) -> None:
+    with pytest.raises(ValueError, match=rf"cluster.ports={ports}.*{why}"):
+        compose.resolve(["method=topk", "cluster=devcluster", f"cluster.ports={ports}"])
+
+
+@pytest.mark.parametrize(
     ("word", "answers"),
     [
         ("container.image=5", ["container.image=5", "text"]),

@@ -14,7 +14,7 @@ from analysis.records.files import read_json, write_json
 from analysis.records.store import Store
 from experiments.training import stop as stop_rules
 from experiments.training.stop import Preempted, Stop
-from experiments.worker import connect, run
+from experiments.worker import addresses, connect, run
 from slurm.environment import WorkerPlace
 from sparsify.comm import WorkerLost
 from sparsify.comm.torch import TorchComm, come
@@ -31,6 +31,27 @@ def test_workers_of_several_machines_find_rank_0(tmp_path: Path) -> None:
     assert second.get("word") == b"heard"
     note = there(read_json(tmp_path / connect.NOTE))
     assert address in note["addresses"]
+
+
+def test_where_only_some_ports_are_open_rank_0_listens_at_a_free_one_of_them(tmp_path: Path) -> None:
+    soon = timedelta(seconds=5)
+    with addresses.listen(range(20_000, 30_000)) as listener:
+        taken = listener.getsockname()[1]
+        places = [WorkerPlace(rank, 2, 0) for rank in (0, 1)]
+        first, second = (
+            connect.open_store(tmp_path, place, False, None, soon, ports=range(taken, taken + 100)).store
+            for place in places
+        )
+        assert taken < there(read_json(tmp_path / connect.NOTE))["port"] < taken + 100
+        first.set("word", "heard")
+        assert second.get("word") == b"heard"
+        with pytest.raises(ValueError, match=rf"cluster.ports={taken}-{taken}: none of them is free"):
+            addresses.listen(range(taken, taken + 1))
+
+
+def test_what_takes_other_ports_than_the_open_ones_is_told() -> None:
+    assert addresses.beyond(None) == addresses.beyond(range(1, 2**16)) == ""
+    assert "can't be told to keep to cluster.ports=1024-1024" in addresses.beyond(range(1024, 1025))
 
 
 def test_whoever_waits_in_vain_says_for_what(tmp_path: Path) -> None:
