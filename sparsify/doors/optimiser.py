@@ -268,13 +268,15 @@ class DistributedOptimiser(Door, Front):
         names = [name for name, _ in gradients.parameters]
         return self.aggregator.agree(gradients.views, names, flags), False
 
-    # Optimizer's returns the closure's loss; this one takes no closure.
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Average, unless `aggregate` has done so since the last step; then the optimiser's own step."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Average, unless `aggregate` has done so since the last step; then the optimiser's own step.
+
+        A closure is called once, before all that: trainers put backward into it. Its loss is returned.
+        """
+        loss = None
         if closure is not None:
-            raise ValueError(
-                "a closure would compute gradients anew within the step; call backward before it"
-            )
+            with torch.enable_grad():
+                loss = closure()
         is_stepped_by_scaler = hasattr(self, "found_inf") and self.scaler is None
         if is_stepped_by_scaler:
             self._check_scale()
@@ -284,7 +286,7 @@ class DistributedOptimiser(Door, Front):
             raise ValueError("backward ran after aggregate; call aggregate after the last backward of a step")
         self._is_aggregated = False
         if self._is_skipped:
-            return
+            return loss
         if is_stepped_by_scaler:
             assert self.grad_scale is not None  # `_check_scale` has looked
             for p in self._known:
@@ -292,6 +294,7 @@ class DistributedOptimiser(Door, Front):
                     p.grad.div_(self.grad_scale)
         with self._steps.allowed():
             self.optimiser.step()
+        return loss
 
     def _check_scale(self) -> None:
         """Refuse a scaler that was not handed over, unless `aggregate` was told its scale."""

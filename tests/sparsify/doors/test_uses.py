@@ -265,6 +265,32 @@ def test_what_was_unfrozen_is_trained_after_wrapping_anew() -> None:
     assert all_equal(virtual.run(2, body))
 
 
+def test_a_closure_is_called_once_and_its_gradients_are_averaged() -> None:
+    """As trainers hand over a step."""
+
+    def body(comm: virtual.VirtualComm) -> list[dict[str, Tensor]]:
+        plain, model = net(), net()
+        by_line, by_closure = wrap(comm, plain), wrap(comm, model)
+
+        def closure() -> Tensor:
+            by_closure.zero_grad()
+            losses.append(loss_of(model, comm.rank, len(losses)))
+            losses[-1].backward()
+            return losses[-1]
+
+        losses = list[Tensor]()
+        for at in range(3):
+            step(plain, by_line, comm.rank, at)
+            with torch.no_grad():
+                assert by_closure.step(closure) is losses[at]
+        assert len(losses) == 3
+        return [weights(plain), weights(model)]
+
+    ranks = virtual.run(2, body)
+    for found in (ranks[0][1], *ranks[1]):
+        assert all_equal([ranks[0][0], found])
+
+
 def test_a_step_may_be_left_out_after_averaging() -> None:
     def body(comm: virtual.VirtualComm) -> dict[str, Tensor]:
         model, optimiser = begun(comm)
@@ -821,7 +847,7 @@ def one_bucket_of_two_rates(comm: Comm) -> None:
 
 
 @refused("LBFGS computes gradients within its step")
-def an_optimiser_with_a_closure(comm: Comm) -> None:
+def an_optimiser_that_calls_its_closure_again(comm: Comm) -> None:
     model = net()
     wrap(comm, model, inner=torch.optim.LBFGS(model.parameters()))
 
