@@ -31,6 +31,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 # pytest-xdist runs them all. (Its --dist=loadgroup loses its groups with pytest 9.2: its issue 1386.)
 TOGETHER = {
     "tests/commands/test_doctor.py": "cluster",
+    "tests/launch/test_lines_of_docs.py": "cluster",
     "tests/launch/test_slurm.py": "cluster",
     "tests/slurm/test_devcluster.py": "cluster",
     "tests/slurm/test_each_slurm.py": "cluster",

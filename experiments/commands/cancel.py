@@ -43,9 +43,7 @@ def cancel(words: SweepsAndRuns) -> int:
     if ended:
         print(f"cancelled {ended} jobs; `submit` with the same words goes on where checkpoints are")
     if given_up:
-        print(
-            f"gave up {len(given_up)} runs whose jobs SLURM does not show; where one begins, it ends at once"
-        )
+        print(f"gave up {len(given_up)} runs whose jobs SLURM does not show; a job that begins ends at once")
     if refused:
         raise ValueError("; ".join(refused))
     if not ended and not given_up:
@@ -79,4 +77,5 @@ def _cancel(attempts: Sequence[Attempt], folders: Folders) -> Cancelled:
     for attempt, report in wanted.items():
         if report in refused:
             (folders.launch(attempt) / CANCEL).unlink(missing_ok=True)
-    return Cancelled(len({*wanted.values()} - {*refused}), unknown, sorted({*refused.values()}))
+    why = [f"{words} (who submitted a job can cancel it)" for words in sorted({*refused.values()})]
+    return Cancelled(len({*wanted.values()} - {*refused}), unknown, why)

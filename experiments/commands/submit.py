@@ -27,7 +27,7 @@ def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False, y
     grid.note_sweep(folders, grid.sweep_of(words)[0], configs)
     sweep = submission.submit_missing(planned, folders, name, words, say, force)
     if sweep is None:
-        say(f"nothing to submit: all {len(planned)} runs are measured or under way")
+        say(f"nothing to submit: all {len(planned)} runs are measured, under way or left alone")
         return 0
     print(sweep.name)
     return 0
