@@ -14,6 +14,8 @@ from slurm import environment
 
 TIMEOUT_S = 60  # of one command; a controller under load answers slowly
 PER_CALL = 500  # job ids on one command line
+SILENCE = re.compile(r"timed out|Unable to contact|Zero Bytes|temporarily unable", re.IGNORECASE)
+REQUEUE_S = 60  # less than a job that was told to stop has left
 PATIENCE_S = 15  # with accounting, which learns of an end later than those who wait for it
 NOT_ENDED = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"}
 
@@ -32,7 +34,7 @@ class SlurmError(ValueError):
 
 
 class NoAnswer(SlurmError):
-    """It has not ended in time."""
+    """The controller does not answer, or the command has not ended in time."""
 
 
 class Unsure(SlurmError):
@@ -78,8 +80,20 @@ def cancel(jobs: Sequence[str], *words: str) -> None:
 
 
 def requeue(job: str) -> None:
-    """Restart the job with the same id; if it is the caller's own, this also ends the caller."""
-    command("scontrol", "requeue", job)
+    """Restart the job with the same id; if it is the caller's own, this also ends the caller.
+
+    A controller that is down for a moment is asked again, for REQUEUE_S at most.
+    """
+    deadline = time.monotonic() + REQUEUE_S
+    while True:
+        try:
+            command("scontrol", "requeue", job)
+        except NoAnswer:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
+        else:
+            return
 
 
 def keep_away(job: str, nodes: Iterable[str]) -> None:
@@ -132,8 +146,14 @@ def command(*words: str) -> str:
     """
     done = run(words, environment.without_filters())
     if done.returncode:
-        raise SlurmError(f"{words[0]}: {done.stderr.strip() or done.stdout.strip()}")
+        answer = done.stderr.strip() or done.stdout.strip()
+        raise (NoAnswer if is_no_answer(answer) else SlurmError)(f"{words[0]}: {answer}")
     return done.stdout
+
+
+def is_no_answer(words: str) -> bool:
+    """Tell whether what a command printed says that the controller did not answer it."""
+    return SILENCE.search(words) is not None
 
 
 def run(

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import _make_sbatch_string
@@ -20,16 +20,23 @@ Say = Callable[[str], None]
 SBATCH_S = 300  # sbatch tries for two minutes by itself where a controller takes no jobs for a moment
 SETTLE_S, POLL_S = 10.0, 1.0  # that a job which sbatch has just sent may need to be shown
 OPTION = re.compile(r"#SBATCH --([\w-]+)(?:=(.*))?")
-NO_ANSWER = re.compile(r"timed out|Unable to contact|Zero Bytes|temporarily unable", re.IGNORECASE)
 # What sbatch prints of a job: with --parsable, and where somebody's sbatch has dropped that word.
-JOB_ID = re.compile(r"(\d+)(?:;\S+)?|Submitted batch job (\d+)(?: on cluster \S+)?")
+JOB_ID = re.compile(r"(?:Submitted batch job )?(?P<id>\d+)(?:(?:;| on cluster )(?P<cluster>[\w.-]+))?")
+
+
+class Submitted(NamedTuple):
+    """What SLURM made of a script."""
+
+    id: str  # of a job or an array
+    cluster: str | None  # that took it, where sbatch had a choice of several
 
 
 def submit_array(
     tasks: Sequence[RunTask], folder: Path, options: Mapping[str, Any], python: str, slurm_conf: str | None,
     say: Say,
-) -> list[str]:  # fmt: skip
-    """One array of SLURM jobs, a job for each task; returns their ids at once.
+) -> tuple[list[str], str | None]:  # fmt: skip
+    """One array of SLURM jobs, a job for each task; returns their ids at once, and the cluster that took them
+    where sbatch names one.
 
     Args:
         folder: for the script, submitit's files and the logs; on a file system that the nodes share.
@@ -40,7 +47,7 @@ def submit_array(
         Unsure: it may be queued or not.
         ValueError: SLURM refused; its words are in the message, and the field to change.
     """
-    job = _submit(sbatch_text(folder, options, python, len(tasks)), folder, slurm_conf, say)
+    job, cluster = _submit(sbatch_text(folder, options, python, len(tasks)), folder, slurm_conf, say)
     ids = [job] if len(tasks) == 1 else [f"{job}_{number}" for number in range(len(tasks))]
     for identity, task in zip(ids, tasks, strict=True):  # the job waits for these files
         pickled = DelayedSubmission(task)
@@ -48,7 +55,7 @@ def submit_array(
         new = folder / f"{identity}.new"
         pickled.dump(new)
         new.rename(JobPaths(folder, identity).submitted_pickle)
-    return ids
+    return ids, cluster
 
 
 def submit_command(
@@ -59,7 +66,7 @@ def submit_command(
     Raises:
         ValueError: as `submit_array`.
     """
-    return _submit(_make_sbatch_string(command, folder, **options), folder, slurm_conf, say)
+    return _submit(_make_sbatch_string(command, folder, **options), folder, slurm_conf, say).id
 
 
 def sbatch_text(folder: Path, options: Mapping[str, Any], python: str, tasks: int) -> str:
@@ -68,8 +75,8 @@ def sbatch_text(folder: Path, options: Mapping[str, Any], python: str, tasks: in
     return _make_sbatch_string(command, folder, map_count=tasks if tasks > 1 else None, **options)
 
 
-def _submit(text: str, folder: Path, slurm_conf: str | None, say: Say) -> str:
-    """The id of the job that this script has become."""
+def _submit(text: str, folder: Path, slurm_conf: str | None, say: Say) -> Submitted:
+    """The job that this script has become."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / f"{time.time_ns()}.sh"
     script.write_text(text)
@@ -80,26 +87,27 @@ def _submit(text: str, folder: Path, slurm_conf: str | None, say: Say) -> str:
     try:
         done = queue.run(["sbatch", "--parsable", str(script)], around, SBATCH_S)
         answer = done.stderr.strip() or done.stdout.strip()
-        refused = done.returncode != 0 and NO_ANSWER.search(answer) is None
+        refused = done.returncode != 0 and not queue.is_no_answer(answer)
         job = _id_in(done.stdout) if done.returncode == 0 else None
     except queue.NoAnswer as error:
         answer = str(error)
     if job is None:
         with environment.speaking_to(slurm_conf):
             job = _found(script, answer, refused)
-        say(f"SLURM has the job {job}, of which sbatch said: {answer}")
-    script.rename(folder / f"{job}_submission.sh")
+        say(f"SLURM has the job {job.id}, of which sbatch said: {answer}")
+    script.rename(folder / f"{job.id}_submission.sh")
     return job
 
 
-def _id_in(said: str) -> str | None:
-    """The id that sbatch printed, among whatever a site's own sbatch prints around it; None: not clear."""
-    found = {match[1] or match[2] for line in said.splitlines() if (match := JOB_ID.fullmatch(line.strip()))}
+def _id_in(said: str) -> Submitted | None:
+    """The job that sbatch named, among whatever a site's own sbatch prints around it; None: not clear."""
+    matches = (JOB_ID.fullmatch(line.strip()) for line in said.splitlines())
+    found = {Submitted(match["id"], match["cluster"]) for match in matches if match}
     return found.pop() if len(found) == 1 else None
 
 
-def _found(script: Path, answer: str, refused: bool) -> str:
-    """The id of the job that was made of a script, from the queue. A controller that answers too late has
+def _found(script: Path, answer: str, refused: bool) -> Submitted:
+    """The job that was made of a script, from the queue. A controller that answers too late has
     taken a job of which sbatch says that it failed; a site's own sbatch may hide the id, or the refusal.
     """
     deadline = time.monotonic() + (0 if refused else SETTLE_S)
@@ -110,7 +118,7 @@ def _found(script: Path, answer: str, refused: bool) -> str:
             why = f"it is not known whether SLURM has taken the job: {answer}; then {error}"
             raise queue.Unsure(why) from error
         if job is not None:
-            return job
+            return Submitted(job, None)
         if time.monotonic() > deadline:
             raise ValueError(refusal(answer))
         time.sleep(POLL_S)

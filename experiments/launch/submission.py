@@ -206,7 +206,7 @@ def _submit_array(
     note = partial(sweep.note, name, folder.name, array.shape, cluster.time_min, begun)
     note([None] * len(begun))
     try:
-        ids = submit_array(tasks, folder, options, array.python, cluster.slurm_conf, say)
+        ids, taken_by = submit_array(tasks, folder, options, array.python, cluster.slurm_conf, say)
     except queue.Unsure as error:
         raise queue.Unsure(f"{error}; `status {sweep.folder.name}` tells once SLURM answers") from error
     except ValueError as error:
@@ -220,7 +220,8 @@ def _submit_array(
     for job_runs, identity in zip(begun, ids, strict=True):
         for run in job_runs:
             # Its job may have begun already, and written to the manifest; only this file is ours.
-            run.attempt.note_job(structs.replace(run.attempt.job, id=identity))
+            noted = run.attempt.job
+            run.attempt.note_job(structs.replace(noted, id=identity, cluster=taken_by or noted.cluster))
 
 
 def spec_of(runs: Sequence[Begun], folders: Folders, code: Path) -> JobSpec:

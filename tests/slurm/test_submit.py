@@ -29,7 +29,10 @@ AROUND = {
 def submitted(folder: Path, tasks: int = 1, conf: str | None = None) -> tuple[list[str], list[str]]:
     """The ids of jobs, and what was said."""
     said = list[str]()
-    ids = submit_array([RunTask("spec", "")] * tasks, folder / "jobs", OPTIONS, "python", conf, said.append)
+    ids, cluster = submit_array(
+        [RunTask("spec", "")] * tasks, folder / "jobs", OPTIONS, "python", conf, said.append
+    )
+    assert cluster in (None, "devcluster")
     return ids, said
 
 
