@@ -15,12 +15,14 @@ PROGRAM = """#!/bin/sh
 printf '%s\\n' "$@" > "$0.words"
 env > "$0.environment"
 {variables}
+{gone}
 case "$*" in *"{unless}"*) echo "$0: not here" >&2; exit 1;; esac
 cat <<END{stream}
 {text}
 END
 exit {code}
 """
+ONCE = '[ ! -e "$0.called" ] || exit 0; touch "$0.called"'
 
 
 class Programs:
@@ -33,16 +35,22 @@ class Programs:
             self.prints(name, "")
 
     def prints(
-        self, name: str, text: str, code: int = 0, unless: str = "no such word", **variables: str
+        self,
+        name: str,
+        text: str,
+        code: int = 0,
+        unless: str = "no such word",
+        once: bool = False,
+        **variables: str,
     ) -> None:
         """What it prints from now on: an error if it ends with a code, or is told a word.
 
-        The text may have these variables.
+        `once`: from its second call on it prints nothing. The text may have these variables.
         """
         program = self.folder / name
         program.write_text(
             PROGRAM.format(
-                text=text, code=code, unless=unless, stream=" >&2" if code else "",
+                text=text, code=code, unless=unless, gone=ONCE if once else "", stream=" >&2" if code else "",
                 variables="\n".join(f'{name}="{value}"' for name, value in variables.items()),
             )
         )  # fmt: skip

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
 from slurm import queue
+from tests.slurm.programs import Programs, programs
 
-
-@pytest.fixture
-def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file: what all of SLURM's commands print here, and `asked` beside it: their words."""
-    script = f'#!/bin/sh\n{{ echo "$@"; env; }} > {tmp_path}/asked\ncat {tmp_path}/says\n'
-    for name in ("squeue", "scontrol", "sacct"):
-        program = tmp_path / name
-        program.write_text(script)
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    return tmp_path / "says"
+__all__ = ["programs"]  # a fixture is found by its name in this module
 
 
 @pytest.mark.parametrize(
@@ -35,7 +23,20 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_nodes_are_a_jobs_alone_where_its_version_of_slurm_says_so(
-    says: Path, fields: str, alone: bool
+    programs: Programs, fields: str, alone: bool
 ) -> None:
-    says.write_text(f"JobId=7 JobName=a {fields} Contiguous=0 Requeue=1\n")
+    programs.prints("scontrol", f"JobId=7 JobName=a {fields} Contiguous=0 Requeue=1")
     assert queue.has_nodes_alone("7") is alone
+
+
+def test_a_job_is_requeued_once_the_controller_is_back(programs: Programs) -> None:
+    down = "scontrol: error: Unable to contact slurm controller (connect failure)"
+    programs.prints("scontrol", down, code=1, once=True)
+    queue.requeue("7")
+    assert programs.words("scontrol") == ["requeue", "7"]
+
+
+def test_a_requeue_that_is_refused_is_not_tried_again(programs: Programs) -> None:
+    programs.prints("scontrol", "Requested operation is presently disabled for job 7", code=1, once=True)
+    with pytest.raises(queue.SlurmError, match="presently disabled"):
+        queue.requeue("7")
