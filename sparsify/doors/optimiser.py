@@ -21,7 +21,7 @@ from sparsify.doors.front import Front
 from sparsify.doors.handshake import agree, of_buffers, of_optimiser, of_wrapping
 from sparsify.doors.overlap import Overlap
 from sparsify.doors.scaling import infinities, share_overflow
-from sparsify.doors.states import agree_to_load, load_whole, unless_refused
+from sparsify.doors.states import NUM_STATES, agree_to_load, load_whole, unless_refused
 from sparsify.doors.wrapping import (
     Door,
     OwnSteps,
@@ -337,8 +337,9 @@ class DistributedOptimiser(Door, Front):
         self._refuse_halfway("state_dict() came")
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
-        method, epoch = self.aggregator.state_dict(), self._epoch
-        saved: dict[str, Any] = {**self.optimiser.state_dict(), "method": method, "epoch": epoch}
+        inner = self.optimiser.state_dict()
+        saved: dict[str, Any] = {**inner, "method": self.aggregator.state_dict(), "epoch": self._epoch}
+        saved[NUM_STATES] = len(inner["state"])
         for after in self._optimizer_state_dict_post_hooks.values():
             saved = after(self, saved) or saved
         return saved

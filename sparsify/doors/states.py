@@ -16,6 +16,8 @@ from sparsify.comm import Comm, gather_json
 from sparsify.ranges import Count, Natural, shown
 
 FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
+GROUPS_AND_STATE = ("param_groups", "state")
+NUM_STATES = "num_states"  # number of parameters of which the inner optimiser remembers something
 TOP = {"format": Natural, "method": str, "step": Natural, "rank": Natural, "size": Count, "buckets": Any}
 
 
@@ -26,14 +28,15 @@ class StateMismatch(ValueError):
 def dump(state: Any) -> Any:
     """A copy of a state as a plain tree of tensors and numbers, for `torch.load(weights_only=True)`.
     Dataclasses and named tuples become dicts, generators their state. Fields whose metadata say
-    `saved: False` (work buffers) are left out.
+    `saved: False` (work buffers) are left out; a part of nothing else is None, for
+    torch.distributed.checkpoint drops empty dicts.
     """
     if isinstance(state, Tensor):
         return state.detach().clone()
     if isinstance(state, Generator):
         return state.get_state()
     if (named := named_parts(state)) is not None:
-        return {name: dump(part) for name, part in named.items()}
+        return {name: dump(part) for name, part in named.items()} or None
     if isinstance(state, list | tuple):
         return [dump(part) for part in state]
     assert state is None or isinstance(state, bool | int | float | str), f"{type(state)} can't be saved"
@@ -152,7 +155,9 @@ def check_part(where: str, saved: Any, own: Any, allowed: Any = Any, any_size: b
             raise StateMismatch(f"{where} is no state of a random generator: {error}") from error
     elif isinstance(own, Tensor):
         check_tensor_part(where, saved, own, any_size)
-    elif (named := named_parts(own)) is not None:
+    elif (named := named_parts(own)) == {} and saved is None:
+        return
+    elif named is not None:
         check_keys(where, saved, named)
         hints: dict[str, Any] = {} if isinstance(own, Mapping) else ranges.hints(own.__class__)
         told = fields(own) if is_dataclass(own) else ()
@@ -274,12 +279,18 @@ def load_inner(optimiser: torch.optim.Optimizer, saved: Any) -> None:
     Raises:
         StateMismatch: it is another kind of optimiser's, or of other parameters, or has NaN or Inf.
     """
-    check_keys("the optimiser's saved state", saved, ("state", "param_groups"), None)
-    name = type(optimiser).__name__
+    name, needed = type(optimiser).__name__, ("param_groups",) if NUM_STATES in saved else GROUPS_AND_STATE
+    check_keys("the optimiser's saved state", saved, needed, None)
     try:
-        optimiser.load_state_dict(dict(saved))
+        states = states_by_number(saved)
+        optimiser.load_state_dict({**saved, "state": states})
     except Exception as error:  # what optimisers raise is theirs
         raise StateMismatch(f"{name} can't load its part of the saved state: {error!r}") from error
+    if len(states) != (count := saved.get(NUM_STATES, len(states))):
+        raise StateMismatch(
+            f"the saved state lacks what {name} remembers: it had that of {shown(count)} parameters, and has "
+            f"that of {len(states)}"
+        )
     for group in optimiser.param_groups:
         if missing := [key for key in optimiser.defaults if key not in group]:
             raise StateMismatch(
@@ -292,3 +303,11 @@ def load_inner(optimiser: torch.optim.Optimizer, saved: Any) -> None:
                 if part.dim() == p.dim() and part.numel() == p.numel() and part.shape != p.shape:
                     raise StateMismatch(f"{where} has {tuple(part.shape)} in the saved state")
                 check_finite(where, part)
+
+
+def states_by_number(saved: Mapping[str, Any]) -> dict[int, Any]:
+    """An optimiser's state of each parameter, by its number. torch.distributed.checkpoint makes words of
+    numbers, which torch would pass over, and drops a dict that is empty.
+    """
+    numbers = {str(number): number for group in saved["param_groups"] for number in group["params"]}
+    return {numbers[str(number)]: state for number, state in saved.get("state", {}).items()}

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import FileStore
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.nn.parallel import DistributedDataParallel
 
 from experiments.training.settings import Late
@@ -465,6 +466,67 @@ def readme_diffs(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor
             both = comm.all_gather(_weights(model))
             together = float(torch.equal(both[0], both[1]))
             found[f"{page} {name} {when}"] = torch.tensor([_loss(model, inputs, labels), together])
+    return found
+
+
+def checkpoints(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Training that goes on from what another number of workers left in the folder above, by the recipe of
+    docs/own-training.md: what was loaded, and what is saved, by entry and way. And what becomes of a state
+    that all workers saved under one name.
+    """
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[4])
+    page = (Path(__file__).parent.parent.parent / "docs/own-training.md").read_text()
+    names, found = dict[str, Any](), dict[str, torch.Tensor]()
+    exec(next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "dcp" in code), names)
+
+    def begun(entry: str) -> tuple[nn.Module, nn.Module, Any, Any]:
+        """What computes, the model inside, what steps, and what has the state."""
+        ddp, _ = _model()
+        if entry == "ddp":
+            inner = torch.optim.SGD(ddp.parameters(), lr=0.05)
+            return ddp, ddp.module, inner, register(ddp, build("topk", density=0.05), inner)
+        adam = torch.optim.Adam(ddp.module.parameters(), lr=0.01)
+        optimiser = DistributedOptimiser(adam, ddp.module, build("topk", density=0.05))
+        return ddp.module, ddp.module, optimiser, optimiser
+
+    def look(when: str, model: nn.Module, holder: Any) -> None:
+        owed = torch.cat(list(holder.engine.residuals().values()))
+        found[f"{when} owed"] = comm.all_reduce(owed.clone()) / comm.size
+        found[f"{when} weights"], found[f"{when} steps"] = _weights(model), torch.tensor(holder.steps)
+        for at, state in enumerate(getattr(holder, "state", {}).values()):
+            found[f"{when} moments {at}"] = state["exp_avg"].clone()
+
+    for entry in ("ddp", "distribute"):
+        for way in ("file", "folder"):
+            path, sharded = folder.parent / f"{entry} {way}.pt", folder / f"{entry} sharded"
+            called, model, optimiser, holder = begun(entry)
+            if path.exists():
+                names["load"](path, model, holder)
+            look(f"{entry} {way} loaded", model, holder)
+            _steps(called, optimiser, range(3), comm.rank)
+            look(f"{entry} {way} saved", model, holder)
+            comm.barrier()
+            if way == "file":
+                names["save"](path, model, holder)
+            else:
+                names["save_sharded"](sharded, model, holder)
+                if comm.rank == 0:
+                    dcp_to_torch_save(sharded, path)
+            comm.barrier()
+            _steps(called, optimiser, range(3, 5), comm.rank)
+            look(f"{entry} {way} straight", model, holder)
+            called, model, optimiser, holder = begun(entry)
+            names["load"](path, model, holder)
+            _steps(called, optimiser, range(3, 5), comm.rank)
+            look(f"{entry} {way} resumed", model, holder)
+    holder = begun("distribute")[-1]  # without moments: torch.distributed.checkpoint drops what is empty
+    names["dcp"].save({"all": holder.state_dict()}, checkpoint_id=folder / "mixed")
+    if comm.rank == 0:
+        dcp_to_torch_save(folder / "mixed", folder / "mixed.pt")
+    comm.barrier()
+    mixed = torch.load(folder / "mixed.pt", weights_only=True)["all"]
+    found["mixed"] = torch.tensor(raised(lambda: holder.load_state_dict(mixed)) == "StateMismatch")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,8 +20,9 @@ from sparsify.doors.redistribution import is_alike
 from sparsify.doors.states import StateMismatch
 from sparsify.method import Method
 from tests.conftest import there
-from tests.sparsify import laws
+from tests.sparsify import laws, worker_functions
 from tests.sparsify.doors.uses import loss_of, net
+from tests.sparsify.worker_functions import on_processes
 
 METHODS: dict[str, Callable[[], Method]] = {
     **{name: partial(laws.build, name, 0.1) for name in laws.METHODS},
@@ -28,6 +30,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "topk, learning rate": partial(sparsify.build, "topk", density=0.1, feedback="learning_rate"),
 }
 OTHER = repr(sparsify.build("gaussiank", density=0.5))
+KEYS = ("state", "param_groups", "method", "epoch")  # of an optimiser's state
 EVERY_LENGTH = ("indices", "blocks", "borders")  # parts whose number of elements changes while training
 
 
@@ -168,10 +171,11 @@ def test_a_damaged_state_of_an_optimiser_leaves_all_of_it_as_it_was() -> None:
         nan["state"][0]["exp_avg"].view(-1)[0] = torch.nan
         cases = [
             *damages({"method": saved["method"]}), Damage("other epochs", {**saved, "epoch": 7}),
-            *(Damage(key, {k: v for k, v in saved.items() if k != key}) for key in saved),
+            *(Damage(key, {k: v for k, v in saved.items() if k != key}) for key in KEYS),
             Damage("an epoch in words", {**saved, "epoch": "four"}), Damage("SGD's", others),
             Damage("other parameters", {**saved, "param_groups": halves}), Damage("NaN", nan),
             Damage("no groups", {**saved, "param_groups": None}), Damage("no state", {**saved, "state": 5}),
+            Damage("an empty state", {**saved, "state": {}}),
         ]  # fmt: skip
         for damage in cases:
             assert refusal(later.load_state_dict, damage.state if comm.rank == 1 else saved)
@@ -198,3 +202,27 @@ def test_damaged_states_are_not_shared_out(name: str) -> None:
         assert refusal(sparsify.redistribute, states, size)
     for now, before in zip(sparsify.redistribute(states, 2), states, strict=True):
         assert is_alike(now, before)
+
+
+def test_another_number_of_workers_goes_on_from_any_checkpoint(tmp_path: Path) -> None:
+    """In real processes, by the recipe of docs/own-training.md: first two, then three, then one. Together the
+    new workers owe what was owed; and as many as before resume to the bit.
+    """
+    saved: dict[str, Tensor] = {}
+    for size in (2, 3, 1):
+        (folder := tmp_path / str(size)).mkdir()
+        ranks = on_processes(worker_functions.checkpoints, size, folder)
+        for found in ranks:
+            assert bool(found.pop("mixed")) is (size > 1)  # where each worker's overwrites the others'
+            for name, before in saved.items():
+                if " saved " in name:
+                    now = found[name.replace("saved", "loaded")]
+                    torch.testing.assert_close(now, before, rtol=1e-12, atol=1e-15)
+            for name, end in found.items():
+                if " straight " in name:
+                    assert torch.equal(end, found[name.replace("straight", "resumed")]), name
+                if " file " in name:
+                    assert torch.equal(end, found[name.replace("file", "folder")]), name
+        saved = ranks[0]
+    assert saved["ddp file saved steps"] == saved["distribute folder saved steps"] == 9
+    assert saved["distribute file saved owed"].any()
