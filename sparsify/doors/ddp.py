@@ -216,7 +216,7 @@ class DDPHook(Door):
         if self.debug:
             self._shake_hands()
         if self._dense is None:
-            self.check_epoch()
+            self.check_step(self.optimiser)
             step, buckets = Step(self.method.density_at(self.epoch)), self.engine.buckets
             self._steps = [step] * len(buckets)
             if self.method.needs_lr:

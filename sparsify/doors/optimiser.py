@@ -27,7 +27,6 @@ from sparsify.doors.wrapping import (
     OwnSteps,
     Used,
     broadcast,
-    check_momentum,
     check_overlap,
     check_parts,
     communicator,
@@ -67,8 +66,8 @@ class DistributedOptimiser(Door, Front):
     With `overlap` a bucket of gradients is aggregated as soon as backpropagation has filled it, while it goes
     on: in a thread, on a GPU on a stream of its own, in the order of the buckets. The weights are the same to
     the bit. In return a step has one backward pass, and those before it, which only accumulate, run within
-    `no_sync()`; between backward and `step`, or `aggregate()`, gradients are on their way, and may not be
-    changed; and `check` looks at each bucket before it reaches its residuals, so its error comes when earlier
+    `no_sync()`; between backward and `step`, or `aggregate()`, gradients are on their way, and may be
+    neither changed nor looked at; and `check` looks at each bucket before it reaches its residuals, so its error comes when earlier
     ones were delivered: go on from a checkpoint. No GPU has run this yet.
 
     Args:
@@ -148,6 +147,7 @@ class DistributedOptimiser(Door, Front):
         self._used = Used([p for _, p in self.aggregator.gradients.parameters])
         self._steps, self._average_once = OwnSteps(optimiser), OnlyAverage(self._known)
         self._accumulates = False  # within `no_sync`?
+        self._drops = False  # within `skip`, what is not on its way
         # Of each parameter, has any worker used it in this step? As far as is known.
         self._used_anywhere = [True] * len(self._used.flags)
         self._overlap = Overlap(self.aggregator, self._aggregate_bucket, self._begin) if overlap else None
@@ -208,6 +208,31 @@ class DistributedOptimiser(Door, Front):
         finally:
             self._accumulates = before
 
+    def skip(self) -> None:
+        """Leave this worker's batch out, after an error in forward or backward, and step with the others, who
+        step as ever: what this worker has not sent counts as zero, residuals are delivered and kept as ever,
+        and all workers' weights remain the same. To be called in place of the rest of the step:
+
+            try:
+                loss_of(batch).backward()
+                optimiser.step()
+            except torch.cuda.OutOfMemoryError:
+                optimiser.skip()
+        """
+        if not self._is_aggregated:
+            if self._overlap is None or not self._overlap.is_begun:
+                self.aggregator.gradients.collect()
+                self.aggregator.gradients.zero_()
+            if self.scaler is not None:
+                self.scaler.scale(self.aggregator.gradients.flat.new_zeros(()))  # has it ever scaled before?
+            self._used.clear()
+            self._drops = True
+        try:
+            self.step()
+        finally:
+            self._drops = False
+        self.zero_grad()
+
     def _begin(self) -> None:
         """The first gradient of a step has come, perhaps one that is to be sent."""
         if self._overlap is None or self._accumulates or self._is_aggregated:
@@ -222,7 +247,7 @@ class DistributedOptimiser(Door, Front):
             self.aggregator.gradients.collect()
             overlap.begin(self.epoch, self._rates())
         try:
-            self.last_report = overlap.finish()
+            self.last_report = overlap.finish(self._drops)
         finally:
             self._used.clear()
         used, self._used_anywhere = self._used_anywhere, [True] * len(self._used.flags)
@@ -254,7 +279,7 @@ class DistributedOptimiser(Door, Front):
         if self._overlap is not None and self._overlap.is_begun:
             raise ValueError(
                 f"{what} between backward and step, when gradients are on their way already; "
-                "call it after step, or after aggregate()"
+                "call it after step, or after aggregate(); where backward has failed, call skip()"
             )
 
     def _look(self, scale: float | None) -> tuple[list[bool], bool]:
@@ -320,8 +345,7 @@ class DistributedOptimiser(Door, Front):
         self._average_once.check()
         if not any(self._used.flags):
             self._average_once.check_there(self._model)
-        check_momentum(self.optimiser, self.aggregator.method)  # schedulers may bring it
-        self.check_epoch()
+        self.check_step(self.optimiser)
 
     def _rates(self) -> float | list[float]:
         """The learning rate of each bucket, where the method follows it."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsify.core.bucket import Place
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import StepReport, while_alive
 from sparsify.method import Step
@@ -57,6 +56,22 @@ class Background:
             with torch.cuda.stream(self.stream):
                 self.stream.wait_event(told)
                 return work()
+
+
+CHANGED = (
+    "between backward and step, when they were on their way already; change (or clip) their average, after "
+    "optimiser.aggregate(), or leave overlap out"
+)
+
+
+class OnItsWay(Tensor):
+    """Stands in a gradient's place between backward and step, and refuses whatever it is asked: writing to
+    `p.grad.data` goes past autograd's counting. Autograd itself does not ask.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise ValueError(f"gradients were looked at or changed {CHANGED}")
 
 
 class Overlap:
@@ -106,6 +121,7 @@ class Overlap:
         self.places = {index: at for at, inside in enumerate(self.inside) for index in inside}
         self.waiting: list[set[int]] = []  # of each bucket, parameters whose gradients are yet to come
         self.steps: list[Step] = []  # of each bucket
+        self.held = dict[int, Tensor]()  # by the parameter's index, what stands in its gradient's place
         self.changes = 0  # of the gradients, as autograd counts them, when the last one came
         arriving = ((gradients.parameters[at][1], while_alive(self.arrived, at)) for at in self.places)
         self.hooks = [p.register_post_accumulate_grad_hook(hook) for p, hook in arriving]
@@ -122,18 +138,32 @@ class Overlap:
         self.background.futures = []  # of a step that ended in an error
         self.changes = self.aggregator.gradients.flat._version
 
-    def finish(self) -> StepReport:
+    def finish(self, drops: bool = False) -> StepReport:
         """End a step, after backward: all gradients are averages as soon as the work queued on the device is
         done.
+
+        Args:
+            drops: what is not on its way yet counts as zero, for backward has failed.
 
         Raises:
             ValueError: gradients were changed since backward; besides whatever aggregating them raised.
         """
+        gradients = self.aggregator.gradients
         waiting, self.waiting = self.waiting, []
-        self._check_unchanged({index for index, at in self.places.items() if index not in waiting[at]})
+        is_changed = gradients.flat._version != self.changes
+        for index, stand_in in self.held.items():
+            p = gradients.parameters[index][1]
+            is_changed |= p.grad is not stand_in
+            if drops or p.grad is stand_in:
+                p.grad = gradients.grads[index]
+        self.held = {}
+        if is_changed and not drops:
+            raise ValueError(f"gradients were changed {CHANGED}")
         for at in range(len(self.background.futures), len(waiting)):
             for index in waiting[at]:  # parameters that were not used get no gradient
-                self.aggregator.gradients.restore(index)
+                gradients.restore(index)
+            if drops:
+                gradients.buckets[at].flat.zero_()
             self._start(at)
         return StepReport.total(self.background.finish())
 
@@ -159,22 +189,10 @@ class Overlap:
         gradients.restore(index)  # backpropagation may have put it elsewhere
         waiting.discard(index)
         self.changes = gradients.flat._version
+        p = gradients.parameters[index][1]
+        p.grad = self.held[index] = gradients.grads[index].as_subclass(OnItsWay)
         while (at := len(self.background.futures)) < len(self.waiting) and not self.waiting[at]:
             self._start(at)
 
     def _start(self, at: int) -> None:
         self.background.submit(partial(self.aggregate, at, self.steps[at]))
-
-    def _check_unchanged(self, sent: set[int]) -> None:
-        """Nobody may write to gradients, or put others in their place, when they may be on their way."""
-        gradients = self.aggregator.gradients
-        are_there = all(
-            gradients.parameters[index][1].grad is gradients.grads[index]
-            and Place.of(gradients.grads[index]) == gradients.places[index]
-            for index in sent
-        )
-        if gradients.flat._version != self.changes or not are_there:
-            raise ValueError(
-                "gradients were changed between backward and step, when they were on their way already; "
-                "change (or clip) their average, after optimiser.aggregate(), or leave overlap out"
-            )

@@ -241,8 +241,14 @@ class Door:
             raise ValueError(f"{epoch=} is out of range: epochs are counted from 0")
         self._epoch = operator.index(epoch)
 
+    def check_step(self, optimiser: torch.optim.Optimizer | None) -> None:
+        """What must hold in every step, at both doors."""
+        if optimiser is not None:
+            check_momentum(optimiser, self.engine.method)  # schedulers may bring it
+        self.check_epoch()
+
     def check_epoch(self) -> None:
-        """Refuse a step of an unknown epoch, and warn of an epoch that does not end; once in every step."""
+        """Refuse a step of an unknown epoch, and warn of an epoch that does not end."""
         if len(set(self._warmup)) == 1 or self._steps_per_epoch is not None:
             return
         if self._epoch is None:

@@ -321,6 +321,9 @@ def uses_of_overlap(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Ten
     torch.set_num_threads(1)
     found = dict[str, torch.Tensor]()
     for overlap in (False, True):
+        for where in uses_overlap.FAILURES:
+            lived = uses_overlap.skipped(comm.rank, overlap, where)
+            found |= uses_ddp.flattened(f"skipped {where} {overlap}", lived)
         for name, use in uses_overlap.USES.items():
             end = use(comm.rank, overlap)
             found |= {f"{name}|{overlap}|{p}": tensor for p, tensor in end.items()}

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
 
 import sparsify
 from sparsify.doors import wrapping
@@ -245,6 +246,16 @@ def test_a_warm_up_that_nobody_advances_is_told_once(
         step(ddp, hook, at)
     (told,) = caplog.messages
     assert told.startswith(".epoch has been 0 for 3 steps, so the density stays at 1 and")
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_schedule_that_brings_momentum_is_refused_in_the_next_step() -> None:
+    """Else it would be applied twice."""
+    ddp, hook = registered("dgc", density=0.1)
+    step(ddp, hook)
+    lr_scheduler.OneCycleLR(there(hook.optimiser), max_lr=0.1, total_steps=9)
+    with pytest.raises(ValueError, match=r"applies momentum itself, and the optimiser has 0\.95 too"):
+        step(ddp, hook, 1)
 
 
 @pytest.mark.usefixtures("group_of_one")

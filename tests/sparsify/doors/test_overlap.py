@@ -23,8 +23,8 @@ from sparsify.doors.overlap import Overlap
 from sparsify.method import Sparsifier
 from tests.conftest import there
 from tests.sparsify import laws, worker_functions
-from tests.sparsify.doors import uses
-from tests.sparsify.doors.uses_ddp import MANY_BUCKETS
+from tests.sparsify.doors import uses, uses_overlap
+from tests.sparsify.doors.uses_ddp import MANY_BUCKETS, found_in
 from tests.sparsify.doors.uses_overlap import METHODS, USES
 from tests.sparsify.worker_functions import on_processes
 
@@ -69,6 +69,14 @@ def test_a_nan_on_one_worker_stops_all_before_it_reaches_a_residual(used: list[d
             assert changed[0]  # the output layer's, which came first
             assert not changed[-1]  # the first layer's
             assert found[f"{entry} finite"].all()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("where", uses_overlap.FAILURES)
+def test_a_batch_that_fails_on_one_worker_is_skipped_and_nothing_is_lost(
+    where: str, overlap: bool, used: list[dict[str, Tensor]]
+) -> None:
+    uses.check_balanced([found_in(f"skipped {where} {overlap}", found) for found in used])
 
 
 @pytest.mark.parametrize("entry", ["ddp", "distribute"])
@@ -222,6 +230,19 @@ def replaced() -> None:
     optimiser.step()
 
 
+def changed_past_autograd() -> None:
+    model, optimiser = stepping()
+    for p in model.parameters():
+        there(p.grad).data.clamp_(-1e-3, 1e-3)
+    optimiser.step()
+
+
+def looked_at() -> None:
+    """Half of it would be this worker's, and half the average."""
+    model, _ = stepping()
+    there(model.output.bias.grad).norm()
+
+
 def moved() -> None:
     model, optimiser = stepping()
     uses.move_gradients(model)
@@ -264,6 +285,8 @@ HALFWAY = r"came between backward and step, when gradients are on their way alre
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (clipped, CHANGED),
     (replaced, CHANGED),
+    (changed_past_autograd, CHANGED),
+    (looked_at, CHANGED),
     (moved, CHANGED),
     (cleared_by_the_model, CHANGED),
     (twice, r"a second gradient of output\.\w+ came before the step.*with optimiser.no_sync"),

@@ -323,6 +323,23 @@ def test_a_step_may_be_skipped_after_averaging() -> None:
     assert all_equal(virtual.run(2, body))
 
 
+def test_a_batch_is_skipped_under_a_scaler_that_has_not_scaled_yet() -> None:
+    def body(comm: virtual.VirtualComm) -> dict[str, Tensor]:
+        model, scaler = net(), torch.amp.GradScaler("cpu", init_scale=4.0)
+        optimiser = wrap(comm, model, scaler=scaler)
+        for at in range(3):
+            optimiser.zero_grad()
+            if comm.rank == 1 and at < 2:
+                optimiser.skip()
+            else:
+                scaler.scale(loss_of(model, comm.rank, at)).backward()
+                scaler.step(optimiser)
+            scaler.update()
+        return {**weights(model), "scale": torch.tensor(scaler.get_scale())}
+
+    assert all_equal(virtual.run(2, body))
+
+
 OVERFLOW = 2  # the step in which it happens, on worker 1
 
 

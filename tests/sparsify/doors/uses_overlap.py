@@ -17,8 +17,11 @@ from tests.sparsify.doors import uses
 from tests.sparsify.doors.uses import CHANGES, LR, loss_of
 from tests.sparsify.doors.uses_ddp import Heads, Meeting, loss_of_heads
 
-# What writes to gradients while they are on their way, or moves them, is refused: see tests of the refusals.
-LATER = ("gradients moved", "gradients replaced", "clipped", "weights shared with other processes")
+# What asks gradients for anything while they are on their way is refused: see tests of the refusals.
+LATER = (
+    "gradients moved", "gradients replaced", "clipped", "weights shared with other processes",
+    "the same type again",
+)  # fmt: skip
 METHODS = [name for name in laws.METHODS if not laws.build(name).needs_whole_gradient]
 Found = dict[str, Tensor]
 
@@ -186,3 +189,50 @@ USES: dict[str, Callable[[int, bool], Found]] = {
     "two optimisers": two_optimisers,
     "resumed": resumed,
 }
+
+
+# Where a batch fails that is skipped, on worker 1.
+FAILURES = ("in forward", "in backward", "in backward, and the model is cleared", "everywhere in backward")
+
+
+def skipped(rank: int, overlap: bool, where: str) -> uses.Lived:
+    """Of a batch that fails, what was on its way already was seen; of the others all."""
+    model, fails = uses.net(), False
+
+    def fail(grad: Tensor) -> None:
+        if fails:
+            raise MemoryError
+
+    model.convolution.weight.register_hook(fail)  # the output layer's gradients have come by then
+    inner = torch.optim.SGD(model.parameters(), lr=LR)
+    optimiser = DistributedOptimiser(inner, model, laws.build("topk", density=0.1), overlap=overlap)
+    buckets, start = optimiser.aggregator.buckets, uses.weights(model)
+    seen = {name: torch.zeros_like(p) for name, p in start.items()}
+    for step in range(5):
+        named, sent, fails = dict(model.named_parameters()), set(start), False
+        both = loss_of(model, rank, step) + loss_of(model, rank, 50 + step)
+        gradients = torch.autograd.grad(both, list(named.values()))
+        optimiser.zero_grad()
+        with optimiser.no_sync():
+            loss_of(model, rank, 50 + step).backward()
+        fails = step in (1, 2) and (rank == 1 or where.startswith("everywhere"))
+        try:
+            if fails and where == "in forward":
+                raise MemoryError
+            loss_of(model, rank, step).backward()
+            optimiser.step()
+        except MemoryError:
+            begun = len(optimiser._overlap.background.futures) if optimiser._overlap else 0
+            assert bool(begun) is (overlap and where != "in forward")
+            sent = {name for bucket in buckets[:begun] for name in bucket.names}
+            if "cleared" in where:
+                model.zero_grad()
+            optimiser.skip()
+        for name, gradient in zip(named, gradients, strict=True):
+            seen[name] += gradient * (name in sent)
+    states, method = optimiser.aggregator.states, optimiser.aggregator.method
+    owed = {
+        bucket.names[0]: there(method.residual(state)).view_as(start[bucket.names[0]])
+        for bucket, state in zip(buckets, states, strict=True)
+    }
+    return uses.Lived(start, uses.weights(model), seen, owed)
