@@ -66,9 +66,9 @@ class DistributedOptimiser(Door, Front):
     With `overlap` a bucket of gradients is aggregated as soon as backpropagation has filled it, while it goes
     on: in a thread, on a GPU on a stream of its own, in the order of the buckets. The weights are the same to
     the bit. In return a step has one backward pass, and those before it, which only accumulate, run within
-    `no_sync()`; between backward and `step`, or `aggregate()`, gradients are on their way, and may be
-    neither changed nor looked at; and `check` looks at each bucket before it reaches its residuals, so its error comes when earlier
-    ones were delivered: go on from a checkpoint. No GPU has run this yet.
+    `no_sync()`; between backward and `step`, or `aggregate()`, gradients are on their way, and may neither be
+    changed nor looked at; and `check` sees each bucket before it reaches its residuals, so its error comes
+    when earlier ones were delivered: go on from a checkpoint. No GPU has run this yet.
 
     Args:
         model: has all of the optimiser's parameters, and perhaps more.
