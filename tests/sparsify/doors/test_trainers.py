@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import fine, python
-from tests.sparsify.doors.uses_trainers import LOOP, RESUMED, USES
+from tests.sparsify.doors.uses_trainers import LOOP, OF_THREE, RESUMED, USES
 
 NEEDED = {"transformers": ("transformers", "accelerate")}
 CALM = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -38,3 +38,6 @@ def test_a_trainer_trains_as_a_plain_loop_does_and_resumes_to_the_bit(trainer: s
                 assert (found["steps"], found["report"]) == (rank[name]["steps"], rank[name]["report"])
     for rank in ranks:
         assert ["averages" in words for words in rank["averaged twice"]["said"]] == [True, True]
+    if trainer == "lightning":
+        assert torch.equal(*(rank[OF_THREE]["weights"] for rank in ranks))
+        assert ranks[0][OF_THREE]["steps"] == ranks[0]["all"]["steps"]

@@ -26,7 +26,7 @@ from tests.conftest import ROOT, there
 EPOCHS, BATCH, EXAMPLES = 2, 4, 64  # eight batches an epoch for each of two workers
 MAX_NORM, FIRST_SCALE = 0.1, 2.0**20  # with this scale gradients overflow at first
 ON_THE_PAGE = 'sparsify.build("topk", density=0.01)'
-RESUMED, LOOP = ", resumed", ", in a plain loop"
+RESUMED, LOOP, OF_THREE = ", resumed", ", in a plain loop", "resumed after three workers"
 
 
 class Use(NamedTuple):
@@ -208,6 +208,14 @@ def in_a_plain_loop(net: Remembering, use: Use, seen: Seen) -> None:
 TRAINERS = {"accelerate": in_accelerate, "transformers": in_transformers, "lightning": in_lightning}
 
 
+def of_three_workers(checkpoint: Path) -> None:
+    """Make Lightning's checkpoint, of two workers, one of three."""
+    if dist.get_rank() == 0:
+        saved = torch.load(checkpoint)
+        torch.save({**saved, "sparsify": sparsify.redistribute(saved["sparsify"], 3)}, checkpoint)
+    dist.barrier()
+
+
 def main(trainer: str, folder: Path) -> None:
     torch.set_num_threads(1)
     train, hooks, register = TRAINERS[trainer], list[DDPHook](), sparsify.register
@@ -236,6 +244,10 @@ def main(trainer: str, folder: Path) -> None:
                 lived(name + RESUMED, again)
             in_a_plain_loop(loop, use, net.seen)
             lived(name + LOOP, loop)
+        if trainer == "lightning":
+            of_three_workers(folder / "all" / "epoch=0.ckpt")
+            train(again := Remembering(ALL), ALL, folder / "all", True)
+            lived(OF_THREE, again)
     said = []
     for way in (Mock(), register):  # without and with the recipe
         net = Remembering(Use())
