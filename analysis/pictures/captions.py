@@ -102,7 +102,7 @@ def setting(frames: Frames) -> str:
     torch = listed(values(frames, "provenance.versions.torch"))
     return (
         f"{listed(values(frames, 'task.name'))} on {data(frames)}, {workers(frames)}, on {machine(frames)}, "
-        f"torch {torch}, {precision(frames)}.{emulated(frames)}{label(frames)}{code(frames)}"
+        f"torch {torch}, {precision(frames)}.{emulated(frames)}{label(frames)}{crowded(frames)}{code(frames)}"
     )
 
 
@@ -142,12 +142,21 @@ def _version(commit: Any, dirty: Any) -> str:
 
 def label(frames: Frames) -> str:
     """Differences of the machine from the configured one that `launch.on_mismatch=label` accepted."""
+    return _told(frames, "mismatch", "Not the machine that was named")
+
+
+def crowded(frames: Frames) -> str:
+    """A remark on workers that had fewer cores than they computed with."""
+    return _told(frames, "crowded", "Too few cores")
+
+
+def _told(frames: Frames, what: str, heading: str) -> str:
     found = [
         why.partition("; ")[0]  # without what could be done about it
-        for text in values(frames, "provenance.machine.mismatch")
+        for text in values(frames, f"provenance.machine.{what}")
         for why in json.loads(text)
     ]
-    return f" *Not the machine that was named*: {'; '.join(dict.fromkeys(found))}." if found else ""
+    return f" *{heading}*: {'; '.join(dict.fromkeys(found))}." if found else ""
 
 
 def timing(frames: Frames) -> str:

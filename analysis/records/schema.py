@@ -90,6 +90,7 @@ class MachineFacts(Struct, frozen=True):
     """Findings of experiments/worker/hardware.py."""
 
     mismatch: list[str] = []
+    crowded: list[str] = []  # workers that share cores
     hosts: list[str] = []
     workers: list[HostName] = []
 

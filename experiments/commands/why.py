@@ -15,6 +15,7 @@ from experiments.commands._find import labels_of_attempts, last_lines, log_files
 from experiments.commands._words import RunName, Runs
 from experiments.config.folders import Folders
 from experiments.config.plan import remark
+from experiments.launch import diagnosis
 
 GROUP = "results"
 
@@ -80,6 +81,7 @@ def _described(attempt: Attempt) -> list[str]:
     if manifest["state"] == "running":
         writer, nobody = attempt.writer(), "but nobody is seen to write it: its processes may have ended"
         lines.append(f"  written by {writer}" if writer else f"  {nobody}")
+    lines += [f"  {text}" for text in diagnosis.crowded(manifest)]
     lines += _measured(attempt)
     searching = manifest.get("searching") or {}
     if kernel := searching.get("kernel"):

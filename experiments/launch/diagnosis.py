@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import yaml
@@ -77,6 +78,12 @@ def of_job(state: str | None) -> tuple[str, str]:
         "killed",
         "the job ended without a word: cancelled, killed, or started where the results folder can't be seen",
     )
+
+
+def crowded(manifest: Mapping[str, Any]) -> list[str]:
+    """What is to be said of workers that shared cores."""
+    machine = (manifest.get("provenance") or {}).get("machine") or {}
+    return [*machine.get("crowded", [])]
 
 
 class Interrupted(KeyboardInterrupt):

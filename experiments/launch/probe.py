@@ -18,12 +18,12 @@ import msgspec
 from analysis.records import locks
 from analysis.records.files import write_atomic
 from experiments.worker import addresses
+from experiments.worker.cores import siblings
 from slurm import container, environment, gpus, images
 from slurm.environment import WorkerPlace
 from slurm.images import ImageChoice
 
 ASKED, LOCK = "asked.json", "lock"  # in FOLDER; whoever asks holds the lock
-CPU = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 HELD, NOT_HELD, NO_LOCKS = "held", "not held", "no locks"
 
 
@@ -84,14 +84,6 @@ def look(folder: Path, asked: Asked, place: WorkerPlace) -> Facts:
         runtime=images.runtime(),
         at=time.time(),
     )
-
-
-def siblings(cpu: int) -> str:
-    """The CPUs of this one's core, as Linux lists them; the CPU alone, where it does not."""
-    try:
-        return Path(CPU.format(cpu)).read_text().strip()
-    except OSError:
-        return str(cpu)
 
 
 def lock_state(path: Path) -> str:

@@ -96,7 +96,8 @@ class StatusView:
         manifest = attempt.manifest
         state, step = manifest["state"], int(manifest.get("step") or 0)
         if state == "ok":
-            return RunStatus("done", with_other(files) if (files := other_code(attempt)) else "")
+            other = [with_other(files)] if (files := other_code(attempt)) else []
+            return RunStatus("done", "; ".join([*other, *diagnosis.crowded(manifest)]))
         if state == "failed":
             kind = str(manifest.get("failure", "error"))
             return RunStatus("failed", str(manifest.get("why")), kind, step)

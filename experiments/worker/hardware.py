@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from experiments.config.config import Config
 from experiments.config.machines import AnyCluster, EmulatedCluster, SlurmCluster, VirtualCluster
 from experiments.worker import link_probe
+from experiments.worker.cores import OwnCores, crowded
 from experiments.worker.hardware_claims import (
     NO_CLAIM,
     OTHERWISE,
@@ -103,6 +105,16 @@ def check(
         raise MachineMismatch("; ".join(wrong))
     checked = [name for name, claim in (("gpu", gpu), ("link", link)) if claim not in NO_CLAIM]
     return {"checked": checked, **found, **({"mismatch": wrong} if wrong else {})}
+
+
+def shared_cores(threads: int, comm: Comm, device: torch.device) -> dict[str, list[str]]:
+    """What must be said of workers that share cores, for the record. Collective."""
+    everybody = gather_json(comm, OwnCores.of_this_process(threads), device)
+    few = crowded([OwnCores(*own) for own in everybody])
+    if comm.rank == 0:
+        for text in few:
+            print(text, file=sys.stderr)
+    return {"crowded": few} if few else {}
 
 
 def is_emulated(cluster: AnyCluster) -> bool:

@@ -125,6 +125,8 @@ def record(started: Started, comm: Comm) -> RunOutcome:
         attempt.check_open()
         started.progress.newest, told = log.newest, started.progress
     facts["machine"] = hardware.check(config, settings.device, comm, started.network)
+    if not isinstance(config.cluster, VirtualCluster):
+        facts["machine"] |= hardware.shared_cores(config.threads, comm, settings.device)
     if isinstance(comm, TorchComm) and "link" in facts["machine"]:
         kinds = facts["machine"]["link"]["kinds"]
         comm.links = {kind: Link(alpha_s, beta) for kind, (alpha_s, beta) in kinds.items()}

@@ -1,0 +1,51 @@
+"""Has each worker a core for each of its threads? Two hardware threads of one core do the work of about one."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+class OwnCores(NamedTuple):
+    """The cores on which one worker may run."""
+
+    host: str
+    threads: int  # that it computes with
+    cores: list[str]  # each by its CPUs, as Linux lists them
+
+    @classmethod
+    def of_this_process(cls, threads: int) -> OwnCores:
+        """Those that the system leaves to it; none where it does not say."""
+        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+        return cls(platform.node(), threads, sorted({siblings(cpu) for cpu in cpus}))
+
+
+def siblings(cpu: int) -> str:
+    """The CPUs of this one's core, as Linux lists them; the CPU alone, where it does not."""
+    try:
+        return Path(SIBLINGS.format(cpu)).read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def crowded(workers: Sequence[OwnCores]) -> list[str]:
+    """A sentence for each group of workers that have fewer cores among them than they compute with."""
+    groups = list[tuple[set[tuple[str, str]], list[OwnCores]]]()
+    for worker in workers:
+        own, together = {(worker.host, core) for core in worker.cores}, [worker]
+        apart = [group for group in groups if not own & group[0]]
+        for cores, others in (group for group in groups if own & group[0]):
+            own, together = own | cores, together + others
+        groups = [*apart, (own, together)]
+    return [
+        f"{group[0].host}: {wanted} threads of {len(group)} worker{'s' * (len(group) > 1)} have {len(cores)} "
+        f"core{'s' * (len(cores) > 1)} among them; take fewer threads or workers a node, or where SLURM gave "
+        "them threads of the same core, cluster.sbatch=['--hint=nomultithread']"
+        for cores, group in groups
+        if cores and (wanted := sum(worker.threads for worker in group)) > len(cores)
+    ]

@@ -1,0 +1,60 @@
+"""Workers and the cores that they are left."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+from analysis.pictures import captions
+from analysis.records import loading
+from experiments.worker.cores import OwnCores, crowded
+from tests.conftest import Command, fine
+from tests.worker.runs import manifests
+
+HYPER = ["0,4", "1,5", "2,6", "3,7"]  # cores of two threads each
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ([("a", 1, HYPER[:1]), ("a", 1, HYPER[1:2])], []),
+        ([("a", 1, HYPER[:1]), ("b", 1, HYPER[:1])], []),
+        ([("a", 1, HYPER[:1])] * 2, ["a: 2 threads of 2 workers have 1 core among them"]),
+        ([("a", 2, HYPER[:2])] * 2, ["a: 4 threads of 2 workers have 2 cores among them"]),
+        ([("a", 4, HYPER[:2])], ["a: 4 threads of 1 worker have 2 cores among them"]),
+        ([("a", 1, HYPER)] * 4, []),
+        ([("a", 1, HYPER[:2]), ("a", 1, HYPER[1:3]), ("a", 2, HYPER[2:])], []),
+        # The others' cores are no help to those that are kept apart.
+        ([("a", 1, HYPER[:2]), *[("a", 1, HYPER[2:3])] * 2], ["a: 2 threads of 2 workers have 1 core"]),
+        ([("a", 1, []), ("a", 1, [])], []),  # a system that does not say
+    ],
+)
+def test_workers_need_a_core_for_each_thread(
+    workers: list[tuple[str, int, list[str]]], said: list[str]
+) -> None:
+    found = crowded([OwnCores(*worker) for worker in workers])
+    assert len(found) == len(said)
+    for text, words in zip(found, said, strict=True):
+        assert text.startswith(words)
+        assert "cluster.sbatch=['--hint=nomultithread']" in text
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
+def test_a_run_whose_workers_are_bound_to_one_core_says_so(command: Command, tmp_path: Path) -> None:
+    """As SLURM binds them to two threads of one core; `why` and captions say it too."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        words = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=local", "workers=2")
+        told = fine(command("run", *words)).stdout
+    finally:
+        os.sched_setaffinity(0, cpus)
+    sentence = "2 threads of 2 workers have 1 core among them"
+    (manifest,) = manifests(tmp_path / "results")
+    assert sentence in manifest["provenance"]["machine"]["crowded"][0]
+    assert sentence in told
+    frames = loading.load(tmp_path / "results", ("runs",))
+    assert f"*Too few cores*: {platform.node()}: {sentence}." in captions.setting(frames)
