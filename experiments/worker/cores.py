@@ -1,4 +1,4 @@
-"""Has each worker a core for each of its threads? Two hardware threads of one core do the work of about one."""
+"""Has each worker a core for each of its threads? Two hardware threads of a core do the work of about one."""
 
 from __future__ import annotations
 
