@@ -1,8 +1,8 @@
 """A command and a choice of conf/container -> the command line that runs it in the image.
 
 Only this module decides what a container sees of the machine: folders, GPUs, environment variables. It works
-the same with apptainer and with singularity; without an image the result is the command itself.
-Standard library only.
+the same with apptainer and with singularity; without an image, or where srun makes the container
+(slurm/pyxis.py), the result is the command itself. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm import images
+from slurm import images, pyxis
 from slurm.images import ImageChoice
 
 START_TIMEOUT_S = 120.0  # for a container that does nothing; a file system may be slow at first
@@ -64,6 +64,8 @@ def wrap(
     """
     if container is None:
         return [*command]
+    if pyxis.makes(container):
+        return [container.python or command[0], *command[1:]]
     if for_people:
         wanted, image = container.runtime, images.locate(container.image)
         program = images.runtime(wanted) or ("apptainer" if wanted == "auto" else wanted)
@@ -82,6 +84,13 @@ def wrap(
     assignments = [f"{name}={value}" for name, value in sorted(environment.items()) if passed(name)]
     python = container.python or command[0]
     return [*words, *container.options, str(image), "env", *assignments, python, *command[1:]]
+
+
+def srun_words(container: ImageChoice | None, binds: Sequence[Path], cwd: Path) -> list[str]:
+    """What srun is told where it makes the container of its tasks; nothing where a worker's command does."""
+    if container is None or not pyxis.makes(container):
+        return []
+    return pyxis.words(container, mounted([*binds, cwd]), cwd)
 
 
 def passed(name: str) -> bool:
@@ -106,6 +115,8 @@ def mount(folder: Path) -> str:
 
 def facts(container: ImageChoice) -> dict[str, Any]:
     """Provenance: which image and which runtime."""
+    if pyxis.makes(container):
+        return pyxis.facts(container)
     program, image = _program(container), _image(container)
     found = images.inspect(image, program)
     return {
@@ -125,6 +136,8 @@ def check(container: ImageChoice) -> None:
     Raises:
         ValueError: why they cannot, and what to do.
     """
+    if pyxis.makes(container):
+        return pyxis.check(container)
     program, image = _program(container), _image(container)
     built_for = images.architecture(image)
     if built_for is None:
@@ -151,6 +164,8 @@ def check_start(container: ImageChoice) -> None:
     Raises:
         ValueError: why it does not start, and what to do.
     """
+    if pyxis.makes(container):  # a task that asks is in it
+        return pyxis.check(container)
     here = [Path(sys.prefix), Path(sys.base_prefix)]
     command = wrap(container, [sys.executable, "-c", ""], here, images.ROOT, {}, gpu=False)
     try:

@@ -136,8 +136,8 @@ def choice(name: str) -> ImageChoice:
     return ImageChoice(name, f"{name}.sif", python=python)
 
 
-def inspect(path: Path, program: str) -> dict[str, Any]:
-    """{"sha256", "labels"} of an image.
+def inspect(path: Path, program: str | None) -> dict[str, Any]:
+    """{"sha256", "labels"} of an image; without a program that reads them no labels.
 
     Reading gigabytes takes seconds. Both are therefore stored in a file beside the image, which is valid as
     long as the image's size and modification time do not change. In a read-only folder they are computed
@@ -155,7 +155,7 @@ def inspect(path: Path, program: str) -> dict[str, Any]:
     with path.open("rb") as file:
         while block := file.read(1 << 22):
             sha.update(block)
-    found = {"sha256": sha.hexdigest(), "labels": labels(path, program)}
+    found = {"sha256": sha.hexdigest(), "labels": labels(path, program) if program else {}}
     part = note.with_name(f"{note.name}.{platform.node()}.{os.getpid()}.part")
     try:
         part.write_text(json.dumps({**seen, **found}))

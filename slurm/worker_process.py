@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from slurm import container, environment
+from slurm import container, environment, pyxis
 from slurm.environment import WorkerPlace
 from slurm.images import ImageChoice
 
@@ -59,6 +59,15 @@ class WorkerCommand(msgspec.Struct, frozen=True):
         """The command line of a worker, in its container, as a shell takes it; for people."""
         return shlex.join(self._wrapped(["ORDERS", "FOLDER"], {}, for_people=True))
 
+    def srun_words(self) -> list[str]:
+        """What the srun that starts the tasks is told besides, where it makes their containers."""
+        return container.srun_words(self.container, [Path(bind) for bind in self.binds], Path(self.cwd))
+
+    @property
+    def python(self) -> str:
+        """The Python of SLURM's tasks, each of which starts a worker."""
+        return (pyxis.makes(self.container) and self.container and self.container.python) or self.command[0]
+
     def _wrapped(self, words: list[str], variables: dict[str, str], for_people: bool = False) -> list[str]:
         binds, command = [Path(bind) for bind in self.binds], [*self.command, *words]
         return container.wrap(self.container, command, binds, Path(self.cwd), variables, self.gpu, for_people)
@@ -87,7 +96,7 @@ class WorkerCommand(msgspec.Struct, frozen=True):
         variables = environment.of_worker(place, self.threads, interface)
         if interface and not self.gpu:
             variables["CUDA_VISIBLE_DEVICES"] = ""  # no memory and no start of a GPU that is not used
-        bare = self.container is None  # a runtime has to take signals itself
+        bare = self.container is None or pyxis.makes(self.container)  # a runtime has to take signals itself
         child = subprocess.Popen(
             [*enter, *self.enter, *self._wrapped([orders, str(folder)], variables)],
             cwd=self.cwd,

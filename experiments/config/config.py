@@ -279,6 +279,11 @@ def check_together(config: Config) -> None:
         config.cluster.network()  # which it refuses to make where a number is missing
     if isinstance(config.cluster, SlurmCluster):
         config.cluster.open_ports()
+    elif getattr(config.container, "runtime", None) == "pyxis":
+        raise ValueError(
+            f"container.runtime=pyxis is SLURM's, and cluster={config.cluster.name} has none; take "
+            "container.runtime=auto, container=none, or a SLURM cluster"
+        )
     _check_late(config.late, config.workers)
 
 

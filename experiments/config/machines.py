@@ -35,11 +35,13 @@ class NoContainer(Fields):
 
 @dataclass(frozen=True, kw_only=True)
 class Container(NoContainer):
-    """An image of Apptainer's."""
+    """An image, and what starts workers in it."""
 
     image: Annotated[Text, "its file in $SPARSIFY_IMAGES, else singularity/images; or a path in the checkout"]
-    runtime: Literal["auto", "apptainer", "singularity"] = setting(
-        "auto", "what starts it; auto: what is there"
+    runtime: Literal["auto", "apptainer", "singularity", "pyxis"] = setting(
+        "auto",
+        "what starts it; auto: apptainer or singularity, which is there; pyxis: SLURM's srun, whose images "
+        "are files of enroot's (x.sqsh) or names in a registry",
     )
     python: Text | None = setting(
         None, "a path in the image; null: the Python that starts the run, from outside"
@@ -47,7 +49,7 @@ class Container(NoContainer):
     binds: tuple[Text, ...] = setting(
         (), "further folders, as --bind takes them: /scratch or /scratch:/data:ro"
     )
-    options: tuple[Text, ...] = setting((), "further words for the runtime's exec")
+    options: tuple[Text, ...] = setting((), "further words for the runtime's exec, or for pyxis's srun")
 
 
 @dataclass(frozen=True)

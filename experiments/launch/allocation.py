@@ -7,7 +7,6 @@ submits, with the same tasks, records and requeueing.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -71,8 +70,9 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
         "--export=ALL",
         f"--ntasks={here.tasks}",
         f"--cpus-per-task={here.cpus_per_task}",
+        *spec.command.srun_words(),
     ]
-    subprocess.run([*srun, sys.executable, "-u", "-m", "slurm.task", str(path)], cwd=code, check=False)
+    subprocess.run([*srun, spec.command.python, "-u", "-m", "slurm.task", str(path)], cwd=code, check=False)
     return job_hooks.end(spec)
 
 

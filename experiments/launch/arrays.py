@@ -65,13 +65,16 @@ class JobArray:
         """The most that the jobs take: each may need its whole time limit."""
         return float(self.shape.nodes * len(self.jobs) * self.cluster.time_min / 60)
 
-    def options(self, name: str, folder: Path, cwd: Path, ledger: Path) -> dict[str, Any]:
+    def options(
+        self, name: str, folder: Path, cwd: Path, ledger: Path, srun: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """Keyword arguments for submitit's SlurmExecutor; sbatch is told nothing of those that are None.
 
         Args:
             folder: of the array, with the spec of each job.
             cwd: the job's working directory, with the code.
             ledger: of nodes to avoid, in addition to those of the cluster's description.
+            srun: further words for it.
         """
         cluster, shape, gpus = self.cluster, self.shape, self.shape.gpus_per_node
         # Of an array each job has its own number, of a single job there is none.
@@ -89,7 +92,7 @@ class JobArray:
             "teardown": [f"{python} -u -m experiments.launch.job_hooks end {spec}"],  # however they ended
             # Since SLURM 22.05 srun does not take cores from sbatch: all workers would share one. And where
             # SBATCH_EXPORT=NONE is exported, workers would not get what the script has set.
-            "srun_args": ["--export=ALL", f"--cpus-per-task={shape.cpus_per_task}", *cluster.srun],
+            "srun_args": ["--export=ALL", f"--cpus-per-task={shape.cpus_per_task}", *srun, *cluster.srun],
             "wckey": None,  # instead of submitit's default, which clusters that check these keys would refuse
             **{option: getattr(cluster, option) for option in PLAIN_SBATCH},
             "mem": cluster.mem_gb and f"{cluster.mem_gb}G",
@@ -175,8 +178,8 @@ def sbatch_texts(found: Sequence[JobArray], folders: Folders, name: str) -> list
     texts, code = [], folders.code / code_version.digest()
     for number, array in enumerate(found):
         folder = folders.sweeps / name / f"a{number}"
-        options = array.options(f"{name}-a{number}", folder, code, folders.scratch / LEDGER)
-        worker = worker_command(array.jobs[0][0], folders, code).text()
-        text = sbatch_text(folder, options, array.python, len(array.jobs))
-        texts.append(f"{text}\n\n# Each task of srun starts a worker:\n# {worker}\n")
+        worker = worker_command(array.jobs[0][0], folders, code)
+        own = f"{name}-a{number}", folder, code, folders.scratch / LEDGER, worker.srun_words()
+        text = sbatch_text(folder, array.options(*own), worker.python, len(array.jobs))
+        texts.append(f"{text}\n\n# Each task of srun starts a worker:\n# {worker.text()}\n")
     return texts

@@ -24,7 +24,7 @@ from experiments.config.plan import PlannedRun
 from experiments.launch.diagnosis import CANCEL, POLICIES
 from experiments.worker.orders import Orders
 from slurm import container as containers
-from slurm import images
+from slurm import images, pyxis
 from slurm.images import ImageChoice
 from slurm.worker_process import ORDERS, WorkerCommand
 
@@ -136,8 +136,10 @@ def image_of(config: Config) -> ImageChoice | None:
     """The image that the workers run in, by its full path: jobs run in a copy of the code, which has none."""
     if not isinstance(config.container, Container):
         return None
-    path = str(images.locate(config.container.image))
-    return ImageChoice(**{**asdict(config.container), "image": path})
+    image = config.container.image
+    if config.container.runtime != pyxis.RUNTIME or pyxis.is_file(image):
+        image = str(images.locate(image))
+    return ImageChoice(**{**asdict(config.container), "image": image})
 
 
 @cache

@@ -158,9 +158,9 @@ class Examination:
         self._meeting(False, size)
         spec = self.folder / "meet.json"
         JobSpec([str(self.folder)], self._meeters(), size, 0).write(spec)
-        python = shlex.quote(JobArray(self._cluster, shape, []).python)
+        call = shlex.join([self.command.python, "-u", "-m", "slurm.task", str(spec)])
         try:
-            job = self._submit(shape, ",".join(names), f"{python} -u -m slurm.task {shlex.quote(str(spec))}")
+            job = self._submit(shape, ",".join(names), call, self.command.srun_words())
         except ValueError as error:
             return Met(tuple(names), (), str(error))
         deadline, start, waiting = time.monotonic() + self.wait_s, self.folder / f"start-{job}-0", ""
@@ -185,11 +185,12 @@ class Examination:
         assert isinstance(self.config.cluster, SlurmCluster)
         return self.config.cluster
 
-    def _submit(self, shape: Shape, nodes: str, command: str) -> str:
+    def _submit(self, shape: Shape, nodes: str, command: str, srun: Sequence[str] = ()) -> str:
         from slurm.submit import submit_command  # submitit comes with it
 
         cluster = replace(self._cluster, time_min=TIME_MIN, signal_delay_s=SIGNAL_S, exclude=None)
-        options = JobArray(cluster, shape, []).options("doctor", self.folder, self.code, self.folder / LEDGER)
+        array, ledger = JobArray(cluster, shape, []), self.folder / LEDGER
+        options = array.options("doctor", self.folder, self.code, ledger, srun)
         further = options["additional_parameters"] | {"no-requeue": True}
         del further["requeue"]
         options |= {"setup": [*cluster.setup], "teardown": [], "nodelist": nodes}

@@ -193,7 +193,8 @@ def _submit_array(
 
     folder, name = sweep.folder / part, f"{sweep.folder.name}-{part}"
     folder.mkdir(parents=True)
-    cluster, options = array.cluster, array.options(name, folder, code, folders.scratch / LEDGER)
+    cluster, worker = array.cluster, worker_command(array.jobs[0][0], folders, code)
+    options = array.options(name, folder, code, folders.scratch / LEDGER, worker.srun_words())
     begun, tasks = list[list[Begun]](), list[RunTask]()
     begin = partial(
         begin_attempt, anew=force, exclusive=cluster.exclusive, sweep=sweep.folder.name, slurm=jobs.cluster()
@@ -206,7 +207,7 @@ def _submit_array(
     note = partial(sweep.note, name, folder.name, array.shape, cluster.time_min, begun)
     note([None] * len(begun))
     try:
-        ids, taken_by = submit_array(tasks, folder, options, array.python, cluster.slurm_conf, say)
+        ids, taken_by = submit_array(tasks, folder, options, worker.python, cluster.slurm_conf, say)
     except queue.Unsure as error:
         raise queue.Unsure(f"{error}; `status {sweep.folder.name}` tells once SLURM answers") from error
     except ValueError as error:

@@ -195,7 +195,7 @@ def test_ports_that_can_not_be_open_are_refused(ports: str, why: str) -> None:
     [
         ("container.image=5", ["container.image=5", "text"]),
         ("container.binds=/scratch", ["container.binds='/scratch'", "a list"]),
-        ("container.runtime=docker", ["no container.runtime 'docker'", "apptainer, auto, singularity"]),
+        ("container.runtime=docker", ["no container.runtime 'docker'", "auto, pyxis, singularity"]),
         ("cluster.exclude=[1]", ["cluster.exclude=[1]", "text", "or null"]),
         ("cluster.mem_gb='4\n#SBATCH --uid=0'", ["cluster.mem_gb=", "a whole number, 1 or more, or null"]),
         ("cluster.partition='a\nscancel 1'", ["cluster.partition=", "without control characters"]),

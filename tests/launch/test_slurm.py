@@ -101,6 +101,14 @@ def test_workers_run_inside_the_image(bench: Bench) -> None:
     assert attempt.manifest["provenance"]["commit"]
 
 
+def test_a_site_without_pyxis_is_told_so_before_anything_is_queued(bench: Bench) -> None:
+    words = [word for word in SMOKE if not word.startswith("container")]
+    own = ("container=thin", "container.runtime=pyxis", "container.image=ubuntu", "method=topk")
+    refused(bench.command("submit", *words, *own, conf(bench)), "this site has no pyxis")
+    assert not [*bench.folders.sweeps.iterdir()]
+    assert bench.command("status").stdout == ""
+
+
 @pytest.mark.horovod
 def test_horovod_over_slurm_ends_with_the_weights_of_torch(bench: Bench, tmp_path: Path) -> None:
     pytest.importorskip("horovod", reason="there is no Horovod: `make horovod`")

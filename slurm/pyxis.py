@@ -1,0 +1,84 @@
+"""Containers that SLURM makes: enroot's, by pyxis, a plugin of srun (github.com/NVIDIA/pyxis).
+
+The plugin puts each task of a step into a container, so it is srun that is told of the image; what a task
+starts is inside already. Written from its wiki ("Usage") and its source, and not run against a real one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm import images, queue
+from slurm.images import ImageChoice
+
+RUNTIME = "pyxis"
+OPTION = "--container-image"
+FILES = (".sqsh", ".squashfs")
+UNSAYABLE = re.compile(r"[,:\s]")  # in a path: they separate mounts, their parts, and enroot's own fields
+
+
+def makes(container: ImageChoice | None) -> bool:
+    """Tell whether it is srun that makes this container."""
+    return container is not None and container.runtime == RUNTIME
+
+
+def is_file(image: str) -> bool:
+    """Tell whether an image is a file, and not a name in a registry: pyxis takes both."""
+    return image.startswith(("/", ".", "~")) or image.endswith(FILES)
+
+
+def words(container: ImageChoice, folders: Sequence[Path], cwd: Path) -> list[str]:
+    """What srun is told, so that its tasks start in the container.
+
+    Args:
+        folders: mounted under the same paths as outside.
+
+    Raises:
+        ValueError: a folder's path can't be said.
+    """
+    for folder in folders:
+        if UNSAYABLE.search(str(folder)):
+            raise ValueError(
+                f"container.runtime=pyxis can't mount {str(folder)!r}: its path has a comma, a colon or a "
+                "blank, which --container-mounts takes apart; give the folder another name"
+            )
+    mounts = ",".join([*(f"{folder}:{folder}" for folder in folders), *container.binds])
+    return [
+        f"{OPTION}={container.image}", f"--container-mounts={mounts}", f"--container-workdir={cwd}",
+        "--no-container-mount-home", *container.options,
+    ]  # fmt: skip
+
+
+def check(container: ImageChoice) -> None:
+    """Make sure that srun knows of containers here, and that the image is there.
+
+    Raises:
+        ValueError: why not, and what to do.
+    """
+    if is_file(container.image) and not Path(container.image).is_file():
+        raise ValueError(
+            f"container={container.name}: there is no image {container.image}; make it with `enroot import "
+            f"-o {container.image} docker://NAME`, or name another with container.image="
+        )
+    if OPTION not in queue.command("srun", "--help"):
+        raise ValueError(
+            f"container.runtime=pyxis is a plugin of srun's, and srun has no {OPTION} here, so this site has "
+            "no pyxis; take container.runtime=auto, for Apptainer or Singularity, or container=none"
+        )
+
+
+def facts(container: ImageChoice) -> dict[str, Any]:
+    """Provenance: which image. What a registry's name means may change, and nobody says its digest here."""
+    path = Path(container.image) if is_file(container.image) else None
+    return {
+        "name": container.name,
+        "file": path.name if path else container.image,
+        "sha256": images.inspect(path, None)["sha256"] if path else None,
+        "arch": None,
+        "runtime": RUNTIME,
+        "runtime_version": None,
+        "definition": None,
+    }

@@ -1,0 +1,113 @@
+"""What SLURM's srun is told of enroot's images, by the words that pyxis documents. No pyxis has run it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from experiments.config import compose
+from experiments.launch.attempt import image_of
+from slurm import container, pyxis
+from slurm.environment import WorkerPlace
+from slurm.images import ImageChoice
+from slurm.worker_process import WorkerCommand
+from tests.conftest import Command, fine, refused
+
+REGISTRY = "nvcr.io#nvidia/pytorch:25.01-py3"
+ON_SLURM = ("method=topk", "profile=smoke", "task=cnn_digits", "cluster=devcluster", "container=thin")
+# As its wiki shows it; the page has more options than these.
+HELP = """      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH
+                              [pyxis] the image to use for the container
+      --container-mounts=SRC:DST[:FLAGS][,SRC:DST...]
+                              [pyxis] bind mount[s] inside the container. Mount
+      --container-workdir=PATH
+                              [pyxis] working directory inside the container
+      --no-container-mount-home
+"""
+
+
+def choice(image: str, **more: object) -> ImageChoice:
+    return ImageChoice("mine", image, runtime="pyxis", **more)  # type: ignore[arg-type]  # as they are written
+
+
+def test_srun_is_told_in_documented_words_and_the_worker_s_command_is_itself(here: Command) -> None:
+    words = [
+        "container.runtime=pyxis", f'container.image="{REGISTRY}"', "container.binds=[/scratch:/data:ro]",
+        "container.python=/opt/python", "container.options=[--container-writable]",
+    ]  # fmt: skip
+    said = fine(here("plan", *ON_SLURM, *words, "--sbatch")).stdout
+    (line,) = (line for line in said.splitlines() if line.startswith("srun "))
+    told = shlex.split(line)
+    options = {word.partition("=")[0] for word in told if word.startswith(("--container", "--no-container"))}
+    assert options - {"--container-writable"} == set(re.findall(r"--(?:no-)?container-[a-z-]+", HELP))
+    assert f"--container-image={REGISTRY}" in told
+    (mounts,) = (word.partition("=")[2] for word in told if word.startswith("--container-mounts="))
+    own, scratch = mounts.split(",")[:-1], mounts.split(",")[-1]
+    assert scratch == "/scratch:/data:ro"
+    assert own
+    assert all(len({*mount.split(":")}) == 1 for mount in own)  # each under its own path
+    assert told[told.index("/opt/python") :][1:4] == ["-u", "-m", "submitit.core._submit"]
+    (worker,) = (line for line in said.splitlines() if line.startswith("# /opt/python "))
+    assert "apptainer" not in worker
+
+
+@pytest.mark.parametrize(
+    ("image", "file"),
+    [
+        (REGISTRY, False), ("ubuntu", False), ("ubuntu:24.04", False), ("user@host#a/b", False),
+        ("/images/x", True), ("./x", True), ("x.sqsh", True), ("~/x.squashfs", True),
+    ],
+)  # fmt: skip
+def test_an_image_is_a_file_or_a_name_in_a_registry(image: str, file: bool) -> None:
+    assert pyxis.is_file(image) == file
+    words = [*ON_SLURM, "container.runtime=pyxis", f'container.image="{image}"']
+    found = image_of(compose.resolve(words))
+    assert found is not None
+    assert Path(found.image).is_absolute() if file else found.image == image
+
+
+@pytest.mark.parametrize("folder", ["/a,b", "/a:b", "/a b"])
+def test_a_folder_that_pyxis_would_take_apart_is_refused(folder: str) -> None:
+    with pytest.raises(ValueError, match="a comma, a colon or a blank"):
+        container.srun_words(choice(REGISTRY), [Path(folder)], Path("/code"))
+
+
+def test_a_worker_takes_its_signals_itself(tmp_path: Path) -> None:
+    """The container is around its task already: it is started as without one, by the image's Python."""
+    command = WorkerCommand(
+        ["python", "-m", "x"], str(tmp_path), 1, choice(REGISTRY, python="/bin/echo"), [], False
+    )
+    with (tmp_path / "out").open("w") as out:
+        child = command.start("ORDERS", tmp_path, WorkerPlace(0, 1, 0), out.fileno(), out.fileno())
+        assert child.wait() == 0
+    assert (tmp_path / "out").read_text() == f"-m x ORDERS {tmp_path}\n"
+
+
+def test_where_srun_knows_no_container_nothing_is_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\necho 'Usage: srun [OPTIONS(0)...]'\n")
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(ValueError, match="srun has no --container-image here, so this site has no pyxis"):
+        container.check(choice(REGISTRY))
+    srun.write_text(f"#!/bin/sh\ncat <<'END'\n{HELP}END\n")
+    container.check(choice(REGISTRY))
+    with pytest.raises(ValueError, match=r"there is no image .*x.sqsh; make it with `enroot import -o "):
+        container.check(choice(str(tmp_path / "x.sqsh")))
+    assert container.facts(choice(REGISTRY))["file"] == REGISTRY
+    (tmp_path / "x.sqsh").write_bytes(b"hsqs")
+    container.check(choice(str(tmp_path / "x.sqsh")))
+    assert len(container.facts(choice(str(tmp_path / "x.sqsh")))["sha256"]) == 64
+
+
+def test_without_slurm_there_is_no_pyxis(here: Command) -> None:
+    words = ("method=topk", "container=thin", "container.runtime=pyxis")
+    for cluster in ("local", "virtual"):
+        refused(
+            here("run", *words, f"cluster={cluster}"), f"pyxis is SLURM's, and cluster={cluster} has none"
+        )
