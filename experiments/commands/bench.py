@@ -33,6 +33,7 @@ def bench(
         ship: copy the newest records, and what is drawn of them, into results/shipped.
         minutes: of this call; what does not fit waits for the next one.
     """
+    REGISTRY.check_name(benchmark)
     if force := is_forced(force):
         os.environ["FORCE"] = "1"  # for what a benchmark starts
     made = REGISTRY.function(benchmark)(**options)

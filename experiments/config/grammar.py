@@ -10,10 +10,10 @@ from itertools import islice
 from typing import Annotated, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, RangeSweep
+from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException
 
-from experiments.config import choices
+from experiments.config import choices, unreadable
 from experiments.config.config import VARIANT_WORDS
 from experiments.config.machines import Text
 from sparsify.ranges import Meta, check, quoted, shown
@@ -89,8 +89,8 @@ def variants(text: str) -> dict[str, dict[str, Any]]:
 def _variant(name: str, words: str) -> dict[str, Any]:
     try:
         split = shlex.split(words)
-    except ValueError as error:  # a quotation that does not end
-        raise ValueError(f"variants.{name}={shown(words)} can't be read: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"variants.{name}={shown(words)} can't be read: a quotation does not end") from error
     try:
         return {key: value(key, text) for key, text in map(pair, split)}
     except ValueError as error:
@@ -106,10 +106,9 @@ def _read(key: str, text: str) -> Override:
     try:
         return OverridesParser.create().parse_override(f"value={text}")
     except Exception as error:  # its functions, such as int() and sort(), raise whatever Python does
-        why = str(error).partition("\n")[0]
         raise ValueError(
-            f"{shown(key)}={shown(text)} can't be read ({shown(why)}); text with other signs "
-            f"than letters, digits and -_./:+%@~ stands in quotes, as in '{shown(key)}=\"a b\"'"
+            f"{shown(key)}={shown(text)} can't be read: {unreadable.why(text, error)}; text with other signs "
+            f"than letters, digits and -_./:+%@ stands in quotes, as in '{shown(key)}=\"a;b\"'"
         ) from error
 
 
@@ -125,7 +124,7 @@ def written(value: Any) -> str:
         case Mapping():
             return f"{{{','.join(f'{key}:{written(one)}' for key, one in value.items())}}}"
         case str() if not re.fullmatch(r"[\w./:+%@~-]+", value) or value != _as_read(value):
-            return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+            return str(QuotedString(value, Quote.double).with_quotes())
     return str(value)
 
 

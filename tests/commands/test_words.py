@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from experiments.config import data_root, plan
-from tests.commands.words import GROUPS, called, check_command, check_run, commands, some_words
+from experiments.config import data_root, grammar, plan
+from tests.commands.words import (
+    FOREIGN,
+    GROUPS,
+    SIGNS,
+    called,
+    check_command,
+    check_run,
+    commands,
+    some_words,
+)
 from tests.conftest import Command, refused
 
 
@@ -31,6 +42,15 @@ def test_words_that_mean_nothing_are_refused_in_a_sentence(
     refused(here(*words), *answers)
 
 
+def refusal_of(call: Callable[[], object]) -> str:
+    """The sentence with which words are refused; empty where they are taken."""
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 FEW = settings(
     max_examples=120, deadline=None, database=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -41,6 +61,16 @@ FEW = settings(
 @given(words=some_words(GROUPS))
 def test_words_mean_a_run_that_makes_sense_or_are_answered(words: list[str]) -> None:
     check_run(words)
+
+
+@FEW
+@given(text=st.text(SIGNS, max_size=12))
+@pytest.mark.parametrize("key", ["seed", "variants"])
+def test_what_can_not_be_read_is_told_without_the_words_of_a_grammar(key: str, text: str) -> None:
+    sentence = refusal_of(lambda: grammar.values(key, text, most=5))
+    assert not FOREIGN.search(sentence), sentence
+    if "${" not in text:  # as the sentence advises
+        assert grammar.value("task.text", grammar.written(text)) == text
 
 
 @FEW

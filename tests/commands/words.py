@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 import time
@@ -39,8 +40,18 @@ ODD = [
     "/", "/etc/passwd", "'a\nb'", "'a\n#SBATCH --uid=0'", "'\x1b[31m'", "'\x07'", "\x1b]0;x\x07", "\u202etxt",
     "\udcff", "'\udcff'", "é", "'é'", "日本", "'", '"', "\\", "'\\'", "(", ")", "[" * 200, "'" * 3, "a=b",
     "a:b", "%s", "{0}", "--x", "-h", "@", "a@b", "x" * 300, "x" * 6000, "0x10", "1_000", "1e3", "01",
+    "{a", "[1", "1=2", "'a", "a,,b", "foo()", "int()", "--", "=", "\0",
     "+1", "\u0661", "off", "yes",
 ]  # fmt: skip
+
+# The grammar's own, and some that it does not know.
+SIGNS = "[](){},=:'\"\\$ a1.-_~;&#\n\0é"
+# Words of the grammar's parser, of Python and of libraries: no sentence for people has them.
+FOREIGN = re.compile(
+    r"mismatched input|extraneous input|no viable alternative|token recognition|<EOF>|expecting"
+    r"|while evaluating|No closing quotation|invalid literal|could not convert|NoneType|no attribute"
+    r"|No module named|[a-z]Error\b|Exception\b"
+)
 
 
 def keys(choices: dict[str, str]) -> list[str]:
@@ -63,7 +74,10 @@ def some_words(draw: st.DrawFn, groups: Mapping[str, Sequence[str]]) -> list[str
     key = st.one_of(
         known, known, known, known, st.sampled_from(sorted(groups)), prefixed, odd_keys, st.text(max_size=5)
     )
-    value = st.one_of(st.sampled_from(ODD), st.sampled_from(ODD), st.text(max_size=8), st.integers().map(str))
+    signs = st.text(SIGNS, max_size=8)
+    value = st.one_of(
+        st.sampled_from(ODD), st.sampled_from(ODD), signs, st.text(max_size=8), st.integers().map(str)
+    )
     pairs = draw(st.lists(st.tuples(key, value).map("=".join), min_size=1, max_size=3))
     return draw(st.permutations([f"{group}={name}" for group, name in choices.items()] + pairs))
 
@@ -78,6 +92,7 @@ def check_run(words: Sequence[str]) -> None:
         assert_sound(config.as_dict())
         return
     assert 10 < len(sentence) < 3000, sentence
+    assert not FOREIGN.search(sentence), sentence
 
 
 def assert_sound(config: dict[str, Any]) -> None:
@@ -125,6 +140,7 @@ def check_command(words: Sequence[str], call: Callable[[Sequence[str]], tuple[in
     code, out, err = call(words)
     assert code in (0, 1, 2), (code, err)
     assert "Traceback" not in err
+    assert not FOREIGN.search(err), err
     assert all(line.isprintable() for line in err.splitlines()), err
     assert code != 2 or err.startswith("experiments: ") or "\nexperiments: " in err, err
     if "--sbatch" in words:  # no word becomes a line of the script
@@ -142,7 +158,10 @@ def called(words: Sequence[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-NAMES = ("why", "logs", "status", "cancel", "collect", "plan", "nothing")
+NAMES = (
+    "why", "logs", "status", "cancel", "collect", "plan", "list", "figures", "compare", "advise", "bench",
+    "sweep", "nothing",
+)  # fmt: skip
 
 
 def commands(groups: Mapping[str, Sequence[str]]) -> st.SearchStrategy[list[str]]:
