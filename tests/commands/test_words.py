@@ -32,6 +32,7 @@ from tests.conftest import Command, refused
         (["run", "--fast"], ["no option '--fast'", "--force"]),
         (["run", "method=topq"], ["no method 'topq'", "topk"]),
         (["run", "workers=0"], ["workers=0"]),
+        (["bench", "-1"], ["no benchmark '-1'", "kernels"]),
         (["why", "nothing"], ["0 runs match 'nothing'"]),
     ],
 )
