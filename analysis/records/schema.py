@@ -219,6 +219,7 @@ class ConfigFile(Struct, frozen=True):
     timing: TimingAsked
     train: TrainingAsked
     variants: list[VariantAsked] = []
+    alternate: dict[Name, Any] = {}
 
 
 class Averaged(Struct, frozen=True, gc=False):

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from analysis import compare
 from analysis.records import schema
 from analysis.records.configs import variant_configs
@@ -83,10 +85,10 @@ def _described(attempt: Attempt) -> list[str]:
         lines.append(f"  written by {writer}" if writer else f"  {nobody}")
     lines += [f"  {text}" for text in diagnosis.crowded(manifest)]
     lines += _measured(attempt)
-    searching = manifest.get("searching") or {}
-    if kernel := searching.get("kernel"):
-        wrong = f", the guessed bound wrong in {searching['fallbacks']} of {searching['steps']} searches"
-        lines.append(f"  searched by {kernel}" + wrong * (kernel != "torch"))
+    searching = msgspec.convert(manifest.get("searching") or {}, schema.Searching)
+    if searching.kernel:
+        wrong = f", the guessed bound wrong in {searching.fallbacks} of {searching.steps} searches"
+        lines.append(f"  searched by {searching.kernel}" + wrong * (searching.kernel != "torch"))
     return lines
 
 
@@ -102,10 +104,10 @@ def _measured(attempt: Attempt) -> list[str]:
     lines = [f"  {len(steps)} steps recorded on each of {len(ranks)} ranks{broken}"]
     if variants := variant_configs(attempt.config):
         lines += [_median_of_turns(attempt, name, steps) for name in variants]
-        if ended := attempt.manifest.get("alternated"):
-            half = ended["half_width"]
-            width = "unknown" if half is None else f"{100 * half:.1f} %"
-            turns = f"  {ended['blocks']} turns each, ended by the {ended['stopped']}"
+        if attempt.manifest.get("alternated"):
+            ended = msgspec.convert(attempt.manifest["alternated"], schema.Alternated)
+            width = "unknown" if ended.half_width is None else f"{100 * ended.half_width:.1f} %"
+            turns = f"  {ended.blocks} turns each, ended by the {ended.stopped}"
             lines.append(f"{turns}; half-width of the ratios {width}")
     elif steps:
         lines.append(_median_step(attempt, [step.step_s for step in steps]))
@@ -136,7 +138,7 @@ def _median_of_turns(attempt: Attempt, variant: str, steps: Sequence[schema.Step
     """The median of one variant's steps after its warm-up, but for the first of each turn."""
     mine = [step for step in steps if step.variant == variant]
     mode = variant_configs(attempt.config)[variant]["timing"]["mode"]
-    is_single = attempt.config["alternate"]["block_steps"] == 1
+    is_single = attempt.config.get("alternate", {}).get("block_steps") == 1
     firsts = {step.block: step.step for step in reversed(mine)}
     counted = [step.step_s for step in mine if step.block and (is_single or step.step != firsts[step.block])]
     simulated = "*simulated*, " * bool(attempt.manifest.get("simulated"))
