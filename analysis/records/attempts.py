@@ -131,7 +131,7 @@ def _run_rows(attempt: Attempt, manifest: Mapping[str, Any]) -> list[dict[str, A
     variants = variant_configs(config)
     if not variants:
         return [_run_row(attempt, manifest, config)]
-    alternated = manifest.get("alternated", {})
+    alternated = manifest.get("alternated") or {}
     ended = flatten({name: value for name, value in alternated.items() if name != "variants"}, "alternated.")
     rows = []
     for name, of_variant in variants.items():
