@@ -97,6 +97,22 @@ def processes_of(state: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
+    ("slurm", "sentence"),
+    [
+        ("oldest", "SPARSIFY_SLURM (of make: SLURM) is system or newer, not 'oldest'"),
+        ("newer", "there is no newer SLURM here; say: sudo slurm/devcluster/install --newer"),
+    ],
+)
+def test_a_slurm_that_is_not_there_is_named(tmp_path: Path, slurm: str, sentence: str) -> None:
+    if reason := lacking("system"):
+        pytest.skip(reason)
+    own = {"SPARSIFY_SLURM": slurm, "XDG_CACHE_HOME": str(tmp_path)}
+    said = say({**speaking_to(tmp_path / "state"), **own}, SCRIPTS / "up", code=2)
+    assert sentence in said
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
     ("script", "words", "sentence"),
     [
         ("up", ["maybe"], "ACCOUNTING is yes or no, not 'maybe'"),
