@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,36 @@ def test_only_an_exclusive_job_has_its_nodes_alone(bench: Bench, words: list[str
     await_(lambda: trouble_there.state_of(job) == "RUNNING", "a running job", pause=0.1)
     assert queue.has_nodes_alone(job) == (words == ["--exclusive"])
     queue.cancel([job])
+
+
+SBATCH = """#!/bin/sh
+echo "Welcome. This is your job 3 of 500."
+{sbatch} "$@" || exit
+echo "Have a nice day."
+"""
+EXPORTED = {
+    "SBATCH_EXPORT": "NONE", "SBATCH_CONSTRAINT": "nvlink", "SBATCH_PARTITION": "urgent", "SBATCH_WAIT": "1",
+    "SQUEUE_STATES": "PENDING", "SQUEUE_PARTITION": "urgent", "SQUEUE_FORMAT": "%j", "SACCT_FORMAT": "user",
+    "SLURM_TIME_FORMAT": "%s", "LOGNAME": "nobody", "USER": "nobody",
+}  # fmt: skip
+
+
+def test_a_sites_own_sbatch_and_what_its_manual_advises_to_export(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "site" / "sbatch"
+    program.parent.mkdir()
+    program.write_text(SBATCH.format(sbatch=shutil.which("sbatch", path=bench.surroundings["PATH"])))
+    program.chmod(0o755)
+    path = f"{program.parent}:{bench.surroundings['PATH']}"
+    for name, value in EXPORTED.items():
+        monkeypatch.setenv(name, value)
+    there = replace(bench, surroundings={**bench.surroundings, "PATH": path})
+    done = fine(there.command("run", *SMOKE, f"cluster.slurm_conf={bench.slurm_conf}"))
+    assert "SBATCH_PARTITION=urgent (--partition=devel counts); SBATCH_WAIT=1" in done.stderr
+    (attempt,) = bench.folders.store.all_valid()
+    job = say(bench.environment, "scontrol", "--oneliner", "show", "job", str(attempt.job.id)).split()
+    assert {"Partition=devel", "Features=nvlink"} <= {*job}
 
 
 def test_what_waits_is_queued_and_what_was_cancelled_is_not(bench: Bench) -> None:
