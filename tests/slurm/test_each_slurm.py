@@ -45,7 +45,7 @@ echo "Welcome. This is your job 3 of 500."
 echo "Have a nice day."
 """
 EXPORTED = {
-    "SBATCH_EXPORT": "NONE", "SBATCH_CONSTRAINT": "nvlink", "SBATCH_PARTITION": "urgent", "SBATCH_WAIT": "1",
+    "SBATCH_EXPORT": "PATH", "SBATCH_CONSTRAINT": "nvlink", "SBATCH_PARTITION": "urgent", "SBATCH_WAIT": "1",
     "SQUEUE_STATES": "PENDING", "SQUEUE_PARTITION": "urgent", "SQUEUE_FORMAT": "%j", "SACCT_FORMAT": "user",
     "SLURM_TIME_FORMAT": "%s", "LOGNAME": "nobody", "USER": "nobody",
 }  # fmt: skip
