@@ -34,6 +34,7 @@ from slurm.worker_process import ORDERS, STOPPED, JobSpec, exit_codes, start_fol
 
 CLOSED = "closed.json"  # in a start's folder: its end was seen
 GO_ON, LEAVE = 0, 1
+NO_WORKER = "no worker has begun: `why` shows what SLURM and the job's script printed"
 
 
 def begin(spec: JobSpec) -> int:
@@ -87,7 +88,8 @@ def _move(job: str, bad: Sequence[str]) -> None:
 
 def end(spec: JobSpec) -> int:
     """Judge each run after the workers have ended, and requeue the job if one of them can go on."""
-    wants = [_close(run, spec.tasks) for run in spec.runs]
+    has_begun = any(start_folder(run).is_dir() for run in spec.runs)
+    wants = [_close(run, spec.tasks, has_begun) for run in spec.runs]
     limits = [spec.requeues if want == AS_OFTEN_AS_ALLOWED else want for want in wants]
     if any(environment.restarts() < limit for limit in limits):
         try:
@@ -98,8 +100,12 @@ def end(spec: JobSpec) -> int:
     return GO_ON if all(_attempt_of(run).state == "ok" for run in spec.runs) else LEAVE
 
 
-def _close(folder: str, size: int) -> int:
-    """Accept the record of a run or say why not; how often a requeue is worth it."""
+def _close(folder: str, size: int, has_begun: bool = True) -> int:
+    """Accept the record of a run or say why not; how often a requeue is worth it.
+
+    Args:
+        has_begun: have workers of this start of the job begun any of its runs?
+    """
     attempt, start = _attempt_of(folder), start_folder(folder)
     if attempt.is_valid():
         _note_end(start, "ok")
@@ -113,9 +119,9 @@ def _close(folder: str, size: int) -> int:
         attempt.update(state="preempted")
         _note_end(start, "preempted")
         return AS_OFTEN_AS_ALLOWED
-    if not start.is_dir():  # of a block: the job was told to stop before this one's turn
+    if not start.is_dir() and has_begun:  # of a block: the job was told to stop before this one's turn
         return AS_OFTEN_AS_ALLOWED
-    kind, why = diagnose(start, codes, size)
+    kind, why = diagnose(start, codes, size) if start.is_dir() else ("killed", NO_WORKER)
     _note_end(start, kind)
     times = POLICIES[kind].requeue
     if kind == "held":  # its manifest is another's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,20 @@ def test_a_job_runs_no_code_but_what_was_submitted(run: str, tmp_path: Path) -> 
     attempt = job_hooks._attempt_of(run)
     assert (attempt.state, attempt.manifest["failure"]) == ("failed", "code")
     assert f"{tmp_path / '7'} is no whole copy of the code" in attempt.manifest["why"]
+
+
+@pytest.mark.parametrize(("restarts", "wants", "state"), [("", 1, "submitted"), ("1", 0, "failed")])
+def test_a_job_whose_workers_do_not_even_begin_is_started_once_more_and_not_for_ever(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: str, wants: int, state: str
+) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    shutil.rmtree(Path(run, "start-7-0"))
+    assert job_hooks._close(run, 1, has_begun=False) == wants
+    (attempt,) = Store(tmp_path / "runs").attempts(Store(tmp_path / "runs").runs()[0])
+    assert (attempt.state, "no worker has begun" in attempt.manifest["why"]) == (state, True)
+    assert (
+        job_hooks._close(run, 1, has_begun=True) == AS_OFTEN_AS_ALLOWED
+    )  # another run of its block had its turn
 
 
 def test_orders_that_were_removed_are_missed_in_a_sentence(run: str, tmp_path: Path) -> None:
