@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import finalize
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -19,6 +20,7 @@ from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Bucket, FlatGradients, in_backward_order, num_reals, shape_of
 from sparsify.doors.averages import OnlyAverage
 from sparsify.doors.engine import Engine, NonFinite, PartlyDelivered, StepReport, check_unchanged, while_alive
+from sparsify.doors.full import FullBucket, FullTensor, dense
 from sparsify.doors.handshake import agree, of_optimiser, of_tensors, of_wrapping, shake_hands
 from sparsify.doors.overlap import Background
 from sparsify.doors.wrapping import (
@@ -29,29 +31,13 @@ from sparsify.doors.wrapping import (
     check_tensorwise,
     ddp_in,
     group_beside,
+    group_in,
     group_of,
     parameters_of,
     rates_of,
     stepped_by_scaler,
 )
 from sparsify.method import Dense, Method, Step
-
-
-class FullTensor(NamedTuple):
-    """A tensor with elements in a bucket that is full."""
-
-    name: str
-    gradient: Tensor  # (n,), a view of the bucket's buffer
-    is_used: bool  # has this worker used it since the last step?
-
-
-class FullBucket(NamedTuple):
-    """A bucket of DDP's whose gradients are all there."""
-
-    buffer: Tensor  # (n,)
-    tensors: list[FullTensor]
-    averaged: Future[Tensor]
-    filled: Any  # an event on the stream that filled it; None on the CPU
 
 
 class DDPHook(Door):
@@ -102,13 +88,14 @@ class DDPHook(Door):
         check: bool = True,
         select: str = "auto",
         *,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | DeviceMesh | None = None,
         steps_per_epoch: int | None = None,
         scaler: GradScaler | None = None,
         overlap: bool = False,
         debug: bool = False,
     ) -> None:
         model = ddp_in(model)
+        group = group_in(group)
         if comm is not None and group is not None:
             raise ValueError("comm and group both say who averages; give one of them")
 
@@ -178,14 +165,14 @@ class DDPHook(Door):
     def __call__(self, bucket: Any) -> Future[Tensor]:
         if bucket.index() == 0:  # also after a backward pass that ended in an error
             self._begin()
-        buffer, parameters = bucket.buffer(), bucket.parameters()
+        (buffer, back), parameters = dense(bucket.buffer()), bucket.parameters()
         names = [self._name(p) for p in parameters]
         self._came |= {*names}
         if bucket.is_last():
             self._check_all_came()
             self._average_once.check()
         if self._dense is not None:
-            averaged = self._begin_average(buffer, self._dense.group)
+            averaged = self._begin_average(buffer, self._dense.group, back)
         else:
             # Each as it lies in the buffer, whatever its strides. Complex numbers are two real ones: so DDP
             # hands their buckets over (and `bucket.gradients()` does not know it).
@@ -198,7 +185,7 @@ class DDPHook(Door):
             ]
             averaged = Future(devices=[buffer.device] if buffer.is_cuda else [])
             filled = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
-            self._full.append(FullBucket(buffer, tensors, averaged, filled))
+            self._full.append(FullBucket(buffer, tensors, averaged, back, filled))
             if self._background is not None:
                 full, self._full = self._full, []
                 self._background.submit(partial(self._average, full))
@@ -250,7 +237,9 @@ class DDPHook(Door):
         is_used, self._used.flags[number] = self._used.flags[number], False
         return is_used
 
-    def _begin_average(self, buffer: Tensor, group: dist.ProcessGroup | None) -> Future[Tensor]:
+    def _begin_average(
+        self, buffer: Tensor, group: dist.ProcessGroup | None, back: Callable[[Tensor], Tensor]
+    ) -> Future[Tensor]:
         """DDP's own way: nothing waits for it here."""
         comm, size = self.engine.comm, self.comm.size
         work = dist.all_reduce(buffer.div_(size), group=group, async_op=True)
@@ -258,7 +247,7 @@ class DDPHook(Door):
         n, sent = buffer.numel(), comm.forms["all_reduce"](buffer.nbytes, size)
         self._parts.append(StepReport(n, n, sent.sent_bytes, 0, sent.messages))
         future: Future[Tensor] = work.get_future()
-        return future.then(lambda done: done.value()[0])
+        return future.then(lambda done: back(done.value()[0]))
 
     def _average(self, full: list[FullBucket]) -> None:
         """These buckets, which are full: all, or with `overlap` one after the other, in a thread."""
@@ -289,7 +278,7 @@ class DDPHook(Door):
                 for bucket in full:
                     bucket.buffer.mul_(scale)
         for bucket in full:
-            bucket.averaged.set_result(bucket.buffer)
+            bucket.averaged.set_result(bucket.back(bucket.buffer))
 
     def _collect(self, tensors: list[FullTensor], used: list[bool]) -> dict[int, Tensor]:
         """(n,) of the engine's buckets that take part, by their numbers."""

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch.utils.hooks import RemovableHandle
+
+F = TypeVar("F", bound=Callable[..., Any])
+MODES = ("train", "eval")
+
+
+def uncompiled(function: F) -> F:
+    """A function that `torch.compile` leaves to Python, also within a step that it compiles: collectives and
+    gradients that change places are no graph.
+    """
+    return cast(F, torch.compiler.disable(function))
 
 
 class Front(torch.optim.Optimizer):
@@ -20,6 +30,14 @@ class Front(torch.optim.Optimizer):
         self.optimiser = optimiser
         for hooks in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
             setattr(self, f"_optimizer_{hooks}_hooks", OrderedDict())
+
+    def __getattr__(self, name: str) -> Any:
+        """Optimisers without schedules (schedulefree) have modes, like a model. Other methods of its own are
+        reached through `optimiser`: they may step, and then nobody would average.
+        """
+        if name in MODES:
+            return getattr(self.optimiser, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # Properties where Optimizer has attributes: `load_state_dict` gives the inner optimiser new ones, and
     # these must follow. They can't be set, hence the type checker's objection.

@@ -11,16 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.averages import OnlyAverage
 from sparsify.doors.engine import PartlyDelivered, StepReport
-from sparsify.doors.front import Front
+from sparsify.doors.front import Front, uncompiled
 from sparsify.doors.handshake import agree, of_buffers, of_optimiser, of_wrapping
 from sparsify.doors.overlap import Overlap
-from sparsify.doors.scaling import infinities, share_overflow
+from sparsify.doors.scaling import check_scale, infinities, share_overflow
 from sparsify.doors.states import NUM_STATES, agree_to_load, load_whole, unless_refused
 from sparsify.doors.wrapping import (
     Door,
@@ -72,9 +73,9 @@ class DistributedOptimiser(Door, Front):
 
     Args:
         model: has all of the optimiser's parameters, and perhaps more.
-        comm, group: who averages: a communicator, or a process group; by default torch.distributed's own.
-            With `overlap` the default is a new group, which all workers make here together; what is given
-            is used by the thread, and by nothing else during backward.
+        comm, group: who averages: a communicator, a process group, or a mesh of one dimension; by default
+            torch.distributed's own group. With `overlap` the default is a new group, which all workers make
+            here together; what is given is used by the thread, and by nothing else during backward.
         check: look for NaN and Inf before every step, one host synchronisation; all workers then raise
             `NonFinite`, with residuals untouched (with `overlap` those of that bucket and the later ones).
             Without it they get into the residuals and stay there.
@@ -111,7 +112,7 @@ class DistributedOptimiser(Door, Front):
         debug: bool = False,
         select: str = "auto",
         *,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | DeviceMesh | None = None,
         steps_per_epoch: int | None = None,
         scaler: GradScaler | None = None,
         overlap: bool = False,
@@ -152,6 +153,7 @@ class DistributedOptimiser(Door, Front):
         self._used_anywhere = [True] * len(self._used.flags)
         self._overlap = Overlap(self.aggregator, self._aggregate_bucket, self._begin) if overlap else None
 
+    @uncompiled
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Clear the gradients in place: backpropagation goes on writing into the method's own buffer."""
         self._refuse_halfway("zero_grad() came")
@@ -160,6 +162,7 @@ class DistributedOptimiser(Door, Front):
         self._used.clear()
         self._is_aggregated = False  # a step that was skipped leaves it set
 
+    @uncompiled
     def aggregate(self, scale: float | None = None) -> StepReport | None:
         """Average the gradients now; the next `step` then doesn't. None where a step must be skipped.
 
@@ -208,6 +211,7 @@ class DistributedOptimiser(Door, Front):
         finally:
             self._accumulates = before
 
+    @uncompiled
     def skip(self) -> None:
         """Leave this worker's batch out, after an error in forward or backward, and step with the others, who
         step as ever: what this worker has not sent counts as zero, residuals are delivered and kept as ever,
@@ -293,6 +297,7 @@ class DistributedOptimiser(Door, Front):
         names = [name for name, _ in gradients.parameters]
         return self.aggregator.agree(gradients.views, names, flags), False
 
+    @uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Average, unless `aggregate` has done so since the last step; then the optimiser's own step.
 
@@ -304,7 +309,7 @@ class DistributedOptimiser(Door, Front):
                 loss = closure()
         is_stepped_by_scaler = hasattr(self, "found_inf") and self.scaler is None
         if is_stepped_by_scaler:
-            self._check_scale()
+            check_scale(self._scale if self._is_aggregated else None, self.grad_scale)
         if not self._is_aggregated:
             self.aggregate()
         elif any(self._used.flags):
@@ -313,23 +318,13 @@ class DistributedOptimiser(Door, Front):
         if self._is_skipped:
             return loss
         if is_stepped_by_scaler:
-            assert self.grad_scale is not None  # `_check_scale` has looked
+            assert self.grad_scale is not None  # `check_scale` has looked
             for p in self._known:
                 if p.grad is not None:
                     p.grad.div_(self.grad_scale)
         with self._steps.allowed():
             self.optimiser.step()
         return loss
-
-    def _check_scale(self) -> None:
-        """Refuse a scaler that was not handed over, unless `aggregate` was told its scale."""
-        if self._scale is None or not self._is_aggregated:
-            why = "a GradScaler steps this optimiser, and does not know of overflows on other workers"
-        elif self.grad_scale is None:
-            why = "unscale_ and aggregate(scale) both divide by the scale"
-        else:
-            return
-        raise ValueError(f"{why}; hand the scaler over: sparsify.distribute(..., scaler=scaler)")
 
     def _check_unchanged(self) -> None:
         """Refuse an optimiser with other parameters than it had, or with frozen ones that are trained now."""

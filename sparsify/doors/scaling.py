@@ -25,6 +25,21 @@ def infinities(scaler: GradScaler, optimiser: torch.optim.Optimizer) -> list[Ten
     return list(scaler._found_inf_per_device(optimiser).values())
 
 
+def check_scale(told: float | None, scale: Tensor | None) -> None:
+    """Refuse a scaler that steps and was not handed over, unless `aggregate` was told its scale.
+
+    Args:
+        scale: that the scaler has not divided by yet.
+    """
+    if told is None:
+        why = "a GradScaler steps this optimiser, and does not know of overflows on other workers"
+    elif scale is None:
+        why = "unscale_ and aggregate(scale) both divide by the scale"
+    else:
+        return
+    raise ValueError(f"{why}; hand the scaler over: sparsify.distribute(..., scaler=scaler)")
+
+
 def share_overflow(
     comm: Comm, gradients: Gradients, used: Sequence[bool], infinite: Sequence[Tensor] | None
 ) -> tuple[list[bool], bool]:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
@@ -31,8 +32,21 @@ log = logging.getLogger(__name__)
 GUARDS: WeakKeyDictionary[torch.optim.Optimizer, OwnSteps] = WeakKeyDictionary()
 
 
-def communicator(comm: Comm | None, group: dist.ProcessGroup | None) -> Comm:
+def group_in(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
+    """That of a DeviceMesh, where it is one."""
+    if not isinstance(group, DeviceMesh):
+        return group
+    if group.ndim != 1:
+        raise ValueError(
+            f"this DeviceMesh has a group for each of its {group.ndim} dimensions; hand over the one whose "
+            "workers hold the same model, such as mesh['replicate']"
+        )
+    return group.get_group()
+
+
+def communicator(comm: Comm | None, group: dist.ProcessGroup | DeviceMesh | None) -> Comm:
     """`comm`, or the process group: by default torch.distributed's own."""
+    group = group_in(group)
     if comm is not None and group is not None:
         raise ValueError("comm and group both say who averages; give one of them")
     if comm is not None:
@@ -125,8 +139,12 @@ def check_parts(
             f"{type(optimiser).__name__} hides another optimiser, whose steps can't be watched through it; "
             "wrap the one inside first"
         )
-    if isinstance(optimiser, torch.optim.LBFGS):
-        raise ValueError("LBFGS computes gradients within its step, where no other worker sees them")
+    of_step = inspect.signature(optimiser.step).parameters.values()
+    if any(part.name == "closure" and part.default is part.empty for part in of_step):
+        raise ValueError(
+            f"{type(optimiser).__name__} computes gradients within its step, where no other worker sees "
+            "them; take DistributedDataParallel and sparsify.register, which average in each backward pass"
+        )
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             raise ValueError(

@@ -863,7 +863,100 @@ def one_bucket_of_two_rates(comm: Comm) -> None:
     step(model, optimiser, comm.rank)
 
 
-@refused("LBFGS computes gradients within its step")
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # at which the compiler looks
+def test_a_compiled_step_is_the_same_to_the_bit(overlap: bool) -> None:
+    """Of the optimiser alone, or of the whole training."""
+
+    def trained(compiles: Callable[[Callable[..., Any]], Callable[..., Any]], is_whole: bool) -> Any:
+        torch.compiler.reset()
+        model = net()
+        optimiser = sparsify.distribute(
+            torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9), model, topk(), overlap=overlap
+        )
+        update = optimiser.step if is_whole else compiles(optimiser.step)
+
+        def one(at: int) -> None:
+            loss_of(model, 0, at).backward()
+            update()
+            optimiser.zero_grad()
+
+        for at in range(3):
+            (compiles(one) if is_whole else one)(at)
+        return weights(model)
+
+    def aot(function: Callable[..., Any]) -> Any:
+        return torch.compile(function, backend="aot_eager")
+
+    expected = trained(lambda function: function, is_whole=False)
+    assert all_equal([expected, trained(aot, is_whole=False), trained(aot, is_whole=True)])
+
+
+def topk() -> Any:
+    return sparsify.build("topk", density=0.2, scope="layer")
+
+
+class WithModes(torch.optim.SGD):
+    """As optimisers without schedules are: weights in evaluation are others than in training."""
+
+    is_training = False
+
+    def train(self) -> None:
+        self.is_training = True
+
+    def eval(self) -> None:
+        self.is_training = False
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_the_modes_of_an_optimiser_are_reached_through_the_wrapper() -> None:
+    model = net()
+    inner = WithModes(model.parameters(), lr=LR)
+    optimiser = sparsify.distribute(inner, model, topk())
+    optimiser.train()
+    assert inner.is_training
+    optimiser.eval()
+    assert not inner.is_training
+    assert not hasattr(sparsify.distribute(torch.optim.SGD(model.parameters()), model, topk()), "train")
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_mesh_of_one_dimension_is_a_group() -> None:
+    model, mesh = net(), init_device_mesh("cpu", (1,))
+    optimiser = sparsify.distribute(torch.optim.SGD(model.parameters()), model, topk(), group=mesh)
+    assert isinstance(optimiser.comm, TorchComm)
+    assert optimiser.comm.group is mesh.get_group()
+    ddp = nn.parallel.DistributedDataParallel(net())
+    registered = sparsify.register(ddp, topk(), group=mesh).comm
+    assert isinstance(registered, TorchComm)
+    assert registered.group is mesh.get_group()
+    plane = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+    with pytest.raises(ValueError, match="a group for each of its 2 dimensions; hand over the one whose"):
+        sparsify.distribute(torch.optim.SGD(model.parameters()), model, topk(), group=plane)
+    sparsify.distribute(torch.optim.SGD(model.parameters()), model, topk(), group=plane["replicate"])
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_an_optimiser_with_a_closure_works_under_register() -> None:
+    def trained(model: nn.Module, called: nn.Module) -> dict[str, Tensor]:
+        optimiser = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+        def closure() -> Tensor:
+            optimiser.zero_grad()
+            loss = loss_of(called, 0, 0)
+            loss.backward()
+            return loss
+
+        optimiser.step(closure)
+        return weights(model)
+
+    ddp = nn.parallel.DistributedDataParallel(net())
+    sparsify.register(ddp, sparsify.build("topk", density=1.0, scope="layer", feedback="none"))
+    assert all_equal([trained(alone := net(), alone), trained(ddp.module, ddp)])
+
+
+@refused("LBFGS computes gradients within its step.*take DistributedDataParallel and sparsify.register")
 def an_optimiser_that_calls_its_closure_again(comm: Comm) -> None:
     model = net()
     wrap(comm, model, inner=torch.optim.LBFGS(model.parameters()))

@@ -43,6 +43,19 @@ def loss_of_heads(called: nn.Module, rank: int, step: int) -> Tensor:
     )
 
 
+class Words(Net):
+    """With an embedding, whose gradient is sparse: each worker has other words in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 3, sparse=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        said = (images.abs().sum(dim=(1, 2, 3)) * 10).long() % 50
+        scores: Tensor = super().forward(images) + self.words(said)
+        return scores
+
+
 class Turning(Net):
     """With complex parameters, and a vector without elements."""
 
@@ -117,7 +130,7 @@ class Training:
         loss = self.loss(self.model, self.rank, step)
         gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
         for name, gradient in zip(named, gradients, strict=True):
-            self.seen[name] += gradient
+            self.seen[name] += gradient.to_dense()
 
     def backward(self, step: int, is_seen: bool = True) -> None:
         if is_seen:
@@ -274,6 +287,9 @@ USES: dict[str, Callable[..., Lived]] = {
     "unused, unchecked": partial(
         plain, kind=Heads, loss=loss_of_heads, find_unused_parameters=True, check=False
     ),
+    "sparse gradients": partial(plain, kind=Words),
+    "sparse gradients, dense": partial(plain, kind=Words, method="dense"),
+    "sparse gradients, scaler": partial(scaled, kind=Words),
     "complex": partial(plain, kind=Turning),
     "complex, adacomp, nothing": partial(plain, kind=Turning, method="adacomp"),
     "no_sync": partial(accumulated, syncs=False),
@@ -291,7 +307,7 @@ USES: dict[str, Callable[..., Lived]] = {
 
 
 # Those that may overlap; the end must be the same to the bit.
-OVERLAPPED = [name for name in USES if not name.startswith("scaler")]
+OVERLAPPED = [name for name in USES if "scaler" not in name]
 # The same with buckets of several tensors: all, and so many MB. One bucket has one learning rate.
 SEVERAL = [name for name in USES if "dense" not in name and name != "rates by group"]
 for name in SEVERAL:

@@ -1,0 +1,45 @@
+"""What DistributedDataParallel hands over when a bucket of its own is full, and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.futures import Future
+
+
+class FullTensor(NamedTuple):
+    """A tensor with elements in a bucket that is full."""
+
+    name: str
+    gradient: Tensor  # (n,), a view of the bucket's buffer
+    is_used: bool  # has this worker used it since the last step?
+
+
+class FullBucket(NamedTuple):
+    """A bucket of DDP's whose gradients are all there."""
+
+    buffer: Tensor  # (n,)
+    tensors: list[FullTensor]
+    averaged: Future[Tensor]
+    back: Callable[[Tensor], Tensor]  # makes of the average what DDP takes
+    filled: Any  # an event on the stream that filled it; None on the CPU
+
+
+def dense(buffer: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """(n,), and the way back: a sparse embedding's gradient lies alone in its bucket, as a sparse tensor."""
+    if not buffer.is_sparse:
+        return buffer, unchanged
+    return buffer.to_dense().view(-1), partial(sparse, like=buffer)
+
+
+def unchanged(average: Tensor) -> Tensor:
+    """The average as it is."""
+    return average
+
+
+def sparse(average: Tensor, like: Tensor) -> Tensor:
+    """(n,) in the shape of the sparse tensor `like`; rows of zeros are left out."""
+    return average.view(like.shape).to_sparse(like.sparse_dim())
