@@ -8,9 +8,15 @@ import pytest
 
 from analysis.records.schema import JobNote
 from experiments.config.folders import Folders
+from experiments.launch.progress_bar import ProgressBar
 from experiments.launch.status import StatusView, stuck
+from experiments.launch.submission import Queue
+from slurm import jobs
 from slurm.jobs import Report
 from tests.analysis import synthetic
+from tests.slurm.programs import Programs, programs
+
+__all__ = ["programs"]  # a fixture is found by its name in this module
 
 
 @pytest.mark.parametrize(
@@ -34,3 +40,26 @@ def test_a_job_that_will_not_begin_by_itself_is_told(
     assert run.state == "queued"
     assert said in run.why
     assert stuck([run]) == ({run.why} if is_stuck else set())
+
+
+def test_a_controller_that_is_down_for_a_while_ends_no_watching_and_nobody_is_blamed(
+    tmp_path: Path, programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = Folders(tmp_path)
+    attempt = folders.store.begin(synthetic.config())
+    attempt.update(state="submitted")
+    attempt.note_job(JobNote("7"))
+    heading = "JOBID|STATE|REASON|NODELIST|END_TIME|NAME|COMMAND"
+    programs.prints("squeue", f"{heading}\n7|PENDING|Priority||N/A|a|/a")
+    watched = Queue([], folders, ProgressBar({}), "a", [])
+    watched.attempts = [attempt]
+    told = []
+    for is_up in (True, False, False, True):
+        programs.prints("scontrol", "Unable to contact slurm controller", code=0 if is_up else 1)
+        jobs._cluster.cache_clear()
+        watched._ask()
+        assert watched.view.of_attempt(attempt).state == "queued"
+        told.append(capsys.readouterr().err)
+    assert (told[0], told[2]) == ("", "")
+    assert "SLURM is asked again until it answers: scontrol: Unable to contact" in told[1]
+    assert "SLURM answers again" in told[3]
