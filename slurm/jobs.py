@@ -60,7 +60,8 @@ class _Row(NamedTuple):
 
     def made_of(self, job: str) -> tuple[Path, int]:
         """The folder of its script, and its number in the array."""
-        return Path(self.script).parent, int(job.partition("_")[2] or 0)
+        number = job.partition("_")[2]
+        return Path(self.script).parent, int(number) if number.isdigit() else 0
 
 
 class Noted(NamedTuple):
@@ -205,7 +206,7 @@ def _rows(*words: str) -> dict[str, _Row]:
     # Hidden partitions, one line for each job of an array, and what has ended lately.
     said = queue.command("squeue", *words, "--all", "--array", "--states=all", SHOWN)
     fields = [line.strip().split("|", 6) for line in said.splitlines() if line.count("|") >= 6]
-    found = {job: _Row(*rest) for job, *rest in fields}
+    found = {each: _Row(*rest) for job, *rest in fields for each in elements(job)}
     if found.pop("JOBID", None) is None:  # the heading; a site's own squeue may ignore what it was asked
         raise queue.SlurmError(f"the squeue of this machine does not answer as SLURM's does: {said[:200]!r}")
     return found

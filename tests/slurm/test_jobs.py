@@ -24,6 +24,8 @@ ROWS = (
     + """12_0|RUNNING|None|n1|N/A|s-a0|/results/sweeps/s/a0/1.sh
 12_1|{}|None|n1|N/A|s-a0|/results/sweeps/s/a0/1.sh"""
 )
+BRACKETS = f"""{HEAD}12_[0-3,7%2]|PENDING|Priority||N/A|s-a0|/results/sweeps/s/a0/1.sh
+14_[1-9...]|PENDING|Priority||N/A|a|/elsewhere/1.sh"""
 RENAMED = ROWS.format("RUNNING").replace("|s-a0", "|another")
 COPIED = ROWS.format("RUNNING").replace("/results/", "/spool/")
 ANOTHERS = RENAMED.replace("/results/", "/spool/")  # it has the id, and is another job
@@ -47,6 +49,8 @@ NONE = HEAD + "13|RUNNING|None|n1|N/A|other|/elsewhere/1.sh"
         (JOB, NONE, "", PRIVATE, "forgotten", ""),
         (THEIRS, NONE, "", PRIVATE, "unknown", ""),
         (JOB._replace(user=None), NONE, "", PRIVATE, "unknown", ""),
+        (JOB, BRACKETS, "", HERE, "queued", "PENDING"),
+        (NAMELESS, BRACKETS, "", HERE, "queued", "PENDING"),
         (JOB, COPIED, "", HERE, "queued", "RUNNING"),
         (JOB, RENAMED, "", HERE, "queued", "RUNNING"),
         (JOB, ANOTHERS, "", HERE, "unknown", ""),
