@@ -29,6 +29,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "randomk, permutations": partial(sparsify.build, "randomk", density=0.1, sampling="permutation"),
     "topk, learning rate": partial(sparsify.build, "topk", density=0.1, feedback="learning_rate"),
 }
+# Each worker has a generator or a number of stages of its own; or regions, one a worker.
+REFUSED = ("exdyna", "oktopk", "qsgd", "randomk, permutations", "sidco", "terngrad")
 OTHER = repr(sparsify.build("gaussiank", density=0.5))
 KEYS = ("state", "param_groups", "method", "epoch")  # of an optimiser's state
 EVERY_LENGTH = ("indices", "blocks", "borders")  # parts whose number of elements changes while training
@@ -226,3 +228,33 @@ def test_another_number_of_workers_goes_on_from_any_checkpoint(tmp_path: Path) -
         saved = ranks[0]
     assert saved["ddp file saved steps"] == saved["distribute folder saved steps"] == 9
     assert saved["distribute file saved owed"].any()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_can_be_shared_out_is_owed_as_before(name: str) -> None:
+    method = METHODS[name]()
+
+    def owed(aggregator: Aggregator) -> Tensor:
+        residuals = aggregator.residuals()
+        return torch.cat([residuals[name] for name in sorted(residuals)] or [torch.zeros(1)])
+
+    def left(comm: virtual.VirtualComm) -> tuple[dict[str, Any], Tensor]:
+        aggregator = aggregator_of(method, comm)
+        return aggregator.state_dict(), owed(aggregator)
+
+    def resumed(comm: virtual.VirtualComm) -> Tensor:
+        aggregator = aggregator_of(method, comm, steps=0)
+        aggregator.load_state_dict(shared[comm.rank])
+        found = owed(aggregator).clone()
+        aggregator.gradients.flat.fill_(1.0)
+        aggregator.aggregate(lr=0.1)
+        return found
+
+    states, residuals = zip(*virtual.run(2, left), strict=True)
+    if name in REFUSED:
+        assert "remembers more than residuals" in refusal(sparsify.redistribute, states, 3)
+        return
+    for size in (1, 3):
+        shared = sparsify.redistribute(states, size)
+        for found in virtual.run(size, resumed):
+            torch.testing.assert_close(found, torch.stack(residuals).mean(0), rtol=1e-12, atol=1e-15)
