@@ -75,6 +75,12 @@ def sbatch_text(folder: Path, options: Mapping[str, Any], python: str, tasks: in
     return _make_sbatch_string(command, folder, map_count=tasks if tasks > 1 else None, **options)
 
 
+def exported(text: str) -> list[str]:
+    """What a person has exported for sbatch that counts beside this script, such as SBATCH_ACCOUNT=mine."""
+    around, _ = environment.for_sbatch(dict(OPTION.findall(text)), None)
+    return [f"{name}={value}" for name, value in sorted(around.items()) if name.startswith("SBATCH_")]
+
+
 def _submit(text: str, folder: Path, slurm_conf: str | None, say: Say) -> Submitted:
     """The job that this script has become."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -173,7 +173,7 @@ def in_random_order(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 def sbatch_texts(found: Sequence[JobArray], folders: Folders, name: str) -> list[str]:
     """The texts that `submit` would hand to sbatch, and below each what its tasks start as a worker."""
-    from slurm.submit import sbatch_text  # submitit comes with it
+    from slurm.submit import exported, sbatch_text  # submitit comes with it
 
     texts, code = [], folders.code / code_version.digest()
     for number, array in enumerate(found):
@@ -181,5 +181,6 @@ def sbatch_texts(found: Sequence[JobArray], folders: Folders, name: str) -> list
         worker = worker_command(array.jobs[0][0], folders, code)
         own = f"{name}-a{number}", folder, code, folders.scratch / LEDGER, worker.srun_words()
         text = sbatch_text(folder, array.options(*own), worker.python, len(array.jobs))
-        texts.append(f"{text}\n\n# Each task of srun starts a worker:\n# {worker.text()}\n")
+        around = "".join(f"# Exported for sbatch: {each}\n" for each in exported(text))
+        texts.append(f"{text}\n\n{around}# Each task of srun starts a worker:\n# {worker.text()}\n")
     return texts

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm import queue
-from slurm.submit import submit_array
+from slurm.submit import exported, sbatch_text, submit_array
 from slurm.task import RunTask
 from tests.slurm.programs import Programs, programs
 
@@ -52,7 +52,7 @@ def test_a_job_of_our_own_is_hidden_from_sbatch_and_the_choice_of_a_cluster_is_n
 
 
 @pytest.mark.parametrize(
-    ("exported", "value", "aside"),
+    ("name", "value", "aside"),
     [
         ("SBATCH_ACCOUNT", "mine", ""),
         ("SBATCH_QOS", "long", ""),
@@ -68,19 +68,21 @@ def test_a_job_of_our_own_is_hidden_from_sbatch_and_the_choice_of_a_cluster_is_n
     ],
 )
 def test_what_a_person_exported_for_sbatch_counts_where_the_configuration_says_nothing(
-    tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch, exported: str, value: str, aside: str
+    tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch, name: str, value: str, aside: str
 ) -> None:
-    monkeypatch.setenv(exported, value)
+    monkeypatch.setenv(name, value)
     programs.prints("sbatch", "7")
     ids, said = submitted(tmp_path)
     assert ids == ["7"]
-    is_passed_on = programs.environment("sbatch").get(exported) == value
+    planned = sbatch_text(tmp_path, OPTIONS, "python", 1)
+    is_passed_on = programs.environment("sbatch").get(name) == value
+    assert exported(planned) == ([f"{name}={value}"] if is_passed_on else [])
     if aside:
         assert not is_passed_on
-        assert said == [f"exported for sbatch, and set aside: {exported}={value} ({aside})"]
+        assert said == [f"exported for sbatch, and set aside: {name}={value} ({aside})"]
     else:
         assert not said
-        assert is_passed_on or exported == "SBATCH_PARTITION"
+        assert is_passed_on or name == "SBATCH_PARTITION"
 
 
 @pytest.mark.parametrize(
