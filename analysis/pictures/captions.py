@@ -226,8 +226,10 @@ def _samples(runs: list[Warm]) -> str:
     first = str(dropped[0]) if len(dropped) == 1 else f"{dropped[0]} to {dropped[-1]}"
     several = f" in {len(runs)} runs" if len(runs) > 1 else ""
     again, turns = sum(run.again for run in runs), sum(run.turns for run in runs)
+    stopped = sum(run.stopped for run in runs)
     several = f" in {turns} turns" if turns else several
     more = f", and {again} after interruptions" * bool(again) + ", and the first of each turn" * bool(turns)
+    more += f", and {stopped} in which a worker was suspended" * bool(stopped)
     return f"n = {sum(run.n for run in runs)}{several} (first {first} dropped as warm-up{more})"
 
 

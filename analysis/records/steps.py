@@ -29,6 +29,7 @@ class Warm(NamedTuple):
     steps: pd.DataFrame
     dropped: int  # at the beginning
     again: int = 0  # after interruptions
+    stopped: int = 0  # in which a worker was suspended, wherever
     turns: int = 0  # in how many they were taken; of each the first step is left out, if it has more
 
     @property
@@ -56,8 +57,10 @@ def warm(frames: Frames, key: str) -> Warm:
     than its warm-up is left out as a whole, unless no other steps would remain.
     """
     steps = frames.steps[frames.steps["key"] == key]
+    stopped = steps.loc[steps["stops"] > 0, "step"].unique() if "stops" in steps else []
     if "block" in steps and steps["block"].notna().any():
-        return _of_turns(steps)
+        return _of_turns(steps, stopped)
+    steps = steps[~steps["step"].isin(stopped)]
     run = frames.runs[frames.runs["key"] == key].iloc[0]
     slowest = steps.groupby("step")["step_s"].max().sort_index()
     at_least = int(run["timing.warmup_steps"])
@@ -70,18 +73,18 @@ def warm(frames: Frames, key: str) -> Warm:
         longer = [max(few, min(at_least, len(part))) for part, few in zip(parts, cold, strict=True)]
         cold = longer if sum(longer) < len(slowest) else cold
     kept = pd.concat([part.iloc[few:] for part, few in zip(parts, cold, strict=True)])
-    return Warm(steps[steps["step"].isin(kept.index)], cold[0], sum(cold[1:]))
+    return Warm(steps[steps["step"].isin(kept.index)], cold[0], sum(cold[1:]), len(stopped))
 
 
-def _of_turns(steps: pd.DataFrame) -> Warm:
+def _of_turns(steps: pd.DataFrame, stopped: Sequence[int]) -> Warm:
     """Warm steps of a variant's turns: block 0 is warm-up, and the first step after another variant's
     turn finds none of its data in the caches.
     """
     place = steps["step"] - steps.groupby("block")["step"].transform("min")
     length = steps.groupby("block")["step"].transform("nunique")
-    kept = steps[(steps["block"] > 0) & ((place > 0) | (length == 1))]
+    kept = steps[(steps["block"] > 0) & ((place > 0) | (length == 1)) & ~steps["step"].isin(stopped)]
     cold = steps.loc[steps["block"] == 0, "step"].nunique()
-    return Warm(kept, cold, turns=int(kept["block"].nunique()))
+    return Warm(kept, cold, stopped=len(stopped), turns=int(kept["block"].nunique()))
 
 
 def step_seconds(frames: Frames, key: str) -> np.ndarray:
@@ -219,6 +222,8 @@ def _step_seconds(frames: Frames) -> pd.Series[Any]:
     runs, steps = frames.runs.set_index("key"), frames.steps
     resumed = runs["resumed"].notna() if "resumed" in runs else pd.Series(False, runs.index)
     special = {*runs.index[resumed], *steps.loc[steps["block"].notna(), "key"]}
+    if "stops" in steps:
+        special |= {*steps.loc[steps["stops"] > 0, "key"]}
     found = dict[str, float]()
     for key, times in steps.groupby(["key", "step"])["step_s"].max().groupby(level="key"):
         if key in special:  # `units` is right for all of them, and takes milliseconds for each

@@ -102,6 +102,9 @@ def _measured(attempt: Attempt) -> list[str]:
     epochs = [line for line in found if isinstance(line, schema.EpochLine)]
     broken = f", {others} broken" * bool(others)
     lines = [f"  {len(steps)} steps recorded on each of {len(ranks)} ranks{broken}"]
+    if stopped := [step.step for step in steps if step.stops]:
+        lines.append(f"  suspended in {len(stopped)} of them, from step {stopped[0]} on: they are left out")
+        steps = [step for step in steps if not step.stops]
     if variants := variant_configs(attempt.config):
         lines += [_median_of_turns(attempt, name, steps) for name in variants]
         if attempt.manifest.get("alternated"):

@@ -6,6 +6,7 @@ alike, and each round compares them anew. All see the same batches.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +52,8 @@ class TurnLog:
     log: Log
     variant: str
     block: int = 0  # 0: warm-up
-    seconds: list[float] = field(default_factory=list)  # of each step in this block
+    # Of each step in this block; None where the worker was suspended meanwhile.
+    seconds: list[float | None] = field(default_factory=list)
 
     def begin(self, block: int) -> None:
         """Note that the steps of another block follow."""
@@ -60,7 +62,7 @@ class TurnLog:
     def add(self, kind: str, **values: Any) -> None:
         """Write a line, of steps with their block."""
         if kind == "step":
-            self.seconds.append(values["step_s"])
+            self.seconds.append(None if values.get("stops") else values["step_s"])
             values["block"] = self.block
         self.log.add(kind, variant=self.variant, **values)
 
@@ -121,12 +123,13 @@ def alternate(
     raise AssertionError("counting does not end")
 
 
-def block_seconds(of_ranks: Sequence[Sequence[float]]) -> float:
+def block_seconds(of_ranks: Sequence[Sequence[float | None]]) -> float:
     """A step's mean in one block: on its slowest rank, and without the first step after another variant's, if
-    there are more.
+    there are more. NaN where a worker was suspended in all of them.
     """
-    slowest = [max(step) for step in zip(*of_ranks, strict=True)]
-    return float(np.mean(slowest[1:] or slowest))
+    steps = [*zip(*of_ranks, strict=True)]
+    whole = [[s for s in step if s is not None] for step in (steps[1:] or steps) if None not in step]
+    return float(np.mean([max(step) for step in whole])) if whole else math.nan
 
 
 def half_width(seconds: Mapping[str, Sequence[float] | np.ndarray]) -> float | None:
@@ -136,5 +139,6 @@ def half_width(seconds: Mapping[str, Sequence[float] | np.ndarray]) -> float | N
     from analysis.stats import POSITIVE, over_units  # pandas comes with it
 
     first, *others = (np.asarray(of_variant) for of_variant in seconds.values())
-    widest = max(over_units(other / first, POSITIVE, "blocks").half_width for other in others)
+    ratios = [other / first for other in others]
+    widest = max(over_units(each[np.isfinite(each)], POSITIVE, "blocks").half_width for each in ratios)
     return widest if np.isfinite(widest) else None

@@ -45,7 +45,7 @@ class StepLog:
         self.names: list[str] = []  # of these tensors
         # The steps since the last validation, or epoch where none validates.
         self.epoch: list[dict[str, float]] = []
-        self.timed_s = 0.0  # spent in steps since the run began
+        self.timed_s = 0.0  # spent in steps since the run began, but for those in which it was stopped
 
     def observe(
         self,
@@ -95,7 +95,10 @@ class StepLog:
         self._check_finite()
         for sample, numbers in zip(samples, read(self.waiting), strict=True):
             self.epoch.append({name: numbers[name] for name in ("loss", *EPOCH_MEANS)})
-            self.timed_s += sample.step_s
+            if sample.stops:
+                numbers["stops"] = sample.stops
+            else:
+                self.timed_s += sample.step_s
             if sample.spans:
                 numbers["spans"] = sample.spans
             self.log.add(

@@ -19,8 +19,14 @@ if TYPE_CHECKING:  # a worker listens for signals before torch is loaded, which 
 
 # `nohup` has one ignored, and shells the other in what runs in the background; so it stays then.
 OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
+_continued = list[float]()  # when this process went on after it was stopped, as by `scontrol suspend`
 ALONE_S = 20.0  # after the signal, a worker that is still alone stops waiting for the others
 GO_ON, SAVE, STOP = 0, 1, 2
+
+
+def times_continued() -> int:
+    """How often this process was stopped and continued, or told to continue, since it began to listen."""
+    return len(_continued)
 
 
 class Preempted(Exception):
@@ -45,6 +51,7 @@ class Stop:
         for number in STOP_SIGNALS:
             if number not in OF_TERMINALS or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._take)
+        signal.signal(signal.SIGCONT, lambda number, frame: _continued.append(time.monotonic()))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         return self
 

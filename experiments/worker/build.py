@@ -18,6 +18,7 @@ from experiments.training.alternation import Turns
 from experiments.training.datasets import Dataset
 from experiments.training.graph import CudaRecorder
 from experiments.training.loop import LoopSettings
+from experiments.training.stop import times_continued
 from experiments.training.task import Task
 from slurm.environment import WorkerPlace
 from sparsify.comm import Comm
@@ -73,7 +74,7 @@ class Built(NamedTuple):
             kept: Container[int] = range(first_steps[0], sys.maxsize)
         else:
             kept = {first + at for first in first_steps for at in range(timing.span_steps)}
-        return PhaseTimer(mode, clock, self.synchronise, event, kept.__contains__)
+        return PhaseTimer(mode, clock, self.synchronise, event, kept.__contains__, times_continued)
 
     @property
     def event(self) -> Callable[[], Any] | None:

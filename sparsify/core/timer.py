@@ -34,6 +34,7 @@ class Sample:
     spans: list[tuple[str, float, float]] = field(default_factory=list)  # phase, start, duration
     marks: list[tuple[Mark, Mark]] = field(default_factory=list)  # production: the collectives
     step_marks: tuple[Mark, Mark] | None = None
+    stops: int = 0  # how often the process was stopped and continued since the step before
 
 
 @dataclass
@@ -51,6 +52,7 @@ class PhaseTimer:
         event: notes a point in the device's time, as `cuda_event` does, or on virtual ranks `mark`:
             production steps are then timed by these, and resolved after the window.
         keep_spans: of which steps to keep every single span, for a timeline; given the number of the step.
+        stops: how often this process was stopped and continued until now, where somebody counts that.
     """
 
     def __init__(
@@ -60,12 +62,14 @@ class PhaseTimer:
         synchronise: Callable[[], None] = lambda: None,
         event: Callable[[], Mark] | None = None,
         keep_spans: Callable[[int], bool] = lambda step: False,
+        stops: Callable[[], int] = lambda: 0,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"no timing mode {mode!r}; there are: {', '.join(MODES)}")
         self.mode, self.now, self.synchronise = mode, now, synchronise
         self.event = event if mode == "production" else None
-        self.keep_spans = keep_spans
+        self.keep_spans, self.stops = keep_spans, stops
+        self._stops = stops()  # before the step: others may wait in it for one that was stopped ahead of it
         self.samples: list[Sample] = []
         self.num_steps = 0
         self._current = Sample(0.0)  # times outside a step are not kept
@@ -85,6 +89,7 @@ class PhaseTimer:
             sample.step_s = self.boundary() - start
             if mark is not None:
                 sample.step_marks = (mark, self.mark())
+            sample.stops, self._stops = self.stops() - self._stops, self.stops()
             self.num_steps += 1
             self._current, self._keep = Sample(0.0), False
             self._open.clear()

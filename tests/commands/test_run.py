@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import signal
@@ -220,6 +221,35 @@ def test_a_killed_worker_ends_the_others_and_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert workers_of(results) == {}
     assert states(results) == {"topk": ("failed", "killed")}
+
+
+def test_a_step_in_which_workers_were_suspended_says_so(tmp_path: Path) -> None:
+    """As by `scontrol suspend`, gang scheduling, or Ctrl-Z and `fg`."""
+    results = tmp_path / "results"
+    process = start_command(results, "run", *LONG, "cluster=local", "workers=2")
+    try:
+        wait_for(results, RANKS, 2)
+        assert not suspended(results)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for worker in workers_of(results).values():
+                os.kill(worker, number)
+        deadline = time.monotonic() + 60
+        while len(suspended(results)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        end_command(process)
+    assert {rank for rank, _ in suspended(results)} == {"rank0", "rank1"}
+
+
+def suspended(results: Path) -> set[tuple[str, int]]:
+    """Steps in which a rank was stopped and continued, as far as they are written."""
+    lines = [
+        (path.stem, json.loads(line))
+        for path in results.glob(RANKS)
+        for line in path.read_text().splitlines()
+        if line.endswith("}")
+    ]
+    return {(rank, line["step"]) for rank, line in lines if line.get("stops")}
 
 
 def test_ctrl_c_lets_the_workers_save_and_a_second_one_ends_them(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -117,8 +118,13 @@ def test_the_half_width_is_that_of_the_least_certain_paired_ratio() -> None:
     assert half_width(seconds) == pytest.approx(shown.half_width)
     assert half_width({name: seconds[name] for name in ("dense", "steady")}) == pytest.approx(0)
     assert half_width({name: of[:2] for name, of in seconds.items()}) is None
+    # A block in which a worker was suspended all the time.
+    lost = {"dense": [*drift, 1.0], "noisy": [*seconds["noisy"], math.nan]}
+    assert half_width(lost) == pytest.approx(shown.half_width)
 
 
 def test_a_block_counts_its_slowest_rank_and_not_the_first_step_after_a_switch() -> None:
     assert block_seconds([[9.0, 1.0, 2.0], [1.0, 3.0, 1.0]]) == pytest.approx(2.5)
     assert block_seconds([[9.0], [1.0]]) == 9.0
+    assert block_seconds([[9.0, None, 2.0], [1.0, 3.0, 1.0]]) == 2.0  # a worker was suspended
+    assert math.isnan(block_seconds([[None, None], [1.0, 1.0]]))

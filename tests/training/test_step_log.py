@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.nn import Parameter
@@ -21,8 +23,10 @@ METRICS = Metrics(loss=1.5, top1=50.0, top5=90.0)
 class Steps:
     """Steps with given losses, of a model of ten elements."""
 
-    def __init__(self, comm: virtual.VirtualComm, mode: str = "serialised") -> None:
-        self.log, self.timer, self.done = Lines(), PhaseTimer(mode, comm.now), 0
+    def __init__(
+        self, comm: virtual.VirtualComm, mode: str = "serialised", stops: Callable[[], int] = lambda: 0
+    ) -> None:
+        self.log, self.timer, self.done = Lines(), PhaseTimer(mode, comm.now, stops=stops), 0
         self.step_log = StepLog(self.timer, comm, self.log, torch.device("cpu"))
         parameters = [("weight", Parameter(torch.zeros(10)))]
         self.aggregator = Aggregator(sparsify.build("topk", density=0.2), parameters, comm, self.timer)
@@ -55,6 +59,24 @@ def test_an_epochs_means_are_of_its_own_steps() -> None:
     assert (first["val_loss"], first["val_top1"], first["val_top5"]) == METRICS
     assert second["sent_density"] == pytest.approx(0.2)
     assert second["wall_s"] == pytest.approx(sum(step["step_s"] for step in log.of("step")))
+
+
+def test_a_step_with_a_stop_says_so_and_counts_for_no_time() -> None:
+    """Others may wait within a step for a worker that was stopped before it."""
+    stops = [0]
+
+    def body(comm: virtual.VirtualComm) -> Lines:
+        steps = Steps(comm, stops=lambda: stops[0])
+        steps.make(0, 1.0)
+        stops[0] += 2
+        steps.make(0, 1.0, 1.0)
+        steps.step_log.end_epoch(0, 2, METRICS)
+        return steps.log
+
+    (log,) = virtual.run(1, body)
+    assert [step.get("stops") for step in log.of("step")] == [None, 2, None]
+    first, _, last = (step["step_s"] for step in log.of("step"))
+    assert log.of("epoch")[0]["wall_s"] == pytest.approx(first + last)
 
 
 def test_steps_are_counted_from_0_and_epochs_from_1_and_are_written_once() -> None:

@@ -90,7 +90,7 @@ def test_a_vote_tells_the_word_before_and_moves_no_clock() -> None:
 
 @pytest.fixture
 def restored() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCONT)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.pictures import captions
 from analysis.records.attempts import from_attempts, of_attempt
 from analysis.records.frames import Frames
 from analysis.records.steps import WINDOW, breakdown, outcomes, step_seconds, warm, warm_up
@@ -47,6 +48,18 @@ def test_a_step_lasts_as_long_as_its_slowest_rank(frames: Frames) -> None:
     steps = frames.steps[frames.steps["key"] == key]
     slowest = steps.pivot_table(index="step", columns="rank", values="step_s").max(axis="columns")
     np.testing.assert_array_equal(step_seconds(frames, key), slowest.iloc[4:])
+
+
+def test_a_step_in_which_a_worker_was_suspended_is_no_sample(frames: Frames) -> None:
+    key = synthetic.key(frames, "topk")
+    steps, before = frames.steps, step_seconds(frames, key)
+    where = steps["key"].eq(key) & steps["step"].eq(7) & steps["rank"].eq(1)
+    steps = steps.assign(step_s=steps["step_s"].mask(where, 30.0), stops=where.map({True: 1.0}))
+    suspended = frames._replace(steps=steps)
+    assert warm(suspended, key).stopped == 1
+    np.testing.assert_array_equal(step_seconds(suspended, key), np.delete(before, 7 - 4))
+    assert outcomes(suspended)["step_s"][key] == pytest.approx(np.delete(before, 7 - 4).mean())
+    assert "and 1 in which a worker was suspended" in captions.timing(suspended)
 
 
 def test_phases_and_the_unaccounted_add_up_to_the_step(frames: Frames) -> None:
