@@ -95,10 +95,8 @@ class StepLog:
         self._check_finite()
         for sample, numbers in zip(samples, read(self.waiting), strict=True):
             self.epoch.append({name: numbers[name] for name in ("loss", *EPOCH_MEANS)})
-            if sample.stops:
-                numbers["stops"] = sample.stops
-            else:
-                self.timed_s += sample.step_s
+            numbers["stops"] = sample.stops
+            self.timed_s += 0.0 if sample.stops else sample.step_s
             if sample.spans:
                 numbers["spans"] = sample.spans
             self.log.add(
