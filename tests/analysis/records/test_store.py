@@ -19,6 +19,8 @@ CONFIG: dict[str, Any] = {
     "cluster": {"where": "local"},
     "workers": 2,
     "seed": 0,
+    "timing": {"mode": "serialised", "warmup_steps": 1},
+    "train": {"validate": "never"},
     "data": {"root": "somewhere"},
     "profile": "laptop",
     "recipe": "yoon2022",
