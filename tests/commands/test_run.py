@@ -111,7 +111,8 @@ def test_a_torch_that_can_not_be_imported_is_told(
 
 
 def test_who_has_no_submitit_is_told_what_installs_it(here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "submitit", None)
+    for name in {"submitit", *(name for name in sys.modules if name.startswith("submitit."))}:
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "slurm.submit", raising=False)
     done = here("plan", "method=topk", "cluster=generic_slurm", "task=cnn_digits", "--sbatch")
     refused(done, "submitit is not installed", "make .venv/.train")

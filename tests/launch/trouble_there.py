@@ -215,7 +215,7 @@ def let_it_run(bench: Bench, attempt: Attempt) -> None:
     job = str(attempt.job.id)
     await_(lambda: not goes_on(attempt), f"the end of job {job}", patience([attempt]), pause=0.5)
     if attempt.state != "ok" and TIMED_OUT in bench.told(attempt):
-        bench.submit(f"seed={seed_of(attempt)}", *ELSEWHERE, LARGE_BATCHES)
+        bench.submit(f"seed={seed_of(attempt)}", *ELSEWHERE, *SLOW_STEPS)
 
 
 DYING = "n4"  # the others' jobs stay away from it
@@ -226,9 +226,9 @@ BIG_BATCHES = "task.batch_size=64"  # or most runs are over before they are told
 SLOWER = (*ELSEWHERE, BIG_BATCHES)
 STILL_SLOWER = (*ELSEWHERE, "task.batch_size=384")  # the command that cancels takes seconds
 # SLURM counts limits in minutes; told to stop 50 s before the end is told to stop after some seconds.
-LARGE_BATCHES = "task.batch_size=192"
+SLOW_STEPS = ("late.draw=constant", "late.s=0.05")  # 20 s in all, however fast the machine is
 TIMED_OUT = "DUE TO TIME LIMIT"  # as SLURM says of a job that it ended
-ONE_MINUTE = (*ELSEWHERE, LARGE_BATCHES, "cluster.time_min=1", "cluster.signal_delay_s=50")
+ONE_MINUTE = (*ELSEWHERE, *SLOW_STEPS, "cluster.time_min=1", "cluster.signal_delay_s=50")
 TROUBLES: dict[str, tuple[Trouble, tuple[str, ...]]] = {
     "kill": (kill_a_worker, SLOWER),
     "signal": (tell_to_stop, SLOWER),
