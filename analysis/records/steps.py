@@ -211,9 +211,12 @@ def outcomes(frames: Frames) -> pd.DataFrame:
     means = of_rank0.reindex(runs.index).combine_first(of_epochs)
     for column in MEANS:
         found[column] = means[column].reindex(runs.index)
-    began, ended = (pd.to_datetime(runs.get(name), utc=True) for name in ("started", "ended"))
-    if began is not None and ended is not None:
-        found["took_s"] = (ended - began).dt.total_seconds()
+    # Records have dates in any form of the standard, and perhaps in years that pandas has not.
+    began, ended = (
+        pd.to_datetime(pd.Series(runs.get(name), runs.index), utc=True, format="ISO8601", errors="coerce")
+        for name in ("started", "ended")
+    )
+    found["took_s"] = (ended - began).dt.total_seconds()
     return found
 
 

@@ -101,7 +101,9 @@ def make(root: Path) -> Results:
     results = Results(root)
     folders = results.folders
     for config in (*_of_figure(), _of_sweep()):
-        synthetic.made(folders.store, config)
+        synthetic.made(folders.store, config).update(
+            started="2026-01-01T00:00:00Z", ended="2026-01-01T00:01:00Z"
+        )
     runs = [attempt.run_id for attempt in results.victims]
     for attempt in results.victims:
         attempt.update(resumed=[{"step": 3, "at": "2026-01-01T00:00:00Z", "host": "n1"}])
