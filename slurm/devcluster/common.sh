@@ -17,7 +17,7 @@ die() {
 
 # The newest SLURM that install --newer has unpacked.
 newest() {
-    find "$UNPACKED" -mindepth 1 -maxdepth 1 2>/dev/null | sort -V | tail -n 1 || true
+    [ ! -d "$UNPACKED" ] || find "$UNPACKED" -mindepth 1 -maxdepth 1 | sort -V | tail -n 1
 }
 
 # The SLURM of this machine, or a newer one beside it: each has programs, ports and a state of its own.

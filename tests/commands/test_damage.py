@@ -17,6 +17,7 @@ EVERY_RUN = ("collect", "list", "status")  # commands that read the whole folder
 FELL = [  # what strangers met
     "run.json started: an offset", "run.json ended: a fraction", "a line of look, values: fewer",
     "config.json and its key, timing.warmup_steps: missing", "columns, records: three million rows",
+    "a log: escapes",
 ]  # fmt: skip
 SAMPLE = [*FELL, *sorted(random.Random(12).sample(sorted(KINDS.keys() - {*FELL}), 30))]
 # Commands that draw take half a second: one kind for each file that they read.

@@ -14,7 +14,7 @@ from slurm import jobs
 from tests.conftest import ROOT, fine
 from tests.launch.trouble_there import Bench
 from tests.launch.troubled import await_
-from tests.slurm.devcluster import Environment, say
+from tests.slurm.devcluster import Environment, of_this_venv, say
 from tests.test_readme import LINES, WITH_RUNS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -83,10 +83,9 @@ def test_the_commands_for_a_cluster_work_in_their_order(bench: Bench, tmp_path: 
     assert len(store.all_valid()) == len(store.runs()) > 12
 
 
+@of_this_venv
 @pytest.mark.parametrize("line", SBATCH)
 def test_what_is_said_of_sbatch_works(line: str, bench: Bench, tmp_path: Path) -> None:
-    if not (ROOT / ".venv").exists():
-        pytest.skip("sweep.sbatch runs .venv of the checkout, and these tests run in another environment")
     log = tmp_path / "log"
     done = fine(
         carried_out(line, bench, {"SBATCH_OUTPUT": str(log), "SPARSIFY_CONF": str(tmp_path / "conf")})

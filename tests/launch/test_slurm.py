@@ -20,7 +20,7 @@ from tests.conftest import ROOT, fine, refused, there
 from tests.launch import trouble_there
 from tests.launch.trouble_there import Bench
 from tests.launch.troubled import await_, faults_in
-from tests.slurm.devcluster import SCRIPTS, say
+from tests.slurm.devcluster import SCRIPTS, of_this_venv, say
 from tests.worker.runs import carry_out, orders
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -120,9 +120,8 @@ def test_horovod_over_slurm_ends_with_the_weights_of_torch(bench: Bench, tmp_pat
     assert attempt.manifest["weights"] == over_torch.manifest["weights"]
 
 
+@of_this_venv
 def test_plain_sbatch_makes_a_grid_in_one_allocation(bench: Bench, tmp_path: Path) -> None:
-    if not (ROOT / ".venv").exists():
-        pytest.skip("sweep.sbatch runs .venv of the checkout, and these tests run in another environment")
     words = ["method=dense,topk", "method.density=0.01,0.05", "train.validate=never", *SMOKE]
     log = tmp_path / "log"
     asked = ("--nodes=2", "--ntasks=2", "--exclusive", f"--output={log}", f"--chdir={ROOT}")

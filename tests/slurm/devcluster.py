@@ -20,6 +20,10 @@ PROGRAMS = ("sbatch", "slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd")
 # What makes a process speak to one cluster and not to another.
 NAMES = ("PATH", "SLURM_CONF", "SPARSIFY_DEVCLUSTER", "SPARSIFY_SLURM")
 Environment = dict[str, str]
+of_this_venv = pytest.mark.skipif(
+    not (SCRIPTS.parent.parent / ".venv").exists(),
+    reason="sweep.sbatch runs .venv of the checkout, and these tests run in another environment",
+)
 
 
 def chosen() -> str:
