@@ -31,6 +31,9 @@ class Exchange(Part, ABC):
     """Part of a method that sums the workers' selections."""
 
     needs_shared: ClassVar[bool] = False  # are indices left unsent, so that all workers must choose alike?
+    joins: ClassVar[bool] = (
+        False  # is the total of several buckets, exchanged as one, that of each by itself?
+    )
 
     @property
     def needs_exact(self) -> bool:
@@ -56,6 +59,8 @@ class AllGather(Exchange):
     Args:
         uneven: the workers bring different numbers of elements: lengths are gathered first.
     """
+
+    joins: ClassVar[bool] = True
 
     wire: Wire = Wire()
     uneven: bool = False
@@ -114,6 +119,7 @@ class AllReduce(Exchange):
     """All-reduce of values: no indices are sent, so all workers must have chosen alike."""
 
     needs_shared: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
         if not part.values.numel():

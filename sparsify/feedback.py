@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -10,13 +11,24 @@ import torch
 from torch import Tensor
 
 from sparsify.core import huge_pages
-from sparsify.kernels import Workspace
+from sparsify.kernels import JointKernel, Workspace
 from sparsify.ranges import MomentumFactor, NotNegative, Share
-from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, Delivery, Part, Sparse, work_dtype
+from sparsify.types import (
+    DENSE_AT_DENSITY_1,
+    NOTHING_IS_LOST,
+    Delivery,
+    Part,
+    Slice,
+    Sparse,
+    work_dtype,
+)
 
 
 class Feedback(Part, ABC):
     """Part of a method that keeps what was not sent."""
+
+    takes_pieces: ClassVar[bool] = False  # does `operands` hand the gradient on as it is, in pieces too?
+    joins: ClassVar[bool] = True  # can several buckets' be kept at once, by `retain_together`?
 
     @abstractmethod
     def init(self, like: Tensor) -> Any:
@@ -40,6 +52,12 @@ class Feedback(Part, ABC):
         if residual is not None:
             for part in delivery.delivered:
                 part.add_to(residual, alpha=-1)
+
+    def retain_together(self, delivery: Delivery, states: Sequence[Any], joint: JointKernel) -> None:
+        """`retain` of several buckets at once, given what was delivered of their space."""
+        residuals = [found for state in states if (found := self.residual(state)) is not None]
+        if residuals:
+            joint.add(residuals, sparse(delivery.delivered), alpha=-1)
 
     def residual(self, state: Any) -> Tensor | None:
         """The residual at this moment, (n,): the state's field of this name; None where nothing is kept."""
@@ -70,6 +88,8 @@ class ErrorFeedback(Feedback):
 
     The learning rate is not inside: residuals are replayed at the rate of the step that delivers them.
     """
+
+    takes_pieces: ClassVar[bool] = True
 
     def init(self, like: Tensor) -> Tensor:
         return huge_pages.zeros_like(like, work_dtype(like.dtype))
@@ -102,6 +122,8 @@ class LearningRateFeedback(Feedback):
         ValueError: in `operands`, lr is negative or NaN.
     """
 
+    takes_pieces: ClassVar[bool] = True
+
     def init(self, like: Tensor) -> Scaled:
         return Scaled(huge_pages.zeros_like(like, work_dtype(like.dtype)))
 
@@ -129,6 +151,9 @@ class LiteralFeedback(LearningRateFeedback):
     def retain(self, delivery: Delivery, state: Scaled) -> None:
         for part in delivery.total:
             part.add_to(state.residual, alpha=-1)
+
+    def retain_together(self, delivery: Delivery, states: Sequence[Scaled], joint: JointKernel) -> None:
+        joint.add([state.residual for state in states], sparse(delivery.total), alpha=-1)
 
 
 @dataclass
@@ -176,6 +201,12 @@ class MomentumCorrection(Feedback):
             if self.masking and isinstance(part, Sparse):
                 state.momentum.index_fill_(0, part.indices.long(), 0)
 
+    def retain_together(self, delivery: Delivery, states: Sequence[Velocity], joint: JointKernel) -> None:
+        super().retain_together(delivery, states, joint)
+        if self.masking:
+            for part in sparse(delivery.delivered):
+                joint.clear_at([state.momentum for state in states], part)
+
 
 @dataclass
 class LowPassState:
@@ -190,6 +221,8 @@ class LowPass(Feedback):
     """Error feedback through a low-pass filter: m <- (1 - beta) m + beta (m + g - sent). Chen et al. 2020
     (ScaleCom, NeurIPS), eq. 5. beta = 1 is plain error feedback; they take 0.1 to 0.3 for large batches.
     """
+
+    joins: ClassVar[bool] = False  # the filter goes through each residual as a whole
 
     beta: Share = 1.0
 
@@ -225,3 +258,9 @@ def named(name: str) -> Feedback:
     if name not in parts:
         raise ValueError(f"no feedback {name!r}; there are: {', '.join(parts)}")
     return parts[name]
+
+
+def sparse(parts: Sequence[Sparse | Slice]) -> list[Sparse]:
+    """Parts of exchanges that join buckets, which are all of this kind."""
+    assert all(isinstance(part, Sparse) for part in parts)
+    return [part for part in parts if isinstance(part, Sparse)]

@@ -14,8 +14,9 @@ from sparsify import cost, ranges
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import Exchange
-from sparsify.feedback import Feedback, LearningRateFeedback
-from sparsify.kernels import TOGETHER_UP_TO, JointKernel, Workspace, joint_kernel_for
+from sparsify.feedback import Feedback, LearningRateFeedback, sparse
+from sparsify.kernels import JointKernel, Workspace
+from sparsify.kernels.joint import single, split_like
 from sparsify.ranges import Density, Positive, Scope
 from sparsify.select import Selector, TopK
 from sparsify.types import (
@@ -84,6 +85,21 @@ class Method(ABC):
         """Change the whole gradient in place, (n,) of each bucket, before these are aggregated."""
         return None
 
+    @property
+    def joins(self) -> bool:
+        """True if several buckets can travel in one message: what is sent and kept of each stays the same."""
+        return False
+
+    @property
+    def takes_pieces(self) -> bool:
+        """True if a bucket's gradient may lie in several tensors."""
+        return False
+
+    @property
+    def mixes_tensors(self) -> bool:
+        """True if it can choose the largest of several buckets, each of which keeps a state of its own."""
+        return False
+
     @abstractmethod
     def init(self, like: Tensor, context: BucketContext) -> Any:
         """The state for a bucket like this one."""
@@ -116,13 +132,6 @@ class FeedbackMethod(Method):
 
     def residual(self, state: Any) -> Tensor | None:
         return self.feedback.residual(state.feedback)
-
-
-class JointSearch(NamedTuple):
-    """Several of a model's buckets, and what searches them at once."""
-
-    kernel: JointKernel
-    buckets: list[int]  # which, ascending
 
 
 class SparsifierState(NamedTuple):
@@ -187,31 +196,94 @@ class Sparsifier(FeedbackMethod):
             scatter(delivery.total, scale, grad, state.total.buffer("total") if state.total else None)
         return part.indices.numel()
 
-    def joint_search(self, likes: Sequence[Tensor], select: str) -> JointSearch | None:
-        """Buckets that are small enough, and a kernel for all of them."""
-        if not isinstance(self.select, TopK):
-            return None
-        buckets = [at for at, like in enumerate(likes) if like.numel() <= TOGETHER_UP_TO]
-        kernel = joint_kernel_for([likes[at] for at in buckets], select)
-        return None if kernel is None else JointSearch(kernel, buckets)
+    # The same steps for several buckets at once: one search, one message, one scatter.
 
-    def search_together(
+    @property
+    def joins(self) -> bool:
+        parts = self.exchange.joins and self.select.is_silent and self.feedback.joins
+        return parts and not self.unbiased and type(self).aggregate is Sparsifier.aggregate
+
+    @property
+    def takes_pieces(self) -> bool:
+        return self.joins and self.feedback.takes_pieces and not self.needs_whole_gradient
+
+    @property
+    def searches_together(self) -> bool:
+        """True if several buckets can be searched at once, though each may be exchanged by itself."""
+        return isinstance(self.select, TopK) and type(self).aggregate is Sparsifier.aggregate
+
+    @property
+    def mixes_tensors(self) -> bool:
+        return self.joins and self.searches_together and not self.needs_whole_gradient
+
+    def select_together(
         self,
-        joint: JointSearch,
-        grads: Sequence[Tensor],
+        joint: JointKernel,
+        grads: Sequence[Sequence[Tensor]],
         steps: Sequence[Step],
         states: Sequence[SparsifierState],
+        comm: Comm,
         timer: PhaseTimer,
-    ) -> dict[int, Sparse]:
-        """Accumulate and search these buckets at once."""
+        is_one: bool = False,
+    ) -> tuple[Sparse, list[int]]:
+        """What this worker sends of their space, and how many elements that is of each bucket.
+
+        Args:
+            grads: of each bucket tensors (m,) that follow each other; one, unless feedback takes pieces.
+            is_one: the largest of all of them are chosen, as of one bucket.
+        """
         with timer.phase("select"):
-            operands = [
-                self.feedback.operands(grads[at], steps[at].lr, states[at].feedback) for at in joint.buckets
-            ]
-            ks = [num_selected(grads[at].numel(), steps[at].step_density) for at in joint.buckets]
-            accs, addends = zip(*operands, strict=True)
-            parts = joint.kernel.topk(accs, addends, ks)
-        return dict(zip(joint.buckets, parts, strict=True))
+            accs, addends = list[Tensor](), list[Sequence[Tensor]]()
+            for own, step, state in zip(grads, steps, states, strict=True):
+                acc, addend = self.feedback.operands(own[0], step.lr, state.feedback)
+                accs.append(acc)
+                addends.append(own if addend is own[0] else [] if addend is None else [addend])
+            density = steps[0].step_density
+            if is_one:
+                ks = [num_selected(joint.num_elements, density)]
+                part = joint.topk([accs], [[piece for own in addends for piece in own]], ks)
+            elif isinstance(self.select, TopK):
+                ks = [num_selected(acc.numel(), density) for acc in accs]
+                part = joint.topk([[acc] for acc in accs], addends, ks)
+            else:
+                parts = []
+                for acc, own, state in zip(accs, addends, states, strict=True):
+                    k, last = num_selected(acc.numel(), density), single(acc, own)
+                    chosen = self.select.accumulate_and_select(acc, last, k, comm, state.select)
+                    parts.append(chosen.of(acc))
+                part, ks = joint.joined(parts), [one.indices.numel() for one in parts]
+        if any(step.watch for step in steps):
+            for step, acc, own_part in zip(steps, accs, joint.split(part, ks), strict=True):
+                if step.watch:
+                    step.watch(acc, own_part)
+        return part, ks
+
+    def deliver_together(
+        self,
+        part: Sparse,
+        ks: Sequence[int],
+        joint: JointKernel,
+        grads: Sequence[Sequence[Tensor]],
+        states: Sequence[SparsifierState],
+        comm: Comm,
+        timer: PhaseTimer,
+    ) -> int:
+        """`deliver` of what `select_together` chose."""
+        with timer.phase("exchange"):
+            delivery = self.exchange.exchange(part, joint.num_elements, sum(ks), comm, None)
+        with timer.phase("select"):
+            self.feedback.retain_together(delivery, [state.feedback for state in states], joint)
+        with timer.phase("scatter"):
+            scale = 1 / comm.size if self.average else 1.0
+            pieces = [piece for own in grads for piece in own]
+            wide = [state.total.buffer("total") for state in states if state.total]
+            joint.add(wide or pieces, sparse(delivery.total), scale, clears=True)
+            if wide:
+                rounded = [
+                    total for own, sums in zip(grads, wide, strict=True) for total in split_like(sums, own)
+                ]
+                torch._foreach_copy_(pieces, rounded)
+        return part.indices.numel()
 
     def init(self, like: Tensor, context: BucketContext) -> SparsifierState:
         wide = None if work_dtype(like.dtype) == like.dtype else Workspace(like)

@@ -102,6 +102,12 @@ class Part:
         """
         return []
 
+    @property
+    def is_silent(self) -> bool:
+        """True if it never sends anything."""
+        own = type(self)
+        return own.calls is Part.calls and own.promised is Part.promised
+
     def promised(self, seen: SeenStep) -> PromisedBytes:
         """Closed form of the bytes that this part sends of a bucket in a step, from numbers of elements.
         What is counted must be equal, or lie between.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -18,7 +18,7 @@ from sparsify.ranges import Scope
 MEGABYTE = 2**20
 LINE = 128  # bytes that a GPU reads at once: 32 float32. Loads of 16 bytes need a start that 16 divides
 # id of a parameter -> the `Gradients` that own its `.grad`; as long as these live, so does the parameter.
-OWNERS: WeakValueDictionary[int, Gradients] = WeakValueDictionary()
+OWNERS: WeakValueDictionary[int, OwnGradients] = WeakValueDictionary()
 
 
 class Bucket(NamedTuple):
@@ -58,6 +58,7 @@ class FlatGradients:
         scope: what one bucket spans: `global`, the whole model; `layer`, one tensor; or a number, a size in
             MB (of 2^20 bytes): consecutive tensors up to that size, a larger tensor alone.
         anew: what somebody can do where the gradients are of several types.
+        holds: False: there is no memory behind them, only their type and sizes; gradients lie elsewhere.
     """
 
     def __init__(
@@ -65,8 +66,14 @@ class FlatGradients:
         parameters: Iterable[tuple[str, Parameter]],
         scope: str | float,
         anew: str = "give each kind an optimiser of its own, and wrap each of them",
+        holds: bool = True,
     ) -> None:
         ranges.check("scope", scope, Scope)
+        if scope == "bucket":
+            raise ValueError(
+                "scope='bucket' is a bucket of DistributedDataParallel's, for sparsify.register; here take a "
+                "size in MB, such as scope=25"
+            )
         self.parameters = in_backward_order(parameters)
         kinds = {(p.dtype.to_real(), p.device) for _, p in self.parameters}
         if len(kinds) != 1:
@@ -76,9 +83,12 @@ class FlatGradients:
             )
         dtype, device = kinds.pop()
         sizes = [num_reals(p) for _, p in self.parameters]
-        together = list(grouped(sizes, dtype.itemsize, scope))
+        self.together = together = list(grouped(sizes, dtype.itemsize, scope))  # parameters of each bucket
         starts, end = laid_out(sizes, dtype.itemsize, together)
-        self.flat = huge_pages.advise(torch.empty(end, dtype=dtype, device=device)).zero_()
+        if holds:
+            self.flat = huge_pages.advise(torch.empty(end, dtype=dtype, device=device)).zero_()
+        else:
+            self.flat = torch.zeros(1, dtype=dtype, device=device).expand(end)
         # (n,) of each parameter
         self.views = [self.flat[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         self.buckets = list[Bucket]()
@@ -88,56 +98,89 @@ class FlatGradients:
             self.buckets.append(Bucket(flat, names, tuple(map(shape_of, parts))))
 
 
-class Gradients(FlatGradients):
-    """Flat gradients that backpropagation fills itself: each parameter's `.grad` is a view of them too, and
-    the optimiser reads the average from them without a copy.
-
-    Clear with `zero_`; where something else put another tensor (or none) into `.grad`, or other memory into
-    the tensor, `collect` brings it back.
+class OwnGradients(FlatGradients):
+    """Gradients that stay in the memory in which backpropagation computes them, which saves writing zeros and
+    adding to them. The average is written there too.
     """
 
+    holds: ClassVar[bool] = False
+
     def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
-        super().__init__(parameters, scope)
+        super().__init__(parameters, scope, holds=self.holds)
         self.kinds = [TensorKind.of(p) for _, p in self.parameters]
-        # Of each parameter, in its shape
-        self.grads = [shaped(view, p) for view, (_, p) in zip(self.views, self.parameters, strict=True)]
-        for (_, p), grad in zip(self.parameters, self.grads, strict=True):
-            p.grad = grad
-        self.places = [Place.of(grad) for grad in self.grads]
         self.strides = [p.stride() for _, p in self.parameters]
+        self.layouts = [layout_of(p) for _, p in self.parameters]  # strides of their gradients
         self.is_superseded = False  # do others own these gradients now?
         for _, p in self.parameters:
             if (earlier := OWNERS.get(id(p))) is not None:
                 earlier.is_superseded = True
             OWNERS[id(p)] = self
 
-    def zero_(self) -> None:
-        """Clear all gradients in place."""
-        self.flat.zero_()
+    def clear(self) -> None:
+        """Clear all gradients.
 
-    def collect(self) -> None:
-        """Make every `.grad` a view of the flat tensor again. A gradient that lies elsewhere, because
-        something else allocated it or moved it (`model.to`), is copied, sparse ones become dense; where there
-        is none, as for a parameter that was not used, it is zero.
+        Raises:
+            ValueError: as `collect`.
+        """
+        self.check_owner()
+        for _, p in self.parameters:
+            p.grad = None
+
+    def collect(self) -> list[Tensor]:
+        """The gradients as they are, (n,) of each parameter, without gaps, and where nothing else lies.
+        Sparse ones become dense; where there is none, as for a parameter that was not used, it is zero.
 
         Raises:
             ValueError: a gradient has another shape, dtype, device or memory format than at construction; or
                 others were made of these parameters since, and own their gradients now.
         """
+        self.check_owner()
+        found = [self._dense(at) for at in range(len(self.parameters))]
+        if len({grad.data_ptr() for grad in found if grad.numel()}) < sum(
+            map(bool, map(Tensor.numel, found))
+        ):
+            # Backpropagation has handed the same memory to several parameters, as it may to `a.view(-1)` and
+            # `b.view(-1)` where these are added.
+            found = [self._dense(at, is_alone=False) for at in range(len(self.parameters))]
+        return found
+
+    def in_buckets(self, grads: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Of each bucket what `collect` returned, as tensors (m,) that follow each other in it."""
+        return [[grads[at] for at in inside if grads[at].numel()] for inside in self.together]
+
+    def check_owner(self) -> None:
+        """Refuse to go on where others own these gradients."""
         if self.is_superseded:
             raise ValueError("these parameters were wrapped anew since; go on with what that returned")
-        for at in range(len(self.parameters)):
-            self.restore(at)
-
-    def restore(self, at: int) -> None:
-        """`collect` for one parameter."""
-        grad, p = self.grads[at], self.parameters[at][1]
-        if p.grad is not grad or Place.of(grad) != self.places[at] or p.stride() != self.strides[at]:
-            self._bring_back(at)
 
     @torch.no_grad()
-    def _bring_back(self, at: int) -> None:
-        (name, p), view, kind, place = self.parameters[at], self.views[at], self.kinds[at], self.places[at]
+    def _dense(self, at: int, is_alone: bool = True) -> Tensor:
+        """(n,) one gradient, see `collect`; moved, unless it lies there alone."""
+        p, grad, kind, layout = (
+            self.parameters[at][1],
+            self.parameters[at][1].grad,
+            self.kinds[at],
+            self.layouts[at],
+        )
+        if (
+            grad is None
+            or not is_alone
+            or TensorKind.of(grad) != kind
+            or grad.stride() != layout
+            or p.stride() != self.strides[at]
+            or grad.is_sparse
+            or grad.untyped_storage().nbytes() != grad.nbytes
+        ):
+            self.check_kind(at)
+            own = torch.empty_strided(kind.shape, layout, dtype=kind.dtype, device=kind.device)
+            grad = own.zero_() if grad is None else own.copy_(grad.to_dense() if grad.is_sparse else grad)
+            p.grad, self.strides[at] = grad, p.stride()
+        numbers = torch.view_as_real(grad) if grad.is_complex() else grad
+        return numbers.detach().as_strided((num_reals(p),), (1,))
+
+    def check_kind(self, at: int) -> None:
+        """Refuse a gradient that the residual can't follow."""
+        (name, p), kind = self.parameters[at], self.kinds[at]
         for now in map(TensorKind.of, (p if p.grad is None else p.grad, p)):
             if now != kind:
                 raise ValueError(
@@ -150,6 +193,57 @@ class Gradients(FlatGradients):
                 f"the strides of {name} were {self.strides[at]} and are now {p.stride()}; convert the model "
                 "to its memory format first, then wrap it, or build the method's state anew"
             )
+
+
+class Gradients(OwnGradients):
+    """Flat gradients that backpropagation fills itself: each parameter's `.grad` is a view of them too, and
+    the optimiser reads the average from them without a copy.
+
+    Clear with `zero_`; where something else put another tensor (or none) into `.grad`, or other memory into
+    the tensor, `collect` brings it back.
+    """
+
+    holds: ClassVar[bool] = True
+
+    def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
+        super().__init__(parameters, scope)
+        # Of each parameter, in its shape
+        self.grads = [shaped(view, p) for view, (_, p) in zip(self.views, self.parameters, strict=True)]
+        for (_, p), grad in zip(self.parameters, self.grads, strict=True):
+            p.grad = grad
+        self.places = [Place.of(grad) for grad in self.grads]
+
+    def zero_(self) -> None:
+        """Clear all gradients in place."""
+        self.flat.zero_()
+
+    def clear(self) -> None:
+        self.collect()
+        self.zero_()
+
+    def collect(self) -> list[Tensor]:
+        """Make every `.grad` a view of the flat tensor again. A gradient that lies elsewhere, because
+        something else allocated it or moved it (`model.to`), is copied. Returns the views; the rest is as for
+        `OwnGradients.collect`.
+        """
+        self.check_owner()
+        for at in range(len(self.parameters)):
+            self.restore(at)
+        return self.views
+
+    def in_buckets(self, grads: Sequence[Tensor]) -> list[list[Tensor]]:
+        return [[bucket.flat] for bucket in self.buckets]
+
+    def restore(self, at: int) -> None:
+        """`collect` for one parameter."""
+        grad, p = self.grads[at], self.parameters[at][1]
+        if p.grad is not grad or Place.of(grad) != self.places[at] or p.stride() != self.strides[at]:
+            self._bring_back(at)
+
+    @torch.no_grad()
+    def _bring_back(self, at: int) -> None:
+        (_, p), view, kind, place = self.parameters[at], self.views[at], self.kinds[at], self.places[at]
+        self.check_kind(at)
         grad = as_pairs(view, p).as_strided(kind.shape, place.stride)
         if p.grad is None:
             view.zero_()
@@ -256,12 +350,16 @@ def as_pairs(view: Tensor, p: Tensor) -> Tensor:
 
 
 def shaped(view: Tensor, p: Tensor) -> Tensor:
-    """(n,) in the shape of p: laid out like it, so that a channels-last parameter keeps its own layout; but
+    """(n,) in the shape of p, see `layout_of`."""
+    return as_pairs(view, p).as_strided(p.shape, layout_of(p))
+
+
+def layout_of(p: Tensor) -> tuple[int, ...]:
+    """Strides of its gradient: laid out like it, so that a channels-last parameter keeps its own layout; but
     row by row where p has gaps, or elements that share memory. Autograd makes its gradients alike.
     """
     is_dense = torch.empty_like(p, device="meta").stride() == p.stride()
-    pairs = as_pairs(view, p)
-    return pairs.as_strided(p.shape, p.stride()) if is_dense else pairs.view(p.shape)
+    return p.stride() if is_dense else torch.empty(p.shape, device="meta").stride()
 
 
 def check_tensor(name: str, tensor: Tensor) -> None:

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsify.comm import Comm
-from sparsify.core.bucket import Gradients
+from sparsify.core.bucket import Gradients, OwnGradients
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.engine import Engine, StepReport
 from sparsify.doors.handshake import of_tensors, shake_hands
 from sparsify.kernels import JointKernel, Kernel, kernels_in
-from sparsify.method import Method, Sparsifier, Step, Watch, num_selected
-from sparsify.types import SearchStats, Sparse
+from sparsify.method import Method, Step, Watch, num_selected
+from sparsify.types import SearchStats
 
 NORM_PIECE = 2**15  # elements, which in double precision stay in a core's cache
 
@@ -31,6 +31,9 @@ class Aggregator(Engine):
         select: which kernel searches the buckets: `torch`, plain operators; `fused`, one pass over memory;
             `auto`. See `sparsify.kernels.kernel_for`. It decides how fast a step is; of equal magnitudes at
             the border each may take others.
+        together: False: each bucket is searched and sent by itself, as papers describe it.
+        in_place: True: backpropagation adds to flat gradients, which it finds cleared. False: gradients stay
+            where it computes them, for methods that can read them there.
 
     Raises:
         ValueError: the density selects nothing of this model, or `select` can't be had here.
@@ -45,12 +48,19 @@ class Aggregator(Engine):
         seed: int = 0,
         debug: bool = False,
         select: str = "auto",
+        together: bool = True,
+        in_place: bool = True,
     ) -> None:
-        self.gradients, self.debug = Gradients(parameters, method.scope), debug
+        make = Gradients if in_place or not method.takes_pieces else OwnGradients
+        self.source, self.debug = make(parameters, method.scope), debug
         self.more_facts: Callable[[], Mapping[str, Any]] = dict  # that `debug` compares
-        super().__init__(method, self.gradients.buckets, comm, timer, seed, select)
-        likes = [bucket.flat for bucket in self.gradients.buckets]
-        self.joint = method.joint_search(likes, select) if isinstance(method, Sparsifier) else None
+        super().__init__(method, self.source.buckets, comm, timer, seed, select, together)
+
+    @property
+    def gradients(self) -> Gradients:
+        """The flat gradients, where there are any: not with `in_place=False`."""
+        assert isinstance(self.source, Gradients)
+        return self.source
 
     def aggregate(
         self, epoch: int = 0, lr: float | Sequence[float] = 1.0, watch: Watch | None = None
@@ -60,39 +70,38 @@ class Aggregator(Engine):
         Args:
             epoch: counted from 0, for the density schedule.
             lr: the optimiser's, for feedback in the learning-rate domain; or one for each bucket.
-            watch: see `Step`; each bucket is then searched by itself.
+            watch: see `Step`.
         """
-        steps = self.begin(epoch, lr, watch)
-        grads = [bucket.flat for bucket in self.gradients.buckets]
-        self.method.prepare(grads, self.comm)
-        found: dict[int, Sparse] = {}
-        if self.joint is not None and watch is None:
-            assert isinstance(self.method, Sparsifier)
-            found = self.method.search_together(self.joint, grads, steps, self.states, self.timer)
-        reports = [self.aggregate_bucket(at, own, found.get(at)) for at, own in enumerate(steps)]
-        return StepReport.total(reports)
+        return self.aggregate_all(self.source.collect(), epoch, lr, watch)
+
+    def aggregate_all(
+        self,
+        grads: Sequence[Tensor],
+        epoch: int = 0,
+        lr: float | Sequence[float] = 1.0,
+        watch: Watch | None = None,
+    ) -> StepReport:
+        """The same of what has been collected: `source.collect` says what."""
+        steps, buckets = self.begin(epoch, lr, watch), self.source.in_buckets(grads)
+        return self.average(range(len(buckets)), buckets, steps)
 
     def begin(self, epoch: int, lr: float | Sequence[float], watch: Watch | None = None) -> list[Step]:
         """The next step of each bucket, the same on all workers. Arguments as `aggregate`."""
         step = Step(self.method.density_at(epoch), watch=watch)
         if self.debug:
-            ks = [num_selected(bucket.flat.numel(), step.step_density) for bucket in self.gradients.buckets]
+            ks = [num_selected(bucket.flat.numel(), step.step_density) for bucket in self.buckets]
             facts = {"method": repr(self.method), "step": self.step, "k": sum(ks), "buckets": len(ks)}
-            facts |= of_tensors("parameter", self.gradients.parameters)
-            shake_hands(self.comm, {**facts, **self.more_facts()}, self.gradients.flat)
+            facts |= of_tensors("parameter", self.source.parameters)
+            shake_hands(self.comm, {**facts, **self.more_facts()}, self.source.flat)
         self.step += 1
         rates = lr if isinstance(lr, Sequence) else [lr] * len(self.states)
         return [step._replace(lr=rate) for rate in rates]
-
-    def aggregate_bucket(self, at: int, step: Step, found: Sparse | None = None) -> StepReport:
-        """One bucket in one step, see `Engine.average`."""
-        return self.average(at, self.gradients.buckets[at].flat, step, found)
 
     def residual_norm(self) -> Tensor:
         """Euclidean norm of this worker's residuals: a number in double precision, on their device."""
         residuals = [r for state in self.states if (r := self.method.residual(state)) is not None]
         if not residuals:
-            return self.gradients.flat.new_zeros((), dtype=torch.float64)
+            return self.source.flat.new_zeros((), dtype=torch.float64)
         if residuals[0].is_cuda:
             norms = torch.stack(torch._foreach_norm(residuals, dtype=torch.float64))
             return norms.square().sum().sqrt()
@@ -104,11 +113,12 @@ class Aggregator(Engine):
         """The kernels that searched the buckets, by name, and their statistics. On a GPU one host
         synchronisation each.
         """
-        kernels, alone = list[Kernel | JointKernel](), self.states
-        if self.joint is not None and self.joint.kernel.stats().steps:  # not where buckets overlap
-            kernels.append(self.joint.kernel)  # kernels of these buckets have nothing to do
-            alone = [state for at, state in enumerate(self.states) if at not in self.joint.buckets]
+        searching: list[Kernel | JointKernel] = [*self.joints.values(), *kernels_in(self.states)]
+        kernels = [(kernel.name, kernel.stats()) for kernel in searching]
+        # Where buckets are searched together, their own kernels have nothing to do.
+        is_idle = not any(stats.steps for _, stats in kernels)
         found: dict[str, SearchStats] = {}
-        for kernel in (*kernels, *kernels_in(alone)):
-            found[kernel.name] = found.get(kernel.name, SearchStats()) + kernel.stats()
+        for name, stats in kernels:
+            if stats.steps or (is_idle and name != JointKernel.name):
+                found[name] = found.get(name, SearchStats()) + stats
         return found

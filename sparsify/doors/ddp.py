@@ -17,10 +17,24 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
-from sparsify.core.bucket import Bucket, FlatGradients, in_backward_order, num_reals, shape_of
+from sparsify.core.bucket import (
+    Bucket,
+    FlatGradients,
+    TensorKind,
+    in_backward_order,
+    num_reals,
+    shape_of,
+)
 from sparsify.doors.averages import OnlyAverage
-from sparsify.doors.engine import Engine, NonFinite, PartlyDelivered, StepReport, check_unchanged, while_alive
-from sparsify.doors.full import FullBucket, FullTensor, dense
+from sparsify.doors.engine import (
+    Engine,
+    NonFinite,
+    PartlyDelivered,
+    StepReport,
+    check_unchanged,
+    while_alive,
+)
+from sparsify.doors.full import FullBucket, Known, dense
 from sparsify.doors.handshake import agree, of_optimiser, of_tensors, of_wrapping, shake_hands
 from sparsify.doors.overlap import Background
 from sparsify.doors.wrapping import (
@@ -121,19 +135,24 @@ class DDPHook(Door):
         self.parameters = in_backward_order(averaged)
         self.names = {id(p): name for name, p in self.parameters}
         self.strides = {name: p.stride() for name, p in self.parameters}
-        self._views = dict[str, Tensor]()  # (n,) of each, where buckets are not DDP's own memory
-        if method.scope == "layer" or isinstance(method, Dense):
-            buckets = [
-                Bucket(p.new_empty(num_reals(p), dtype=p.dtype.to_real()), (name,), (shape_of(p),))
+        # Has each tensor a bucket of its own, which is sent when it comes? Else what DDP brings waits.
+        self._is_tensorwise = method.scope in ("layer", "bucket") or isinstance(method, Dense)
+        if self._is_tensorwise:
+            self._likes = {
+                name: p.new_zeros(1, dtype=p.dtype.to_real()).expand(num_reals(p))
                 for name, p in self.parameters
-                if p.numel()
+            }
+            buckets = [
+                Bucket(self._likes[name], (name,), (shape_of(p),)) for name, p in self.parameters if p.numel()
             ]
         else:
-            flat = FlatGradients(averaged, method.scope, anew="take scope='layer', which mixes no types")
+            anew = "take scope='layer', which mixes no types"
+            flat = FlatGradients(averaged, method.scope, anew, holds=not method.takes_pieces)
             buckets = flat.buckets
-            self._views = {name: view for (name, _), view in zip(flat.parameters, flat.views, strict=True)}
+            self._likes = {name: view for (name, _), view in zip(flat.parameters, flat.views, strict=True)}
         self.engine = Engine(method, buckets, meeting, None, seed, select)
-        self._at = {bucket.names[0]: at for at, bucket in enumerate(buckets)}  # of each tensor's own bucket
+        self._at = {name: at for at, bucket in enumerate(buckets) for name in bucket.names}
+        self._known = dict[int, Known]()  # by the number of DDP's bucket
         self._full: list[FullBucket] = []  # not yet aggregated
         self._parts: list[StepReport] = []  # of this step
         self._came = set[str]()  # what DDP has handed over in this step
@@ -166,8 +185,8 @@ class DDPHook(Door):
         if bucket.index() == 0:  # also after a backward pass that ended in an error
             self._begin()
         (buffer, back), parameters = dense(bucket.buffer()), bucket.parameters()
-        names = [self._name(p) for p in parameters]
-        self._came |= {*names}
+        known = self._look_up(bucket.index(), buffer, parameters)
+        self._came.update(known.names)
         if bucket.is_last():
             self._check_all_came()
             self._average_once.check()
@@ -177,15 +196,14 @@ class DDPHook(Door):
             # Each as it lies in the buffer, whatever its strides. Complex numbers are two real ones: so DDP
             # hands their buckets over (and `bucket.gradients()` does not know it).
             numbers = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
-            gradients = numbers.split([num_reals(p) for p in parameters])
-            tensors = [
-                FullTensor(name, gradient, self._take_used(name))
-                for p, name, gradient in zip(parameters, names, gradients, strict=True)
-                if p.numel()
-            ]
+            gradients = numbers.split(known.sizes)
+            if len(known.filled) < len(known.names):
+                gradients = [gradients[at] for at in known.filled]
+            names = [known.names[at] for at in known.filled]
+            used = [self._take_used(name) for name in names] if self._used else [True] * len(names)
             averaged = Future(devices=[buffer.device] if buffer.is_cuda else [])
             filled = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
-            self._full.append(FullBucket(buffer, tensors, averaged, back, filled))
+            self._full.append(FullBucket(buffer, names, gradients, used, averaged, back, filled))
             if self._background is not None:
                 full, self._full = self._full, []
                 self._background.submit(partial(self._average, full))
@@ -229,10 +247,26 @@ class DDPHook(Door):
             self.engine.step += 1
             self.last_report = StepReport.total(self._parts)
 
+    def _look_up(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> Known:
+        """A bucket of DDP's, whose parameters change once, after the first step."""
+        ids, kind = [*map(id, parameters)], TensorKind.of(buffer)
+        known = self._known.get(index)
+        if known is None or (known.ids, known.kind) != (ids, kind):
+            names, sizes = [self._name(p) for p in parameters], [num_reals(p) for p in parameters]
+            real = buffer.new_empty(1, dtype=buffer.dtype.to_real())
+            for name, size in zip(names, sizes, strict=True):
+                check_unchanged(real.expand(size), self._likes[name], name)
+            filled = [at for at, size in enumerate(sizes) if size]
+            strides = [p.stride() for p in parameters]
+            known = self._known[index] = Known(ids, kind, names, sizes, filled, strides)
+        elif known.strides != [p.stride() for p in parameters]:
+            for p in parameters:
+                self._name(p)
+        return known
+
     def _take_used(self, name: str) -> bool:
         """True if this worker used it since the last step."""
-        if self._used is None:
-            return True
+        assert self._used is not None
         number = self._number[name]
         is_used, self._used.flags[number] = self._used.flags[number], False
         return is_used
@@ -258,9 +292,8 @@ class DDPHook(Door):
         if scale != 1:
             for bucket in full:
                 bucket.buffer.div_(scale)
-        tensors = [tensor for bucket in full for tensor in bucket.tensors]
         try:
-            used = self._agree(tensors)
+            used = self._agree(full)
         except NonFinite:
             if self.scaler is None:
                 raise
@@ -268,52 +301,65 @@ class DDPHook(Door):
             for bucket in full:
                 bucket.buffer.fill_(torch.inf)  # of which the scaler takes notice, on all workers
         else:
-            grads = self._collect(tensors, used)
-            self.method.prepare([grads[at] for at in sorted(grads)], self.engine.comm)
-            for at in sorted(grads):
-                self._parts.append(self.engine.average(at, grads[at], self._steps[at]))
-            if self._views:
-                self._hand_back(tensors, used)
+            self._parts += self._average_used(full, used)
             if scale != 1:
                 for bucket in full:
                     bucket.buffer.mul_(scale)
         for bucket in full:
             bucket.averaged.set_result(bucket.back(bucket.buffer))
 
-    def _collect(self, tensors: list[FullTensor], used: list[bool]) -> dict[int, Tensor]:
-        """(n,) of the engine's buckets that take part, by their numbers."""
-        for tensor in tensors:
-            view = self._views.get(tensor.name)
-            like = self.engine.buckets[self._at[tensor.name]].flat if view is None else view
-            check_unchanged(tensor.gradient, like, tensor.name)
-        if not self._views:
-            together = zip(tensors, used, strict=True)
-            return {self._at[tensor.name]: tensor.gradient for tensor, is_used in together if is_used}
-        for tensor, is_used in zip(tensors, used, strict=True):
-            self._views[tensor.name].copy_(tensor.gradient) if is_used else self._views[tensor.name].zero_()
-        return {at: bucket.flat for at, bucket in enumerate(self.engine.buckets)}
+    def _average_used(self, full: list[FullBucket], used: list[list[bool]]) -> list[StepReport]:
+        """What any worker has used since the last step; in buckets of several tensors, all of them."""
+        if self._is_tensorwise:
+            together = list(zip(full, used, strict=True))
+            if self.method.scope == "bucket":
+                return [report for one in together for report in self._average_tensors([one], is_one=True)]
+            return self._average_tensors(together)
+        grads = dict[str, Tensor]()
+        for bucket, flags in zip(full, used, strict=True):
+            grads |= zip(bucket.names, bucket.grads, strict=True)
+            for grad, is_used in zip(bucket.grads, flags, strict=True):
+                if not is_used:
+                    grad.zero_()
+        buckets = self.engine.buckets
+        pieces = [[grads[name] for name in bucket.names if name in grads] for bucket in buckets]
+        report = self.engine.average(range(len(buckets)), pieces, self._steps)
+        residuals = None if all(map(all, used)) else self.engine.residuals()
+        for bucket, flags in zip(full, used, strict=True):
+            for name, grad, is_used in zip(bucket.names, bucket.grads, flags, strict=True):
+                # DDP drops this average: with this, all workers together owe what they have just delivered.
+                if not is_used and residuals and name in residuals:
+                    residuals[name].add_(grad)
+        return [report]
 
-    def _hand_back(self, tensors: list[FullTensor], used: list[bool]) -> None:
-        """The averages to DDP; where it drops them, to the residuals: with this, all workers together owe
-        what they have just delivered.
-        """
-        residuals = self.engine.residuals()
-        for (name, gradient, _), is_used in zip(tensors, used, strict=True):
-            if is_used:
-                gradient.copy_(self._views[name])
-            elif name in residuals:
-                residuals[name].add_(self._views[name])
+    def _average_tensors(
+        self, full: list[tuple[FullBucket, list[bool]]], is_one: bool = False
+    ) -> list[StepReport]:
+        """Tensors, each with a state of its own, in the order in which they are numbered."""
+        pieces = {
+            self._at[name]: [grad]
+            for bucket, flags in full
+            for name, grad, is_used in zip(bucket.names, bucket.grads, flags, strict=True)
+            if is_used
+        }
+        ats = sorted(pieces)
+        steps, grads = [self._steps[at] for at in ats], [pieces[at] for at in ats]
+        return [self.engine.average(ats, grads, steps, is_one)] if ats else []
 
-    def _agree(self, tensors: list[FullTensor]) -> list[bool]:
+    def _agree(self, full: list[FullBucket]) -> list[list[bool]]:
         """Flags of the tensors that any worker used since the last step, see `Engine.agree`: asked only where
         there is anything to agree on.
         """
-        looks, used = self.check or self.scaler is not None, [tensor.is_used for tensor in tensors]
-        if not tensors or (not looks and self._used is None):
+        looks, used = self.check or self.scaler is not None, [bucket.used for bucket in full]
+        grads = [grad for bucket in full for grad in bucket.grads]
+        if not grads or (not looks and self._used is None):
             return used
-        grads, names = [tensor.gradient for tensor in tensors], [tensor.name for tensor in tensors]
+        names = [name for bucket in full for name in bucket.names]
         error = NonFinite if self._background is None else PartlyDelivered
-        return self.engine.agree(grads, names, used, looks, error)
+        flags = iter(
+            self.engine.agree(grads, names, [is_used for own in used for is_used in own], looks, error)
+        )
+        return [[next(flags) for _ in own] for own in used]
 
     def _name(self, p: Tensor) -> str:
         if id(p) not in self.names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, SupportsIndex, cast
 from weakref import WeakMethod
@@ -17,9 +17,12 @@ from sparsify.core import host_sync
 from sparsify.core.bucket import Bucket, TensorKind, finite_elements
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.states import FORMAT, agree_to_load, check_fits, check_form, dump, restore
+from sparsify.kernels import JointKernel, joint_kernel_for, kernel_for, kernels_in, norms_of
+from sparsify.kernels.joint import split_like
 from sparsify.method import Method, Sparsifier, Step
-from sparsify.types import BucketContext, Sparse
+from sparsify.types import BucketContext
 
+MOST_TOGETHER, MOST_JOINTS = 2**31 - 1, 64  # elements that travel together; kept kernels
 INFINITY = 0x7F800000  # bits of the exponent of a float32 that is no number or infinite
 ALIKE_LOOKS = 20
 log = logging.getLogger(__name__)
@@ -86,6 +89,7 @@ class Engine:
         buckets: numbered as what is drawn for them.
         comm: is wrapped in a `CountingComm`, unless it counts already.
         select: which kernel searches the buckets, see `sparsify.kernels.kernel_for`.
+        together: False: each bucket is searched and sent by itself, as papers describe it.
 
     Raises:
         ValueError: the density selects nothing of this model, or `select` can't be had here.
@@ -99,6 +103,7 @@ class Engine:
         timer: PhaseTimer | None,
         seed: int,
         select: str,
+        together: bool = True,
     ) -> None:
         if not isinstance(seed, SupportsIndex):
             raise ValueError(f"{seed=} must be a whole number")
@@ -115,27 +120,124 @@ class Engine:
                 f"density={density:g} of {self.num_elements} gradients selects none (k = 0); the smallest "
                 f"density that selects one is {1 / self.num_elements:.3g}"
             )
+        self.select, self.together = select, together
+        self.joints = dict[tuple[int, ...], JointKernel]()  # by the buckets that they are for
         self.states = [
             method.init(bucket.flat, BucketContext(operator.index(seed), comm.rank, i, bucket.shapes, select))
             for i, bucket in enumerate(buckets)
         ]
 
-    def average(self, at: int, grad: Tensor, step: Step, found: Sparse | None = None) -> StepReport:
-        """One bucket in one step, in place; to be called in the same order of buckets on all workers.
+    @property
+    def joins(self) -> bool:
+        """True if several buckets travel in one message."""
+        return self.method.joins and self.together
+
+    def average(
+        self,
+        ats: Sequence[int],
+        grads: Sequence[Sequence[Tensor]],
+        steps: Sequence[Step],
+        is_one: bool = False,
+    ) -> StepReport:
+        """Some buckets in one step, in place; those that can travel together do. To be called with the same
+        buckets in the same order on all workers.
 
         Args:
-            grad: (n,).
-            found: what this worker is to send of it, where that is known.
+            grads: of each of them the gradient, as tensors (m,) that follow each other.
+            steps: of each of them.
+            is_one: k is that of all of them together, see `Method.mixes_tensors`.
         """
-        state, before, syncs_before = self.states[at], self.comm.counted, host_sync.num_syncs()
-        if found is None:
-            selected = self.method.aggregate(grad, step, state, self.comm, self.timer)
-        else:
-            assert isinstance(self.method, Sparsifier)
-            selected = self.method.deliver(found, grad, step, state, self.comm, self.timer)
+        if not self.method.takes_pieces and any(len(own) > 1 for own in grads):
+            return self._average_whole(ats, grads, steps)
+        self.method.prepare([piece for own in grads for piece in own], self.comm)
+        reports = list[StepReport]()
+        for places in self._groups(ats):
+            few = [ats[place] for place in places], [grads[place] for place in places]
+            reports += self._average(*few, [steps[place] for place in places], is_one)
+        return StepReport.total(reports)
+
+    def _groups(self, ats: Sequence[int]) -> Iterator[list[int]]:
+        """Places of buckets that may travel together: of one kind, no more elements than int32 can count."""
+        kinds = dict[tuple[torch.dtype, torch.device], list[int]]()
+        for place, at in enumerate(ats):
+            flat = self.buckets[at].flat
+            kinds.setdefault((flat.dtype, flat.device), []).append(place)
+        for places in kinds.values():
+            group, elements = list[int](), 0
+            for place in places:
+                n = self.buckets[ats[place]].flat.numel()
+                if group and elements + n > MOST_TOGETHER:
+                    yield group
+                    group, elements = [], 0
+                group.append(place)
+                elements += n
+            yield group
+
+    def _average(
+        self, ats: list[int], grads: list[Sequence[Tensor]], steps: list[Step], is_one: bool
+    ) -> list[StepReport]:
+        """The same of one group."""
+        method, comm, timer, states = self.method, self.comm, self.timer, [self.states[at] for at in ats]
+        joint = self._joint_for(ats, grads, is_one)
+        if joint is None:
+            return [
+                self.report([at], step, partial(method.aggregate, grad, step, state, comm, timer))
+                for at, (grad,), step, state in zip(ats, grads, steps, states, strict=True)
+            ]
+        assert isinstance(method, Sparsifier)
+        select = partial(method.select_together, joint, grads, steps, states, comm, timer, is_one)
+
+        def together() -> int:
+            part, ks = select()
+            return method.deliver_together(part, ks, joint, grads, states, comm, timer)
+
+        if method.joins:
+            return [self.report(ats, steps[0], together)]
+        parts = joint.split(*select())
+        return [
+            self.report([at], step, partial(method.deliver, own, grad, step, state, comm, timer))
+            for at, own, (grad,), step, state in zip(ats, parts, grads, steps, states, strict=True)
+        ]
+
+    def report(self, ats: Sequence[int], step: Step, act: Callable[[], int]) -> StepReport:
+        """What an act, which averages these buckets and returns how many elements it sent, does."""
+        before, syncs_before = self.comm.counted, host_sync.num_syncs()
+        selected, n = act(), sum(self.buckets[at].flat.numel() for at in ats)
         sent_bytes, messages, predicted_s = (a - b for a, b in zip(self.comm.counted, before, strict=True))
         syncs = host_sync.num_syncs() - syncs_before
-        return StepReport(selected, grad.numel(), int(sent_bytes), syncs, int(messages), predicted_s)
+        return StepReport(selected, n, int(sent_bytes), syncs, int(messages), predicted_s)
+
+    def _average_whole(
+        self, ats: Sequence[int], grads: Sequence[Sequence[Tensor]], steps: Sequence[Step]
+    ) -> StepReport:
+        """The same, in the buckets' own memory."""
+        flats, pieces = [self.buckets[at].flat for at in ats], [piece for own in grads for piece in own]
+        views = [view for flat, own in zip(flats, grads, strict=True) for view in split_like(flat, own)]
+        torch._foreach_copy_(views, pieces)
+        report = self.average(ats, [[flat] for flat in flats], steps)
+        torch._foreach_copy_(pieces, views)
+        return report
+
+    def _joint_for(
+        self, ats: Sequence[int], grads: Sequence[Sequence[Tensor]], is_one: bool
+    ) -> JointKernel | None:
+        """What searches these buckets at once, and writes to them; None: each goes its own way."""
+        method = self.method
+        if not isinstance(method, Sparsifier) or not self.together:
+            return None
+        if not (method.joins or (method.searches_together and len(ats) > 1)):
+            return None
+        if (joint := self.joints.get(key := (is_one, *ats))) is None:
+            if len(self.joints) >= MOST_JOINTS:  # other parameters are used in each step
+                self.joints.clear()
+            likes = [self.buckets[at].flat for at in ats]
+            kernels = [kernel for at in ats for kernel in kernels_in(self.states[at])]
+            if is_one:
+                likes = [likes[0].new_zeros(1).expand(sum(like.numel() for like in likes))]
+                kernels = [kernel_for(likes[0], self.select)]
+            joint = self.joints[key] = joint_kernel_for(likes, kernels, self.select)
+        is_plain = type(joint) is JointKernel
+        return None if is_plain and len(ats) == 1 and len(grads[0]) == 1 else joint
 
     def residuals(self) -> dict[str, Tensor]:
         """(n,) of each parameter by its name, views: this worker's residual, where the method keeps one."""
@@ -166,7 +268,7 @@ class Engine:
         """
         norms = grads[0].new_ones(len(grads), dtype=torch.float32)
         if looks:
-            norms = torch.stack(torch._foreach_norm(list(grads))).float()
+            norms = norms_of(grads)
         everyone = self._gather_numbers(
             norms.view(torch.int32), host_sync.to_device(used, norms, torch.int32)
         )

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.futures import Future
 
+from sparsify.core.bucket import TensorKind
 
-class FullTensor(NamedTuple):
-    """A tensor with elements in a bucket that is full."""
 
-    name: str
-    gradient: Tensor  # (n,), a view of the bucket's buffer
-    is_used: bool  # has this worker used it since the last step?
+class Known(NamedTuple):
+    """What is known of a bucket of DDP's until its parameters change."""
+
+    ids: list[int]  # of its parameters
+    kind: TensorKind  # of its buffer
+    names: list[str]
+    sizes: list[int]  # real numbers of each
+    filled: list[int]  # which of them have elements
+    strides: list[tuple[int, ...]]
 
 
 class FullBucket(NamedTuple):
-    """A bucket of DDP's whose gradients are all there."""
+    """A bucket of DDP's whose gradients are all there; of the tensors that have elements."""
 
     buffer: Tensor  # (n,)
-    tensors: list[FullTensor]
+    names: list[str]
+    grads: Sequence[Tensor]  # (m,) of each, a view of the buffer
+    used: list[bool]  # has this worker used each since the last step?
     averaged: Future[Tensor]
     back: Callable[[Tensor], Tensor]  # makes of the average what DDP takes
     filled: Any  # an event on the stream that filled it; None on the CPU

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
+from sparsify.core import host_sync
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.averages import OnlyAverage
 from sparsify.doors.engine import PartlyDelivered, StepReport
@@ -142,23 +143,24 @@ class DistributedOptimiser(Door, Front):
         named = [(name, p) for name, p in model.named_parameters() if id(p) in mine]
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
         self.engine = self.aggregator = Aggregator(
-            method, named, self.comm, seed=seed, debug=debug, select=select
+            method, named, self.comm, seed=seed, debug=debug, select=select, in_place=overlap
         )
         self.aggregator.more_facts = partial(of_optimiser, optimiser)
-        self._used = Used([p for _, p in self.aggregator.gradients.parameters])
+        self._used = Used([p for _, p in self.aggregator.source.parameters])
         self._steps, self._average_once = OwnSteps(optimiser), OnlyAverage(self._known)
         self._accumulates = False  # within `no_sync`?
         self._drops = False  # within `skip`, what is not on its way
         # Of each parameter, has any worker used it in this step? As far as is known.
         self._used_anywhere = [True] * len(self._used.flags)
-        self._overlap = Overlap(self.aggregator, self._aggregate_bucket, self._begin) if overlap else None
+        self._overlap = Overlap(self.aggregator, self._aggregate_full, self._begin) if overlap else None
 
     @uncompiled
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Clear the gradients in place: backpropagation goes on writing into the method's own buffer."""
+        """Clear the gradients, as the method wants it: in place, so that backpropagation goes on writing into
+        the method's own buffer, or, where it can read them anywhere, by taking them away.
+        """
         self._refuse_halfway("zero_grad() came")
-        self.aggregator.gradients.collect()
-        self.aggregator.gradients.zero_()
+        self.aggregator.source.clear()
         self._used.clear()
         self._is_aggregated = False  # a step that was skipped leaves it set
 
@@ -184,20 +186,19 @@ class DistributedOptimiser(Door, Front):
         self._is_aggregated, self._scale, self.last_report = True, scale, None
         if self._overlap is not None:
             return self._finish(self._overlap)
-        gradients = self.aggregator.gradients
-        gradients.collect()
+        grads = self.aggregator.source.collect()
         if scale is not None:
-            gradients.flat.div_(scale)
-        used, self._is_skipped = self._look(scale)
+            torch._foreach_div_(grads, scale)
+        used, self._is_skipped = self._look(grads, scale)
         self._used.clear()
         if self._is_skipped:
-            for view in gradients.views:  # not the gaps between them, which stay zero
-                view.fill_(torch.inf)
+            for grad in grads:
+                grad.fill_(torch.inf)
             return None
-        self.last_report = self.aggregator.aggregate(self.epoch, self._rates())
-        self._leave_alone(used)
+        self.last_report = self.aggregator.aggregate_all(grads, self.epoch, self._rates())
+        self._leave_alone(grads, used)
         if scale is not None:
-            gradients.flat.mul_(scale)
+            torch._foreach_mul_(grads, scale)
         return self.last_report
 
     @contextmanager
@@ -225,10 +226,9 @@ class DistributedOptimiser(Door, Front):
         """
         if not self._is_aggregated:
             if self._overlap is None or not self._overlap.is_begun:
-                self.aggregator.gradients.collect()
-                self.aggregator.gradients.zero_()
+                self.aggregator.source.clear()
             if self.scaler is not None:
-                self.scaler.scale(self.aggregator.gradients.flat.new_zeros(()))  # has it ever scaled before?
+                self.scaler.scale(self.aggregator.source.flat.new_zeros(()))  # has it ever scaled before?
             self._used.clear()
             self._drops = True
         try:
@@ -241,41 +241,48 @@ class DistributedOptimiser(Door, Front):
         """The first gradient of a step has come, perhaps one that is to be sent."""
         if self._overlap is None or self._accumulates or self._is_aggregated:
             return
-        if not self.aggregator.gradients.is_superseded:
+        if not self.aggregator.source.is_superseded:
             self._check_unchanged()
             self._overlap.begin(self.epoch, self._rates())
 
     def _finish(self, overlap: Overlap) -> StepReport:
         """Send what overlapping has not sent yet, and wait."""
         if not overlap.is_begun:  # no gradient has come, or all within `no_sync`
-            self.aggregator.gradients.collect()
+            self.aggregator.source.collect()
             overlap.begin(self.epoch, self._rates())
         try:
             self.last_report = overlap.finish(self._drops)
         finally:
             self._used.clear()
         used, self._used_anywhere = self._used_anywhere, [True] * len(self._used.flags)
-        self._leave_alone(used)
+        self._leave_alone(self.aggregator.source.views, used)
         return self.last_report
 
-    def _aggregate_bucket(self, at: int, step: Step) -> StepReport:
-        """Aggregate one bucket in the thread of `overlap`."""
+    def _aggregate_full(self, group: Sequence[int], steps: Sequence[Step]) -> StepReport:
+        """Aggregate some buckets in the thread of `overlap`."""
         assert self._overlap is not None  # which calls this
-        aggregator, inside = self.aggregator, self._overlap.inside[at]
+        aggregator, overlap = self.aggregator, self._overlap
         if self.check:
+            inside = overlap.inside[overlap.groups.index([*group])]
             grads = [aggregator.gradients.views[index] for index in inside]
             names = [aggregator.gradients.parameters[index][0] for index in inside]
             flags = [self._used.flags[index] for index in inside]
             used = aggregator.agree(grads, names, flags, error=PartlyDelivered)
             for index, is_used in zip(inside, used, strict=True):
                 self._used_anywhere[index] = is_used
-        return aggregator.aggregate_bucket(at, step)
+        return overlap.average(group, steps)
 
-    def _leave_alone(self, used: list[bool]) -> None:
-        """Take the gradients of what was not used away, else weight decay and momentum would move it."""
-        gradients = self.aggregator.gradients
-        for (_, p), view, is_used in zip(gradients.parameters, gradients.views, used, strict=True):
-            if not p.requires_grad or not (is_used or view.any()):
+    def _leave_alone(self, grads: Sequence[Tensor], used: list[bool]) -> None:
+        """Take the gradients of what was not used away, else weight decay and momentum would move it; unless
+        a residual was delivered to it.
+        """
+        parameters = self.aggregator.source.parameters
+        unused = {at: grads[at] for at, is_used in enumerate(used) if not is_used}
+        if unused:  # one host synchronisation
+            is_any = host_sync.to_host(torch.stack([grad.any() for grad in unused.values()]))
+            unused = {at: grad for (at, grad), found in zip(unused.items(), is_any, strict=True) if not found}
+        for at, (_, p) in enumerate(parameters):
+            if at in unused or not p.requires_grad:
                 p.grad = None
 
     def _refuse_halfway(self, what: str) -> None:
@@ -286,16 +293,16 @@ class DistributedOptimiser(Door, Front):
                 "call it after step, or after aggregate(); where backward has failed, call skip()"
             )
 
-    def _look(self, scale: float | None) -> tuple[list[bool], bool]:
+    def _look(self, grads: Sequence[Tensor], scale: float | None) -> tuple[list[bool], bool]:
         """Flags of the parameters that any worker used; and whether the step must be skipped."""
-        gradients, flags = self.aggregator.gradients, self._used.flags
+        flags = self._used.flags
         if scale is not None or self.scaler is not None:
             found = infinities(self.scaler, self) if self.scaler is not None else None
-            return share_overflow(self.comm, gradients, flags, found)
+            return share_overflow(self.comm, grads, flags, found)
         if not self.check:
             return [True] * len(flags), False
-        names = [name for name, _ in gradients.parameters]
-        return self.aggregator.agree(gradients.views, names, flags), False
+        names = [name for name, _ in self.aggregator.source.parameters]
+        return self.aggregator.agree(grads, names, flags), False
 
     @uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -344,7 +351,7 @@ class DistributedOptimiser(Door, Front):
 
     def _rates(self) -> float | list[float]:
         """The learning rate of each bucket, where the method follows it."""
-        gradients = self.aggregator.gradients
+        gradients = self.aggregator.source
         if not self.aggregator.method.needs_lr:
             return 1.0
         return rates_of(gradients.parameters, gradients.buckets, self.optimiser)
@@ -372,7 +379,7 @@ class DistributedOptimiser(Door, Front):
             state_dict = before(self, state_dict) or state_dict
         with unless_refused(self.optimiser):
             check = partial(load_whole, state_dict, self.optimiser, self.aggregator.check_state)
-            agree_to_load(self.comm, self.aggregator.gradients.flat.device, check)
+            agree_to_load(self.comm, self.aggregator.source.flat.device, check)
         self.aggregator.restore_state(state_dict["method"])
         self._epoch = state_dict["epoch"]
         for after in self._optimizer_load_state_dict_post_hooks.values():

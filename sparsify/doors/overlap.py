@@ -14,6 +14,8 @@ from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import StepReport, while_alive
 from sparsify.method import Step
 
+MOST_BYTES, FEWEST = 25 * 2**20, 8  # of a message's gradients, as DDP's buckets; messages of a step, about
+
 
 class Background:
     """One thread and, on a GPU, one stream, which do their work in the order in which it is handed in.
@@ -87,7 +89,7 @@ class Overlap:
     Args:
         aggregator: of several buckets; its communicator must work from another thread (processes do, virtual
             ranks don't), and nothing else may use it between `begin` and `finish`.
-        aggregate: does a bucket, in the thread; by default the aggregator does.
+        aggregate: does some buckets, given their numbers, in the thread; by default the aggregator does.
         unannounced: called when a gradient comes in a step that was not begun; it may begin it.
 
     Raises:
@@ -97,7 +99,7 @@ class Overlap:
     def __init__(
         self,
         aggregator: Aggregator,
-        aggregate: Callable[[int, Step], StepReport] | None = None,
+        aggregate: Callable[[Sequence[int], Sequence[Step]], StepReport] | None = None,
         unannounced: Callable[[], None] = lambda: None,
     ) -> None:
         self.aggregator, gradients = aggregator, aggregator.gradients
@@ -111,15 +113,19 @@ class Overlap:
                 f"overlap=true with scope={aggregator.method.scope!r}: there is one bucket, and it is full "
                 "when backpropagation is over; take scope=layer, or a bucket size in MB"
             )
-        self.aggregate, self.unannounced = aggregate or aggregator.aggregate_bucket, unannounced
+        self.aggregate, self.unannounced = aggregate or self.average, unannounced
         self.background = Background(gradients.flat.device)
         # What is aggregated does not count as changed: autograd counts changes of an alias by themselves.
         gradients.buckets[:] = [bucket._replace(flat=bucket.flat.data) for bucket in gradients.buckets]
         index_of = {name: index for index, (name, _) in enumerate(gradients.parameters)}
-        # Of each bucket the indices of its parameters, and the inverse; empty tensors lie in no bucket.
-        self.inside = [[index_of[name] for name in bucket.names] for bucket in gradients.buckets]
+        # Buckets that are sent as soon as all of them are full.
+        self.groups = groups_of([bucket.flat.nbytes for bucket in gradients.buckets], aggregator.joins)
+        # Of each group the indices of its parameters, and the inverse; empty tensors lie in no bucket.
+        self.inside = [
+            [index_of[name] for at in group for name in gradients.buckets[at].names] for group in self.groups
+        ]
         self.places = {index: at for at, inside in enumerate(self.inside) for index in inside}
-        self.waiting: list[set[int]] = []  # of each bucket, parameters whose gradients are yet to come
+        self.waiting: list[set[int]] = []  # of each group, parameters whose gradients are yet to come
         self.steps: list[Step] = []  # of each bucket
         self.held = dict[int, Tensor]()  # by the parameter's index, what stands in its gradient's place
         self.changes = 0  # of the gradients, as autograd counts them, when the last one came
@@ -163,7 +169,8 @@ class Overlap:
             for index in waiting[at]:  # parameters that were not used get no gradient
                 gradients.restore(index)
             if drops:
-                gradients.buckets[at].flat.zero_()
+                for bucket in self.groups[at]:
+                    gradients.buckets[bucket].flat.zero_()
             self._start(at)
         return StepReport.total(self.background.finish())
 
@@ -194,5 +201,26 @@ class Overlap:
         while (at := len(self.background.futures)) < len(self.waiting) and not self.waiting[at]:
             self._start(at)
 
+    def average(self, group: Sequence[int], steps: Sequence[Step]) -> StepReport:
+        """Aggregate buckets that are full."""
+        buckets = self.aggregator.gradients.buckets
+        return self.aggregator.average(group, [[buckets[at].flat] for at in group], steps)
+
     def _start(self, at: int) -> None:
-        self.background.submit(partial(self.aggregate, at, self.steps[at]))
+        group = self.groups[at]
+        self.background.submit(partial(self.aggregate, group, [self.steps[bucket] for bucket in group]))
+
+
+def groups_of(nbytes: Sequence[int], joins: bool) -> list[list[int]]:
+    """Numbers of the buckets, of so many bytes each, that travel together while backpropagation goes on: a
+    few messages a step, so that there is something to overlap.
+    """
+    most = min(MOST_BYTES, sum(nbytes) / FEWEST) if joins else 0
+    groups, size = list[list[int]](), 0
+    for at, own in enumerate(nbytes):
+        if not groups or size + own > most:
+            groups.append([])
+            size = 0
+        groups[-1].append(at)
+        size += own
+    return groups

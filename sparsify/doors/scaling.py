@@ -10,7 +10,7 @@ from torch.amp.grad_scaler import GradScaler, OptState
 
 from sparsify.comm import Comm
 from sparsify.core import host_sync
-from sparsify.core.bucket import Gradients
+from sparsify.core.bucket import finite_norms
 
 
 def infinities(scaler: GradScaler, optimiser: torch.optim.Optimizer) -> list[Tensor]:
@@ -41,7 +41,7 @@ def check_scale(told: float | None, scale: Tensor | None) -> None:
 
 
 def share_overflow(
-    comm: Comm, gradients: Gradients, used: Sequence[bool], infinite: Sequence[Tensor] | None
+    comm: Comm, grads: Sequence[Tensor], used: Sequence[bool], infinite: Sequence[Tensor] | None
 ) -> tuple[list[bool], bool]:
     """Of each gradient, has any worker used it? And does any worker's overflow? One small sum.
 
@@ -51,10 +51,10 @@ def share_overflow(
             nobody noted, so gradients are looked at.
     """
     if infinite is None:
-        overflow = ~gradients.finite().all()
+        overflow = ~finite_norms(grads).all()
     else:
-        overflow = torch.stack([number.to(gradients.flat.device) for number in infinite]).sum()
-    used_here = host_sync.to_device(used, gradients.flat, torch.float32)
+        overflow = torch.stack([number.to(grads[0].device) for number in infinite]).sum()
+    used_here = host_sync.to_device(used, grads[0], torch.float32)
     facts = torch.cat([overflow.float().reshape(1), used_here])
     overflows, *used_anywhere = host_sync.to_host(comm.all_reduce(facts))
     for number in infinite or ():

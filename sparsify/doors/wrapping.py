@@ -316,6 +316,11 @@ def check_method(
         raise ValueError(
             f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
         )
+    if method.scope == "bucket" and not method.mixes_tensors:
+        raise ValueError(
+            "scope='bucket' chooses the largest of several tensors, and this method does not; take "
+            "scope='layer', or a size in MB"
+        )
     if isinstance(getattr(optimiser, "optimiser", None), torch.optim.Optimizer):
         raise ValueError(
             "sparsify.distribute's optimiser averages by itself; give register the inner one, or leave it out"
@@ -342,10 +347,10 @@ def check_tensorwise(method: Method) -> None:
             "overlap=True begins before the norm of the whole gradient is known, which clip_norm needs; "
             "leave one of them out"
         )
-    if method.scope != "layer":
+    if method.scope not in ("layer", "bucket"):
         raise ValueError(
             f"overlap=True sends each of DDP's buckets as soon as it is full, and scope={method.scope!r} "
-            "spans several; take scope='layer', or leave overlap out"
+            "spans several; take scope='layer' or 'bucket', or leave overlap out"
         )
 
 

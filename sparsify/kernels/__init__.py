@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ from sparsify import ranges
 from sparsify.core import host_sync, huge_pages
 from sparsify.core.checks import check_k
 from sparsify.kernels import native, vectorised
-from sparsify.kernels.native import Native, Unavailable
+from sparsify.kernels.joint import JointKernel as JointKernel
+from sparsify.kernels.native import Native, NativeJoint, Unavailable
 from sparsify.kernels.vectorised import Vectorised
 from sparsify.types import BucketContext, SearchStats, Sparse, work_dtype
 from sparsify.types import Kernel as Kernel
@@ -37,20 +38,6 @@ GPU_FROM = 2**17  # predicted from counts: 6 launches against the 20 of a large 
 # element take less time than six launches more. Predicted as well.
 TOGETHER_UP_TO = 2**23
 log = logging.getLogger(__name__)
-
-
-class JointKernel(Protocol):
-    """A search of several buckets, which it was made for."""
-
-    @property
-    def name(self) -> str:
-        """Name of the kernel, as records have it."""
-
-    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int]) -> list[Sparse]:
-        """Parts that `Kernel.topk` finds, of each bucket."""
-
-    def stats(self) -> SearchStats:
-        """Statistics of all calls, in which every bucket counts as one step; no host synchronisation."""
 
 
 class Eager(Kernel):
@@ -123,20 +110,27 @@ def kernel_for(like: Tensor, choice: str = "auto") -> Kernel:
         return other
 
 
-def joint_kernel_for(likes: Sequence[Tensor], choice: str = "auto") -> JointKernel | None:
-    """A kernel that searches all these buckets (n,) at once; None where there is none, or it would not pay,
-    as on a CPU, where nothing is launched: of a search of VGG-16 layer by layer the 42 small ones take 2 to 3
-    %.
-    """
-    is_for = len(likes) > 1 and likes[0].is_cuda and work_dtype(likes[0].dtype) == torch.float32
-    if choice == "torch" or not is_for:
-        return None
-    if trouble := trouble_with_gpu(likes[0].device) or trouble_with_segments(likes[0].device):
-        tell(f"searching bucket by bucket, which takes more launches: {trouble}")
-        return None
-    from sparsify.kernels import segments
+def joint_kernel_for(likes: Sequence[Tensor], kernels: Sequence[Kernel], choice: str = "auto") -> JointKernel:
+    """What searches all these buckets (n,) at once, and writes to them; where there is nothing better, one
+    after the other.
 
-    return segments.GpuSegments(likes)
+    Args:
+        kernels: of each bucket; none where nothing is searched.
+        choice: as for `kernel_for`.
+    """
+    sizes = [like.numel() for like in likes]
+    if choice != "torch" and all(map(native.supports, likes)) and not trouble_with_native():
+        return NativeJoint(sizes)
+    return JointKernel(sizes, kernels)
+
+
+def norms_of(tensors: Sequence[Tensor]) -> Tensor:
+    """(number of tensors,) float32: the Euclidean norm of each, which may overflow though all elements are
+    finite.
+    """
+    if not trouble_with_native() and (norms := native.norms(tensors)) is not None:
+        return norms
+    return torch.stack(torch._foreach_norm(list(tensors))).float()
 
 
 def pays_from(like: Tensor) -> int:

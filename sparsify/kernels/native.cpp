@@ -11,6 +11,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -25,8 +27,9 @@ namespace {
 using Key = uint32_t;
 constexpr Key MAGNITUDE = 0x7fffffffu;
 constexpr int64_t PER_THREAD = 1 << 19;  // fewer elements than this are not worth a thread
-constexpr int64_t UNSAMPLED = 1 << 14;   // so few elements are looked through without a guess
+constexpr int64_t UNSAMPLED = 1 << 10;   // so few elements are looked through without a guess
 constexpr int64_t SAMPLE = 1 << 16;
+constexpr int64_t FEW = 1 << 12;  // up to so many, partial sorting is faster than counting in 2,048 bins
 constexpr int64_t ROOM = 8;  // candidates beyond 1/8 of all elements are not collected: all are looked through
 constexpr Key NOTHING = 0xffffffffu;  // a bound that nothing reaches
 constexpr int64_t RUN = 8;  // elements in a row of the sample: half a cache line
@@ -228,19 +231,9 @@ int64_t num_parts(int64_t n, int64_t threads) {
 // Where part `at` of `parts` begins: at whole cache lines, so that no two threads write to one.
 int64_t part_start(int64_t n, int64_t parts, int64_t at) { return at == parts ? n : n / parts * at / 16 * 16; }
 
-// The whole pass, in as many threads. Parts follow each other in the order of their indices.
-std::vector<Candidates> pass(
-    float* acc, const void* grad, int32_t kind, int64_t n, Key bound, int32_t level, int64_t threads, int32_t* indices,
-    float* values, int64_t capacity) {
-  const int64_t parts = num_parts(n, threads);
-  std::vector<Candidates> found;
-  for (int64_t at = 0; at < parts; ++at)
-    found.push_back({indices + at * capacity, values + at * capacity, capacity});
-  const auto work = [&](int64_t at) {
-    Candidates own = found[at];  // lest two threads count in one cache line
-    stream_any(acc, grad, kind, part_start(n, parts, at), part_start(n, parts, at + 1), bound, level, own);
-    found[at] = own;
-  };
+// do(0), ..., do(parts - 1), each in a thread of its own, where that can be had.
+template <typename Work>
+void in_threads(int64_t parts, const Work& work) {
   std::vector<std::thread> others;
   for (int64_t at = 1; at < parts; ++at) {
     try {
@@ -251,14 +244,59 @@ std::vector<Candidates> pass(
   }
   work(0);
   for (auto& other : others) other.join();
+}
+
+int64_t size_of(int32_t kind) { return kind == FP32 ? 4 : 2; }
+
+// Elements from `start` on, up to `end`, of a bucket, and their gradient. The pieces of a bucket follow each other.
+struct Piece {
+  float* acc;
+  const void* grad;
+  int64_t start, end;
+
+  // As if the bucket's first element were here too, so that an element has the same index as in the bucket.
+  float* acc_from_first() const {
+    return reinterpret_cast<float*>(reinterpret_cast<uintptr_t>(acc) - start * sizeof(float));
+  }
+  const void* grad_from_first(int32_t kind) const {
+    return reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(grad) - start * size_of(kind));
+  }
+};
+
+// What is summed and searched; of kind NONE the gradient has been added.
+struct Bucket {
+  const Piece *pieces, *end;
+  int32_t kind;
+  int64_t n;
+};
+
+// The whole pass, in as many threads. Parts follow each other in the order of their indices.
+std::vector<Candidates> pass(
+    const Bucket& bucket, Key bound, int32_t level, int64_t threads, int32_t* indices, float* values,
+    int64_t capacity) {
+  const int64_t parts = num_parts(bucket.n, threads);
+  std::vector<Candidates> found;
+  for (int64_t at = 0; at < parts; ++at)
+    found.push_back({indices + at * capacity, values + at * capacity, capacity});
+  in_threads(parts, [&](int64_t at) {
+    Candidates own = found[at];  // lest two threads count in one cache line
+    const int64_t first = part_start(bucket.n, parts, at), last = part_start(bucket.n, parts, at + 1);
+    for (const Piece* piece = bucket.pieces; piece != bucket.end; ++piece) {
+      const int64_t begin = std::max(first, piece->start), end = std::min(last, piece->end);
+      if (begin >= end) continue;
+      const void* grad = piece->grad_from_first(bucket.kind);
+      stream_any(piece->acc_from_first(), grad, bucket.kind, begin, end, bound, level, own);
+    }
+    found[at] = own;
+  });
   return found;
 }
 
-// Elements in the order of their indices; without `indices`, they are 0, 1, ...
+// Elements in the order of their indices; without `indices`, they are first, first + 1, ...
 struct Span {
   const int32_t* indices;
   const float* values;
-  int64_t count;
+  int64_t count, first = 0;
 };
 
 struct Border {
@@ -286,21 +324,38 @@ struct Radix {
   }
 };
 
-Border border(const std::vector<Span>& spans, int64_t k) {
-  Radix radix{k};
-  radix.narrow(spans, 20, 11);
-  radix.narrow(spans, 9, 11);
-  radix.narrow(spans, 0, 9);
-  return {radix.known, radix.left};
+// The k-th largest key, counted from 1; `keys` change places.
+Key kth_largest(std::vector<Key>& keys, int64_t k) {
+  std::nth_element(keys.begin(), keys.begin() + k - 1, keys.end(), std::greater<Key>());
+  return keys[k - 1];
 }
 
-void emit(const std::vector<Span>& spans, Border at, int64_t k, int32_t* indices, float* values) {
+Border border(const std::vector<Span>& spans, int64_t k) {
+  int64_t total = 0;
+  for (const Span& span : spans) total += span.count;
+  if (total > FEW) {
+    Radix radix{k};
+    radix.narrow(spans, 20, 11);
+    radix.narrow(spans, 9, 11);
+    radix.narrow(spans, 0, 9);
+    return {radix.known, radix.left};
+  }
+  std::vector<Key> keys;
+  keys.reserve(total);
+  for (const Span& span : spans)
+    for (int64_t i = 0; i < span.count; ++i) keys.push_back(key_of(span.values[i]));
+  const Key key = kth_largest(keys, k);
+  return {key, k - std::count_if(keys.begin(), keys.begin() + k, [key](Key other) { return other > key; })};
+}
+
+// `base`: what the indices of a bucket are counted from.
+void emit(const std::vector<Span>& spans, Border at, int64_t k, int32_t base, int32_t* indices, float* values) {
   int64_t found = 0;
   for (const Span& span : spans)
     for (int64_t i = 0; i < span.count && found < k; ++i) {  // no other branch: every second would be guessed wrongly
       const Key key = key_of(span.values[i]);
       const bool tie = key == at.key && at.ties > 0;
-      indices[found] = span.indices ? span.indices[i] : static_cast<int32_t>(i);
+      indices[found] = base + (span.indices ? span.indices[i] : static_cast<int32_t>(span.first + i));
       values[found] = span.values[i];
       found += key > at.key || tie;
       at.ties -= tie;
@@ -322,17 +377,25 @@ Guess guess(int64_t n, int64_t k) {
   return rank > sample / 2 ? Guess{0, 0} : Guess{sample, rank};
 }
 
-Key sampled_bound(const float* acc, const void* grad, int32_t kind, int64_t n, Guess made) {
+Key sampled_bound(const Bucket& bucket, Guess made) {
   std::vector<float> sample(made.sample);
-  const int64_t runs = made.sample / RUN, stride = n / runs;
+  const int64_t runs = made.sample / RUN, stride = bucket.n / runs;
+  const Piece* piece = bucket.pieces;
   for (int64_t run = 0; run < runs; ++run) {
     // Somewhere within its stride, by a hash: a fixed place would always meet the same place of a layer's rows.
     const uint64_t mixed = (static_cast<uint64_t>(run) + 1) * 0x9E3779B97F4A7C15u;
     const int64_t start = run * stride + static_cast<int64_t>((mixed >> 33) % static_cast<uint64_t>(stride - RUN + 1));
-    for (int64_t i = 0; i < RUN; ++i) {
-      const float owed = acc[start + i];
-      sample[run * RUN + i] = kind == NONE ? owed : owed + load_any(grad, kind, start + i);
+    for (int64_t i = start; i < start + RUN; ++i) {
+      while (i >= piece->end) ++piece;
+      const float owed = piece->acc[i - piece->start];
+      const bool is_added = bucket.kind == NONE;
+      sample[run * RUN + i - start] = is_added ? owed : owed + load_any(piece->grad, bucket.kind, i - piece->start);
     }
+  }
+  if (made.sample <= FEW) {
+    std::vector<Key> keys(made.sample);
+    std::transform(sample.begin(), sample.end(), keys.begin(), key_of);
+    return kth_largest(keys, made.rank);
   }
   Radix radix{made.rank};
   radix.narrow({{nullptr, sample.data(), made.sample}}, 20, 11);
@@ -341,40 +404,52 @@ Key sampled_bound(const float* acc, const void* grad, int32_t kind, int64_t n, G
 }
 
 // The first bits of the k-th magnitude.
-Key counted_bound(const float* acc, int64_t n, int64_t k) {
+Key counted_bound(const std::vector<Span>& spans, int64_t k) {
   Radix radix{k};
-  radix.narrow({{nullptr, acc, n}}, 20, 11);
+  radix.narrow(spans, 20, 11);
   return radix.known;
 }
 
-// What a search found out.
+// What searches found out, all together.
 struct Report {
-  int64_t was_wrong;   // 1: fewer than k elements reached the guessed bound, or too many
-  int64_t candidates;  // elements that reached the guess, where it was right
-  int64_t bound;       // the one that was right, or -1: the whole sum was searched
+  int64_t wrong;       // searches in which fewer than k elements reached the guessed bound, or too many
+  int64_t candidates;  // elements that reached a guess that was right
+  int64_t selected;    // of these
 };
 
 enum Bound { GUESSED, COUNTED };  // in the order in which they are tried
 
+// Candidates that each part has room for.
+int64_t capacity_for(int64_t n, int64_t k, int64_t threads) {
+  const Guess made = guess(n, k);
+  if (!made.sample) return n < UNSAMPLED ? n : 0;
+  const double share = 1.5 * static_cast<double>(made.rank) / static_cast<double>(made.sample);
+  return std::min(n / num_parts(n, threads) + 16, static_cast<int64_t>(share * static_cast<double>(n)) + 4096);
+}
+
 // One search for the k largest of acc + grad.
 struct Search {
-  float* acc;
-  const void* grad;
-  int32_t kind;  // NONE: the gradient has been added
-  int64_t n, k;
+  Bucket bucket;
+  int64_t k;
   int32_t level;
   int64_t threads;
-  int32_t* indices;  // of candidates: parts x capacity
-  float* values;
-  int64_t capacity;
-  int64_t forced;                // a bound to take instead of a sampled one; negative: none
+  int64_t forced;  // a bound to take instead of a sampled one; negative: none
+  int64_t capacity = 0;
+  std::unique_ptr<int32_t[]> indices = nullptr;  // of candidates: parts x capacity
+  std::unique_ptr<float[]> values = nullptr;
   std::vector<Span> spans = {};  // what reached the bound
   int64_t total = 0, most = 0;   // of these: all, and those of one part
 
+  void make_room(int64_t size) {
+    capacity = size;
+    indices.reset(new int32_t[num_parts(bucket.n, threads) * size]);
+    values.reset(new float[num_parts(bucket.n, threads) * size]);
+  }
+
   // acc += grad; what reaches the bound.
   void collect(Key bound) {
-    const auto found = pass(acc, grad, kind, n, bound, level, threads, indices, values, capacity);
-    kind = NONE;
+    const auto found = pass(bucket, bound, level, threads, indices.get(), values.get(), capacity);
+    bucket.kind = NONE;
     spans.clear();
     total = most = 0;
     for (const Candidates& one : found) {
@@ -384,17 +459,140 @@ struct Search {
     }
   }
 
+  // The whole sum.
+  std::vector<Span> all() const {
+    std::vector<Span> found;
+    for (const Piece* piece = bucket.pieces; piece != bucket.end; ++piece)
+      found.push_back({nullptr, piece->acc, piece->end - piece->start, piece->start});
+    return found;
+  }
+
   // A key that at least k elements reach, probably; of COUNTED certainly. Negative: there is none.
   int64_t bound(Bound by) {
     if (by == GUESSED && forced >= 0) return forced;
     if (by == GUESSED) {
-      const Guess made = guess(n, k);
-      return made.sample ? int64_t{sampled_bound(acc, grad, kind, n, made)} : -1;
+      const Guess made = guess(bucket.n, k);
+      return made.sample ? int64_t{sampled_bound(bucket, made)} : -1;
     }
-    if (kind != NONE) collect(NOTHING);
-    return n >= UNSAMPLED && k > n / ROOM ? -1 : int64_t{counted_bound(acc, n, k)};
+    if (bucket.kind != NONE) collect(NOTHING);
+    return bucket.n < UNSAMPLED || k > bucket.n / ROOM ? -1 : int64_t{counted_bound(all(), k)};
+  }
+
+  // The k largest, by ascending index.
+  void run(int32_t base, int32_t* chosen, float* their_values, Report& report) {
+    bool found = false;
+    for (const Bound by : {GUESSED, COUNTED}) {
+      const int64_t tried = k ? bound(by) : -1;
+      if (tried < 0) continue;
+      collect(static_cast<Key>(tried));
+      const bool enough = total >= k, fits = most <= capacity;
+      report.wrong += by == GUESSED && !(enough && fits);
+      if (!enough || (!fits && total > bucket.n / ROOM)) continue;
+      if (!fits) {
+        make_room(most + most / 4);
+        collect(static_cast<Key>(tried));
+      } else if (by == GUESSED) {
+        report.candidates += total;
+        report.selected += k;
+      }
+      found = true;
+      break;
+    }
+    if (bucket.kind != NONE) collect(NOTHING);
+    if (!found) spans = all();
+    if (k) emit(spans, border(spans, k), k, base, chosen, their_values);
   }
 };
+
+// The sum of squares of x from begin to end, in lanes that are added in a fixed order.
+template <Kind kind>
+double squares_scalar(const void* x, int64_t begin, int64_t end) {
+  constexpr int64_t LANES = 16;
+  float sums[LANES] = {};
+  int64_t i = begin;
+  for (; i + LANES <= end; i += LANES)
+    for (int64_t lane = 0; lane < LANES; ++lane) sums[lane] += load<kind>(x, i + lane) * load<kind>(x, i + lane);
+  double total = 0;
+  for (; i < end; ++i) total += static_cast<double>(load<kind>(x, i)) * load<kind>(x, i);
+  for (const float sum : sums) total += sum;
+  return total;
+}
+
+#ifdef HAS_X86
+template <Kind kind>
+__attribute__((target("avx2,f16c"))) double squares_avx2(const void* x, int64_t begin, int64_t end) {
+  __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+  int64_t i = begin;
+  for (; i + 32 <= end; i += 32)
+    for (int64_t at = 0; at < 4; ++at) {
+      const __m256 here = load8<kind>(x, i + 8 * at);
+      sums[at] = _mm256_add_ps(sums[at], _mm256_mul_ps(here, here));
+    }
+  float lanes[32];
+  for (int64_t at = 0; at < 4; ++at) _mm256_storeu_ps(lanes + 8 * at, sums[at]);
+  double total = squares_scalar<kind>(x, i, end);
+  for (const float lane : lanes) total += lane;
+  return total;
+}
+
+template <Kind kind>
+__attribute__((target("avx512f"))) double squares_avx512(const void* x, int64_t begin, int64_t end) {
+  __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+  int64_t i = begin;
+  for (; i + 64 <= end; i += 64)
+    for (int64_t at = 0; at < 4; ++at) {
+      const __m512 here = load16<kind>(x, i + 16 * at);
+      sums[at] = _mm512_add_ps(sums[at], _mm512_mul_ps(here, here));
+    }
+  float lanes[64];
+  for (int64_t at = 0; at < 4; ++at) _mm512_storeu_ps(lanes + 16 * at, sums[at]);
+  double total = squares_scalar<kind>(x, i, end);
+  for (const float lane : lanes) total += lane;
+  return total;
+}
+#endif
+
+template <Kind kind>
+double squares(const void* x, int64_t begin, int64_t end, int32_t level) {
+#ifdef HAS_X86
+  if (level == AVX512) return squares_avx512<kind>(x, begin, end);
+  if (level == AVX2) return squares_avx2<kind>(x, begin, end);
+#endif
+  return squares_scalar<kind>(x, begin, end);
+}
+
+double squares_any(const void* x, int32_t kind, int64_t begin, int64_t end, int32_t level) {
+  switch (kind) {
+    case FP32: return squares<FP32>(x, begin, end, level);
+    case BF16: return squares<BF16>(x, begin, end, level);
+    default: return squares<FP16>(x, begin, end, level);
+  }
+}
+
+// Elements from `start` on, up to `end`, of a space that several memories make up, one after the other.
+struct Memory {
+  float* at;
+  int64_t start, end;
+};
+
+// Elements of a space, no two alike.
+struct Part {
+  const int32_t* indices;
+  const float* values;
+  int64_t count;
+};
+
+// act(element, i) for the place of the part's i-th element.
+template <typename Do>
+void at_each(const Memory* memories, int64_t num_memories, const Part& part, const Do& act) {
+  const Memory *now = memories, *const end = memories + num_memories;
+  for (int64_t i = 0; i < part.count; ++i) {
+    const int64_t index = part.indices[i];
+    if (index < now->start || index >= now->end)  // indices mostly ascend, so this is rare
+      now = std::upper_bound(memories, end, index, [](int64_t at, const Memory& one) { return at < one.end; });
+    act(now->at[index - now->start], i);
+  }
+}
 
 }  // namespace
 
@@ -404,42 +602,27 @@ int32_t sparsify_level() { return best_level(); }
 
 int64_t sparsify_parts(int64_t n, int64_t threads) { return num_parts(n, threads); }
 
-// Candidates that each part has room for in `sparsify_topk`.
-int64_t sparsify_capacity(int64_t n, int64_t k, int64_t threads) {
-  const Guess made = guess(n, k);
-  if (!made.sample) return n < UNSAMPLED ? n : 0;
-  const double share = 1.5 * static_cast<double>(made.rank) / static_cast<double>(made.sample);
-  return std::min(n / num_parts(n, threads) + 16, static_cast<int64_t>(share * static_cast<double>(n)) + 4096);
-}
+// A bucket of n elements in so many pieces, k of which are looked for. Their indices are counted from `base`, and
+// written from `out` on. `room`: for so many candidates of each part there is room at least; it grows where more were
+// found than there was room for.
+struct Wanted {
+  int64_t n, k, pieces, base, out, room;
+};
 
-// acc (n) += grad (n); the k largest magnitudes into indices (k) and values (k), by ascending index. The candidate
-// buffers have room for parts x capacity. `forced`: a bound to take instead of a sampled one, unless it is negative.
-// Returns 0; or the capacity to call it with again, without gradient, and with the reported bound as `forced`.
-int64_t sparsify_topk(
-    float* acc, const void* grad, int32_t kind, int64_t n, int64_t k, int32_t level, int64_t threads,
-    int32_t* candidate_indices, float* candidate_values, int64_t capacity, int64_t forced, int32_t* indices,
-    float* values, Report* report) {
-  Search search{acc, grad, kind, n, k, level, threads, candidate_indices, candidate_values, capacity, forced};
-  *report = {0, 0, -1};
-  if (!k) {
-    search.collect(NOTHING);
-    return 0;
+// Of each bucket acc (n) += grad (n), in pieces; the k largest magnitudes into indices and values, by ascending index.
+// `forced`: a bound to take instead of a sampled one, unless it is negative.
+void sparsify_topk(
+    Wanted* buckets, int64_t count, const Piece* pieces, int32_t kind, int32_t level, int64_t threads, int64_t forced,
+    int32_t* indices, float* values, Report* report) {
+  *report = {0, 0, 0};
+  for (Wanted* one = buckets; one != buckets + count; pieces += one->pieces, ++one) {
+    const bool has_gradient = one->pieces && pieces->grad;
+    const Bucket bucket{pieces, pieces + one->pieces, has_gradient ? kind : int32_t{NONE}, one->n};
+    Search search{bucket, one->k, level, threads, forced};
+    search.make_room(std::max(one->room, capacity_for(one->n, one->k, threads)));
+    search.run(static_cast<int32_t>(one->base), indices + one->out, values + one->out, *report);
+    one->room = search.capacity;
   }
-  for (const Bound by : {GUESSED, COUNTED}) {
-    const int64_t bound = search.bound(by);
-    if (bound < 0) continue;
-    search.collect(static_cast<Key>(bound));
-    const bool enough = search.total >= k, fits = search.most <= capacity;
-    report->was_wrong |= by == GUESSED && !(enough && fits);
-    if (!enough || (!fits && search.total > n / ROOM)) continue;
-    report->bound = bound;
-    if (!fits) return search.most;
-    report->candidates = by == GUESSED ? search.total : 0;
-    break;
-  }
-  if (report->bound < 0) search.spans = {{nullptr, acc, n}};
-  emit(search.spans, border(search.spans, k), k, indices, values);
-  return 0;
 }
 
 // acc (n) += grad (n); how many of each part have a key of at least `bound` into counts (parts), and these, as far as
@@ -447,8 +630,46 @@ int64_t sparsify_topk(
 void sparsify_above(
     float* acc, const void* grad, int32_t kind, int64_t n, uint32_t bound, int32_t level, int64_t threads,
     int32_t* candidate_indices, float* candidate_values, int64_t capacity, int64_t* counts) {
-  const auto found =
-      pass(acc, grad, kind, n, bound, level, threads, candidate_indices, candidate_values, capacity);
+  const Piece whole{acc, grad, 0, n};
+  const Bucket bucket{&whole, &whole + 1, kind, n};
+  const auto found = pass(bucket, bound, level, threads, candidate_indices, candidate_values, capacity);
   for (const Candidates& one : found) *counts++ = one.found;
+}
+
+// The space += alpha x one part after the other, each product rounded; before that it is cleared, if asked.
+void sparsify_add(
+    const Memory* memories, int64_t num_memories, const Part* parts, int64_t num_parts, float alpha, int32_t clears) {
+  if (clears)
+    for (const Memory* one = memories; one != memories + num_memories; ++one)
+      std::memset(one->at, 0, (one->end - one->start) * sizeof(float));
+  for (const Part* part = parts; part != parts + num_parts; ++part)
+    at_each(memories, num_memories, *part, [&](float& element, int64_t i) { element += alpha * part->values[i]; });
+}
+
+// 0 wherever the part has elements.
+void sparsify_clear_at(const Memory* memories, int64_t num_memories, const Part* part) {
+  at_each(memories, num_memories, *part, [](float& element, int64_t) { element = 0; });
+}
+
+// Tensors, of which `kind` says what they hold.
+struct Numbers {
+  const void* at;
+  int64_t n;
+};
+
+// The Euclidean norm of each tensor.
+void sparsify_norms(
+    const Numbers* tensors, int64_t count, int32_t kind, int32_t level, int64_t threads, float* norms) {
+  for (int64_t at = 0; at < count; ++at) {
+    const Numbers one = tensors[at];
+    const int64_t parts = num_parts(one.n, threads);
+    std::vector<double> sums(parts);
+    in_threads(parts, [&](int64_t part) {
+      sums[part] = squares_any(one.at, kind, part_start(one.n, parts, part), part_start(one.n, parts, part + 1), level);
+    });
+    double total = 0;
+    for (const double sum : sums) total += sum;
+    norms[at] = static_cast<float>(std::sqrt(total));
+  }
 }
 }

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).with_name("native.cpp")
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
+# A product is rounded before it is added to something, as torch does it.
+FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")
 LIMIT_S = 20.0  # for waiting until another process has built it, compiling and trying, together
 POLL_S = 0.05
@@ -197,14 +198,15 @@ def load(path: Path) -> ctypes.CDLL:
     for name, result, arguments in (
         ("level", int32, []),
         ("parts", long, [long, long]),
-        ("capacity", long, [long, long, long]),
-        ("topk", long, [
-            pointer, pointer, int32, long, long, int32, long, pointer, pointer, long, long, pointer, pointer,
-            pointer,
+        ("topk", None, [
+            pointer, long, pointer, int32, int32, long, long, pointer, pointer, pointer,
         ]),
         ("above", None, [
             pointer, pointer, int32, long, ctypes.c_uint32, int32, long, pointer, pointer, long, pointer,
         ]),
+        ("add", None, [pointer, long, pointer, long, ctypes.c_float, int32]),
+        ("clear_at", None, [pointer, long, pointer]),
+        ("norms", None, [pointer, long, int32, int32, long, pointer]),
     ):  # fmt: skip
         function = getattr(library, f"sparsify_{name}")
         function.argtypes, function.restype = arguments, result
@@ -219,20 +221,35 @@ def try_out(library: ctypes.CDLL) -> None:
     largest = sorted(sorted(range(TRIED), key=lambda i: -abs(numbers[i]))[:CHOSEN])
     border = min((numbers[i] for i in largest), key=abs)
     bound = int.from_bytes(array("f", [abs(border)]).tobytes(), sys.byteorder)
-    capacity = library.sparsify_capacity(TRIED, CHOSEN, 1)
+    norm = sum(number * number for number in numbers) ** 0.5
     for level in range(library.sparsify_level() + 1):
         for kind, size in KINDS.items():
-            zeros, acc, counts = bytes(TRIED * size), array("f", numbers), array("q", [0])
-            candidates, found, report = empty(capacity), empty(CHOSEN), array("q", bytes(24))
-            inputs = at(acc), zeros, kind, TRIED
-            library.sparsify_topk(
-                *inputs, CHOSEN, level, 1, *map(at, candidates), capacity, -1, *map(at, found), at(report)
-            )
-            assert list(found[0]) == largest, (level, kind)
+            zeros, acc, counts = array("B", bytes(TRIED * size)), array("f", numbers), array("q", [0])
+            candidates, found, report = empty(TRIED), empty(CHOSEN), array("q", bytes(24))
+            half = TRIED // 2 + 1  # in two pieces
+            behind = at(acc) + 4 * half, at(zeros) + size * half
+            pieces = array("q", [at(acc), at(zeros), 0, half, *behind, half, TRIED])
+            bucket = array("q", [TRIED, CHOSEN, 2, 7, 0, 0])
+            library.sparsify_topk(at(bucket), 1, at(pieces), kind, level, 1, -1, *map(at, found), at(report))
+            assert [index - 7 for index in found[0]] == largest, (level, kind)
             assert list(found[1]) == [numbers[i] for i in largest], (level, kind)
-            library.sparsify_above(*inputs, bound, level, 1, *map(at, candidates), capacity, at(counts))
+            inputs = at(acc), at(zeros), kind, TRIED
+            library.sparsify_above(*inputs, bound, level, 1, *map(at, candidates), TRIED, at(counts))
             assert list(candidates[0][: counts[0]]) == largest, (level, kind)
             assert acc == numbers, (level, kind)
+        seen, tensor = array("f", [0.0]), array("q", [at(numbers), TRIED])
+        library.sparsify_norms(at(tensor), 1, 1, level, 1, at(seen))
+        assert abs(seen[0] - norm) < 1e-3 * norm, level
+    memories = array("q", [at(acc), 7, 7 + half, at(acc) + 4 * half, 7 + half, 7 + TRIED])
+    part = array("q", [*map(at, found), CHOSEN])
+    library.sparsify_add(at(memories), 2, at(part), 1, -1.0, 0)
+    assert [i for i in range(TRIED) if acc[i] != numbers[i]] == largest
+    assert not any(acc[i] for i in largest)
+    acc[largest[0]] = 1.0
+    library.sparsify_clear_at(at(memories), 2, at(part))
+    assert not any(acc[i] for i in largest)
+    library.sparsify_add(at(memories), 2, 0, 0, 1.0, 1)
+    assert not any(acc)
 
 
 def empty(size: int) -> tuple[array[Any], array[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +19,7 @@ from sparsify.doors.engine import StepReport
 from sparsify.exchange import AllGather, AllGatherBlocks, AllReduce
 from sparsify.kernels import kernel_for
 from sparsify.method import Method, Step, num_selected
-from sparsify.types import PromisedBytes, SeenStep, Sparse, exactly
+from sparsify.types import PromisedBytes, SeenStep, exactly
 from tests.conftest import there
 from tests.sparsify.limits import limits
 
@@ -74,11 +74,11 @@ class ChargingComm(virtual.VirtualComm):
         return super()._meet(name, brought, combine, price_s, alike, is_computing)
 
 
-class BucketStep(NamedTuple):
-    """One rank's share in one step of one bucket."""
+class Share(NamedTuple):
+    """One rank's share in one step of buckets that travel together."""
 
     shapes: tuple[tuple[int, ...], ...]
-    step_density: float
+    k: int
     selected: int
     announced: list[int]
 
@@ -142,7 +142,7 @@ def live(
     """
     select = select or searching(dtype, device)
 
-    def body(virtual_comm: virtual.VirtualComm) -> tuple[Lived, list[list[BucketStep]]]:
+    def body(virtual_comm: virtual.VirtualComm) -> tuple[Lived, list[list[Share]]]:
         comm, timer = ChargingComm(virtual_comm), PhaseTimer("serialised", virtual_comm.now)
         parameters = [
             (f"p{i}", Parameter(torch.zeros(shape, dtype=dtype, device=device)))
@@ -170,8 +170,8 @@ def live(
         ]
         within = limits_of(method, aggregator, comm.size)
         lived = Lived(before, after, torch.cat(held), wire_bytes, counted, [], selected, host_syncs, within)
-        num_buckets = len(held)
-        return lived, [seen[at : at + num_buckets] for at in range(0, len(seen), num_buckets)]
+        num_shares = len(seen) // steps
+        return lived, [seen[at : at + num_shares] for at in range(0, len(seen), num_shares)]
 
     lives, seen = zip(*virtual.run(size, body), strict=True)
     promises = [promised_in(method, step, dtype, ranks) for step, ranks in enumerate(zip(*seen, strict=True))]
@@ -187,36 +187,35 @@ def searching(dtype: torch.dtype, device: str = "cpu") -> str:
     return "fused"
 
 
-def watched(aggregator: Aggregator, comm: ChargingComm) -> list[BucketStep]:
-    """What the aggregator does from now on, bucket by bucket."""
-    seen, original = list[BucketStep](), aggregator.aggregate_bucket
+def watched(aggregator: Aggregator, comm: ChargingComm) -> list[Share]:
+    """What the aggregator does from now on, message by message."""
+    seen, original, buckets = list[Share](), aggregator.report, aggregator.buckets
 
-    def aggregate_bucket(at: int, step: Step, found: Sparse | None = None) -> StepReport:
+    def report(ats: Sequence[int], step: Step, act: Callable[[], int]) -> StepReport:
         comm.announced = []
-        report = original(at, step, found)
-        shapes = aggregator.gradients.buckets[at].shapes
-        seen.append(BucketStep(shapes, step.step_density, report.selected, comm.announced))
-        return report
+        found = original(ats, step, act)
+        shapes = tuple(shape for at in ats for shape in buckets[at].shapes)
+        k = sum(num_selected(buckets[at].flat.numel(), step.step_density) for at in ats)
+        seen.append(Share(shapes, k, found.selected, comm.announced))
+        return found
 
-    aggregator.aggregate_bucket = aggregate_bucket  # type: ignore[method-assign]  # it looks on, and calls the real one
+    aggregator.report = report  # type: ignore[method-assign]  # it looks on, and calls the real one
     return seen
 
 
 def promised_in(
-    method: Method, step: int, dtype: torch.dtype, ranks: tuple[list[BucketStep], ...]
+    method: Method, step: int, dtype: torch.dtype, ranks: tuple[list[Share], ...]
 ) -> PromisedBytes | None:
-    """Of all buckets together, given what each rank did with each."""
+    """Of all buckets together, given what each rank did; what travels together is promised as one bucket."""
     total = exactly()
-    for shares in zip(*ranks, strict=True):  # of one bucket
-        first = shares[0]
-        k = num_selected(sum(torch.Size(shape).numel() for shape in first.shapes), first.step_density)
+    for shares in zip(*ranks, strict=True):
         announced = [share.announced[0] for share in shares if share.announced]
         selected = [share.selected for share in shares]
         longest = max(announced, default=None)
-        bucket = method.promised(SeenStep(first.shapes, k, dtype, len(ranks), step, selected, longest))
-        if bucket is None:
+        seen = SeenStep(shares[0].shapes, shares[0].k, dtype, len(ranks), step, selected, longest)
+        if (promise := method.promised(seen)) is None:
             return None
-        total += bucket
+        total += promise
     return total
 
 

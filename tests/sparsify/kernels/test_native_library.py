@@ -23,9 +23,11 @@ WRONG = """
 extern "C" {
 int sparsify_level() { return 0; }
 long sparsify_parts() { return 1; }
-long sparsify_capacity() { return 4096; }
-long sparsify_topk() { return 0; }
+void sparsify_topk() {}
 void sparsify_above() {}
+void sparsify_add() {}
+void sparsify_clear_at() {}
+void sparsify_norms() {}
 }
 """
 
