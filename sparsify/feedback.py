@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparsify.core import huge_pages
 from sparsify.kernels import JointKernel, Workspace
+from sparsify.kernels.joint import cut, split_like
 from sparsify.ranges import MomentumFactor, NotNegative, Share
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -52,6 +53,28 @@ class Feedback(Part, ABC):
         if residual is not None:
             for part in delivery.delivered:
                 part.add_to(residual, alpha=-1)
+
+    def operands_together(
+        self, grads: Sequence[Tensor], sizes: Sequence[int], lrs: Sequence[float], states: Sequence[Any]
+    ) -> tuple[list[Tensor], Sequence[Tensor]]:
+        """`operands` of several buckets of these sizes at once, as tensors (m,) that follow each other in
+        their space; the second may be none.
+
+        Args:
+            grads: such tensors, too; one of each bucket, unless `takes_pieces`.
+        """
+        accs, addends, is_left = list[Tensor](), list[list[Tensor]](), True
+        for own, lr, state in zip(cut(grads, sizes), lrs, states, strict=True):
+            acc, addend = self.operands(own[0], lr, state)
+            accs.append(acc)
+            addends.append(own if addend is own[0] else [] if addend is None else [addend])
+            is_left &= addend is not None
+        if is_left:
+            return accs, [piece for own in addends for piece in own]
+        for acc, own in zip(accs, addends, strict=True):
+            for part, piece in zip(split_like(acc, own), own, strict=True) if own else ():
+                part.add_(piece)
+        return accs, []
 
     def retain_together(self, delivery: Delivery, states: Sequence[Any], joint: JointKernel) -> None:
         """`retain` of several buckets at once, given what was delivered of their space."""
@@ -96,6 +119,11 @@ class ErrorFeedback(Feedback):
 
     def operands(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
         return state, grad  # the residual's own buffer serves as acc: nothing of size n is allocated
+
+    def operands_together(
+        self, grads: Sequence[Tensor], sizes: Sequence[int], lrs: Sequence[float], states: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Sequence[Tensor]]:
+        return [*states], grads
 
     def residual(self, state: Tensor) -> Tensor:
         return state

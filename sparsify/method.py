@@ -16,7 +16,7 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import Exchange
 from sparsify.feedback import Feedback, LearningRateFeedback, sparse
 from sparsify.kernels import JointKernel, Workspace
-from sparsify.kernels.joint import single, split_like
+from sparsify.kernels.joint import cut, matched, split_like
 from sparsify.ranges import Density, Positive, Scope
 from sparsify.select import Selector, TopK
 from sparsify.types import (
@@ -201,7 +201,7 @@ class Sparsifier(FeedbackMethod):
     @property
     def joins(self) -> bool:
         parts = self.exchange.joins and self.select.is_silent and self.feedback.joins
-        return parts and not self.unbiased and type(self).aggregate is Sparsifier.aggregate
+        return parts and not self.unbiased and self._has_both_forms
 
     @property
     def takes_pieces(self) -> bool:
@@ -210,7 +210,28 @@ class Sparsifier(FeedbackMethod):
     @property
     def searches_together(self) -> bool:
         """True if several buckets can be searched at once, though each may be exchanged by itself."""
-        return isinstance(self.select, TopK) and type(self).aggregate is Sparsifier.aggregate
+        return isinstance(self.select, TopK) and self._has_both_forms
+
+    @property
+    def _has_both_forms(self) -> bool:
+        """True unless a subclass has a step of its own for one bucket, and none for several."""
+        own = type(self)
+        changed = own.aggregate is not Sparsifier.aggregate
+        return not changed or own.aggregate_together is not Sparsifier.aggregate_together
+
+    def aggregate_together(
+        self,
+        joint: JointKernel,
+        grads: Sequence[Tensor],
+        sizes: Sequence[int],
+        steps: Sequence[Step],
+        states: Sequence[SparsifierState],
+        comm: Comm,
+        timer: PhaseTimer,
+    ) -> int:
+        """`aggregate` of several buckets; arguments as for `select_together`."""
+        part, ks = self.select_together(joint, grads, sizes, steps, states, comm, timer)
+        return self.deliver_together(part, sum(ks), joint, grads, states, comm, timer)
 
     @property
     def mixes_tensors(self) -> bool:
@@ -219,70 +240,64 @@ class Sparsifier(FeedbackMethod):
     def select_together(
         self,
         joint: JointKernel,
-        grads: Sequence[Sequence[Tensor]],
+        grads: Sequence[Tensor],
+        sizes: Sequence[int],
         steps: Sequence[Step],
         states: Sequence[SparsifierState],
         comm: Comm,
         timer: PhaseTimer,
-        is_one: bool = False,
     ) -> tuple[Sparse, list[int]]:
         """What this worker sends of their space, and how many elements that is of each bucket.
 
         Args:
-            grads: of each bucket tensors (m,) that follow each other; one, unless feedback takes pieces.
-            is_one: the largest of all of them are chosen, as of one bucket.
+            joint: of these buckets; or of one bucket that all of them make up.
+            grads: tensors (m,) that follow each other in the space.
+            sizes: of each bucket.
         """
         with timer.phase("select"):
-            accs, addends = list[Tensor](), list[Sequence[Tensor]]()
-            for own, step, state in zip(grads, steps, states, strict=True):
-                acc, addend = self.feedback.operands(own[0], step.lr, state.feedback)
-                accs.append(acc)
-                addends.append(own if addend is own[0] else [] if addend is None else [addend])
-            density = steps[0].step_density
-            if is_one:
-                ks = [num_selected(joint.num_elements, density)]
-                part = joint.topk([accs], [[piece for own in addends for piece in own]], ks)
-            elif isinstance(self.select, TopK):
-                ks = [num_selected(acc.numel(), density) for acc in accs]
-                part = joint.topk([[acc] for acc in accs], addends, ks)
+            lrs, density = [step.lr for step in steps], steps[0].step_density
+            kept = [state.feedback for state in states]
+            accs, addends = self.feedback.operands_together(grads, sizes, lrs, kept)
+            if isinstance(self.select, TopK):
+                ks = [num_selected(n, density) for n in joint.sizes]
+                part = joint.topk(accs, addends, ks)
             else:
-                parts = []
-                for acc, own, state in zip(accs, addends, states, strict=True):
-                    k, last = num_selected(acc.numel(), density), single(acc, own)
+                parts, pieces = [], cut(addends, joint.sizes) if addends else [list[Tensor]() for _ in accs]
+                for acc, rest, state in zip(accs, pieces, states, strict=True):
+                    if len(rest) > 1:
+                        torch._foreach_add_(split_like(acc, rest), rest)
+                    last, k = rest[0] if len(rest) == 1 else None, num_selected(acc.numel(), density)
                     chosen = self.select.accumulate_and_select(acc, last, k, comm, state.select)
                     parts.append(chosen.of(acc))
                 part, ks = joint.joined(parts), [one.indices.numel() for one in parts]
         if any(step.watch for step in steps):
-            for step, acc, own_part in zip(steps, accs, joint.split(part, ks), strict=True):
+            for step, acc, own in zip(steps, accs, joint.split(part, ks), strict=True):
                 if step.watch:
-                    step.watch(acc, own_part)
+                    step.watch(acc, own)
         return part, ks
 
     def deliver_together(
         self,
         part: Sparse,
-        ks: Sequence[int],
+        k: int,
         joint: JointKernel,
-        grads: Sequence[Sequence[Tensor]],
+        grads: Sequence[Tensor],
         states: Sequence[SparsifierState],
         comm: Comm,
         timer: PhaseTimer,
     ) -> int:
-        """`deliver` of what `select_together` chose."""
+        """`deliver` of what `select_together` chose, k elements where that is known."""
         with timer.phase("exchange"):
-            delivery = self.exchange.exchange(part, joint.num_elements, sum(ks), comm, None)
+            delivery = self.exchange.exchange(part, joint.num_elements, k, comm, None)
         with timer.phase("select"):
             self.feedback.retain_together(delivery, [state.feedback for state in states], joint)
         with timer.phase("scatter"):
-            scale = 1 / comm.size if self.average else 1.0
-            pieces = [piece for own in grads for piece in own]
             wide = [state.total.buffer("total") for state in states if state.total]
-            joint.add(wide or pieces, sparse(delivery.total), scale, clears=True)
+            scale = 1 / comm.size if self.average else 1.0
+            joint.add(wide or grads, sparse(delivery.total), scale, clears=True)
             if wide:
-                rounded = [
-                    total for own, sums in zip(grads, wide, strict=True) for total in split_like(sums, own)
-                ]
-                torch._foreach_copy_(pieces, rounded)
+                pairs = list(matched(wide, grads))
+                torch._foreach_copy_([rounded for _, rounded in pairs], [total for total, _ in pairs])
         return part.indices.numel()
 
     def init(self, like: Tensor, context: BucketContext) -> SparsifierState:

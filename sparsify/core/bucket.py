@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -83,7 +84,7 @@ class FlatGradients:
             )
         dtype, device = kinds.pop()
         sizes = [num_reals(p) for _, p in self.parameters]
-        self.together = together = list(grouped(sizes, dtype.itemsize, scope))  # parameters of each bucket
+        together = list(grouped(sizes, dtype.itemsize, scope))
         starts, end = laid_out(sizes, dtype.itemsize, together)
         if holds:
             self.flat = huge_pages.advise(torch.empty(end, dtype=dtype, device=device)).zero_()
@@ -135,48 +136,56 @@ class OwnGradients(FlatGradients):
                 others were made of these parameters since, and own their gradients now.
         """
         self.check_owner()
-        found = [self._dense(at) for at in range(len(self.parameters))]
-        if len({grad.data_ptr() for grad in found if grad.numel()}) < sum(
-            map(bool, map(Tensor.numel, found))
-        ):
+        parameters = [p for _, p in self.parameters]
+        grads = [p.grad for p in parameters]
+        if not self._are_as_made(parameters, grads):
+            for at in range(len(parameters)):
+                self._make_dense(at)
+            grads = [p.grad for p in parameters]
+        flat = [flattened(grad) for grad in grads if grad is not None]
+        if overlap(flat):
             # Backpropagation has handed the same memory to several parameters, as it may to `a.view(-1)` and
             # `b.view(-1)` where these are added.
-            found = [self._dense(at, is_alone=False) for at in range(len(self.parameters))]
-        return found
+            for p in parameters:
+                p.grad = None if p.grad is None else p.grad.clone()
+            flat = [flattened(p.grad) for p in parameters if p.grad is not None]
+        return flat
 
-    def in_buckets(self, grads: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Of each bucket what `collect` returned, as tensors (m,) that follow each other in it."""
-        return [[grads[at] for at in inside if grads[at].numel()] for inside in self.together]
+    def in_space(self, grads: Sequence[Tensor]) -> list[Tensor]:
+        """What `collect` returned, as tensors (m,) that follow each other in the buckets."""
+        return [grad for grad in grads if grad.numel()]
 
     def check_owner(self) -> None:
         """Refuse to go on where others own these gradients."""
         if self.is_superseded:
             raise ValueError("these parameters were wrapped anew since; go on with what that returned")
 
-    @torch.no_grad()
-    def _dense(self, at: int, is_alone: bool = True) -> Tensor:
-        """(n,) one gradient, see `collect`; moved, unless it lies there alone."""
-        p, grad, kind, layout = (
-            self.parameters[at][1],
-            self.parameters[at][1].grad,
-            self.kinds[at],
-            self.layouts[at],
+    def _are_as_made(self, parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> bool:
+        """True if there are all gradients, each laid out like its parameter, which are as they were."""
+        dense = [grad for grad in grads if grad is not None and grad.layout is torch.strided]
+        if len(dense) < len(grads):
+            return False
+        kind = self.kinds[0]
+        return (
+            all(grad.dtype == kind.dtype and grad.device == kind.device for grad in dense)
+            and [grad.shape for grad in dense] == [kind.shape for kind in self.kinds]
+            and [grad.stride() for grad in dense] == self.layouts
+            and [p.stride() for p in parameters] == self.strides
         )
-        if (
-            grad is None
-            or not is_alone
-            or TensorKind.of(grad) != kind
-            or grad.stride() != layout
-            or p.stride() != self.strides[at]
-            or grad.is_sparse
-            or grad.untyped_storage().nbytes() != grad.nbytes
-        ):
-            self.check_kind(at)
+
+    @torch.no_grad()
+    def _make_dense(self, at: int) -> None:
+        """Lay a gradient out like its parameter."""
+        (_, p), kind, layout = self.parameters[at], self.kinds[at], self.layouts[at]
+        self.check_kind(at)
+        if p.grad is None or p.grad.is_sparse or p.grad.stride() != layout:
             own = torch.empty_strided(kind.shape, layout, dtype=kind.dtype, device=kind.device)
-            grad = own.zero_() if grad is None else own.copy_(grad.to_dense() if grad.is_sparse else grad)
-            p.grad, self.strides[at] = grad, p.stride()
-        numbers = torch.view_as_real(grad) if grad.is_complex() else grad
-        return numbers.detach().as_strided((num_reals(p),), (1,))
+            if p.grad is None:
+                own.zero_()
+            else:
+                own.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
+            p.grad = own
+        self.strides[at] = p.stride()
 
     def check_kind(self, at: int) -> None:
         """Refuse a gradient that the residual can't follow."""
@@ -231,8 +240,8 @@ class Gradients(OwnGradients):
             self.restore(at)
         return self.views
 
-    def in_buckets(self, grads: Sequence[Tensor]) -> list[list[Tensor]]:
-        return [[bucket.flat] for bucket in self.buckets]
+    def in_space(self, grads: Sequence[Tensor]) -> list[Tensor]:
+        return [bucket.flat for bucket in self.buckets]
 
     def restore(self, at: int) -> None:
         """`collect` for one parameter."""
@@ -264,6 +273,19 @@ class Gradients(OwnGradients):
             return None
         flags = host_sync.to_host(finite_elements(self.views))
         return next((name for (name, _), fine in zip(self.parameters, flags, strict=True) if not fine), None)
+
+
+def flattened(grad: Tensor) -> Tensor:
+    """(n,) real numbers, as a dense tensor's lie in memory."""
+    numbers = torch.view_as_real(grad) if grad.is_complex() else grad
+    numbers = numbers.detach() if numbers.requires_grad else numbers
+    return numbers.view(-1) if numbers.is_contiguous() else numbers.as_strided((numbers.numel(),), (1,))
+
+
+def overlap(tensors: Sequence[Tensor]) -> bool:
+    """True if two of these (n,) share memory."""
+    spans = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors)
+    return any(end > start for (_, end), (start, _) in pairwise(spans))
 
 
 def finite_norms(tensors: Sequence[Tensor]) -> Tensor:

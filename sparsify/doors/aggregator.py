@@ -72,18 +72,18 @@ class Aggregator(Engine):
             lr: the optimiser's, for feedback in the learning-rate domain; or one for each bucket.
             watch: see `Step`.
         """
-        return self.aggregate_all(self.source.collect(), epoch, lr, watch)
+        return self.aggregate_collected(self.gradients.views, epoch, lr, watch)
 
-    def aggregate_all(
+    def aggregate_collected(
         self,
         grads: Sequence[Tensor],
         epoch: int = 0,
         lr: float | Sequence[float] = 1.0,
         watch: Watch | None = None,
     ) -> StepReport:
-        """The same of what has been collected: `source.collect` says what."""
-        steps, buckets = self.begin(epoch, lr, watch), self.source.in_buckets(grads)
-        return self.average(range(len(buckets)), buckets, steps)
+        """The same, given what `source.collect` returned."""
+        steps = self.begin(epoch, lr, watch)
+        return self.average(range(len(steps)), self.source.in_space(grads), steps)
 
     def begin(self, epoch: int, lr: float | Sequence[float], watch: Watch | None = None) -> list[Step]:
         """The next step of each bucket, the same on all workers. Arguments as `aggregate`."""

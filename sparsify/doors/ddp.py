@@ -153,6 +153,7 @@ class DDPHook(Door):
         self.engine = Engine(method, buckets, meeting, None, seed, select)
         self._at = {name: at for at, bucket in enumerate(buckets) for name in bucket.names}
         self._known = dict[int, Known]()  # by the number of DDP's bucket
+        self._in_order, self._all = [name for name, _ in self.parameters], range(len(buckets))
         self._full: list[FullBucket] = []  # not yet aggregated
         self._parts: list[StepReport] = []  # of this step
         self._came = set[str]()  # what DDP has handed over in this step
@@ -196,14 +197,10 @@ class DDPHook(Door):
             # Each as it lies in the buffer, whatever its strides. Complex numbers are two real ones: so DDP
             # hands their buckets over (and `bucket.gradients()` does not know it).
             numbers = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
-            gradients = numbers.split(known.sizes)
-            if len(known.filled) < len(known.names):
-                gradients = [gradients[at] for at in known.filled]
-            names = [known.names[at] for at in known.filled]
-            used = [self._take_used(name) for name in names] if self._used else [True] * len(names)
+            used = [self._take_used(name) for name in known.names] if self._used else None
             averaged = Future(devices=[buffer.device] if buffer.is_cuda else [])
             filled = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
-            self._full.append(FullBucket(buffer, names, gradients, used, averaged, back, filled))
+            self._full.append(FullBucket(buffer, numbers, known, used, averaged, back, filled))
             if self._background is not None:
                 full, self._full = self._full, []
                 self._background.submit(partial(self._average, full))
@@ -256,9 +253,7 @@ class DDPHook(Door):
             real = buffer.new_empty(1, dtype=buffer.dtype.to_real())
             for name, size in zip(names, sizes, strict=True):
                 check_unchanged(real.expand(size), self._likes[name], name)
-            filled = [at for at, size in enumerate(sizes) if size]
-            strides = [p.stride() for p in parameters]
-            known = self._known[index] = Known(ids, kind, names, sizes, filled, strides)
+            known = self._known[index] = Known(ids, kind, names, sizes, [p.stride() for p in parameters])
         elif known.strides != [p.stride() for p in parameters]:
             for p in parameters:
                 self._name(p)
@@ -310,56 +305,64 @@ class DDPHook(Door):
 
     def _average_used(self, full: list[FullBucket], used: list[list[bool]]) -> list[StepReport]:
         """What any worker has used since the last step; in buckets of several tensors, all of them."""
-        if self._is_tensorwise:
-            together = list(zip(full, used, strict=True))
-            if self.method.scope == "bucket":
-                return [report for one in together for report in self._average_tensors([one], is_one=True)]
-            return self._average_tensors(together)
-        grads = dict[str, Tensor]()
-        for bucket, flags in zip(full, used, strict=True):
-            grads |= zip(bucket.names, bucket.grads, strict=True)
-            for grad, is_used in zip(bucket.grads, flags, strict=True):
-                if not is_used:
-                    grad.zero_()
-        buckets = self.engine.buckets
-        pieces = [[grads[name] for name in bucket.names if name in grads] for bucket in buckets]
-        report = self.engine.average(range(len(buckets)), pieces, self._steps)
-        residuals = None if all(map(all, used)) else self.engine.residuals()
-        for bucket, flags in zip(full, used, strict=True):
-            for name, grad, is_used in zip(bucket.names, bucket.grads, flags, strict=True):
-                # DDP drops this average: with this, all workers together owe what they have just delivered.
-                if not is_used and residuals and name in residuals:
-                    residuals[name].add_(grad)
-        return [report]
+        if not self._is_tensorwise:
+            return [self._average_all(full, used)]
+        if self.method.scope != "bucket":
+            return self._average_tensors(full, used)
+        units = zip(full, used, strict=True)
+        return [report for one, flags in units for report in self._average_tensors([one], [flags], True)]
 
     def _average_tensors(
-        self, full: list[tuple[FullBucket, list[bool]]], is_one: bool = False
+        self, full: list[FullBucket], used: list[list[bool]], is_one: bool = False
     ) -> list[StepReport]:
-        """Tensors, each with a state of its own, in the order in which they are numbered."""
-        pieces = {
-            self._at[name]: [grad]
-            for bucket, flags in full
-            for name, grad, is_used in zip(bucket.names, bucket.grads, flags, strict=True)
-            if is_used
-        }
-        ats = sorted(pieces)
-        steps, grads = [self._steps[at] for at in ats], [pieces[at] for at in ats]
-        return [self.engine.average(ats, grads, steps, is_one)] if ats else []
+        """Tensors, each with a state of its own, in the order in which they lie in DDP's buckets."""
+        grads, ats = list[Tensor](), list[int]()
+        for bucket, flags in zip(full, used, strict=True):
+            if all(flags):
+                grads.append(bucket.numbers)
+                ats += [self._at[name] for name in bucket.known.names if name in self._at]
+                continue
+            for name, grad, is_used in zip(bucket.known.names, bucket.grads(), flags, strict=True):
+                if is_used and name in self._at:
+                    grads.append(grad)
+                    ats.append(self._at[name])
+        return [self.engine.average(ats, grads, [self._steps[at] for at in ats], is_one)] if ats else []
+
+    def _average_all(self, full: list[FullBucket], used: list[list[bool]]) -> StepReport:
+        """The whole model, in the method's own buckets."""
+        names, is_all = [name for bucket in full for name in bucket.known.names], all(map(all, used))
+        if is_all and names == self._in_order:
+            return self.engine.average(self._all, [bucket.numbers for bucket in full], self._steps)
+        by_name = dict[str, Tensor]()
+        for bucket, flags in zip(full, used, strict=True):
+            for name, grad, is_used in zip(bucket.known.names, bucket.grads(), flags, strict=True):
+                by_name[name] = grad if is_used else grad.zero_()
+        grads = [grad for name in self._in_order if (grad := by_name[name]).numel()]
+        report = self.engine.average(self._all, grads, self._steps)
+        residuals = {} if is_all else self.engine.residuals()
+        for name, is_used in zip(names, (flag for flags in used for flag in flags), strict=True):
+            # DDP drops this average: with this, all workers together owe what they have just delivered.
+            if not is_used and name in residuals:
+                residuals[name].add_(by_name[name])
+        return report
 
     def _agree(self, full: list[FullBucket]) -> list[list[bool]]:
         """Flags of the tensors that any worker used since the last step, see `Engine.agree`: asked only where
         there is anything to agree on.
         """
-        looks, used = self.check or self.scaler is not None, [bucket.used for bucket in full]
-        grads = [grad for bucket in full for grad in bucket.grads]
-        if not grads or (not looks and self._used is None):
-            return used
-        names = [name for bucket in full for name in bucket.names]
-        error = NonFinite if self._background is None else PartlyDelivered
-        flags = iter(
-            self.engine.agree(grads, names, [is_used for own in used for is_used in own], looks, error)
+        looks, sizes = (
+            self.check or self.scaler is not None,
+            [size for one in full for size in one.known.sizes],
         )
-        return [[next(flags) for _ in own] for own in used]
+        flags = [[True] * len(bucket.known.names) for bucket in full]
+        if not any(sizes) or not (looks or self._used):
+            return flags
+        names = [name for bucket in full for name in bucket.known.names]
+        used = [flag for bucket in full for flag in bucket.used or []] if self._used else None
+        error = NonFinite if self._background is None else PartlyDelivered
+        anywhere = self.engine.agree([bucket.numbers for bucket in full], names, sizes, used, looks, error)
+        rest = iter(anywhere)
+        return [[next(rest) for _ in own] for own in flags] if self._used else flags
 
     def _name(self, p: Tensor) -> str:
         if id(p) not in self.names:

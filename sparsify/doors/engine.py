@@ -6,7 +6,7 @@ import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, SupportsIndex, cast
+from typing import Any, NamedTuple, SupportsIndex
 from weakref import WeakMethod
 
 import torch
@@ -18,7 +18,7 @@ from sparsify.core.bucket import Bucket, TensorKind, finite_elements
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.states import FORMAT, agree_to_load, check_fits, check_form, dump, restore
 from sparsify.kernels import JointKernel, joint_kernel_for, kernel_for, kernels_in, norms_of
-from sparsify.kernels.joint import split_like
+from sparsify.kernels.joint import cut, split_like
 from sparsify.method import Method, Sparsifier, Step
 from sparsify.types import BucketContext
 
@@ -121,10 +121,15 @@ class Engine:
                 f"density that selects one is {1 / self.num_elements:.3g}"
             )
         self.select, self.together = select, together
+        self.sizes = [bucket.flat.numel() for bucket in buckets]
         self.joints = dict[tuple[int, ...], JointKernel]()  # by the buckets that they are for
         self.states = [
             method.init(bucket.flat, BucketContext(operator.index(seed), comm.rank, i, bucket.shapes, select))
             for i, bucket in enumerate(buckets)
+        ]
+        self.kinds = [
+            (bucket.flat.dtype, bucket.flat.device, type(state))
+            for bucket, state in zip(buckets, self.states, strict=True)
         ]
 
     @property
@@ -133,39 +138,64 @@ class Engine:
         return self.method.joins and self.together
 
     def average(
-        self,
-        ats: Sequence[int],
-        grads: Sequence[Sequence[Tensor]],
-        steps: Sequence[Step],
-        is_one: bool = False,
+        self, ats: Sequence[int], grads: Sequence[Tensor], steps: Sequence[Step], is_one: bool = False
     ) -> StepReport:
         """Some buckets in one step, in place; those that can travel together do. To be called with the same
         buckets in the same order on all workers.
 
         Args:
-            grads: of each of them the gradient, as tensors (m,) that follow each other.
+            grads: their gradients, as tensors (m,) that follow each other.
             steps: of each of them.
             is_one: k is that of all of them together, see `Method.mixes_tensors`.
         """
-        if not self.method.takes_pieces and any(len(own) > 1 for own in grads):
-            return self._average_whole(ats, grads, steps)
-        self.method.prepare([piece for own in grads for piece in own], self.comm)
-        reports = list[StepReport]()
+        sizes = [self.sizes[at] for at in ats]
+        if not self.method.takes_pieces:
+            whole = cut(grads, sizes)
+            if any(len(own) > 1 for own in whole):
+                return self._average_whole(ats, whole, steps)
+            grads = [own[0] for own in whole]
+        self.method.prepare([*grads], self.comm)
+        if len(set(self.kinds)) == 1 and sum(sizes) <= MOST_TOGETHER:
+            return StepReport.total(self._average(ats, grads, steps, is_one))
+        reports, pieces = list[StepReport](), cut(grads, sizes)
         for places in self._groups(ats):
-            few = [ats[place] for place in places], [grads[place] for place in places]
-            reports += self._average(*few, [steps[place] for place in places], is_one)
+            few = [piece for place in places for piece in pieces[place]]
+            reports += self._average(
+                [ats[place] for place in places], few, [steps[at] for at in places], is_one
+            )
         return StepReport.total(reports)
+
+    def _average(
+        self, ats: Sequence[int], grads: Sequence[Tensor], steps: Sequence[Step], is_one: bool
+    ) -> list[StepReport]:
+        """The same of one group."""
+        method, comm, timer, states = self.method, self.comm, self.timer, [self.states[at] for at in ats]
+        joint, sizes = self._joint_for(ats, grads, is_one), [self.sizes[at] for at in ats]
+        if joint is None:
+            pieces = cut(grads, sizes)
+            return [
+                self.report([at], step, partial(method.aggregate, grad, step, state, comm, timer))
+                for at, (grad,), step, state in zip(ats, pieces, steps, states, strict=True)
+            ]
+        assert isinstance(method, Sparsifier)
+        those = joint, grads, sizes, steps, states, comm, timer
+        if method.joins:
+            return [self.report(ats, steps[0], partial(method.aggregate_together, *those))]
+        parts, pieces = joint.split(*method.select_together(*those)), cut(grads, sizes)
+        return [
+            self.report([at], step, partial(method.deliver, own, grad, step, state, comm, timer))
+            for at, own, (grad,), step, state in zip(ats, parts, pieces, steps, states, strict=True)
+        ]
 
     def _groups(self, ats: Sequence[int]) -> Iterator[list[int]]:
         """Places of buckets that may travel together: of one kind, no more elements than int32 can count."""
-        kinds = dict[tuple[torch.dtype, torch.device], list[int]]()
+        kinds = dict[Any, list[int]]()
         for place, at in enumerate(ats):
-            flat = self.buckets[at].flat
-            kinds.setdefault((flat.dtype, flat.device), []).append(place)
+            kinds.setdefault(self.kinds[at], []).append(place)
         for places in kinds.values():
             group, elements = list[int](), 0
             for place in places:
-                n = self.buckets[ats[place]].flat.numel()
+                n = self.sizes[ats[place]]
                 if group and elements + n > MOST_TOGETHER:
                     yield group
                     group, elements = [], 0
@@ -173,54 +203,26 @@ class Engine:
                 elements += n
             yield group
 
-    def _average(
-        self, ats: list[int], grads: list[Sequence[Tensor]], steps: list[Step], is_one: bool
-    ) -> list[StepReport]:
-        """The same of one group."""
-        method, comm, timer, states = self.method, self.comm, self.timer, [self.states[at] for at in ats]
-        joint = self._joint_for(ats, grads, is_one)
-        if joint is None:
-            return [
-                self.report([at], step, partial(method.aggregate, grad, step, state, comm, timer))
-                for at, (grad,), step, state in zip(ats, grads, steps, states, strict=True)
-            ]
-        assert isinstance(method, Sparsifier)
-        select = partial(method.select_together, joint, grads, steps, states, comm, timer, is_one)
-
-        def together() -> int:
-            part, ks = select()
-            return method.deliver_together(part, ks, joint, grads, states, comm, timer)
-
-        if method.joins:
-            return [self.report(ats, steps[0], together)]
-        parts = joint.split(*select())
-        return [
-            self.report([at], step, partial(method.deliver, own, grad, step, state, comm, timer))
-            for at, own, (grad,), step, state in zip(ats, parts, grads, steps, states, strict=True)
-        ]
-
     def report(self, ats: Sequence[int], step: Step, act: Callable[[], int]) -> StepReport:
         """What an act, which averages these buckets and returns how many elements it sent, does."""
         before, syncs_before = self.comm.counted, host_sync.num_syncs()
-        selected, n = act(), sum(self.buckets[at].flat.numel() for at in ats)
+        selected, n = act(), sum([self.sizes[at] for at in ats])
         sent_bytes, messages, predicted_s = (a - b for a, b in zip(self.comm.counted, before, strict=True))
         syncs = host_sync.num_syncs() - syncs_before
         return StepReport(selected, n, int(sent_bytes), syncs, int(messages), predicted_s)
 
     def _average_whole(
-        self, ats: Sequence[int], grads: Sequence[Sequence[Tensor]], steps: Sequence[Step]
+        self, ats: Sequence[int], pieces: Sequence[Sequence[Tensor]], steps: Sequence[Step]
     ) -> StepReport:
         """The same, in the buckets' own memory."""
-        flats, pieces = [self.buckets[at].flat for at in ats], [piece for own in grads for piece in own]
-        views = [view for flat, own in zip(flats, grads, strict=True) for view in split_like(flat, own)]
-        torch._foreach_copy_(views, pieces)
-        report = self.average(ats, [[flat] for flat in flats], steps)
-        torch._foreach_copy_(pieces, views)
+        flats, grads = [self.buckets[at].flat for at in ats], [piece for own in pieces for piece in own]
+        views = [view for flat, own in zip(flats, pieces, strict=True) for view in split_like(flat, own)]
+        torch._foreach_copy_(views, grads)
+        report = self.average(ats, flats, steps)
+        torch._foreach_copy_(grads, views)
         return report
 
-    def _joint_for(
-        self, ats: Sequence[int], grads: Sequence[Sequence[Tensor]], is_one: bool
-    ) -> JointKernel | None:
+    def _joint_for(self, ats: Sequence[int], grads: Sequence[Tensor], is_one: bool) -> JointKernel | None:
         """What searches these buckets at once, and writes to them; None: each goes its own way."""
         method = self.method
         if not isinstance(method, Sparsifier) or not self.together:
@@ -237,7 +239,7 @@ class Engine:
                 kernels = [kernel_for(likes[0], self.select)]
             joint = self.joints[key] = joint_kernel_for(likes, kernels, self.select)
         is_plain = type(joint) is JointKernel
-        return None if is_plain and len(ats) == 1 and len(grads[0]) == 1 else joint
+        return None if is_plain and len(ats) == 1 and len(grads) == 1 else joint
 
     def residuals(self) -> dict[str, Tensor]:
         """(n,) of each parameter by its name, views: this worker's residual, where the method keeps one."""
@@ -252,46 +254,50 @@ class Engine:
         self,
         grads: Sequence[Tensor],
         names: Sequence[str],
-        used: Sequence[bool],
+        sizes: Sequence[int],
+        used: Sequence[bool] | None,
         looks: bool = True,
         error: type[NonFinite] = NonFinite,
     ) -> list[bool]:
-        """Of each gradient, has any worker used it? One host synchronisation and a small allgather; and again
-        where a norm is not finite.
+        """Of each parameter, has any worker used it? One host synchronisation and a small allgather; and
+        again where a norm is not finite.
 
         Args:
-            used: of each gradient, has this worker used it?
+            grads: tensors (m,) that follow each other, each the gradients of whole parameters.
+            names, sizes: of each parameter.
+            used: of each parameter, has this worker used it? None: all workers use all.
             looks: at the gradients, too.
 
         Raises:
             NonFinite: `error`, on all workers if any has a NaN or Inf; residuals are untouched.
         """
-        norms = grads[0].new_ones(len(grads), dtype=torch.float32)
-        if looks:
-            norms = norms_of(grads)
-        everyone = self._gather_numbers(
-            norms.view(torch.int32), host_sync.to_device(used, norms, torch.int32)
+        norms = norms_of(grads, sizes) if looks else grads[0].new_ones(len(sizes), dtype=torch.float32)
+        told = [norms.view(torch.int32)]
+        if used is not None:
+            told.append(host_sync.to_device(used, norms, torch.int32))
+        everyone = torch.stack(self.comm.all_gather(torch.stack(told)))  # (workers, 1 or 2, parameters)
+        bits = everyone[:, 0]
+        facts = [(bits & INFINITY == INFINITY).any(), (bits == bits[0]).all(), bits.any()]
+        if used is not None:
+            facts.append(everyone[:, 1].any(dim=0))
+        is_infinite, is_alike, is_any, *anywhere = host_sync.to_host(
+            torch.cat([fact.reshape(-1) for fact in facts])
         )
-        if any(bits & INFINITY == INFINITY for theirs, _ in everyone for bits in theirs):
-            for rank, (flags,) in enumerate(self._gather_numbers(finite_elements(grads).int())):
-                if not all(flags):  # else a norm has overflowed
-                    raise error(rank, self.step, names[flags.index(0)])
-        if looks:
-            self._tell_alike([theirs for theirs, _ in everyone])
-        return [any(flags) for flags in zip(*(theirs for _, theirs in everyone), strict=True)]
+        if is_infinite:
+            stretches = [piece for own in cut(grads, sizes) for piece in own or [grads[0][:0]]]
+            flags = self.comm.all_gather(finite_elements(stretches).int())
+            for rank, theirs in enumerate(host_sync.to_host(torch.stack(flags))):
+                if not all(theirs):  # else a norm has overflowed
+                    raise error(rank, self.step, names[theirs.index(0)])
+        if looks and is_any and self.comm.size > 1:
+            self._tell_alike(is_alike)
+        return anywhere if used is not None else [True] * len(sizes)
 
-    def _gather_numbers(self, *numbers: Tensor) -> list[list[list[int]]]:
-        """(m,) int32 each -> of every worker by rank, the numbers of each."""
-        gathered = self.comm.all_gather(torch.stack(numbers))
-        return cast(list[list[list[int]]], host_sync.to_host(torch.stack(gathered)))
-
-    def _tell_alike(self, norms: list[list[int]]) -> None:
+    def _tell_alike(self, is_alike: bool) -> None:
         """Warn once if all workers have the same gradients for long. Where they are averaged already, and by
         whom nobody knows here, they are the same to the bit.
         """
-        if not any(norms[0]) or len(norms) == 1:
-            return
-        self._alike = self._alike + 1 if all(theirs == norms[0] for theirs in norms) else 0
+        self._alike = self._alike + 1 if is_alike else 0
         if self._alike == ALIKE_LOOKS and self.comm.rank == 0:
             log.warning(
                 f"all workers had the same gradients, to the bit, {ALIKE_LOOKS} times in a row; either "

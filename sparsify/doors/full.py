@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.futures import Future
 
@@ -19,20 +20,23 @@ class Known(NamedTuple):
     kind: TensorKind  # of its buffer
     names: list[str]
     sizes: list[int]  # real numbers of each
-    filled: list[int]  # which of them have elements
     strides: list[tuple[int, ...]]
 
 
 class FullBucket(NamedTuple):
-    """A bucket of DDP's whose gradients are all there; of the tensors that have elements."""
+    """A bucket of DDP's whose gradients are all there."""
 
     buffer: Tensor  # (n,)
-    names: list[str]
-    grads: Sequence[Tensor]  # (m,) of each, a view of the buffer
-    used: list[bool]  # has this worker used each since the last step?
+    numbers: Tensor  # the same as real numbers
+    known: Known
+    used: list[bool] | None  # of each tensor, has this worker used it since the last step? None: it must
     averaged: Future[Tensor]
     back: Callable[[Tensor], Tensor]  # makes of the average what DDP takes
     filled: Any  # an event on the stream that filled it; None on the CPU
+
+    def grads(self) -> Sequence[Tensor]:
+        """(m,) of each tensor, views."""
+        return torch.split(self.numbers, self.known.sizes)
 
 
 def dense(buffer: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

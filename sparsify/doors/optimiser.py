@@ -195,7 +195,7 @@ class DistributedOptimiser(Door, Front):
             for grad in grads:
                 grad.fill_(torch.inf)
             return None
-        self.last_report = self.aggregator.aggregate_all(grads, self.epoch, self._rates())
+        self.last_report = self.aggregator.aggregate_collected(grads, self.epoch, self._rates())
         self._leave_alone(grads, used)
         if scale is not None:
             torch._foreach_mul_(grads, scale)
@@ -267,7 +267,8 @@ class DistributedOptimiser(Door, Front):
             grads = [aggregator.gradients.views[index] for index in inside]
             names = [aggregator.gradients.parameters[index][0] for index in inside]
             flags = [self._used.flags[index] for index in inside]
-            used = aggregator.agree(grads, names, flags, error=PartlyDelivered)
+            sizes = [grad.numel() for grad in grads]
+            used = aggregator.agree(grads, names, sizes, flags, error=PartlyDelivered)
             for index, is_used in zip(inside, used, strict=True):
                 self._used_anywhere[index] = is_used
         return overlap.average(group, steps)
@@ -302,7 +303,7 @@ class DistributedOptimiser(Door, Front):
         if not self.check:
             return [True] * len(flags), False
         names = [name for name, _ in self.aggregator.source.parameters]
-        return self.aggregator.agree(grads, names, flags), False
+        return self.aggregator.agree(grads, names, [grad.numel() for grad in grads], flags), False
 
     @uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

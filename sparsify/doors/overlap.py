@@ -204,7 +204,7 @@ class Overlap:
     def average(self, group: Sequence[int], steps: Sequence[Step]) -> StepReport:
         """Aggregate buckets that are full."""
         buckets = self.aggregator.gradients.buckets
-        return self.aggregator.average(group, [[buckets[at].flat] for at in group], steps)
+        return self.aggregator.average(group, [buckets[at].flat for at in group], steps)
 
     def _start(self, at: int) -> None:
         group = self.groups[at]

@@ -23,6 +23,7 @@ from sparsify.core import host_sync, huge_pages
 from sparsify.core.checks import check_k
 from sparsify.kernels import native, vectorised
 from sparsify.kernels.joint import JointKernel as JointKernel
+from sparsify.kernels.joint import cut
 from sparsify.kernels.native import Native, NativeJoint, Unavailable
 from sparsify.kernels.vectorised import Vectorised
 from sparsify.types import BucketContext, SearchStats, Sparse, work_dtype
@@ -124,13 +125,14 @@ def joint_kernel_for(likes: Sequence[Tensor], kernels: Sequence[Kernel], choice:
     return JointKernel(sizes, kernels)
 
 
-def norms_of(tensors: Sequence[Tensor]) -> Tensor:
-    """(number of tensors,) float32: the Euclidean norm of each, which may overflow though all elements are
-    finite.
+def norms_of(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """(number of sizes,) float32: Euclidean norms of stretches of tensors (m,) that follow each other, none
+    of which ends within a stretch. A norm may overflow though all elements are finite.
     """
-    if not trouble_with_native() and (norms := native.norms(tensors)) is not None:
+    if not trouble_with_native() and (norms := native.norms(tensors, sizes)) is not None:
         return norms
-    return torch.stack(torch._foreach_norm(list(tensors))).float()
+    stretches = [piece for own in cut(tensors, sizes) for piece in own or [tensors[0][:0]]]
+    return torch.stack(torch._foreach_norm(stretches)).float()
 
 
 def pays_from(like: Tensor) -> int:

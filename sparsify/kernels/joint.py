@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -15,6 +15,8 @@ class JointKernel:
     """Buckets as one space, in which they follow each other without gaps: done bucket by bucket, with torch's
     operators, which is what faster ones must equal.
 
+    What lies in the space is given as tensors (m,) that follow each other, of whatever lengths.
+
     Args:
         kernels: searches of each bucket; none where nothing is searched.
     """
@@ -25,47 +27,40 @@ class JointKernel:
         self.sizes, self.kernels = list(sizes), list(kernels)
         *self.bases, self.num_elements = accumulate(self.sizes, initial=0)
 
-    def topk(
-        self, accs: Sequence[Sequence[Tensor]], grads: Sequence[Sequence[Tensor]], ks: Sequence[int]
-    ) -> Sparse:
-        """Of each bucket acc (n,) += its gradient, and the k elements of largest magnitude; together (sum of
-        ks,), bucket after bucket, with their places in the space. No host synchronisation.
+    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> Sparse:
+        """acc += grad, and of each bucket the k elements of largest magnitude: (sum of ks,), bucket after
+        bucket, with their places in the space. No host synchronisation.
 
         Args:
-            accs: of each bucket one tensor (n,); or several that follow each other, as the gradient does.
-            grads: of each bucket tensors (m,) that follow each other, as many elements as the bucket has; or
-                no tensor, where there is nothing to add.
+            accs: what lies in the space, each within a bucket.
+            grads: what is added to it; none where there is nothing to add.
         """
-        found = []
-        for kernel, parts, own, k in zip(self.kernels, accs, grads, ks, strict=True):
-            if len(parts) == 1:
-                found.append(kernel.topk(parts[0], single(parts[0], own), k))
-            else:
-                if own:
-                    torch._foreach_add_(list(parts), list(own))
-                found.append(kernel.topk(torch.cat([*parts]), None, k))
-        return self.joined(found)
+        added: list[Tensor | None] = [None for _ in self.sizes]
+        if [*map(Tensor.numel, grads)] == self.sizes == [*map(Tensor.numel, accs)]:
+            added = [*grads]  # a tensor of each bucket, which its kernel adds
+        elif grads:
+            pairs = list(matched(accs, grads))
+            torch._foreach_add_([acc for acc, _ in pairs], [grad for _, grad in pairs])
+        buckets = zip(self.kernels, cut(accs, self.sizes), added, ks, strict=True)
+        return self.joined(
+            kernel.topk(own[0] if len(own) == 1 else torch.cat(own), grad, k)
+            for kernel, own, grad, k in buckets
+        )
 
     def add(
         self, into: Sequence[Tensor], parts: Sequence[Sparse], alpha: float = 1, clears: bool = False
     ) -> None:
-        """The space += alpha x one part after the other.
-
-        Args:
-            into: memories of the space, that follow each other in it: (m,) of each, the buckets or others.
-            clears: sets it to zero before.
-        """
-        if (whole := merged(into)) is None:
-            space = into[0].new_zeros(self.num_elements)
-        else:
-            space = whole.zero_() if clears else whole
+        """The space += alpha x one part after the other; with `clears` it is set to zero before."""
+        if clears:
+            torch._foreach_zero_(list(into))
+        space = torch.cat([*into]) if (whole := merged(into)) is None else whole
         for part in parts:
             part.add_to(space, alpha)
         if whole is None:
-            (torch._foreach_copy_ if clears else torch._foreach_add_)(list(into), split_like(space, into))
+            torch._foreach_copy_(list(into), split_like(space, into))
 
     def clear_at(self, into: Sequence[Tensor], part: Sparse) -> None:
-        """Set the space to zero where the part has elements; `into` as for `add`."""
+        """Set the space to zero where the part has elements."""
         space = into[0].new_zeros(self.num_elements, dtype=torch.bool)
         space[part.indices.long()] = True
         for memory, places in zip(into, split_like(space, into), strict=True):
@@ -88,18 +83,34 @@ class JointKernel:
         return SearchStats()
 
 
-def single(acc: Tensor, pieces: Sequence[Tensor]) -> Tensor | None:
-    """A gradient that is one piece; one of several is added to acc (n,) here, and nothing is left to add."""
-    if len(pieces) == 1:
-        return pieces[0]
-    if pieces:
-        torch._foreach_add_(split_like(acc, pieces), list(pieces))
-    return None
-
-
 def split_like(whole: Tensor, pieces: Sequence[Tensor]) -> list[Tensor]:
     """(n,) as views of the lengths of these pieces, that together have n elements."""
     return [*whole.split([piece.numel() for piece in pieces])]
+
+
+def cut(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
+    """Tensors (m,) that follow each other, divided where stretches of these sizes end: of each stretch its
+    own.
+    """
+    if [tensor.numel() for tensor in tensors] == [*sizes]:
+        return [[tensor] for tensor in tensors]
+    found, rest = list[list[Tensor]](), list(reversed(tensors))
+    for size in sizes:
+        found.append([])
+        while size:
+            tensor = rest.pop()
+            found[-1].append(tensor[:size] if tensor.numel() > size else tensor)
+            if tensor.numel() > size:
+                rest.append(tensor[size:])
+            size -= found[-1][-1].numel()
+    return found
+
+
+def matched(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Two rows of tensors (m,) of as many elements, divided where any of them ends: pairs of one length."""
+    of_tensors = cut(others, [tensor.numel() for tensor in tensors])
+    for tensor, pieces in zip(tensors, of_tensors, strict=True):
+        yield from zip(split_like(tensor, pieces), pieces, strict=True)
 
 
 def merged(memories: Sequence[Tensor]) -> Tensor | None:

@@ -26,9 +26,11 @@ namespace {
 
 using Key = uint32_t;
 constexpr Key MAGNITUDE = 0x7fffffffu;
+constexpr int64_t MOST_PARTS = 256;
 constexpr int64_t PER_THREAD = 1 << 19;  // fewer elements than this are not worth a thread
 constexpr int64_t UNSAMPLED = 1 << 10;   // so few elements are looked through without a guess
 constexpr int64_t SAMPLE = 1 << 16;
+constexpr int64_t CACHED = 1 << 17;  // so few elements are near, and a second pass over them is cheap
 constexpr int64_t FEW = 1 << 12;  // up to so many, partial sorting is faster than counting in 2,048 bins
 constexpr int64_t ROOM = 8;  // candidates beyond 1/8 of all elements are not collected: all are looked through
 constexpr Key NOTHING = 0xffffffffu;  // a bound that nothing reaches
@@ -225,7 +227,7 @@ void stream_any(
 }
 
 int64_t num_parts(int64_t n, int64_t threads) {
-  return std::max<int64_t>(1, std::min(threads, n / PER_THREAD));
+  return std::max<int64_t>(1, std::min({threads, MOST_PARTS, n / PER_THREAD}));
 }
 
 // Where part `at` of `parts` begins: at whole cache lines, so that no two threads write to one.
@@ -234,6 +236,7 @@ int64_t part_start(int64_t n, int64_t parts, int64_t at) { return at == parts ? 
 // do(0), ..., do(parts - 1), each in a thread of its own, where that can be had.
 template <typename Work>
 void in_threads(int64_t parts, const Work& work) {
+  if (parts == 1) return work(0);
   std::vector<std::thread> others;
   for (int64_t at = 1; at < parts; ++at) {
     try {
@@ -373,7 +376,8 @@ Guess guess(int64_t n, int64_t k) {
   if (n < UNSAMPLED) return {0, 0};
   const int64_t sample = std::min(SAMPLE, n / 16) / RUN * RUN;
   const double expected = static_cast<double>(k) / static_cast<double>(n) * static_cast<double>(sample);
-  const int64_t rank = static_cast<int64_t>(expected + 6 * std::sqrt(expected) + 8);
+  const double margin = n < CACHED ? 3 * std::sqrt(expected) + 3 : 6 * std::sqrt(expected) + 8;
+  const int64_t rank = static_cast<int64_t>(expected + margin);
   return rank > sample / 2 ? Guess{0, 0} : Guess{sample, rank};
 }
 
@@ -602,27 +606,68 @@ int32_t sparsify_level() { return best_level(); }
 
 int64_t sparsify_parts(int64_t n, int64_t threads) { return num_parts(n, threads); }
 
-// A bucket of n elements in so many pieces, k of which are looked for. Their indices are counted from `base`, and
-// written from `out` on. `room`: for so many candidates of each part there is room at least; it grows where more were
-// found than there was room for.
-struct Wanted {
-  int64_t n, k, pieces, base, out, room;
+// Where a tensor's elements lie, and their number.
+struct Numbers {
+  void* at;
+  int64_t n;
 };
 
-// Of each bucket acc (n) += grad (n), in pieces; the k largest magnitudes into indices and values, by ascending index.
-// `forced`: a bound to take instead of a sampled one, unless it is negative.
-void sparsify_topk(
-    Wanted* buckets, int64_t count, const Piece* pieces, int32_t kind, int32_t level, int64_t threads, int64_t forced,
-    int32_t* indices, float* values, Report* report) {
+// A bucket of n elements, k of which are looked for. Their indices are counted from `base`, and written from `out` on.
+// `room`: for so many candidates of each part there is room at least; it grows where more were found than there was
+// room for.
+struct Wanted {
+  int64_t n, k, base, out, room;
+};
+
+int64_t total(const Numbers* tensors, int64_t count) {
+  int64_t n = 0;
+  for (const Numbers* one = tensors; one != tensors + count; ++one) n += one->n;
+  return n;
+}
+
+// Tensors that follow each other, read stretch by stretch.
+struct Reader {
+  const Numbers* now;
+  int64_t width, done = 0;  // bytes of an element; elements of this tensor
+
+  int64_t left() {
+    while (done == now->n) ++now, done = 0;
+    return now->n - done;
+  }
+  char* take(int64_t size) {
+    done += size;
+    return static_cast<char*>(now->at) + (done - size) * width;
+  }
+};
+
+// Of each bucket acc (n) += grad (n); the k largest magnitudes into indices and values, by ascending index. The accs of
+// all buckets are tensors that follow each other, and so are the gradients, if there are any to add. `forced`: a bound
+// to take instead of a sampled one, unless it is negative. Returns 1 if these have not as many elements as the buckets;
+// then nothing was done.
+int32_t sparsify_topk(
+    Wanted* buckets, int64_t count, const Numbers* accs, int64_t num_accs, const Numbers* grads, int64_t num_grads,
+    int32_t kind, int32_t level, int64_t threads, int64_t forced, int32_t* indices, float* values, Report* report) {
   *report = {0, 0, 0};
-  for (Wanted* one = buckets; one != buckets + count; pieces += one->pieces, ++one) {
-    const bool has_gradient = one->pieces && pieces->grad;
-    const Bucket bucket{pieces, pieces + one->pieces, has_gradient ? kind : int32_t{NONE}, one->n};
+  int64_t n = 0;
+  for (const Wanted* one = buckets; one != buckets + count; ++one) n += one->n;
+  if (total(accs, num_accs) != n || (num_grads && total(grads, num_grads) != n)) return 1;
+  Reader acc{accs, sizeof(float)}, grad{grads, size_of(kind)};
+  std::vector<Piece> pieces;
+  for (Wanted* one = buckets; one != buckets + count; ++one) {
+    pieces.clear();
+    for (int64_t done = 0; done < one->n;) {
+      const int64_t size = std::min({one->n - done, acc.left(), num_grads ? grad.left() : one->n});
+      float* to = reinterpret_cast<float*>(acc.take(size));
+      pieces.push_back({to, num_grads ? grad.take(size) : nullptr, done, done + size});
+      done += size;
+    }
+    const Bucket bucket{pieces.data(), pieces.data() + pieces.size(), num_grads ? kind : int32_t{NONE}, one->n};
     Search search{bucket, one->k, level, threads, forced};
     search.make_room(std::max(one->room, capacity_for(one->n, one->k, threads)));
     search.run(static_cast<int32_t>(one->base), indices + one->out, values + one->out, *report);
     one->room = search.capacity;
   }
+  return 0;
 }
 
 // acc (n) += grad (n); how many of each part have a key of at least `bound` into counts (parts), and these, as far as
@@ -651,24 +696,21 @@ void sparsify_clear_at(const Memory* memories, int64_t num_memories, const Part*
   at_each(memories, num_memories, *part, [](float& element, int64_t) { element = 0; });
 }
 
-// Tensors, of which `kind` says what they hold.
-struct Numbers {
-  const void* at;
-  int64_t n;
-};
-
-// The Euclidean norm of each tensor.
+// The Euclidean norm of each stretch of so many elements of tensors that follow each other, none of which ends within
+// a stretch.
 void sparsify_norms(
-    const Numbers* tensors, int64_t count, int32_t kind, int32_t level, int64_t threads, float* norms) {
+    const Numbers* tensors, const int64_t* sizes, int64_t count, int32_t kind, int32_t level, int64_t threads,
+    float* norms) {
+  Reader reader{tensors, size_of(kind)};
   for (int64_t at = 0; at < count; ++at) {
-    const Numbers one = tensors[at];
-    const int64_t parts = num_parts(one.n, threads);
-    std::vector<double> sums(parts);
+    const int64_t n = sizes[at], parts = num_parts(n, threads);
+    if (n) reader.left();
+    const char* from = n ? reader.take(n) : nullptr;
+    double sums[MOST_PARTS] = {}, total = 0;
     in_threads(parts, [&](int64_t part) {
-      sums[part] = squares_any(one.at, kind, part_start(one.n, parts, part), part_start(one.n, parts, part + 1), level);
+      sums[part] = squares_any(from, kind, part_start(n, parts, part), part_start(n, parts, part + 1), level);
     });
-    double total = 0;
-    for (const double sum : sums) total += sum;
+    for (int64_t part = 0; part < parts; ++part) total += sums[part];
     norms[at] = static_cast<float>(std::sqrt(total));
   }
 }

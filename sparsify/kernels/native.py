@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Native(Kernel):
         self.name = f"native {LEVELS[self.level]}"
         self.forced = -1 if bound is None else bound
         self.room = 0  # elements that `above` makes room for, in each part
-        self.wanted = np.zeros(6, dtype=np.int64)  # struct Wanted
+        self.wanted = np.zeros(5, dtype=np.int64)  # struct Wanted
         self.report = np.zeros(3, dtype=np.int64)  # struct Report
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
@@ -54,11 +55,11 @@ class Native(Kernel):
         n, threads, _ = self._shape(acc, grad)
         indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=torch.float32)
         grad, kind = added(grad)
-        self.wanted[:3] = n, k, 1
-        piece = np.array([acc.data_ptr(), pointer(grad) or 0, 0, n], dtype=np.int64)
+        self.wanted[:2] = n, k
+        owed, gradient = (np.array([at or 0, n]) for at in (acc.data_ptr(), pointer(grad)))
         self.library.sparsify_topk(
-            self.wanted.ctypes.data, 1, piece.ctypes.data, kind, self.level, threads, self.forced,
-            indices.data_ptr(), values.data_ptr(), self.report.ctypes.data,
+            self.wanted.ctypes.data, 1, owed.ctypes.data, 1, gradient.ctypes.data, grad is not None, kind,
+            self.level, threads, self.forced, indices.data_ptr(), values.data_ptr(), self.report.ctypes.data,
         )  # fmt: skip
         self.done += SearchStats(1, *self.report.tolist())
         return Sparse(indices, values)
@@ -122,34 +123,41 @@ class NativeJoint(JointKernel):
         self.library = library()
         self.level = int(self.library.sparsify_level())
         self.name = f"native {LEVELS[self.level]}"
-        self.wanted = np.zeros((len(self.sizes), 6), dtype=np.int64)  # struct Wanted of each
-        self.wanted[:, 0], self.wanted[:, 3] = self.sizes, self.bases
+        self.wanted = np.zeros((len(self.sizes), 5), dtype=np.int64)  # struct Wanted of each
+        self.wanted[:, 0], self.wanted[:, 2] = self.sizes, self.bases
         self.report = np.zeros(3, dtype=np.int64)  # struct Report
-        self.done = SearchStats()
+        self.done, self.ks = SearchStats(), list[int]()
+        self.owed = Table()
 
-    def topk(
-        self, accs: Sequence[Sequence[Tensor]], grads: Sequence[Sequence[Tensor]], ks: Sequence[int]
-    ) -> Sparse:
-        kept = [[piece.contiguous() for piece in own] for own in grads]
-        kind = self._check(accs, kept, ks)
-        first, *starts = accumulate(ks, initial=0)
-        found = Sparse(torch.empty(starts[-1], dtype=torch.int32), torch.empty(starts[-1]))
-        pieces = [list(pieces_of(*pair)) for pair in zip(accs, kept, strict=True)]
-        table = np.array([piece for own in pieces for piece in own], dtype=np.int64)
-        self.wanted[:, 1], self.wanted[:, 4] = ks, [first, *starts[:-1]]
-        self.wanted[:, 2] = [*map(len, pieces)]
-        self.library.sparsify_topk(
-            self.wanted.ctypes.data, len(self.sizes), table.ctypes.data, kind, self.level,
+    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> Sparse:
+        if ks != self.ks:
+            for n, k in zip(self.sizes, ks, strict=True):
+                check_k(k, n)
+            *starts, _ = accumulate(ks, initial=0)
+            self.wanted[:, 1], self.wanted[:, 3], self.ks = ks, starts, [*ks]
+        kinds = {grad.dtype for grad in grads}
+        fits = are_plain(accs) and len(kinds) < 2 and kinds <= {*KINDS} and are_plain(grads, *kinds)
+        total, gradient = sum(ks), table_of(grads)
+        found = Sparse(torch.empty(total, dtype=torch.int32), torch.empty(total))
+        fits = fits and not self.library.sparsify_topk(
+            self.wanted.ctypes.data, len(self.sizes), self.owed.of(accs).ctypes.data, len(accs),
+            gradient.ctypes.data, len(grads), KINDS[kinds.pop()] if kinds else 0, self.level,
             torch.get_num_threads(), -1, found.indices.data_ptr(), found.values.data_ptr(),
             self.report.ctypes.data,
         )  # fmt: skip
+        if not fits:
+            seen = [f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in (*accs, *grads)]
+            raise ValueError(
+                f"this kernel was made for buckets of {self.sizes} elements, acc in float32 and without "
+                f"gaps, on the CPU; these are {', '.join(seen)}"
+            )
         self.done += SearchStats(len(self.sizes), *self.report.tolist())
         return found
 
     def add(
         self, into: Sequence[Tensor], parts: Sequence[Sparse], alpha: float = 1, clears: bool = False
     ) -> None:
-        if not all(map(is_plain, into)) or not all(map(is_message, parts)):
+        if not are_plain(into) or not are_messages(parts):
             return super().add(into, parts, alpha, clears)
         memories = self._memories(into)
         table = np.array([(*map(Tensor.data_ptr, part), len(part.indices)) for part in parts], dtype=np.int64)
@@ -158,7 +166,7 @@ class NativeJoint(JointKernel):
         )
 
     def clear_at(self, into: Sequence[Tensor], part: Sparse) -> None:
-        if not all(map(is_plain, into)) or not is_message(part):
+        if not are_plain(into) or not are_messages([part]):
             return super().clear_at(into, part)
         memories = self._memories(into)
         table = np.array([*map(Tensor.data_ptr, part), len(part.indices)], dtype=np.int64)
@@ -169,72 +177,60 @@ class NativeJoint(JointKernel):
 
     def _memories(self, into: Sequence[Tensor]) -> Numbers:
         """struct Memory of each."""
-        ends = [*accumulate(map(Tensor.numel, into))]
+        numbers = self.owed.of(into)
+        ends = numbers[:, 1].cumsum()
         assert ends[-1] == self.num_elements
-        table = np.empty((len(ends), 3), dtype=np.int64)
-        table[:, 0], table[:, 2] = [memory.data_ptr() for memory in into], ends
-        table[0, 1], table[1:, 1] = 0, ends[:-1]
-        return table
-
-    def _check(
-        self, accs: Sequence[Sequence[Tensor]], grads: Sequence[Sequence[Tensor]], ks: Sequence[int]
-    ) -> int:
-        """Refuse what the library would misread. Returns the gradients' kind."""
-        pieces, memories = [[piece for own in all_of for piece in own] for all_of in (grads, accs)]
-        kinds = {piece.dtype for piece in pieces}
-        fits = len(kinds) < 2 and all(map(supports, pieces)) and all(map(is_plain, memories))
-        for parts, own, n in zip(accs, grads, self.sizes, strict=True):
-            fits &= sum(map(Tensor.numel, parts)) == n and (not own or sum(map(Tensor.numel, own)) == n)
-        if not fits:
-            seen = [f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in (*memories, *pieces)]
-            raise ValueError(
-                f"this kernel was made for buckets of {self.sizes} elements, acc in float32 and without "
-                f"gaps, on the CPU; these are {', '.join(seen)}"
-            )
-        for n, k in zip(self.sizes, ks, strict=True):
-            check_k(k, n)
-        return KINDS[kinds.pop()] if kinds else 0
+        return np.stack([numbers[:, 0], ends - numbers[:, 1], ends], axis=1)
 
 
-def pieces_of(accs: Sequence[Tensor], grads: Sequence[Tensor]) -> Iterator[tuple[int, int, int, int]]:
-    """struct Piece of each stretch of a bucket that ends where one of these tensors ends."""
-    if len(accs) > 1 and [*map(Tensor.numel, accs)] != [*map(Tensor.numel, grads or accs)]:
-        raise ValueError(
-            "a bucket's residual in several tensors needs its gradient in tensors of the same sizes"
-        )
-    start = 0
-    for at, piece in enumerate(grads or accs):
-        acc = accs[at].data_ptr() if len(accs) > 1 else accs[0].data_ptr() + start * accs[0].itemsize
-        end = start + piece.numel()
-        yield acc, piece.data_ptr() if grads else 0, start, end
-        start = end
+class Table:
+    """struct Numbers of tensors, kept while these are the same: a bucket's residual stays where it is."""
+
+    def __init__(self) -> None:
+        self.tensors, self.table = list[Tensor](), np.empty((0, 2), dtype=np.int64)
+
+    def of(self, tensors: Sequence[Tensor]) -> Numbers:
+        """The table of these."""
+        if len(tensors) != len(self.tensors) or not all(map(is_, tensors, self.tensors)):
+            self.tensors, self.table = [*tensors], table_of(tensors)
+        return self.table
 
 
-def norms(tensors: Sequence[Tensor]) -> Tensor | None:
-    """(number of tensors,) float32: the Euclidean norm of each (m,), read once; None where it can't be had
-    here. It may overflow though all elements are finite.
+def norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
+    """(number of sizes,) float32: Euclidean norms of stretches of tensors (m,) that follow each other, read
+    once; None where it can't be had here. A norm may overflow though all elements are finite.
     """
     kinds = {tensor.dtype for tensor in tensors}
-    if len(kinds) != 1 or not all(supports(tensor) and tensor.is_contiguous() for tensor in tensors):
+    if len(kinds) != 1 or not kinds <= {*KINDS} or not are_plain(tensors, *kinds):
         return None
-    table = np.array([(tensor.data_ptr(), tensor.numel()) for tensor in tensors], dtype=np.int64)
-    found, ours = torch.empty(len(tensors)), library()
+    table, stretches = table_of(tensors), np.array(sizes, dtype=np.int64)
+    assert table[:, 1].sum() == stretches.sum()
+    found, ours = torch.empty(len(sizes)), library()
     ours.sparsify_norms(
-        table.ctypes.data, len(tensors), KINDS[kinds.pop()], ours.sparsify_level(), torch.get_num_threads(),
-        found.data_ptr(),
+        table.ctypes.data, stretches.ctypes.data, len(sizes), KINDS[kinds.pop()], ours.sparsify_level(),
+        torch.get_num_threads(), found.data_ptr(),
     )  # fmt: skip
     return found
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """True for float32 on the CPU, without gaps."""
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+def are_plain(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> bool:
+    """True if all are on the CPU, of this type, and without gaps."""
+    of_type = {tensor.dtype for tensor in tensors} <= {dtype}
+    return of_type and all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
 
 
-def is_message(part: Sparse) -> bool:
-    """True if the library can read it."""
-    indices, values = part
-    return indices.dtype == torch.int32 and indices.is_contiguous() and is_plain(values)
+def are_messages(parts: Sequence[Sparse]) -> bool:
+    """True if the library can read these."""
+    indices, values = zip(*parts, strict=True) if parts else ((), ())
+    return are_plain(indices, torch.int32) and are_plain(values)
+
+
+def table_of(tensors: Sequence[Tensor]) -> Numbers:
+    """struct Numbers of each."""
+    table = np.empty((len(tensors), 2), dtype=np.int64)
+    table[:, 0] = [tensor.data_ptr() for tensor in tensors]
+    table[:, 1] = [tensor.numel() for tensor in tensors]
+    return table
 
 
 def supports(like: Tensor) -> bool:

@@ -198,15 +198,16 @@ def load(path: Path) -> ctypes.CDLL:
     for name, result, arguments in (
         ("level", int32, []),
         ("parts", long, [long, long]),
-        ("topk", None, [
-            pointer, long, pointer, int32, int32, long, long, pointer, pointer, pointer,
+        ("topk", int32, [
+            pointer, long, pointer, long, pointer, long, int32, int32, long, long, pointer, pointer,
+            pointer,
         ]),
         ("above", None, [
             pointer, pointer, int32, long, ctypes.c_uint32, int32, long, pointer, pointer, long, pointer,
         ]),
         ("add", None, [pointer, long, pointer, long, ctypes.c_float, int32]),
         ("clear_at", None, [pointer, long, pointer]),
-        ("norms", None, [pointer, long, int32, int32, long, pointer]),
+        ("norms", None, [pointer, pointer, long, int32, int32, long, pointer]),
     ):  # fmt: skip
         function = getattr(library, f"sparsify_{name}")
         function.argtypes, function.restype = arguments, result
@@ -227,10 +228,12 @@ def try_out(library: ctypes.CDLL) -> None:
             zeros, acc, counts = array("B", bytes(TRIED * size)), array("f", numbers), array("q", [0])
             candidates, found, report = empty(TRIED), empty(CHOSEN), array("q", bytes(24))
             half = TRIED // 2 + 1  # in two pieces
-            behind = at(acc) + 4 * half, at(zeros) + size * half
-            pieces = array("q", [at(acc), at(zeros), 0, half, *behind, half, TRIED])
-            bucket = array("q", [TRIED, CHOSEN, 2, 7, 0, 0])
-            library.sparsify_topk(at(bucket), 1, at(pieces), kind, level, 1, -1, *map(at, found), at(report))
+            accs = array("q", [at(acc), TRIED])
+            grads = array("q", [at(zeros), half, at(zeros) + half * size, TRIED - half])
+            wanted = array("q", [TRIED, CHOSEN, 7, 0, 0])
+            assert not library.sparsify_topk(
+                at(wanted), 1, at(accs), 1, at(grads), 2, kind, level, 1, -1, *map(at, found), at(report)
+            )
             assert [index - 7 for index in found[0]] == largest, (level, kind)
             assert list(found[1]) == [numbers[i] for i in largest], (level, kind)
             inputs = at(acc), at(zeros), kind, TRIED
@@ -238,7 +241,7 @@ def try_out(library: ctypes.CDLL) -> None:
             assert list(candidates[0][: counts[0]]) == largest, (level, kind)
             assert acc == numbers, (level, kind)
         seen, tensor = array("f", [0.0]), array("q", [at(numbers), TRIED])
-        library.sparsify_norms(at(tensor), 1, 1, level, 1, at(seen))
+        library.sparsify_norms(at(tensor), at(tensor) + 8, 1, 1, level, 1, at(seen))
         assert abs(seen[0] - norm) < 1e-3 * norm, level
     memories = array("q", [at(acc), 7, 7 + half, at(acc) + 4 * half, 7 + half, 7 + TRIED])
     part = array("q", [*map(at, found), CHOSEN])

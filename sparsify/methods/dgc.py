@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather
 from sparsify.feedback import MomentumCorrection
-from sparsify.kernels import Workspace
+from sparsify.kernels import JointKernel, Workspace
+from sparsify.kernels.joint import cut, split_like
 from sparsify.method import Dense, Sparsifier, SparsifierState, Step
 from sparsify.ranges import (
     Density,
@@ -162,14 +163,39 @@ class WithDenseVectors(Sparsifier):
             return super().aggregate(grad, step, state, comm, timer)
         comm.all_reduce(grad)
         with timer.phase("scatter"):
-            u, m = state.momentum, self.feedback.momentum
-            grad.div_(comm.size)
-            if self.feedback.nesterov:
-                u.add_(grad).mul_(m)
-                grad.add_(u)
-            else:
-                grad.copy_(u.mul_(m).add_(grad))
+            self.add_momentum(grad, state, comm.size)
         return grad.numel()
+
+    def aggregate_together(
+        self,
+        joint: JointKernel,
+        grads: Sequence[Tensor],
+        sizes: Sequence[int],
+        steps: Sequence[Step],
+        states: Sequence[SparsifierState | Momentum],
+        comm: Comm,
+        timer: PhaseTimer,
+    ) -> int:
+        vectors = [state for state in states if isinstance(state, Momentum)]
+        if not vectors:  # the engine hands over buckets of one kind
+            sparse = cast(Sequence[SparsifierState], states)
+            return super().aggregate_together(joint, grads, sizes, steps, sparse, comm, timer)
+        total = comm.all_reduce(torch.cat([*grads]))
+        with timer.phase("scatter"):
+            torch._foreach_copy_(list(grads), split_like(total, grads))
+            for (grad,), state in zip(cut(grads, sizes), vectors, strict=True):
+                self.add_momentum(grad, state, comm.size)
+        return total.numel()
+
+    def add_momentum(self, grad: Tensor, state: Momentum, size: int) -> None:
+        """The sum over so many workers, (n,), becomes the average with momentum."""
+        u, m = state.momentum, self.feedback.momentum
+        grad.div_(size)
+        if self.feedback.nesterov:
+            u.add_(grad).mul_(m)
+            grad.add_(u)
+        else:
+            grad.copy_(u.mul_(m).add_(grad))
 
     def residual(self, state: SparsifierState | Momentum) -> Tensor | None:
         return None if isinstance(state, Momentum) else super().residual(state)

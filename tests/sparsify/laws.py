@@ -136,6 +136,7 @@ def live(
     lr: float = 1.0,
     device: str = "cpu",
     select: str | None = None,
+    together: bool = True,
 ) -> list[Lived]:
     """Run the method on `size` virtual ranks over a toy model whose gradients are given; searched by the
     fused kernel unless `select` names another.
@@ -149,7 +150,9 @@ def live(
             for i, shape in enumerate(shapes)
         ]
         instrumented = InstrumentedComm(comm, timer)
-        aggregator = Aggregator(method, parameters, instrumented, timer, seed=3, select=select)
+        aggregator = Aggregator(
+            method, parameters, instrumented, timer, seed=3, select=select, together=together
+        )
         seen = watched(aggregator, comm)
         reports, counted, before, after = [], [], [], []
         for step in range(steps):

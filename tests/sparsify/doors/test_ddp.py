@@ -67,7 +67,7 @@ def registered(name: str = "topk", **others: Any) -> tuple[DistributedDataParall
     [
         (
             {"scope": "global", "overlap": True},
-            "scope='global' spans several; take scope='layer', or leave overlap out",
+            "scope='global' spans several; take scope='layer' or 'bucket', or leave overlap out",
         ),
         ({"scope": 1.0, "overlap": True}, "scope=1.0 spans several; take scope='layer'"),
         (

@@ -17,10 +17,9 @@ import sparsify
 from sparsify.comm import virtual
 from sparsify.comm.torch import TorchComm
 from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import StepReport
+from sparsify.doors.engine import Engine, StepReport
 from sparsify.doors.optimiser import DistributedOptimiser
 from sparsify.doors.overlap import Overlap
-from sparsify.method import Sparsifier
 from tests.conftest import there
 from tests.sparsify import laws, worker_functions
 from tests.sparsify.doors import uses, uses_overlap
@@ -148,8 +147,8 @@ def test_an_error_in_the_other_thread_reaches_this_one(monkeypatch: pytest.Monke
     model, overlap = model_and_overlap()
     begun = []
 
-    def broken(at: int, step: object) -> None:
-        begun.append(at)
+    def broken(group: list[int], steps: object) -> None:
+        begun.extend(group)
         raise OSError("the network is down")
 
     monkeypatch.setattr(overlap, "aggregate", broken)
@@ -187,13 +186,13 @@ def test_a_bucket_is_delivered_while_backpropagation_goes_on(
     """The first layer's gradient is not computed before the output layer's has been averaged."""
     delivered = threading.Event()
 
-    def aggregate(method: Sparsifier, grad: Tensor, *others: Any) -> int:
-        selected = original(method, grad, *others)
+    def average(engine: Engine, *those: Any) -> StepReport:
+        report = original(engine, *those)
         delivered.set()
-        return selected
+        return report
 
-    original = Sparsifier.aggregate
-    monkeypatch.setattr(Sparsifier, "aggregate", aggregate)
+    original = Engine.average
+    monkeypatch.setattr(Engine, "average", average)
     model, method = uses.net(), sparsify.build("topk", density=0.1, scope="layer")
     if entry == "ddp":
         ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=MANY_BUCKETS)

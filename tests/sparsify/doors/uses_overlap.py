@@ -48,11 +48,17 @@ class Training:
         self.loss(self.model, rank, step).backward()
 
     def found(self) -> Found:
-        """Weights, and residuals by bucket."""
+        """Weights, residuals by bucket, and how many elements were sent of how many: in fewer messages where
+        nothing overlaps, but the same ones.
+        """
         aggregator = self.optimiser.aggregator
         residuals = [aggregator.method.residual(state) for state in aggregator.states]
         owed = {f"owed {at}": owed.clone() for at, owed in enumerate(residuals) if owed is not None}
-        return {**uses.weights(self.model), **owed, "report": torch.tensor(there(self.optimiser.last_report))}
+        return {
+            **uses.weights(self.model),
+            **owed,
+            "report": torch.tensor(there(self.optimiser.last_report)[:2]),
+        }
 
 
 def plain(rank: int, overlap: bool, steps: int = 4, **how: Any) -> Found:

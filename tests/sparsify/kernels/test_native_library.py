@@ -23,7 +23,7 @@ WRONG = """
 extern "C" {
 int sparsify_level() { return 0; }
 long sparsify_parts() { return 1; }
-void sparsify_topk() {}
+int sparsify_topk() { return 0; }
 void sparsify_above() {}
 void sparsify_add() {}
 void sparsify_clear_at() {}
