@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,14 @@ def test_a_kept_kernel_is_used_for_what_it_was_compiled_for_only(report: Any) ->
 def test_triton_is_not_asked_again_unless_a_profiler_listens(report: Any) -> None:
     assert report["asked"]["second time"] == []
     assert len(report["asked"]["while a profiler listens"]) == len(report["launches"]["first"][0])
+
+
+@pytest.mark.parametrize("hooks", ["none", "absent", "plain functions", "a chain and none"])
+def test_hooks_of_any_kind_are_heard_where_there_are_some(report: Any, hooks: str) -> None:
+    """Triton takes None for a hook that nobody listens to, and any function for one."""
+    steps = len(report["launches"]["first"][0])
+    heard = hooks in ("plain functions", "a chain and none")
+    assert len(report["hooks"][hooks]) == (steps if heard else 0)
 
 
 def test_an_unknown_triton_is_left_to_launch_by_itself_and_that_is_said_once() -> None:
@@ -88,7 +97,7 @@ def compare_launches() -> None:
     from triton.runtime.driver import driver
 
     from experiments.bench.launch import replace_gpu
-    from sparsify.kernels import gpu
+    from sparsify.kernels import gpu, launches
 
     recorder, asked = Recorder(), list[str]()
     replace_gpu(launcher=recorder)
@@ -135,7 +144,26 @@ def compare_launches() -> None:
         steps["first"]()
         when[name] = list(asked)
         triton.knobs.runtime.launch_enter_hook.calls.append(print)
-    print(json.dumps({"launches": {name: found[1:] for name, found in taken.items()}, "asked": when}))
+    listening = triton.knobs.HookChain()
+    listening.add(print)
+    runtime, hooked = triton.knobs.runtime, dict[str, list[str]]()
+    names = "launch_enter_hook", "launch_exit_hook"
+    for name, (enter, leave) in {
+        "none": (None, None),
+        "absent": (None, None),
+        "plain functions": (print, print),
+        "a chain and none": (listening, None),
+    }.items():
+        for hook, found in zip(names, (enter, leave), strict=True):
+            setattr(runtime, hook, found)  # Triton itself asks for both
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "absent":
+                patch.setattr(launches, "knobs", SimpleNamespace(runtime=SimpleNamespace()))
+            asked.clear()
+            steps["first"]()
+            hooked[name] = list(asked)
+    found_launches = {name: found[1:] for name, found in taken.items()}
+    print(json.dumps({"launches": found_launches, "asked": when, "hooks": hooked}))
 
 
 def with_an_unknown_triton() -> None:
