@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -40,14 +41,23 @@ log = logging.getLogger(__name__)
 
 
 class JointKernel(Protocol):
-    """A search of several buckets, which it was made for."""
+    """A search of several buckets, which it was made for. One after the other they are one space, in which
+    indices count.
+    """
 
     @property
     def name(self) -> str:
         """Name of the kernel, as records have it."""
 
-    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int]) -> list[Sparse]:
-        """Parts that `Kernel.topk` finds, of each bucket."""
+    def topk(
+        self, accs: Sequence[Tensor], grads: Sequence[Sequence[Tensor]] | None, ks: Sequence[int]
+    ) -> Sparse:
+        """What `Kernel.topk` finds in each bucket, one after the other; a gradient is the pieces of it."""
+
+    def add(
+        self, into: Sequence[Tensor], parts: Sequence[Sparse], alpha: float = 1.0, clear: bool = False
+    ) -> None:
+        """Memories, which together are the space and may be zeroed first, += alpha x each part in order."""
 
     def stats(self) -> SearchStats:
         """Statistics of all calls, in which every bucket counts as one step; no host synchronisation."""
@@ -136,6 +146,9 @@ def joint_kernel_for(likes: Sequence[Tensor], choice: str = "auto") -> JointKern
         return None
     from sparsify.kernels import segments
 
+    if trouble := segments.obstacle(likes):
+        tell(f"searching bucket by bucket, which takes more launches: {trouble}")
+        return None
     return segments.GpuSegments(likes)
 
 
@@ -217,14 +230,26 @@ def trouble_with_segments(device: torch.device) -> str | None:
 
         numbers = torch.arange(TRIED, device=device, dtype=torch.float64)
         accs = [(numbers[:n] * GOLDEN % 1 - 0.5).float() for n in (64, TRIED // 3, TRIED)]
-        ks = [max(1, acc.numel() // 100) for acc in accs]
-        kernel = segments.GpuSegments(accs)
-        kernel.topk([acc.clone() for acc in accs], accs, ks)  # so that next time kept kernels are launched
-        found = kernel.topk([acc.clone() for acc in accs], accs, ks)
-        for ours, acc, k in zip(found, accs, ks, strict=True):
-            theirs = Eager(acc).topk(acc.clone(), acc, k)
-            if not torch.equal(ours.indices.long().sort().values, theirs.indices.sort().values):
-                raise Unavailable("they chose other elements than torch.topk; please report this")
+        whole, ks = torch.cat(accs), [max(1, acc.numel() // 100) for acc in accs]
+        alone = [Eager(acc).topk(acc.clone(), acc, k) for acc, k in zip(accs, ks, strict=True)]
+        bases = [0, *accumulate(acc.numel() for acc in accs)]
+        theirs = torch.cat([part.indices + base for part, base in zip(alone, bases, strict=False)])
+        kernel, memories = segments.GpuSegments(accs), list(torch.empty_like(whole).tensor_split(7))
+        # A gradient as it comes, and one in two pieces; each twice: the second time with kept kernels.
+        for pieces in (
+            [[acc] for acc in accs],
+            [*([acc] for acc in accs[:-1]), list(accs[-1].split(TRIED // 2))],
+        ):
+            for _ in range(2):
+                found = kernel.topk([acc.clone() for acc in accs], pieces, ks)
+                if not torch.equal(found.indices.long().sort().values, theirs.sort().values):
+                    raise Unavailable("they chose other elements than torch.topk; please report this")
+                kernel.add(memories, [found, Sparse(theirs, whole[theirs])], -0.3, clear=True)
+                want = torch.zeros_like(whole)
+                for part in found, Sparse(theirs, whole[theirs]):
+                    want[part.indices.long()] += part.values * -0.3
+                if not torch.equal(torch.cat(memories), want):
+                    raise Unavailable("they do not add as torch does; please report this")
     except Exception as why:  # as above
         return f"Triton's kernels for many buckets do not work on {device}: {str(why) or type(why).__name__}"
     return None

@@ -120,7 +120,7 @@ def ask(launches: Launches, values: Mapping[str, Any]) -> list[Kept]:
 
 
 def is_watched() -> bool:
-    """True if a profiler wants to hear of launches. Only Triton's own tell it. A hook is a chain of calls, any
+    """True if a profiler wants to hear of launches. Only Triton's own tell it. A hook is a chain of calls, a
     function that somebody put in its place, or None, which Triton allows as well.
     """
     hooks = (getattr(knobs.runtime, name, None) for name in ("launch_enter_hook", "launch_exit_hook"))

@@ -28,11 +28,28 @@ WIDTH = 4  # elements in a row that a thread holds when it looks what to emit
 FEWEST = 4  # tiles of a share, so that a program has something to do
 MOST_SHARES = 256  # of one bucket
 ALIGNMENT = 16  # bytes of the widest load
+CHUNK = 256  # elements that a program adds: two for each thread
+MOST_TABLES = 8  # of memories that are added to
+UNREACHED = 2**62  # where no element is
 KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
+def obstacle(likes: Sequence[Tensor]) -> str | None:
+    """Reason why `GpuSegments` can't serve such buckets; None where it can."""
+    if trouble := next(filter(None, map(gpu.obstacle, likes)), None):
+        return trouble
+    if (together := sum(like.numel() for like in likes)) > gpu.LONGEST:
+        return (
+            f"Triton's kernels take at most {gpu.LONGEST:,} elements together, whose indices have 32 bits, "
+            f"and these are {together:,}"
+        )
+    return None
+
+
 class GpuSegments:
-    """`topk` of several buckets together; a ValueError for those that `gpu.obstacle` refuses.
+    """`topk` of several buckets together, and additions to any of their elements; a ValueError for those that
+    `obstacle` refuses. All buckets, one after the other without gaps, are one space: there a bucket begins
+    where those before it end.
 
     Args:
         likes: (n,) of each, as `Gpu` takes them.
@@ -42,27 +59,41 @@ class GpuSegments:
     name = "triton, buckets together"
 
     def __init__(self, likes: Sequence[Tensor], tile: int = TILE, fewest: int = FEWEST) -> None:
-        if any(map(gpu.obstacle, likes)):
-            raise ValueError("no Triton kernel for such buckets; take select=torch")
+        if trouble := obstacle(likes):
+            raise ValueError(f"{trouble}; or take select=torch")
         self.tile, self.sizes = tile, [like.numel() for like in likes]
+        self.bases = [0, *accumulate(self.sizes)]
         shares = list(self._shares(fewest))
         new = likes[0].new_empty
         self.shares = torch.tensor(shares, dtype=torch.int32, device=likes[0].device)
         self.work = new((len(likes), on_device.ROW.value), dtype=torch.int32)
         self.rows = new((len(shares), on_device.FEW.value), dtype=torch.int32)
-        self.table: list[tuple[int, int, int, int, int]] = []  # what `buckets` holds
+        self.table: list[tuple[int, ...]] = []  # what `buckets` holds
         self.buckets, self.is_aligned = new(0, dtype=torch.int64), False
+        self.memories: dict[tuple[tuple[int, int], ...], Tensor] = {}  # tables of `add`, the oldest first
         self.launch = Launcher()
         self.launch.hold(shares=self.shares, work=self.work, rows=self.rows)
         self.steps = self.selected = 0
 
-    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int]) -> list[Sparse]:
-        """The k largest of each bucket, as `Kernel.topk`; in no order. No host synchronisation."""
-        grads = self._check(accs, grads, ks)
+    def topk(
+        self, accs: Sequence[Tensor], grads: Sequence[Sequence[Tensor]] | None, ks: Sequence[int]
+    ) -> Sparse:
+        """The k largest of each bucket, as `Kernel.topk`: bucket after bucket, within each in no order. No
+        host synchronisation.
+
+        Args:
+            grads: the pieces that each bucket's gradient consists of, one after the other; None: none is to
+                be added.
+
+        Returns:
+            (sum of ks,) indices in the space, int32, and values.
+        """
+        self._check(accs, grads, ks)
+        added = self._added(accs, grads)
         starts = [0, *accumulate(ks)]
         out = Sparse(accs[0].new_empty(starts[-1], dtype=torch.int32), accs[0].new_empty(starts[-1]))
-        kind = None if grads[0] is None else KINDS[grads[0].dtype]
-        self._describe(accs, grads, ks, starts)
+        kind = None if added is None else KINDS[added[0].dtype]
+        self._describe(accs, added, ks, starts)
         self.work.zero_()
         with torch.cuda.device_of(out.values):
             self.launch(
@@ -73,8 +104,40 @@ class GpuSegments:
             )
         self.steps += len(ks)
         self.selected += starts[-1]
-        parts = (part.split_with_sizes(list(ks)) for part in out)
-        return [Sparse(*part) for part in zip(*parts, strict=True)]
+        return out
+
+    def add(
+        self, into: Sequence[Tensor], parts: Sequence[Sparse], alpha: float = 1.0, clear: bool = False
+    ) -> None:
+        """Memories += alpha x each part in this order: one launch for each. Products are rounded before they
+        are added, as those of torch's index_add_. No host synchronisation.
+
+        Args:
+            into: float32, 1-D without gaps, of any sizes: one after the other they are the space.
+            parts: distinct indices in the space, and values; of the device of `into`.
+            clear: the memories are zeroed first.
+        """
+        table = self._memories(into)
+        if clear:
+            torch._foreach_zero_(list(into))
+        for part in parts:
+            if k := part.indices.numel():
+                with torch.cuda.device_of(table):
+                    self.launch(
+                        self._add,
+                        (),
+                        {
+                            "indices": part.indices.contiguous(),
+                            "values": part.values.contiguous(),
+                            "table": table,
+                        },
+                        {
+                            "k": k,
+                            "half": table.numel() // 4,
+                            "alpha": float(alpha),
+                            "chunks": triton.cdiv(k, CHUNK),
+                        },
+                    )
 
     def stats(self) -> SearchStats:
         """Counts so far, see `Kernel.stats`; without a host synchronisation."""
@@ -89,6 +152,9 @@ class GpuSegments:
             Launch(on_device.emit_all, "programs", 8, {**shape, "WIDTH": WIDTH, "SHARES": MOST_SHARES}),
         )
 
+    def _add(self) -> Launches:
+        return (Launch(on_device.add_part, "chunks", 4, {"CHUNK": CHUNK}),)
+
     def _shares(self, fewest: int) -> list[tuple[int, int, int, int]]:
         """Bucket, first tile, the one behind the last, the first program of this bucket: for each program."""
         found: list[tuple[int, int, int, int]] = []
@@ -99,37 +165,96 @@ class GpuSegments:
         return found
 
     def _describe(
-        self, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int], starts: Sequence[int]
+        self,
+        accs: Sequence[Tensor],
+        grads: Sequence[Tensor] | None,
+        ks: Sequence[int],
+        starts: Sequence[int],
     ) -> None:
         """Bring the table of buckets up to date, where something has changed: a k, an address."""
-        table = [
-            (acc.data_ptr(), 0 if grad is None else grad.data_ptr(), acc.numel(), k, start)
-            for acc, grad, k, start in zip(accs, grads, ks, starts, strict=False)
+        added = [0] * len(accs) if grads is None else [grad.data_ptr() for grad in grads]
+        table: list[tuple[int, ...]] = [
+            (acc.data_ptr(), grad, acc.numel(), k, start, base)
+            for acc, grad, k, start, base in zip(accs, added, ks, starts, self.bases, strict=False)
         ]
         if table != self.table:
             self.table, self.buckets = table, host_sync.to_device(table, accs[0])
             self.is_aligned = all(address % ALIGNMENT == 0 for row in table for address in row[:2])
             self.launch.hold(buckets=self.buckets)
 
+    def _memories(self, into: Sequence[Tensor]) -> Tensor:
+        """(2 x rows,) int64: where each memory begins in the space, and its address. Tables of the last few
+        memories are kept: results and residuals take turns.
+        """
+        key = tuple((memory.data_ptr(), memory.numel()) for memory in into)
+        if (table := self.memories.get(key)) is not None:
+            return table
+        if sum(size for _, size in key) != self.bases[-1] or any(map(self._misfits, into)):
+            raise ValueError(
+                f"parts are added to memories of {self.bases[-1]} elements together on {self.work.device}, "
+                f"in float32 and without gaps; these are {described(into)}"
+            )
+        # A power of 2, which the search halves.
+        rows = max(2, triton.next_power_of_2(len(into)))
+        bases = [0, *accumulate(size for _, size in key)][:-1]
+        begins = bases + [UNREACHED] * (rows - len(into))
+        addresses = [address for address, _ in key] + [0] * (rows - len(into))
+        if len(self.memories) >= MOST_TABLES:
+            del self.memories[next(iter(self.memories))]
+        self.memories[key] = table = host_sync.to_device(begins + addresses, into[0])
+        return table
+
     def _check(
-        self, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int]
-    ) -> Sequence[Tensor | None]:
-        """The gradients that are yet to be added, all of one type, or none at all."""
-        if [acc.numel() for acc in accs] != self.sizes or any(
-            acc.dtype != torch.float32 or acc.device != self.work.device or not acc.is_contiguous()
-            for acc in accs
-        ):
-            seen = ", ".join(f"{tuple(acc.shape)} {acc.dtype} on {acc.device}" for acc in accs)
+        self, accs: Sequence[Tensor], grads: Sequence[Sequence[Tensor]] | None, ks: Sequence[int]
+    ) -> None:
+        if [acc.numel() for acc in accs] != self.sizes or any(map(self._misfits, accs)):
             raise ValueError(
                 f"this kernel was made for buckets of {self.sizes} elements on {self.work.device}, acc in "
-                f"float32 and without gaps; these are {seen}"
+                f"float32 and without gaps; these are {described(accs)}"
             )
         for acc, k in zip(accs, ks, strict=True):
             check_k(k, acc.numel())
-        kinds = {None if grad is None or not grad.is_contiguous() else grad.dtype for grad in grads}
-        if len(kinds) == 1 and kinds < {None, *KINDS}:
-            return grads
-        for acc, grad in zip(accs, grads, strict=True):
-            if grad is not None:
-                acc.add_(grad)
-        return [None] * len(accs)
+        if grads is None:
+            return
+        for acc, pieces in zip(accs, grads, strict=True):
+            if sum(piece.numel() for piece in pieces) != acc.numel() or any(
+                piece.dim() != 1 or piece.device != acc.device for piece in pieces
+            ):
+                raise ValueError(
+                    f"a gradient of {acc.numel()} elements on {acc.device} is to be added, in pieces without "
+                    f"shape; these are {described(pieces)}"
+                )
+
+    def _misfits(self, memory: Tensor) -> bool:
+        return (
+            memory.dtype != torch.float32
+            or memory.dim() != 1
+            or memory.device != self.work.device
+            or not memory.is_contiguous()
+        )
+
+    def _added(
+        self, accs: Sequence[Tensor], grads: Sequence[Sequence[Tensor]] | None
+    ) -> Sequence[Tensor] | None:
+        """The gradients that the search itself is to add: all of one type and in one piece each. Others are
+        added here.
+        """
+        if grads is None:
+            return None
+        if all(len(pieces) == 1 for pieces in grads):
+            whole = [pieces[0] for pieces in grads]
+            kinds = {grad.dtype if grad.is_contiguous() else None for grad in whole}
+            if len(kinds) == 1 and kinds <= set(KINDS):
+                return whole
+        views = [
+            view
+            for acc, pieces in zip(accs, grads, strict=True)
+            for view in acc.split_with_sizes([piece.numel() for piece in pieces])
+        ]
+        torch._foreach_add_(views, [piece for pieces in grads for piece in pieces])
+        return None
+
+
+def described(tensors: Sequence[Tensor]) -> str:
+    """Shapes, types and devices, for a message."""
+    return ", ".join(f"{tuple(one.shape)} {one.dtype} on {one.device}" for one in tensors)

@@ -43,6 +43,13 @@ def test_a_kept_kernel_is_used_for_what_it_was_compiled_for_only(report: Any) ->
         assert compiled[name] != compiled["first"], name
 
 
+def test_a_factor_is_a_number_of_floating_point_whatever_was_given(report: Any) -> None:
+    for name, factor in ("added", 1.0), ("subtracted", -0.25):
+        (launch,) = report["launches"][name][0]
+        assert launch[0] == report["launches"]["added"][0][0][0]
+        assert factor in launch[3]
+
+
 def test_triton_is_not_asked_again_unless_a_profiler_listens(report: Any) -> None:
     assert report["asked"]["second time"] == []
     assert len(report["asked"]["while a profiler listens"]) == len(report["launches"]["first"][0])
@@ -97,7 +104,7 @@ def compare_launches() -> None:
     from triton.runtime.driver import driver
 
     from experiments.bench.launch import replace_gpu
-    from sparsify.kernels import gpu, launches
+    from sparsify.kernels import gpu, launches, segments
 
     recorder, asked = Recorder(), list[str]()
     replace_gpu(launcher=recorder)
@@ -110,6 +117,12 @@ def compare_launches() -> None:
     triton.runtime.JITFunction.run = counted
     acc, grad, another = (torch.zeros(2 * N + 1) for _ in range(3))
     kernel = gpu.Gpu(acc[:N])
+    together = segments.GpuSegments([acc[:N], acc[N : 2 * N]])
+    part = Sparse(torch.arange(N + 5, dtype=torch.int32), torch.ones(N + 5))
+
+    def add(alpha: float) -> Sparse:
+        together.add([another[: 2 * N]], [part], alpha)
+        return part
 
     def step(acc: Tensor, grad: Tensor | None, k: int = 400) -> Callable[[], Sparse]:
         return lambda: kernel.topk(acc, grad, k)
@@ -127,13 +140,15 @@ def compare_launches() -> None:
         "shorter": step(acc[: N // 2 + 1], grad[: N // 2 + 1], 41),
         "too dense for a sample": step(acc[:N], grad[:N], N - 1),
         "another stream": step(acc[:N], grad[:N]),
+        "added": lambda: add(1),
+        "subtracted": lambda: add(-0.25),
         "above": lambda: kernel.above(acc[:N], grad[:N], 0.0),
         "above, strictly": lambda: kernel.above(acc[:N], None, 0.0, strict=True),
     }
     host_sync.to_host = lambda tensor: 5  # what is above, since nothing counts
     taken: dict[str, list[Any]] = {name: [] for name in steps}
     for keep in (True, True, False):  # the first time they are kept
-        kernel.launch.keep = keep
+        kernel.launch.keep = together.launch.keep = keep
         for name, call in steps.items():
             driver.active.get_current_stream = lambda device, name=name: STREAM * (name == "another stream")
             taken[name].append(recorder.of(call))

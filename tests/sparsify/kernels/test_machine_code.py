@@ -41,6 +41,7 @@ AT_MOST = {
     "count_middle": 56,
     "count_low": 64,
     "emit_all": 120,
+    "add_part": 32,
 }
 SEGMENTS = ("add_and_count", "count_middle", "count_low", "emit_all")  # of many buckets
 HISTOGRAMS = ("split", "settle", "count_last", "emit", *SEGMENTS)
@@ -112,6 +113,11 @@ def test_loads_of_many_buckets_are_wide_where_all_are_aligned(table: list[dict[s
             assert (row["wide_loads"].get("16", 0) > 0) == (row["case"] == "buckets"), row
 
 
+def test_a_product_is_rounded_before_it_is_added(table: list[dict[str, Any]]) -> None:
+    """As torch's index_add_ does it: workers that add by either agree."""
+    assert not any(row["fused"] for row in table if row["kernel"] == "add_part")
+
+
 def describe_all() -> None:
     """Print a row for each compiled kernel, as one line of JSON."""
     from experiments.bench.launch import replace_gpu
@@ -145,7 +151,8 @@ def describe_all() -> None:
                 continue
             likes = acc[at : at + 5000], acc[at + 8192 : at + 8292]
             together = segments.GpuSegments(likes)
-            together.topk(likes, likes, [5, 1])
+            found = together.topk(likes, [[like] for like in likes], [5, 1])
+            together.add(likes, [found], -0.5)
             for launch in chain(*together.launch.kept.values()):
                 rows.append({"case": case, **facts(launch.compiled, capability)})
     print(json.dumps(rows))
@@ -173,5 +180,6 @@ def facts(compiled: Any, capability: int) -> dict[str, Any]:
         "threads": 32 * compiled.metadata.num_warps,
         "registers": registers,
         "spilled": stack + local,
+        "fused": len(re.findall(r"\bfma\.rn\.f32", compiled.asm["ptx"])),
         "wide_loads": {width: widths.count(width) for width in widths},
     }
