@@ -164,6 +164,7 @@ def emit_all(
             out + k,
             taken,
             base + begin,
+            None,
             inside,
             values,
             kth,

@@ -14,6 +14,7 @@ from sparsify import kernels
 from sparsify.core import host_sync
 from sparsify.types import Sparse
 from tests.sparsify.kernels.test_gpu_kernels import (
+    BRACKETS,
     CUDA,
     DEVICE,
     INTERPRETED,
@@ -103,6 +104,13 @@ class TestTogether:
         check(kernel, accs, None, ks)
         assert kernel.stats().steps == len(CASES)
         assert kernel.stats().selected == sum(ks)
+
+    @pytest.mark.parametrize("is_added", [False, True])
+    def test_no_bracket_is_in_doubt(self, is_added: bool) -> None:
+        made = [build(N, 30).to(DEVICE) for build in BRACKETS.values()]
+        accs = [torch.zeros_like(one) for one in made] if is_added else made
+        kernel, grads = GpuSegments(made, **SMALL), pieces_of(*made) if is_added else None
+        check(kernel, accs, grads, [30] * len(made))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
     def test_gradients_are_added_in_float32(self, dtype: torch.dtype) -> None:
@@ -257,7 +265,7 @@ class TestWithoutGpu:
     __test__ = not (CUDA or INTERPRETED)
 
     def test_all_of_this_in_the_interpreter(self) -> None:
-        assert passed_in_the_interpreter(__file__) == 13
+        assert passed_in_the_interpreter(__file__) == 15
 
     def test_on_a_cpu_buckets_are_searched_one_by_one(self) -> None:
         assert kernels.joint_kernel_for([torch.empty(10), torch.empty(100_000)]) is None
