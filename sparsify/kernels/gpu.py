@@ -60,7 +60,7 @@ def obstacle(like: Tensor) -> str | None:
 
 class Gpu(Kernel):
     """`topk` is six launches: 12.25 bytes of memory traffic per element, 10.25 where gradients have 16 bits,
-    and 40 to 64 per candidate, of which there are 1.5 k at a density of 1 %, 3.0 k at 0.1 %. `above` is four
+    and 60 per candidate, of which there are 1.5 k at a density of 1 %, 3.0 k at 0.1 %. `above` is four
     launches, two of them torch's, and 12.25 bytes. Buffers take less than 0.1 n float32 at densities up to
     1 %, for large n, and grow with k.
 
