@@ -15,7 +15,7 @@ from experiments.bench._runner import Bench, Record, ratio, rounded, spread
 from experiments.bench._side_by_side import turns
 from experiments.bench._timing import Clock, TimedCall, device_of, facts, in_turn, lacking
 from experiments.training import networks
-from sparsify.kernels import Kernel, joint_kernel_for, kernel_for, pays_from
+from sparsify.kernels import JointKernel, Kernel, joint_kernel_for, kernel_for, pays_from
 from sparsify.method import num_selected
 from sparsify.ranges import Count, NotNegative, Share
 
@@ -126,7 +126,8 @@ def ready(likes: list[Tensor]) -> tuple[dict[str, Search], dict[str, str], str |
             why = str(error)
     searches: dict[str, Search] = {row: partial(one_by_one, kernels) for row, kernels in alone.items()}
     names = {row: " and ".join(sorted({kernel.name for kernel in kernels})) for row, kernels in alone.items()}
-    if together := joint_kernel_for(likes):
+    together = joint_kernel_for(likes, alone["auto"])
+    if type(together) is not JointKernel:
         searches["auto"], names["auto"] = together.topk, together.name
     return searches, names, why
 

@@ -72,7 +72,7 @@ def rank_bytes(model: torch.nn.Module, method: Method, settings: LoopSettings) -
         aggregator.aggregate()
         storages = {
             storage.data_ptr(): storage.nbytes()
-            for tensor in tensors([flat, *model.buffers(), *aggregator.states, aggregator.joint])
+            for tensor in tensors([flat, *model.buffers(), *aggregator.states, aggregator.joints])
             if (storage := tensor.untyped_storage())
         }
         return sum(storages.values())

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -61,8 +61,9 @@ class TorchComm(Comm):
         Args:
             init_method: where the workers meet, `file:///shared/path` or `tcp://host:port`.
         """
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=TIMEOUT)
+        dist.init_process_group(
+            init_method=init_method, rank=rank, world_size=size, timeout=TIMEOUT, **on_device(device)
+        )
         return cls()
 
     @classmethod
@@ -85,14 +86,19 @@ class TorchComm(Comm):
             WorkerLost: a worker did not come.
         """
         come(store, rank, size, patience, give_up)
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+        dist.init_process_group(store=store, rank=rank, world_size=size, timeout=TIMEOUT, **on_device(device))
         return cls()
 
     @classmethod
     def beside(cls) -> TorchComm:
         """All workers, in a group of their own, for a thread of its own: collectives of two threads in one
         group would meet each other. All workers call it together. The group ends with the default one.
+
+        NCCL's collectives of two groups must reach the device in the same order on all workers, or they may
+        wait for each other for ever. So the groups take turns: once the thread has work, only it
+        communicates, until whoever gave it work has waited for all of it; streams wait for each other at
+        both ends. NCCL_LAUNCH_ORDER_IMPLICIT is no help where they don't, for it takes the order in which the
+        host launches, and two threads of a worker have none.
         """
         group = dist.new_group(timeout=TIMEOUT)
         assert isinstance(group, dist.ProcessGroup)  # every worker is in it
@@ -206,6 +212,17 @@ class TorchComm(Comm):
             if not is_loss(error):
                 raise
             raise WorkerLost(f"worker {self.rank} of {self.size} lost the others during {name}") from error
+
+
+def on_device(device: torch.device) -> dict[str, Any]:
+    """The backend for tensors of this device, as options of `init_process_group`. nccl is told which GPU is
+    this worker's: it then connects at once, so that what can't be connected fails here, and neither barriers
+    nor other groups have to guess.
+    """
+    if device.type != "cuda":
+        return {"backend": "gloo"}
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return {"backend": "nccl", "device_id": torch.device("cuda", index)}
 
 
 def is_loss(error: RuntimeError) -> bool:

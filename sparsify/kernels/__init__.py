@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -122,6 +123,15 @@ def joint_kernel_for(likes: Sequence[Tensor], kernels: Sequence[Kernel], choice:
     sizes = [like.numel() for like in likes]
     if choice != "torch" and all(map(native.supports, likes)) and not trouble_with_native():
         return NativeJoint(sizes)
+    if choice != "torch" and likes[0].is_cuda and work_dtype(likes[0].dtype) == torch.float32:
+        trouble = trouble_with_gpu(likes[0].device) or trouble_with_segments(likes[0].device)
+        if not trouble:
+            from sparsify.kernels import segments
+
+            trouble = segments.obstacle(likes)
+        if not trouble:
+            return segments.GpuJoint(likes, kernels, TOGETHER_UP_TO)
+        tell(f"searching bucket by bucket, which takes more launches: {trouble}")
     return JointKernel(sizes, kernels)
 
 
@@ -213,14 +223,23 @@ def trouble_with_segments(device: torch.device) -> str | None:
 
         numbers = torch.arange(TRIED, device=device, dtype=torch.float64)
         accs = [(numbers[:n] * GOLDEN % 1 - 0.5).float() for n in (64, TRIED // 3, TRIED)]
-        ks = [max(1, acc.numel() // 100) for acc in accs]
-        kernel = segments.GpuSegments(accs)
-        kernel.topk([acc.clone() for acc in accs], accs, ks)  # so that next time kept kernels are launched
-        found = kernel.topk([acc.clone() for acc in accs], accs, ks)
-        for ours, acc, k in zip(found, accs, ks, strict=True):
-            theirs = Eager(acc).topk(acc.clone(), acc, k)
-            if not torch.equal(ours.indices.long().sort().values, theirs.indices.sort().values):
-                raise Unavailable("they chose other elements than torch.topk; please report this")
+        whole, ks = torch.cat(accs), [max(1, acc.numel() // 100) for acc in accs]
+        alone = [Eager(acc).topk(acc.clone(), acc, k) for acc, k in zip(accs, ks, strict=True)]
+        bases = [0, *accumulate(acc.numel() for acc in accs)]
+        theirs = torch.cat([part.indices + base for part, base in zip(alone, bases, strict=False)])
+        kernel, memories = segments.GpuSegments(accs), list(torch.empty_like(whole).tensor_split(7))
+        # A gradient as it comes, and one in two pieces; each twice: the second time with kept kernels.
+        for pieces in (accs, [*accs[:-1], *accs[-1].split(TRIED // 2)]):
+            for _ in range(2):
+                found = kernel.topk([acc.clone() for acc in accs], pieces, ks)
+                if not torch.equal(found.indices.long().sort().values, theirs.sort().values):
+                    raise Unavailable("they chose other elements than torch.topk; please report this")
+                kernel.add(memories, [found, Sparse(theirs, whole[theirs])], -0.3, clears=True)
+                want = torch.zeros_like(whole)
+                for part in found, Sparse(theirs, whole[theirs]):
+                    want[part.indices.long()] += part.values * -0.3
+                if not torch.equal(torch.cat(memories), want):
+                    raise Unavailable("they do not add as torch does; please report this")
     except Exception as why:  # as above
         return f"Triton's kernels for many buckets do not work on {device}: {str(why) or type(why).__name__}"
     return None

@@ -1,10 +1,10 @@
 """One pass over a GPU's memory, in Triton; exact, whatever the data.
 
-A sample guesses a bound that somewhat more than k elements reach. One pass adds the gradient and gathers what
-reaches the bound. The k largest are then found among these candidates. That the bound was right is verified
-by counting, on the device: if it was not, or too many elements tie, the last four kernels find the same k
-from acc itself, at 16 bytes per element more. All are always launched, and return at once if there is nothing
-to do, so the host never waits. acc is only added to: no failure can lose any of it.
+A sample guesses a bound that somewhat more than k elements reach. One pass adds the gradient and marks what
+reaches the bound. The marked, in order, are the candidates, among which the k largest are found by counting
+keys in three rounds, however many are equal. That the bound was right is verified by counting as well, on the
+device: if it was not, the same kernels find the same k among all elements, at 16 bytes per element more. The
+host never waits. acc is only added to: no failure can lose any of it.
 
 Guess, verify, refine: NVIDIA's GVR top-k for decoders (arXiv:2604.22312; with a sample as here: TensorRT-LLM,
 blog 29), with the accumulation inside, and for hundreds of millions of elements.
@@ -27,12 +27,8 @@ from sparsify.types import Kernel, SearchStats, Sparse, work_dtype
 
 TILE = 2048  # elements that a program takes at a time: 8 for each of 256 threads
 SAMPLE = 2**14  # elements that the bound is guessed from: 16 registers of each of 1024 threads
-TIES = 4096  # elements that may share the k-th's bin; ranking them takes the square of their number
-RANKED = 64  # of these, how many a program ranks at a time
-CHUNK = 256  # candidates that a program takes at a time: one for each thread
-# So many times the ties: as many candidates leave no more than the ties in the k-th of 2048 bins, even where
-# bins near the bound hold 16 times the mean and the k-th's twice that. More are counted in narrower bins too.
-FEW_CANDIDATES = 2048 // (16 * 2)
+WORDS = 1024  # of marks that a program takes at a time: four for each of 256 threads
+CHUNK = 1024  # candidates that a program takes at a time, likewise
 PROGRAMS = 4 * 132  # of kernels that loop: four for each multiprocessor of an H200, so that loads overlap
 WIDE = 4  # elements that a thread loads and stores at once: 16 bytes
 LONGEST = 2**31 - 2**22  # elements whose offsets, and one tile more, are int32
@@ -63,16 +59,15 @@ def obstacle(like: Tensor) -> str | None:
 
 
 class Gpu(Kernel):
-    """`topk` is six launches, or seven where candidates are many: 12 bytes of memory traffic per element, 10
-    where gradients have 16 bits, and 16 per candidate, of which there are 1.5 k at a density of 1 %, 3.0 k at
-    0.1 %. `above` is four launches, two of them torch's, and 12.25 bytes. Buffers take less than 0.08 n
-    float32 at densities up to 1 %, for large n, and grow with k; once `above` is called, a bit per element
-    more.
+    """`topk` is six launches: 12.25 bytes of memory traffic per element, 10.25 where gradients have 16 bits,
+    and 60 per candidate, of which there are 1.5 k at a density of 1 %, 3.0 k at 0.1 %. `above` is four
+    launches, two of them torch's, and 12.25 bytes. Buffers take less than 0.1 n float32 at densities up to
+    1 %, for large n, and grow with k.
 
     Args:
         like: (n,) float32, or bfloat16 or float16 whose sums are float32; others are a ValueError, see
             `obstacle`.
-        tile, sample, ties: see TILE, SAMPLE, TIES; smaller in tests.
+        tile, sample: see TILE, SAMPLE; smaller in tests.
         bound, capacity: for trials: the key to take for the bound, and the room for what reaches it.
     """
 
@@ -83,27 +78,26 @@ class Gpu(Kernel):
         like: Tensor,
         tile: int = TILE,
         sample: int = SAMPLE,
-        ties: int = TIES,
         bound: int | None = None,
         capacity: int | None = None,
     ) -> None:
         if trouble := obstacle(like):
             raise ValueError(f"{trouble}; or take select=torch")
         super().__init__()
-        self.n, self.tile, self.sample, self.ties = like.numel(), tile, sample, ties
+        self.n, self.tile, self.sample = like.numel(), tile, sample
         self.forced, self.capacity = -1 if bound is None else bound, capacity
         self.programs = max(1, min(PROGRAMS, triton.cdiv(self.n, 4 * tile)))
         new = like.new_empty
         self.work = new(triton_parts.WORK.value, dtype=torch.int32)
         self.rows = new((self.programs, triton_parts.FEW.value), dtype=torch.int32)
-        self.edge = Sparse(new(ties, dtype=torch.int32), new(ties, dtype=torch.float32))
         self.candidates = Sparse(new(0, dtype=torch.int32), new(0, dtype=torch.float32))
         self.totals = torch.zeros(4, dtype=torch.int64, device=like.device)
         self.threshold = new(1, dtype=torch.float32)
         self.launch = Launcher()
         self.launch.hold(
             work=self.work, rows=self.rows, totals=self.totals, threshold=self.threshold,
-            edge_indices=self.edge.indices, edge_values=self.edge.values,
+            marks=new(triton.cdiv(self.n, tile) * tile // triton_parts.WORD.value, dtype=torch.int32),
+            indices=self.candidates.indices, values=self.candidates.values,
         )  # fmt: skip
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
@@ -118,20 +112,17 @@ class Gpu(Kernel):
             return out
         rank = surely(k / n * self.sample)
         sampled = self.sample < n and rank <= self.sample
+        guessed = sampled or self.forced >= 0
         capacity = room(n, rank, self.sample) if sampled else n
         if self.capacity is not None:
             capacity = self.capacity
-        self._make_room(capacity)
+        if guessed:
+            self._make_room(capacity)
         tensors = added(acc, grad)
         with torch.cuda.device_of(acc):
             self.launch(
                 self._search,
-                (
-                    grad is not None,
-                    sampled,
-                    capacity > FEW_CANDIDATES * self.ties,
-                    WIDE if any(map(is_wide, tensors.values())) else 1,
-                ),
+                (grad is not None, sampled, guessed, WIDE if is_wide(acc) else 1),
                 {**tensors, "out_indices": out.indices, "out_values": out.values},
                 {
                     **self._sizes(n),
@@ -141,7 +132,6 @@ class Gpu(Kernel):
                     "least": 0 if capacity == n else 1,
                     "forced": self.forced,
                     "capacity": capacity,
-                    "room": self.ties,
                 },
             )
         return out
@@ -157,7 +147,7 @@ class Gpu(Kernel):
             self.threshold.copy_(threshold)
         else:
             self.threshold.fill_(torch.tensor(float(threshold), dtype=torch.float32).item())
-        self._make_marks()
+        self._make_ends()
         tensors, sizes = added(acc, grad), self._sizes(n)
         with torch.cuda.device_of(acc):
             choices = (grad is not None, strict)
@@ -174,18 +164,18 @@ class Gpu(Kernel):
     def stats(self) -> SearchStats:
         return SearchStats(*host_sync.to_host(self.totals))
 
-    def _search(self, add: bool, sampled: bool, refined: bool, width: int) -> Launches:
-        # Tiles of kernels that loop over acc are twice as long: their histograms are read half as often.
-        chunk, long = {"CHUNK": CHUNK}, {"TILE": 2 * self.tile}
-        refine = (Launch(on_device.refine, "programs", 8, chunk),)
-        emit = {"SAMPLED": sampled, "WIDTH": width, **long, "PROGRAMS": triton.next_power_of_2(PROGRAMS)}
+    def _search(self, add: bool, sampled: bool, guessed: bool, width: int) -> Launches:
+        # Tiles of kernels that count all of acc are twice as long: their histograms are read half as often.
+        sizes = {"TILE": 2 * self.tile, "CHUNK": CHUNK}
+        marks = {"MARKED": self.tile, "WORDS": WORDS, **sizes}
+        tiles = {"WIDTH": width, "TILE": self.tile, "LONG": 2 * self.tile}
+        emit = {"GUESSED": guessed, **tiles, "CHUNK_WIDTH": WIDE, "CHUNK": CHUNK}
         return (
             Launch(on_device.guess, "one", 32, {"SAMPLED": sampled, "ADD": add, "SAMPLE": self.sample}),
-            Launch(on_device.stream, "tiles", 8, {"ADD": add, "WIDTH": width, "TILE": self.tile}),
-            *(refine if refined else ()),
-            Launch(on_device.split, "programs", 8, {"REFINED": refined, **long, **chunk}),
-            Launch(on_device.settle, "programs", 8, {**long, "CHUNK": RANKED}),
-            Launch(on_device.count_last, "programs", 8, long),
+            Launch(on_device.stream, "tiles", 8, {"GUESSED": guessed, "ADD": add, "TILE": self.tile}),
+            Launch(on_device.gather, "programs", 8, marks),
+            Launch(on_device.count_next, "programs", 8, sizes),
+            Launch(on_device.count_last, "programs", 8, sizes),
             Launch(on_device.emit, "programs", 8, emit),
         )
 
@@ -224,14 +214,10 @@ class Gpu(Kernel):
             )
             self.launch.hold(indices=self.candidates.indices, values=self.candidates.values)
 
-    def _make_marks(self) -> None:
-        if "marks" not in self.launch.buffers:
+    def _make_ends(self) -> None:
+        if "ends" not in self.launch.buffers:
             new, tiles = self.work.new_empty, triton.cdiv(self.n, self.tile)
-            self.launch.hold(
-                marks=new(tiles * self.tile // triton_parts.WORD.value),
-                counted=new(tiles),
-                ends=new(tiles, dtype=torch.int64),
-            )
+            self.launch.hold(counted=new(tiles), ends=new(tiles, dtype=torch.int64))
 
 
 def added(acc: Tensor, grad: Tensor | None) -> dict[str, Tensor]:

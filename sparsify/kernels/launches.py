@@ -76,7 +76,7 @@ class Launcher:
         plan: Callable[..., Launches],
         choices: tuple[Hashable, ...],
         tensors: Mapping[str, Tensor],
-        numbers: Mapping[str, int],
+        numbers: Mapping[str, int | float],
     ) -> None:
         """Launch plan(*choices), in order. `tensors` are 1-D, others at each call; the stride of `acc` is
         given to kernels as `acc_stride`. For no value of `numbers` Triton compiles a kernel of its own:
@@ -112,7 +112,7 @@ def ask(launches: Launches, values: Mapping[str, Any]) -> list[Kept]:
             *arguments(values),
             **launch.constants,
             num_warps=launch.num_warps,
-            enable_fp_fusion=False,  # there is nothing to fuse; Triton 3.9 warns where this is left open
+            enable_fp_fusion=False,  # a product is rounded before it is added, as torch rounds it
         )
         constants = tuple(launch.constants[name] for name in names[num_given:])
         kept.append(Kept(compiled, launch.programs, arguments, constants))
@@ -120,8 +120,11 @@ def ask(launches: Launches, values: Mapping[str, Any]) -> list[Kept]:
 
 
 def is_watched() -> bool:
-    """True if a profiler wants to hear of launches. Only Triton's own tell it."""
-    return bool(knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)
+    """True if a profiler wants to hear of launches. Only Triton's own tell it. A hook is a chain of calls, a
+    function that somebody put in its place, or None, which Triton allows as well.
+    """
+    hooks = (getattr(knobs.runtime, name, None) for name in ("launch_enter_hook", "launch_exit_hook"))
+    return any(hook is not None and bool(getattr(hook, "calls", True)) for hook in hooks)
 
 
 @cache

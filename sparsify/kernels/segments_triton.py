@@ -28,12 +28,14 @@ BUCKET = constexpr(0)
 FIRST = constexpr(1)  # tile
 LAST = constexpr(2)  # one tile behind the last
 BEFORE = constexpr(3)  # the program that has the bucket's first share
-# A row of `buckets` (buckets, 5) int64.
+# A row of `buckets` (buckets, 6) int64.
 ACC = constexpr(0)  # address
 GRAD = constexpr(1)  # address
 SIZE = constexpr(2)
 K = constexpr(3)
 OUT = constexpr(4)  # where its share of the result begins
+BASE = constexpr(5)  # where it begins among all buckets
+COLUMNS = constexpr(6)
 
 
 @triton.jit
@@ -43,7 +45,7 @@ def share_of(shares, buckets, work):
     """
     row = shares + tl.program_id(0) * 4
     bucket = tl.load(row + BUCKET)
-    about = buckets + bucket * 5
+    about = buckets + bucket * COLUMNS
     n = tl.load(about + SIZE).to(tl.int32)
     k = tl.load(about + K).to(tl.int32)
     return about, work + bucket * ROW, n, k, tl.load(row + FIRST), tl.load(row + LAST)
@@ -137,12 +139,13 @@ def emit_all(
     TILE: constexpr,
     SHARES: constexpr,
 ):
-    """All keys above the k-th, in no order; of those equal to it the first by index. SHARES: a power of 2, at
-    least as many as any bucket has.
+    """All keys above the k-th, in no order; of those equal to it the first by index. Indices are those among
+    all buckets. SHARES: a power of 2, at least as many as any bucket has.
     """
     about, row, n, k, first, last = share_of(shares, buckets, work)
     acc = vector(about, ACC, tl.float32, ALIGNED)
     out = tl.load(about + OUT)
+    base = tl.load(about + BASE).to(tl.int32)
     kth, low, above = kth_key(row + HIGH, row + MIDDLE, row + LOW, k)
     # Shares of one bucket follow each other, so equal keys of smaller indices are the earlier programs'.
     earlier = tl.load(shares + tl.program_id(0) * 4 + BEFORE) + tl.arange(0, SHARES)
@@ -160,10 +163,39 @@ def emit_all(
             out,
             out + k,
             taken,
-            begin,
+            base + begin,
+            None,
             inside,
             values,
             kth,
             TILE,
             WIDTH,
         )
+
+
+@triton.jit(do_not_specialize=["k", "half", "alpha"])
+def add_part(
+    indices,  # (k,) distinct, among all elements
+    values,  # (k,)
+    table,  # (2 x 2 half,) int64: where each memory begins among all elements, ascending; its address
+    k,
+    half,  # of the table's rows, a power of 2; behind the last memory's are rows that no index reaches
+    alpha,
+    CHUNK: constexpr,
+):
+    """memory[index] += alpha x value, each in the memory that the element lies in."""
+    slots = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    live = slots < k
+    index = tl.load(indices + slots, mask=live, other=0).to(tl.int64)
+    value = tl.load(values + slots, mask=live, other=0.0).to(tl.float32)
+    row = tl.zeros([CHUNK], tl.int32)  # the last one that begins no later: of none that is empty
+    step = half
+    while step > 0:
+        begin = tl.load(table + row + step)
+        row = tl.where(begin <= index, row + step, row)
+        step = step >> 1
+    begin = tl.load(table + row)
+    address = tl.load(table + 2 * half + row).to(tl.pointer_type(tl.float32))
+    places = address + (index - begin)
+    # Indices are distinct, so nobody else adds to this element.
+    tl.store(places, tl.load(places, mask=live, other=0.0) + alpha * value, mask=live)

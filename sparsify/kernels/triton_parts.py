@@ -3,7 +3,8 @@
 """What kernels in Triton are made of: the layout of `work`, reading, writing, counting.
 
 A key is the bits of |x| as an integer: its order is that of magnitudes, NaN above Inf. `work` (WORK,) int32
-holds numbers that kernels leave to later ones, then five histograms.
+holds numbers that kernels leave to later ones, how many candidates each share of the elements has, then three
+histograms.
 
 Offsets are int32 (gpu.py refuses longer vectors); a stride can make them longer, so addresses are int64.
 """
@@ -14,23 +15,19 @@ from triton.language import constexpr
 
 # Numbers in `work`. All are 0 when a call begins.
 BOUND = constexpr(0)  # least key of a candidate
-SHIFT = constexpr(1)  # bits of a key below its bin in FIRST
-COUNT = constexpr(2)  # elements that reached the bound
-ABOVE = constexpr(3)  # elements above the bin that the k-th falls into
-EDGE = constexpr(4)  # elements in that bin
-FAILED = constexpr(5)  # 1: the bound was wrong, or the bin is too full
-EMITTED = constexpr(6)  # slots given away in the result
-EDGED = constexpr(7)  # slots given away among the edge's
-# Histograms in `work`: of candidates in two levels, of all elements in three.
+COUNT = constexpr(1)  # elements that reached the bound
+ALL = constexpr(2)  # 1: the k-th is looked for among all elements, for the bound was wrong, or there is none
+EMITTED = constexpr(3)  # slots given away in the result
+# Then a number for each program that loops, and the histograms of keys: by upper, middle and lower bits.
+SHARES = constexpr(16)
+MOST_PROGRAMS = constexpr(1024)
 BINS = constexpr(2048)
 FEW = constexpr(1024)
-FIRST = constexpr(16)
-SECOND = constexpr(16 + 2048)
-HIGH = constexpr(16 + 2 * 2048)
-MIDDLE = constexpr(16 + 3 * 2048)
-LOW = constexpr(16 + 3 * 2048 + 1024)
-HISTOGRAMS = constexpr(3 * 2048 + 2 * 1024)
-WORK = constexpr(16 + 3 * 2048 + 2 * 1024)
+HIGH = constexpr(16 + 1024)
+MIDDLE = constexpr(16 + 1024 + 2048)
+LOW = constexpr(16 + 1024 + 2048 + 1024)
+HISTOGRAMS = constexpr(2048 + 2 * 1024)
+WORK = constexpr(16 + 1024 + 2048 + 2 * 1024)
 # In `totals` (4,) int64, counted over all calls: see `sparsify.types.SearchStats`.
 STEPS = constexpr(0)
 FALLBACKS = constexpr(1)
@@ -93,15 +90,19 @@ def column(rows, number: constexpr, WIDTH: constexpr):
 
 
 @triton.jit
-def put(indices, values, slots, end, begin, kept, bits, TILE: constexpr, WIDTH: constexpr):
+def put(indices, values, slots, end, begin, names, kept, bits, TILE: constexpr, WIDTH: constexpr):
     """What is kept (TILE / WIDTH, WIDTH) of a tile that starts at `begin`: each row to its slot and those
-    behind it, while they are less than `end`.
+    behind it, while they are less than `end`. The tile's indices stand in `names` from `begin` on, or are the
+    numbers from `begin` on where that is None.
     """
     # In columns: before scattered stores of a whole tile, Triton would move all of it between threads.
     for number in tl.static_range(WIDTH):
         here = column(kept, number, WIDTH)
         live = (here > 0) & (slots < end)
-        tl.store(indices + slots, begin + tl.arange(0, TILE // WIDTH) * WIDTH + number, mask=live)
+        index = begin + tl.arange(0, TILE // WIDTH) * WIDTH + number
+        if names is not None:
+            index = tl.load(names + index, mask=live, other=0)
+        tl.store(indices + slots, index, mask=live)
         tl.store(values + slots, column(bits, number, WIDTH).to(tl.float32, bitcast=True), mask=live)
         slots += here
 
@@ -139,13 +140,6 @@ def exponent(x):
 
 
 @triton.jit
-def reserve(counter, mask):
-    """Slots (m,) for those in the mask, in their order, behind what other programs have; one atomic."""
-    ones = mask.to(tl.int32)
-    return tl.atomic_add(counter, tl.sum(ones, 0), sem="relaxed") + in_order(ones)
-
-
-@triton.jit
 def crossing(histogram, k, SIZE: constexpr):
     """The bin that the k-th largest falls into, how many are above it, how many in it; zeros if none."""
     order = tl.arange(0, SIZE)
@@ -168,10 +162,22 @@ def kth_key(high, middle, low, k):
 
 @triton.jit
 def emit_tile(
-    indices, values, counter, start, end, taken, begin, live, x, kth, TILE: constexpr, WIDTH: constexpr
+    indices,
+    values,
+    counter,
+    start,
+    end,
+    taken,
+    begin,
+    names,
+    live,
+    x,
+    kth,
+    TILE: constexpr,
+    WIDTH: constexpr,
 ):
     """Of a tile `x` that starts at `begin`: keys above the k-th to slots from `start` on, in no order; those
-    equal to it to slots from `taken` on. -> `taken` behind these.
+    equal to it to slots from `taken` on. `names`: see `put`. -> `taken` behind these.
     """
     keys, bits = magnitude(x), x.to(tl.int32, bitcast=True)
     larger = (live & (keys > kth)).to(tl.int32)
@@ -179,27 +185,38 @@ def emit_tile(
     total = tl.sum(counts, 0)
     if total > 0:
         slots = start + tl.atomic_add(counter, total, sem="relaxed") + in_order(counts)
-        put(indices, values, slots, end, begin, larger, bits, TILE, WIDTH)
+        put(indices, values, slots, end, begin, names, larger, bits, TILE, WIDTH)
     equal = (live & (keys == kth)).to(tl.int32)
     counts = tl.sum(equal, 1)
     total = tl.sum(counts, 0)
     if total > 0:
-        put(indices, values, taken + in_order(counts), end, begin, equal, bits, TILE, WIDTH)
+        put(indices, values, taken + in_order(counts), end, begin, names, equal, bits, TILE, WIDTH)
     return taken + total
 
 
 @triton.jit
-def first_bin(excess, shift):
-    """Keys less the bound -> bins; what is too large for them is in the last."""
-    return tl.minimum(excess >> shift, BINS - 1)
-
-
-@triton.jit
-def second_bin(excess, shift):
-    """Bins within a first bin: of 1/2048 of its width; within the last, which is wide, of 1/8 octave."""
-    last = ((excess >> shift) >= BINS - 1) & (shift < 20)
-    wide = (excess - ((BINS - 1) << shift)) >> 20
-    return tl.where(last, wide, excess >> (shift - 11)) & (BINS - 1)
+def emit_range(
+    indices,
+    values,
+    counter,
+    end,
+    taken,
+    x,
+    stride,
+    names,
+    first,
+    last,
+    kth,
+    TILE: constexpr,
+    WIDTH: constexpr,
+):
+    """`emit_tile` of all tiles of x [first, last)."""
+    lanes = tile_of_rows(TILE, WIDTH)
+    for begin in range(first, last, TILE):
+        found, live = read(x, last, stride, begin, lanes, TILE)
+        taken = emit_tile(
+            indices, values, counter, 0, end, taken, begin, names, live, found, kth, TILE, WIDTH
+        )
 
 
 @triton.jit
@@ -212,21 +229,58 @@ def scattered(number, turn):
 
 
 @triton.jit
-def part_histogram(
-    acc, n, acc_stride, prefix, PREFIX: constexpr, SHIFT_: constexpr, SIZE: constexpr, TILE: constexpr
-):
-    """(SIZE,): this program's keys whose bits from PREFIX on are `prefix`, counted from SHIFT_ on."""
-    counts = tl.zeros([SIZE], tl.int32)
+def share_of(n, TILE: constexpr):
+    """This program's share of n elements, some tiles in a row: the first, and the one behind the last."""
     tiles = (n + TILE - 1) // TILE
-    share = (tiles + tl.num_programs(0) - 1) // tl.num_programs(0)
-    first = tl.program_id(0) * share
+    length = (tiles + tl.num_programs(0) - 1) // tl.num_programs(0)
+    first = tl.program_id(0) * length * TILE  # behind n, where there is nothing left
+    return first, tl.minimum(first + length * TILE, n)
+
+
+@triton.jit
+def histogram_of(
+    values,
+    stride,
+    first,
+    last,
+    prefix,
+    PREFIX: constexpr,
+    SHIFT: constexpr,
+    SIZE: constexpr,
+    TILE: constexpr,
+):
+    """(SIZE,): keys of values [first, last) whose bits from PREFIX on are `prefix`, counted from SHIFT on."""
+    counts = tl.zeros([SIZE], tl.int32)
     lanes = tl.arange(0, TILE)
-    for tile in range(first, tl.minimum(first + share, tiles)):
-        values, inside = read(acc, n, acc_stride, tile * TILE, lanes, TILE)
-        keys = magnitude(values)
+    for begin in range(first, last, TILE):
+        found, inside = read(values, last, stride, begin, lanes, TILE)
+        keys = magnitude(found)
         if PREFIX < 31:
             inside = inside & ((keys >> PREFIX) == prefix)
-        counts += tl.histogram((keys >> SHIFT_) & (SIZE - 1), SIZE, mask=inside)
+        counts += tl.histogram((keys >> SHIFT) & (SIZE - 1), SIZE, mask=inside)
+    return counts
+
+
+@triton.jit
+def counts_of(
+    acc,
+    work,
+    values,
+    n,
+    acc_stride,
+    prefix,
+    PREFIX: constexpr,
+    SHIFT: constexpr,
+    TILE: constexpr,
+    CHUNK: constexpr,
+):
+    """(FEW,): `histogram_of` this program's share of the candidates, or of all elements."""
+    if tl.load(work + ALL) != 0:
+        first, last = share_of(n, TILE)
+        counts = histogram_of(acc, acc_stride, first, last, prefix, PREFIX, SHIFT, FEW, TILE)
+    else:
+        first, last = share_of(tl.load(work + COUNT), CHUNK)
+        counts = histogram_of(values, 1, first, last, prefix, PREFIX, SHIFT, FEW, CHUNK)
     return counts
 
 

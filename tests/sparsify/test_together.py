@@ -40,9 +40,9 @@ def test_what_travels_together_is_the_same(name: str, dtype: torch.dtype) -> Non
     """
     feedbacks = ["gradient", "learning_rate", "none"] if "feedback" in sparsify.defaults(name) else [""]
     for feedback in feedbacks:
-        choices = {"clip_norm": 1.0, "density_warmup": (0.3,), **({"feedback": feedback} if feedback else {})}
+        own: dict[str, Any] = {"feedback": feedback} if feedback else {}
         try:
-            method = build(name, **choices)
+            method = build(name, clip_norm=1.0, density_warmup=(0.3,), **own)
         except ValueError:  # a feedback that it does not have
             continue
         together, alone = (live(method, 3, 4, dtype=dtype, together=those) for those in (True, False))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +18,8 @@ from experiments.training.datasets import Dataset
 from experiments.training.looks import CapturedEnergy
 from experiments.training.settings import Train
 from sparsify.comm import virtual
-from sparsify.core.timer import PhaseTimer
+from sparsify.core import host_sync
+from sparsify.core.timer import MODES, PhaseTimer
 from sparsify.doors.aggregator import Aggregator
 from tests.training.digits import CPU, Lines, trainer
 
@@ -73,6 +76,36 @@ def test_an_epoch_records_the_energy_that_was_captured(digits: Dataset) -> None:
     few, more = (captured("topk", density=density) for density in (0.01, 0.1))
     assert all(0.01 < less < greater < 1 for less, greater in zip(few, more, strict=True))
     assert captured("dense") == [None, None, None]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_norms_for_the_log_are_computed_between_steps_and_nobody_waits_for_them(
+    digits: Dataset, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A norm reads all residuals: within a step it would be a part of the step's time."""
+    norm, is_timed, seen = Aggregator.residual_norm, False, list[tuple[bool, int, type]]()
+
+    class Timer(PhaseTimer):
+        @contextmanager
+        def step(self) -> Iterator[None]:
+            nonlocal is_timed
+            with super().step():
+                is_timed = True
+                yield
+                is_timed = False
+
+    def watched(self: Aggregator) -> Tensor:
+        waits = host_sync.num_syncs()
+        found = norm(self)
+        seen.append((is_timed, host_sync.num_syncs() - waits, type(found)))
+        return found
+
+    def body(comm: virtual.VirtualComm) -> None:
+        trainer(comm, Timer(mode, comm.now), "topk", data=digits, steps=3).run()
+
+    monkeypatch.setattr(Aggregator, "residual_norm", watched)
+    virtual.run(1, body)
+    assert seen == 3 * [(False, 0, Tensor)]
 
 
 @pytest.mark.parametrize("scope", ["global", "layer"])

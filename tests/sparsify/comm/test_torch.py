@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from sparsify.comm import put, virtual
-from sparsify.comm.torch import is_loss
+from sparsify.comm.torch import TorchComm, is_loss
 from sparsify.comm.virtual import VirtualComm
 from tests.sparsify import worker_functions
 from tests.sparsify.worker_functions import on_processes
@@ -40,6 +42,23 @@ def test_collectives_bring_what_they_say_to_any_memory() -> None:
             assert torch.equal(found[f"{name} sum"], brought[0] + brought[1] + brought[2])
             assert torch.equal(found[f"{name} gathered"], torch.stack(brought))
             assert torch.equal(found[f"{name} broadcast"], brought[2])
+
+
+@pytest.mark.parametrize("meet", [False, True])
+def test_a_group_of_nccl_is_told_its_device(meet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[dict[str, Any]]()
+    monkeypatch.setattr(dist, "init_process_group", lambda **options: told.append(options))
+    monkeypatch.setattr(TorchComm, "__init__", lambda self: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    for name in "cpu", "cuda", "cuda:1":
+        device = torch.device(name)
+        if meet:
+            TorchComm.meet(dist.HashStore(), 0, 1, device, timedelta(seconds=1))
+        else:
+            TorchComm.start("tcp://nowhere:1", 0, 1, device)
+    assert [options["backend"] for options in told] == ["gloo", "nccl", "nccl"]
+    assert "device_id" not in told[0]
+    assert [str(options["device_id"]) for options in told[1:]] == ["cuda:3", "cuda:1"]
 
 
 def test_elements_that_share_a_place_can_not_become_different() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,9 +43,24 @@ def test_a_kept_kernel_is_used_for_what_it_was_compiled_for_only(report: Any) ->
         assert compiled[name] != compiled["first"], name
 
 
+def test_a_factor_is_a_number_of_floating_point_whatever_was_given(report: Any) -> None:
+    for name, factor in ("added", 1.0), ("subtracted", -0.25):
+        (launch,) = report["launches"][name][0]
+        assert launch[0] == report["launches"]["added"][0][0][0]
+        assert factor in launch[3]
+
+
 def test_triton_is_not_asked_again_unless_a_profiler_listens(report: Any) -> None:
     assert report["asked"]["second time"] == []
     assert len(report["asked"]["while a profiler listens"]) == len(report["launches"]["first"][0])
+
+
+@pytest.mark.parametrize("hooks", ["none", "absent", "plain functions", "a chain and none"])
+def test_hooks_of_any_kind_are_heard_where_there_are_some(report: Any, hooks: str) -> None:
+    """Triton takes None for a hook that nobody listens to, and any function for one."""
+    steps = len(report["launches"]["first"][0])
+    heard = hooks in ("plain functions", "a chain and none")
+    assert len(report["hooks"][hooks]) == (steps if heard else 0)
 
 
 def test_an_unknown_triton_is_left_to_launch_by_itself_and_that_is_said_once() -> None:
@@ -88,7 +104,7 @@ def compare_launches() -> None:
     from triton.runtime.driver import driver
 
     from experiments.bench.launch import replace_gpu
-    from sparsify.kernels import gpu
+    from sparsify.kernels import gpu, launches, segments
 
     recorder, asked = Recorder(), list[str]()
     replace_gpu(launcher=recorder)
@@ -101,6 +117,12 @@ def compare_launches() -> None:
     triton.runtime.JITFunction.run = counted
     acc, grad, another = (torch.zeros(2 * N + 1) for _ in range(3))
     kernel = gpu.Gpu(acc[:N])
+    together = segments.GpuSegments([acc[:N], acc[N : 2 * N]])
+    part = Sparse(torch.arange(N + 5, dtype=torch.int32), torch.ones(N + 5))
+
+    def add(alpha: float) -> Sparse:
+        together.add([another[: 2 * N]], [part], alpha)
+        return part
 
     def step(acc: Tensor, grad: Tensor | None, k: int = 400) -> Callable[[], Sparse]:
         return lambda: kernel.topk(acc, grad, k)
@@ -118,13 +140,15 @@ def compare_launches() -> None:
         "shorter": step(acc[: N // 2 + 1], grad[: N // 2 + 1], 41),
         "too dense for a sample": step(acc[:N], grad[:N], N - 1),
         "another stream": step(acc[:N], grad[:N]),
+        "added": lambda: add(1),
+        "subtracted": lambda: add(-0.25),
         "above": lambda: kernel.above(acc[:N], grad[:N], 0.0),
         "above, strictly": lambda: kernel.above(acc[:N], None, 0.0, strict=True),
     }
     host_sync.to_host = lambda tensor: 5  # what is above, since nothing counts
     taken: dict[str, list[Any]] = {name: [] for name in steps}
     for keep in (True, True, False):  # the first time they are kept
-        kernel.launch.keep = keep
+        kernel.launch.keep = together.launch.keep = keep
         for name, call in steps.items():
             driver.active.get_current_stream = lambda device, name=name: STREAM * (name == "another stream")
             taken[name].append(recorder.of(call))
@@ -135,7 +159,26 @@ def compare_launches() -> None:
         steps["first"]()
         when[name] = list(asked)
         triton.knobs.runtime.launch_enter_hook.calls.append(print)
-    print(json.dumps({"launches": {name: found[1:] for name, found in taken.items()}, "asked": when}))
+    listening = triton.knobs.HookChain()
+    listening.add(print)
+    runtime, hooked = triton.knobs.runtime, dict[str, list[str]]()
+    names = "launch_enter_hook", "launch_exit_hook"
+    for name, (enter, leave) in {
+        "none": (None, None),
+        "absent": (None, None),
+        "plain functions": (print, print),
+        "a chain and none": (listening, None),
+    }.items():
+        for hook, found in zip(names, (enter, leave), strict=True):
+            setattr(runtime, hook, found)  # Triton itself asks for both
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "absent":
+                patch.setattr(launches, "knobs", SimpleNamespace(runtime=SimpleNamespace()))
+            asked.clear()
+            steps["first"]()
+            hooked[name] = list(asked)
+    found_launches = {name: found[1:] for name, found in taken.items()}
+    print(json.dumps({"launches": found_launches, "asked": when, "hooks": hooked}))
 
 
 def with_an_unknown_triton() -> None:
