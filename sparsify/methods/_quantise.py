@@ -154,7 +154,7 @@ def read_rounded(message: Tensor, levels: int, out: Tensor, state: Rounding) -> 
 
 def write_signs(acc: Tensor, scales: Tensor | None, message: PackedCodes) -> Tensor:
     """(n,) -> (bytes,): a bit for each element, 1 where it is 0 or above."""
-    torch.ge(acc, 0, out=message.codes)
+    torch.ge(acc, 0, out=message.codes.view(torch.bool))  # into uint8 it would go through n floats
     return message.write(scales)
 
 
