@@ -180,10 +180,10 @@ class BlockRandomK(ExactlyK):
 
 
 @dataclass
-class AllIndices:
-    """0 to n - 1, made once."""
+class FirstIndices:
+    """0 to k - 1, made once for the largest k."""
 
-    indices: Tensor = field(metadata={"saved": False})  # (n,)
+    indices: Tensor = field(metadata={"saved": False})  # (k,)
 
 
 @dataclass(frozen=True)
@@ -192,11 +192,13 @@ class FirstK(ExactlyK):
 
     shared: ClassVar[bool] = True
 
-    def init(self, like: Tensor, context: BucketContext) -> AllIndices:
-        return AllIndices(torch.arange(like.numel(), device=like.device))
+    def init(self, like: Tensor, context: BucketContext) -> FirstIndices:
+        return FirstIndices(torch.empty(0, dtype=torch.int64, device=like.device))
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: AllIndices) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: FirstIndices) -> Selection:
         check_k(k, acc.numel())
+        if len(state.indices) < k:
+            state.indices = torch.arange(k, device=acc.device)
         return Selection(state.indices[:k])
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -49,8 +49,19 @@ class Eager(Kernel):
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
-        self.magnitudes = huge_pages.advise(torch.empty_like(like, dtype=work_dtype(like.dtype)))
-        self.mask: Tensor | None = None  # (n,) bool, made when first needed
+        self.like = like
+
+    # Both are made when first needed: selectors with buffers of their own may never ask for them.
+
+    @cached_property
+    def magnitudes(self) -> Tensor:
+        """(n,), a buffer."""
+        return huge_pages.advise(torch.empty_like(self.like, dtype=work_dtype(self.like.dtype)))
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """(n,) bool, a buffer."""
+        return torch.empty_like(self.like, dtype=torch.bool)
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
         check_k(k, acc.numel())
@@ -65,8 +76,6 @@ class Eager(Kernel):
     ) -> Sparse:
         if grad is not None:
             acc.add_(grad)
-        if self.mask is None:
-            self.mask = torch.empty_like(self.magnitudes, dtype=torch.bool)
         compare = torch.gt if strict else torch.ge
         indices = host_sync.nonzero(compare(self._take(acc), threshold, out=self.mask[: acc.numel()]))
         return Sparse(indices, acc[indices])

@@ -122,18 +122,18 @@ class Rounding(NamedTuple):
     """The state of a quantiser that rounds at random."""
 
     message: PackedCodes
-    workspace: Workspace
     generator: Generator
 
 
-def write_rounded(acc: Tensor, scales: Tensor, levels: int, state: Rounding) -> Tensor:
+def write_rounded(acc: Tensor, work: Tensor, scales: Tensor, levels: int, state: Rounding) -> Tensor:
     """(n,) -> (bytes,): acc / scale rounded to a multiple of 1 / levels, up or down at random, so that the
     expectation is kept. What exceeds its scale is clipped to it; a block of scale 0 will be read as zeros.
 
     Args:
+        work: (n,), a buffer.
         scales: (blocks,) float32: as they travel, so that rounding them can't bias anything.
     """
-    work, message = state.workspace.buffer("rounded"), state.message
+    message = state.message
     work.uniform_(generator=state.generator)
     divisors = torch.where(scales > 0, scales, 1).to(acc.dtype)  # 0 / 0 would be NaN
     for divisor, x, rounded in scaled_blocks(divisors, message.block, acc, work):
@@ -154,7 +154,7 @@ def read_rounded(message: Tensor, levels: int, out: Tensor, state: Rounding) -> 
 
 def write_signs(acc: Tensor, scales: Tensor | None, message: PackedCodes) -> Tensor:
     """(n,) -> (bytes,): a bit for each element, 1 where it is 0 or above."""
-    torch.ge(acc, 0, out=message.codes)
+    torch.ge(acc, 0, out=message.codes.view(torch.bool))  # into uint8 it would go through n floats
     return message.write(scales)
 
 
@@ -173,8 +173,10 @@ class Quantiser(Part, ABC):
         """The state for a bucket like this one."""
 
     @abstractmethod
-    def encode(self, acc: Tensor, state: Any) -> Tensor:
-        """(n,) -> (bytes,) uint8, of a length that depends on n alone. `acc` is not to be written to."""
+    def encode(self, acc: Tensor, work: Tensor, state: Any) -> Tensor:
+        """(n,) -> (bytes,) uint8, of a length that depends on n alone. `acc` is not to be written to; `work`
+        (n,) is a buffer.
+        """
 
     @abstractmethod
     def decode(self, message: Tensor, out: Tensor, state: Any) -> Tensor:
@@ -210,20 +212,24 @@ class QuantisedAllGather(FeedbackMethod):
     def aggregate(
         self, grad: Tensor, step: Step, state: QuantisedState, comm: Comm, timer: PhaseTimer
     ) -> int:
-        decoded = state.workspace.buffer("decoded")
+        work = state.workspace.buffer("work")
         with timer.phase("select"):
             acc = self.feedback.accumulate(grad, step.lr, state.feedback)
-            mine = self.quantise.encode(acc, state.quantise)
+            mine = self.quantise.encode(acc, work, state.quantise)
         with timer.phase("exchange"):
-            total = state.workspace.buffer("total").zero_()
+            # The gradient has been read: its own buffer serves for the sum, but for half types.
+            total = grad if grad.dtype == work.dtype else state.workspace.buffer("total")
+            total.zero_()
             for message in comm.all_gather(mine):
-                total.add_(self.quantise.decode(message, decoded, state.quantise))
+                total.add_(self.quantise.decode(message, work, state.quantise))
         with timer.phase("select"):
             if self.feedback.residual(state.feedback) is not None:
-                delivered = Slice(0, self.quantise.decode(mine, decoded, state.quantise))
+                delivered = Slice(0, self.quantise.decode(mine, work, state.quantise))
                 self.feedback.retain(Delivery([], [delivered]), state.feedback)
         with timer.phase("scatter"):
-            grad.copy_(total.sign_() if self.majority else total.div_(comm.size))
+            total = total.sign_() if self.majority else total.div_(comm.size)
+            if total is not grad:
+                grad.copy_(total)
         return grad.numel()
 
     def promised(self, seen: SeenStep) -> PromisedBytes:

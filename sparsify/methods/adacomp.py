@@ -84,7 +84,6 @@ class Bins:
     """The residual, and how the bucket is divided."""
 
     residual: Tensor  # (n,) e
-    work: Tensor = field(metadata={"saved": False})  # (n,)
     blocks: list[Block] = field(metadata={"saved": False})  # in order, without gaps
     starts: Tensor = field(metadata={"saved": False})  # (number of bins,)
     tensors: Tensor = field(metadata={"saved": False})  # (number of bins,) which tensor each belongs to
@@ -114,7 +113,6 @@ class AdaComp(Method):
         residual = huge_pages.zeros_like(like, work_dtype(like.dtype))
         return Bins(
             residual,
-            torch.empty_like(residual),
             blocks,
             torch.tensor(starts, device=like.device),
             torch.tensor(owners, device=like.device),
@@ -138,8 +136,8 @@ class AdaComp(Method):
         feedback = ErrorFeedback()
         with timer.phase("select"):
             acc = feedback.accumulate(grad, step.lr, state.residual)
-            scales = self.select(acc, grad, state)
-            message = write(scales, acc, state)
+            scales, marks = self.select(acc, grad, state)
+            message = write(scales, marks, acc, state)
         with timer.phase("exchange"):
             total = [read(theirs, acc.dtype, state) for theirs in gather_uneven(comm, message)]
         with timer.phase("select"):
@@ -148,16 +146,17 @@ class AdaComp(Method):
             scatter([*total], 1 / comm.size, grad, state.wide)
         return num_codes(message, state)  # the marks of empty bins too: they take as many bytes
 
-    def select(self, acc: Tensor, grad: Tensor, state: Bins) -> Tensor:
-        """(n,) -> (number of tensors,) scales; leaves a mask in `work`: 1 to be sent, 2 an empty bin's mark.
+    def select(self, acc: Tensor, grad: Tensor, state: Bins) -> tuple[Tensor, Tensor]:
+        """(n,) -> (number of tensors,) scales, and marks (n,): 1 to be sent, 2 an empty bin's. The marks are
+        written over the gradient, which is read for the last time here, but for half types.
 
         A bin can be empty, too, because its largest G is about to shrink: |H| < |G| there.
         """
-        work, maxima = state.work, acc.new_empty(sum(state.counts))
+        work, maxima = grad if state.wide is None else state.wide, acc.new_empty(sum(state.counts))
         per_block = [block.bins for block in state.blocks]
-        torch.abs(acc, out=work)
         for block, most in zip(state.blocks, maxima.split(per_block), strict=True):
-            torch.amax(block.rows(work), 1, out=most)
+            # Magnitudes would take a buffer of n; the norm of order infinity takes four times as long.
+            torch.maximum(torch.amax(block.rows(acc), 1), torch.amin(block.rows(acc), 1).neg_(), out=most)
         scales = torch.stack([most.mean() for most in maxima.split(state.counts)])
         thresholds, found = maxima.masked_fill(maxima == 0, torch.inf), torch.empty_like(maxima)
         torch.add(acc, grad, out=work).abs_()
@@ -168,7 +167,7 @@ class AdaComp(Method):
         work.index_add_(0, state.starts, found, alpha=-2).index_add_(
             0, state.starts, torch.full_like(found, 2)
         )
-        return scales.float()  # as they are sent, so that all workers subtract and add the same
+        return scales.float(), work  # as they are sent, so that all workers subtract and add the same
 
     def residual(self, state: Bins) -> Tensor:
         return state.residual
@@ -187,11 +186,11 @@ def divided(sizes: list[int], lengths: list[int]) -> Iterator[Block]:
         start += size
 
 
-def write(scales: Tensor, acc: Tensor, state: Bins) -> Tensor:
-    """The elements that `work` marks -> (bytes,) uint8: a scale of each tensor, a code of each element."""
-    places, bits = host_sync.nonzero(state.work), state.code.offset_bits
+def write(scales: Tensor, marks: Tensor, acc: Tensor, state: Bins) -> Tensor:
+    """The elements that have a mark -> (bytes,) uint8: a scale of each tensor, a code of each element."""
+    places, bits = host_sync.nonzero(marks), state.code.offset_bits
     bins = torch.searchsorted(state.starts, places, right=True) - 1
-    offsets = (places - state.starts[bins]).masked_fill_(state.work[places] == 2, state.code.nothing)
+    offsets = (places - state.starts[bins]).masked_fill_(marks[places] == 2, state.code.nothing)
     is_last = torch.ones_like(bins, dtype=torch.bool)
     torch.ne(bins[1:], bins[:-1], out=is_last[:-1])
     codes = offsets | (acc[places] < 0).long() << bits | is_last.long() << bits + 1

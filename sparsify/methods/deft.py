@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsify import cost
 from sparsify.comm import Comm
-from sparsify.core import host_sync
+from sparsify.core import host_sync, huge_pages
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
@@ -48,7 +48,7 @@ def deft(
 class PlannerTurn:
     """Whose turn it is to plan."""
 
-    work: Tensor = field(metadata={"saved": False})  # (n,)
+    work: Tensor = field(metadata={"saved": False})  # (elements of the largest fragment,), once seen
     sizes: list[int] = field(metadata={"saved": False})  # of the tensors in the bucket
     step: Natural = 0
 
@@ -60,9 +60,7 @@ class Deft(Selector):
     shared: ClassVar[bool] = True
 
     def init(self, like: Tensor, context: BucketContext) -> PlannerTurn:
-        return PlannerTurn(
-            torch.empty_like(like, dtype=work_dtype(like.dtype)), context.sizes or [like.numel()]
-        )
+        return PlannerTurn(like.new_empty(0, dtype=work_dtype(like.dtype)), context.sizes or [like.numel()])
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: PlannerTurn) -> Selection:
         n, turn = acc.numel(), state.step % comm.size
@@ -80,10 +78,12 @@ class Deft(Selector):
         else:
             plan = torch.empty(2, len(sizes), dtype=plan_dtype(n), device=acc.device)
             ks, bins = host_sync.to_host(comm.broadcast(plan, turn))
+        if state.work.numel() < max(sizes):
+            state.work = huge_pages.advise(acc.new_empty(max(sizes)))
         mine, chosen, start = (turn + comm.rank) % comm.size, [acc.new_empty(0, dtype=torch.int64)], 0
         for size, k_, bin_ in zip(sizes, ks, bins, strict=True):
             if bin_ == mine:
-                magnitudes = torch.abs(acc[start : start + size], out=state.work[start : start + size])
+                magnitudes = torch.abs(acc[start : start + size], out=state.work[:size])
                 chosen.append(magnitudes.topk(k_, sorted=False).indices.add_(start))
             start += size
         return Selection(gather_exclusive(comm, torch.cat(chosen), n).indices)

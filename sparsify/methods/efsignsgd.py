@@ -29,7 +29,7 @@ def efsignsgd(
     p = lr g + e; sent = |p|_1 / d sign(p); e <- p - sent. The paper has one worker; here the messages of all
     workers go to all and are averaged. One bit for each element and one fp32 scale for each bucket: with
     scope=layer each tensor has its own, as in the authors' code (epfml/error-feedback-SGD). The learning rate
-    is that of SGD. The sign of 0 is 1. No host synchronisation. Three (n,) buffers besides the bucket, the
+    is that of SGD. The sign of 0 is 1. No host synchronisation. Two (n,) buffers besides the bucket, the
     residual included, and n bytes of unpacked bits.
 
     Args:
@@ -48,7 +48,7 @@ class ScaledSign(Quantiser):
     def init(self, like: Tensor, context: BucketContext) -> PackedCodes:
         return PackedCodes.like(like, block=like.numel(), bits=1)
 
-    def encode(self, acc: Tensor, state: PackedCodes) -> Tensor:
+    def encode(self, acc: Tensor, work: Tensor, state: PackedCodes) -> Tensor:
         scale = torch.linalg.vector_norm(acc, 1) / acc.numel()
         return write_signs(acc, scale.view(1), state)
 

@@ -39,7 +39,7 @@ def powersgd(
     the tensors that are not compressed travel along with the first, as they are. A tensor is the matrix
     (shape[0], all the rest), in the order of its memory. Half-precision gradients are multiplied in fp32.
     Compressed from the first step on (torch's hook: from step 1000, epfml/powersgd: 100). No host
-    synchronisation of our own. Two (n,) buffers besides the bucket, the residual included, and P and Q.
+    synchronisation of our own. Besides the bucket the residual, and P and Q.
 
     Orthogonalised by Householder QR, not by Gram-Schmidt as published: a matrix of zeros or of a lower rank
     still gives an orthonormal P. With Gram-Schmidt it gives NaN, or with an epsilon zeros, from which Q never
@@ -90,7 +90,7 @@ class LowRank:
     feedback: Any
     matrices: list[Matrix] = field(metadata={"saved": False})
     first: Tensor = field(metadata={"saved": False})  # all P, and what is sent as it is
-    update: Tensor = field(metadata={"saved": False})  # (n,)
+    update: Tensor | None = field(metadata={"saved": False})  # (n,), of half-precision gradients
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class PowerSGD(FeedbackMethod):
             self.feedback.init(like),
             matrices,
             torch.empty(first, dtype=dtype, device=like.device),
-            torch.empty_like(like, dtype=dtype),
+            None if dtype == like.dtype else torch.empty_like(like, dtype=dtype),
         )
 
     def matrices(self, shapes: tuple[tuple[int, ...], ...]) -> list[Matrix]:
@@ -135,7 +135,8 @@ class PowerSGD(FeedbackMethod):
         """Algorithm 1, for all matrices at once."""
         compressed = [m for m in state.matrices if m.rank]
         dense = [m for m in state.matrices if not m.rank]
-        first, second, update = state.first, state.second, state.update
+        first, second = state.first, state.second
+        update = grad if state.update is None else state.update  # by then the gradient has been read
         with timer.phase("select"):
             acc = self.feedback.accumulate(grad, step.lr, state.feedback)
             for m in compressed:
@@ -163,7 +164,8 @@ class PowerSGD(FeedbackMethod):
             ]
             self.feedback.retain(Delivery([], [*delivered]), state.feedback)
         with timer.phase("scatter"):
-            grad.copy_(update)
+            if update is not grad:
+                grad.copy_(update)
         return grad.numel()
 
     def promised(self, seen: SeenStep) -> PromisedBytes:

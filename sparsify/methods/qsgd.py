@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.kernels import Workspace
 from sparsify.methods._quantise import (
     PackedCodes,
     QuantisedAllGather,
@@ -37,7 +36,7 @@ def qsgd(
     (NeurIPS), arXiv:1610.02132.
 
     Unbiased: the expectation of what is sent is the gradient, so nothing needs to be kept. Codes have a fixed
-    width; the paper's Elias code is not used. No host synchronisation. Three (n,) buffers besides the bucket,
+    width; the paper's Elias code is not used. No host synchronisation. One (n,) buffer besides the bucket,
     and n bytes of unpacked codes; with bits=8 the message has n bytes too.
 
     Args:
@@ -69,11 +68,11 @@ class QSGD(Quantiser):
 
     def init(self, like: Tensor, context: BucketContext) -> Rounding:
         message = PackedCodes.like(like, self.block, self.bits)
-        return Rounding(message, Workspace(like), context.generator(like.device))
+        return Rounding(message, context.generator(like.device))
 
-    def encode(self, acc: Tensor, state: Rounding) -> Tensor:
+    def encode(self, acc: Tensor, work: Tensor, state: Rounding) -> Tensor:
         norms = [torch.linalg.vector_norm(v, NORMS[self.norm], dim=1) for v in in_blocks(acc, self.block)]
-        return write_rounded(acc, torch.cat(norms).float(), self.levels, state)
+        return write_rounded(acc, work, torch.cat(norms).float(), self.levels, state)
 
     def decode(self, message: Tensor, out: Tensor, state: Rounding) -> Tensor:
         return read_rounded(message, self.levels, out, state)

@@ -32,7 +32,7 @@ def signsgd(scope: Scope = "global") -> QuantisedAllGather:
     One bit has no 0: the sign of 0 is taken as 1. A weight whose gradient is 0 on all workers (a frozen or
     unused one) would therefore drift by the learning rate in every step: set its requires_grad to False.
 
-    No host synchronisation. Two (n,) buffers besides the bucket, and n bytes of unpacked bits.
+    No host synchronisation. One (n,) buffer besides the bucket, and n bytes of unpacked bits.
 
     Args:
         scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB.
@@ -47,7 +47,7 @@ class Sign(Quantiser):
     def init(self, like: Tensor, context: BucketContext) -> PackedCodes:
         return PackedCodes.like(like, block=0, bits=1)
 
-    def encode(self, acc: Tensor, state: PackedCodes) -> Tensor:
+    def encode(self, acc: Tensor, work: Tensor, state: PackedCodes) -> Tensor:
         return write_signs(acc, None, state)
 
     def decode(self, message: Tensor, out: Tensor, state: PackedCodes) -> Tensor:

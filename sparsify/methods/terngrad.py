@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.kernels import Workspace
 from sparsify.methods._quantise import (
     PackedCodes,
     QuantisedAllGather,
@@ -36,7 +35,7 @@ def terngrad(
     2 bits for each element, four to a byte, and one fp32 scale for each bucket: the paper ternarises layer by
     layer, hence the scope. The paper shares the largest scale of all workers, so that a server can add up
     small integers; here messages are all-gathered, so each worker keeps its own scale, which is never larger
-    and errs less. Without clipping unbiased. No host synchronisation. Three (n,) buffers besides the bucket,
+    and errs less. Without clipping unbiased. No host synchronisation. One (n,) buffer besides the bucket,
     and n bytes of unpacked codes.
 
     Args:
@@ -62,14 +61,14 @@ class TernGrad(Quantiser):
 
     def init(self, like: Tensor, context: BucketContext) -> Rounding:
         message = PackedCodes.like(like, block=like.numel(), bits=BITS)
-        return Rounding(message, Workspace(like), context.generator(like.device))
+        return Rounding(message, context.generator(like.device))
 
-    def encode(self, acc: Tensor, state: Rounding) -> Tensor:
+    def encode(self, acc: Tensor, work: Tensor, state: Rounding) -> Tensor:
         scale = torch.linalg.vector_norm(acc, float("inf"))
         if self.clip < float("inf"):
             # The largest of the clipped; the clipping itself happens while rounding.
             scale = torch.minimum(scale, self.clip * self.deviation(acc))
-        return write_rounded(acc, scale.float().view(1), 1, state)
+        return write_rounded(acc, work, scale.float().view(1), 1, state)
 
     def deviation(self, acc: Tensor) -> Tensor:
         """Standard deviation of the elements, as `sigma` says."""

@@ -74,7 +74,7 @@ def test_workers_round_at_random_each_for_itself() -> None:
     def body(comm: virtual.VirtualComm) -> torch.Tensor:
         method = qsgd()
         state = method.quantise.init(torch.ones(600), BucketContext(0, comm.rank, 0))
-        encoded: torch.Tensor = method.quantise.encode(torch.ones(600), state)
+        encoded: torch.Tensor = method.quantise.encode(torch.ones(600), torch.empty(600), state)
         return encoded
 
     first, second = virtual.run(2, body)

@@ -1,0 +1,113 @@
+"""Memory that a method takes besides gradient and residual: every malloc of a worker's process is counted."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.nn import Parameter
+
+from sparsify.comm import Comm
+from sparsify.doors.aggregator import Aggregator
+from tests.conftest import ROOT
+from tests.sparsify.laws import METHODS, build
+
+SIDE = 2**10  # of the only tensor, so that n = 2^20
+N = SIDE**2
+NBYTES = 4 * N  # of n floats
+DENSITY = 0.01
+SCALE = 0.001  # of the gradients: fixed thresholds then select about as few as the others
+STEPS, SETTLED = 7, 6  # what is held is looked at from so many steps on
+SEARCHES = ("fused", "torch")  # in the order of the columns
+HEADING = "memory"  # of the first of them
+QUIET, WAIT_S = 3, 0.001  # looks that find the same: gloo's threads let go of a message somewhat later
+
+
+class Memory(NamedTuple):
+    """In n floats, besides gradient and residual."""
+
+    held: float  # between steps
+    taken: float  # by a step, beyond that, at most
+
+    def __str__(self) -> str:
+        return " + ".join(f"{max(number, 0.0):.1f}".removesuffix(".0") for number in self)
+
+    @classmethod
+    def of(cls, cell: str) -> Memory:
+        """The inverse of `str`."""
+        return cls(*map(float, cell.split(" + ")))
+
+    def fits(self, other: Memory, tolerance: float) -> bool:
+        """Whether the other's numbers are as near as that."""
+        return all(abs(mine - theirs) <= tolerance for mine, theirs in zip(self, other, strict=True))
+
+
+class Counter:
+    """Bytes that this process has from malloc, where malloc_counted.cpp is preloaded."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(None)
+        for function in (self.library.counted_live, self.library.counted_most):
+            function.restype = ctypes.c_long
+
+    def live(self) -> int:
+        """Allocated now, once no other thread frees anything."""
+        seen: list[int] = []
+        while len(seen) < QUIET or len(set(seen[-QUIET:])) > 1:
+            time.sleep(WAIT_S)
+            seen.append(self.library.counted_live())
+        return seen[-1]
+
+    def most_in(self, work: Callable[[], object]) -> int:
+        """The most that is allocated at any time in it."""
+        self.library.counted_restart()
+        work()
+        return int(self.library.counted_most())
+
+
+def memory_of_methods(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """(held, taken) of each method and search, on one of several processes."""
+    torch.set_num_threads(1)
+    gc.freeze()  # what was imported is not looked through again for each method
+    return {
+        f"{name} {select}": torch.tensor(memory_of(name, select, comm))
+        for name in METHODS
+        for select in SEARCHES
+    }
+
+
+def memory_of(name: str, select: str, comm: Comm) -> Memory:
+    """What it takes in some steps over normal gradients, less what is left when all is deleted."""
+    counter, own = Counter(), torch.Generator().manual_seed(comm.rank)
+    method, parameter = build(name, DENSITY, "global"), Parameter(torch.zeros(SIDE, SIDE))
+    aggregator = Aggregator(method, [("p", parameter)], comm, select=select)
+    between, taken = [counter.live()], list[int]()
+    for _ in range(STEPS):
+        aggregator.gradients.flat.normal_(0, SCALE, generator=own)
+        comm.barrier()
+        most = counter.most_in(aggregator.aggregate)
+        comm.barrier()
+        between.append(counter.live())
+        taken.append(most - max(between[-2:]))  # what the step made to hold it is not taken by it
+    bare = NBYTES * (2 if method.residual(aggregator.states[0]) is None else 3)  # with the parameter
+    parameter.grad = None
+    del aggregator, parameter
+    gc.collect()
+    bare += counter.live()
+    return Memory((max(between[SETTLED:]) - bare) / NBYTES, max(taken) / NBYTES)
+
+
+def table() -> dict[str, dict[str, Memory]]:
+    """What docs/methods.md states of each method, by search."""
+    lines = (ROOT / "docs/methods.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    at = next(row for row in cells if row[1:2] == ["name"]).index(HEADING)
+    return {
+        row[1].strip("`"): dict(zip(SEARCHES, map(Memory.of, row[at : at + len(SEARCHES)]), strict=True))
+        for row in cells
+        if len(row) > at and row[1].startswith("`")
+    }
