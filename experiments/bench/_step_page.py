@@ -183,7 +183,7 @@ def draw(rows: Sequence[Record]) -> plots.Figure:
         for network, own in groupby(sorted(timed, key=place), lambda row: row["network"])
     ]
     if not panels:
-        panels = [ratios([], [], title="no step was timed")]
+        panels = [ratios([], [*LOOKS], title="no step was timed")]
     return plots.picture(panels, AROUND_ROWS + ROW_HEIGHT * max(len(names), 3), sharey=True)
 
 
@@ -192,7 +192,9 @@ def ratios(axes: plots.Axes, /, rows: Sequence[Record], names: Sequence[str], **
     """A dot with its interval and its number for each way, and a line at 1."""
     for row in rows:
         look = LOOKS[row["row"]]
-        marks.dot(axes, names.index(row["row"]), value(row["cpu_over_ddp"]), look.marker, look.colour)
+        found = value(row["cpu_over_ddp"])
+        told = found._replace(value=float(f"{found.value:.3g}"))  # there is little room
+        marks.dot(axes, names.index(row["row"]), told, look.marker, look.colour)
     axes.axvline(1, color=LOOKS[DDP].colour, linestyle="--", linewidth=0.8, zorder=1)
     plots.from_top(axes, [LOOKS[name].label for name in names])
     marks.factor_ticks(axes)
