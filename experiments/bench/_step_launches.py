@@ -25,19 +25,19 @@ import sparsify
 from experiments.bench._runner import Record, rounded
 from experiments.bench._side_by_side import flush_bytes
 from experiments.bench._step_counts import Operators
-from experiments.bench._step_ways import NETWORKS, WAYS, Setup
+from experiments.bench._step_ways import NETWORKS, WAYS, WaySetup
 from experiments.bench._timing import no_collection
 from sparsify.comm.torch import TorchComm
 from sparsify.core import huge_pages
 
-WARM_UP = 4  # steps before any is counted: DDP rebuilds its buckets, PowerSGD begins, memory is allocated
+WARM_UP = 3  # steps before any is counted: DDP rebuilds its buckets, PowerSGD begins, memory is allocated
 CLOCKS = ("cpu", "wall")
 SETTLING = 2  # steps before one is counted: DDP rebuilds its buckets after the first
 COPIES = 3  # of the gradient around the search, which take turns
 AROUND = ("add", "aggregate", "around")
 
 
-class Asked(NamedTuple):
+class LaunchAsked(NamedTuple):
     """What the processes of a launch are told."""
 
     network: str
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
 Samples = dict[str, dict[str, list[float]]]  # way -> clock -> ms of each turn
 
 
-def launched(work: Callable[..., None], asked: Asked) -> Any:
+def launched(work: Callable[..., None], asked: LaunchAsked) -> Any:
     """What rank 0 of these processes wrote."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +61,7 @@ def launched(work: Callable[..., None], asked: Asked) -> Any:
         return json.loads((Path(folder) / "found.json").read_text())
 
 
-def meet(rank: int, asked: Asked, folder: str) -> TorchComm:
+def meet(rank: int, asked: LaunchAsked, folder: str) -> TorchComm:
     torch.set_num_threads(1)
     return TorchComm.start(f"file://{folder}/rendezvous", rank, asked.workers, torch.device("cpu"))
 
@@ -82,12 +82,12 @@ def taken(do: Callable[[], object]) -> tuple[float, float]:
     return 1e3 * (time.process_time() - worked), 1e3 * (ended - began)
 
 
-def time_ways(rank: int, asked: Asked, folder: str) -> None:
+def time_ways(rank: int, asked: LaunchAsked, folder: str) -> None:
     """Whole steps of all ways, in each turn in another order, the same on all workers. CPU time is that of
     all workers together; wall time that of the slowest.
     """
     comm = meet(rank, asked, folder)
-    setup = Setup(asked.network, asked.layers, asked.density, asked.bucket_mb, rank)
+    setup = WaySetup(asked.network, asked.layers, asked.density, asked.bucket_mb, rank)
     steps = {name: WAYS[name](setup) for name in asked.ways}
     order = random.Random(asked.launch)
     took = torch.zeros(asked.turns, len(steps), len(CLOCKS), dtype=torch.float64)
@@ -110,14 +110,14 @@ def time_ways(rank: int, asked: Asked, folder: str) -> None:
     }, folder)  # fmt: skip
 
 
-def count_ways(rank: int, asked: Asked, folder: str) -> None:
+def count_ways(rank: int, asked: LaunchAsked, folder: str) -> None:
     """What one step of each way does once it is settled: collectives of the whole step, and the operators
     that run where gradients are averaged.
     """
     comm, found = meet(rank, asked, folder), dict[str, Record]()
     for name in asked.ways:
         inside, whole, door = Within(), Operators(), Operators()
-        step = WAYS[name](Setup(asked.network, asked.layers, asked.density, asked.bucket_mb, rank, inside))
+        step = WAYS[name](WaySetup(asked.network, asked.layers, asked.density, asked.bucket_mb, rank, inside))
         for _ in range(SETTLING):
             step()
         inside.count = door
@@ -157,7 +157,7 @@ class HandOver(Function):
         return given
 
 
-def time_around(rank: int, asked: Asked, folder: str) -> None:
+def time_around(rank: int, asked: LaunchAsked, folder: str) -> None:
     """A step of Top-k through `sparsify.distribute` without a network, beside the in-place add of as many
     elements: `aggregate` alone, that is the check and the averaging; and all that is around, with `zero_grad`
     and the accumulation of gradients. Each with cold caches.

@@ -29,7 +29,7 @@ ONE_BUCKET_MB = 2**14
 POWERSGD_FROM = 2  # steps that it leaves dense, the fewest that it takes with error feedback
 
 
-class Network(NamedTuple):
+class BenchNetwork(NamedTuple):
     """A model, and what it is trained on."""
 
     make: Callable[[int], nn.Module]  # given the number of layers of `linears`
@@ -48,15 +48,15 @@ def linears(layers: int) -> nn.Module:
 
 
 # Images are small: what the network itself computes is not what is compared.
-NETWORKS: dict[str, Network] = {
-    "linears": Network(linears, 8, (WIDTH,), WIDTH, 40),
-    "resnet50": Network(lambda _: networks.imagenet_resnet50(3, 64, 1000), 2, (3, 64, 64), 1000, 9),
-    "vgg16": Network(lambda _: networks.vgg16(3, 32, 10), 8, (3, 32, 32), 10, 9),
+NETWORKS: dict[str, BenchNetwork] = {
+    "linears": BenchNetwork(linears, 8, (WIDTH,), WIDTH, 40),
+    "resnet50": BenchNetwork(lambda _: networks.imagenet_resnet50(3, 64, 1000), 2, (3, 64, 64), 1000, 9),
+    "vgg16": BenchNetwork(lambda _: networks.vgg16(3, 32, 10), 8, (3, 32, 32), 10, 9),
 }
 
 
 @dataclass(frozen=True)
-class Setup:
+class WaySetup:
     """What the ways of a launch share."""
 
     network: str
@@ -80,7 +80,7 @@ class Setup:
         return sparsify.build("topk", density=self.density, scope=scope)
 
 
-class Watched(DistributedDataParallel):
+class WatchedDDP(DistributedDataParallel):
     """A DDP that enters `inside` whenever it calls its communication hook."""
 
     inside: Inside
@@ -95,11 +95,11 @@ class Watched(DistributedDataParallel):
 
 
 Step: TypeAlias = Callable[[], None]
-Way: TypeAlias = Callable[[Setup], Step]
+Way: TypeAlias = Callable[[WaySetup], Step]
 
 
 def under_ddp(
-    setup: Setup,
+    setup: WaySetup,
     hook: Callable[[DistributedDataParallel, torch.optim.Optimizer], object],
     bucket_mb: float | None = None,
 ) -> Step:
@@ -109,9 +109,9 @@ def under_ddp(
         bucket_mb: of DDP's own buckets; its default without.
     """
     module, loss_of = setup.model()
-    made = DistributedDataParallel if setup.inside is None else Watched
+    made = DistributedDataParallel if setup.inside is None else WatchedDDP
     model = made(module, bucket_cap_mb=bucket_mb)
-    if isinstance(model, Watched) and setup.inside is not None:
+    if isinstance(model, WatchedDDP) and setup.inside is not None:
         model.inside = setup.inside
     optimiser = torch.optim.SGD(module.parameters(), lr=RATE)
     hook(model, optimiser)
@@ -124,7 +124,7 @@ def under_ddp(
     return step
 
 
-def registered(setup: Setup, method: Callable[[Setup], Any], overlap: bool = False) -> Step:
+def registered(setup: WaySetup, method: Callable[[WaySetup], Any], overlap: bool = False) -> Step:
     """A step under DDP whose gradients `sparsify.register` averages."""
     built = method(setup)
     return under_ddp(
@@ -132,7 +132,7 @@ def registered(setup: Setup, method: Callable[[Setup], Any], overlap: bool = Fal
     )
 
 
-def distributed(setup: Setup, method: Callable[[Setup], Any]) -> Step:
+def distributed(setup: WaySetup, method: Callable[[WaySetup], Any]) -> Step:
     """A step of an optimiser that averages before it steps."""
     model, loss_of = setup.model()
     optimiser = sparsify.distribute(torch.optim.SGD(model.parameters(), lr=RATE), model, method(setup))
@@ -157,11 +157,11 @@ def fp16(model: DistributedDataParallel, optimiser: torch.optim.Optimizer) -> No
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
 
-def dense(setup: Setup) -> Any:
+def dense(setup: WaySetup) -> Any:
     return sparsify.build("dense")
 
 
-def scoped(scope: str | None = None) -> Callable[[Setup], Any]:
+def scoped(scope: str | None = None) -> Callable[[WaySetup], Any]:
     """Top-k of this scope; without one, of so many MB."""
     return lambda setup: setup.topk(setup.bucket_mb if scope is None else scope)
 

@@ -11,7 +11,7 @@ from experiments.bench._runner import Bench, Record, spread
 from experiments.bench._step_launches import (
     AROUND,
     CLOCKS,
-    Asked,
+    LaunchAsked,
     Samples,
     count_ways,
     launched,
@@ -108,7 +108,7 @@ def step(
 
     def measure(case: Record) -> Iterator[Record]:
         asked = [
-            Asked(
+            LaunchAsked(
                 case["network"], layers, case["workers"], counted if case["part"] == "counts" else chosen,
                 case.get("turns", 1), case["density"], bucket_mb, launch,
             )
