@@ -73,7 +73,7 @@ def step(
         parts: time, counts, around.
         networks: linears, which has two small tensors a layer; resnet50; vgg16.
         ways: some of those that are compared; all by default. `ddp` is always among them.
-        workers: processes, of one thread each, that are timed.
+        workers: processes, of one thread each, that are timed; one of all ways of ResNet-50 takes 5 GB.
         count_workers: those of which a step is counted.
         launches: sets of processes.
         turns: steps of each way in a launch; 40 of linears, 9 of others by default.
