@@ -50,7 +50,7 @@ report: $(VENV)/.figures ## pages on every figure, verdict and run, to read in a
 collect: $(VENV)/.figures ## all runs into results/records/*.parquet
 	@$(RUN) collect $(ARGS)
 
-bench: $(VENV)/.train ## a benchmark: BENCH=timer, methods, bytes, operators, launch, select, auto, overlap, link, roofs, kernels, ... (ARGS=)
+bench: $(VENV)/.train ## a benchmark: BENCH=timer, step, methods, bytes, operators, launch, select, auto, overlap, link, roofs, kernels, ... (ARGS=)
 	@$(VENV)/bin/python -m experiments bench $(BENCH) $(ARGS)
 
 gpu-first: $(VENV)/.dev ## a GPU's first minutes, part by part, resumable (ARGS="--plan", "--minutes 9", "device=cpu")

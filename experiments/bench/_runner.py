@@ -209,6 +209,16 @@ def stem(name: str, about: Record) -> str:
     return f"{name}-{'cpu-' if about['device'] == 'cpu' else ''}{slug}"
 
 
+def newest_stores(name: str, folders: Folders) -> list[Path]:
+    """Every device's records of a benchmark: this checkout's where there are any, else the shipped ones."""
+    stores = {
+        path.name: path
+        for folder in (folders.shipped, folders.results)
+        for path in sorted((folder / "bench").glob(f"{name}-*.jsonl"))
+    }
+    return [store for _, store in sorted(stores.items())]
+
+
 def newest(store: Path) -> dict[str, list[Record]]:
     """The rows of each case that were measured last, by its key. Older records have none."""
     found: dict[str, list[Record]] = {}

@@ -27,7 +27,7 @@ from analysis.records.log import read_lines
 from analysis.records.schema import Finite, Whole
 from analysis.stats import Value
 from analysis.tables import Table
-from experiments.bench._runner import SCHEMA, Record, rendered
+from experiments.bench._runner import SCHEMA, Record, newest_stores, rendered
 from experiments.config.folders import Folders
 
 DENSITY, NORMAL, LARGE_N = 0.001, "normal", 25_600_000  # the standard case
@@ -135,13 +135,8 @@ def _fits(record: Record) -> bool:
 def redraw(folders: Folders, say: Callable[[str], None] = print) -> list[Path]:
     """Every device's figure, from this checkout's records where there are any, else from the shipped ones;
     says what had to be left out."""
-    stores = {
-        path.name: path
-        for folder in (folders.shipped, folders.results)
-        for path in sorted((folder / "bench").glob("select-*.jsonl"))
-    }
     drawn = []
-    for _, store in sorted(stores.items()):
+    for store in newest_stores("select", folders):
         try:
             drawn.append(draw_one(store, folders.figures, say))
         except Damaged as damage:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from experiments import figures as every
-from experiments.bench import _select_page
+from experiments.bench import _select_page, _step_page
 from experiments.commands._draw import redraw_all, show, sound
 from experiments.commands._make import say
 from experiments.commands._words import Items
 from experiments.config.folders import Folders
 
 GROUP = "results"
+BENCHED = {"select": _select_page.redraw, "step": _step_page.redraw}  # drawn from a benchmark's records
 
 
 def figures(words: Items) -> int:
@@ -19,15 +20,15 @@ def figures(words: Items) -> int:
         words: the figures to draw; all without words.
     """
     folders = Folders()
-    # That one is drawn from a benchmark's records, not from runs.
-    items = [every.find(word) for word in words if word != "select"]
+    items = [every.find(word) for word in words if word not in BENCHED]
     drawn, all_written = redraw_all(folders, items or ([] if words else sound()))
     for figure in drawn:
         if items:
             show(figure)
         else:
             print(f"{figure.picture} (from {figure.source})")
-    benched = _select_page.redraw(folders, say) if not words or "select" in words else []
+    named = [name for name in BENCHED if not words or name in words]
+    benched = [picture for name in named for picture in BENCHED[name](folders, say)]
     for picture in benched:
         print(picture)
     if not drawn and not benched:

@@ -1,0 +1,274 @@
+"""The benchmark of whole steps as a picture and a page, drawn from its records, without torch.
+
+A file for each device. The picture is no item of experiments/figures, which are drawn from runs; `python -m
+experiments figures` draws both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import yaml
+from msgspec import Meta, Struct, ValidationError, convert
+
+from analysis import plots
+from analysis.pictures import marks, style
+from analysis.pictures.captions import listed
+from analysis.pictures.numbers import number
+from analysis.pictures.style import Look
+from analysis.records.files import Damaged, write_atomic
+from analysis.records.log import read_lines
+from analysis.records.schema import Finite, Whole
+from analysis.stats import Value
+from analysis.tables import Table
+from experiments.bench._runner import SCHEMA, Record, newest_stores, rendered
+from experiments.config.folders import Folders
+
+ABOUT = yaml.safe_load(Path(__file__).with_name("step_ways.yaml").read_text())
+LOOKS = {name: Look(*way["look"]) for name, way in ABOUT.items()}
+DDP = "ddp"  # the way that the others are divided by
+TITLES = {"linears": "linear layers of 64 x 64", "resnet50": "ResNet-50", "vgg16": "VGG-16"}
+ADD_BYTES = 12  # of an element of the in-place add: two numbers read, one written
+AROUND = {
+    "add": "the in-place add: acc += grad",
+    "aggregate": "`distribute(topk)`: check and averaging",
+    "around": "the same with `zero_grad`, and with gradients accumulated by autograd",
+}
+UNITS = {"CPU time": "ms", "wall time": "ms"}
+ROW_HEIGHT, AROUND_ROWS = 0.19, 0.75  # inches: of a way; of title and axis
+
+
+class StepSpread(Struct, frozen=True):
+    """A number over launches."""
+
+    median: Annotated[float, Meta(gt=0, lt=1e12)]
+    low: Finite
+    high: Finite
+    n: Whole
+
+
+class StepStart(Struct, frozen=True):
+    """A line of the benchmark of whole steps: one invocation."""
+
+    at: datetime
+    launches: Whole
+    layers: Whole
+
+
+class StepRow(Struct, frozen=True):
+    """A line of it: what stands in each row of a case."""
+
+    at: datetime
+    name: str
+    torch: str
+    part: str
+    network: str
+    workers: Whole
+    row: str
+    density: Finite
+    commit: str | None = None
+    dirty: str | None = None
+
+
+class StepTimed(StepRow, frozen=True, kw_only=True):
+    """A way of training, timed."""
+
+    batch: Whole
+    shape: list[int]
+    turns: Whole
+    cpu_ms: StepSpread
+    wall_ms: StepSpread
+    cpu_over_ddp: StepSpread
+    wall_over_ddp: StepSpread
+
+
+class StepCounted(StepRow, frozen=True, kw_only=True):
+    """A way of training, counted."""
+
+    collectives: Whole
+    ddp_buckets: Whole
+    operations: Whole | None = None
+    around_search: Whole | None = None
+
+
+class StepAround(StepRow, frozen=True, kw_only=True):
+    """A step without a network, timed."""
+
+    n: Annotated[int, Meta(ge=1, le=2**53)]
+    turns: Whole
+    cpu_ms: StepSpread
+    wall_ms: StepSpread
+    cpu_over_add: StepSpread
+    wall_over_add: StepSpread
+    candidates_over_k: StepSpread | None = None
+    bytes_per_element: StepSpread | None = None
+    operator_bytes_per_element: Finite | None = None
+
+
+PARTS: dict[str, tuple[type[Any], Sequence[str]]] = {
+    "time": (StepTimed, [*ABOUT]), "counts": (StepCounted, [*ABOUT]), "around": (StepAround, [*AROUND]),
+}  # fmt: skip
+
+
+def read(path: Path, say: Callable[[str], None] = print) -> tuple[list[Record], list[Record]]:
+    """The newest row of each case, and the invocations. Says how many lines are left out because they are no
+    such records.
+
+    Raises:
+        Damaged: it is no file of records.
+    """
+    lines, broken = read_lines(path)
+    ours = [record for record in lines if record.get("schema") == SCHEMA]
+    records = [record for record in ours if _fits(record)]
+    if damaged := broken + len(ours) - len(records):
+        say(f"left out {damaged} lines of {path}: they are not as they were written")
+    newest = {(*place(row), row["row"]): row for row in records if row["kind"] == "row"}
+    return list(newest.values()), [record for record in records if record["kind"] == "invocation"]
+
+
+def _fits(record: Record) -> bool:
+    schema, rows = PARTS.get(str(record.get("part")), (StepRow, ()))
+    is_start = record.get("kind") == "invocation"
+    try:
+        convert(record, StepStart if is_start else schema)
+    except ValidationError:
+        return False
+    return is_start or (record.get("kind") == "row" and record["row"] in rows)
+
+
+def place(row: Record) -> tuple[int, int, str, int]:
+    """Where the case of a row stands on the page."""
+    known = [*TITLES]
+    at = known.index(row["network"]) if row["network"] in known else len(known)
+    return [*PARTS].index(row["part"]), at, row["network"], row["workers"]
+
+
+def redraw(folders: Folders, say: Callable[[str], None] = print) -> list[Path]:
+    """Every device's figure, from this checkout's records where there are any, else from the shipped ones;
+    says what had to be left out.
+    """
+    drawn = []
+    for store in newest_stores("step", folders):
+        try:
+            drawn.append(draw_one(store, folders.figures, say))
+        except Damaged as damage:
+            say(f"left out: {damage}")
+    return drawn
+
+
+def draw_one(store: Path, folder: Path, say: Callable[[str], None] = print) -> Path:
+    """One device's picture (returned, PNG and PDF) and page; Damaged where it has no such records."""
+    rows, starts = read(store, say)
+    if not rows:
+        raise Damaged(store, "has no row of a case")
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = style.save(draw(rows), folder, store.stem)
+    write_atomic(folder / f"{store.stem}.md", page(rows, starts, store.stem))
+    return picture
+
+
+def draw(rows: Sequence[Record]) -> plots.Figure:
+    """A panel for each network that was timed, of the fewest workers; a row for each way but DDP itself."""
+    timed = [row for row in rows if row["part"] == "time" and row["row"] != DDP]
+    least = min((row["workers"] for row in timed), default=1)
+    timed = [row for row in timed if row["workers"] == least]
+    names = [name for name in LOOKS if any(row["row"] == name for row in timed)]
+    panels = [
+        ratios([*own], names, title=TITLES.get(network, network))
+        for network, own in groupby(sorted(timed, key=place), lambda row: row["network"])
+    ]
+    if not panels:
+        panels = [ratios([], [*LOOKS], title="no step was timed")]
+    return plots.picture(panels, AROUND_ROWS + ROW_HEIGHT * max(len(names), 3), sharey=True)
+
+
+@plots.kind
+def ratios(axes: plots.Axes, /, rows: Sequence[Record], names: Sequence[str], **words: Any) -> None:
+    """A dot with its interval and its number for each way, and a line at 1."""
+    for row in rows:
+        look = LOOKS[row["row"]]
+        found = value(row["cpu_over_ddp"])
+        told = found._replace(value=float(f"{found.value:.3g}"))  # there is little room
+        marks.dot(axes, names.index(row["row"]), told, look.marker, look.colour)
+    axes.axvline(1, color=LOOKS[DDP].colour, linestyle="--", linewidth=0.8, zorder=1)
+    plots.from_top(axes, [LOOKS[name].label for name in names])
+    marks.factor_ticks(axes)
+    plots.finish(axes, xlabel="CPU time / plain DDP", **words)
+
+
+def value(spread: Record) -> Value:
+    return Value(spread["median"], spread["low"], spread["high"], spread["n"])
+
+
+def title(case: Record) -> str:
+    workers = f"{case['workers']} worker{'s' if case['workers'] > 1 else ''}"
+    network = TITLES.get(case["network"], case["network"])
+    if case["part"] == "time":
+        shape = " x ".join(map(str, case["shape"]))
+        return f"Whole steps: {network}, batch {case['batch']} of {shape}, {workers}"
+    if case["part"] == "counts":
+        return f"Counts of one step: {network}, {workers}"
+    return f"Around the search: {network}'s shapes, no network, one worker, density {case['density']:g}"
+
+
+def table(rows: Iterable[Record]) -> str:
+    """The rows of one case as Markdown."""
+    found = list(rows)
+    units = UNITS if found[0]["part"] != "counts" else {}
+    return Table("", pd.DataFrame([cells(row) for row in found]), units).markdown()
+
+
+def cells(row: Record) -> dict[str, Value | float | str | None]:
+    if row["part"] == "counts":
+        return {
+            "way": row["row"],
+            "collectives": row["collectives"],
+            "DDP's buckets": row["ddp_buckets"],
+            "tensor operations": row.get("operations"),
+            "around the search": row.get("around_search"),
+        }
+    base = DDP if row["part"] == "time" else "add"
+    found: dict[str, Value | float | str | None] = {
+        "way" if row["part"] == "time" else "what": row["row"],
+        "CPU time": value(row["cpu_ms"]),
+        "wall time": value(row["wall_ms"]),
+        f"CPU time / {base}": value(row[f"cpu_over_{base}"]),
+        f"wall time / {base}": value(row[f"wall_over_{base}"]),
+    }
+    if row["part"] == "around":
+        kept, like = row.get("candidates_over_k"), row.get("bytes_per_element")
+        found |= {
+            "candidates / k": value(kept) if kept else None,
+            "bytes per element, by time": value(like) if like else None,
+            "bytes per element, of operators": row.get("operator_bytes_per_element"),
+        }
+    return found
+
+
+def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
+    """Picture, how it was measured, a table for each case, what the rows are."""
+    commits = [(row["commit"] or "unknown")[:7] + (" with changes" if row["dirty"] else "") for row in rows]
+    told = [
+        row | {"day": row["at"][:10], "commit": commit} for row, commit in zip(rows, commits, strict=True)
+    ]
+    order = [*ABOUT, *AROUND]
+    in_order = sorted(told, key=lambda row: (place(row), order.index(row["row"])))
+    at = {row["at"] for row in rows}
+    return rendered(
+        "step.md.jinja",
+        {"number": number, "table": table, "title": title, "listed": distinct},
+        name=name, rows=told, ways=ABOUT, around=AROUND,
+        cases=[[*own] for _, own in groupby(in_order, place)],
+        starts=[each for each in starts if each["at"] in at],
+        used=[way for way in order if any(row["row"] == way for row in told)],
+    )  # fmt: skip
+
+
+def distinct(rows: Iterable[Record], field: str) -> str:
+    """The values of a field, in words."""
+    return listed(sorted({row[field] for row in rows if field in row}))
