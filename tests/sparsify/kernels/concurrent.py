@@ -1,0 +1,540 @@
+"""Triton's interpreter with all programs of a launch at once, to find races between them.
+
+By itself the interpreter runs one program after the other, which no GPU does. Here each program has a thread,
+one of them has the baton, and hands it on at random before it loads or stores. A load or store of many
+elements is also cut in two, with others in between, for on a GPU none is atomic as a whole. What is random
+follows from a seed, so that every order of events can be repeated.
+
+Two things are found: wrong results, and *meetings*: two programs of a launch use the same memory and not both
+atomically, one of them writing. A meeting is found in whichever order it happened; a wrong result needs both
+the order and data that show it. Not modelled are threads within a program, whose barriers are no-ops here,
+and weaker orders than one after the other in all memory.
+
+Long runs: python -m tests.sparsify.kernels.concurrent --minutes 60 --seed 0
+Failures are printed with their seeds; `--seed SEED --cases 1 --trace` shows one, access by access.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import inspect
+import json
+import math
+import os
+import random
+import re
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+READ = ((3, 6), (3, 9))  # versions of Triton, torch 2.11's to 2.15's, whose runtime/interpreter.py was read
+OFTEN = (1.0, 0.3, 0.1, 0.03)  # how likely a launch's programs hand the baton on, at each access
+CUT = 0.4  # how likely an access of many elements is cut in two
+MOST = 1_000_000  # accesses of one launch; what takes more waits for something
+
+
+class Site(NamedTuple):
+    """Where a kernel accesses memory."""
+
+    file: str
+    line: int
+    function: str
+    kernel: str  # that calls the function, or is it
+
+    def __str__(self) -> str:
+        name = self.kernel if self.function == self.kernel else f"{self.kernel}, {self.function}"
+        return f"{name} ({self.file}:{self.line})"
+
+
+class Access(NamedTuple):
+    """What a program did to some memory."""
+
+    program: int
+    kind: str  # load, store, atomic
+    site: Site
+    addresses: NDArray[np.uint64]  # of elements
+
+
+class Stopped(BaseException):
+    """Ends a program after another has failed. No Exception, which the interpreter would wrap."""
+
+
+class Program:
+    """A program of a launch, in a thread of its own. It runs while it has the baton."""
+
+    def __init__(self, number: int, place: tuple[int, int, int], body: Callable[[], None]) -> None:
+        self.number, self.place = number, place
+        self.baton = threading.Lock()
+        self.baton.acquire()
+        self.thread = threading.Thread(target=body, daemon=True)
+
+    def give(self) -> None:
+        """Let it go on, or begin."""
+        if self.thread.ident is None:
+            self.thread.start()
+        else:
+            self.baton.release()
+
+
+class Schedule:
+    """Which program goes on: drawn anew for each launch, so that some change at every access and some let one
+    wait for long, in the middle of what it does, while others run to their ends.
+    """
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance, self.often, self.is_queue = chance, chance.choice(OFTEN), chance.random() < 0.4
+
+    def after(self, alive: list[Program], now: Program | None) -> Program:
+        """The one that goes on; `now` is at an access, or has ended if it is None."""
+        if now is not None and self.chance.random() >= self.often:
+            return now
+        if not self.is_queue:
+            return self.chance.choice(alive)
+        if now is not None:  # behind all others
+            alive.remove(now)
+            alive.append(now)
+        return alive[0]
+
+
+class Concurrent:
+    """While it is entered, launches in Triton's interpreter run their programs at once.
+
+    Args:
+        seed: of all that is random.
+        cut: may accesses of many elements be cut?
+        broken: atomics, by their sites, that are none: to see whether tests notice. Within a program they
+            still are.
+        in_turn: one program after the other, as by the interpreter itself.
+        trace: is told of every access.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        cut: bool = True,
+        broken: Callable[[Site], bool] | None = None,
+        in_turn: bool = False,
+        trace: Callable[[Access], None] | None = None,
+    ) -> None:
+        self.chance, self.cut, self.broken, self.in_turn, self.trace = (
+            random.Random(seed), cut, broken, in_turn, trace,
+        )  # fmt: skip
+        self.masks = np.random.default_rng(seed)
+        self.launches = self.programs = self.accesses = self.switches = 0
+        self.meetings = Counter[str]()
+        self.atomics = set[Site]()
+        self.launch: Launch | None = None
+
+    def __enter__(self) -> Concurrent:
+        self.interpreter = interpreter()
+        self.builder = self.interpreter.interpreter_builder
+        execute, patch = self.interpreter.GridExecutor.__call__, self.interpreter._patch_lang
+        patched = set[int]()
+
+        def call(executor: Any, *args: Any, **options: Any) -> None:
+            patched.clear()
+            kernel = executor.fn
+            executor.fn = Gathered(kernel, self)
+            try:
+                execute(executor, *args, **options)
+            finally:
+                executor.fn = kernel
+
+        def patch_once(kernel: Any) -> Any:
+            """Triton does it at each call of a function, which takes most of the time."""
+            if id(kernel.__globals__) in patched:
+                return None
+            patched.add(id(kernel.__globals__))
+            return patch(kernel)
+
+        self.stack = ExitStack()
+        replace = mock.patch.object
+        self.stack.enter_context(replace(self.interpreter.GridExecutor, "__call__", call))
+        self.stack.enter_context(replace(self.interpreter, "_patch_lang", patch_once))
+        hooks = {
+            "create_masked_load": self._load,
+            "create_masked_store": self._store,
+            "create_atomic_rmw": self._update,
+            "create_atomic_cas": self._swap,
+            # These are since Triton 3.9.
+            "create_atomic_load": self._load_atomically,
+            "create_atomic_store": self._store_atomically,
+        }
+        for name, hook in hooks.items():
+            if original := getattr(self.builder, name, None):
+                bound = _bind(hook, original)
+                self.stack.enter_context(replace(self.builder, name, bound, create=True))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stack.close()
+
+    # Before each access of a kernel; `original` is the interpreter's own.
+    def _load(self, original: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        self._before("load", pointers, mask)
+        if (halves := self._halves(mask)) is None:
+            return original(pointers, mask, other, *rest)
+        first = original(pointers, halves[0], other, *rest)
+        self._turn()
+        return original(pointers, halves[1], first, *rest)
+
+    def _store(self, original: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        self._before("store", pointers, mask)
+        if (halves := self._halves(mask)) is None:
+            return original(pointers, value, mask, *rest)
+        original(pointers, value, halves[0], *rest)
+        self._turn()
+        return original(pointers, value, halves[1], *rest)
+
+    def _update(self, original: Any, op: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        site = self._before("atomic", pointers, mask)
+        if self.broken is not None and self.broken(site):
+            return self._update_in_two_steps(op, pointers, value, mask)
+        if (halves := self._halves(mask)) is None:
+            return original(op, pointers, value, mask, *rest)
+        first = original(op, pointers, value, halves[0], *rest)
+        self._turn()
+        second = original(op, pointers, value, halves[1], *rest)
+        return self._handle(np.where(halves[0].data, first.data, second.data), first.dtype)
+
+    def _swap(self, original: Any, pointers: Any, *rest: Any) -> Any:
+        self._before("atomic", pointers, None)
+        return original(pointers, *rest)
+
+    def _load_atomically(self, original: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        with self._as_atomic():
+            return original(pointers, mask, *rest)
+
+    def _store_atomically(self, original: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        with self._as_atomic():
+            return original(pointers, value, mask, *rest)
+
+    def _update_in_two_steps(self, op: Any, pointers: Any, value: Any, mask: Any) -> Any:
+        """What `atomic_add` is not: a sum of what was loaded, stored when others may have stored."""
+        if "ADD" not in str(op):
+            raise NotImplementedError(f"a broken {op}")
+        own, kind = self.interpreter._interpreter, value.data.dtype
+        live = np.asarray(mask.data)
+        before = own.load(pointers.data, live, np.zeros_like(value.data), kind)
+        self._turn()
+        at, place = np.unique(pointers.data[live], return_inverse=True)
+        sums = np.zeros(len(at), kind)
+        np.add.at(sums, place.reshape(-1), value.data[live])
+        after = before.copy()
+        after[live] += sums[place.reshape(-1)]
+        own.store(pointers.data, after, live)
+        return self._handle(before, value.dtype)
+
+    def _handle(self, data: NDArray[Any], kind: Any) -> Any:
+        return self.interpreter.TensorHandle(data, kind)
+
+    def _halves(self, mask: Any) -> tuple[Any, Any] | None:
+        """The elements of an access in two parts, if it is to be cut: at any place, or any elements."""
+        live = np.asarray(mask.data)
+        if not self.cut or self.in_turn or live.size < 2 or self.chance.random() >= CUT:
+            return None
+        if self.chance.random() < 0.5:
+            first = np.arange(live.size).reshape(live.shape) < self.chance.randrange(1, live.size)
+        else:
+            first = self.masks.random(live.shape) < 0.5
+        if self.chance.random() < 0.5:
+            first = ~first
+        return self._handle(live & first, mask.dtype), self._handle(live & ~first, mask.dtype)
+
+    @contextmanager
+    def _as_atomic(self) -> Iterator[None]:
+        assert self.launch is not None
+        self.launch.is_atomic = True
+        try:
+            yield
+        finally:
+            self.launch.is_atomic = False
+
+    def _before(self, kind: str, pointers: Any, mask: Any) -> Site:
+        """Let others run; then note what is accessed."""
+        assert self.launch is not None
+        kind = "atomic" if self.launch.is_atomic else kind
+        self.launch.is_atomic = False
+        self._turn()
+        site = _site(self.launch.kernel.__name__)
+        addresses = pointers.data if mask is None else pointers.data[np.asarray(mask.data)]
+        access = Access(self.launch.now.number, kind, site, addresses.reshape(-1))
+        self.launch.accesses.append(access)
+        self.accesses += 1
+        if kind == "atomic":
+            self.atomics.add(site)
+        if self.trace is not None:
+            self.trace(access)
+        return site
+
+    def _turn(self) -> None:
+        assert self.launch is not None
+        self.launch.turn()
+
+
+class Gathered:
+    """In place of a kernel, which the interpreter calls for each program: the last call runs all of them."""
+
+    def __init__(self, kernel: Any, concurrent: Concurrent) -> None:
+        self.kernel, self.concurrent = kernel, concurrent
+        functools.update_wrapper(self, kernel)  # the interpreter asks a kernel for these
+        self.__globals__, self.__signature__ = kernel.__globals__, inspect.signature(kernel)
+        self.programs = list[tuple[tuple[int, int, int], dict[str, Any]]]()
+
+    def __call__(self, **arguments: Any) -> None:
+        builder = self.concurrent.builder
+        self.programs.append((builder.grid_idx, arguments))
+        if len(self.programs) == math.prod(builder.grid_dim):
+            Launch(self.concurrent, self.kernel, self.programs).run()
+
+
+class Launch:
+    """The programs of one launch, from their beginning to the end of the last."""
+
+    def __init__(
+        self,
+        concurrent: Concurrent,
+        kernel: Callable[..., None],
+        programs: Sequence[tuple[tuple[int, int, int], dict[str, Any]]],
+    ) -> None:
+        self.concurrent, self.kernel = concurrent, kernel
+        self.schedule = Schedule(concurrent.chance)
+        self.alive = [
+            Program(number, place, self._body(number, arguments))
+            for number, (place, arguments) in enumerate(programs)
+        ]
+        self.programs, self.now = list(self.alive), self.alive[0]
+        self.ended = threading.Lock()
+        self.error: BaseException | None = None
+        self.accesses, self.is_atomic, self.num_turns = list[Access](), False, 0
+
+    def run(self) -> None:
+        """Run all; raise what one of them has raised."""
+        concurrent = self.concurrent
+        concurrent.launches += 1
+        concurrent.programs += len(self.programs)
+        if not concurrent.in_turn:
+            concurrent.chance.shuffle(self.alive)
+        concurrent.launch = self
+        self.ended.acquire()
+        self._go_on(self.alive[0])
+        self.ended.acquire()
+        concurrent.launch = None
+        if self.error is not None:
+            raise self.error
+        concurrent.meetings.update(meetings(self.accesses))
+
+    def turn(self) -> None:
+        """Called by the program that runs: others may run before it goes on."""
+        me = self.now
+        self.num_turns += 1
+        if self.num_turns > MOST:
+            raise RuntimeError(f"{self.kernel.__name__} does not end: a program waits for another")
+        if self.concurrent.in_turn:
+            return
+        chosen = self.schedule.after(self.alive, me)
+        if chosen is me:
+            return
+        self.concurrent.switches += 1
+        self.now = chosen
+        chosen.give()
+        me.baton.acquire()
+        if self.error is not None:
+            raise Stopped
+        self._take(me)
+
+    def _body(self, number: int, arguments: dict[str, Any]) -> Callable[[], None]:
+        def run() -> None:
+            me = self.programs[number]
+            try:
+                if self.error is None:
+                    self._take(me)
+                    self.kernel(**arguments)
+            except Stopped:
+                pass
+            except BaseException as error:
+                self.error = self.error or error
+            self.alive.remove(me)
+            if not self.alive:
+                self.ended.release()
+            elif self.concurrent.in_turn:
+                self._go_on(self.alive[0])
+            else:
+                self._go_on(self.schedule.after(self.alive, None))
+
+        return run
+
+    def _go_on(self, program: Program) -> None:
+        self.now = program
+        program.give()
+
+    def _take(self, me: Program) -> None:
+        # Triton asks it for a program's number.
+        self.now, self.concurrent.builder.grid_idx = me, me.place
+
+
+def meetings(accesses: Sequence[Access]) -> Iterator[str]:
+    """Pairs of accesses by different programs to the same memory, at least one a write, not both atomic; and
+    stores of which two elements have the same address.
+    """
+    stores, atomics = Used.of(accesses, "store"), Used.of(accesses, "atomic")
+    seen = set[frozenset[Site]]()
+    for one in accesses:
+        if one.kind == "store" and len(np.unique(one.addresses)) < len(one.addresses):
+            yield f"elements of a store in {one.site} meet"
+        for used in (stores,) if one.kind == "atomic" else (stores, atomics):
+            if (other := used.by_another(one)) and {one.site, other.site} not in seen:
+                seen.add(frozenset((one.site, other.site)))
+                yield f"{one.kind} in {one.site} meets {other.kind} in {other.site}"
+
+
+class Used(NamedTuple):
+    """Memory that accesses of one kind used: sorted by address, then by program."""
+
+    accesses: Sequence[Access]
+    addresses: NDArray[np.uint64]
+    programs: NDArray[np.int64]
+    numbers: NDArray[np.int64]  # of the accesses
+
+    @classmethod
+    def of(cls, accesses: Sequence[Access], kind: str) -> Used:
+        found = [access for access in accesses if access.kind == kind]
+        lengths = [len(access.addresses) for access in found]
+        addresses = np.concatenate([np.empty(0, np.uint64), *(access.addresses for access in found)])
+        programs = np.repeat(np.array([access.program for access in found], np.int64), lengths)
+        order = np.lexsort((programs, addresses))
+        numbers = np.repeat(np.arange(len(found)), lengths)
+        return cls(found, addresses[order], programs[order], numbers[order])
+
+    def by_another(self, one: Access) -> Access | None:
+        """An access of another program to memory that `one` uses."""
+        begin = self.addresses.searchsorted(one.addresses, "left")
+        end = self.addresses.searchsorted(one.addresses, "right")
+        begin, end = begin[begin < end], end[begin < end]
+        for places in (begin, end - 1):  # of each address the first program and the last
+            if len(others := places[self.programs[places] != one.program]):
+                return self.accesses[self.numbers[others[0]]]
+        return None
+
+
+def _site(kernel: str) -> Site:
+    """The line of a kernel that is being interpreted: the innermost that is not Triton's."""
+    frame = sys._getframe(2)
+    while _is_of_triton(frame.f_code.co_filename):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return Site(Path(frame.f_code.co_filename).name, frame.f_lineno, frame.f_code.co_name, kernel)
+
+
+def _is_of_triton(file: str) -> bool:
+    return file == __file__ or f"{os.sep}triton{os.sep}" in file
+
+
+def _bind(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def hooked(*args: Any, **options: Any) -> Any:
+        return hook(original, *args, *options.values())
+
+    return hooked
+
+
+def interpreter() -> Any:
+    """Triton's module, if it is one that was read, and if Triton interprets."""
+    triton = importlib.import_module("triton")
+    version = tuple(int(number) for number in re.findall(r"\d+", triton.__version__)[:2])
+    if not READ[0] <= version <= READ[1]:
+        raise RuntimeError(
+            f"Triton {triton.__version__}: programs can be run at once in the interpreters of 3.6 to 3.9 only, "
+            "which were read; read runtime/interpreter.py of this one, then change READ"
+        )
+    if not triton.knobs.runtime.interpret:
+        raise RuntimeError("set TRITON_INTERPRET=1 before Triton is imported")
+    return importlib.import_module("triton.runtime.interpreter")
+
+
+# --- the long run
+# -------------------------------------------------------------------------------------------------
+def main(words: Sequence[str]) -> int:
+    """Cases for some minutes; 1 if any failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sparsify.kernels.concurrent", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long (60)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case; each has the next (0)")
+    parser.add_argument("--cases", type=int, help="no more than so many")
+    parser.add_argument("--trace", action="store_true", help="print what is done, and every access")
+    options = parser.parse_args(words)
+    os.environ["TRITON_INTERPRET"] = "1"
+    began, told, total, failures = time.monotonic(), 0.0, Counter[str](), list[int]()
+    found = Counter[str]()
+
+    def report() -> dict[str, Any]:
+        spent = time.monotonic() - began
+        rate = round(total["switches"] / max(spent, 1e-9))
+        return {**total, "switches_per_s": rate, "seconds": round(spent), "failures": failures}
+
+    seed = options.seed
+    while time.monotonic() - began < 60 * options.minutes and total["cases"] != options.cases:
+        done = contest(seed, options.trace)
+        total.update(done.counts)
+        found.update(done.meetings)
+        for line in done.faults:
+            print(f"seed {seed} | {line}", flush=True)
+        if done.faults:
+            failures.append(seed)
+        if time.monotonic() - told > 60:
+            told = time.monotonic()
+            print(json.dumps(report()), file=sys.stderr, flush=True)
+        seed += 1
+    for line, count in found.items():
+        print(f"{count} times: {line}")
+    print(json.dumps({**report(), "first_seed": options.seed, "meetings": len(found)}))
+    return bool(failures)
+
+
+class Contested(NamedTuple):
+    """What became of a case."""
+
+    counts: dict[str, int]
+    meetings: Counter[str]
+    faults: list[str]
+
+
+def contest(seed: int, trace: bool = False, broken: Callable[[Site], bool] | None = None) -> Contested:
+    """One case, with its programs in an order that follows from its seed as well."""
+    from tests.sparsify.kernels.contests import Contest  # imports Triton
+
+    def show(access: Access) -> None:
+        print(f"  {access.program:3} {access.kind:6} {len(access.addresses):5} {access.site}")
+
+    lines, faults = list[str](), list[str]()
+    case = Contest(seed, print if trace else lines.append)
+    with Concurrent(seed, broken=broken, trace=show if trace else None) as concurrent:
+        try:
+            case.run()
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            faults.append(
+                f"{type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno}) "
+                f"| {'; '.join(lines)}"
+            )
+    names = ("switches", "accesses", "launches", "programs")
+    counts = {"cases": 1, **{name: getattr(concurrent, name) for name in names}}
+    return Contested(counts, concurrent.meetings, faults + list(concurrent.meetings))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
