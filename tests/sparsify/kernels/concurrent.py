@@ -5,10 +5,10 @@ one of them has the baton, and hands it on at random before it loads or stores. 
 elements is also cut in two, with others in between, for on a GPU none is atomic as a whole. What is random
 follows from a seed, so that every order of events can be repeated.
 
-Two things are found: wrong results, and *meetings*: two programs of a launch use the same memory and not both
-atomically, one of them writing. A meeting is found in whichever order it happened; a wrong result needs both
-the order and data that show it. Not modelled are threads within a program, whose barriers are no-ops here,
-and weaker orders than one after the other in all memory.
+Three things are found: wrong results; memory used that no tensor has; and *meetings*: two programs of a launch
+use the same memory and not both atomically, one of them writing. A meeting is found in whichever order it
+happened; a wrong result needs both the order and data that show it. Not modelled are threads within a program,
+whose barriers are no-ops here, and weaker orders than one after the other in all memory.
 
 Long runs: python -m tests.sparsify.kernels.concurrent --minutes 60 --seed 0
 Failures are printed with their seeds; `--seed SEED --cases 1 --trace` shows one, access by access.
@@ -39,9 +39,10 @@ from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 READ = ((3, 6), (3, 9))  # versions of Triton, torch 2.11's to 2.15's, whose runtime/interpreter.py was read
-OFTEN = (1.0, 0.3, 0.1, 0.03)  # how likely a launch's programs hand the baton on, at each access
+OFTEN = (1.0, 0.5, 0.2, 0.05)  # how likely a launch's programs hand the baton on, at each access
 CUT = 0.4  # how likely an access of many elements is cut in two
 MOST = 1_000_000  # accesses of one launch; what takes more waits for something
 
@@ -95,7 +96,7 @@ class Schedule:
     """
 
     def __init__(self, chance: random.Random) -> None:
-        self.chance, self.often, self.is_queue = chance, chance.choice(OFTEN), chance.random() < 0.4
+        self.chance, self.often, self.is_queue = chance, chance.choice(OFTEN), chance.random() < 0.5
 
     def after(self, alive: list[Program], now: Program | None) -> Program:
         """The one that goes on; `now` is at an access, or has ended if it is None."""
@@ -137,6 +138,11 @@ class Concurrent:
         self.meetings = Counter[str]()
         self.atomics = set[Site]()
         self.launch: Launch | None = None
+        self.memory, self.lent = Memory.of([]), list[Tensor]()
+
+    def lend(self, *tensors: Tensor | None) -> None:
+        """Let kernels use the memory of tensors whose addresses they find in tables."""
+        self.lent += [tensor for tensor in tensors if tensor is not None]
 
     def __enter__(self) -> Concurrent:
         self.interpreter = interpreter()
@@ -148,6 +154,7 @@ class Concurrent:
             patched.clear()
             kernel = executor.fn
             executor.fn = Gathered(kernel, self)
+            self.memory = Memory.of([*args, *options.values(), *self.lent])
             try:
                 execute(executor, *args, **options)
             finally:
@@ -274,6 +281,8 @@ class Concurrent:
         site = _site(self.launch.kernel.__name__)
         addresses = pointers.data if mask is None else pointers.data[np.asarray(mask.data)]
         access = Access(self.launch.now.number, kind, site, addresses.reshape(-1))
+        if not self.memory.has(access.addresses):
+            raise IndexError(f"{kind} in {site} of memory that no tensor has")
         self.launch.accesses.append(access)
         self.accesses += 1
         if kind == "atomic":
@@ -386,6 +395,25 @@ class Launch:
     def _take(self, me: Program) -> None:
         # Triton asks it for a program's number.
         self.now, self.concurrent.builder.grid_idx = me, me.place
+
+
+class Memory(NamedTuple):
+    """What kernels may use: first and last address of the tensors given to a launch, in order."""
+
+    begins: NDArray[np.uint64]
+    ends: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, given: Sequence[Any]) -> Memory:
+        storages = [argument.untyped_storage() for argument in given if isinstance(argument, Tensor)]
+        spans = sorted((storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages)
+        both = np.array(spans, np.uint64).reshape(-1, 2)
+        return cls(both[:, 0], both[:, 1])
+
+    def has(self, addresses: NDArray[np.uint64]) -> bool:
+        """Are all of them within a tensor?"""
+        before = self.begins.searchsorted(addresses, "right")
+        return bool((before > 0).all() and (addresses < self.ends[before - 1]).all())
 
 
 def meetings(accesses: Sequence[Access]) -> Iterator[str]:
@@ -513,8 +541,8 @@ class Contested(NamedTuple):
     faults: list[str]
 
 
-def contest(seed: int, trace: bool = False, broken: Callable[[Site], bool] | None = None) -> Contested:
-    """One case, with its programs in an order that follows from its seed as well."""
+def contest(seed: int, trace: bool = False, **options: Any) -> Contested:
+    """One case, with its programs in an order that follows from its seed as well; options of `Concurrent`."""
     from tests.sparsify.kernels.contests import Contest  # imports Triton
 
     def show(access: Access) -> None:
@@ -522,7 +550,8 @@ def contest(seed: int, trace: bool = False, broken: Callable[[Site], bool] | Non
 
     lines, faults = list[str](), list[str]()
     case = Contest(seed, print if trace else lines.append)
-    with Concurrent(seed, broken=broken, trace=show if trace else None) as concurrent:
+    with Concurrent(seed, **options, trace=show if trace else None) as concurrent:
+        case.lend = concurrent.lend
         try:
             case.run()
         except Exception as error:

@@ -85,6 +85,13 @@ DATA: dict[str, Callable[[int, torch.Generator], Tensor]] = {
     "all NaN": lambda n, own: torch.full((n,), torch.nan),
     "all scales": lambda n, own: 10 ** (76 * torch.rand(n, generator=own) - 38),
     "denormal": lambda n, own: torch.randn(n, generator=own) * 2.0**-140,
+    # Keys that differ in their last bits, counted by a third histogram, or in those and some before.
+    "close together": lambda n, own: (
+        (0x3F800000 + torch.randint(5, (n,), generator=own).int()).view(torch.float32)
+    ),
+    "near": lambda n, own: (
+        (0x3F800000 + 700 * torch.randint(9, (n,), generator=own).int()).view(torch.float32)
+    ),
     "equal in tiles": lambda n, own: torch.randn(n // 32 + 1, generator=own).repeat_interleave(32)[:n],
 }
 GRADIENTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -97,6 +104,7 @@ class Contest:
 
     def __init__(self, seed: int, say: Describe = lambda line: None) -> None:
         self.chance, self.own, self.say = random.Random(seed), torch.Generator().manual_seed(seed), say
+        self.lend: Callable[..., None] = lambda *tensors: None
 
     def run(self) -> None:
         """AssertionError, if what is found is not what torch finds."""
@@ -106,8 +114,9 @@ class Contest:
     def alone(self) -> None:
         n, tile = self.length(), self.chance.choice((32, 32, 64))
         first, ties = self.data(n), self.chance.choice((1, 2, 16, 128))
-        bound = self.chance.choice((None, None, None, 0, 1, TOO_HIGH, _key(first, self.chance.randrange(n))))
-        capacity = self.chance.choice((None, None, self.chance.randint(1, n)))
+        bounds = (None, None, None, 0, 1, TOO_HIGH, TOO_HIGH, _key(first, self.chance.randrange(n)))
+        bound = self.chance.choice(bounds)
+        capacity = self.chance.choice((None, None, None, self.chance.randint(1, n)))
         self.say(f"alone: {n=} {tile=} {ties=} {bound=} {capacity=}")
         kernel = make_alone(first, tile, ties, bound, capacity)
         for acc in self.calls(first):
@@ -127,6 +136,7 @@ class Contest:
             grads, ks = [self.gradient(acc, kinds) for acc in accs], [self.k(n, 0) for n in sizes]
             self.say(f"{ks=}, gradients: {[None if grad is None else grad.dtype for grad in grads]}")
             wants = [_added(acc, grad) for acc, grad in zip(accs, grads, strict=True)]
+            self.lend(*accs, *grads)
             found = together(kernel, accs, grads, ks)
             assert len(found) == len(accs)
             for part, acc, want, k in zip(found, accs, wants, ks, strict=True):
@@ -152,7 +162,7 @@ class Contest:
         return self.chance.choice((self.chance.randint(1, LONGEST), LONGEST, LONGEST, 257, 64, 1))
 
     def k(self, n: int, least: int = 1) -> int:
-        return max(least, min(n, self.chance.choice((least, 1, n, n // 2, self.chance.randint(1, n), 7))))
+        return max(least, min(n, self.chance.choice((least, 1, n, n, n // 2, self.chance.randint(1, n), 7))))
 
     def data(self, n: int) -> Tensor:
         kind = self.chance.choice(list(DATA))
