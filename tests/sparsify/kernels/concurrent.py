@@ -5,13 +5,14 @@ one of them has the baton, and hands it on at random before it loads or stores. 
 elements is also cut in two, with others in between, for on a GPU none is atomic as a whole. What is random
 follows from a seed, so that every order of events can be repeated.
 
-Three things are found: wrong results; memory used that no tensor has; and *meetings*: two programs of a launch
-use the same memory and not both atomically, one of them writing. A meeting is found in whichever order it
-happened; a wrong result needs both the order and data that show it. Not modelled are threads within a program,
-whose barriers are no-ops here, and weaker orders than one after the other in all memory.
+Three things are found: wrong results; memory used that no tensor has; and *meetings*: two programs of a
+launch use the same memory and not both atomically, one of them writing. A meeting is found in whichever order
+it happened; a wrong result needs both the order and data that show it. Not modelled are threads within a
+program, whose barriers are no-ops here, and weaker orders than one after the other in all memory.
 
 Long runs: python -m tests.sparsify.kernels.concurrent --minutes 60 --seed 0
-Failures are printed with their seeds; `--seed SEED --cases 1 --trace` shows one, access by access.
+Failures are printed with their seeds; `--seed SEED --cases 1 --trace` shows one, access by access. `--broken
+--cases 200` tells which of the kernels' atomics the cases would miss.
 """
 
 from __future__ import annotations
@@ -41,32 +42,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.sparsify.kernels.accesses import Access, Memory, Site, meetings
+
 READ = ((3, 6), (3, 9))  # versions of Triton, torch 2.11's to 2.15's, whose runtime/interpreter.py was read
 OFTEN = (1.0, 0.5, 0.2, 0.05)  # how likely a launch's programs hand the baton on, at each access
 CUT = 0.4  # how likely an access of many elements is cut in two
+TELL_S = 60  # between two lines about a long run
 MOST = 1_000_000  # accesses of one launch; what takes more waits for something
-
-
-class Site(NamedTuple):
-    """Where a kernel accesses memory."""
-
-    file: str
-    line: int
-    function: str
-    kernel: str  # that calls the function, or is it
-
-    def __str__(self) -> str:
-        name = self.kernel if self.function == self.kernel else f"{self.kernel}, {self.function}"
-        return f"{name} ({self.file}:{self.line})"
-
-
-class Access(NamedTuple):
-    """What a program did to some memory."""
-
-    program: int
-    kind: str  # load, store, atomic
-    site: Site
-    addresses: NDArray[np.uint64]  # of elements
 
 
 class Stopped(BaseException):
@@ -171,7 +153,7 @@ class Concurrent:
         replace = mock.patch.object
         self.stack.enter_context(replace(self.interpreter.GridExecutor, "__call__", call))
         self.stack.enter_context(replace(self.interpreter, "_patch_lang", patch_once))
-        hooks = {
+        hooks: dict[str, Callable[..., Any]] = {
             "create_masked_load": self._load,
             "create_masked_store": self._store,
             "create_atomic_rmw": self._update,
@@ -397,69 +379,6 @@ class Launch:
         self.now, self.concurrent.builder.grid_idx = me, me.place
 
 
-class Memory(NamedTuple):
-    """What kernels may use: first and last address of the tensors given to a launch, in order."""
-
-    begins: NDArray[np.uint64]
-    ends: NDArray[np.uint64]
-
-    @classmethod
-    def of(cls, given: Sequence[Any]) -> Memory:
-        storages = [argument.untyped_storage() for argument in given if isinstance(argument, Tensor)]
-        spans = sorted((storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages)
-        both = np.array(spans, np.uint64).reshape(-1, 2)
-        return cls(both[:, 0], both[:, 1])
-
-    def has(self, addresses: NDArray[np.uint64]) -> bool:
-        """Are all of them within a tensor?"""
-        before = self.begins.searchsorted(addresses, "right")
-        return bool((before > 0).all() and (addresses < self.ends[before - 1]).all())
-
-
-def meetings(accesses: Sequence[Access]) -> Iterator[str]:
-    """Pairs of accesses by different programs to the same memory, at least one a write, not both atomic; and
-    stores of which two elements have the same address.
-    """
-    stores, atomics = Used.of(accesses, "store"), Used.of(accesses, "atomic")
-    seen = set[frozenset[Site]]()
-    for one in accesses:
-        if one.kind == "store" and len(np.unique(one.addresses)) < len(one.addresses):
-            yield f"elements of a store in {one.site} meet"
-        for used in (stores,) if one.kind == "atomic" else (stores, atomics):
-            if (other := used.by_another(one)) and {one.site, other.site} not in seen:
-                seen.add(frozenset((one.site, other.site)))
-                yield f"{one.kind} in {one.site} meets {other.kind} in {other.site}"
-
-
-class Used(NamedTuple):
-    """Memory that accesses of one kind used: sorted by address, then by program."""
-
-    accesses: Sequence[Access]
-    addresses: NDArray[np.uint64]
-    programs: NDArray[np.int64]
-    numbers: NDArray[np.int64]  # of the accesses
-
-    @classmethod
-    def of(cls, accesses: Sequence[Access], kind: str) -> Used:
-        found = [access for access in accesses if access.kind == kind]
-        lengths = [len(access.addresses) for access in found]
-        addresses = np.concatenate([np.empty(0, np.uint64), *(access.addresses for access in found)])
-        programs = np.repeat(np.array([access.program for access in found], np.int64), lengths)
-        order = np.lexsort((programs, addresses))
-        numbers = np.repeat(np.arange(len(found)), lengths)
-        return cls(found, addresses[order], programs[order], numbers[order])
-
-    def by_another(self, one: Access) -> Access | None:
-        """An access of another program to memory that `one` uses."""
-        begin = self.addresses.searchsorted(one.addresses, "left")
-        end = self.addresses.searchsorted(one.addresses, "right")
-        begin, end = begin[begin < end], end[begin < end]
-        for places in (begin, end - 1):  # of each address the first program and the last
-            if len(others := places[self.programs[places] != one.program]):
-                return self.accesses[self.numbers[others[0]]]
-        return None
-
-
 def _site(kernel: str) -> Site:
     """The line of a kernel that is being interpreted: the innermost that is not Triton's."""
     frame = sys._getframe(2)
@@ -486,8 +405,8 @@ def interpreter() -> Any:
     version = tuple(int(number) for number in re.findall(r"\d+", triton.__version__)[:2])
     if not READ[0] <= version <= READ[1]:
         raise RuntimeError(
-            f"Triton {triton.__version__}: programs can be run at once in the interpreters of 3.6 to 3.9 only, "
-            "which were read; read runtime/interpreter.py of this one, then change READ"
+            f"Triton {triton.__version__}: programs can be run at once in the interpreters of 3.6 to 3.9, "
+            "which were read; read this one's runtime/interpreter.py, then change READ"
         )
     if not triton.knobs.runtime.interpret:
         raise RuntimeError("set TRITON_INTERPRET=1 before Triton is imported")
@@ -497,40 +416,58 @@ def interpreter() -> Any:
 # --- the long run
 # -------------------------------------------------------------------------------------------------
 def main(words: Sequence[str]) -> int:
-    """Cases for some minutes; 1 if any failed."""
+    """Cases for some minutes; 1 if any failed, or with --broken if any did not that should have."""
     parser = argparse.ArgumentParser(prog="python -m tests.sparsify.kernels.concurrent", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--minutes", type=float, default=60.0, help="how long (60)")
     parser.add_argument("--seed", type=int, default=0, help="of the first case; each has the next (0)")
     parser.add_argument("--cases", type=int, help="no more than so many")
     parser.add_argument("--trace", action="store_true", help="print what is done, and every access")
+    parser.add_argument(
+        "--broken", action="store_true", help="take the atomics out, one by one, until a case notices"
+    )
     options = parser.parse_args(words)
     os.environ["TRITON_INTERPRET"] = "1"
-    began, told, total, failures = time.monotonic(), 0.0, Counter[str](), list[int]()
-    found = Counter[str]()
+    began, told = time.monotonic(), 0.0
+    total, met, failures, users = Counter[str](), Counter[str](), list[int](), dict[Site, list[int]]()
 
-    def report() -> dict[str, Any]:
+    def done() -> dict[str, Any]:
         spent = time.monotonic() - began
-        rate = round(total["switches"] / max(spent, 1e-9))
-        return {**total, "switches_per_s": rate, "seconds": round(spent), "failures": failures}
+        rate = round(total["switches"] / spent)
+        return {**total, "seconds": round(spent), "switches_per_s": rate, "failures": failures}
 
     seed = options.seed
     while time.monotonic() - began < 60 * options.minutes and total["cases"] != options.cases:
-        done = contest(seed, options.trace)
-        total.update(done.counts)
-        found.update(done.meetings)
-        for line in done.faults:
-            print(f"seed {seed} | {line}", flush=True)
-        if done.faults:
+        became = contest(seed, options.trace)
+        total.update(became.counts)
+        met.update(became.meetings)
+        for site in became.atomics:
+            users.setdefault(site, []).append(seed)
+        for fault in became.faults:
+            print(f"seed {seed} | {fault}", flush=True)
+        if became.faults:
             failures.append(seed)
-        if time.monotonic() - told > 60:
+        if time.monotonic() - told > TELL_S:
             told = time.monotonic()
-            print(json.dumps(report()), file=sys.stderr, flush=True)
+            print(json.dumps(done()), file=sys.stderr, flush=True)
         seed += 1
-    for line, count in found.items():
-        print(f"{count} times: {line}")
-    print(json.dumps({**report(), "first_seed": options.seed, "meetings": len(found)}))
-    return bool(failures)
+    for meeting, count in met.items():
+        print(f"{count} times: {meeting}")
+    unnoticed = _unnoticed(users) if options.broken else []
+    print(json.dumps({**done(), "first_seed": options.seed, "meetings": len(met), "unnoticed": unnoticed}))
+    return bool(failures or unnoticed)
+
+
+def _unnoticed(users: dict[Site, list[int]]) -> list[str]:
+    """Atomics that no case misses, of those that use them; printed of each: the first that does."""
+    found = []
+    for site, seeds in sorted(users.items()):
+        noticed = (seed for seed in seeds if contest(seed, broken=site.__eq__).faults)
+        if (first := next(noticed, None)) is None:
+            found.append(str(site))
+        told = f"not noticed in {len(seeds)} cases" if first is None else f"noticed by seed {first}"
+        print(f"without the atomic in {site}: {told}", flush=True)
+    return found
 
 
 class Contested(NamedTuple):
@@ -538,6 +475,7 @@ class Contested(NamedTuple):
 
     counts: dict[str, int]
     meetings: Counter[str]
+    atomics: set[Site]
     faults: list[str]
 
 
@@ -550,8 +488,8 @@ def contest(seed: int, trace: bool = False, **options: Any) -> Contested:
 
     lines, faults = list[str](), list[str]()
     case = Contest(seed, print if trace else lines.append)
-    with Concurrent(seed, **options, trace=show if trace else None) as concurrent:
-        case.lend = concurrent.lend
+    with Concurrent(seed, **options, trace=show if trace else None) as run:
+        case.lend = run.lend
         try:
             case.run()
         except Exception as error:
@@ -561,8 +499,8 @@ def contest(seed: int, trace: bool = False, **options: Any) -> Contested:
                 f"| {'; '.join(lines)}"
             )
     names = ("switches", "accesses", "launches", "programs")
-    counts = {"cases": 1, **{name: getattr(concurrent, name) for name in names}}
-    return Contested(counts, concurrent.meetings, faults + list(concurrent.meetings))
+    counts = {"cases": 1, **{name: getattr(run, name) for name in names}}
+    return Contested(counts, run.meetings, run.atomics, faults + list(run.meetings))
 
 
 if __name__ == "__main__":

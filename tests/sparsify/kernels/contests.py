@@ -86,12 +86,8 @@ DATA: dict[str, Callable[[int, torch.Generator], Tensor]] = {
     "all scales": lambda n, own: 10 ** (76 * torch.rand(n, generator=own) - 38),
     "denormal": lambda n, own: torch.randn(n, generator=own) * 2.0**-140,
     # Keys that differ in their last bits, counted by a third histogram, or in those and some before.
-    "close together": lambda n, own: (
-        (0x3F800000 + torch.randint(5, (n,), generator=own).int()).view(torch.float32)
-    ),
-    "near": lambda n, own: (
-        (0x3F800000 + 700 * torch.randint(9, (n,), generator=own).int()).view(torch.float32)
-    ),
+    "close together": lambda n, own: _of_keys(0x3F800000 + torch.randint(5, (n,), generator=own)),
+    "near": lambda n, own: _of_keys(0x3F800000 + 700 * torch.randint(9, (n,), generator=own)),
     "equal in tiles": lambda n, own: torch.randn(n // 32 + 1, generator=own).repeat_interleave(32)[:n],
 }
 GRADIENTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -181,6 +177,10 @@ class Contest:
             return None
         acc.nan_to_num_(0.5, posinf=torch.inf, neginf=-torch.inf)  # NaN + 1 may be any NaN
         return (2 * torch.randn(len(acc), generator=self.own)).round().to(self.chance.choice(kinds))
+
+
+def _of_keys(keys: Tensor) -> Tensor:
+    return keys.int().view(torch.float32)
 
 
 def _key(data: Tensor, at: int) -> int:

@@ -4,21 +4,20 @@ noticed if one did. In Triton's interpreter, in a process of its own, as test_gp
 
 from __future__ import annotations
 
-
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.sparsify.kernels.test_gpu_kernels import INTERPRETED, QUIET, passed_in_the_interpreter
+from tests.sparsify.kernels.test_gpu_kernels import CUDA, INTERPRETED, QUIET, passed_in_the_interpreter
 
-SEEDS = range(40)
+SEEDS = range(24)
 FEW_SEEDS = range(8)  # in which a race of two instructions is to be seen
 
 if INTERPRETED:  # else the import would settle how Triton works in this process
     from tests.sparsify.kernels import concurrent, racy
-    from tests.sparsify.kernels.concurrent import Concurrent, Site
+    from tests.sparsify.kernels.concurrent import Concurrent
 
 
 def zeros(length: int = 1) -> Tensor:
@@ -42,7 +41,7 @@ class TestInterpreter:
             with Concurrent(seed) as run:
                 wrong += counted(racy.count_plainly) != 4
             assert run.meetings
-        assert wrong >= len(FEW_SEEDS) // 2
+        assert wrong > 1
 
     def test_an_atomic_loses_nothing(self) -> None:
         for seed in FEW_SEEDS:
@@ -107,7 +106,28 @@ class TestInterpreter:
 class TestKernels:
     __test__ = INTERPRETED
 
-    @pytest.mark.parametrize("seed", SEEDS)
-    def test_they_find_what_torch_finds_and_meet_in_atomics_only(self, seed: int) -> None:
-        assert not concurrent.contest(seed).faults
+    def test_they_find_what_torch_finds_and_meet_in_atomics_only(self) -> None:
+        switches, atomics = 0, set[str]()
+        for seed in SEEDS:
+            done = concurrent.contest(seed)
+            assert not done.faults, seed
+            switches += done.counts["switches"]
+            atomics |= {site.kernel for site in done.atomics}
+        assert switches > 3000
+        assert atomics > {"stream", "split", "emit", "add_and_count", "emit_all"}
 
+    def test_that_their_atomics_are_needed_would_be_noticed(self) -> None:
+        """Not by programs in turn, as the interpreter runs them by itself."""
+        seeds = [seed for seed in SEEDS if concurrent.contest(seed, broken=lambda site: True).faults]
+        assert len(seeds) > 3  # in the others no two programs compete
+        for seed in seeds[:5]:
+            assert not concurrent.contest(seed, broken=lambda site: True, in_turn=True).faults
+
+
+class TestWithoutGpu:
+    """What a machine without a GPU can say."""
+
+    __test__ = not (CUDA or INTERPRETED)
+
+    def test_all_of_this_in_the_interpreter(self) -> None:
+        assert passed_in_the_interpreter(__file__) == 10
