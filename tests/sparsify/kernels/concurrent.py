@@ -18,6 +18,7 @@ Failures are printed with their seeds; `--seed SEED --cases 1 --trace` shows one
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -31,8 +32,8 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -153,6 +154,9 @@ class Concurrent:
         replace = mock.patch.object
         self.stack.enter_context(replace(self.interpreter.GridExecutor, "__call__", call))
         self.stack.enter_context(replace(self.interpreter, "_patch_lang", patch_once))
+        # Whether integers overflow is asked elsewhere, and takes a third of the time.
+        options = dataclasses.replace(self.builder.options, sanitize_overflow=False)
+        self.stack.enter_context(replace(self.builder, "options", options))
         hooks: dict[str, Callable[..., Any]] = {
             "create_masked_load": self._load,
             "create_masked_store": self._store,
@@ -206,12 +210,12 @@ class Concurrent:
         return original(pointers, *rest)
 
     def _load_atomically(self, original: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
-        with self._as_atomic():
-            return original(pointers, mask, *rest)
+        self._launch.is_atomic = True
+        return original(pointers, mask, *rest)
 
     def _store_atomically(self, original: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        with self._as_atomic():
-            return original(pointers, value, mask, *rest)
+        self._launch.is_atomic = True
+        return original(pointers, value, mask, *rest)
 
     def _update_in_two_steps(self, op: Any, pointers: Any, value: Any, mask: Any) -> Any:
         """What `atomic_add` is not: a sum of what was loaded, stored when others may have stored."""
@@ -245,27 +249,17 @@ class Concurrent:
             first = ~first
         return self._handle(live & first, mask.dtype), self._handle(live & ~first, mask.dtype)
 
-    @contextmanager
-    def _as_atomic(self) -> Iterator[None]:
-        assert self.launch is not None
-        self.launch.is_atomic = True
-        try:
-            yield
-        finally:
-            self.launch.is_atomic = False
-
     def _before(self, kind: str, pointers: Any, mask: Any) -> Site:
         """Let others run; then note what is accessed."""
-        assert self.launch is not None
-        kind = "atomic" if self.launch.is_atomic else kind
-        self.launch.is_atomic = False
+        launch, kind = self._launch, "atomic" if self._launch.is_atomic else kind
+        launch.is_atomic = False  # for others
         self._turn()
-        site = _site(self.launch.kernel.__name__)
+        site = self._site(launch.kernel.__name__)
         addresses = pointers.data if mask is None else pointers.data[np.asarray(mask.data)]
-        access = Access(self.launch.now.number, kind, site, addresses.reshape(-1))
+        access = Access(launch.now.number, kind, site, addresses.reshape(-1))
         if not self.memory.has(access.addresses):
             raise IndexError(f"{kind} in {site} of memory that no tensor has")
-        self.launch.accesses.append(access)
+        launch.accesses.append(access)
         self.accesses += 1
         if kind == "atomic":
             self.atomics.add(site)
@@ -274,8 +268,20 @@ class Concurrent:
         return site
 
     def _turn(self) -> None:
-        assert self.launch is not None
-        self.launch.turn()
+        self._launch.turn()
+
+    @property
+    def _launch(self) -> Launch:
+        assert self.launch is not None, "no kernel runs"
+        return self.launch
+
+    def _site(self, kernel: str) -> Site:
+        """The line of a kernel that is being interpreted: the innermost that is neither Triton's nor here."""
+        frame, triton = sys._getframe(2), str(Path(self.interpreter.__file__).parents[1])
+        while (file := frame.f_code.co_filename) == __file__ or file.startswith(triton):
+            assert frame.f_back is not None
+            frame = frame.f_back
+        return Site(Path(file).name, frame.f_lineno, frame.f_code.co_name, kernel)
 
 
 class Gathered:
@@ -377,19 +383,6 @@ class Launch:
     def _take(self, me: Program) -> None:
         # Triton asks it for a program's number.
         self.now, self.concurrent.builder.grid_idx = me, me.place
-
-
-def _site(kernel: str) -> Site:
-    """The line of a kernel that is being interpreted: the innermost that is not Triton's."""
-    frame = sys._getframe(2)
-    while _is_of_triton(frame.f_code.co_filename):
-        assert frame.f_back is not None
-        frame = frame.f_back
-    return Site(Path(frame.f_code.co_filename).name, frame.f_lineno, frame.f_code.co_name, kernel)
-
-
-def _is_of_triton(file: str) -> bool:
-    return file == __file__ or f"{os.sep}triton{os.sep}" in file
 
 
 def _bind(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
