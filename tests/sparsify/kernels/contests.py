@@ -110,15 +110,16 @@ class Contest:
     def alone(self) -> None:
         n, tile = self.length(), self.chance.choice((32, 32, 64))
         first, ties = self.data(n), self.chance.choice((1, 2, 16, 128))
-        bounds = (None, None, None, 0, 1, TOO_HIGH, TOO_HIGH, _key(first, self.chance.randrange(n)))
+        bounds = (None, None, None, 0, 1, TOO_HIGH, TOO_HIGH, int(_keys(first)[self.chance.randrange(n)]))
         bound = self.chance.choice(bounds)
         capacity = self.chance.choice((None, None, None, self.chance.randint(1, n)))
         self.say(f"alone: {n=} {tile=} {ties=} {bound=} {capacity=}")
         kernel = make_alone(first, tile, ties, bound, capacity)
         for acc in self.calls(first):
-            grad, k = self.gradient(acc), self.k(n)
-            self.say(f"{k=}, gradient: {None if grad is None else grad.dtype}")
+            grad = self.gradient(acc)
             want = _added(acc, grad)
+            k = self.k(want)
+            self.say(f"{k=}, gradient: {None if grad is None else grad.dtype}")
             _check(alone(kernel, acc, grad, k), acc, want, k)
 
     def together(self) -> None:
@@ -129,9 +130,10 @@ class Contest:
         kernel = make_together(firsts, tile)
         for accs in zip(*map(self.calls, firsts), strict=False):
             kinds = self.chance.choice((GRADIENTS[:1], GRADIENTS[1:2], GRADIENTS, ()))
-            grads, ks = [self.gradient(acc, kinds) for acc in accs], [self.k(n, 0) for n in sizes]
-            self.say(f"{ks=}, gradients: {[None if grad is None else grad.dtype for grad in grads]}")
+            grads = [self.gradient(acc, kinds) for acc in accs]
             wants = [_added(acc, grad) for acc, grad in zip(accs, grads, strict=True)]
+            ks = [self.k(want, 0) for want in wants]
+            self.say(f"{ks=}, gradients: {[None if grad is None else grad.dtype for grad in grads]}")
             self.lend(*accs, *grads)
             found = together(kernel, accs, grads, ks)
             assert len(found) == len(accs)
@@ -155,10 +157,14 @@ class Contest:
             assert same(values, want[indices.long()])
 
     def length(self) -> int:
-        return self.chance.choice((self.chance.randint(1, LONGEST), LONGEST, LONGEST, 257, 64, 1))
+        return self.chance.choice((self.chance.randint(1, LONGEST), LONGEST, LONGEST, LONGEST, 257, 64, 1))
 
-    def k(self, n: int, least: int = 1) -> int:
-        return max(least, min(n, self.chance.choice((least, 1, n, n, n // 2, self.chance.randint(1, n), 7))))
+    def k(self, want: Tensor, least: int = 1) -> int:
+        """Any; often one that takes all of some equal elements, where each count that is lost matters."""
+        n = len(want)
+        if self.chance.random() < 0.5:
+            return int((_keys(want) >= _keys(want)[self.chance.randrange(n)]).sum())
+        return max(least, min(n, self.chance.choice((least, 1, n, n // 2, self.chance.randint(1, n), 7))))
 
     def data(self, n: int) -> Tensor:
         kind = self.chance.choice(list(DATA))
@@ -183,8 +189,8 @@ def _of_keys(keys: Tensor) -> Tensor:
     return keys.int().view(torch.float32)
 
 
-def _key(data: Tensor, at: int) -> int:
-    return int(data.view(torch.int32)[at]) & 0x7FFFFFFF
+def _keys(data: Tensor) -> Tensor:
+    return data.view(torch.int32) & 0x7FFFFFFF
 
 
 def _added(acc: Tensor, grad: Tensor | None) -> Tensor:
