@@ -55,10 +55,10 @@ def alone(kernel: Any, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
 
 
 def together(
-    kernel: Any, accs: Sequence[Tensor], grads: Sequence[Tensor | None], ks: Sequence[int]
+    kernel: Any, accs: Sequence[Tensor], grads: Sequence[Tensor] | None, ks: Sequence[int]
 ) -> list[Sparse]:
     """The k largest of each bucket, with indices within it."""
-    found: list[Sparse] = kernel.topk(accs, grads, ks)
+    found: list[Sparse] = kernel.topk(accs, [None] * len(accs) if grads is None else grads, ks)
     return found
 
 
@@ -115,12 +115,13 @@ class Contest:
         capacity = self.chance.choice((None, None, None, self.chance.randint(1, n)))
         self.say(f"alone: {n=} {tile=} {ties=} {bound=} {capacity=}")
         kernel = make_alone(first, tile, ties, bound, capacity)
-        for acc in self.calls(first):
+        for number, acc in enumerate(self.calls(first)):
             grad = self.gradient(acc)
             want = _added(acc, grad)
             k = self.k(want)
             self.say(f"{k=}, gradient: {None if grad is None else grad.dtype}")
             _check(alone(kernel, acc, grad, k), acc, want, k)
+            assert kernel.stats().steps == number + 1
 
     def together(self) -> None:
         sizes = [self.length() for _ in range(self.chance.choice((1, 2, 3)))]
@@ -130,11 +131,11 @@ class Contest:
         kernel = make_together(firsts, tile)
         for accs in zip(*map(self.calls, firsts), strict=False):
             kinds = self.chance.choice((GRADIENTS[:1], GRADIENTS[1:2], GRADIENTS, ()))
-            grads = [self.gradient(acc, kinds) for acc in accs]
-            wants = [_added(acc, grad) for acc, grad in zip(accs, grads, strict=True)]
+            grads = [self.gradient_of(acc, kinds) for acc in accs] if kinds else None
+            wants = [_added(acc, grad) for acc, grad in zip(accs, grads or [None] * len(accs), strict=True)]
             ks = [self.k(want, 0) for want in wants]
-            self.say(f"{ks=}, gradients: {[None if grad is None else grad.dtype for grad in grads]}")
-            self.lend(*accs, *grads)
+            self.say(f"{ks=}, gradients: {[grad.dtype for grad in grads or []]}")
+            self.lend(*accs, *(grads or []))
             found = together(kernel, accs, grads, ks)
             assert len(found) == len(accs)
             for part, acc, want, k in zip(found, accs, wants, ks, strict=True):
@@ -177,10 +178,12 @@ class Contest:
         for _ in range(self.chance.choice((0, 1, 2))):
             yield first if self.chance.random() < 0.5 else self.data(len(first))
 
-    def gradient(self, acc: Tensor, kinds: Sequence[torch.dtype] = GRADIENTS) -> Tensor | None:
-        """A gradient of any kind, or none."""
-        if not kinds or (len(kinds) > 1 and self.chance.random() < 0.4):
-            return None
+    def gradient(self, acc: Tensor) -> Tensor | None:
+        """A gradient of any type, or none."""
+        return None if self.chance.random() < 0.4 else self.gradient_of(acc, GRADIENTS)
+
+    def gradient_of(self, acc: Tensor, kinds: Sequence[torch.dtype]) -> Tensor:
+        """A gradient of one of these types."""
         acc.nan_to_num_(0.5, posinf=torch.inf, neginf=-torch.inf)  # NaN + 1 may be any NaN
         return (2 * torch.randn(len(acc), generator=self.own)).round().to(self.chance.choice(kinds))
 
