@@ -1,0 +1,500 @@
+"""Triton's interpreter with all programs of a launch at once, to find races between them.
+
+By itself the interpreter runs one program after the other, which no GPU does. Here each program has a thread,
+one of them has the baton, and hands it on at random before it loads or stores. A load or store of many
+elements is also cut in two, with others in between, for on a GPU none is atomic as a whole. What is random
+follows from a seed, so that every order of events can be repeated.
+
+Three things are found: wrong results; memory used that no tensor has; and *meetings*: two programs of a
+launch use the same memory and not both atomically, one of them writing. A meeting is found in whichever order
+it happened; a wrong result needs both the order and data that show it. Not modelled are threads within a
+program, whose barriers are no-ops here, and weaker orders than one after the other in all memory.
+
+Long runs: python -m tests.sparsify.kernels.concurrent --minutes 60 --seed 0
+Failures are printed with their seeds; `--seed SEED --cases 1 --trace` shows one, access by access. `--broken
+--cases 200` tells which of the kernels' atomics the cases would miss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib
+import inspect
+import json
+import math
+import os
+import random
+import re
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tests.sparsify.kernels.accesses import Access, Memory, Site, meetings
+
+READ = ((3, 6), (3, 9))  # versions of Triton, torch 2.11's to 2.15's, whose runtime/interpreter.py was read
+OFTEN = (1.0, 0.5, 0.2, 0.05)  # how likely a launch's programs hand the baton on, at each access
+CUT = 0.4  # how likely an access of many elements is cut in two
+TELL_S = 60  # between two lines about a long run
+MOST = 1_000_000  # accesses of one launch; what takes more waits for something
+
+
+class Stopped(BaseException):
+    """Ends a program after another has failed. No Exception, which the interpreter would wrap."""
+
+
+class Program:
+    """A program of a launch, in a thread of its own. It runs while it has the baton."""
+
+    def __init__(self, number: int, place: tuple[int, int, int], body: Callable[[], None]) -> None:
+        self.number, self.place = number, place
+        self.baton = threading.Lock()
+        self.baton.acquire()
+        self.thread = threading.Thread(target=body, daemon=True)
+
+    def give(self) -> None:
+        """Let it go on, or begin."""
+        if self.thread.ident is None:
+            self.thread.start()
+        else:
+            self.baton.release()
+
+
+class Schedule:
+    """Which program goes on: drawn anew for each launch, so that some change at every access and some let one
+    wait for long, in the middle of what it does, while others run to their ends.
+    """
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance, self.often, self.is_queue = chance, chance.choice(OFTEN), chance.random() < 0.5
+
+    def after(self, alive: list[Program], now: Program | None) -> Program:
+        """The one that goes on; `now` is at an access, or has ended if it is None."""
+        if now is not None and self.chance.random() >= self.often:
+            return now
+        if not self.is_queue:
+            return self.chance.choice(alive)
+        if now is not None:  # behind all others
+            alive.remove(now)
+            alive.append(now)
+        return alive[0]
+
+
+class Concurrent:
+    """While it is entered, launches in Triton's interpreter run their programs at once.
+
+    Args:
+        seed: of all that is random.
+        cut: may accesses of many elements be cut?
+        broken: atomics, by their sites, that are none: to see whether tests notice. Within a program they
+            still are.
+        in_turn: one program after the other, as by the interpreter itself.
+        trace: is told of every access.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        cut: bool = True,
+        broken: Callable[[Site], bool] | None = None,
+        in_turn: bool = False,
+        trace: Callable[[Access], None] | None = None,
+    ) -> None:
+        self.chance, self.cut, self.broken, self.in_turn, self.trace = (
+            random.Random(seed), cut, broken, in_turn, trace,
+        )  # fmt: skip
+        self.masks = np.random.default_rng(seed)
+        self.launches = self.programs = self.accesses = self.switches = 0
+        self.meetings = Counter[str]()
+        self.atomics = set[Site]()
+        self.launch: Launch | None = None
+        self.memory, self.lent = Memory.of([]), list[Tensor]()
+
+    def lend(self, *tensors: Tensor | None) -> None:
+        """Let kernels use the memory of tensors whose addresses they find in tables."""
+        self.lent += [tensor for tensor in tensors if tensor is not None]
+
+    def __enter__(self) -> Concurrent:
+        self.interpreter = interpreter()
+        self.builder = self.interpreter.interpreter_builder
+        execute, patch = self.interpreter.GridExecutor.__call__, self.interpreter._patch_lang
+        patched = set[int]()
+
+        def call(executor: Any, *args: Any, **options: Any) -> None:
+            patched.clear()
+            kernel = executor.fn
+            executor.fn = Gathered(kernel, self)
+            self.memory = Memory.of([*args, *options.values(), *self.lent])
+            try:
+                execute(executor, *args, **options)
+            finally:
+                executor.fn = kernel
+
+        def patch_once(kernel: Any) -> Any:
+            """Triton does it at each call of a function, which takes most of the time."""
+            if id(kernel.__globals__) in patched:
+                return None
+            patched.add(id(kernel.__globals__))
+            return patch(kernel)
+
+        self.stack = ExitStack()
+        replace = mock.patch.object
+        self.stack.enter_context(replace(self.interpreter.GridExecutor, "__call__", call))
+        self.stack.enter_context(replace(self.interpreter, "_patch_lang", patch_once))
+        # Whether integers overflow is asked elsewhere, and takes a third of the time.
+        options = dataclasses.replace(self.builder.options, sanitize_overflow=False)
+        self.stack.enter_context(replace(self.builder, "options", options))
+        hooks: dict[str, Callable[..., Any]] = {
+            "create_masked_load": self._load,
+            "create_masked_store": self._store,
+            "create_atomic_rmw": self._update,
+            "create_atomic_cas": self._swap,
+            # These are since Triton 3.9.
+            "create_atomic_load": self._load_atomically,
+            "create_atomic_store": self._store_atomically,
+        }
+        for name, hook in hooks.items():
+            if original := getattr(self.builder, name, None):
+                bound = _bind(hook, original)
+                self.stack.enter_context(replace(self.builder, name, bound, create=True))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stack.close()
+
+    # Before each access of a kernel; `original` is the interpreter's own.
+    def _load(self, original: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        self._before("load", pointers, mask)
+        if (halves := self._halves(mask)) is None:
+            return original(pointers, mask, other, *rest)
+        first = original(pointers, halves[0], other, *rest)
+        self._turn()
+        return original(pointers, halves[1], first, *rest)
+
+    def _store(self, original: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        self._before("store", pointers, mask)
+        if (halves := self._halves(mask)) is None:
+            return original(pointers, value, mask, *rest)
+        original(pointers, value, halves[0], *rest)
+        self._turn()
+        return original(pointers, value, halves[1], *rest)
+
+    def _update(self, original: Any, op: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        site = self._before("atomic", pointers, mask)
+        if self.broken is not None and self.broken(site):
+            return self._update_in_two_steps(op, pointers, value, mask)
+        if (halves := self._halves(mask)) is None:
+            return original(op, pointers, value, mask, *rest)
+        first = original(op, pointers, value, halves[0], *rest)
+        self._turn()
+        second = original(op, pointers, value, halves[1], *rest)
+        return self._handle(np.where(halves[0].data, first.data, second.data), first.dtype)
+
+    def _swap(self, original: Any, pointers: Any, *rest: Any) -> Any:
+        self._before("atomic", pointers, None)
+        return original(pointers, *rest)
+
+    def _load_atomically(self, original: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        self._launch.is_atomic = True
+        return original(pointers, mask, *rest)
+
+    def _store_atomically(self, original: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        self._launch.is_atomic = True
+        return original(pointers, value, mask, *rest)
+
+    def _update_in_two_steps(self, op: Any, pointers: Any, value: Any, mask: Any) -> Any:
+        """What `atomic_add` is not: a sum of what was loaded, stored when others may have stored."""
+        if "ADD" not in str(op):
+            raise NotImplementedError(f"a broken {op}")
+        own, kind = self.interpreter._interpreter, value.data.dtype
+        live = np.asarray(mask.data)
+        before = own.load(pointers.data, live, np.zeros_like(value.data), kind)
+        self._turn()
+        at, place = np.unique(pointers.data[live], return_inverse=True)
+        sums = np.zeros(len(at), kind)
+        np.add.at(sums, place.reshape(-1), value.data[live])
+        after = before.copy()
+        after[live] += sums[place.reshape(-1)]
+        own.store(pointers.data, after, live)
+        return self._handle(before, value.dtype)
+
+    def _handle(self, data: NDArray[Any], kind: Any) -> Any:
+        return self.interpreter.TensorHandle(data, kind)
+
+    def _halves(self, mask: Any) -> tuple[Any, Any] | None:
+        """The elements of an access in two parts, if it is to be cut: at any place, or any elements."""
+        live = np.asarray(mask.data)
+        if not self.cut or self.in_turn or live.size < 2 or self.chance.random() >= CUT:
+            return None
+        if self.chance.random() < 0.5:
+            first = np.arange(live.size).reshape(live.shape) < self.chance.randrange(1, live.size)
+        else:
+            first = self.masks.random(live.shape) < 0.5
+        if self.chance.random() < 0.5:
+            first = ~first
+        return self._handle(live & first, mask.dtype), self._handle(live & ~first, mask.dtype)
+
+    def _before(self, kind: str, pointers: Any, mask: Any) -> Site:
+        """Let others run; then note what is accessed."""
+        launch, kind = self._launch, "atomic" if self._launch.is_atomic else kind
+        launch.is_atomic = False  # for others
+        self._turn()
+        site = self._site(launch.kernel.__name__)
+        addresses = pointers.data if mask is None else pointers.data[np.asarray(mask.data)]
+        access = Access(launch.now.number, kind, site, addresses.reshape(-1))
+        if not self.memory.has(access.addresses):
+            raise IndexError(f"{kind} in {site} of memory that no tensor has")
+        launch.accesses.append(access)
+        self.accesses += 1
+        if kind == "atomic":
+            self.atomics.add(site)
+        if self.trace is not None:
+            self.trace(access)
+        return site
+
+    def _turn(self) -> None:
+        self._launch.turn()
+
+    @property
+    def _launch(self) -> Launch:
+        assert self.launch is not None, "no kernel runs"
+        return self.launch
+
+    def _site(self, kernel: str) -> Site:
+        """The line of a kernel that is being interpreted: the innermost that is neither Triton's nor here."""
+        frame, triton = sys._getframe(2), str(Path(self.interpreter.__file__).parents[1])
+        while (file := frame.f_code.co_filename) == __file__ or file.startswith(triton):
+            assert frame.f_back is not None
+            frame = frame.f_back
+        return Site(Path(file).name, frame.f_lineno, frame.f_code.co_name, kernel)
+
+
+class Gathered:
+    """In place of a kernel, which the interpreter calls for each program: the last call runs all of them."""
+
+    def __init__(self, kernel: Any, concurrent: Concurrent) -> None:
+        self.kernel, self.concurrent = kernel, concurrent
+        functools.update_wrapper(self, kernel)  # the interpreter asks a kernel for these
+        self.__globals__, self.__signature__ = kernel.__globals__, inspect.signature(kernel)
+        self.programs = list[tuple[tuple[int, int, int], dict[str, Any]]]()
+
+    def __call__(self, **arguments: Any) -> None:
+        builder = self.concurrent.builder
+        self.programs.append((builder.grid_idx, arguments))
+        if len(self.programs) == math.prod(builder.grid_dim):
+            Launch(self.concurrent, self.kernel, self.programs).run()
+
+
+class Launch:
+    """The programs of one launch, from their beginning to the end of the last."""
+
+    def __init__(
+        self,
+        concurrent: Concurrent,
+        kernel: Callable[..., None],
+        programs: Sequence[tuple[tuple[int, int, int], dict[str, Any]]],
+    ) -> None:
+        self.concurrent, self.kernel = concurrent, kernel
+        self.schedule = Schedule(concurrent.chance)
+        self.alive = [
+            Program(number, place, self._body(number, arguments))
+            for number, (place, arguments) in enumerate(programs)
+        ]
+        self.programs, self.now = list(self.alive), self.alive[0]
+        self.ended = threading.Lock()
+        self.error: BaseException | None = None
+        self.accesses, self.is_atomic, self.num_turns = list[Access](), False, 0
+
+    def run(self) -> None:
+        """Run all; raise what one of them has raised."""
+        concurrent = self.concurrent
+        concurrent.launches += 1
+        concurrent.programs += len(self.programs)
+        if not concurrent.in_turn:
+            concurrent.chance.shuffle(self.alive)
+        concurrent.launch = self
+        self.ended.acquire()
+        self._go_on(self.alive[0])
+        self.ended.acquire()
+        concurrent.launch = None
+        if self.error is not None:
+            raise self.error
+        concurrent.meetings.update(meetings(self.accesses))
+
+    def turn(self) -> None:
+        """Called by the program that runs: others may run before it goes on."""
+        me = self.now
+        self.num_turns += 1
+        if self.num_turns > MOST:
+            raise RuntimeError(f"{self.kernel.__name__} does not end: a program waits for another")
+        if self.concurrent.in_turn:
+            return
+        chosen = self.schedule.after(self.alive, me)
+        if chosen is me:
+            return
+        self.concurrent.switches += 1
+        self.now = chosen
+        chosen.give()
+        me.baton.acquire()
+        if self.error is not None:
+            raise Stopped
+        self._take(me)
+
+    def _body(self, number: int, arguments: dict[str, Any]) -> Callable[[], None]:
+        def run() -> None:
+            me = self.programs[number]
+            try:
+                if self.error is None:
+                    self._take(me)
+                    self.kernel(**arguments)
+            except Stopped:
+                pass
+            except BaseException as error:
+                self.error = self.error or error
+            self.alive.remove(me)
+            if not self.alive:
+                self.ended.release()
+            elif self.concurrent.in_turn:
+                self._go_on(self.alive[0])
+            else:
+                self._go_on(self.schedule.after(self.alive, None))
+
+        return run
+
+    def _go_on(self, program: Program) -> None:
+        self.now = program
+        program.give()
+
+    def _take(self, me: Program) -> None:
+        # Triton asks it for a program's number.
+        self.now, self.concurrent.builder.grid_idx = me, me.place
+
+
+def _bind(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def hooked(*args: Any, **options: Any) -> Any:
+        return hook(original, *args, *options.values())
+
+    return hooked
+
+
+def interpreter() -> Any:
+    """Triton's module, if it is one that was read, and if Triton interprets."""
+    triton = importlib.import_module("triton")
+    version = tuple(int(number) for number in re.findall(r"\d+", triton.__version__)[:2])
+    if not READ[0] <= version <= READ[1]:
+        raise RuntimeError(
+            f"Triton {triton.__version__}: programs can be run at once in the interpreters of 3.6 to 3.9, "
+            "which were read; read this one's runtime/interpreter.py, then change READ"
+        )
+    if not triton.knobs.runtime.interpret:
+        raise RuntimeError("set TRITON_INTERPRET=1 before Triton is imported")
+    return importlib.import_module("triton.runtime.interpreter")
+
+
+# --- the long run
+# -------------------------------------------------------------------------------------------------
+def main(words: Sequence[str]) -> int:
+    """Cases for some minutes; 1 if any failed, or with --broken if any did not that should have."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sparsify.kernels.concurrent", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long (60)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case; each has the next (0)")
+    parser.add_argument("--cases", type=int, help="no more than so many")
+    parser.add_argument("--trace", action="store_true", help="print what is done, and every access")
+    parser.add_argument(
+        "--broken", action="store_true", help="take the atomics out, one by one, until a case notices"
+    )
+    options = parser.parse_args(words)
+    os.environ["TRITON_INTERPRET"] = "1"
+    began, told = time.monotonic(), 0.0
+    total, met, failures, users = Counter[str](), Counter[str](), list[int](), dict[Site, list[int]]()
+
+    def done() -> dict[str, Any]:
+        spent = time.monotonic() - began
+        rate = round(total["switches"] / spent)
+        return {**total, "seconds": round(spent), "switches_per_s": rate, "failures": failures}
+
+    seed = options.seed
+    while time.monotonic() - began < 60 * options.minutes and total["cases"] != options.cases:
+        became = contest(seed, options.trace)
+        total.update(became.counts)
+        met.update(became.meetings)
+        for site in became.atomics:
+            users.setdefault(site, []).append(seed)
+        for fault in became.faults:
+            print(f"seed {seed} | {fault}", flush=True)
+        if became.faults:
+            failures.append(seed)
+        if time.monotonic() - told > TELL_S:
+            told = time.monotonic()
+            print(json.dumps(done()), file=sys.stderr, flush=True)
+        seed += 1
+    for meeting, count in met.items():
+        print(f"{count} times: {meeting}")
+    unnoticed = _unnoticed(users) if options.broken else []
+    print(json.dumps({**done(), "first_seed": options.seed, "meetings": len(met), "unnoticed": unnoticed}))
+    return bool(failures or unnoticed)
+
+
+def _unnoticed(users: dict[Site, list[int]]) -> list[str]:
+    """Atomics that no case misses, of those that use them; printed of each: the first that does."""
+    found = []
+    for site, seeds in sorted(users.items()):
+        noticed = (seed for seed in seeds if contest(seed, broken=site.__eq__).faults)
+        if (first := next(noticed, None)) is None:
+            found.append(str(site))
+        told = f"not noticed in {len(seeds)} cases" if first is None else f"noticed by seed {first}"
+        print(f"without the atomic in {site}: {told}", flush=True)
+    return found
+
+
+class Contested(NamedTuple):
+    """What became of a case."""
+
+    counts: dict[str, int]
+    meetings: Counter[str]
+    atomics: set[Site]
+    faults: list[str]
+
+
+def contest(seed: int, trace: bool = False, **options: Any) -> Contested:
+    """One case, with its programs in an order that follows from its seed as well; options of `Concurrent`."""
+    from tests.sparsify.kernels.contests import Contest  # imports Triton
+
+    def show(access: Access) -> None:
+        print(f"  {access.program:3} {access.kind:6} {len(access.addresses):5} {access.site}")
+
+    lines, faults = list[str](), list[str]()
+    case = Contest(seed, print if trace else lines.append)
+    with Concurrent(seed, **options, trace=show if trace else None) as run:
+        case.lend = run.lend
+        try:
+            case.run()
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            faults.append(
+                f"{type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno}) "
+                f"| {'; '.join(lines)}"
+            )
+    names = ("switches", "accesses", "launches", "programs")
+    counts = {"cases": 1, **{name: getattr(run, name) for name in names}}
+    return Contested(counts, run.meetings, run.atomics, faults + list(run.meetings))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
