@@ -30,7 +30,7 @@ def little_work() -> Iterator[None]:
     """Programs take few elements at a time, so that several have something to do; new memory is not 0."""
     is_set = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)  # fills what torch.empty gives with NaN and the largest numbers
-    with mock.patch.multiple(gpu, CHUNK=16, RANKED=8), warnings.catch_warnings():
+    with mock.patch.multiple(gpu, CHUNK=16, WORDS=4), warnings.catch_warnings():
         # Of NaN and overflow; and that Triton 3.6 takes arrays of one for numbers.
         warnings.simplefilter("ignore", RuntimeWarning)
         warnings.filterwarnings("ignore", "Conversion of an array with ndim", DeprecationWarning)
@@ -40,8 +40,8 @@ def little_work() -> Iterator[None]:
             torch.use_deterministic_algorithms(is_set)
 
 
-def make_alone(like: Tensor, tile: int, ties: int, bound: int | None, capacity: int | None) -> Any:
-    return gpu.Gpu(like, tile=tile, sample=64, ties=ties, bound=bound, capacity=capacity)
+def make_alone(like: Tensor, tile: int, bound: int | None, capacity: int | None) -> Any:
+    return gpu.Gpu(like, tile=tile, sample=64, bound=bound, capacity=capacity)
 
 
 def make_together(likes: Sequence[Tensor], tile: int) -> Any:
@@ -55,11 +55,17 @@ def alone(kernel: Any, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
 
 
 def together(
-    kernel: Any, accs: Sequence[Tensor], grads: Sequence[Tensor] | None, ks: Sequence[int]
+    kernel: Any,
+    accs: Sequence[Tensor],
+    grads: Sequence[Tensor] | None,
+    ks: Sequence[int],
+    memories: Sequence[Tensor],
 ) -> list[Sparse]:
-    """The k largest of each bucket, with indices within it."""
-    found: list[Sparse] = kernel.topk(accs, [None] * len(accs) if grads is None else grads, ks)
-    return found
+    """The k largest of each bucket, with indices within it; twice half of all is written to the memories."""
+    found = kernel.topk(accs, grads or [], ks)
+    kernel.add(memories, [found, found], 0.5, clears=True)
+    parts: list[Sparse] = kernel.split(found, ks)
+    return parts
 
 
 def above(kernel: Any, acc: Tensor, grad: Tensor | None, threshold: float, strict: bool) -> Sparse:
@@ -109,12 +115,12 @@ class Contest:
 
     def alone(self) -> None:
         n, tile = self.length(), self.chance.choice((32, 32, 64))
-        first, ties = self.data(n), self.chance.choice((1, 2, 16, 128))
+        first = self.data(n)
         bounds = (None, None, None, 0, 1, TOO_HIGH, TOO_HIGH, int(_keys(first)[self.chance.randrange(n)]))
         bound = self.chance.choice(bounds)
         capacity = self.chance.choice((None, None, None, self.chance.randint(1, n)))
-        self.say(f"alone: {n=} {tile=} {ties=} {bound=} {capacity=}")
-        kernel = make_alone(first, tile, ties, bound, capacity)
+        self.say(f"alone: {n=} {tile=} {bound=} {capacity=}")
+        kernel = make_alone(first, tile, bound, capacity)
         for number, acc in enumerate(self.calls(first)):
             grad = self.gradient(acc)
             want = _added(acc, grad)
@@ -132,11 +138,16 @@ class Contest:
         for accs in zip(*map(self.calls, firsts), strict=False):
             kinds = self.chance.choice((GRADIENTS[:1], GRADIENTS[1:2], GRADIENTS, ()))
             grads = [self.gradient_of(acc, kinds) for acc in accs] if kinds else None
-            wants = [_added(acc, grad) for acc, grad in zip(accs, grads or [None] * len(accs), strict=True)]
+            wants = [_added(acc, grads[at] if grads else None) for at, acc in enumerate(accs)]
             ks = [self.k(want, 0) for want in wants]
             self.say(f"{ks=}, gradients: {[grad.dtype for grad in grads or []]}")
-            self.lend(*accs, *(grads or []))
-            found = together(kernel, accs, grads, ks)
+            memories = torch.full((sum(sizes),), torch.nan).tensor_split(self.chance.choice((1, 3)))
+            self.lend(*accs, *(grads or []), *memories)
+            found = together(kernel, accs, grads, ks, memories)
+            written = torch.cat(memories).split(sizes)
+            for part, memory in zip(found, written, strict=True):
+                want = torch.zeros_like(memory).index_put_((part.indices.long(),), part.values)
+                assert torch.allclose(memory, want * 0.5 + want * 0.5, rtol=0, atol=0, equal_nan=True)
             assert len(found) == len(accs)
             for part, acc, want, k in zip(found, accs, wants, ks, strict=True):
                 _check(part, acc, want, k)
@@ -145,7 +156,7 @@ class Contest:
         n, tile = self.length(), self.chance.choice((32, 32, 64))
         first = self.data(n)
         self.say(f"above: {n=} {tile=}")
-        kernel = make_alone(first, tile, 16, None, None)
+        kernel = make_alone(first, tile, None, None)
         for acc in self.calls(first):
             grad, strict = self.gradient(acc), self.chance.random() < 0.5
             want = _added(acc, grad)
