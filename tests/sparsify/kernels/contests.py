@@ -132,10 +132,11 @@ class Contest:
         for accs in zip(*map(self.calls, firsts), strict=False):
             kinds = self.chance.choice((GRADIENTS[:1], GRADIENTS[1:2], GRADIENTS, ()))
             grads = [self.gradient_of(acc, kinds) for acc in accs] if kinds else None
-            wants = [_added(acc, grad) for acc, grad in zip(accs, grads or [None] * len(accs), strict=True)]
+            added: Sequence[Tensor | None] = [None] * len(accs) if grads is None else grads
+            wants = [_added(acc, grad) for acc, grad in zip(accs, added, strict=True)]
             ks = [self.k(want, 0) for want in wants]
-            self.say(f"{ks=}, gradients: {[grad.dtype for grad in grads or []]}")
-            self.lend(*accs, *(grads or []))
+            self.say(f"{ks=}, gradients: {[None if grad is None else grad.dtype for grad in added]}")
+            self.lend(*accs, *added)
             found = together(kernel, accs, grads, ks)
             assert len(found) == len(accs)
             for part, acc, want, k in zip(found, accs, wants, ks, strict=True):
