@@ -17,7 +17,7 @@ from sparsify.exchange import Exchange
 from sparsify.feedback import Feedback, LearningRateFeedback, sparse
 from sparsify.kernels import JointKernel, Workspace
 from sparsify.kernels.joint import cut, matched, split_like
-from sparsify.ranges import Density, Positive, Scope
+from sparsify.ranges import AnyScope, Density, Positive, Scope
 from sparsify.select import Selector, TopK
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -165,7 +165,7 @@ class Sparsifier(FeedbackMethod):
     select: Selector
     feedback: Feedback
     exchange: Exchange
-    scope: Scope = "global"
+    scope: AnyScope = "global"
     density_warmup: tuple[Density, ...] = ()
     unbiased: bool = False
     average: bool = True

@@ -58,7 +58,8 @@ Count = Annotated[int, Meta(ge=1, le=MOST)]
 Density = Share
 MomentumFactor = Annotated[float, Meta(ge=0, lt=1)]
 Megabytes = Annotated[float, Meta(gt=0, le=LARGEST, description="a bucket size in MB, above 0")]
-Scope = Literal["global", "layer", "bucket"] | Megabytes
+Scope = Literal["global", "layer"] | Megabytes
+AnyScope = Literal["global", "layer", "bucket"] | Megabytes  # `bucket`: one of DistributedDataParallel's
 FeedbackName = Literal["gradient", "learning_rate", "none"]
 AnyFeedback = Literal["gradient", "learning_rate", "literal", "none"]
 FollowRule = Literal["intended", "published"]

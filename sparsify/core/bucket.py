@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from sparsify import ranges
 from sparsify.core import host_sync, huge_pages
-from sparsify.ranges import Scope
+from sparsify.ranges import AnyScope
 
 MEGABYTE = 2**20
 LINE = 128  # bytes that a GPU reads at once: 32 float32. Loads of 16 bytes need a start that 16 divides
@@ -69,7 +69,7 @@ class FlatGradients:
         anew: str = "give each kind an optimiser of its own, and wrap each of them",
         holds: bool = True,
     ) -> None:
-        ranges.check("scope", scope, Scope)
+        ranges.check("scope", scope, AnyScope)
         if scope == "bucket":
             raise ValueError(
                 "scope='bucket' is a bucket of DistributedDataParallel's, for sparsify.register; here take a "

@@ -4,14 +4,14 @@ from sparsify import feedback as feedbacks
 from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather
 from sparsify.method import Sparsifier
-from sparsify.ranges import AnyFeedback, Density, Index, Scope, ValueType, checked
+from sparsify.ranges import AnyFeedback, AnyScope, Density, Index, ValueType, checked
 from sparsify.select import TopK
 
 
 @checked
 def topk(
     density: Density = 0.001,
-    scope: Scope = "global",
+    scope: AnyScope = "global",
     density_warmup: Sequence[Density] = (),
     feedback: AnyFeedback = "gradient",
     index: Index = "int32",
@@ -23,7 +23,8 @@ def topk(
     Args:
         density: k/n, the share of the elements that each worker sends in a step.
         scope: what k is taken of: the whole model (`global`, as Yoon and Oh 2022 ran it), every tensor
-            (`layer`), or buckets of so many MB.
+            (`layer`), or buckets of so many MB; or each bucket of DistributedDataParallel's (`bucket`), for
+            `sparsify.register`.
         density_warmup: lower bounds of the density for the first epochs, one each.
         feedback: what becomes of the elements that are not sent: added to the next gradient (`gradient`, Shi
             et al.), added times the learning rate of their step (`learning_rate`, Stich et al. 2018), dropped
