@@ -210,7 +210,7 @@ def value(spread: Record) -> Value:
 
 def called(row: Record) -> str:
     """The network of a row, in words."""
-    name: str = TITLES.get(row["network"], row["network"])
+    name = TITLES.get(str(row["network"]), str(row["network"]))
     return f"{row['layers']} {name}" if row.get("layers") else name
 
 
