@@ -34,6 +34,9 @@ LOOKS = {name: Look(*way["look"]) for name, way in ABOUT.items()}
 DDP = "ddp"  # the way that the others are divided by
 TITLES = {"linears": "linear layers of 64 x 64", "resnet50": "ResNet-50", "vgg16": "VGG-16"}
 ADD_BYTES = 12  # of an element of the in-place add: two numbers read, one written
+# Of an element of the search in C++, which no operator shows: residual and gradient read, residual written.
+# To be changed with it.
+SEARCH_BYTES = 12
 AROUND = {
     "add": "the in-place add: acc += grad",
     "aggregate": "`distribute(topk)`: check and averaging",
@@ -71,6 +74,7 @@ class StepRow(Struct, frozen=True):
     workers: Whole
     row: str
     density: Finite
+    layers: Whole | None = None  # of linear ones
     commit: str | None = None
     dirty: str | None = None
 
@@ -106,8 +110,8 @@ class StepAround(StepRow, frozen=True, kw_only=True):
     cpu_over_add: StepSpread
     wall_over_add: StepSpread
     candidates_over_k: StepSpread | None = None
-    bytes_per_element: StepSpread | None = None
-    operator_bytes_per_element: Finite | None = None
+    bytes_by_time: StepSpread | None = None
+    bytes_per_element: Finite | None = None
 
 
 PARTS: dict[str, tuple[type[Any], Sequence[str]]] = {
@@ -179,8 +183,7 @@ def draw(rows: Sequence[Record]) -> plots.Figure:
     timed = [row for row in timed if row["workers"] == least]
     names = [name for name in LOOKS if any(row["row"] == name for row in timed)]
     panels = [
-        ratios([*own], names, title=TITLES.get(network, network))
-        for network, own in groupby(sorted(timed, key=place), lambda row: row["network"])
+        ratios([*own], names, title=network) for network, own in groupby(sorted(timed, key=place), called)
     ]
     if not panels:
         panels = [ratios([], [*LOOKS], title="no step was timed")]
@@ -205,9 +208,15 @@ def value(spread: Record) -> Value:
     return Value(spread["median"], spread["low"], spread["high"], spread["n"])
 
 
+def called(row: Record) -> str:
+    """The network of a row, in words."""
+    name = TITLES.get(str(row["network"]), str(row["network"]))
+    return f"{row['layers']} {name}" if row.get("layers") else name
+
+
 def title(case: Record) -> str:
     workers = f"{case['workers']} worker{'s' if case['workers'] > 1 else ''}"
-    network = TITLES.get(case["network"], case["network"])
+    network = called(case)
     if case["part"] == "time":
         shape = " x ".join(map(str, case["shape"]))
         return f"Whole steps: {network}, batch {case['batch']} of {shape}, {workers}"
@@ -241,11 +250,11 @@ def cells(row: Record) -> dict[str, Value | float | str | None]:
         f"wall time / {base}": value(row[f"wall_over_{base}"]),
     }
     if row["part"] == "around":
-        kept, like = row.get("candidates_over_k"), row.get("bytes_per_element")
+        kept, like = row.get("candidates_over_k"), row.get("bytes_by_time")
         found |= {
             "candidates / k": value(kept) if kept else None,
-            "bytes per element, by time": value(like) if like else None,
-            "bytes per element, of operators": row.get("operator_bytes_per_element"),
+            "bytes per element": row.get("bytes_per_element"),
+            "as many by time": value(like) if like else None,
         }
     return found
 
@@ -262,7 +271,7 @@ def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
     return rendered(
         "step.md.jinja",
         {"number": number, "table": table, "title": title, "listed": distinct},
-        name=name, rows=told, ways=ABOUT, around=AROUND,
+        name=name, rows=told, ways=ABOUT, around=AROUND, search_bytes=SEARCH_BYTES,
         cases=[[*own] for _, own in groupby(in_order, place)],
         starts=[each for each in starts if each["at"] in at],
         used=[way for way in order if any(row["row"] == way for row in told)],
