@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -142,12 +142,13 @@ class OwnGradients(FlatGradients):
             for at in range(len(parameters)):
                 self._make_dense(at)
             grads = [p.grad for p in parameters]
-        flat = [flattened(grad) for grad in grads if grad is not None]
+        with torch.no_grad():
+            flat = [flattened(grad) for grad in grads if grad is not None]
         if overlap(flat):
             # Backpropagation has handed the same memory to several parameters, as it may to `a.view(-1)` and
             # `b.view(-1)` where these are added.
             for p in parameters:
-                p.grad = None if p.grad is None else p.grad.clone()
+                p.grad = None if p.grad is None else p.grad.detach().clone()
             flat = [flattened(p.grad) for p in parameters if p.grad is not None]
         return flat
 
@@ -277,15 +278,17 @@ class Gradients(OwnGradients):
 
 def flattened(grad: Tensor) -> Tensor:
     """(n,) real numbers, as a dense tensor's lie in memory."""
+    if grad.is_contiguous() and not grad.is_complex():
+        return grad.view(-1)
     numbers = torch.view_as_real(grad) if grad.is_complex() else grad
-    numbers = numbers.detach() if numbers.requires_grad else numbers
-    return numbers.view(-1) if numbers.is_contiguous() else numbers.as_strided((numbers.numel(),), (1,))
+    return numbers.as_strided((numbers.numel(),), (1,))
 
 
 def overlap(tensors: Sequence[Tensor]) -> bool:
     """True if two of these (n,) share memory."""
-    spans = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors)
-    return any(end > start for (_, end), (start, _) in pairwise(spans))
+    starts = np.array([tensor.data_ptr() for tensor in tensors])
+    ends = starts + np.array([tensor.nbytes for tensor in tensors])
+    return bool((np.sort(ends)[:-1] > np.sort(starts)[1:]).any())
 
 
 def finite_norms(tensors: Sequence[Tensor]) -> Tensor:

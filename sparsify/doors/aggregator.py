@@ -94,8 +94,9 @@ class Aggregator(Engine):
             facts |= of_tensors("parameter", self.source.parameters)
             shake_hands(self.comm, {**facts, **self.more_facts()}, self.source.flat)
         self.step += 1
-        rates = lr if isinstance(lr, Sequence) else [lr] * len(self.states)
-        return [step._replace(lr=rate) for rate in rates]
+        if isinstance(lr, Sequence):
+            return [step._replace(lr=rate) for rate in lr]
+        return [step._replace(lr=lr)] * len(self.states)
 
     def residual_norm(self) -> Tensor:
         """Euclidean norm of this worker's residuals: a number in double precision, on their device."""

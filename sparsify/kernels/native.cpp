@@ -11,7 +11,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <system_error>
 #include <thread>
@@ -31,7 +30,7 @@ constexpr int64_t PER_THREAD = 1 << 19;  // fewer elements than this are not wor
 constexpr int64_t UNSAMPLED = 1 << 10;   // so few elements are looked through without a guess
 constexpr int64_t SAMPLE = 1 << 16;
 constexpr int64_t CACHED = 1 << 17;  // so few elements are near, and a second pass over them is cheap
-constexpr int64_t FEW = 1 << 12;  // up to so many, partial sorting is faster than counting in 2,048 bins
+constexpr int64_t FEW = 1 << 12;  // up to so many are compared 31 times, more are counted in 2,048 bins
 constexpr int64_t ROOM = 8;  // candidates beyond 1/8 of all elements are not collected: all are looked through
 constexpr Key NOTHING = 0xffffffffu;  // a bound that nothing reaches
 constexpr int64_t RUN = 8;  // elements in a row of the sample: half a cache line
@@ -327,13 +326,47 @@ struct Radix {
   }
 };
 
-// The k-th largest key, counted from 1; `keys` change places.
-Key kth_largest(std::vector<Key>& keys, int64_t k) {
-  std::nth_element(keys.begin(), keys.begin() + k - 1, keys.end(), std::greater<Key>());
-  return keys[k - 1];
+// How many of these keys reach a bound; of keys, which have 31 bits, a comparison with signs is right.
+int64_t num_reaching(const int32_t* keys, int64_t count, int32_t bound) {
+  int32_t reached = 0;
+  for (int64_t i = 0; i < count; ++i) reached += keys[i] >= bound;
+  return reached;
 }
 
-Border border(const std::vector<Span>& spans, int64_t k) {
+#ifdef HAS_X86
+__attribute__((target("avx2"))) int64_t num_reaching_avx2(const int32_t* keys, int64_t count, int32_t bound) {
+  int32_t reached = 0;
+  for (int64_t i = 0; i < count; ++i) reached += keys[i] >= bound;
+  return reached;
+}
+
+__attribute__((target("avx512f"))) int64_t num_reaching_avx512(const int32_t* keys, int64_t count, int32_t bound) {
+  int32_t reached = 0;
+  for (int64_t i = 0; i < count; ++i) reached += keys[i] >= bound;
+  return reached;
+}
+#endif
+
+// The k-th largest of few keys, counted from 1, but for its last bits: bit by bit, the largest bound that k of them
+// reach. Nothing is guessed wrongly, as branches of a partial sort are.
+Key kth_largest(const std::vector<int32_t>& keys, int64_t k, int32_t level, int last_bits) {
+  int32_t known = 0;
+  for (int bit = 30; bit >= last_bits; --bit) {
+    const int32_t bound = known | int32_t{1} << bit;
+    const int64_t count = static_cast<int64_t>(keys.size());
+    int64_t reached;
+#ifdef HAS_X86
+    if (level == AVX512) reached = num_reaching_avx512(keys.data(), count, bound);
+    else if (level == AVX2) reached = num_reaching_avx2(keys.data(), count, bound);
+    else
+#endif
+      reached = num_reaching(keys.data(), count, bound);
+    if (reached >= k) known = bound;
+  }
+  return static_cast<Key>(known);
+}
+
+Border border(const std::vector<Span>& spans, int64_t k, int32_t level) {
   int64_t total = 0;
   for (const Span& span : spans) total += span.count;
   if (total > FEW) {
@@ -343,12 +376,13 @@ Border border(const std::vector<Span>& spans, int64_t k) {
     radix.narrow(spans, 0, 9);
     return {radix.known, radix.left};
   }
-  std::vector<Key> keys;
+  std::vector<int32_t> keys;
   keys.reserve(total);
   for (const Span& span : spans)
-    for (int64_t i = 0; i < span.count; ++i) keys.push_back(key_of(span.values[i]));
-  const Key key = kth_largest(keys, k);
-  return {key, k - std::count_if(keys.begin(), keys.begin() + k, [key](Key other) { return other > key; })};
+    for (int64_t i = 0; i < span.count; ++i) keys.push_back(static_cast<int32_t>(key_of(span.values[i])));
+  const Key key = kth_largest(keys, k, level, 0);
+  const int32_t above = static_cast<int32_t>(key) + 1;  // of the largest key there is none
+  return {key, key == MAGNITUDE ? k : k - num_reaching(keys.data(), total, above)};
 }
 
 // `base`: what the indices of a bucket are counted from.
@@ -381,7 +415,9 @@ Guess guess(int64_t n, int64_t k) {
   return rank > sample / 2 ? Guess{0, 0} : Guess{sample, rank};
 }
 
-Key sampled_bound(const Bucket& bucket, Guess made) {
+constexpr int ROUGH = 9;  // bits that do not matter to a guess
+
+Key sampled_bound(const Bucket& bucket, Guess made, int32_t level) {
   std::vector<float> sample(made.sample);
   const int64_t runs = made.sample / RUN, stride = bucket.n / runs;
   const Piece* piece = bucket.pieces;
@@ -397,9 +433,9 @@ Key sampled_bound(const Bucket& bucket, Guess made) {
     }
   }
   if (made.sample <= FEW) {
-    std::vector<Key> keys(made.sample);
+    std::vector<int32_t> keys(made.sample);
     std::transform(sample.begin(), sample.end(), keys.begin(), key_of);
-    return kth_largest(keys, made.rank);
+    return kth_largest(keys, made.rank, level, ROUGH);
   }
   Radix radix{made.rank};
   radix.narrow({{nullptr, sample.data(), made.sample}}, 20, 11);
@@ -476,7 +512,7 @@ struct Search {
     if (by == GUESSED && forced >= 0) return forced;
     if (by == GUESSED) {
       const Guess made = guess(bucket.n, k);
-      return made.sample ? int64_t{sampled_bound(bucket, made)} : -1;
+      return made.sample ? int64_t{sampled_bound(bucket, made, level)} : -1;
     }
     if (bucket.kind != NONE) collect(NOTHING);
     return bucket.n < UNSAMPLED || k > bucket.n / ROOM ? -1 : int64_t{counted_bound(all(), k)};
@@ -504,7 +540,7 @@ struct Search {
     }
     if (bucket.kind != NONE) collect(NOTHING);
     if (!found) spans = all();
-    if (k) emit(spans, border(spans, k), k, base, chosen, their_values);
+    if (k) emit(spans, border(spans, k, level), k, base, chosen, their_values);
   }
 };
 

@@ -127,7 +127,7 @@ class NativeJoint(JointKernel):
         self.wanted[:, 0], self.wanted[:, 2] = self.sizes, self.bases
         self.report = np.zeros(3, dtype=np.int64)  # struct Report
         self.done, self.ks = SearchStats(), list[int]()
-        self.owed = Table()
+        self.kept, self.kept_table = list[Tensor](), table_of([])
 
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> Sparse:
         if ks != self.ks:
@@ -136,12 +136,12 @@ class NativeJoint(JointKernel):
             *starts, _ = accumulate(ks, initial=0)
             self.wanted[:, 1], self.wanted[:, 3], self.ks = ks, starts, [*ks]
         kinds = {grad.dtype for grad in grads}
-        fits = are_plain(accs) and len(kinds) < 2 and kinds <= {*KINDS} and are_plain(grads, *kinds)
-        total, gradient = sum(ks), table_of(grads)
+        fits = len(kinds) < 2 and kinds <= {*KINDS} and are_plain(grads, *kinds)
+        owed, gradient, total = self._table(accs, keeps=True), table_of(grads), sum(ks)
         found = Sparse(torch.empty(total, dtype=torch.int32), torch.empty(total))
-        fits = fits and not self.library.sparsify_topk(
-            self.wanted.ctypes.data, len(self.sizes), self.owed.of(accs).ctypes.data, len(accs),
-            gradient.ctypes.data, len(grads), KINDS[kinds.pop()] if kinds else 0, self.level,
+        fits = fits and owed is not None and not self.library.sparsify_topk(
+            self.wanted.ctypes.data, len(self.sizes), owed.ctypes.data, len(accs), gradient.ctypes.data,
+            len(grads), KINDS[kinds.pop()] if kinds else 0, self.level,
             torch.get_num_threads(), -1, found.indices.data_ptr(), found.values.data_ptr(),
             self.report.ctypes.data,
         )  # fmt: skip
@@ -157,43 +157,44 @@ class NativeJoint(JointKernel):
     def add(
         self, into: Sequence[Tensor], parts: Sequence[Sparse], alpha: float = 1, clears: bool = False
     ) -> None:
-        if not are_plain(into) or not are_messages(parts):
-            return super().add(into, parts, alpha, clears)
         memories = self._memories(into)
+        if memories is None or not are_messages(parts):
+            return super().add(into, parts, alpha, clears)
         table = np.array([(*map(Tensor.data_ptr, part), len(part.indices)) for part in parts], dtype=np.int64)
         self.library.sparsify_add(
             memories.ctypes.data, len(memories), table.ctypes.data, len(parts), alpha, clears
         )
 
     def clear_at(self, into: Sequence[Tensor], part: Sparse) -> None:
-        if not are_plain(into) or not are_messages([part]):
-            return super().clear_at(into, part)
         memories = self._memories(into)
+        if memories is None or not are_messages([part]):
+            return super().clear_at(into, part)
         table = np.array([*map(Tensor.data_ptr, part), len(part.indices)], dtype=np.int64)
         self.library.sparsify_clear_at(memories.ctypes.data, len(memories), table.ctypes.data)
 
     def stats(self) -> SearchStats:
         return self.done
 
-    def _memories(self, into: Sequence[Tensor]) -> Numbers:
-        """struct Memory of each."""
-        numbers = self.owed.of(into)
+    def _memories(self, into: Sequence[Tensor]) -> Numbers | None:
+        """struct Memory of each; None where the library can't write to them."""
+        if (numbers := self._table(into)) is None:
+            return None
         ends = numbers[:, 1].cumsum()
         assert ends[-1] == self.num_elements
         return np.stack([numbers[:, 0], ends - numbers[:, 1], ends], axis=1)
 
-
-class Table:
-    """struct Numbers of tensors, kept while these are the same: a bucket's residual stays where it is."""
-
-    def __init__(self) -> None:
-        self.tensors, self.table = list[Tensor](), np.empty((0, 2), dtype=np.int64)
-
-    def of(self, tensors: Sequence[Tensor]) -> Numbers:
-        """The table of these."""
-        if len(tensors) != len(self.tensors) or not all(map(is_, tensors, self.tensors)):
-            self.tensors, self.table = [*tensors], table_of(tensors)
-        return self.table
+    def _table(self, tensors: Sequence[Tensor], keeps: bool = False) -> Numbers | None:
+        """struct Numbers of each; None of what is no float32 without gaps. `keeps` it for when these come
+        again: residuals stay where they are.
+        """
+        if len(tensors) == len(self.kept) and all(map(is_, tensors, self.kept)):
+            return self.kept_table
+        if not are_plain(tensors):
+            return None
+        table = table_of(tensors)
+        if keeps:
+            self.kept, self.kept_table = [*tensors], table
+        return table
 
 
 def norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
