@@ -83,7 +83,11 @@ class Trainer:
         self.replica = replica(comm, self.model, task.optimiser)
         check_momentum(self.replica.optimiser, method)
         instrumented, named = InstrumentedComm(comm, timer, self.read_loss), self.model.named_parameters()
-        self.aggregator = Aggregator(method, named, instrumented, timer, seed, select=settings.select)
+        # The published systems sent each bucket by itself, and so it is timed where they are reproduced.
+        together = timer.mode != "as_published"
+        self.aggregator = Aggregator(
+            method, named, instrumented, timer, seed, select=settings.select, together=together
+        )
         self.overlap = Overlap(self.aggregator) if settings.overlap else None
         augmentation = BucketContext(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
         self.validates = settings.train.validate == "epoch"

@@ -136,7 +136,7 @@ class CountingComm(Comm):
     def __init__(self, comm: Comm) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.forms, self.links = cost.ALGORITHMS[comm.algorithm], comm.links
-        self.sent_bytes = self.messages = 0
+        self.sent_bytes = self.messages = self.collectives = 0
         self.predicted_s = 0.0  # of all collectives, on `links`; 0 without
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -182,6 +182,7 @@ class CountingComm(Comm):
 
     def _count(self, kind: str, nbytes: int, size: int) -> None:
         collective = self.forms[kind](nbytes, size)
+        self.collectives += 1
         self.sent_bytes += collective.sent_bytes
         self.messages += collective.messages
         if kind in self.links:

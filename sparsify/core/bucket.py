@@ -117,13 +117,19 @@ class OwnGradients(FlatGradients):
                 earlier.is_superseded = True
             OWNERS[id(p)] = self
 
-    def clear(self) -> None:
+    def clear(self, to_none: bool = True) -> None:
         """Clear all gradients.
+
+        Args:
+            to_none: take them away, rather than setting them to zero.
 
         Raises:
             ValueError: as `collect`.
         """
         self.check_owner()
+        if not to_none:
+            torch._foreach_zero_([p.grad.detach() for _, p in self.parameters if p.grad is not None])
+            return
         for _, p in self.parameters:
             p.grad = None
 
@@ -227,7 +233,7 @@ class Gradients(OwnGradients):
         """Clear all gradients in place."""
         self.flat.zero_()
 
-    def clear(self) -> None:
+    def clear(self, to_none: bool = True) -> None:
         self.collect()
         self.zero_()
 

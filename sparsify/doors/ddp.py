@@ -37,6 +37,7 @@ from sparsify.doors.engine import (
 from sparsify.doors.full import FullBucket, Known, dense
 from sparsify.doors.handshake import agree, of_optimiser, of_tensors, of_wrapping, shake_hands
 from sparsify.doors.overlap import Background
+from sparsify.doors.toll import Toll, advice_for
 from sparsify.doors.wrapping import (
     Door,
     Used,
@@ -154,6 +155,7 @@ class DDPHook(Door):
         self._at = {name: at for at, bucket in enumerate(buckets) for name in bucket.names}
         self._known = dict[int, Known]()  # by the number of DDP's bucket
         self._in_order, self._all = [name for name, _ in self.parameters], range(len(buckets))
+        self._toll = Toll(self.engine.comm, advice_for(self.engine.joins, len(buckets)))
         self._full: list[FullBucket] = []  # not yet aggregated
         self._parts: list[StepReport] = []  # of this step
         self._came = set[str]()  # what DDP has handed over in this step
@@ -183,6 +185,14 @@ class DDPHook(Door):
         return type(None), ()
 
     def __call__(self, bucket: Any) -> Future[Tensor]:
+        with self._toll.taken():
+            averaged = self._take(bucket)
+        if bucket.is_last() and self._dense is None:
+            self._toll.end(self.last_report)
+        return averaged
+
+    def _take(self, bucket: Any) -> Future[Tensor]:
+        """A bucket of DDP's that is full."""
         if bucket.index() == 0:  # also after a backward pass that ended in an error
             self._begin()
         (buffer, back), parameters = dense(bucket.buffer()), bucket.parameters()

@@ -24,6 +24,7 @@ from sparsify.doors.handshake import agree, of_buffers, of_optimiser, of_wrappin
 from sparsify.doors.overlap import Overlap
 from sparsify.doors.scaling import check_scale, infinities, share_overflow
 from sparsify.doors.states import NUM_STATES, agree_to_load, load_whole, unless_refused
+from sparsify.doors.toll import Toll, advice_for
 from sparsify.doors.wrapping import (
     Door,
     OwnSteps,
@@ -146,6 +147,9 @@ class DistributedOptimiser(Door, Front):
             method, named, self.comm, seed=seed, debug=debug, select=select, in_place=overlap
         )
         self.aggregator.more_facts = partial(of_optimiser, optimiser)
+        self._toll = Toll(
+            self.aggregator.comm, advice_for(self.aggregator.joins, len(self.aggregator.buckets))
+        )
         self._used = Used([p for _, p in self.aggregator.source.parameters])
         self._steps, self._average_once = OwnSteps(optimiser), OnlyAverage(self._known)
         self._accumulates = False  # within `no_sync`?
@@ -155,12 +159,12 @@ class DistributedOptimiser(Door, Front):
         self._overlap = Overlap(self.aggregator, self._aggregate_full, self._begin) if overlap else None
 
     @uncompiled
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        """Clear the gradients, as the method wants it: in place, so that backpropagation goes on writing into
-        the method's own buffer, or, where it can read them anywhere, by taking them away.
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients: in place, where backpropagation writes into the method's own buffer; where the
+        method can read them anywhere, they are taken away, as PyTorch does, or zeroed.
         """
         self._refuse_halfway("zero_grad() came")
-        self.aggregator.source.clear()
+        self.aggregator.source.clear(set_to_none)
         self._used.clear()
         self._is_aggregated = False  # a step that was skipped leaves it set
 
@@ -174,6 +178,13 @@ class DistributedOptimiser(Door, Front):
                 them next. If any worker's have overflowed, all workers' become infinite, so that every scaler
                 skips the step; residuals are untouched.
         """
+        with self._toll.taken():
+            report = self._average(scale)
+        self._toll.end(report)
+        return report
+
+    def _average(self, scale: float | None) -> StepReport | None:
+        """See `aggregate`."""
         self._check_unchanged()
         if scale is not None and self.scaler is not None:
             raise ValueError("the scaler was handed over, so its scale is known: call aggregate() without it")

@@ -19,6 +19,10 @@ import sparsify
 from sparsify.doors import wrapping
 from sparsify.doors.ddp import DDPHook
 from sparsify.doors.engine import NonFinite, StepReport
+from sparsify.exchange import AllGather
+from sparsify.feedback import ErrorFeedback
+from sparsify.method import Sparsifier
+from sparsify.select import RandomK
 from tests.conftest import there
 from tests.sparsify import worker_functions
 from tests.sparsify.doors import uses
@@ -327,3 +331,88 @@ def test_a_model_with_a_hook_is_copied_and_saved_like_another(tmp_path: Path) ->
         step(other, again)
         assert again.steps == 1
     assert hook.steps == 1
+
+
+SCOPES = ["layer", "bucket", "global", 0.001]
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("scope", SCOPES)
+def test_float32_is_searched_and_written_at_once_to_the_same_bits(scope: str | float) -> None:
+    """As by torch's operators, one bucket after the other."""
+    ends = []
+    for select in ("auto", "torch"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 5))
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.0001)
+        optimiser = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+        method = sparsify.build("topk", density=0.1, scope=scope)
+        hook = sparsify.register(ddp, method, optimiser, select=select)
+        hook.engine.together = select == "auto" or scope != "layer"
+        for at in range(5):
+            optimiser.zero_grad()
+            own = torch.Generator().manual_seed(at)
+            ddp(torch.randn(8, 30, generator=own)).square().sum().backward()
+            optimiser.step()
+        ends.append(uses.weights(model))
+    assert all(map(torch.equal, ends[0].values(), ends[1].values()))
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("scope", SCOPES)
+def test_collectives_are_as_many_as_buckets_of_ddp_and_one_for_the_check(
+    scope: str | float, overlap: bool
+) -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.0005)
+    if overlap and scope not in ("layer", "bucket"):
+        return
+    hook = sparsify.register(ddp, sparsify.build("topk", density=0.1, scope=scope), overlap=overlap)
+    for _ in range(3):
+        before = hook.engine.comm.collectives
+        ddp(torch.ones(2, 4)).sum().backward()
+        collectives = hook.engine.comm.collectives - before
+    buckets = len(hook._known)
+    assert 1 < buckets < 20
+    assert collectives <= (2 * buckets if overlap else buckets + 1)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_k_is_that_of_each_bucket_of_ddp() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.0005)
+    hook = sparsify.register(ddp, sparsify.build("topk", density=0.1, scope="bucket"))
+    for _ in range(3):
+        ddp(torch.randn(2, 4)).sum().backward()
+    sizes = [sum(known.sizes) for known in hook._known.values()]
+    assert there(hook.last_report).selected == sum(int(0.1 * n) for n in sizes)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_only_methods_that_mix_tensors_take_the_buckets_of_ddp() -> None:
+    other = Sparsifier(0.1, RandomK(), ErrorFeedback(), AllGather(), "bucket")
+    ddp, model = DistributedDataParallel(uses.net()), uses.net()
+    with pytest.raises(ValueError, match=r"scope='bucket' chooses the largest of several tensors"):
+        sparsify.register(ddp, other)
+    with pytest.raises(ValueError, match=r"for sparsify.register; here take a size in MB, such as scope=25"):
+        sparsify.distribute(
+            torch.optim.SGD(model.parameters(), lr=0.1), model, sparsify.build("topk", scope="bucket")
+        )
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_saved_state_of_scope_bucket_is_loaded_before_the_first_step() -> None:
+    """States are each parameter's, whatever DDP's buckets are by then."""
+    ends = []
+    for is_resumed in (False, True):
+        ddp, hook = registered(scope="bucket")
+        for at in range(4):
+            if at == 2 and is_resumed:
+                saved, weights = hook.state_dict(), ddp.module.state_dict()
+                ddp, hook = registered(scope="bucket")
+                ddp.module.load_state_dict(weights)
+                hook.load_state_dict(saved)
+            step(ddp, hook, at)
+        ends.append(uses.weights(ddp.module))
+    assert all(map(torch.equal, ends[0].values(), ends[1].values()))

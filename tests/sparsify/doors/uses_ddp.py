@@ -306,10 +306,13 @@ USES: dict[str, Callable[..., Lived]] = {
 }
 
 
+# Those whose methods choose the largest of each of DDP's buckets.
+for name in [name for name in USES if not any(p in name for p in ("dense", "adacomp", "rates by group"))]:
+    USES[f"{name}, bucket"] = partial(USES[name], choices={"scope": "bucket", "density": 0.1})
 # Those that may overlap; the end must be the same to the bit.
 OVERLAPPED = [name for name in USES if "scaler" not in name]
 # The same with buckets of several tensors: all, and so many MB. One bucket has one learning rate.
-SEVERAL = [name for name in USES if "dense" not in name and name != "rates by group"]
+SEVERAL = [name for name in USES if not any(part in name for part in ("dense", ", bucket", "rates by group"))]
 for name in SEVERAL:
     for scope in ("global", MANY_BUCKETS):
         choices = {"scope": scope, **({} if "adacomp" in name else {"density": 0.1})}

@@ -20,7 +20,11 @@ OUT_OF_RANGE: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("topk", {"scope": 0.0}, "scope=0.0 is out of range"),
     ("topk", {"scope": -1.0}, "scope=-1.0 is out of range"),
-    ("topk", {"scope": "block"}, "scope='block' .* must be one of global, layer, bucket, or a bucket size in MB"),
+    (
+        "topk",
+        {"scope": "block"},
+        "scope='block' .* must be one of global, layer, bucket, or a bucket size in MB",
+    ),
     ("topk", {"feedback": "sum"}, "no feedback 'sum'; there are: gradient, learning_rate, literal, none"),
     ("topk", {"index": "int8"}, "no index 'int8' .*; there are: delta16, int32, int64"),
     ("topk", {"value": "fp8"}, "no value 'fp8'; there are: as_is, bf16, fp16, fp32"),
