@@ -143,6 +143,21 @@ class SparsifierState(NamedTuple):
     total: Workspace | None  # half-precision gradients are summed in single precision
 
 
+class Together(NamedTuple):
+    """Several buckets in one step."""
+
+    joint: JointKernel  # of these buckets; or of one bucket that all of them make up
+    grads: Sequence[Tensor]  # (m,) each, that follow each other in its space
+    sizes: Sequence[int]  # of each bucket
+    steps: Sequence[Step]
+    states: Sequence[Any]
+
+    @property
+    def feedbacks(self) -> list[Any]:
+        """Feedback's states."""
+        return [state.feedback for state in self.states]
+
+
 @dataclass(frozen=True)
 class Sparsifier(FeedbackMethod):
     """Send k of n, keep the rest.
@@ -198,6 +213,52 @@ class Sparsifier(FeedbackMethod):
 
     # The same steps for several buckets at once: one search, one message, one scatter.
 
+    def aggregate_together(self, those: Together, comm: Comm, timer: PhaseTimer) -> int:
+        """`aggregate` of several buckets."""
+        part, ks = self.select_together(those, comm, timer)
+        return self.deliver_together(part, sum(ks), those, comm, timer)
+
+    def select_together(self, those: Together, comm: Comm, timer: PhaseTimer) -> tuple[Sparse, list[int]]:
+        """What this worker sends of their space, and how many elements that is of each bucket."""
+        joint, density = those.joint, those.steps[0].step_density
+        with timer.phase("select"):
+            accs, addends = self.feedback.operands_together(
+                those.grads, those.sizes, [step.lr for step in those.steps], those.feedbacks
+            )
+            if isinstance(self.select, TopK):
+                ks = [num_selected(n, density) for n in joint.sizes]
+                part = joint.topk(accs, addends, ks)
+            else:
+                parts, pieces = [], cut(addends, joint.sizes) if addends else [list[Tensor]() for _ in accs]
+                for acc, rest, state in zip(accs, pieces, those.states, strict=True):
+                    if len(rest) > 1:
+                        torch._foreach_add_(split_like(acc, rest), rest)
+                    last, k = rest[0] if len(rest) == 1 else None, num_selected(acc.numel(), density)
+                    chosen = self.select.accumulate_and_select(acc, last, k, comm, state.select)
+                    parts.append(chosen.of(acc))
+                part, ks = joint.joined(parts), [one.indices.numel() for one in parts]
+        if any(step.watch for step in those.steps):
+            for step, acc, own in zip(those.steps, accs, joint.split(part, ks), strict=True):
+                if step.watch:
+                    step.watch(acc, own)
+        return part, ks
+
+    def deliver_together(self, part: Sparse, k: int, those: Together, comm: Comm, timer: PhaseTimer) -> int:
+        """`deliver` of what `select_together` chose, k elements where that is known."""
+        joint = those.joint
+        with timer.phase("exchange"):
+            delivery = self.exchange.exchange(part, joint.num_elements, k, comm, None)
+        with timer.phase("select"):
+            self.feedback.retain_together(delivery, those.feedbacks, joint)
+        with timer.phase("scatter"):
+            wide = [state.total.buffer("total") for state in those.states if state.total]
+            scale = 1 / comm.size if self.average else 1.0
+            joint.add(wide or those.grads, sparse(delivery.total), scale, clears=True)
+            if wide:
+                pairs = list(matched(wide, those.grads))
+                torch._foreach_copy_([rounded for _, rounded in pairs], [total for total, _ in pairs])
+        return part.indices.numel()
+
     @property
     def joins(self) -> bool:
         parts = self.exchange.joins and self.select.is_silent and self.feedback.joins
@@ -206,6 +267,10 @@ class Sparsifier(FeedbackMethod):
     @property
     def takes_pieces(self) -> bool:
         return self.joins and self.feedback.takes_pieces and not self.needs_whole_gradient
+
+    @property
+    def mixes_tensors(self) -> bool:
+        return self.joins and self.searches_together and not self.needs_whole_gradient
 
     @property
     def searches_together(self) -> bool:
@@ -218,87 +283,6 @@ class Sparsifier(FeedbackMethod):
         own = type(self)
         changed = own.aggregate is not Sparsifier.aggregate
         return not changed or own.aggregate_together is not Sparsifier.aggregate_together
-
-    def aggregate_together(
-        self,
-        joint: JointKernel,
-        grads: Sequence[Tensor],
-        sizes: Sequence[int],
-        steps: Sequence[Step],
-        states: Sequence[SparsifierState],
-        comm: Comm,
-        timer: PhaseTimer,
-    ) -> int:
-        """`aggregate` of several buckets; arguments as for `select_together`."""
-        part, ks = self.select_together(joint, grads, sizes, steps, states, comm, timer)
-        return self.deliver_together(part, sum(ks), joint, grads, states, comm, timer)
-
-    @property
-    def mixes_tensors(self) -> bool:
-        return self.joins and self.searches_together and not self.needs_whole_gradient
-
-    def select_together(
-        self,
-        joint: JointKernel,
-        grads: Sequence[Tensor],
-        sizes: Sequence[int],
-        steps: Sequence[Step],
-        states: Sequence[SparsifierState],
-        comm: Comm,
-        timer: PhaseTimer,
-    ) -> tuple[Sparse, list[int]]:
-        """What this worker sends of their space, and how many elements that is of each bucket.
-
-        Args:
-            joint: of these buckets; or of one bucket that all of them make up.
-            grads: tensors (m,) that follow each other in the space.
-            sizes: of each bucket.
-        """
-        with timer.phase("select"):
-            lrs, density = [step.lr for step in steps], steps[0].step_density
-            kept = [state.feedback for state in states]
-            accs, addends = self.feedback.operands_together(grads, sizes, lrs, kept)
-            if isinstance(self.select, TopK):
-                ks = [num_selected(n, density) for n in joint.sizes]
-                part = joint.topk(accs, addends, ks)
-            else:
-                parts, pieces = [], cut(addends, joint.sizes) if addends else [list[Tensor]() for _ in accs]
-                for acc, rest, state in zip(accs, pieces, states, strict=True):
-                    if len(rest) > 1:
-                        torch._foreach_add_(split_like(acc, rest), rest)
-                    last, k = rest[0] if len(rest) == 1 else None, num_selected(acc.numel(), density)
-                    chosen = self.select.accumulate_and_select(acc, last, k, comm, state.select)
-                    parts.append(chosen.of(acc))
-                part, ks = joint.joined(parts), [one.indices.numel() for one in parts]
-        if any(step.watch for step in steps):
-            for step, acc, own in zip(steps, accs, joint.split(part, ks), strict=True):
-                if step.watch:
-                    step.watch(acc, own)
-        return part, ks
-
-    def deliver_together(
-        self,
-        part: Sparse,
-        k: int,
-        joint: JointKernel,
-        grads: Sequence[Tensor],
-        states: Sequence[SparsifierState],
-        comm: Comm,
-        timer: PhaseTimer,
-    ) -> int:
-        """`deliver` of what `select_together` chose, k elements where that is known."""
-        with timer.phase("exchange"):
-            delivery = self.exchange.exchange(part, joint.num_elements, k, comm, None)
-        with timer.phase("select"):
-            self.feedback.retain_together(delivery, [state.feedback for state in states], joint)
-        with timer.phase("scatter"):
-            wide = [state.total.buffer("total") for state in states if state.total]
-            scale = 1 / comm.size if self.average else 1.0
-            joint.add(wide or grads, sparse(delivery.total), scale, clears=True)
-            if wide:
-                pairs = list(matched(wide, grads))
-                torch._foreach_copy_([rounded for _, rounded in pairs], [total for total, _ in pairs])
-        return part.indices.numel()
 
     def init(self, like: Tensor, context: BucketContext) -> SparsifierState:
         wide = None if work_dtype(like.dtype) == like.dtype else Workspace(like)

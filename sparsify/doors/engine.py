@@ -19,7 +19,7 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.doors.states import FORMAT, agree_to_load, check_fits, check_form, dump, restore
 from sparsify.kernels import JointKernel, joint_kernel_for, kernel_for, kernels_in, norms_of
 from sparsify.kernels.joint import cut, split_like
-from sparsify.method import Method, Sparsifier, Step
+from sparsify.method import Method, Sparsifier, Step, Together
 from sparsify.types import BucketContext
 
 MOST_TOGETHER, MOST_JOINTS = 2**31 - 1, 64  # elements that travel together; kept kernels
@@ -178,10 +178,10 @@ class Engine:
                 for at, (grad,), step, state in zip(ats, pieces, steps, states, strict=True)
             ]
         assert isinstance(method, Sparsifier)
-        those = joint, grads, sizes, steps, states, comm, timer
+        those = Together(joint, grads, sizes, steps, states)
         if method.joins:
-            return [self.report(ats, steps[0], partial(method.aggregate_together, *those))]
-        parts, pieces = joint.split(*method.select_together(*those)), cut(grads, sizes)
+            return [self.report(ats, steps[0], partial(method.aggregate_together, those, comm, timer))]
+        parts, pieces = joint.split(*method.select_together(those, comm, timer)), cut(grads, sizes)
         return [
             self.report([at], step, partial(method.deliver, own, grad, step, state, comm, timer))
             for at, own, (grad,), step, state in zip(ats, parts, pieces, steps, states, strict=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather
 from sparsify.feedback import MomentumCorrection
-from sparsify.kernels import JointKernel, Workspace
+from sparsify.kernels import Workspace
 from sparsify.kernels.joint import cut, split_like
-from sparsify.method import Dense, Sparsifier, SparsifierState, Step
+from sparsify.method import Dense, Sparsifier, SparsifierState, Step, Together
 from sparsify.ranges import (
     Density,
     Index,
@@ -166,24 +166,14 @@ class WithDenseVectors(Sparsifier):
             self.add_momentum(grad, state, comm.size)
         return grad.numel()
 
-    def aggregate_together(
-        self,
-        joint: JointKernel,
-        grads: Sequence[Tensor],
-        sizes: Sequence[int],
-        steps: Sequence[Step],
-        states: Sequence[SparsifierState | Momentum],
-        comm: Comm,
-        timer: PhaseTimer,
-    ) -> int:
-        vectors = [state for state in states if isinstance(state, Momentum)]
-        if not vectors:  # the engine hands over buckets of one kind
-            sparse = cast(Sequence[SparsifierState], states)
-            return super().aggregate_together(joint, grads, sizes, steps, sparse, comm, timer)
+    def aggregate_together(self, those: Together, comm: Comm, timer: PhaseTimer) -> int:
+        grads, vectors = those.grads, [state for state in those.states if isinstance(state, Momentum)]
+        if not vectors:  # buckets that travel together have states of one kind
+            return super().aggregate_together(those, comm, timer)
         total = comm.all_reduce(torch.cat([*grads]))
         with timer.phase("scatter"):
             torch._foreach_copy_(list(grads), split_like(total, grads))
-            for (grad,), state in zip(cut(grads, sizes), vectors, strict=True):
+            for (grad,), state in zip(cut(grads, those.sizes), vectors, strict=True):
                 self.add_momentum(grad, state, comm.size)
         return total.numel()
 
