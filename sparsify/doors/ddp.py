@@ -207,7 +207,7 @@ class DDPHook(Door):
             # Each as it lies in the buffer, whatever its strides. Complex numbers are two real ones: so DDP
             # hands their buckets over (and `bucket.gradients()` does not know it).
             numbers = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
-            used = [self._take_used(name) for name in known.names] if self._used else None
+            used = [self._used.take(self._number[name]) for name in known.names] if self._used else None
             averaged = Future(devices=[buffer.device] if buffer.is_cuda else [])
             filled = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
             self._full.append(FullBucket(buffer, numbers, known, used, averaged, back, filled))
@@ -268,13 +268,6 @@ class DDPHook(Door):
             for p in parameters:
                 self._name(p)
         return known
-
-    def _take_used(self, name: str) -> bool:
-        """True if this worker used it since the last step."""
-        assert self._used is not None
-        number = self._number[name]
-        is_used, self._used.flags[number] = self._used.flags[number], False
-        return is_used
 
     def _begin_average(
         self, buffer: Tensor, group: dist.ProcessGroup | None, back: Callable[[Tensor], Tensor]

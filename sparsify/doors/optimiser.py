@@ -155,7 +155,7 @@ class DistributedOptimiser(Door, Front):
         self._accumulates = False  # within `no_sync`?
         self._drops = False  # within `skip`, what is not on its way
         # Of each parameter, has any worker used it in this step? As far as is known.
-        self._used_anywhere = [True] * len(self._used.flags)
+        self._used_anywhere = [True] * len(self._used.parameters)
         self._overlap = Overlap(self.aggregator, self._aggregate_full, self._begin) if overlap else None
 
     @uncompiled
@@ -192,7 +192,7 @@ class DistributedOptimiser(Door, Front):
             raise ValueError(
                 "overlap=True averages gradients before aggregate(scale) can divide them; leave one out"
             )
-        if self._is_aggregated and not self._is_skipped and not any(self._used.flags):
+        if self._is_aggregated and not self._is_skipped and not self._used.those:
             raise ValueError("aggregate was called twice; call it once, after the last backward of a step")
         self._is_aggregated, self._scale, self.last_report = True, scale, None
         if self._overlap is not None:
@@ -265,7 +265,7 @@ class DistributedOptimiser(Door, Front):
             self.last_report = overlap.finish(self._drops)
         finally:
             self._used.clear()
-        used, self._used_anywhere = self._used_anywhere, [True] * len(self._used.flags)
+        used, self._used_anywhere = self._used_anywhere, [True] * len(self._used.parameters)
         self._leave_alone(self.aggregator.source.views, used)
         return self.last_report
 
@@ -277,7 +277,8 @@ class DistributedOptimiser(Door, Front):
             inside = overlap.inside[overlap.groups.index([*group])]
             grads = [aggregator.gradients.views[index] for index in inside]
             names = [aggregator.gradients.parameters[index][0] for index in inside]
-            flags = [self._used.flags[index] for index in inside]
+            seen = self._used.flags
+            flags = [seen[index] for index in inside]
             sizes = [grad.numel() for grad in grads]
             used = aggregator.agree(grads, names, sizes, flags, error=PartlyDelivered)
             for index, is_used in zip(inside, used, strict=True):
@@ -331,7 +332,7 @@ class DistributedOptimiser(Door, Front):
             check_scale(self._scale if self._is_aggregated else None, self.grad_scale)
         if not self._is_aggregated:
             self.aggregate()
-        elif any(self._used.flags):
+        elif self._used.those:
             raise ValueError("backward ran after aggregate; call aggregate after the last backward of a step")
         self._is_aggregated = False
         if self._is_skipped:
@@ -357,7 +358,7 @@ class DistributedOptimiser(Door, Front):
                     f"{name} was frozen when its optimiser was wrapped, and is trained now; {anew}"
                 )
         self._average_once.check()
-        if not any(self._used.flags):
+        if not self._used.those:
             self._average_once.check_there(self._model)
         self.check_step(self.optimiser)
 

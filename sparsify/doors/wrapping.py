@@ -7,6 +7,7 @@ import logging
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from sparsify.comm import Comm, put
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Bucket, check_tensor
-from sparsify.doors.engine import Engine, StepReport, while_alive
+from sparsify.doors.engine import Engine, StepReport
 from sparsify.method import Method
 
 # An epoch of CIFAR-10 has 1,563 steps for one worker with batches of 32, and 49 for 8 with 128.
@@ -202,20 +203,29 @@ class OwnSteps:
 
 
 class Used:
-    """Flags of the parameters that got a gradient since the last `clear`."""
+    """Which parameters got a gradient since the last `clear`."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.flags = [False] * len(parameters)
-        for at, p in enumerate(parameters):
-            p.register_post_accumulate_grad_hook(while_alive(self.note, at))
+        self.parameters, self.those = parameters, set[Tensor]()
+        for p in parameters:
+            p.register_post_accumulate_grad_hook(
+                partial(self.those.add)
+            )  # one call, and none of Python's own
 
-    def note(self, at: int, _: Tensor) -> None:
-        """A parameter got a gradient."""
-        self.flags[at] = True
+    @property
+    def flags(self) -> list[bool]:
+        """Of each parameter, did it get one?"""
+        return [p in self.those for p in self.parameters]
+
+    def take(self, at: int) -> bool:
+        """Did a parameter get one? From now on it has not."""
+        is_used = self.parameters[at] in self.those
+        self.those.discard(self.parameters[at])
+        return is_used
 
     def clear(self) -> None:
         """Forget what was used."""
-        self.flags = [False] * len(self.flags)
+        self.those.clear()
 
 
 class Door:
