@@ -35,6 +35,10 @@ class Exchange(Part, ABC):
         False  # is the total of several buckets, exchanged as one, that of each by itself?
     )
 
+    def __init_subclass__(cls) -> None:
+        if "exchange" in vars(cls) and "joins" not in vars(cls):
+            cls.joins = False  # said of another exchange
+
     @property
     def needs_exact(self) -> bool:
         """True if every worker must bring the same number of elements."""

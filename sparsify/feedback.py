@@ -29,7 +29,12 @@ class Feedback(Part, ABC):
     """Part of a method that keeps what was not sent."""
 
     takes_pieces: ClassVar[bool] = False  # does `operands` hand the gradient on as it is, in pieces too?
-    joins: ClassVar[bool] = True  # can several buckets' be kept at once, by `retain_together`?
+
+    @property
+    def joins(self) -> bool:
+        """True if several buckets' can be kept at once: unless `retain` is its own, and for one alone."""
+        own = type(self)
+        return own.retain is Feedback.retain or own.retain_together is not Feedback.retain_together
 
     @abstractmethod
     def init(self, like: Tensor) -> Any:
@@ -249,8 +254,6 @@ class LowPass(Feedback):
     """Error feedback through a low-pass filter: m <- (1 - beta) m + beta (m + g - sent). Chen et al. 2020
     (ScaleCom, NeurIPS), eq. 5. beta = 1 is plain error feedback; they take 0.1 to 0.3 for large batches.
     """
-
-    joins: ClassVar[bool] = False  # the filter goes through each residual as a whole
 
     beta: Share = 1.0
 

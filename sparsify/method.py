@@ -225,7 +225,7 @@ class Sparsifier(FeedbackMethod):
             accs, addends = self.feedback.operands_together(
                 those.grads, those.sizes, [step.lr for step in those.steps], those.feedbacks
             )
-            if isinstance(self.select, TopK):
+            if self.searches_together:
                 ks = [num_selected(n, density) for n in joint.sizes]
                 part = joint.topk(accs, addends, ks)
             else:
@@ -275,7 +275,7 @@ class Sparsifier(FeedbackMethod):
     @property
     def searches_together(self) -> bool:
         """True if several buckets can be searched at once, though each may be exchanged by itself."""
-        return isinstance(self.select, TopK) and self._has_both_forms
+        return type(self.select) is TopK and self.feedback.joins and self._has_both_forms
 
     @property
     def _has_both_forms(self) -> bool:

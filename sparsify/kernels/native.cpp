@@ -29,6 +29,8 @@ constexpr int64_t MOST_PARTS = 256;
 constexpr int64_t PER_THREAD = 1 << 19;  // fewer elements than this are not worth a thread
 constexpr int64_t UNSAMPLED = 1 << 10;   // so few elements are looked through without a guess
 constexpr int64_t SAMPLE = 1 << 16;
+constexpr int64_t RARE = 128;  // one of so many elements is in the sample: its places are far apart, and slow to read
+constexpr int64_t SURE = 256;  // so many of the k largest within it tell their border well enough
 constexpr int64_t CACHED = 1 << 17;  // so few elements are near, and a second pass over them is cheap
 constexpr int64_t FEW = 1 << 12;  // up to so many are compared 31 times, more are counted in 2,048 bins
 constexpr int64_t ROOM = 8;  // candidates beyond 1/8 of all elements are not collected: all are looked through
@@ -408,7 +410,9 @@ struct Guess {
 // variance because neighbours resemble each other, which makes a sample of runs as good as one of fewer elements.
 Guess guess(int64_t n, int64_t k) {
   if (n < UNSAMPLED) return {0, 0};
-  const int64_t sample = std::min(SAMPLE, n / 16) / RUN * RUN;
+  const int64_t enough = k ? std::max(UNSAMPLED, SURE * n / k) : SAMPLE;
+  const int64_t most = std::max(n / RARE, std::min(n / 16, UNSAMPLED));
+  const int64_t sample = std::min({SAMPLE, most, enough}) / RUN * RUN;
   const double expected = static_cast<double>(k) / static_cast<double>(n) * static_cast<double>(sample);
   const double margin = n < CACHED ? 3 * std::sqrt(expected) + 3 : 6 * std::sqrt(expected) + 8;
   const int64_t rank = static_cast<int64_t>(expected + margin);

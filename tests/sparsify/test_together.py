@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -15,11 +16,14 @@ import sparsify
 from sparsify.core.bucket import OwnGradients
 from sparsify.doors import engine
 from sparsify.doors.aggregator import Aggregator
+from sparsify.exchange import AllGather
+from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import JointKernel, kernel_for, native, norms_of, trouble_with_native
 from sparsify.kernels.joint import cut, matched, merged
 from sparsify.kernels.native import NativeJoint
 from sparsify.method import Method, Sparsifier
-from sparsify.types import Sparse
+from sparsify.select import TopK
+from sparsify.types import Delivery, Sparse
 from tests.conftest import there
 from tests.sparsify.laws import ALONE, METHODS, build, gradient, live
 
@@ -125,6 +129,29 @@ def test_a_method_with_a_step_of_its_own_goes_bucket_by_bucket() -> None:
     assert topk.joins
     assert not own.joins
     assert not own.takes_pieces
+
+
+def test_parts_of_ones_own_go_bucket_by_bucket_unless_they_say_otherwise() -> None:
+    class Halving(ErrorFeedback):
+        def retain(self, delivery: Delivery, state: Tensor) -> None:
+            super().retain(delivery, state)
+            state.mul_(0.5)
+
+    class Doubled(AllGather):
+        def exchange(self, *those: Any) -> Delivery:
+            return super().exchange(*those)
+
+    class Last(TopK):
+        pass
+
+    topk = build("topk")
+    assert isinstance(topk, Sparsifier)
+    assert topk.joins
+    assert not replace(topk, feedback=Halving()).joins
+    assert not replace(topk, exchange=Doubled()).joins
+    assert not replace(topk, select=Last()).searches_together
+    together, alone = (live(replace(topk, feedback=Halving()), 2, together=those) for those in (True, False))
+    assert torch.equal(together[0].residual, alone[0].residual)
 
 
 # Kernels

@@ -23,7 +23,7 @@ OUT_OF_RANGE: list[tuple[str, dict[str, Any], str]] = [
     (
         "topk",
         {"scope": "block"},
-        "scope='block' .* must be one of global, layer, bucket, or a bucket size in MB",
+        "scope='block' .* must be one of bucket, global, layer, or a bucket size in MB",
     ),
     ("topk", {"feedback": "sum"}, "no feedback 'sum'; there are: gradient, learning_rate, literal, none"),
     ("topk", {"index": "int8"}, "no index 'int8' .*; there are: delta16, int32, int64"),
