@@ -1,25 +1,37 @@
 """What a step asks of the machine, counted and not timed: collectives, tensor operations, bytes.
 
 PyTorch's dispatcher is asked, which hands over every operator of the thread that entered a count, those of
-backpropagation and of DDP among them. What a library of ours does without it (the search in C++) it does not
-see.
+backpropagation and of DDP among them. What our C++ does without it counts where it is called.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sparsify.kernels import native
+from sparsify.kernels.native import NativeJoint
+from sparsify.types import Sparse
+
 COLLECTIVES, BUFFERS = "c10d.", "c10d.broadcast_"  # of DDP, which broadcasts a model's buffers in each step
 ALLOCATES = ("aten.empty", "aten.new_empty")
 # Operators that look for the elements to be sent, where plain operators do; and those by which gradients get
 # from DDP's buckets into ours and back.
-SEARCHES = ("aten.add_.Tensor", "aten.abs.out", "aten.topk.default", "aten.index.Tensor", "aten._to_copy")
+SEARCHES = (
+    "native.topk",
+    "aten.add_.Tensor",
+    "aten.abs.out",
+    "aten.topk.default",
+    "aten.index.Tensor",
+    "aten._to_copy",
+)
 COPIES = ("aten.copy_", "aten._foreach_copy_")
 WRITES_ONLY = ("aten.zero_", "aten.fill_", "aten.copy_", "aten.normal_", "aten._foreach_zero_")
 BY_INDEX = ("index", "gather", "scatter", "take", "put")  # which touch as many elements as there are indices
@@ -31,6 +43,33 @@ class Operators(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counted, self.nbytes = Counter[str](), 0
+        self.patches = ExitStack()
+
+    def __enter__(self) -> Operators:
+        for where, name, nbytes in (
+            (native, "norms", read_once), (NativeJoint, "topk", of_topk), (NativeJoint, "add", of_add),
+            (NativeJoint, "clear_at", of_add),
+        ):  # fmt: skip
+            counting = self._counting(name, getattr(where, name), nbytes)
+            self.patches.enter_context(mock.patch.object(where, name, counting))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *those: Any) -> None:
+        super().__exit__(*those)  # type: ignore[no-untyped-call]
+        self.patches.close()
+
+    def _counting(
+        self, name: str, call: Callable[..., Any], nbytes: Callable[..., int]
+    ) -> Callable[..., Any]:
+        """A function of our C++, which counts."""
+
+        def counting(*args: Any, **options: Any) -> Any:
+            self.counted[f"native.{name}"] += 1
+            self.nbytes += nbytes(*args, **options)
+            return call(*args, **options)
+
+        return counting
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -58,6 +97,29 @@ class Operators(TorchDispatchMode):
 
     def _number(self, counts: Any) -> int:
         return sum(number for name, number in self.counted.items() if counts(name))
+
+
+def read_once(tensors: Sequence[Tensor], sizes: Sequence[int]) -> int:
+    """Bytes of the norms of tensors."""
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def of_topk(kernel: NativeJoint, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> int:
+    """Bytes of a search: what is accumulated is read and written."""
+    return sum(2 * acc.nbytes for acc in accs) + sum(grad.nbytes for grad in grads) + 8 * sum(ks)
+
+
+def of_add(
+    kernel: NativeJoint,
+    into: Sequence[Tensor],
+    parts: Sequence[Sparse] | Sparse,
+    alpha: float = 1,
+    clears: bool = False,
+) -> int:
+    """Bytes of what is written: all where memories are cleared, and the elements of the parts."""
+    those = [parts] if isinstance(parts, Sparse) else parts
+    elements = sum(part.indices.nbytes + 3 * part.values.nbytes for part in those)
+    return elements + (sum(memory.nbytes for memory in into) if clears else 0)
 
 
 def is_view(func: Any) -> bool:

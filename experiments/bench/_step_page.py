@@ -34,9 +34,6 @@ LOOKS = {name: Look(*way["look"]) for name, way in ABOUT.items()}
 DDP = "ddp"  # the way that the others are divided by
 TITLES = {"linears": "linear layers of 64 x 64", "resnet50": "ResNet-50", "vgg16": "VGG-16"}
 ADD_BYTES = 12  # of an element of the in-place add: two numbers read, one written
-# Of an element of the search in C++, which no operator shows: residual and gradient read, residual written.
-# To be changed with it.
-SEARCH_BYTES = 12
 AROUND = {
     "add": "the in-place add: acc += grad",
     "aggregate": "`distribute(topk)`: check and averaging",
@@ -271,7 +268,7 @@ def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
     return rendered(
         "step.md.jinja",
         {"number": number, "table": table, "title": title, "listed": distinct},
-        name=name, rows=told, ways=ABOUT, around=AROUND, search_bytes=SEARCH_BYTES,
+        name=name, rows=told, ways=ABOUT, around=AROUND,
         cases=[[*own] for _, own in groupby(in_order, place)],
         starts=[each for each in starts if each["at"] in at],
         used=[way for way in order if any(row["row"] == way for row in told)],

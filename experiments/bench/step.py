@@ -18,7 +18,7 @@ from experiments.bench._step_launches import (
     time_around,
     time_ways,
 )
-from experiments.bench._step_page import ADD_BYTES, DDP, SEARCH_BYTES, draw_one, table, title
+from experiments.bench._step_page import ADD_BYTES, DDP, draw_one, table, title
 from experiments.bench._step_ways import NETWORKS, WAYS, NetworkName, ways_here
 from experiments.bench._timing import device_of, facts
 from sparsify.ranges import Count, Positive, Share, unknown
@@ -164,7 +164,7 @@ def around(launches: Sequence[Record]) -> Iterator[Record]:
     kept = [one["candidates_over_k"] for one in launches if one["candidates_over_k"] is not None]
     rows["aggregate"]["candidates_over_k"] = spread(kept) if kept else None
     rows["around"]["operators"] = first["operators"]
-    rows["around"]["bytes_per_element"] = round(first["operator_bytes"] / n + SEARCH_BYTES, 3)
+    rows["around"]["bytes_per_element"] = round(first["operator_bytes"] / n, 3)
     rows["around"]["bytes_by_time"] = scaled(rows["around"]["cpu_over_add"], ADD_BYTES)
     for name in AROUND:
         yield {**rows[name], "n": n}

@@ -240,6 +240,18 @@ def test_parts_are_added_in_their_order_wherever_memories_begin(make: Any, name:
 
 
 @needs_native
+def test_more_than_caches_hold_is_cleared_whole() -> None:
+    sizes = [3, 2**22, 1, 5]
+    whole = torch.ones(sum(sizes) + 1)
+    memories = [*whole[1:].split(sizes)]  # at any address that a number can have
+    part = Sparse(torch.tensor([0, 4, 2**22 + 8], dtype=torch.int32), torch.ones(3))
+    NativeJoint(sizes).add(memories, [part], 2.0, clears=True)
+    assert whole[0] == 1
+    assert whole[1:].nonzero().flatten().tolist() == part.indices.tolist()
+    assert whole[1:].sum() == 6
+
+
+@needs_native
 def test_what_the_joint_kernel_would_misread_is_refused() -> None:
     kernel, accs, ks = NativeJoint(SIZES), space(SIZES), [1] * len(SIZES)
     for wrong, grads in (
