@@ -127,7 +127,7 @@ def ready(likes: list[Tensor]) -> tuple[dict[str, Search], dict[str, str], str |
     searches: dict[str, Search] = {row: partial(one_by_one, kernels) for row, kernels in alone.items()}
     names = {row: " and ".join(sorted({kernel.name for kernel in kernels})) for row, kernels in alone.items()}
     together = joint_kernel_for(likes, alone["auto"])
-    if type(together) is not JointKernel:
+    if len(likes) > 1 and type(together) is not JointKernel:
         searches["auto"], names["auto"] = together.topk, together.name
     return searches, names, why
 

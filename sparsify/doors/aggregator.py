@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsify.comm import Comm
-from sparsify.core.bucket import Gradients, OwnGradients
+from sparsify.core.gradients import Gradients, OwnGradients
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.engine import Engine, StepReport
 from sparsify.doors.handshake import of_tensors, shake_hands

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import finalize
@@ -17,14 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
-from sparsify.core.bucket import (
-    Bucket,
-    FlatGradients,
-    TensorKind,
-    in_backward_order,
-    num_reals,
-    shape_of,
-)
+from sparsify.core.bucket import Bucket, FlatGradients, TensorKind, in_backward_order, num_reals, shape_of
 from sparsify.doors.averages import OnlyAverage
 from sparsify.doors.engine import (
     Engine,
@@ -34,13 +27,13 @@ from sparsify.doors.engine import (
     check_unchanged,
     while_alive,
 )
-from sparsify.doors.full import FullBucket, Known, dense
+from sparsify.doors.full import Flags, FullBucket, KnownBucket, dense, used_anywhere
 from sparsify.doors.handshake import agree, of_optimiser, of_tensors, of_wrapping, shake_hands
 from sparsify.doors.overlap import Background
 from sparsify.doors.toll import Toll, advice_for
+from sparsify.doors.used import Used
 from sparsify.doors.wrapping import (
     Door,
-    Used,
     check_method,
     check_overlap,
     check_tensorwise,
@@ -50,6 +43,7 @@ from sparsify.doors.wrapping import (
     group_of,
     parameters_of,
     rates_of,
+    register_hook,
     stepped_by_scaler,
 )
 from sparsify.method import Dense, Method, Step
@@ -153,7 +147,7 @@ class DDPHook(Door):
             self._likes = {name: view for (name, _), view in zip(flat.parameters, flat.views, strict=True)}
         self.engine = Engine(method, buckets, meeting, None, seed, select)
         self._at = {name: at for at, bucket in enumerate(buckets) for name in bucket.names}
-        self._known = dict[int, Known]()  # by the number of DDP's bucket
+        self._known = dict[int, KnownBucket]()  # by the number of DDP's bucket
         self._in_order, self._all = [name for name, _ in self.parameters], range(len(buckets))
         self._toll = Toll(self.engine.comm, advice_for(self.engine.joins, len(buckets)))
         self._full: list[FullBucket] = []  # not yet aggregated
@@ -168,15 +162,7 @@ class DDPHook(Door):
         self._used = Used([p for _, p in self.parameters]) if model.find_unused_parameters else None
         self._average_once = OnlyAverage(model.parameters(), besides=model)
         self._is_scaler_checked = scaler is not None or isinstance(method, Dense)
-        try:
-            model.register_comm_hook(self, call)
-        except RuntimeError as error:
-            if "only be called once" not in str(error):
-                raise
-            raise ValueError(
-                "this model has a communication hook already, and DDP takes no other; leave that one out, or "
-                "wrap `model.module` in a DistributedDataParallel anew"
-            ) from error
+        register_hook(model, self, call)
         if not self._is_scaler_checked:
             finalize(self, register_optimizer_step_pre_hook(while_alive(self._check_scaler)).remove)
 
@@ -254,7 +240,7 @@ class DDPHook(Door):
             self.engine.step += 1
             self.last_report = StepReport.total(self._parts)
 
-    def _look_up(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> Known:
+    def _look_up(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> KnownBucket:
         """A bucket of DDP's, whose parameters change once, after the first step."""
         ids, kind = [*map(id, parameters)], TensorKind.of(buffer)
         known = self._known.get(index)
@@ -263,7 +249,9 @@ class DDPHook(Door):
             real = buffer.new_empty(1, dtype=buffer.dtype.to_real())
             for name, size in zip(names, sizes, strict=True):
                 check_unchanged(real.expand(size), self._likes[name], name)
-            known = self._known[index] = Known(ids, kind, names, sizes, [p.stride() for p in parameters])
+            known = self._known[index] = KnownBucket(
+                ids, kind, names, sizes, [p.stride() for p in parameters]
+            )
         elif known.strides != [p.stride() for p in parameters]:
             for p in parameters:
                 self._name(p)
@@ -291,7 +279,9 @@ class DDPHook(Door):
             for bucket in full:
                 bucket.buffer.div_(scale)
         try:
-            used = self._agree(full)
+            used = used_anywhere(
+                full, self._ask if self.check or self.scaler is not None or self._used else None
+            )
         except NonFinite:
             if self.scaler is None:
                 raise
@@ -310,13 +300,13 @@ class DDPHook(Door):
         """What any worker has used since the last step; in buckets of several tensors, all of them."""
         if not self._is_tensorwise:
             return [self._average_all(full, used)]
-        if self.method.scope != "bucket":
-            return self._average_tensors(full, used)
-        units = zip(full, used, strict=True)
-        return [report for one, flags in units for report in self._average_tensors([one], [flags], True)]
+        is_one, units = self.method.scope == "bucket", [(full, used)]
+        if is_one:
+            units = [([bucket], [flags]) for bucket, flags in zip(full, used, strict=True)]
+        return [report for unit in units for report in self._average_tensors(*unit, is_one)]
 
     def _average_tensors(
-        self, full: list[FullBucket], used: list[list[bool]], is_one: bool = False
+        self, full: list[FullBucket], used: list[list[bool]], is_one: bool
     ) -> list[StepReport]:
         """Tensors, each with a state of its own, in the order in which they lie in DDP's buckets."""
         grads, ats = list[Tensor](), list[int]()
@@ -349,23 +339,15 @@ class DDPHook(Door):
                 residuals[name].add_(by_name[name])
         return report
 
-    def _agree(self, full: list[FullBucket]) -> list[list[bool]]:
-        """Flags of the tensors that any worker used since the last step, see `Engine.agree`: asked only where
-        there is anything to agree on.
-        """
-        looks, sizes = (
+    def _ask(
+        self, grads: Sequence[Tensor], names: Sequence[str], sizes: Sequence[int], used: Flags
+    ) -> list[bool]:
+        """See `Engine.agree`: asked only where there is anything to agree on."""
+        looks, error = (
             self.check or self.scaler is not None,
-            [size for one in full for size in one.known.sizes],
+            PartlyDelivered if self._background else NonFinite,
         )
-        flags = [[True] * len(bucket.known.names) for bucket in full]
-        if not any(sizes) or not (looks or self._used):
-            return flags
-        names = [name for bucket in full for name in bucket.known.names]
-        used = [flag for bucket in full for flag in bucket.used or []] if self._used else None
-        error = NonFinite if self._background is None else PartlyDelivered
-        anywhere = self.engine.agree([bucket.numbers for bucket in full], names, sizes, used, looks, error)
-        rest = iter(anywhere)
-        return [[next(rest) for _ in own] for own in flags] if self._used else flags
+        return self.engine.agree(grads, names, sizes, used, looks, error)
 
     def _name(self, p: Tensor) -> str:
         if id(p) not in self.names:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from sparsify.comm import Comm, CountingComm
 from sparsify.core import host_sync
-from sparsify.core.bucket import Bucket, TensorKind, finite_elements
+from sparsify.core.bucket import Bucket, TensorKind
+from sparsify.core.gradients import finite_elements
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.states import FORMAT, agree_to_load, check_fits, check_form, dump, restore
 from sparsify.kernels import JointKernel, joint_kernel_for, kernel_for, kernels_in, norms_of

@@ -12,8 +12,10 @@ from torch.futures import Future
 
 from sparsify.core.bucket import TensorKind
 
+Flags = Sequence[bool] | None  # None: all
 
-class Known(NamedTuple):
+
+class KnownBucket(NamedTuple):
     """What is known of a bucket of DDP's until its parameters change."""
 
     ids: list[int]  # of its parameters
@@ -28,7 +30,7 @@ class FullBucket(NamedTuple):
 
     buffer: Tensor  # (n,)
     numbers: Tensor  # the same as real numbers
-    known: Known
+    known: KnownBucket
     used: list[bool] | None  # of each tensor, has this worker used it since the last step? None: it must
     averaged: Future[Tensor]
     back: Callable[[Tensor], Tensor]  # makes of the average what DDP takes
@@ -37,6 +39,25 @@ class FullBucket(NamedTuple):
     def grads(self) -> Sequence[Tensor]:
         """(m,) of each tensor, views."""
         return torch.split(self.numbers, self.known.sizes)
+
+
+def used_anywhere(full: list[FullBucket], ask: Callable[..., list[bool]] | None) -> list[list[bool]]:
+    """Of each tensor of these buckets, has any worker used it since the last step?
+
+    Args:
+        ask: agrees on that with the others; None: there is nothing to agree on.
+    """
+    flags, sizes = (
+        [[True] * len(one.known.names) for one in full],
+        [n for one in full for n in one.known.sizes],
+    )
+    if ask is None or not any(sizes):
+        return flags
+    knows = full[0].used is not None
+    used = [flag for one in full for flag in one.used or []] if knows else None
+    names = [name for one in full for name in one.known.names]
+    anywhere = iter(ask([one.numbers for one in full], names, sizes, used))
+    return [[next(anywhere) for _ in own] for own in flags] if knows else flags
 
 
 def dense(buffer: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

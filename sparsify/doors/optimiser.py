@@ -25,10 +25,10 @@ from sparsify.doors.overlap import Overlap
 from sparsify.doors.scaling import check_scale, infinities, share_overflow
 from sparsify.doors.states import NUM_STATES, agree_to_load, load_whole, unless_refused
 from sparsify.doors.toll import Toll, advice_for
+from sparsify.doors.used import Used
 from sparsify.doors.wrapping import (
     Door,
     OwnSteps,
-    Used,
     broadcast,
     check_overlap,
     check_parts,
@@ -276,10 +276,8 @@ class DistributedOptimiser(Door, Front):
         if self.check:
             inside = overlap.inside[overlap.groups.index([*group])]
             grads = [aggregator.gradients.views[index] for index in inside]
-            names = [aggregator.gradients.parameters[index][0] for index in inside]
-            seen = self._used.flags
-            flags = [seen[index] for index in inside]
-            sizes = [grad.numel() for grad in grads]
+            names, seen = [aggregator.gradients.parameters[index][0] for index in inside], self._used.flags
+            sizes, flags = [grad.numel() for grad in grads], [seen[index] for index in inside]
             used = aggregator.agree(grads, names, sizes, flags, error=PartlyDelivered)
             for index, is_used in zip(inside, used, strict=True):
                 self._used_anywhere[index] = is_used

@@ -10,7 +10,7 @@ from torch.amp.grad_scaler import GradScaler, OptState
 
 from sparsify.comm import Comm
 from sparsify.core import host_sync
-from sparsify.core.bucket import finite_norms
+from sparsify.core.gradients import finite_norms
 
 
 def infinities(scaler: GradScaler, optimiser: torch.optim.Optimizer) -> list[Tensor]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -202,32 +201,6 @@ class OwnSteps:
             self.is_stepping = False
 
 
-class Used:
-    """Which parameters got a gradient since the last `clear`."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters, self.those = parameters, set[Tensor]()
-        for p in parameters:
-            p.register_post_accumulate_grad_hook(
-                partial(self.those.add)
-            )  # one call, and none of Python's own
-
-    @property
-    def flags(self) -> list[bool]:
-        """Of each parameter, did it get one?"""
-        return [p in self.those for p in self.parameters]
-
-    def take(self, at: int) -> bool:
-        """Did a parameter get one? From now on it has not."""
-        is_used = self.parameters[at] in self.those
-        self.those.discard(self.parameters[at])
-        return is_used
-
-    def clear(self) -> None:
-        """Forget what was used."""
-        self.those.clear()
-
-
 class Door:
     """The part that both doors have: a report, and the `epoch` for methods that raise the density at first.
 
@@ -316,6 +289,19 @@ def ddp_in(model: nn.Module) -> DistributedDataParallel:
             "DDP's mixed_precision averages with a hook of its own; leave it out, and use torch.autocast"
         )
     return found
+
+
+def register_hook(model: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
+    """Hand DDP a communication hook, unless it has one."""
+    try:
+        model.register_comm_hook(state, hook)
+    except RuntimeError as error:
+        if "only be called once" not in str(error):
+            raise
+        raise ValueError(
+            "this model has a communication hook already, and DDP takes no other; leave that one out, or "
+            "wrap `model.module` in a DistributedDataParallel anew"
+        ) from error
 
 
 def check_method(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import sparsify
-from sparsify.core.bucket import OwnGradients
+from sparsify.core.gradients import OwnGradients
 from sparsify.doors import engine
 from sparsify.doors.aggregator import Aggregator
 from sparsify.exchange import AllGather

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from experiments.training.graph import RECORDED, WARMUPS, CudaRecorder, RecordedWork
 from experiments.training.settings import Train
 from sparsify.comm import virtual
-from sparsify.core.bucket import Gradients
+from sparsify.core.gradients import Gradients
 from sparsify.core.timer import PhaseTimer
 from tests.training.digits import CPU, trainer
 from tests.training.waits import watched

@@ -115,7 +115,9 @@ def test_unused_and_sparse_parameters_and_channels_last_tensors() -> None:
         before = weights(model)
         model.zero_grad()
         model(torch.tensor([1, 1, 3, comm.rank])).backward()
-        mine = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in model.parameters()]
+        mine = [
+            torch.zeros_like(p) if p.grad is None else p.grad.to_dense().clone() for p in model.parameters()
+        ]
         optimiser.step()
         moved = (before - weights(model)) / 0.05
         return torch.cat([gradient.flatten() for gradient in mine]), moved

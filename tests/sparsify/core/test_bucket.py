@@ -11,7 +11,8 @@ from torch.nn import Parameter
 
 import sparsify
 from sparsify.core import bucket
-from sparsify.core.bucket import Gradients, shape_of
+from sparsify.core.bucket import shape_of
+from sparsify.core.gradients import Gradients
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import check_unchanged
 from tests.conftest import there

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsify.core import huge_pages
-from sparsify.core.bucket import Gradients
+from sparsify.core.gradients import Gradients
 from sparsify.feedback import ErrorFeedback, LowPass, MomentumCorrection
 from sparsify.kernels import Eager, Workspace
 

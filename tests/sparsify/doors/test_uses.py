@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.comm.torch import TorchComm
-from sparsify.core.bucket import layout_of
+from sparsify.core.gradients import layout_of
 from sparsify.doors import wrapping
 from sparsify.doors.engine import StepReport
 from sparsify.doors.optimiser import DistributedOptimiser
