@@ -116,8 +116,6 @@ class NativeJoint(JointKernel):
     float16 whose sums are float32. Where memories or messages hold anything else, torch's operators write.
     """
 
-    name = "native, buckets together"
-
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__(sizes)
         self.library = library()
