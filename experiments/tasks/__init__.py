@@ -6,6 +6,7 @@ Those of the repository are rows of one table (`_presets`); a file of that name 
 from pathlib import Path
 
 from experiments.tasks._presets import PRESETS
+from experiments.tasks._presets import chance as chance
 from sparsify.spec import Registry
 
 REGISTRY = Registry("task", __name__, Path(__file__).parent, table=PRESETS)
