@@ -182,5 +182,10 @@ def chance(task: str) -> float | None:
 
     A task of your own has that of its data set, which its name ends with.
     """
-    family, dataset, *_ = ROWS[task]["family"] if task in ROWS else ("", task.rpartition("_")[2])
-    return None if family == masked_images.__name__ else _CHANCE.get(dataset)
+    dataset = ROWS[task]["family"][1] if task in ROWS else task.rpartition("_")[2]
+    return _CHANCE.get(dataset) if has_accuracy(task) else None
+
+
+def has_accuracy(task: str) -> bool:
+    """Tell whether a task has classes to be right about; one of your own may have."""
+    return task not in ROWS or ROWS[task]["family"][0] not in (masked_images.__name__, vector.__name__)
