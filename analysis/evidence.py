@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -50,11 +51,7 @@ class Evidence(NamedTuple):
     @property
     def occasions(self) -> int:
         """Number of times at which launches were begun: one lasts half an hour."""
-        first, count = None, 0
-        for began in sorted(self.launches["began"].dropna()):
-            if first is None or began - first >= pd.Timedelta(minutes=APART_MIN):
-                first, count = began, count + 1
-        return count
+        return len(occasions_of(self.launches["began"].dropna()))
 
     @property
     def link_asked(self) -> float | None:
@@ -113,6 +110,17 @@ class Evidence(NamedTuple):
     def is_simulated(self) -> bool:
         """Tell whether virtual ranks made some of their times."""
         return captions.is_simulated(self.frames)
+
+
+def occasions_of(began: Iterable[datetime]) -> list[datetime]:
+    """The beginning of each occasion, of launches that were begun then: the first launch, then the first that
+    was begun half an hour or more after that, and so on.
+    """
+    found = list[datetime]()
+    for at in sorted(began):
+        if not found or at - found[-1] >= timedelta(minutes=APART_MIN):
+            found.append(at)
+    return found
 
 
 def digest(rule: Mapping[str, Any]) -> str:

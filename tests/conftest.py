@@ -56,8 +56,9 @@ def rules_are_registered(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 def one_launch_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Invented times of one launch decide: what is tested is the quantity."""
     from analysis import claims, stats
+    from analysis.records.steps import BLOCKS, LAUNCHES
 
-    for kind in (stats.BLOCKS, stats.LAUNCHES):
+    for kind in (BLOCKS, LAUNCHES):
         monkeypatch.setitem(stats.ENOUGH, kind, 1)
     monkeypatch.setattr(claims, "ENOUGH_OCCASIONS", 0)
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 
+from analysis.evidence import APART_MIN, ENOUGH_OCCASIONS, occasions_of
 from analysis.records.configs import run_id
 from analysis.records.frames import empty
 from experiments import figures
@@ -9,7 +11,7 @@ from experiments.commands._draw import TABLES, Drawn, draw, draw_local, show
 from experiments.commands._make import is_forced, say, told
 from experiments.commands._words import ItemsAndSettings
 from experiments.config.folders import Folders
-from experiments.config.plan import missing, plan_runs, profile_of
+from experiments.config.plan import PlannedRun, missing, plan_runs, profile_of
 from experiments.figures.runs import configs_of, more_configs_of
 from experiments.launch.backends import carry_out
 
@@ -54,6 +56,14 @@ def reproduce_item(
     wanted = configs_of(item, profile, overrides) + (optional if more else [])
     planned = plan_runs(wanted, say, figures.rules())
     todo = planned if force else missing(planned, folders, say)
+    if due := _due(planned, folders):
+        later = {run_id(config) for config in optional if config.variants}
+        if postponed := [run for run in todo if run_id(run.config) in later and not force]:
+            todo = [run for run in todo if run not in postponed]
+            say(
+                f"{item} ({profile}): {len(postponed)} launches are for another occasion, for those of one "
+                f"resemble each other: call this again from {due:%H:%M} on (--force: now, and all again)"
+            )
     say(f"{item} ({profile}): {len(planned)} runs, {len(todo)} missing")
     if absent := [] if more else [config for config in optional if not folders.store.valid(config)]:
         say(f"{item} ({profile}): {len(absent)} runs more make it firmer; --all makes them, too")
@@ -61,3 +71,18 @@ def reproduce_item(
     there = [config for config in optional if folders.store.valid(config)]
     names = dict.fromkeys(run_id(config) for config in [*(run.config for run in planned), *there])
     return draw_local(item, profile, list(names), folders)
+
+
+def _due(planned: Iterable[PlannedRun], folders: Folders) -> datetime | None:
+    """The time from which on launches are of another occasion than those that there are; None where they need
+    not be, or would be now.
+    """
+    there = (folders.store.valid(run.config) for run in planned if run.config.variants)
+    began = occasions_of(
+        datetime.fromisoformat(started)
+        for attempt in there
+        if attempt is not None and (started := attempt.manifest.get("started"))
+    )
+    now = datetime.now().astimezone()
+    due = (began[-1] if began else now) + timedelta(minutes=APART_MIN)
+    return due.astimezone() if len(began) < ENOUGH_OCCASIONS and due > now else None

@@ -31,8 +31,6 @@ TIMING_SCALE, TRAINING_SCALE = value("yoon2022.scale.timing"), value("yoon2022.s
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 # With --all: the shipped figures have them.
 MORE_SEEDS = {"smoke": [1], "laptop": [1, 2, 3, 4], "paper": list[int]()}
-# Groups of processes; in each, all methods take turns.
-REPEATS = {"smoke": [0, 1], "laptop": [0], "paper": [0, 1, 2]}
 
 
 # --- runs
@@ -44,9 +42,8 @@ def timing_runs(
     own: Mapping[str, RunSettings] | None = None,
     more: RunOrWords = (),
     at: str = "timing",
-    repeats: Mapping[str, Sequence[int]] = REPEATS,
 ) -> list[Run]:
-    """Runs in which these variants take turns, with `more` settings for all of them.
+    """The run in which these variants take turns, with `more` settings for all of them.
 
     `as_published` validates inside its timed loop, as theirs.
 
@@ -56,7 +53,7 @@ def timing_runs(
     """
     validate = "epoch" if mode == "as_published" else "never"
     shared = start(profile, scale(at, profile)) | {"train.validate": validate, "timing.mode": mode} | more
-    return [Run({**shared.settings, "seed": seed}, own or variants(at)) for seed in repeats[profile]]
+    return [Run(shared.settings, own or variants(at))]
 
 
 def convergence_runs(profile: str, seeds: Mapping[str, Sequence[int]] = SEEDS) -> list[Run]:

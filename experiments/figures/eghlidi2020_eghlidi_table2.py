@@ -25,7 +25,6 @@ SCALE = {"task.name": "resnet18_cifar10", "task.batch_size": 128, "workers": 8, 
 _DATA = papers.item("eghlidi2020.eghlidi-table2")
 VARIANTS: dict[str, RunSettings] = _DATA["methods"]
 LABELS: dict[str, str] = _DATA["labels"]
-REPEATS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 # Their parts, each by the look of one of our phases: what of ours belongs to it, and what the picture says.
 CODING, EXCHANGE = ("select", "exchange", "scatter"), ("wait", "transfer")
 PARTS = {
@@ -38,7 +37,7 @@ PARTS = {
 
 
 def runs(profile: str) -> list[Run]:
-    return yoon2022.timing_runs(profile, MODE, VARIANTS, at="eghlidi-table2", repeats=REPEATS)
+    return yoon2022.timing_runs(profile, MODE, VARIANTS, at="eghlidi-table2")
 
 
 def _measured(frames: Frames) -> list[str]:

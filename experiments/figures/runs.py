@@ -9,28 +9,59 @@ from experiments.config import compose, grid
 from experiments.config.config import Config
 from experiments.config.plan import profile_of
 from experiments.config.run import Run, RunOrWords
+from experiments.training.settings import Alternate
+
+# What takes turns is launched several times, for launches differ by more than what one of them sees; the seed
+# numbers them. Those that come with --all are to be of another occasion (`reproduce`).
+LAUNCHES = {"smoke": (0,), "laptop": (0, 1, 2), "paper": (0, 1, 2)}
+MORE_LAUNCHES = {"smoke": (), "laptop": (3, 4), "paper": (3, 4)}
+BLOCKS = 10  # of each variant in a launch, at least
 
 
 def configs_of(item: str, profile: str, asked: RunOrWords = ()) -> list[Config]:
-    """The configs of the runs that a figure needs.
+    """The configs of the runs that a figure needs, the first launch of all before the second of any.
 
     Args:
         asked: settings for all of them.
     """
-    return _resolved(figures.load(item).runs(profile), Run.of(asked))
+    own = Run.of(asked)
+    numbers = LAUNCHES[profile] if "seed" not in own.settings else (own.settings["seed"],)
+    return _resolved(launched(figures.load(item).runs(profile), numbers), own)
 
 
 def more_configs_of(item: str, profile: str, asked: RunOrWords = ()) -> list[Config]:
-    """The configs of the runs that make a figure firmer, mostly with more seeds: drawn where they are there.
-    How long the item's other runs take turns is none of their business.
+    """The configs of the runs that make a figure firmer, with more seeds and launches: drawn where they are
+    there. How long others take turns is none of a training's business.
     """
     figure, own = figures.load(item), Run.of(asked)
-    if not hasattr(figure, "more_runs"):
-        return []
-    runs = figure.more_runs(profile)
-    if _in_turns(figure.runs(profile)) and not _in_turns(runs):
-        own = own.without("alternate.")
-    return _resolved(runs, own)
+    needed = map(Run.of, figure.runs(profile))
+    more = map(Run.of, figure.more_runs(profile) if hasattr(figure, "more_runs") else ())
+    extra = [run for run in needed if is_launched(run) and "seed" not in own.settings]
+    trained = [run for run in more if not run.variants]
+    timed = [run for run in more if run.variants]
+    found = launched([*timed], LAUNCHES[profile]) + launched(extra, MORE_LAUNCHES[profile])
+    return _resolved(found, own) + _resolved(trained, own.without("alternate."))
+
+
+def is_launched(run: Run) -> bool:
+    """Tell whether variants take turns in it and it names no seed: then a launch is one of several."""
+    return bool(run.variants) and "seed" not in run.settings
+
+
+def launched(runs: Sequence[RunOrWords], numbers: Sequence[int]) -> list[Run]:
+    """These runs, those in turns once for each number; the time that an item gives to its turns is that of
+    its first launches together.
+    """
+    every = [Run.of(run) for run in runs]
+    found = [run for run in every if not is_launched(run)]
+    for number in numbers:
+        for run in filter(is_launched, every):
+            limit_min = run.settings.get("alternate.limit_min", Alternate().limit_min) / len(
+                LAUNCHES["laptop"]
+            )
+            shorter = {"alternate.blocks": BLOCKS, **run.settings, "alternate.limit_min": limit_min}
+            found.append(Run({**shorter, "seed": number}, run.variants))
+    return found
 
 
 def name_and_configs(words: Sequence[str], more: bool = False, many: bool = True) -> tuple[str, list[Config]]:
@@ -58,10 +89,6 @@ def name_and_configs(words: Sequence[str], more: bool = False, many: bool = True
 def rules_for(words: Sequence[str]) -> dict[str, str]:
     """The rules that runs register which words ask for: those of all claims, where they are of figures."""
     return figures.rules() if any("=" not in word for word in words) else {}
-
-
-def _in_turns(runs: Sequence[RunOrWords]) -> bool:
-    return any(Run.of(run).variants for run in runs)
 
 
 def _resolved(runs: Sequence[RunOrWords], asked: Run) -> list[Config]:

@@ -41,9 +41,7 @@ JUDGED_ON = (  # link, and who is there before whom
 
 def runs(profile: str) -> list[Run]:
     """The trainings of fig3-slim, and one group of processes in which their steps take turns."""
-    timed = yoon2022.timing_runs(
-        profile, MODE, variants("slow-links-slim"), at="time-to-accuracy", repeats={profile: [0]}
-    )
+    timed = yoon2022.timing_runs(profile, MODE, variants("slow-links-slim"), at="time-to-accuracy")
     return [*slim.runs(profile), *timed]
 
 

@@ -28,7 +28,6 @@ MODE = "production"
 IN_TURNS = {"timing.mode": MODE, "train.validate": "never"}
 SCALE = yoon2022.TIMING_SCALE
 LINKS = ("ethernet_1g", "ethernet_10g")
-REPEATS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 # % top-1; the highest one that dense and Top-k reach counts
 ACCURACIES = (60.0, 65.0, 70.0, 75.0, 80.0, 85.0)
 OVERLAPPED, DENSE_OVERLAPPED = "topk-buckets-fused-overlapped", "dense-buckets-overlapped"
@@ -53,14 +52,14 @@ def runs(profile: str) -> list[Run]:
     variants = yoon2022.with_buckets("slow-links", profile)
     found = []
     for link in LINKS:
-        found += yoon2022.timing_runs(profile, MODE, variants, {"link": link}, "slow-links", REPEATS)
+        found += yoon2022.timing_runs(profile, MODE, variants, {"link": link}, "slow-links")
     return found + (slim_runs(profile) if profile != "smoke" else [])
 
 
 def slim_runs(profile: str) -> list[Run]:
     """The runs that say what a step of the model of fig3-slim takes over the slowest link."""
     slowest = {"link": LINKS[0]}
-    return yoon2022.timing_runs(profile, MODE, None, slowest, "slow-links-slim", REPEATS)
+    return yoon2022.timing_runs(profile, MODE, None, slowest, "slow-links-slim")
 
 
 def more_runs(profile: str) -> list[Run]:

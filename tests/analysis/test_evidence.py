@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def runs(*rows: dict[str, Any]) -> Frames:
     return empty()._replace(runs=pd.DataFrame(keyed))
 
 
-def timed(minutes: list[float], **more: Any) -> Frames:
+def timed(minutes: Sequence[float], **more: Any) -> Frames:
     """Launches of two variants each, begun so many minutes after noon."""
     noon = pd.Timestamp("2026-01-01T12:00:00Z")
     return runs(*(
@@ -38,7 +39,13 @@ def timed(minutes: list[float], **more: Any) -> Frames:
 
 def on(frames: Frames, ours: Value | None = None, **more: Any) -> Verdict:
     value = ours or Value(2.0, 1.9, 2.1, 5, "launches")
-    stated = {"unit": "x", "source": "source", "kind": "ordering", "tolerance": 1.0, "reason": "reason."}
+    stated: dict[str, Any] = {
+        "unit": "x",
+        "source": "source",
+        "kind": "ordering",
+        "tolerance": 1.0,
+        "reason": "reason.",
+    }
     claim = Claim(text="faster over {link}", paper=None, ours=lambda frames: value, **stated | more)
     return judge([claim], frames, {}, chance=lambda task: 10.0)[0]
 
@@ -152,7 +159,8 @@ def test_a_claim_about_a_link_is_worded_by_what_was_found(
 ) -> None:
     told = on(over(asked, found), timed=True, link="ethernet_1g")
     assert (told.word, told.claim.text, told.scale) == ("holds", text, "emulated link")
-    assert (told.link_asked, told.link_found) == (pytest.approx(asked), found)
+    assert there(told.link_asked) == pytest.approx(asked)
+    assert told.link_found == found
 
 
 # --- rules

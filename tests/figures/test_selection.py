@@ -13,7 +13,7 @@ from analysis.records.configs import variant_configs
 from analysis.records.frames import Frames, empty, runs_frame, typed
 from experiments import figures
 from experiments.figures import shi2019_shi_selection as selection
-from experiments.figures.runs import configs_of
+from experiments.figures.runs import LAUNCHES, configs_of
 from tests.conftest import there
 
 pytestmark = pytest.mark.usefixtures("one_launch_decides")
@@ -66,7 +66,9 @@ def verdict(begin: str, of: Frames) -> Verdict:
 @pytest.mark.parametrize("profile", ["smoke", "laptop", "paper"])
 def test_all_methods_take_turns_against_torch_topk_at_each_size(profile: str) -> None:
     found = configs_of("shi-selection", profile)
-    assert [config["task"]["elements"] for config in found] == list(selection.SIZES[profile])
+    assert [config["task"]["elements"] for config in found] == len(LAUNCHES[profile]) * list(
+        selection.SIZES[profile]
+    )
     for config in found:
         assert list(variant_configs(config)) == list(selection.METHODS)
         assert next(iter(variant_configs(config))) == selection.EXACT

@@ -1,0 +1,60 @@
+"""What takes turns is launched several times: how often, in which order, for how long."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from analysis.records.configs import run_id
+from experiments.commands import reproduce
+from experiments.config.config import Config
+from experiments.config.folders import Folders
+from experiments.config.plan import PlannedRun
+from experiments.figures.runs import LAUNCHES, MORE_LAUNCHES, configs_of, more_configs_of
+from tests.analysis import synthetic
+
+
+def test_every_launch_of_one_number_comes_before_those_of_the_next() -> None:
+    """So that the launches of one picture are spread over the time that all take."""
+    found = configs_of("slow-links", "laptop")
+    timed = [config for config in found if config.variants]
+    assert [config.seed for config in timed] == [seed for seed in (0, 1, 2) for _ in range(len(timed) // 3)]
+
+
+def test_launches_share_the_time_that_an_item_gives_to_its_turns() -> None:
+    base, more = configs_of("crossover", "laptop"), more_configs_of("crossover", "laptop")
+    assert (len(base), len(more)) == (len(LAUNCHES["laptop"]), len(MORE_LAUNCHES["laptop"]))
+    assert {config.alternate.limit_min for config in (*base, *more)} == {4 / 3}
+    assert len({run_id(config) for config in (*base, *more)}) == 5
+
+
+def test_who_asks_for_a_seed_gets_one_launch() -> None:
+    (only,) = configs_of("crossover", "laptop", ["seed=7"])
+    assert only.seed == 7
+    assert more_configs_of("crossover", "laptop", ["seed=7"]) == []
+
+
+def begun(folders: Folders, config: Config, ago_min: float) -> None:
+    at = datetime.now(timezone.utc) - timedelta(minutes=ago_min)
+    attempt = synthetic.made(folders.store, config.as_dict())
+    attempt.update(started=at.strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
+@pytest.mark.parametrize(
+    ("ago_min", "is_due"),
+    [((), True), ((1.0,), True), ((29.0, 28.0), True), ((45.0,), False), ((45.0, 10.0), False)],
+)
+def test_launches_of_another_occasion_wait_for_it(
+    ago_min: tuple[float, ...], is_due: bool, tmp_path: Path
+) -> None:
+    folders, configs = Folders(tmp_path), configs_of("crossover", "laptop")
+    for config, ago in zip(configs, ago_min, strict=False):
+        begun(folders, config, ago)
+    due = reproduce._due([PlannedRun(config, None) for config in configs], folders)
+    assert (due is not None) == is_due
+    if due:
+        least = 30 - max(ago_min, default=0.0)
+        wait = (due - datetime.now().astimezone()).total_seconds() / 60
+        assert wait == pytest.approx(least, abs=0.2)
