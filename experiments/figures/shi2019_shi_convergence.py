@@ -14,6 +14,7 @@ from experiments.figures._runs import MORE_SEEDS, SEEDS, TRAINED, crossed, each,
 from experiments.figures.papers import claim, claim_each
 
 TITLE = "TopK-, GaussianK-, Random-k- and dense SGD on MNIST, CIFAR-10 and the Penn Treebank"
+SCALE = papers.value("shi2019.scale.training")
 _DATA = papers.item("shi2019.shi-convergence")
 TASKS: dict[str, str] = _DATA["tasks"]
 TRAININGS: dict[str, list[RunSettings]] = _DATA["trainings"]
