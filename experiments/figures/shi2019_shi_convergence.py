@@ -11,7 +11,7 @@ from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._runs import MORE_SEEDS, SEEDS, TRAINED, crossed, each, with_density
-from experiments.figures.papers import claim, claim_each
+from experiments.figures.papers import claim
 
 TITLE = "TopK-, GaussianK-, Random-k- and dense SGD on MNIST, CIFAR-10 and the Penn Treebank"
 SCALE = papers.value("shi2019.scale.training")
@@ -92,7 +92,6 @@ def claims() -> list[Claim]:
             for task, label in TASKS.items()
             for method in ("topk", "gaussiank")
         ),
-        *claim_each("shi2019.above-randomk", _gap, TASKS, "topk", "randomk"),
     ]  # fmt: skip
 
 

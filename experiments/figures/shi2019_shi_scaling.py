@@ -18,9 +18,10 @@ from analysis.stats import Value
 from analysis.tables import Table
 from experiments.figures import _predicted
 from experiments.figures._predicted import DENSITY, Work
-from experiments.figures.papers import claim
+from experiments.figures.papers import claim, value
 
 TITLE = "Scaling efficiency on slow links, simulated from measured computing and selecting"
+SCALE = value("shi2019.scale.scaling")
 LINKS = (1.0, 10.0)  # Gbit/s
 WORKERS = (2, 4, 8, 16, 32, 64, 128)
 JUDGED = (16, 1.0)  # workers and Gbit/s at which the statements are looked at
@@ -86,7 +87,17 @@ def claims() -> list[Claim]:
         claim("shi2019.gaussiank-above-topk", _margin, "gaussiank", "topk", where=where),
         claim("shi2019.topk-above-dense", _margin, "topk", "dense", where=where),
         claim("shi2019.fused-above-gaussiank", _margin, "topk-fused", "gaussiank", where=where),
+        claim("eghlidi2020.gain-grows", _least_growth, "topk"),
     ]
+
+
+def _least_growth(frames: Frames, name: str) -> Value | None:
+    """A method's speed-up over dense with twice as many workers over that with fewer, where it is least."""
+    known = _predicted.all_measured(frames)
+    if name not in known:
+        return None
+    speedups = efficiency(known[name], name, JUDGED[1]) / efficiency(known["dense"], "dense", JUDGED[1])
+    return Value(float((speedups[1:] / speedups[:-1]).min()), n=1)
 
 
 def _margin(frames: Frames, name: str, other: str) -> Value | None:

@@ -20,10 +20,11 @@ from analysis.stats import Value
 from analysis.tables import Table
 from experiments.figures import _predicted
 from experiments.figures._predicted import DENSITY, FAST, LINKS, Work
-from experiments.figures.papers import claim
+from experiments.figures.papers import claim, value
 from sparsify import cost
 
 TITLE = "DGC's speed-up over dense on 1 and 10 Gbit/s, simulated"
+SCALE = value("zhang.scale.dgc")
 WORKERS = (2, 4, 8, 16, 32, 64)
 JUDGED = 8
 LOOKS = {
