@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from analysis import verdicts
-from analysis.claims import Verdict
+from analysis.claims import UNDECIDED, Verdict
 from analysis.records import parquet
 from analysis.records.frames import Frames, empty
 from analysis.tables import Table
@@ -19,7 +19,7 @@ from experiments.figures import papers
 GROUP = "results"
 NOT_JUDGED = "not judged"
 BEST_FIRST = ("paper", "laptop", figures.PUBLISHED)  # whose verdicts count; smoke shows that it runs
-UNMEASURED = (NOT_JUDGED, "not run")
+UNMEASURED = (NOT_JUDGED, *UNDECIDED)  # no number of ours or of their logs says anything on it
 
 
 class Answer(NamedTuple):

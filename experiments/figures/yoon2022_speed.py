@@ -114,8 +114,6 @@ def claims() -> list[Claim]:
         claim("yoon2022.speed.speed.v100.dense", _speed, "dense"),
         claim("yoon2022.speed.speed.v100.topk", _speed, "topk"),
         claim("yoon2022.speed.ratio.topk.v100", _ratio, "topk"),
-        claim("yoon2022.speed.a100-over-v100", _nowhere),
-        claim("yoon2022.speed.pcie-longer", _nowhere),
     ]
 
 
@@ -141,7 +139,3 @@ def _speed(frames: Frames, method: str) -> Value | None:
 
 def _ratio(frames: Frames, method: str) -> Value | None:
     return yoon2022.ratio(frames, method, mode=_comparable(frames))
-
-
-def _nowhere(frames: Frames) -> None:
-    """Nothing: one set of records holds one machine."""

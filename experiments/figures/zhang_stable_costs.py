@@ -4,7 +4,7 @@ count it.
 Zhao Zhang, "Stable Top-K: Exploiting Temporal Stability of Top-K Gradients", slides, TACC; the table is Li
 and Hoefler's (PPoPP 2022). Words are counted on virtual workers, whose exchanges are the real ones; time
 follows from the counted words and latency terms by the alpha-beta model, so it is simulated. Two processes
-are measured.
+are measured. Nothing is judged: that exchanges send what formulas say is a law (tests/sparsify/test_cost.py).
 """
 
 from __future__ import annotations
@@ -16,25 +16,20 @@ import numpy as np
 import pandas as pd
 
 from analysis import plots
-from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import number
 from analysis.records.frames import Frames, keys_of, remembered, restrict
 from analysis.records.steps import breakdown
-from analysis.stats import COUNTED, Value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._predicted import MODEL, WORD
 from experiments.figures._runs import TIMED, of_profile, with_density
-from experiments.figures.papers import claim
 from sparsify import cost
 
 TITLE = "Words and latency of dense and sparse allreduces, by formula and as counted"
-SCALE: dict[str, object] = {}  # the formulas are for any number of elements and workers
 _DATA = papers.item("zhang.stable-costs")
 SCHEMES: dict[str, str] = _DATA["schemes"]
-EXACT = ("dense", "topk", "gtopk", "gaussiank")  # one number; the others' formulas are ranges
 # What the formulas leave out: splitters announce the lengths of pieces, then of what is left, one int64 each.
 ANNOUNCED = dict.fromkeys(("sparcml", "oktopk"), 2 * cost.LENGTH // WORD)  # words for each other worker
 DENSITY = 0.01
@@ -199,43 +194,3 @@ def facts(frames: Frames) -> dict[str, object]:
         "settled": SETTLED_UP_TO, "announced": ANNOUNCED["oktopk"], "model": number(MODEL),
         "density": number(DENSITY), "sizes": sizes,
     }  # fmt: skip
-
-
-def claims() -> list[Claim]:
-    upstream = {"topk": ("yoon2022.18", "zhang.30")}
-    latency = {"gaussiank": "latency-of-gaussiank"} | dict.fromkeys(ANNOUNCED, "latency-announced")
-
-    def of(name: str, text: str, what: str, **own: Any) -> Claim:
-        id = f"{'latency' if what == 'terms' else 'words'}.{name}"
-        return claim(f"zhang.{text}", _farthest, name, what, id=id, scheme=SCHEMES[name], **own)
-
-    return [
-        *(of(name, "words-exactly", "words", answers=upstream.get(name, ("zhang.30",))) for name in EXACT),
-        *(of(name, f"words-of-{name}", "pieces") for name in ANNOUNCED),
-        claim("zhang.topk-grows-faster", _growth),
-        *(of(name, latency.get(name, "latency"), "terms") for name in (*EXACT, *ANNOUNCED)),
-    ]
-
-
-def _farthest(frames: Frames, name: str, of: str) -> Value | None:
-    """Ratio farthest from 1 of a method's rows; of pieces the largest one. Counts have no error."""
-    rows = counted(frames)
-    own = rows[rows["method"] == name]
-    ratios = {
-        "words": own["words"] / own["most"],
-        "pieces": (own["words"] - own["announced"]) / own["most"],
-        "terms": own["messages"] / own["expected"],
-    }[of].to_numpy(dtype=float)
-    if not len(ratios):
-        return None
-    farthest = np.argmax(ratios if of == "pieces" else np.abs(ratios - 1))
-    return Value.exact(ratios[farthest], len(ratios), COUNTED)
-
-
-def _growth(frames: Frames) -> Value | None:
-    rows = counted(frames)
-    words = [_at_density(rows, name)["words"].to_list() for name in ("topk", "oktopk")]
-    if min(map(len, words)) < 2:
-        return None
-    topk, oktopk = (of_method[-1] / of_method[0] for of_method in words)
-    return Value.exact(topk / oktopk, len(rows), COUNTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -15,15 +16,16 @@ from analysis.records.schema import REGIONS, SLICES
 from analysis.stats import SHARE
 from analysis.tables import Table
 from experiments.figures import _looks as looks
-from experiments.figures.papers import claim
+from experiments.figures.papers import claim, value
 
 TITLE = "Where Top-k's selection falls over training: regions and single elements"
 LOOKS = {
     size: style.Look("single elements" if size == 1 else f"regions of {size:,}", colour, "o", "")
     for size, colour in zip(REGIONS, ("#D55E00", "#E69F00", "#56B4E9", "#0072B2"), strict=True)
 }
-LATER = 100  # steps between two selections that are compared
-REGION = 100  # elements, of the claims
+SCALE = value("zhang.scale.looks")
+LATER = 100  # steps between two selections, of the table
+REGION = 100  # elements, of the table's last column
 runs = looks.runs
 
 
@@ -84,9 +86,14 @@ def claims() -> list[Claim]:
     ]
 
 
+def over_all(run: Frames, what: str, sizes: Sequence[int] = REGIONS[1:]) -> float:
+    """% selected again, the mean over all steps between and over regions of these sizes."""
+    return float(np.mean([100 * curve(run, what, size).mean() for size in sizes]))
+
+
 def _above_chance(run: Frames) -> float:
-    return kept(run, REGION) - kept(run, REGION, "shuffled")
+    return over_all(run, "kept") - over_all(run, "shuffled")
 
 
 def _above_elements(run: Frames) -> float:
-    return kept(run, REGION) - kept(run, 1)
+    return over_all(run, "kept") - over_all(run, "kept", REGIONS[:1])

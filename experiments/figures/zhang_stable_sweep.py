@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from analysis import plots
@@ -11,24 +12,26 @@ from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import number
 from analysis.records.frames import Frames, keys_of
-from analysis.stats import Value, final, final_ratio
+from analysis.stats import POSITIVE, Value, final, final_ratio, over_units
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._runs import TRAINED, crossed, each
 from experiments.figures.papers import claim
 
+Cell = tuple[int, int]  # B and N
 TITLE = "Stable Top-K by bucket size and steps between selections, beside Ok-Topk and dense"
 COLUMN = "train_loss"
 SIZES, PERIODS = (1, 10, 100, 500), (1, 10, 50, 200)  # B, N
-SMALL, USUAL, SELDOM = SIZES[0], SIZES[2], PERIODS[-1]
-SOON, OFTEN = PERIODS[1:3]
 COLOURS = dict(zip(SIZES, ("#D55E00", "#E69F00", "#56B4E9", "#0072B2"), strict=True))
 TICKS = (1, 1.5, *range(2, 11), 20, 50)
 OTHERS = ("dense", "oktopk")
 SHOWN = 4.0  # times the losses of those: beyond, a training diverged, and its loss may be any number
-ARROW = {"linestyle": "", "marker": "^", "label": None, "clip_on": False, "zorder": 5}
+ARROW = {"linestyle": "", "marker": "^", "label": None, "markersize": 7, "zorder": 5}
+MARGIN = 1.12  # of the axis, beyond what is drawn
+END = style.Look("", "#777777", "", "")  # the line at SHOWN
 APART = 0.06  # of N, between what the picture shows of one N
+SCALE = papers.value("zhang.scale.trained")
 TRAININGS: dict[str, RunSettings] = papers.item("zhang.stable-sweep")["trainings"]
 DENSITY = {"smoke": 0.2, "laptop": 0.05, "paper": 0.01}
 SEEDS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
@@ -78,6 +81,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     known = {cell: value for cell in pairs if (value := loss(frames, keys(frames, "stable_topk", *cell)))}
     others = {method: value for method in OTHERS if (value := loss(frames, keys(frames, method)))}
     end = SHOWN * max((value.value for value in others.values()), default=math.inf)
+    least = min(value.value for value in (*known.values(), *others.values()))
     sizes, periods = (sorted(set(each)) for each in zip(*pairs, strict=True))
     lines: list[plots.Curve] = []
     for at, size in enumerate(sizes):
@@ -85,18 +89,28 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         found = {period * aside: known[size, period] for period in periods if (size, period) in known}
         look = style.Look(f"B = {size:,}", COLOURS.get(size, "#555555"), "o", "")
         beyond = [x for x, value in found.items() if value.value > end]
-        lines.append(plots.Curve(look, list(found), list(found.values())))
+        lines.append(plots.Curve(look, list(found), [_drawn(value, least, end) for value in found.values()]))
         lines.append(plots.Curve(look, beyond, [end] * len(beyond), ARROW))
     for method, value in others.items():
         lines.append(plots.Curve(style.look(method), None, value))
     limits: dict[str, Any] = {}
     if math.isfinite(end):
-        limits["ylim"] = (min(value.value for value in (*known.values(), *others.values())) / 1.1, end)
+        lines.append(plots.Curve(END, None, Value(end), plots.DOTTED))
+        limits["ylim"] = (least / MARGIN, end * MARGIN)
     panel = plots.curves(
         lines, log=TICKS, grid=None, xlabel="N, steps between two selections",
         ylabel="Training loss, last epoch", xscale="log", xticks=periods, xticklabels=periods, **limits,
     )  # fmt: skip
     return plots.picture([panel], 2.9, loc="outside right center", ncols=1)
+
+
+def _drawn(value: Value, least: float, end: float) -> Value:
+    """The value at most at the end; its interval within what is drawn, and none of what lies beyond."""
+    if value.value > end:
+        return Value(end)
+    if value.low is None or value.high is None:
+        return value
+    return value._replace(low=max(value.low, least / MARGIN), high=min(value.high, end))
 
 
 def table(frames: Frames) -> Table:
@@ -119,16 +133,80 @@ def caption(frames: Frames, profile: str) -> str:
 
 
 def claims() -> list[Claim]:
-    """Each is of one loss over another: the worse one over the better one, or theirs over ours."""
-    single, usual, seldom, best = (
-        ("stable_topk", *cell) for cell in ((SMALL, OFTEN), (USUAL, OFTEN), (USUAL, SELDOM), (USUAL, SOON))
-    )
+    """Each is of one loss over another, the first of which the text names; over the whole sweep."""
+    at_sizes = [((SIZES[0], period), (size, period)) for period in PERIODS for size in SIZES[1:]]
+    at_periods = [((size, PERIODS[-1]), (size, period)) for size in SIZES for period in PERIODS[:-1]]
     return [
-        claim("zhang.small-buckets", _ratio, single, usual),
-        claim("zhang.selecting-seldom", _ratio, seldom, best),
-        claim("zhang.lower-loss-than-oktopk", _ratio, ("oktopk",), best),
+        claim("zhang.small-buckets", over_cells, at_sizes),
+        claim("zhang.selecting-seldom", over_cells, at_periods),
+        claim("zhang.lower-loss-than-oktopk", over_best, "oktopk"),
+        claim("zhang.nearly-baseline", best_over, "dense"),
+        claim("zhang.oktopk-hurts", _hurts, label="small CNN"),
     ]
 
 
-def _ratio(frames: Frames, here: tuple[Any, ...], there: tuple[Any, ...]) -> Value | None:
-    return final_ratio(frames, keys(frames, *here), keys(frames, *there), COLUMN)
+def by_seed(frames: Frames, found: Sequence[str]) -> dict[int, float]:
+    """The training loss of the last epoch of each run; infinite of what has no number any more."""
+    if not found:
+        return {}
+    seeds = frames.runs.set_index("key")["seed"]
+    ends = {int(seeds[key]): final(frames, [key], COLUMN) for key in found}
+    return {
+        seed: math.inf if math.isnan(value.value) else value.value for seed, value in ends.items() if value
+    }
+
+
+def counted(frames: Frames) -> dict[Cell, dict[int, float]]:
+    """The loss by which each cell's trainings count, by seed: at most `SHOWN` times that of the others."""
+    others = [by_seed(frames, keys(frames, method)) for method in OTHERS]
+    ends = {
+        seed: SHOWN * max(of_seed)
+        for seed in set.intersection(*map(set, others))
+        if math.isfinite(max(of_seed := [each[seed] for each in others]))
+    }
+    losses = {cell: by_seed(frames, keys(frames, "stable_topk", *cell)) for cell in cells(frames)}
+    return {
+        cell: {seed: min(loss, ends[seed]) for seed, loss in of_cell.items() if seed in ends}
+        for cell, of_cell in losses.items()
+    }
+
+
+def over_cells(frames: Frames, pairs: Sequence[tuple[Cell, Cell]]) -> Value | None:
+    """The loss in one cell of each pair over that in the other: the geometric mean over pairs, by seed."""
+    found = counted(frames)
+    trained = [(found[one], found[other]) for one, other in pairs if {one, other} <= set(found)]
+    if not trained:
+        return None
+    seeds = sorted(set.intersection(*(set(each) for pair in trained for each in pair)))
+    means = [fmean(math.log(one[seed] / other[seed]) for one, other in trained) for seed in seeds]
+    return over_units([math.exp(mean) for mean in means], POSITIVE) if seeds else None
+
+
+def best(frames: Frames) -> dict[int, float]:
+    """The loss of each seed in the cell that trains best with the other seeds."""
+    found = counted(frames)
+    seeds = sorted(set.intersection(*map(set, found.values()))) if found else []
+    losses = {}
+    for seed in seeds:
+        choosing = [each for each in seeds if each != seed] or seeds
+        chosen = min(found, key=lambda cell: sum(math.log(found[cell][each]) for each in choosing))
+        losses[seed] = found[chosen][seed]
+    return losses
+
+
+def best_over(frames: Frames, other: str) -> Value | None:
+    """Loss of Stable Top-K at its best over that of another method."""
+    theirs = by_seed(frames, keys(frames, other))
+    ratios = [loss / theirs[seed] for seed, loss in best(frames).items() if seed in theirs]
+    return over_units(ratios, POSITIVE) if ratios else None
+
+
+def over_best(frames: Frames, other: str) -> Value | None:
+    """Loss of another method over that of Stable Top-K at its best."""
+    theirs = by_seed(frames, keys(frames, other))
+    ratios = [theirs[seed] / loss for seed, loss in best(frames).items() if seed in theirs]
+    return over_units(ratios, POSITIVE) if ratios else None
+
+
+def _hurts(frames: Frames) -> Value | None:
+    return final_ratio(frames, keys(frames, "oktopk"), keys(frames, "dense"), COLUMN)

@@ -18,7 +18,7 @@ from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import number
 from analysis.records.frames import Frames, keys_of, remembered
-from analysis.stats import Value, curve, slowdown, taken, throughput
+from analysis.stats import Value, curve, final_ratio, slowdown, taken, throughput
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _large as large
@@ -39,6 +39,7 @@ from experiments.figures._reaching import Steps, seconds_to, sooner, steps_to
 from experiments.figures._runs import TIMED, TRAINED, crossed, each
 from experiments.figures.papers import claim
 
+SCALE = papers.value("zhang.scale.trained")
 TITLE = "Throughput and time to a loss with Stable Top-K, beside dense, Top-k and Ok-Topk"
 COLUMN = "train_loss"
 LABELS = {task: family.small for task, family in FAMILIES.items()} | {"cnn_digits": "small CNN, digits"}
@@ -192,6 +193,7 @@ def claims() -> list[Claim]:
     for task, family in FAMILIES.items():
         named = {"small": family.small, "large": family.large}
         found.append(of("step-shorter", _step_ratio, task, case=task, **named))
+        found.append(claim("zhang.oktopk-hurts", _loss_ratio, task, case=task, label=family.small))
         for other in ("dense", "oktopk"):
             case, label = f"{other}.{task}", LOOKS[other].label
             found.append(
@@ -214,6 +216,12 @@ Ours = Callable[..., Value | None]
 
 def _step_ratio(frames: Frames, task: str) -> Value | None:
     return slowdown(frames, *(keys(frames, task, method) for method in ("oktopk", "stable_topk")))
+
+
+def _loss_ratio(frames: Frames, task: str) -> Value | None:
+    """The training loss at the end with Ok-Topk over that of dense training."""
+    oktopk, dense = (keys(frames, task, method, "epoch") for method in ("oktopk", "dense"))
+    return final_ratio(frames, oktopk, dense, COLUMN)
 
 
 def _indicated(ours: Ours, frames: Frames, *of: Any) -> Value | None:

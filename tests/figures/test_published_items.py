@@ -100,6 +100,7 @@ def test_the_printed_table_has_48_values_and_standard_sgd_twice() -> None:
     assert sum(module.accuracy(name).size for name in module.TABLE) == 48
     assert np.array_equal(*module.accuracy("Standard SGD"))
     assert module.accuracy("Block-random-k (allReduce)")[1].tolist() == [91.18, 88.20, 79.00, 78.11]
+    assert len(module.rows_over_workers()) == 11
 
 
 def test_words_that_would_change_nothing_are_refused(here: Command) -> None:

@@ -126,8 +126,8 @@ def test_hours_of_large_models_are_not_comparable() -> None:
     assert {each.word for each in found if each.ours is not None} == {"not comparable"}
 
 
-def test_all_that_is_claimed_says_that_it_is_simulated() -> None:
-    assert all("simulated" in claim.text for claim in item.claims())
+def test_all_that_is_claimed_of_times_says_that_it_is_simulated() -> None:
+    assert all("simulated" in claim.text for claim in item.claims() if claim.timed)
     assert {each.word for each in figures.judge("stable-throughput", empty())} == {"not run"}
 
 

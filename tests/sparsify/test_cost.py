@@ -11,8 +11,10 @@ import torch
 import sparsify
 from sparsify import cost
 from sparsify.comm import CountingComm, virtual
+from sparsify.core.selections import Generated, Statistics
 from sparsify.cost import Link, Network
 from sparsify.methods.oktopk import SplitReduceBalance
+from sparsify.replay import Replay
 from sparsify.types import BucketContext, Sparse
 from tests.sparsify.laws import gradient, live
 
@@ -143,6 +145,29 @@ def test_oktopks_volume_settles_within_the_published_words(size: int) -> None:
     announced = 2 * ANNOUNCED * (size - 1)
     settled = [max(rank.counted_bytes[step] for rank in lived) - announced for step in range(15, steps)]
     assert statistics.median(settled) <= words("oktopk", n, k, size)[1]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+@pytest.mark.parametrize(
+    ("name", "scheme", "least", "most"),
+    [
+        ("dense", "dense", 1, 1),
+        ("topk", "topka", 1, 1),
+        ("gtopk", "gtopk", 1, 1),
+        ("gaussiank", "gaussiank", 0.5, 0.5),  # it sends exactly k: no lengths need to be gathered first
+        ("sparcml", "topkdsa", 1, 2),  # lengths are announced before pieces are sent
+        ("oktopk", "oktopk", 0.8, 2),  # and of two workers none has pieces to hand on
+    ],
+)
+def test_latency_terms_are_the_published_ones(
+    name: str, scheme: str, least: float, most: float, size: int
+) -> None:
+    n, k = 3200, 160
+    replay = Replay(sparsify.build(name, **({} if name == "dense" else {"density": k / n})), n, size)
+    selections = Generated(Statistics(k / n, 0.3), n, size)
+    replay.next(selections)  # thresholds, which are re-used
+    expected = cost.published(scheme, n, k, size).messages
+    assert least * expected <= replay.next(selections).messages <= most * expected
 
 
 def test_unknown_schemes_list_what_there_is() -> None:

@@ -133,3 +133,13 @@ def test_braces_hold_facts_of_the_item_or_sentences_on_its_records(frames: Frame
     told = captions.filled("Of {count}. {setting}", frames, {"count": 3})
     assert told == f"Of 3. {captions.setting(frames)}"
     assert captions.filled("{setting}", frames, {"setting": "here"}) == "here"
+
+
+def test_seeds_are_counted_by_seed_whatever_else_runs_of_a_method_differ_in(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for method, seeds in (("dense", 2), ("topk", 3)):
+        for seed in range(seeds):
+            for workers in (4, 8):
+                synthetic.ended(store, synthetic.learning_config(method, seed, workers=workers), 50.0, 1.0)
+    told = captions.training(from_attempts(store.all_valid())[0])
+    assert "; 2 seeds per method." in told
