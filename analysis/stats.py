@@ -22,7 +22,7 @@ CONFIDENCE = 0.95
 # memory and their minutes, so it takes many of them, and their likeness is allowed for (`over_units`).
 # What values printed in a paper say of each other has no error.
 PRINTED, COUNTED = "printed values", "counts"  # without an error of their own
-ENOUGH = {"runs": ENOUGH_RUNS, "blocks": 30, PRINTED: 1, COUNTED: 1}
+ENOUGH = {"runs": ENOUGH_RUNS, "blocks": 30, "windows": 30, PRINTED: 1, COUNTED: 1}
 Bounds = tuple[float, float]  # what a quantity cannot reach
 ANY: Bounds = (-np.inf, np.inf)  # a difference
 POSITIVE: Bounds = (0.0, np.inf)  # a time, a speed, a ratio
