@@ -93,7 +93,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             values = {OURS: each.ours(frames), THEIRS: each.theirs}
             for offset, (origin, factor) in zip((-0.16, 0.16), values.items(), strict=True):
                 if factor is not None:
-                    marks.dot(axes, y + offset, factor, *MARKERS[origin])
+                    marks.dot(axes, y + offset, factor, *MARKERS[origin], told=True)
             if y == 0 or each.name != found[y - 1].name:
                 axes.axhline(y - 0.5, color="#E6E6E6", linewidth=0.8, zorder=0)
                 place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "fontsize": 6.5, "va": "top"}
@@ -101,6 +101,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         axes.axvline(1, **plots.GREY)
         plots.from_top(axes, [each.number for each in found])
         marks.factor_ticks(axes)
+        axes.set_xlim(right=4 * axes.get_xlim()[1])  # room for an interval in words
         axes.set_xlabel(f"With the artefact / without it{captions.simulated(frames)}")
 
     return plots.picture([panel], 3.6, keys=marks.dot_keys(MARKERS))
