@@ -26,7 +26,7 @@ def reduced(frames: Frames, declared: Mapping[str, Any]) -> str:
     Args:
         declared: the paper's values by column of `frames.runs`, as the item states them in SCALE; where the
             value depends on the device or the task, a mapping from either to value. A run without a field
-            (dense has no density) does not differ in it.
+            (dense has no density) does not differ in it, nor one of a task that a mapping leaves out.
     """
     if not len(frames.runs):
         return ""
@@ -45,7 +45,7 @@ def _difference(frames: Frames, column: str, paper: Any) -> str:
     for device, task, value in zip(
         runs.get("device", none), runs.get("task.name", none), runs[column], strict=True
     ):
-        expected = paper.get(device, paper.get(task)) if isinstance(paper, Mapping) else paper
+        expected = paper.get(device, paper.get(task, value)) if isinstance(paper, Mapping) else paper
         missing = value is None or (isinstance(value, float) and math.isnan(value))
         if not missing and value != expected:
             found.add((value, expected))
@@ -56,8 +56,6 @@ def _difference(frames: Frames, column: str, paper: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    if value is None:
-        return "another"
     if isinstance(value, bool) or not isinstance(value, str):
         return str(value).lower() if isinstance(value, bool) else number(value)
     return "none" if value == "[]" else value

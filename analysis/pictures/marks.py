@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch as Patch
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullFormatter
 
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import number, with_interval
 from analysis.pictures.style import Look
 from analysis.records import phases as phase_list
 from analysis.stats import Value
@@ -218,12 +218,21 @@ def whisker(axes: Axes, x: float, value: Value) -> None:
         axes.errorbar(x, value.value, error, fmt="none", ecolor="#444444", elinewidth=0.8, capsize=2)
 
 
-def dot(axes: Axes, y: float, value: Value, marker: str, colour: str) -> None:
-    """One value at a height, with its interval along the x axis and its number beside it."""
+def dot(axes: Axes, y: float, value: Value, marker: str, colour: str, told: bool = False) -> None:
+    """One value at a height, with its interval along the x axis and its number beside it.
+
+    Args:
+        told: the interval also has ends that stand out of a small marker, and is written.
+    """
     low, high = (edge if edge is not None else value.value for edge in (value.low, value.high))
-    axes.plot([low, high], [y, y], color=colour, linewidth=1.0, solid_capstyle="butt", zorder=2)
-    axes.plot([value.value], [y], marker=marker, color=colour, markersize=4, zorder=3)
-    above(axes, high, y, number(value.value), xytext=(4, 0), ha="left", va="center", color=colour)
+    ends = "|" if told and low < high else ""
+    axes.plot(
+        [low, high], [y, y], color=colour, linewidth=1.0, solid_capstyle="butt", zorder=2,
+        marker=ends, markersize=6,
+    )  # fmt: skip
+    axes.plot([value.value], [y], marker=marker, color=colour, markersize=2.5 if told else 4, zorder=3)
+    text = with_interval(value) if told else number(value.value)
+    above(axes, high, y, text, xytext=(4, 0), ha="left", va="center", color=colour)
 
 
 def dot_keys(origins: Mapping[str, tuple[str, str]]) -> list[Line2D]:

@@ -8,6 +8,15 @@ makes the tables again from a clone.
 
 from __future__ import annotations
 
-from analysis.published.tables import band, by_machine, decays, epochs, iterations, jobs, over_machines
+from analysis.published.tables import (
+    band,
+    by_machine,
+    decays,
+    epochs,
+    iterations,
+    jobs,
+    over_machines,
+    windows,
+)
 
-__all__ = ["band", "by_machine", "decays", "epochs", "iterations", "jobs", "over_machines"]
+__all__ = ["band", "by_machine", "decays", "epochs", "iterations", "jobs", "over_machines", "windows"]

@@ -23,6 +23,7 @@ import pandas as pd
 
 from analysis.records.files import MOST_LOG_BYTES, Damaged, read_bytes
 
+FIRST_WINDOW, WINDOW = 41, 48  # iterations behind each logged time: the first prints at iteration 40
 LONG_WAIT_US = 500_000  # no wait for others' gradients is as long; one for a validation is
 
 
@@ -51,7 +52,7 @@ JOBS = {
 
 SECONDS = r"(\d+\.\d+)"
 CONFIGURED = re.compile(r".*Configurations: Namespace\(.*\bbatch_size=(\d+),.*\bnworkers=(\d+)[,)].*")
-WINDOW = re.compile(rf".*Time per iteration including communication: {SECONDS}, Speed: {SECONDS} images/s")
+TIMED = re.compile(rf".*Time per iteration including communication: {SECONDS}, Speed: {SECONDS} images/s")
 PHASES = re.compile(
     rf".*\[rank:(\d+)\] loss: \S+, average forward \({SECONDS}\) and backward \({SECONDS}\) "
     rf"time: {SECONDS}, iotime: {SECONDS}"
@@ -62,7 +63,7 @@ VALIDATED = re.compile(
 # Where a line of topk.e comes from -> the form that it must have.
 FORMS = {
     "[dist_trainer.py:135]": CONFIGURED,
-    "[dist_trainer.py:90]": WINDOW,
+    "[dist_trainer.py:90]": TIMED,
     "[dl_trainer.py:731]": PHASES,
     "[dl_trainer.py:822]": VALIDATED,
 }
@@ -76,10 +77,19 @@ class LoggedTraining:
     """The numbers in a job's topk.e, in the order of their lines."""
 
     speeds: list[float]  # samples/s of one rank, the mean of 48 iterations
+    window_s: list[float]  # per 48 iterations, their mean time as the first rank printed it
     forward_s: list[float]
     backward_s: list[float]
     input_s: list[float]
     epochs: list[tuple[float, ...]]  # epoch, lr, loss, top-1, top-5 (%)
+
+    def windows(self) -> pd.DataFrame:
+        """A row per window: its number, the number of iterations until its end, and its `ms`."""
+        numbers = np.arange(len(self.window_s))
+        milliseconds = np.round(1e3 * np.array(self.window_s), 3)
+        until = FIRST_WINDOW + WINDOW * numbers
+        table: pd.DataFrame = pd.DataFrame({"window": numbers, "until": until, "ms": milliseconds})
+        return table
 
     def means(self, job: Job) -> dict[str, float]:
         """Samples/s of all workers, which is the mean of the logged speeds; FP, BP and input in ms."""
@@ -116,7 +126,10 @@ def read_training(path: Path, job: Job, batch: int = 128) -> LoggedTraining:
     if [epoch for epoch, *_ in epochs] != [*range(1, len(epochs) + 1)]:
         raise Damaged(path, "has an epoch twice, or lacks one")
     forward, backward, fetching = ([float(line[part]) for line in phases] for part in (1, 2, 4))
-    return LoggedTraining([float(speed) for _, speed in windows], forward, backward, fetching, epochs)
+    speeds = [float(speed) for _, speed in windows]
+    # All ranks print a window before one prints the next, which is seconds later.
+    first = [float(seconds) for seconds, _ in windows[:: job.workers]]
+    return LoggedTraining(speeds, first, forward, backward, fetching, epochs)
 
 
 def read_iterations(path: Path, job: Job) -> pd.DataFrame:

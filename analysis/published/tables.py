@@ -27,6 +27,7 @@ class Tables(NamedTuple):
 
     jobs: pd.DataFrame  # a row per job
     epochs: pd.DataFrame  # per job and validation
+    windows: pd.DataFrame  # per job of 8 workers and 48 iterations
     iterations: pd.DataFrame  # per job of 8 workers and iteration whose lines do not mix with others'
 
 
@@ -35,7 +36,7 @@ def jobs() -> pd.DataFrame:
     mean `fp_ms`, `bp_ms` (which compression is part of) and `io_ms` of an iteration.
 
     Raises:
-        Damaged: a table does not match its digest, as in the other two.
+        Damaged: a table does not match its digest, as in the other three.
     """
     table: pd.DataFrame = _shipped().jobs.copy()
     return table
@@ -44,6 +45,13 @@ def jobs() -> pd.DataFrame:
 def epochs() -> pd.DataFrame:
     """Per job and epoch: gpu, workers, method; rank 0's `val_loss`, `top1` and `top5` (%), and `lr`."""
     return _with_job(_shipped().epochs, ["gpu", "workers", "method"])
+
+
+def windows() -> pd.DataFrame:
+    """Per job and window of 48 iterations, 41 at first: gpu, method; `until` which iteration it lasts, and
+    the mean time of its iterations in `ms`, as the first rank printed it. Of the jobs that `iterations` has.
+    """
+    return _with_job(_shipped().windows, ["gpu", "method"])
 
 
 def iterations() -> pd.DataFrame:
@@ -96,16 +104,17 @@ def from_logs(clone: Path) -> Tables:
     Raises:
         Damaged: a log is missing or not as expected; the message says which line.
     """
-    rows, curves, parts = [], [], []
+    rows, curves, timed, parts = [], [], [], []
     for number, job in JOBS.items():
         training = read_training(clone / "job" / f"topk.e{number}", job)
         rows.append({"job": number, **job._asdict(), **training.means(job)})
         curves.append(pd.DataFrame(training.epochs, columns=["epoch", "lr", "val_loss", "top1", "top5"]))
         parts.append(read_iterations(clone / "job" / f"topk.o{number}", job))
-        for table in (curves[-1], parts[-1]):
+        timed.append(training.windows()[: None if len(parts[-1]) else 0])
+        for table in (curves[-1], timed[-1], parts[-1]):
             table.insert(0, "job", number)
-    both = (pd.concat(tables, ignore_index=True) for tables in (curves, parts))
-    return Tables(pd.DataFrame(rows), *both)
+    others = (pd.concat(tables, ignore_index=True) for tables in (curves, timed, parts))
+    return Tables(pd.DataFrame(rows), *others)
 
 
 def write(tables: Tables, folder: Path) -> None:
@@ -135,7 +144,7 @@ def differences(ours: Tables, theirs: Tables) -> list[str]:
     """
     found = []
     for name, one, other in zip(Tables._fields, ours, theirs, strict=True):
-        keys = [key for key in ("job", "epoch", "iteration") if key in one]
+        keys = [key for key in ("job", "epoch", "window", "iteration") if key in one]
         if not np.array_equal(one[keys].to_numpy(), other[keys].to_numpy()):
             found.append(f"{name}: {len(one)} rows against {len(other)}, or in another order")
             continue

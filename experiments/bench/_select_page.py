@@ -7,7 +7,7 @@ which are drawn from runs; `python -m experiments figures` draws both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -15,26 +15,29 @@ from typing import Annotated, Any
 
 import pandas as pd
 import yaml
+from matplotlib.lines import Line2D
 from msgspec import Meta, Struct, ValidationError, convert
 
 from analysis import plots
-from analysis.pictures import style
+from analysis.pictures import marks
 from analysis.pictures.captions import listed
 from analysis.pictures.numbers import number, with_interval
 from analysis.pictures.style import Look
-from analysis.records.files import Damaged, write_atomic
-from analysis.records.log import read_lines
 from analysis.records.schema import Finite, Whole
 from analysis.stats import Value
 from analysis.tables import Table
-from experiments.bench._runner import SCHEMA, Record, newest_stores, rendered
-from experiments.config.folders import Folders
+from experiments.bench._pages import Page, Say, dated, distinct, of_schema
+from experiments.bench._runner import Record, rendered
 
 DENSITY, NORMAL, LARGE_N = 0.001, "normal", 25_600_000  # the standard case
 _file = yaml.safe_load(Path(__file__).with_name("select_rows.yaml").read_text())
 ABOUT, TERMS = _file["rows"], _file["terms"]
 LOOKS = {name: Look(*row["look"]) for name, row in ABOUT.items()}
 FLOORS = {"add": "in-place add", "copy": "copy"}
+BLUES = ("#A6CEE3", "#6BAED6", "#3787C0", "#1C5FA0", "#0B3C7C", "#041E42")  # smallest to largest n
+ORANGES = ("#FDC086", "#F58C2A", "#C75A08", "#6E2C00")  # sparsest to densest
+ROW_HEIGHT, AROUND_ROWS = 0.4, 1.25  # inches: of a selection; of titles, keys and axis
+SPREAD = 0.8  # of a row's height, for its values below each other
 UNITS = {"time of a step": "ms", "CPU time": "ms", "fallbacks": "%", "speed": "GB/s"}
 
 
@@ -102,25 +105,17 @@ def floor_of(rows: Sequence[Record]) -> str:
     return "add" if any(row.get("over_add") for row in rows) else "copy"
 
 
-def read(path: Path, say: Callable[[str], None] = print) -> tuple[list[Record], list[Record]]:
-    """The newest row of each case, and the invocations; a row with times replaces one without. Says how many
-    lines are left out because they are no such records.
-
-    Raises:
-        Damaged: it is no file of records.
+def read(path: Path, say: Say = print) -> tuple[list[Record], list[Record]]:
+    """The newest row of each case, and the invocations; a row with times replaces one without. `of_schema`
+    refuses and leaves out.
     """
-    lines, broken = read_lines(path)
-    ours = [record for record in lines if record.get("schema") == SCHEMA]
-    records = [record for record in ours if _fits(record)]
-    if damaged := broken + len(ours) - len(records):
-        say(f"left out {damaged} lines of {path}: they are not as they were written")
+    rows, starts = of_schema(path, _fits, say)
     newest: dict[tuple[Any, ...], Record] = {}
-    for row in records:
-        if row["kind"] == "row":
-            case = (row["n"], row["density"], row["distribution"], row["row"])
-            if "median_ms" in row or "median_ms" not in newest.get(case, {}):
-                newest[case] = row
-    return list(newest.values()), [record for record in records if record["kind"] == "invocation"]
+    for row in rows:
+        case = (row["n"], row["density"], row["distribution"], row["row"])
+        if "median_ms" in row or "median_ms" not in newest.get(case, {}):
+            newest[case] = row
+    return list(newest.values()), starts
 
 
 def _fits(record: Record) -> bool:
@@ -132,79 +127,83 @@ def _fits(record: Record) -> bool:
     return record.get("kind") == "invocation" or (record.get("kind") == "row" and record["row"] in LOOKS)
 
 
-def redraw(folders: Folders, say: Callable[[str], None] = print) -> list[Path]:
-    """Every device's figure, from this checkout's records where there are any, else from the shipped ones;
-    says what had to be left out."""
-    drawn = []
-    for store in newest_stores("select", folders):
-        try:
-            drawn.append(draw_one(store, folders.figures, say))
-        except Damaged as damage:
-            say(f"left out: {damage}")
-    return drawn
-
-
-def draw_one(store: Path, folder: Path, say: Callable[[str], None] = print) -> Path:
-    """One device's picture (returned, PNG and PDF) and page; Damaged where it has no such records."""
-    rows, starts = read(store, say)
-    if not rows:
-        raise Damaged(store, "has no row of a case")
-    folder.mkdir(parents=True, exist_ok=True)
-    picture = style.save(draw(rows), folder, store.stem)
-    write_atomic(folder / f"{store.stem}.md", page(rows, starts, store.stem))
-    return picture
-
-
 def draw(rows: Sequence[Record]) -> plots.Figure:
-    """Left time against n, right the ratio to the floor against density."""
+    """Ratios to the floor, a row for each selection: left for each n, right for each density."""
     done = [row for row in rows if "median_ms" in row and row["distribution"] == NORMAL]
     by_n = [row for row in done if row["density"] == DENSITY] or done
     n, floor = dense_n(done), floor_of(done)
-    densities = sorted({row["density"] for row in by_n}) or [DENSITY]
-    by_density = [row for row in done if row["n"] == n and row["row"] != floor]
-    times = lines(
-        by_n, "n", lambda row: {limit: row[f"{limit}_ms"] for limit in ("median", "low", "high")},
-        xlabel=f"elements n (density {listed(map(number, densities))}, normal)", ylabel="Time of a step (ms)",
-    )  # fmt: skip
-    ratios = lines(
-        by_density, "density", lambda row: row.get(f"over_{floor}"), level=LOOKS[floor].colour,
-        xlabel=f"density k/n (n = {number(n)}, normal)", ylabel=f"Time / time of the {FLOORS[floor]}",
-    )  # fmt: skip
-    return plots.picture([times, ratios], 3.6, ncols=3)
+    by_density = [row for row in done if row["n"] == n]
+    names = in_order(done, by_n, n, floor)
+    densities = listed([number(each) for each in sorted({row["density"] for row in by_n}) or [DENSITY]])
+    about = {
+        "n": (by_n, f"by elements n (density {densities})", BLUES),
+        "density": (by_density, f"by density k/n (n = {number(n)})", ORANGES),
+    }
+    panels = [
+        ratios(own, names, x, floor, shades, title=title, numbered=n if x == "n" else None)
+        for x, (own, title, shades) in about.items()
+    ]
+    return plots.picture(panels, AROUND_ROWS + ROW_HEIGHT * max(len(names), 3), sharey=True)
+
+
+def in_order(done: Sequence[Record], by_n: Sequence[Record], n: int, floor: str) -> list[str]:
+    """The rows that have a ratio, the quickest at the largest common n first, without the floor."""
+    over = f"over_{floor}"
+    medians = {row["row"]: row[over]["median"] for row in by_n if row["n"] == n and row.get(over)}
+    known = {row["row"] for row in done if row.get(over)} - {floor}
+    last = [*LOOKS]
+    return sorted(known, key=lambda name: (medians.get(name, float("inf")), last.index(name)))
 
 
 @plots.kind
-def lines(
+def ratios(
     axes: plots.Axes,
     /,
     rows: Sequence[Record],
+    names: Sequence[str],
     x: str,
-    values: Callable[[Record], Record | None],
-    level: str = "",
+    floor: str,
+    shades: Sequence[str],
+    numbered: int | None = None,
     **words: Any,
 ) -> None:
-    """A line with bars for each row of the benchmark.
+    """For each row of the benchmark a dot and its interval for each value of `x`, below each other.
 
     Args:
-        level: the colour of a line across at 1, if any.
+        numbered: for which value of `x` the ratio is written beside the dot.
     """
-    for name, look in LOOKS.items():
-        found = sorted(
-            (row[x], value["median"], value["median"] - value["low"], value["high"] - value["median"])
-            for row in rows if row["row"] == name and (value := values(row))
-        )  # fmt: skip
-        if not found:
+    found = sorted({row[x] for row in rows})
+    shown = {
+        each: shades[round(i * (len(shades) - 1) / max(len(found) - 1, 1))] for i, each in enumerate(found)
+    }
+    over = {(row["row"], row[x]): ratio for row in rows if (ratio := row.get(f"over_{floor}"))}
+    step = SPREAD / max(len(found), 2)
+    for (name, at), ratio in over.items():
+        if name not in names:
             continue
-        at, middle, below, above = map(list, zip(*found, strict=True))
-        line: dict[str, Any] = {"linestyle": "--", "linewidth": 1} if name in FLOORS else {"linewidth": 1.3}
-        axes.errorbar(
-            at, middle, [below, above], color=look.colour, marker=look.marker, elinewidth=0.8, capsize=2,
-            label=look.label, zorder=3, **{"linestyle": "-"} | line,
-        )  # fmt: skip
-    if level:
-        axes.axhline(1, color=level, linestyle="--", linewidth=1)
-    plots.finish(axes, grid="y", xscale="log", yscale="log", **words)
-    axes.tick_params(axis="x", which="minor", labelbottom=False)
+        colour = shown[at]
+        y = names.index(name) + (found.index(at) - (len(found) - 1) / 2) * step
+        axes.plot(
+            [ratio["low"], ratio["high"]], [y, y], color=colour, linewidth=1, solid_capstyle="butt", zorder=2
+        )
+        axes.plot([ratio["median"]], [y], marker="o", color=colour, markersize=3.2, zorder=3)
+    for i, name in enumerate(names):
+        axes.axhline(i - 0.5, color="#E6E6E6", linewidth=0.8, zorder=0)
+        if told := over.get((name, numbered)):
+            right = max(ratio["high"] for (of, _), ratio in over.items() if of == name)
+            text, colour = number(float(f"{told['median']:.3g}")), shown[numbered]
+            marks.above(axes, right, i, text, xytext=(4, 0), ha="left", va="center", color=colour)
+    axes.axvline(1, color=LOOKS[floor].colour, linestyle="--", linewidth=0.8, zorder=1)
+    plots.from_top(axes, [LOOKS[name].label for name in names])
+    axes.set_xscale("log")
+    axes.margins(x=0.12)
+    axes.xaxis.set_major_formatter(lambda at, _: number(at))
+    keys = [
+        Line2D([], [], linestyle="", marker="o", markersize=3.2, color=colour, label=number(each))
+        for each, colour in shown.items()
+    ]
+    axes.legend(handles=keys, loc="lower center", bbox_to_anchor=(0.5, 1.04), ncols=3, handletextpad=0.1)
+    plots.finish(axes, grid="x", xlabel=f"Time / time of the {FLOORS[floor]}", **words)
 
 
 def dense_n(rows: Sequence[Record]) -> int:
@@ -255,12 +254,9 @@ def times(ratio: Record | None) -> str:
 
 def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
     """Picture, how it was measured, a table for each case, what the rows are and what their bytes are."""
-    commits = [(row["commit"] or "unknown")[:7] + (" with changes" if row["dirty"] else "") for row in rows]
-    told = [
-        row | {"day": row["at"][:10], "commit": commit} for row, commit in zip(rows, commits, strict=True)
-    ]
-    in_order = sorted(told, key=lambda row: list(LOOKS).index(row["row"]))
-    cases = [[*own] for _, own in groupby(sorted(in_order, key=place), place)]
+    told = dated(rows)
+    as_listed = sorted(told, key=lambda row: list(LOOKS).index(row["row"]))
+    cases = [[*own] for _, own in groupby(sorted(as_listed, key=place), place)]
     standard = {row["row"]: row for row in told if place(row) == (False, NORMAL, LARGE_N, DENSITY)}
     floor, at = floor_of(rows), {row["at"] for row in rows}
     return rendered(
@@ -278,6 +274,4 @@ def place(row: Record) -> tuple[bool, str, int, float]:
     return row["distribution"] != NORMAL, row["distribution"], row["n"], row["density"]
 
 
-def distinct(rows: Iterable[Record], field: str) -> str:
-    """The values of a field, in words."""
-    return listed(sorted({row[field] for row in rows if field in row}))
+PAGE = Page("select", read, draw, page)

@@ -6,7 +6,7 @@ experiments figures` draws both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -17,17 +17,14 @@ import yaml
 from msgspec import Meta, Struct, ValidationError, convert
 
 from analysis import plots
-from analysis.pictures import marks, style
-from analysis.pictures.captions import listed
+from analysis.pictures import marks
 from analysis.pictures.numbers import number
 from analysis.pictures.style import Look
-from analysis.records.files import Damaged, write_atomic
-from analysis.records.log import read_lines
 from analysis.records.schema import Finite, Whole
 from analysis.stats import Value
 from analysis.tables import Table
-from experiments.bench._runner import SCHEMA, Record, newest_stores, rendered
-from experiments.config.folders import Folders
+from experiments.bench._pages import Page, Say, dated, distinct, of_schema
+from experiments.bench._runner import Record, rendered
 
 ABOUT = yaml.safe_load(Path(__file__).with_name("step_ways.yaml").read_text())
 LOOKS = {name: Look(*way["look"]) for name, way in ABOUT.items()}
@@ -116,20 +113,10 @@ PARTS: dict[str, tuple[type[Any], Sequence[str]]] = {
 }  # fmt: skip
 
 
-def read(path: Path, say: Callable[[str], None] = print) -> tuple[list[Record], list[Record]]:
-    """The newest row of each case, and the invocations. Says how many lines are left out because they are no
-    such records.
-
-    Raises:
-        Damaged: it is no file of records.
-    """
-    lines, broken = read_lines(path)
-    ours = [record for record in lines if record.get("schema") == SCHEMA]
-    records = [record for record in ours if _fits(record)]
-    if damaged := broken + len(ours) - len(records):
-        say(f"left out {damaged} lines of {path}: they are not as they were written")
-    newest = {(*place(row), row["row"]): row for row in records if row["kind"] == "row"}
-    return list(newest.values()), [record for record in records if record["kind"] == "invocation"]
+def read(path: Path, say: Say = print) -> tuple[list[Record], list[Record]]:
+    """The newest row of each case, and the invocations; `of_schema` refuses and leaves out."""
+    rows, starts = of_schema(path, _fits, say)
+    return list({(*place(row), row["row"]): row for row in rows}.values()), starts
 
 
 def _fits(record: Record) -> bool:
@@ -147,30 +134,6 @@ def place(row: Record) -> tuple[int, int, str, int]:
     known = [*TITLES]
     at = known.index(row["network"]) if row["network"] in known else len(known)
     return [*PARTS].index(row["part"]), at, row["network"], row["workers"]
-
-
-def redraw(folders: Folders, say: Callable[[str], None] = print) -> list[Path]:
-    """Every device's figure, from this checkout's records where there are any, else from the shipped ones;
-    says what had to be left out.
-    """
-    drawn = []
-    for store in newest_stores("step", folders):
-        try:
-            drawn.append(draw_one(store, folders.figures, say))
-        except Damaged as damage:
-            say(f"left out: {damage}")
-    return drawn
-
-
-def draw_one(store: Path, folder: Path, say: Callable[[str], None] = print) -> Path:
-    """One device's picture (returned, PNG and PDF) and page; Damaged where it has no such records."""
-    rows, starts = read(store, say)
-    if not rows:
-        raise Damaged(store, "has no row of a case")
-    folder.mkdir(parents=True, exist_ok=True)
-    picture = style.save(draw(rows), folder, store.stem)
-    write_atomic(folder / f"{store.stem}.md", page(rows, starts, store.stem))
-    return picture
 
 
 def draw(rows: Sequence[Record]) -> plots.Figure:
@@ -258,10 +221,7 @@ def cells(row: Record) -> dict[str, Value | float | str | None]:
 
 def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
     """Picture, how it was measured, a table for each case, what the rows are."""
-    commits = [(row["commit"] or "unknown")[:7] + (" with changes" if row["dirty"] else "") for row in rows]
-    told = [
-        row | {"day": row["at"][:10], "commit": commit} for row, commit in zip(rows, commits, strict=True)
-    ]
+    told = dated(rows)
     order = [*ABOUT, *AROUND]
     in_order = sorted(told, key=lambda row: (place(row), order.index(row["row"])))
     at = {row["at"] for row in rows}
@@ -275,6 +235,4 @@ def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
     )  # fmt: skip
 
 
-def distinct(rows: Iterable[Record], field: str) -> str:
-    """The values of a field, in words."""
-    return listed(sorted({row[field] for row in rows if field in row}))
+PAGE = Page("step", read, draw, page)

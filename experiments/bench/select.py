@@ -12,7 +12,7 @@ import torch
 from experiments.bench import Device
 from experiments.bench._gradients import DISTRIBUTIONS, FIRST_TIED, NETWORKS
 from experiments.bench._runner import WRONG, Bench, Record, ratio, rounded, spread
-from experiments.bench._select_page import ABOUT, DENSITY, FLOORS, LARGE_N, NORMAL, TERMS, draw_one, table
+from experiments.bench._select_page import ABOUT, DENSITY, FLOORS, LARGE_N, NORMAL, PAGE, TERMS, table
 from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, flush_bytes, leave_out
 from experiments.bench._steps import ROWS
 from experiments.bench._timing import REPEATS, device_of, facts
@@ -112,7 +112,7 @@ def select(
         text=lambda found: f"{found[0]['source']}\n\n{table(found)}",
         last=summary,
         end=lambda line: verdicts(line, on.type),
-        draw=draw_one,
+        draw=PAGE.draw_one,
     )
 
 

@@ -18,7 +18,7 @@ from experiments.bench._step_launches import (
     time_around,
     time_ways,
 )
-from experiments.bench._step_page import ADD_BYTES, DDP, draw_one, table, title
+from experiments.bench._step_page import ADD_BYTES, DDP, PAGE, table, title
 from experiments.bench._step_ways import NETWORKS, WAYS, NetworkName, ways_here
 from experiments.bench._timing import device_of, facts
 from sparsify.ranges import Count, Positive, Share, unknown
@@ -135,7 +135,7 @@ def step(
         text=table,
         last=summary,
         end=lambda line: verdicts(line) if layers == LAYERS and largest == "resnet50" else (),
-        draw=draw_one,
+        draw=PAGE.draw_one,
     )
 
 

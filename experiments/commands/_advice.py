@@ -16,8 +16,9 @@ import torch
 
 import sparsify
 from analysis.pictures import style
-from analysis.published import rederived
-from analysis.published.rederived import JOB, estimate
+from analysis.published import dependent
+from analysis.published.rederived import JOB, communication_ms
+from analysis.published.unvalidated import step_ms
 from analysis.records import loading, phases
 from analysis.records.frames import Frames, restrict
 from analysis.records.steps import breakdown
@@ -301,15 +302,23 @@ def published(gpu: str) -> dict[str, Range]:
     found = dict[str, Range]()
     for method, job in jobs.items():
         # What an iteration takes beyond communicating, wherever their clock put it; of dense it is computing.
-        beyond = rederived.iteration_ms(job) - rederived.communication_ms(job)
+        took = _beyond_communicating(job)
         if method != "dense":
-            beyond -= rederived.iteration_ms(jobs["dense"]) - rederived.communication_ms(jobs["dense"])
-        took = estimate(beyond).times(1e-3)
+            took = dependent.combined(
+                lambda ours, dense: ours - dense, took, _beyond_communicating(jobs["dense"])
+            )
+        took = took.times(1e-3)
         assert took.low is not None
         assert took.high is not None
         source = f"published: logs of Yoon and Oh 2022, 8 {gpu.upper()}"
         found[method] = Range(took.low, took.value, took.high, source)
     return found
+
+
+def _beyond_communicating(job: int) -> Value:
+    """Milliseconds."""
+    waits = dependent.estimate(communication_ms(job))
+    return dependent.combined(lambda step, waiting: step - waiting, step_ms(job), waits)
 
 
 def spread(seconds: Sequence[float], source: str) -> Range:

@@ -8,7 +8,10 @@ from experiments.commands._words import Items
 from experiments.config.folders import Folders
 
 GROUP = "results"
-BENCHED = {"select": _select_page.redraw, "step": _step_page.redraw}  # drawn from a benchmark's records
+BENCHED = {
+    "select": _select_page.PAGE.redraw,
+    "step": _step_page.PAGE.redraw,
+}  # drawn from a benchmark's records
 
 
 def figures(words: Items) -> int:

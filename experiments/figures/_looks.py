@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.records.frames import Frames, keys_of, largest_tensors, restrict
+from analysis.records.frames import Frames, keys_of, largest_tensors, reads, restrict
 from analysis.stats import Bounds, Value, over_units
 from experiments.config.run import Run
 from experiments.figures._runs import TRAINED, crossed, each, scale
@@ -68,6 +68,7 @@ def largest(frames: Frames) -> str:
 def over_runs(frames: Frames, number: Callable[[Frames], float], bounds: Bounds) -> Value | None:
     """A number of each run, as an arithmetic mean with its interval within what the number can be."""
     runs = [restrict(frames, [key]) for key in frames.runs["key"]]
+    reads(frames.runs["key"])
     known = [value for run in runs if len(run.looks) and not np.isnan(value := number(run))]
     return over_units(known, bounds, value=float(np.mean(known))) if known else None
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.records.frames import Frames
+from analysis.records.frames import Frames, reads
 from analysis.stats import POSITIVE, Value, over_units
 
 
@@ -37,6 +37,7 @@ def steps_to(
     """Steps at which each training that validated gets there, by seed."""
     if not keys:
         return {}
+    reads(keys)
     seeds = frames.runs.set_index("key")["seed"]
     epochs = frames.epochs.dropna(subset=[column]).sort_values("epoch")
     of_key = {key: epochs[epochs["key"].eq(key)] for key in keys}

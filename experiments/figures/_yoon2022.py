@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from analysis.pictures.numbers import number
 from analysis.pictures.style import look, method_id
-from analysis.published import rederived
+from analysis.published.dependent import BLOCKS
 from analysis.records.frames import Frames, records, remembered
 from analysis.stats import POSITIVE, Bounds, Value, of_phases, phase_difference, slowdown, throughput
 from experiments.config.run import Run, RunOrWords, RunSettings
@@ -25,7 +24,7 @@ from experiments.figures.papers import value
 METHODS = ("dense", "topk", "randomk")
 PAPER = "Yoon and Oh 2022 (VGG-16, A100 and V100)"
 STEPS_PER_EPOCH = 49
-RESAMPLED = {"draws": number(rederived.DRAWS), "block": rederived.BLOCK}  # what captions tell of intervals
+IN_BLOCKS = {"blocks": BLOCKS}  # what captions tell of intervals
 
 TIMING_SCALE, TRAINING_SCALE = value("yoon2022.scale.timing"), value("yoon2022.scale.training")
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}

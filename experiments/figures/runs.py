@@ -40,7 +40,7 @@ def more_configs_of(item: str, profile: str, asked: RunOrWords = ()) -> list[Con
     trained = [run for run in more if not run.variants]
     timed = [run for run in more if run.variants]
     found = launched([*timed], LAUNCHES[profile]) + launched(extra, MORE_LAUNCHES[profile])
-    return _resolved(found, own) + _resolved(trained, own.without("alternate."))
+    return _resolved(found, own) + _resolved(trained, own.without("alternate.") if found else own)
 
 
 def is_launched(run: Run) -> bool:

@@ -13,9 +13,11 @@ from analysis.claims import Claim
 from analysis.pictures import marks, style
 from analysis.pictures.numbers import number
 from analysis.published import rederived
-from analysis.published.rederived import JOB, communication_ms, compression_ms, iteration_ms, lateness_line
+from analysis.published.dependent import Parts, combined, estimate
+from analysis.published.rederived import JOB, communication_ms, compression_ms, lateness_line
+from analysis.published.unvalidated import step_ms
 from analysis.records.frames import Frames
-from analysis.stats import Value
+from analysis.stats import ANY, SHARE, Bounds, Value
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
@@ -55,7 +57,7 @@ def without_validation(gpu: str, method: str) -> dict[str, float]:
     job = JOB[gpu, method]
     waits, sends = float(communication_ms(job)[0]), float(rederived.last_rank_ms(job)[0])
     own = {"wait": waits - sends, "transfer": sends, "io": float(_row(job)["io_ms"])}
-    return _parts(job, own, float(iteration_ms(job)[0]))
+    return _parts(job, own, step_ms(job).value)
 
 
 def _parts(job: int, own: dict[str, float], whole: float) -> dict[str, float]:
@@ -83,10 +85,10 @@ def table(frames: Frames) -> list[Table]:
 
 
 def _of_job(
-    drawn: Callable[[int], rederived.Resampled], selecting: bool = False
+    of: Callable[[int], Parts], selecting: bool = False, bounds: Bounds = ANY
 ) -> Callable[[int], Value | None]:
     """An estimate of each job; where it is about selecting, of those that select."""
-    return lambda job: rederived.estimate(drawn(job)) if compression_ms(job)[0] or not selecting else None
+    return lambda job: estimate(of(job), bounds) if compression_ms(job)[0] or not selecting else None
 
 
 def _of_line(part: str, loop_starts: bool = True) -> Callable[[int], Value | None]:
@@ -97,7 +99,7 @@ def _of_line(part: str, loop_starts: bool = True) -> Callable[[int], Value | Non
 # What the tables show of each job.
 TIMES: dict[str, Callable[[int], Value | float | None]] = {
     "iteration, as published": rederived.published_iteration_ms,
-    "iteration without validation": _of_job(iteration_ms),
+    "iteration without validation": step_ms,
     "one validation": _of_job(rederived.stall_ms),
     "compression": _of_job(compression_ms, selecting=True),
     "lateness of the last rank in it": _of_job(rederived.lateness_ms, selecting=True),
@@ -123,7 +125,7 @@ def facts(frames: Frames) -> dict[str, object]:
     dense, randomk = (rederived.filtered_communication_ms(JOB["A100", each]) for each in ("dense", "randomk"))
     filtered = {"dense": dense.sparse, "randomk": randomk.sparse, "least": randomk.dense}
     words = {name: number(ms) for name, ms in filtered.items()}
-    return {"stalls": stalls, "inside": number(100 * INSIDE), **words, **yoon2022.RESAMPLED}
+    return {"stalls": stalls, "inside": number(100 * INSIDE), **words, **yoon2022.IN_BLOCKS}
 
 
 def _bars(method: str) -> plots.Panel:
@@ -172,20 +174,28 @@ def _scatter(gpu: str, method: str) -> plots.Panel:
 
 
 # Of a job, or of two: what the claims are about, in % or ms.
-MEASURES: dict[str, Callable[..., rederived.Resampled]] = {
-    "compression over all else": lambda job: 100 * (2 * compression_ms(job) / iteration_ms(job) - 1),
-    "communication below a tenth": lambda job: 10 - 100 * communication_ms(job) / iteration_ms(job),
-    "communication": communication_ms,
-    "more communication": lambda job, other: communication_ms(job) - communication_ms(other),
-    "longer compression": lambda job, other: 100 * (compression_ms(job) / compression_ms(other) - 1),
-    "variance explained by lateness": lambda job: 100 * lateness_line(job).correlation ** 2,
-    "variance left inside loops": lambda job: 100 - 100 * lateness_line(job, False).correlation ** 2,
-}  # fmt: skip
+MEASURES: dict[str, Callable[..., Value]] = {
+    "compression over all else": lambda job: combined(
+        lambda part, whole: 100 * (2 * part / whole - 1), estimate(compression_ms(job)), step_ms(job)
+    ),
+    "communication below a tenth": lambda job: combined(
+        lambda part, whole: 10 - 100 * part / whole, estimate(communication_ms(job)), step_ms(job)
+    ),
+    "communication": lambda job: estimate(communication_ms(job)),
+    "more communication": lambda job, other: estimate(communication_ms(job) - communication_ms(other)),
+    "longer compression": lambda job, other: estimate(
+        100 * (compression_ms(job) / compression_ms(other) - 1)
+    ),
+    "variance explained by lateness": lambda job: estimate(100 * lateness_line(job).correlation ** 2, SHARE),
+    "variance left inside loops": lambda job: estimate(
+        100 - 100 * lateness_line(job, False).correlation ** 2, SHARE
+    ),
+}
 
 
 def measured(_: Frames, name: str, *jobs: tuple[str, str]) -> Value:
     """One of `MEASURES`, of the jobs of these GPUs and methods."""
-    return rederived.estimate(MEASURES[name](*(JOB[job] for job in jobs)))
+    return MEASURES[name](*(JOB[job] for job in jobs))
 
 
 def on_a100(frames: Frames, method: str, name: str) -> Value:

@@ -9,7 +9,9 @@ from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import number
 from analysis.published import rederived
+from analysis.published.dependent import combined
 from analysis.published.rederived import JOB
+from analysis.published.unvalidated import step_ms
 from analysis.records.frames import Frames
 from analysis.stats import Value
 from analysis.tables import Table
@@ -107,7 +109,7 @@ def claims() -> list[Claim]:
         corrected = round(_without_validation(method).value, 2)
         found += of_methods("yoon2022.speed.corrected", yoon2022.ratio, [method], paper=corrected)
     for method in yoon2022.METHODS:
-        free = number(rederived.speed(float(rederived.iteration_ms(JOB["A100", method])[0])))
+        free = number(rederived.speed(step_ms(JOB["A100", method]).value))
         found += of_methods("yoon2022.speed.speed.a100", _speed, [method], free=free)
     return [
         *found,
@@ -120,7 +122,7 @@ def claims() -> list[Claim]:
 def _without_validation(method: str) -> Value:
     """Time per iteration relative to dense, from the logs of their 8 A100."""
     job, dense = JOB["A100", method], JOB["A100", "dense"]
-    return rederived.estimate(rederived.iteration_ms(job) / rederived.iteration_ms(dense))
+    return combined(lambda long, short: long / short, step_ms(job), step_ms(dense))
 
 
 def _modes(frames: Frames) -> list[str]:

@@ -7,13 +7,15 @@ from analysis.claims import Claim
 from analysis.pictures import marks, style
 from analysis.pictures.numbers import number
 from analysis.published import rederived
-from analysis.published.rederived import JOB, estimate
+from analysis.published.dependent import combined
+from analysis.published.rederived import JOB
+from analysis.published.unvalidated import free_windows_ms, stall_line, step_ms
 from analysis.records.frames import Frames
-from analysis.stats import Value
+from analysis.stats import PRINTED, Value
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures.papers import claim
+from experiments.figures.papers import claim, value
 
 TITLE = "Training speed from the authors' logs, with and without validation in the timed loop"
 ORIGINS = ("as published", "without validation")
@@ -29,6 +31,13 @@ BETWEEN_MACHINES = {
     "Top-k, V100 / A100": (("V100", "topk"), ("A100", "topk"), (16,)),
 }
 RATIOS = BETWEEN_METHODS | BETWEEN_MACHINES
+# What the paper's text says of them, validation inside; of the others it prints the speeds alone.
+PAPERS = {
+    "Top-k / dense": value("yoon2022.ratio")["topk"],
+    "Random-k / dense": value("yoon2022.ratio")["randomk"],
+    "Top-k / dense, V100": value("yoon2022.ratio-v100")["topk"],
+    "dense, V100 / A100": value("yoon2022.a100-over-v100"),
+}
 LINKED = ("dense", "topk")
 COMPUTING = style.Look("", "#E69F00", "", "")
 JobName = tuple[str, str]  # a job by its GPU and method
@@ -62,7 +71,7 @@ def _links(axes: plots.Axes) -> None:
     for method in LINKED:
         look, change = style.look(method), rederived.link_change(method)
         values = ((look, change.iteration), (COMPUTING, change.computing))
-        groups[look.label] = [(each, ORIGINS[0], Value(value)) for each, value in values]
+        groups[look.label] = [(each, ORIGINS[0], Value(ms)) for each, ms in values]
     plots.ratio_bars(groups, title="PCIe node less NVLink node", ylabel="Change per iteration (ms)")(axes)
     axes.margins(y=0.4)
     keys = [
@@ -79,16 +88,16 @@ def as_published(slower: JobName, quicker: JobName) -> float:
 
 def corrected(slower: JobName, quicker: JobName) -> Value:
     """The same of the times without validation."""
-    return estimate(rederived.iteration_ms(JOB[slower]) / rederived.iteration_ms(JOB[quicker]))
+    return combined(lambda long, short: long / short, step_ms(JOB[slower]), step_ms(JOB[quicker]))
 
 
 def table(frames: Frames) -> list[Table]:
-    """Speeds per job, then ratios, then the two nodes."""
+    """Speeds per job, then ratios, then the lines behind them, then the two nodes."""
     speeds = [
         {
             "job": yoon2022.of_job(*of),
             "as published": rederived.speed(rederived.published_iteration_ms(job)),
-            "without validation": estimate(rederived.speed(rederived.iteration_ms(job))),
+            "without validation": combined(rederived.speed, step_ms(job)),
         }
         for of, job in JOB.items()
     ]
@@ -100,6 +109,16 @@ def table(frames: Frames) -> list[Table]:
         }
         for slower, quicker, _ in RATIOS.values()
     ]
+    lines = [
+        {
+            "job": yoon2022.of_job(*of),
+            "without validation": stall_line(job).without,
+            "per ms of stall": stall_line(job).slope,
+            "correlation of neighbours": stall_line(job).correlation,
+            "windows without validation": ", ".join(map(number, free_windows_ms(job))),
+        }
+        for of, job in JOB.items()
+    ]
     links = [
         {
             "method": style.look(method).label,
@@ -110,25 +129,30 @@ def table(frames: Frames) -> list[Table]:
         for method, change in zip(LINKED, map(rederived.link_change, LINKED), strict=True)
     ]
     change_units = {"iteration, relative": "%", "iteration": "ms", "FP + BP + compression": "ms"}
+    line_units = {"without validation": "ms", "windows without validation": "ms"}
     return [
         Table.of("Training speed", speeds, dict.fromkeys(ORIGINS, "samples/s")),
         Table.of("Time per iteration, ratio", ratios),
+        Table.of("A window's time over its stall", lines, line_units),
         Table.of("PCIe node less NVLink node", links, change_units),
     ]
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    """What changed between the two nodes, and iterations without validation, logged and derived."""
-    found: dict[str, object] = dict(yoon2022.RESAMPLED)
+    """What changed between the two nodes, and iterations without validation, logged and on the line."""
+    found: dict[str, object] = dict(yoon2022.IN_BLOCKS)
     for method in LINKED:
         change = rederived.link_change(method)
         found[f"{method}_slower"] = number(100 * (change.slower - 1))
         found |= {f"{method}_iteration": number(change.iteration)}
         found |= {f"{method}_computing": number(change.computing)}
-    for method in yoon2022.METHODS:
+    lines = [stall_line(job) for job in JOB.values()]
+    correlations = sorted(line.correlation for line in lines)
+    found |= {"least_alike": number(correlations[0]), "most_alike": number(correlations[-1])}
+    for method in ("dense", "topk"):
         job = JOB["A100", method]
-        found[f"{method}_logged"] = number(rederived.IN_A_FREE_WINDOW_MS[job])
-        found[f"{method}_derived"] = number(float(rederived.iteration_ms(job)[0]))
+        found[f"{method}_free"] = " to ".join(number(ms) for ms in sorted(free_windows_ms(job))[::2])
+        found[f"{method}_line"] = number(step_ms(job).value)
     return found
 
 
@@ -142,17 +166,17 @@ def claims() -> list[Claim]:
         )
         for name, (slower, quicker, answers) in RATIOS.items()
     ]  # fmt: skip
-    orders = [
+    published = [
         claim(
-            f"yoon2022.speed-logs.faster.{fast[1]}-{slow[1]}", _longer, slow, fast,
-            fast=style.look(fast[1]).label, slow=style.look(slow[1]).label, gpu=slow[0],
-            paper=round(100 * (as_published(slow, fast) - 1)),
+            "yoon2022.speed-logs.published", _as_published, slower, quicker, case=name.replace(" / ", "-"),
+            name=name, section="training speed" if name in BETWEEN_METHODS else "GPU capability",
+            answers=tuple(f"yoon2022.{answer}" for answer in answers), paper=PAPERS[name],
         )
-        for slow, fast, _ in list(BETWEEN_METHODS.values())[:3]
+        for name, (slower, quicker, answers) in RATIOS.items() if name in PAPERS
     ]  # fmt: skip
     return [
         *ratios,
-        *orders,
+        *published,
         claim("yoon2022.speed-logs.pcie-longer.topk", _longer_on_pcie, "topk"),
         claim("yoon2022.speed-logs.pcie-longer.dense", _longer_on_pcie, "dense"),
         claim("yoon2022.speed-logs.change-in-the-link", _change_beside_computing, "topk"),
@@ -163,8 +187,8 @@ def _ratio(_: Frames, slower: JobName, quicker: JobName) -> Value:
     return corrected(slower, quicker)
 
 
-def _longer(_: Frames, slower: JobName, quicker: JobName) -> Value:
-    return corrected(slower, quicker).more_in_percent()
+def _as_published(_: Frames, slower: JobName, quicker: JobName) -> Value:
+    return Value.exact(as_published(slower, quicker), 2, PRINTED)
 
 
 def _longer_on_pcie(_: Frames, method: str) -> Value:

@@ -12,7 +12,9 @@ import pandas as pd
 from analysis import plots, published
 from analysis.pictures import captions, marks
 from analysis.published import rederived
-from analysis.published.rederived import JOB, estimate
+from analysis.published.dependent import combined, estimate
+from analysis.published.rederived import JOB
+from analysis.published.unvalidated import step_ms
 from analysis.records.frames import Frames
 from analysis.records.steps import units, warm
 from analysis.stats import POSITIVE, Value, over_units
@@ -47,10 +49,8 @@ class Artefact(NamedTuple):
 def artefacts() -> list[Artefact]:
     """All of them, those of one name below each other."""
     validation, unsynced = "validation inside the timed loop", "no synchronisation between phases"
-    stalls = {
-        method: rederived.published_iteration_ms(job) / rederived.iteration_ms(job)
-        for method, job in A100.items()
-    }
+    whole = {method: rederived.published_iteration_ms(job) for method, job in A100.items()}
+    steps = {method: step_ms(job) for method, job in A100.items()}
     dense, topk, randomk = (value(f"yoon2022.iteration.{method}") for method in yoon2022.METHODS)
     logged, waits = published.iterations(), rederived.filtered_communication_ms(A100["dense"])
     unfiltered = logged.loc[logged["job"] == A100["dense"], "comm_mean_ms"].mean()
@@ -62,10 +62,12 @@ def artefacts() -> list[Artefact]:
     launches = randomk["select"] / (randomk["select"] + randomk["backward"] - dense["backward"])
     return [
         Artefact(validation, "time per iteration, dense", _over("dense-published", "dense-unvalidated"),
-                 estimate(stalls["dense"])),
+                 combined(lambda step: whole["dense"] / step, steps["dense"])),
         Artefact(validation, "time per iteration, Top-k", _over("topk-published", "topk-unvalidated"),
-                 estimate(stalls["topk"])),
-        Artefact(validation, "Top-k / dense", _validated_ratio, estimate(stalls["topk"] / stalls["dense"])),
+                 combined(lambda step: whole["topk"] / step, steps["topk"])),
+        Artefact(validation, "Top-k / dense", _validated_ratio,
+                 combined(lambda short, long: whole["topk"] / whole["dense"] / (long / short),
+                          steps["dense"], steps["topk"])),
         Artefact(validation, "mean of the final wait, dense",
                  _over("dense-published", "dense-unvalidated", "synchronize"),
                  estimate(unfiltered / rederived.communication_ms(A100["dense"]))),
@@ -91,7 +93,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             values = {OURS: each.ours(frames), THEIRS: each.theirs}
             for offset, (origin, factor) in zip((-0.16, 0.16), values.items(), strict=True):
                 if factor is not None:
-                    marks.dot(axes, y + offset, factor, *MARKERS[origin])
+                    marks.dot(axes, y + offset, factor, *MARKERS[origin], told=True)
             if y == 0 or each.name != found[y - 1].name:
                 axes.axhline(y - 0.5, color="#E6E6E6", linewidth=0.8, zorder=0)
                 place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "fontsize": 6.5, "va": "top"}
@@ -99,6 +101,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         axes.axvline(1, **plots.GREY)
         plots.from_top(axes, [each.number for each in found])
         marks.factor_ticks(axes)
+        axes.set_xlim(right=4 * axes.get_xlim()[1])  # room for an interval in words
         axes.set_xlabel(f"With the artefact / without it{captions.simulated(frames)}")
 
     return plots.picture([panel], 3.6, keys=marks.dot_keys(MARKERS))

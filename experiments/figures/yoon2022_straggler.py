@@ -14,7 +14,8 @@ from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import number
 from analysis.published import rederived
-from analysis.published.rederived import JOB, estimate
+from analysis.published.dependent import estimate
+from analysis.published.rederived import JOB
 from analysis.records.frames import Frames
 from analysis.records.steps import BLOCKS, ENOUGH_RUNS, LAUNCHES, warm
 from analysis.stats import ANY, SHARE, Bounds, Value, over_units

@@ -13,7 +13,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import number
-from analysis.records.frames import Frames, records, remembered
+from analysis.records.frames import Frames, reads, records, remembered
 from analysis.stats import Value, curve, final, final_difference, over_units
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
@@ -247,6 +247,7 @@ def _ends(frames: Frames, variant: Change, column: str = COLUMN) -> pd.Series[fl
     keys = by_variant(frames).get(variant, [])
     if not keys:
         return pd.Series(dtype=float)
+    reads(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)]
     last = epochs.sort_values("epoch").groupby("key")[column].last()
     by_seed = last.rename(index=frames.runs.set_index("key")["seed"])

@@ -17,7 +17,7 @@ from experiments.bench import _gradients as gradients
 from experiments.bench import _side_by_side as side_by_side
 from experiments.bench import _steps, _timing, select
 from experiments.bench._runner import shipped, text_of
-from experiments.bench._select_page import LOOKS, draw_one, read, redraw
+from experiments.bench._select_page import LOOKS, PAGE, read
 from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, leave_out
 from experiments.bench._steps import Follower, Made, NotRun, Setup
 from experiments.config.folders import Folders
@@ -144,7 +144,7 @@ def test_records_from_before_there_was_an_add_are_drawn_against_the_copy(
             record.pop(name, None)
     store = tmp_path / benched.store.name
     store.write_text(text_of([record for record in records if record.get("row") != "add"]))
-    draw_one(store, tmp_path)
+    PAGE.draw_one(store, tmp_path)
     page = (tmp_path / f"{store.stem}.md").read_text()
     assert "as a multiple of a copy that moves 12n bytes" in page
     assert "| eager |" in page
@@ -153,7 +153,7 @@ def test_records_from_before_there_was_an_add_are_drawn_against_the_copy(
 def test_the_figure_needs_no_torch(tmp_path: Path, benched: Benched) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom experiments.bench import _select_page\n"
-        f"print(_select_page.draw_one(Path({str(benched.store)!r}), Path({str(tmp_path)!r})))\n"
+        f"print(_select_page.PAGE.draw_one(Path({str(benched.store)!r}), Path({str(tmp_path)!r})))\n"
         "assert 'torch' not in sys.modules"
     )
     said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
@@ -163,7 +163,7 @@ def test_the_figure_needs_no_torch(tmp_path: Path, benched: Benched) -> None:
 def test_shipped_records_are_drawn_as_they_were(tmp_path: Path) -> None:
     """They are older than the fields that rows have today."""
     (store,) = (ROOT / "results/shipped/bench").glob("select-*.jsonl")
-    draw_one(store, tmp_path)
+    PAGE.draw_one(store, tmp_path)
     page = f"{store.stem}.md"
     assert (tmp_path / page).read_text() == (ROOT / "results/shipped/figures" / page).read_text()
 
@@ -180,7 +180,7 @@ def test_shipped_are_the_newest_rows_and_figures_are_drawn_from_them(
         assert path.exists()
     assert read(tmp_path / "shipped/bench" / store.name) == read(store)
     folders = Folders(tmp_path)
-    assert redraw(folders) == [tmp_path / "figures" / f"{store.stem}.png"]
+    assert PAGE.redraw(folders) == [tmp_path / "figures" / f"{store.stem}.png"]
     page = f"{store.stem}.md"
     assert (folders.figures / page).read_text() == (benched.results / "figures" / page).read_text()
 

@@ -16,7 +16,7 @@ from experiments.bench import step
 from experiments.bench._runner import text_of
 from experiments.bench._step_counts import Operators
 from experiments.bench._step_launches import HandOver
-from experiments.bench._step_page import ABOUT, draw, draw_one, read, redraw, table
+from experiments.bench._step_page import ABOUT, PAGE, draw, read, table
 from experiments.bench._step_ways import NETWORKS, WAYS, ways_here
 from experiments.config.folders import Folders
 from tests.bench.conftest import Benched, bench, last_of
@@ -89,7 +89,7 @@ def test_picture_and_page_are_drawn_without_torch(tmp_path: Path, stepped: Bench
     assert drawn.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     code = (
         "import sys\nfrom pathlib import Path\nfrom experiments.bench import _step_page\n"
-        f"print(_step_page.draw_one(Path({str(store)!r}), Path({str(tmp_path)!r})))\n"
+        f"print(_step_page.PAGE.draw_one(Path({str(store)!r}), Path({str(tmp_path)!r})))\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -107,7 +107,7 @@ def test_lines_that_are_no_such_records_are_left_out_and_told(tmp_path: Path, st
     broken = [rows[0] | {"cpu_over_ddp": {"median": -1}}, rows[0] | {"part": "guessed"}]
     store.write_text(text_of([*rows, *broken]))
     said = list[str]()
-    assert tmp_path / "figures" / "step-cpu-some.png" in redraw(folders, said.append)
+    assert tmp_path / "figures" / "step-cpu-some.png" in PAGE.redraw(folders, said.append)
     assert said == [f"left out 2 lines of {store}: they are not as they were written"]
     counted = [row for row in rows if row["part"] == "counts"]
     assert draw(counted).axes[0].get_title() == "no step was timed"
@@ -116,7 +116,7 @@ def test_lines_that_are_no_such_records_are_left_out_and_told(tmp_path: Path, st
 
 def test_shipped_records_are_drawn_as_they_were(tmp_path: Path) -> None:
     for store in (ROOT / "results/shipped/bench").glob("step-*.jsonl"):
-        draw_one(store, tmp_path)
+        PAGE.draw_one(store, tmp_path)
         page = f"{store.stem}.md"
         assert (tmp_path / page).read_text() == (ROOT / "results/shipped/figures" / page).read_text()
 

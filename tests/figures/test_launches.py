@@ -49,7 +49,7 @@ def begun(folders: Folders, config: Config, ago_min: float) -> None:
 def test_launches_of_another_occasion_wait_for_it(
     ago_min: tuple[float, ...], is_due: bool, tmp_path: Path
 ) -> None:
-    folders, configs = Folders(tmp_path), configs_of("crossover", "laptop")
+    folders, configs = Folders(tmp_path), configs_of("fig4-fast", "laptop")
     for config, ago in zip(configs, ago_min, strict=False):
         begun(folders, config, ago)
     due = reproduce._due([PlannedRun(config, None) for config in configs], folders)

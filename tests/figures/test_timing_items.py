@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.published import jobs, rederived
+from analysis.published import jobs
+from analysis.published.unvalidated import step_ms
 from analysis.records.attempts import from_attempts
 from analysis.records.configs import variant_configs
 from analysis.records.frames import Frames
@@ -93,7 +94,7 @@ def test_the_parts_of_the_papers_bars_are_what_its_logs_say() -> None:
     for method in yoon2022.METHODS:
         facts, bar = told.loc[("A100", 8, method)], yoon2022.published_parts(method)
         assert bar["io"] == pytest.approx(facts["io_ms"], abs=0.01)
-        without_validation = float(rederived.iteration_ms(int(facts["job"]))[0])
+        without_validation = step_ms(int(facts["job"])).value
         assert sum(bar.values()) - bar["validate"] == pytest.approx(without_validation, abs=0.01)
         assert sum(bar.values()) == pytest.approx(value(f"yoon2022.iteration.{method}")["total"])
 

@@ -72,6 +72,7 @@ def test_speeds_phases_and_validations_are_read(tmp_path: Path) -> None:
     training = read_training(log(tmp_path, WHOLE), SPARSE)
     expected = {"samples_per_s": 1004.0, "fp_ms": 5.0, "bp_ms": 210.0, "io_ms": 4.0}
     assert training.means(SPARSE) == pytest.approx(expected)
+    assert training.windows().to_dict("records") == [{"window": 0, "until": 41, "ms": 250.0}]
     assert training.epochs == [
         (1, 0.020327, 9.422477, 21.271756, 67.266614),
         (2, 0.020327, 9.422477, 39.7, 67.266614),

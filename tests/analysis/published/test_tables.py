@@ -75,7 +75,7 @@ def test_dense_jobs_printed_no_compression() -> None:
 
 
 def test_a_caller_can_not_change_what_the_next_one_reads() -> None:
-    for read in (published.jobs, published.epochs, published.iterations):
+    for read in (published.jobs, published.epochs, published.windows, published.iterations):
         table = read()
         table["job"] = 0
         assert (read()["job"] != 0).all()
@@ -89,7 +89,7 @@ def test_what_was_written_is_read_again(copied: Path) -> None:
     assert tables.differences(tables.read(copied), tables.read(tables.FOLDER)) == []
 
 
-@pytest.mark.parametrize("name", ["jobs.csv", "epochs.csv", "iterations.parquet"])
+@pytest.mark.parametrize("name", ["jobs.csv", "epochs.csv", "windows.csv", "iterations.parquet"])
 def test_a_table_that_does_not_match_its_digest_is_refused(copied: Path, name: str) -> None:
     raw = bytearray((copied / name).read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -112,7 +112,9 @@ def test_tables_from_logs_are_written_and_compared(
 ) -> None:
     folder = tmp_path / "tables"
     assert command.main([str(clone), str(folder)]) == command.DIFFERENT
-    assert "iterations: 2 rows against 33813" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "windows: 1 rows against 705" in told
+    assert "iterations: 2 rows against 33813" in told
     monkeypatch.setattr(tables, "FOLDER", folder)
     assert command.main([str(clone)]) == command.OK
     changed = (clone / "job" / "topk.o7").read_text().replace("COMP=0.200000", "COMP=0.300000")

@@ -1,0 +1,109 @@
+"""Means over consecutive blocks of a job, with intervals that allow for the likeness of neighbours.
+
+The times of a job drift: neighbouring blocks of 196 iterations correlate by 0.8 and more, so that 34 of them
+say as much as three or four independent ones. An interval that takes them for independent is several times
+too narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.stats import ANY, CONFIDENCE, Bounds, Value
+
+Parts = NDArray[np.float64]  # (1 + blocks,): what the table says, then what it says without each block
+BLOCKS = 34  # of 196 iterations: four validations, which come every 49 iterations
+# Correlations of neighbours that may be, all alike before the blocks are seen. Of 34 blocks with one of 0.98
+# nobody can tell the mean.
+CORRELATIONS = np.linspace(0, 0.98, 50)
+
+
+def without_each(columns: np.ndarray, blocks: int = BLOCKS) -> np.ndarray:
+    """Sums over (iterations, m) columns, (1 + blocks, m): of all, then of all but each consecutive block.
+
+    What follows from sums (means, ratios, slopes) is the same arithmetic for the table and for each rest.
+    """
+    if blocks > len(columns):
+        raise ValueError(f"{len(columns)} iterations can't be cut into {blocks} blocks")
+    of_block = np.stack([part.sum(axis=0) for part in np.array_split(columns, blocks)])
+    total = columns.sum(axis=0, keepdims=True)
+    return np.concatenate([total, total - of_block])
+
+
+def estimate(parts: Parts, bounds: Bounds = ANY) -> Value:
+    """Value of the table, which is first of `parts`, with the interval that its blocks give.
+
+    What each block adds (the jackknife's pseudo-values, in the order of time) has the statistic as its mean.
+
+    Args:
+        bounds: what the quantity can't reach; the interval is cut there.
+    """
+    whole, rests = float(parts[0]), parts[1:]
+    blocks = len(rests)
+    added = (blocks - 1) * (rests.mean() - rests)  # less the statistic itself, so that its mean is 0
+    low, high = (float(np.clip(whole + edge, *bounds)) for edge in interval_of_mean(added))
+    return Value(whole, low, high, blocks, "blocks")
+
+
+def interval_of_mean(series: np.ndarray) -> tuple[float, float]:
+    """The interval of the mean of an AR(1) series whose correlation of neighbours is not known.
+
+    For each of `CORRELATIONS` the mean has a Student's distribution; they are weighted by how likely the
+    series is under each (mean and variance integrated out, with flat and scale-free priors). By simulation
+    of 34 samples the interval covers the mean in 95 % of series with a correlation of 0.76, in 93 % with
+    0.88, and in 98 % without one. With the correlation plugged in, which a short series underestimates, it
+    would in 88, 82 and 96 %.
+    """
+    import scipy.optimize  # as in analysis.stats: commands that only list need not wait for it
+    import scipy.stats
+
+    n = len(series)
+    r = CORRELATIONS[:, None]
+    ours, ones = (_whitened(of, r) for of in (series, np.ones(n)))
+    weight = (ones**2).sum(axis=1)
+    means = (ours * ones).sum(axis=1) / weight
+    rest = (ours**2).sum(axis=1) - means**2 * weight
+    if not rest.max() > 0:
+        return float(series.mean()), float(series.mean())
+    errors = np.sqrt(rest / (n - 1) / weight)
+    likely = -((n - 1) * np.log((1 - CORRELATIONS**2) * rest) + np.log(weight)) / 2
+    likely = np.exp(likely - likely.max())
+    likely /= likely.sum()
+
+    def below(x: float, share: float) -> float:
+        return float(likely @ scipy.stats.t.cdf((x - means) / errors, n - 1)) - share
+
+    far = 1e4 * errors.max()
+    low, high = (
+        float(scipy.optimize.brentq(below, means.min() - far, means.max() + far, args=(share,)))
+        for share in ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
+    )
+    return low, high
+
+
+def _whitened(series: np.ndarray, r: np.ndarray) -> np.ndarray:
+    """(correlations, n): the series as independent samples of the variance of the series, if r is right."""
+    first, steps = np.broadcast_to(series[:1], r.shape), series[1:] - r * series[:-1]
+    return np.concatenate([first, steps / np.sqrt(1 - r**2)], axis=1)
+
+
+def combined(statistic: Callable[..., float], *values: Value) -> Value:
+    """A statistic of values, with an interval from theirs: the squares of what each moves it by add up.
+
+    This is MOVER (Zou and Donner 2008, doi:10.1002/sim.3095), for a statistic that rises or falls in each.
+    It takes their errors for independent. Those of one job's compression and iteration have the same sign, so
+    that their ratio is known better than it says.
+    """
+    at = [value.value for value in values]
+    whole = statistic(*at)
+    down = up = 0.0
+    for i, value in enumerate(values):
+        if value.low is None or value.high is None:
+            raise ValueError(f"{value} has no interval that could be combined")
+        moved = [statistic(*at[:i], edge, *at[i + 1 :]) - whole for edge in (value.low, value.high)]
+        down, up = down + min(0.0, *moved) ** 2, up + max(0.0, *moved) ** 2
+    least = min(values, key=lambda value: value.n)
+    return Value(whole, whole - down**0.5, whole + up**0.5, least.n, least.of)
