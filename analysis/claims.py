@@ -249,7 +249,7 @@ def _facts(claim: Claim, evidence: Evidence, chance: Chance) -> dict[str, Any]:
     """The fields of a verdict that tell what its records are."""
     registered = {"registered": evidence.registered(claim.id, claim.rule)}
     if not claim.timed:
-        return registered | {"chance": evidence.chance(chance)}
+        return registered | {"chance": evidence.chance(chance) or None}
     return registered | {
         "launches": len(evidence.launches), "occasions": evidence.occasions,
         "link_asked": evidence.link_asked, "link_found": evidence.link_found,
