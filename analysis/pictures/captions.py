@@ -128,8 +128,8 @@ def emulated(frames: Frames) -> str:
 
 
 def link(frames: Frames) -> str:
-    """The emulated link by what nodes found while all were sending, of several launches the median: '1 Gbit/s',
-    or '0.86 Gbit/s (asked: 1)' where that is more than a tenth off.
+    """The emulated link by what nodes found while all were sending, of several launches the median:
+    '1 Gbit/s', or '0.86 Gbit/s (asked: 1)' where that is more than a tenth off.
     """
     asked = 8e-9 / float(frames.runs["cluster.link.beta_s_per_byte"].iloc[0])
     seen = frames.runs.get("provenance.machine.link.together_gbit_s", pd.Series(dtype=float)).astype(float)

@@ -15,9 +15,6 @@ T = TypeVar("T")
 # Of trainings that take long; more with --all.
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0]}
 MORE_SEEDS = {"smoke": [1], "laptop": [1, 2], "paper": [1, 2]}
-# Of what is timed, by the number of the launch, which is its seed; more with --all, as another occasion.
-LAUNCHES = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
-MORE_LAUNCHES = {"smoke": [1], "laptop": [3, 4], "paper": [3, 4]}
 TRAINED: RunSettings = {
     "recipe": "none", "cluster": "virtual", "timing.mode": "production", "data.fallback": "refuse",
 }  # fmt: skip

@@ -1,7 +1,8 @@
-"""Up to which bandwidth does Top-k take less than dense training that overlaps? Measured on really slow links.
+"""Up to which bandwidth does Top-k take less than dense training that overlaps? Measured on slow links.
 
-Not a figure of a paper. Two workers with a core each, which carry what is asked of links up to 2 Gbit/s; beside
-what is measured stands what the alpha-beta model predicts from the computing and selecting of the same launches.
+Not a figure of a paper. Two workers with a core each, which carry what is asked of links up to 2 Gbit/s.
+Beside what is measured stands what the alpha-beta model predicts from computing and selecting in the same
+launches.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _predicted
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import LAUNCHES, MORE_LAUNCHES, TIMED, scale, variants
+from experiments.figures._runs import TIMED, scale, variants
 from experiments.figures.papers import claim
 from experiments.figures.survey_crossover import break_even
 
@@ -45,11 +46,11 @@ class Model(NamedTuple):
 
     label: str
     bucket_mb: float  # of dense: several, so that there is something to overlap
-    limit_min: float
+    limit_min: float  # of the first three launches together
 
 
-MODELS = {"vgg16_cifar10": Model("VGG-16", 8, 1.5), "slimvgg_cifar10": Model("slim VGG-16", 1, 0.4)}
-SMALL = {"cnn_digits": Model("CNN", 0.05, 0.02)}
+MODELS = {"vgg16_cifar10": Model("VGG-16", 8, 4.5), "slimvgg_cifar10": Model("slim VGG-16", 1, 1.2)}
+SMALL = {"cnn_digits": Model("CNN", 0.05, 0.06)}
 CELLS = [(task, batch) for task in MODELS for batch in BATCHES]
 
 
@@ -57,25 +58,15 @@ CELLS = [(task, batch) for task in MODELS for batch in BATCHES]
 
 
 def runs(profile: str) -> list[Run]:
-    return _launches(profile, LAUNCHES[profile])
-
-
-def more_runs(profile: str) -> list[Run]:
-    """Launches on another occasion."""
-    return _launches(profile, MORE_LAUNCHES[profile])
-
-
-def _launches(profile: str, seeds: Sequence[int]) -> list[Run]:
-    """One group of processes for each launch, model, batch and link."""
+    """One group of processes for each model, batch and link."""
     shared = {**TIMED, "profile": profile, **scale("crossover-measured", profile), "timing.mode": MODE}
     smoke = profile == "smoke"
     return [
         Run(
-            {**shared, "seed": seed, "task": task, "task.batch_size": batch, "link": link,
+            {**shared, "task": task, "task.batch_size": batch, "link": link,
              "alternate.limit_min": model.limit_min},
             in_buckets("crossover-measured", model),
         )
-        for seed in seeds
         for task, model in (SMALL if smoke else MODELS).items()
         for batch in (BATCHES[:1] if smoke else BATCHES)
         for link in (OF_SMOKE if smoke else LINKS)
@@ -208,9 +199,7 @@ def parts(launch: Frames, method: str) -> Predicted | None:
     backward_s = float(np.mean([breakdown(launch, of_variant)["backward"] for of_variant in keys]))
     run = launch.runs[launch.runs["key"].eq(keys[0][0])].iloc[0]
     size, workers, density = int(run["parameters"]), int(run["workers"]), float(run["method.density"])
-    return Predicted(
-        float(np.mean(computing)) - backward_s, backward_s, own.select_s, size, workers, density
-    )
+    return Predicted(float(np.mean(computing)) - backward_s, backward_s, own.select_s, size, workers, density)
 
 
 def predicted_crossing(of: Predicted, method: str) -> float:
@@ -369,9 +358,9 @@ def _crossing(
     """A diamond on the level of 1, with its interval; an arrow at the end where it lies outside."""
     large = {"markersize": 6, "markeredgecolor": "white", "label": None, "zorder": 5, "clip_on": False}
     if value := mean(found):
-        line = [plots.Curve(look, [value.low, value.high], [1.0, 1.0],
-                            {"marker": "|", "linewidth": 2.5, "label": None})] if value.low else []  # fmt: skip
-        return [*line, plots.Curve(look, [value.value], [1.0], {**large, "marker": "D"})]
+        ends = [] if value.low is None else [value.low, value.high]
+        line = plots.Curve(look, ends, [1.0] * len(ends), {"marker": "|", "linewidth": 2.5, "label": None})
+        return [line, plots.Curve(look, [value.value], [1.0], {**large, "marker": "D"})]
     ends = [(min(gbit_s), "<", BELOW), (max(gbit_s), ">", ABOVE)]
     return [
         plots.Curve(look, [x], [height], {**large, "marker": marker})
@@ -391,9 +380,10 @@ def table(frames: Frames) -> list[Table]:
         of = {"model": _label(task), "batch": batch}
         for method in SELECTIONS:
             found, predicted = (each(frames, task, batch, method) for each in (crossings, predictions))
+            value = mean(found)
             crossed.append({
-                **of, "selection": LOOKS[method].label,
-                "as long as dense at": mean(found), "outside": _outside(found, frames) if not mean(found) else "",
+                **of, "selection": LOOKS[method].label, "as long as dense at": value,
+                "outside": "" if value else _outside(found, frames),
                 "predicted": mean(predicted), "launches": len(found),
             })  # fmt: skip
         for own in by_link(cell(frames, task, batch)).values():
