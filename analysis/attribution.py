@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.records.frames import Frames
-from analysis.records.steps import in_blocks, warm
+from analysis.records.steps import BLOCKS, LAUNCHES, in_blocks, warm
 from analysis.stats import ANY, Value, over_units
 
 CAUSES = {"input": ("io",), "FP + BP": ("forward", "backward"), "selection": ("select",)}
@@ -51,7 +51,7 @@ def lateness(frames: Frames, key: str) -> pd.DataFrame | None:
 def explained(frames: Frames, keys: Sequence[str], cause: str, of: Sequence[str] = ("wait",)) -> Value | None:
     """The percentage of the wait, or of COMMUNICATION, that the last rank's lateness in `cause` makes.
 
-    A ratio of means, whose interval is that of its linearisation over blocks or runs (the delta method).
+    A ratio of means, whose interval is that of its linearisation over blocks or launches (the delta method).
     """
     tables = [lateness(frames, key) for key in keys]
     if not tables or any(table is None for table in tables):
@@ -60,7 +60,7 @@ def explained(frames: Frames, keys: Sequence[str], cause: str, of: Sequence[str]
     part, whole = units[cause], units[list(of)].sum(axis="columns")
     share = float(part.mean() / whole.mean())
     deviations = (part - share * whole) / whole.mean()
-    of_units = "blocks" if in_blocks(frames, keys) else "runs"
+    of_units = BLOCKS if in_blocks(frames, keys) else LAUNCHES
     return over_units(100 * (share + deviations.to_numpy()), ANY, of_units, 100 * share)
 
 
@@ -76,7 +76,7 @@ def waits_ms(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
 
 
 def _units(frames: Frames, keys: Sequence[str], tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Means over blocks or runs, a row each."""
+    """Means over blocks or launches, a row each."""
     by_block, means = in_blocks(frames, keys), []
     for key, table in zip(keys, tables, strict=True):
         block = frames.steps[frames.steps["key"] == key].groupby("step")["block"].first()

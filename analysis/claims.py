@@ -10,50 +10,63 @@ The rules, in the order in which they are asked:
 
 1. Nothing was measured: *not run*.
 2. The records differ in what a comparison must hold fixed, the claim names an accelerator or a link that they
-   are not from, or it is a number and their scale is reduced: *not comparable*, and why.
-3. There is no interval, or it is over fewer than `stats.ENOUGH` independent runs or blocks:
-   *indicated (n = ...)*, and on which side of the limits the estimate lies.
-4. The interval crosses a limit of the band: *inconclusive*.
-5. The interval lies in the band: *reproduced*; in one `PARTLY` times as wide: *partly*; else *not
-   reproduced*. A claim without a published number *holds* or *does not hold*, and is counted apart.
+   are not from, or it is a number and their scale is reduced; or a training that is no timing ended where
+   guessing ends: *not comparable*, and why.
+3. The runs were begun before the claim had this rule: *post hoc*. A rule is registered by the runs, which
+   store the digest of each claim's rule when they begin.
+4. There is no interval, or it is over fewer than `stats.ENOUGH` independent runs; or it is a time, and there
+   were fewer launches than that or all were begun on one occasion: *indicated (n = ...)*, and on which side
+   of the limits the estimate lies.
+5. The interval crosses a limit of the band: *inconclusive*.
+6. The interval lies in the band: *reproduced* for a magnitude, *same direction* for an ordering with a
+   published number; in one `PARTLY` times as wide: *partly*; else *not reproduced*, *other direction*. A
+   claim without a published number *holds* or *does not hold*, and is counted apart.
 
-*re-derived* is what becomes of *reproduced* and *holds* for a claim with `rederived=True`, whose value
-follows from the authors' own published logs. It is no measurement of ours, so rule 2 does not apply to it,
-and `ours` ignores the frames that it is given; the band, the interval and the number of blocks are asked for
-all the same (`Value.of` is "blocks": of iterations of one of their jobs).
+What follows from the authors' own published logs (`rederived=True`) is *re-derived* in the band, and
+*corrected* outside of that of a published number. It is no measurement of ours, so rules 2 and 3 do not apply
+to it, and `ours` ignores the frames that it is given; the interval is over the windows that they logged.
+
+All that is asked of the records is asked of the runs that the claim reads (analysis.evidence), not of all
+that its item has.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
+from analysis.evidence import ENOUGH_OCCASIONS, Chance, Evidence, digest
 from analysis.pictures import captions
-from analysis.pictures.numbers import number, with_unit
-from analysis.records.frames import Frames
-from analysis.stats import Mixed, Value
+from analysis.pictures.numbers import counted, number, with_unit
+from analysis.records.frames import Frames, reading
+from analysis.records.steps import LAUNCHES
+from analysis.scale import reduced
+from analysis.stats import ENOUGH, Mixed, Value
 
 ClaimKind = Literal["absolute", "ratio", "shape", "ordering", "limit"]
 NUMBERS = ("absolute", "ratio")  # kinds that only the paper's scale can decide
 # From the least favourable on: claims of one group count once, with the first of their words.
 Word = Literal[
-    "not reproduced", "does not hold", "inconclusive", "partly", "indicated", "reproduced", "holds",
-    "re-derived", "not comparable", "not run",
+    "not reproduced", "other direction", "does not hold", "inconclusive", "partly", "indicated", "post hoc",
+    "reproduced", "same direction", "holds", "re-derived", "corrected", "not comparable", "not run",
 ]  # fmt: skip
 WORDS: tuple[Word, ...] = get_args(Word)
+IN_BAND: tuple[Word, ...] = ("reproduced", "same direction", "holds", "re-derived")
+OUT_OF_BAND: tuple[Word, ...] = ("not reproduced", "other direction", "does not hold", "corrected")
+DECISIVE = (*IN_BAND, "partly", *OUT_OF_BAND)
 UNDECIDED = ("not comparable", "not run")  # the records say nothing about the claim
 PARTLY = 2.0  # a claim holds partly up to this multiple of its tolerance
 ANY_GPU = "GPU"  # an accelerator: whatever the driver calls it
-REDUCED = "reduced scale"
-SIMULATED = "simulated times"
-# What the scale of a run is, as columns of `frames.runs`, and how each is called.
-SCALE_NAMES = {
-    "task.name": "task", "task.batch_size": "batch", "workers": "workers", "steps_total": "steps",
-    "train.epochs": "epochs", "method.density": "density", "method.density_warmup": "density warm-up",
-    "task.lr": "learning rate", "task.lr_milestones": "decays at epochs", "precision": "precision",
-}  # fmt: skip
+SIMULATED, EMULATED, DERIVED = "simulated times", "emulated link", "derived"
+LINK = "{link}"  # in a claim's text: the link of its runs, by what was found
+
+
+def anywhere(task: str) -> float | None:
+    """The chance level of a task of which none is known."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -69,8 +82,10 @@ class Claim:
     reason: str  # why this tolerance, and what a reader should know before comparing
     ours: Callable[..., Value | None]  # of frames, and of what stands in `of`
     accelerator: str = ""  # the GPU that it is about, a part of its driver's name for it, or ANY_GPU
-    link: str = ""  # what joins the workers, as in conf/link: NVLink, PCIe
+    link: str = ""  # what joins the workers, as in conf/link: NVLink, PCIe, ethernet_1g
     timed: bool = False  # computed from times, which virtual ranks simulate
+    derived: bool = False  # put together from what several runs measured; nothing ran as a whole
+    chance: float | None = None  # of an accuracy: percent of top-1 that guessing gives; by default the task's
     group: str = ""  # claims that follow from one cause are counted once
     rederived: bool = False  # computed from the authors' own logs, not from records of ours
     # For an ordering that depends on how long one trains: the step from which on it stays as it is.
@@ -82,7 +97,10 @@ class Claim:
     def __post_init__(self) -> None:
         if self.kind in ("absolute", "ratio", "shape"):
             self._paper_number()
-        assert self.kind != "limit" or not self.is_published, f"a limit is our own aim: {self.text}"
+        if self.kind == "limit" and self.is_published:
+            raise ValueError(f"a limit is our own aim, and this one has a published number: {self.text}")
+        if math.isnan(self.tolerance) or (self.kind not in ("ordering", "limit") and self.tolerance < 0):
+            raise ValueError(f"a band needs a tolerance of 0 or more, not {self.tolerance}: {self.text}")
 
     @property
     def is_published(self) -> bool:
@@ -101,8 +119,24 @@ class Claim:
         return -math.inf, self.tolerance
 
     def _paper_number(self) -> float:
-        assert isinstance(self.paper, int | float), f"{self.kind} needs the paper's number: {self.text}"
+        if not isinstance(self.paper, int | float):
+            raise ValueError(
+                f"a claim of kind {self.kind} is a band around the paper's number, and there is none: "
+                f"{self.text}; give one, or take kind ordering"
+            )
         return self.paper
+
+    @property
+    def rule(self) -> str:
+        """Digest of what decides: the quantity, its threshold and band, and the hardware that it is about.
+
+        Words may be mended, and causes regrouped, without another rule.
+        """
+        return digest({
+            "quantity": _rule_of(self.ours), "of": _rule_of(self.of), "unit": self.unit, "kind": self.kind,
+            "tolerance": self.tolerance, "paper": self.paper if self.is_published else None,
+            "accelerator": self.accelerator, "link": self.link, "timed": self.timed,
+        })  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,14 +146,30 @@ class Verdict:
     claim: Claim
     ours: Value | None
     word: Word
-    scale: str  # empty at the paper's scale; else what is reduced or simulated
+    scale: str  # empty at the paper's scale; else what is reduced, simulated, emulated or derived
     reason: str  # why this word
     flips: str = ""  # the horizon that the ordering needs
+    launches: int | None = None  # of a time: groups of processes that were started
+    occasions: int | None = None  # on which they were begun
+    link_asked: float | None = None  # Gbit/s of an emulated link
+    link_found: float | None = None
+    registered: bool | None = None  # was the rule there before the runs? None: there are none
+    chance: float | None = None  # of an accuracy: percent of top-1 that guessing gives
+
+    @property
+    def p_value(self) -> float:
+        """Of a decisive word: how probable such an interval is, if a limit of its band is the truth."""
+        if self.word not in DECISIVE or self.ours is None:
+            return 1.0
+        wide = self.word in ("partly", "not reproduced", "other direction")
+        edges = self.claim.band(PARTLY if wide and self.claim.is_published else 1.0)
+        return max(self.ours.p_value(edge) for edge in edges if math.isfinite(edge))
 
     @property
     def because(self) -> str:
         """All that must be read with the word: n, the reason, the horizon."""
-        said = [self.reason] if self.word in ("not comparable", "inconclusive", "indicated") else []
+        told = ("not comparable", "inconclusive", "indicated", "post hoc")
+        said = [self.reason] if self.word in told else []
         if self.word == "indicated":
             assert self.ours is not None, "what is indicated was measured"
             said.insert(0, f"n = {self.ours.n}")
@@ -128,81 +178,101 @@ class Verdict:
         return "; ".join(filter(None, said))
 
 
-def reduced(frames: Frames, declared: Mapping[str, Any] | None) -> str:
-    """Differences of the runs from what the paper ran, in words; empty where there are none.
+def judge(
+    claims: Iterable[Claim], frames: Frames, declared: Mapping[str, Any], chance: Chance = anywhere
+) -> list[Verdict]:
+    """A verdict on every claim.
 
     Args:
-        declared: the paper's values by column of `frames.runs`, as the item states them in SCALE; where the
-            value depends on the device, a mapping from device to value. A run without a field (dense has no
-            density) does not differ in it.
+        frames: of the item's runs only.
+        declared: what the paper ran, see `reduced`.
     """
-    if declared is None:
-        return f"{REDUCED}: the item does not say what the paper's is"
-    if not len(frames.runs):
-        return ""
-    found = (_difference(frames, column, paper) for column, paper in declared.items())
-    differences = ", ".join(filter(None, found))
-    return f"{REDUCED}: {differences}" if differences else ""
+    return [_judge(claim, frames, declared, chance) for claim in claims]
 
 
-def judge(claims: Iterable[Claim], frames: Frames, scale: str) -> list[Verdict]:
-    """A verdict on every claim. `frames` are of the item's runs only; `scale` is `reduced` of them."""
-    return [_judge(claim, frames, scale) for claim in claims]
+def _rule_of(part: Any) -> Any:
+    """A part of a rule as JSON: functions by their names."""
+    if isinstance(part, partial):
+        return [_rule_of(part.func), _rule_of(part.args), _rule_of(part.keywords)]
+    if isinstance(part, Mapping):
+        return {str(name): _rule_of(value) for name, value in part.items()}
+    if isinstance(part, list | tuple):
+        return [_rule_of(each) for each in part]
+    if isinstance(part, str | int | float) or part is None:
+        return part
+    return getattr(part, "__name__", None) or repr(part)
 
 
-def _difference(frames: Frames, column: str, paper: Any) -> str:
-    """'batch 16 instead of 128'; empty where no run differs."""
-    runs = frames.runs
-    if column not in runs:
-        return ""
-    found = set()
-    for device, value in zip(runs.get("device", [None] * len(runs)), runs[column], strict=True):
-        expected = paper[device] if isinstance(paper, Mapping) else paper
-        missing = value is None or (isinstance(value, float) and math.isnan(value))
-        if not missing and value != expected:
-            found.add((value, expected))
-    # Numbers by their size, then words: the order of the records says nothing.
-    ordered = sorted(found, key=lambda pair: (isinstance(pair[0], str), pair[0]))
-    told = [f"{_plain(value)} instead of {_plain(expected)}" for value, expected in ordered]
-    return f"{SCALE_NAMES[column]} {captions.listed(dict.fromkeys(told))}" if told else ""
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, str):
-        return "none" if value == "[]" else value
-    return number(value)
-
-
-def _judge(claim: Claim, frames: Frames, scale: str) -> Verdict:
-    simulated = SIMULATED if claim.timed and captions.is_simulated(frames) else ""
-    where = "" if claim.rederived else "; ".join(filter(None, (scale, simulated)))
-    try:
-        ours = claim.ours(frames, *claim.of)
-    except Mixed as mixture:
-        return Verdict(claim, None, "not comparable", where, str(mixture))
+def _judge(claim: Claim, frames: Frames, declared: Mapping[str, Any], chance: Chance) -> Verdict:
+    with reading() as keys:
+        try:
+            ours = claim.ours(frames, *claim.of)
+        except Mixed as mixture:
+            ours, mixed = None, str(mixture)
+        else:
+            mixed = ""
+    evidence = Evidence.of(frames, keys)
+    level = claim.chance
+    of_task = chance if level is None else lambda task: level
+    claim = replace(claim, text=claim.text.replace(LINK, evidence.link()))
+    scale = "" if claim.rederived else reduced(evidence.frames, declared)
+    where = "; ".join(filter(None, (scale, *_kinds(claim, evidence))))
+    if mixed:
+        return Verdict(claim, None, "not comparable", where, mixed)
     if ours is None:
         return Verdict(claim, None, "not run", where, "no records of it")
-    if why := "" if claim.rederived else _elsewhere(claim, frames, scale):
-        return Verdict(claim, ours, "not comparable", where, why)
+    facts = _facts(claim, evidence, of_task) if len(evidence.frames.runs) and not claim.rederived else {}
+    verdict = Verdict(claim, ours, "not run", where, "", **facts)
+    if why := "" if claim.rederived else _elsewhere(claim, evidence, scale, of_task):
+        return replace(verdict, word="not comparable", reason=why)
+    flips = _flips(claim, evidence.frames)
+    if verdict.registered is False:
+        why = f"the rule is younger than the runs; {_side(claim, ours.value)}"
+        return replace(verdict, word="post hoc", reason=why, flips=flips)
+    if why := _too_few(verdict):
+        return replace(verdict, word="indicated", reason=why, flips=flips)
     word, reason = _word(claim, ours)
-    return Verdict(claim, ours, word, where, reason, _flips(claim, frames))
+    return replace(verdict, word=word, reason=reason, flips=flips)
 
 
-def _elsewhere(claim: Claim, frames: Frames, scale: str) -> str:
+def _kinds(claim: Claim, evidence: Evidence) -> list[str]:
+    """What else than the scale tells these numbers from a measurement of the real thing."""
+    if claim.rederived:
+        return []
+    simulated = claim.timed and evidence.is_simulated()
+    emulated = claim.timed and evidence.is_emulated
+    found = {SIMULATED: simulated, EMULATED: emulated, DERIVED: claim.derived}
+    return [kind for kind, is_so in found.items() if is_so]
+
+
+def _facts(claim: Claim, evidence: Evidence, chance: Chance) -> dict[str, Any]:
+    """The fields of a verdict that tell what its records are."""
+    registered = {"registered": evidence.registered(claim.id, claim.rule)}
+    if not claim.timed:
+        return registered | {"chance": evidence.chance(chance)}
+    return registered | {
+        "launches": len(evidence.launches), "occasions": evidence.occasions,
+        "link_asked": evidence.link_asked, "link_found": evidence.link_found,
+    }  # fmt: skip
+
+
+def _elsewhere(claim: Claim, evidence: Evidence, scale: str, chance: Chance) -> str:
     """Reason why these records cannot judge the claim; empty where they can."""
+    frames = evidence.frames
     exactly = claim.link or claim.accelerator not in ("", ANY_GPU)
     driver = "" if claim.accelerator == ANY_GPU else claim.accelerator
     if claim.accelerator and not captions.is_on(frames, driver):
         hardware = captions.listed(captions.values(frames, "provenance.gpu") or ["a CPU"])
         return f"about {about(claim)}; measured on {hardware}"
-    if exactly and claim.timed and captions.is_simulated(frames):
+    if exactly and claim.timed and evidence.is_simulated():
         return f"about {about(claim)}; these times are simulated"
-    if claim.link and not captions.is_linked(frames, claim.link):
+    # An emulated link is told by what was found, in the claim's own words.
+    if claim.link and not evidence.is_emulated and not captions.is_linked(frames, claim.link):
         links = captions.listed(captions.values(frames, "cluster.link.name"))
         return f"about {about(claim)}; measured over {links}"
     if claim.kind in NUMBERS and scale:
         return "about the paper's scale, and this one is reduced"
-    return ""
+    return "" if claim.timed else evidence.at_chance(chance)
 
 
 def about(claim: Claim) -> str:
@@ -215,24 +285,50 @@ def _word(claim: Claim, ours: Value) -> tuple[Word, str]:
     """The word by the value alone, and why."""
     if math.isnan(ours.value):
         return "inconclusive", "a run diverged: it has no number"
-    if not ours.decides:
-        return "indicated", _side(claim, ours.value)
     least, most = ours.low, ours.high
     assert least is not None, "what decides has an interval"
     assert most is not None, "what decides has an interval"
     low, high = claim.band()
     if (least > low if claim.kind == "ordering" else least >= low) and most <= high:
-        if claim.rederived:
-            return "re-derived", "the interval lies within the band"
-        return ("reproduced" if claim.is_published else "holds"), "the interval lies within the band"
+        return _favourable(claim), "the interval lies within the band"
     crossed = [edge for edge in (low, high) if least <= edge <= most]
     if crossed:
         limits = captions.listed(with_unit(edge, claim.unit) for edge in crossed)
         return "inconclusive", f"the interval includes the limit {limits}"
     wide_low, wide_high = claim.band(PARTLY)
-    if claim.is_published and wide_low < least and most < wide_high:
+    if claim.is_published and not claim.rederived and wide_low < least and most < wide_high:
         return "partly", f"the interval lies within {number(PARTLY)} times the tolerance"
-    return ("not reproduced" if claim.is_published else "does not hold"), "the interval lies outside the band"
+    return _unfavourable(claim), "the interval lies outside the band"
+
+
+def _favourable(claim: Claim) -> Word:
+    if claim.rederived:
+        return "re-derived"
+    if not claim.is_published:
+        return "holds"
+    return "same direction" if claim.kind == "ordering" else "reproduced"
+
+
+def _unfavourable(claim: Claim) -> Word:
+    if not claim.is_published:
+        return "does not hold"
+    if claim.rederived:
+        return "corrected"
+    return "other direction" if claim.kind == "ordering" else "not reproduced"
+
+
+def _too_few(verdict: Verdict) -> str:
+    """Reason why the value decides nothing yet, and on which side it lies; empty where it may decide."""
+    claim, ours = verdict.claim, verdict.ours
+    assert ours is not None, "what is asked for was measured"
+    side = _side(claim, ours.value)
+    if math.isnan(ours.value):
+        return ""  # a run diverged: more of them would not help
+    if claim.timed and verdict.launches is not None and verdict.launches < ENOUGH[LAUNCHES]:
+        return f"{counted(verdict.launches, LAUNCHES)}; {side}"
+    if claim.timed and verdict.occasions is not None and verdict.occasions < ENOUGH_OCCASIONS:
+        return f"all launches on one occasion; {side}"
+    return "" if ours.decides else side
 
 
 def _side(claim: Claim, value: float) -> str:

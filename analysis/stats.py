@@ -1,9 +1,12 @@
 """Statistics of runs: means, ratios and differences, each with its 95 % interval and its number of samples.
 
-The unit of replication is the run; of variants that take turns in one group of processes it is the block.
+The unit of replication of a training is the run, by its seed; that of a time is the launch: a group of
+processes that is started anew. Within a launch times agree better than launches do, because they share their
+memory, their cores and their minutes. The blocks in which variants take turns are averaged in each launch,
+and give an interval only where there are fewer than three launches, which then decides nothing.
 From three units on the interval is Student's, computed on the scale that suits the quantity: ratios and times
 on the log scale, shares on the logit scale, so that no interval contains what cannot be. Two units or one
-give no interval. Ratios and differences are paired: by seed, which is the repetition, or by block.
+give no interval. Ratios and differences are paired: by seed, or by block.
 """
 
 from __future__ import annotations
@@ -14,15 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.records.frames import Frames, remembered
-from analysis.records.steps import ENOUGH_RUNS, Units, in_blocks, precisions, units
+from analysis.records.frames import Frames, reads, remembered
+from analysis.records.steps import BLOCKS, ENOUGH_RUNS, LAUNCHES, Units, has_blocks, precisions, units
 
 CONFIDENCE = 0.95
-# How many independent samples make a verdict possible, by their kind. Blocks share their processes, their
-# memory and their minutes, so it takes many of them, and their likeness is allowed for (`over_units`).
-# What values printed in a paper say of each other has no error.
+# How many samples make a verdict possible, by their kind: no number of blocks does. Windows are those behind
+# the speeds that a paper's authors logged. What values printed in a paper say of each other has no error.
+RUNS, WINDOWS = "runs", "windows"
 PRINTED, COUNTED = "printed values", "counts"  # without an error of their own
-ENOUGH = {"runs": ENOUGH_RUNS, "blocks": 30, PRINTED: 1, COUNTED: 1}
+ENOUGH = {RUNS: ENOUGH_RUNS, LAUNCHES: 5, WINDOWS: 30, PRINTED: 1, COUNTED: 1}
 Bounds = tuple[float, float]  # what a quantity cannot reach
 ANY: Bounds = (-np.inf, np.inf)  # a difference
 POSITIVE: Bounds = (0.0, np.inf)  # a time, a speed, a ratio
@@ -49,7 +52,11 @@ class Value(NamedTuple):
     low: float | None = None
     high: float | None = None
     n: int = 1
-    of: str = "runs"  # or blocks
+    of: str = RUNS  # a kind of ENOUGH, or blocks
+    df: float | None = None  # degrees of freedom behind the interval; by default n - 1
+    floor: float = (
+        -np.inf
+    )  # the interval is Student's for log(value - floor); without one for the value itself
 
     @classmethod
     def exact(cls, value: float, n: int, of: str) -> Value:
@@ -61,6 +68,20 @@ class Value(NamedTuple):
         """Check that it has an interval, over so many samples that a verdict may rest on it."""
         return self.low is not None and self.high is not None and self.n >= ENOUGH.get(self.of, np.inf)
 
+    def p_value(self, limit: float) -> float:
+        """Two-sided p-value of the hypothesis that `limit` is the truth, by the interval; 1 without one."""
+        if self.low is None or self.high is None:
+            return 1.0
+        low, high, at = (_above(edge, self.floor) for edge in (self.low, self.high, limit))
+        half, away = (high - low) / 2, abs(at - (low + high) / 2)
+        if not half > 0:
+            return float(away == 0)
+        import scipy.stats  # takes a second, which commands that only list need not spend
+
+        df = self.n - 1 if self.df is None else self.df
+        quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, df)
+        return float(2 * scipy.stats.t.sf(away / half * quantile, df))
+
     @property
     def half_width(self) -> float:
         """Relative half-width of a ratio's interval, on the log scale: 0.05 is 5 %. Infinite without one."""
@@ -70,19 +91,30 @@ class Value(NamedTuple):
 
     def more_in_percent(self) -> Value:
         """Percent by which a ratio exceeds 1."""
-        low, high = (None if edge is None else edge - 1 for edge in (self.low, self.high))
-        return Value(self.value - 1, low, high, self.n, self.of).times(100)
+        return self._moved(lambda edge: 100 * (edge - 1))
 
     def times(self, factor: float) -> Value:
         """The value in another unit, by a positive factor."""
-        low, high = (None if edge is None else factor * edge for edge in (self.low, self.high))
-        return Value(factor * self.value, low, high, self.n, self.of)
+        return self._moved(lambda edge: factor * edge)
+
+    def _moved(self, onto: Callable[[float], float]) -> Value:
+        """The value under an increasing linear map."""
+        low, high = (None if edge is None else onto(edge) for edge in (self.low, self.high))
+        floor = onto(self.floor) if np.isfinite(self.floor) else self.floor
+        return self._replace(value=onto(self.value), low=low, high=high, floor=floor)
+
+
+def _above(edge: float, floor: float) -> float:
+    """`edge` on the scale where `floor` is infinitely far below."""
+    if not np.isfinite(floor):
+        return edge
+    return float(np.log(edge - floor)) if edge > floor else -np.inf
 
 
 def over_units(
     samples: Sequence[float] | np.ndarray,
     bounds: Bounds = ANY,
-    of: str = "runs",
+    of: str = RUNS,
     value: float | None = None,
 ) -> Value:
     """The mean of independent samples; Student's interval on the scale where `bounds` are infinitely far.
@@ -100,14 +132,29 @@ def over_units(
     estimate = float(back(on_scale.mean())) if value is None else value
     if n < ENOUGH_RUNS or not np.isfinite(on_scale).all():
         return Value(estimate, n=n, of=of)
-    independent = max(2.0, n * _independent(on_scale)) if of == "blocks" else float(n)
+    independent = max(2.0, n * _independent(on_scale)) if of == BLOCKS else float(n)
     error = on_scale.std(ddof=1) / np.sqrt(independent)
     import scipy.stats  # takes a second, which commands that only list need not spend
 
     half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, independent - 1) * error
     middle = onto(np.asarray(estimate))
     low, high = (float(np.clip(back(middle + side * half), *bounds)) for side in (-1, 1))
-    return Value(estimate, low, high, n, of)
+    floor = bounds[0] if bounds[1] == np.inf and _is_within(data, bounds) else -np.inf
+    return Value(estimate, low, high, n, of, independent - 1, floor)
+
+
+def over_launches(by_block: pd.Series[float], bounds: Bounds = ANY) -> Value:
+    """The mean over launches of the means over their blocks, on the scale of `bounds`; with the interval over
+    launches, or over blocks where there are fewer than three launches.
+
+    Args:
+        by_block: samples by launch and block.
+    """
+    onto, back = _scale(bounds, by_block.to_numpy())
+    of_launches = pd.Series(onto(by_block.to_numpy()), by_block.index).groupby(level=0).mean()
+    if len(of_launches) >= ENOUGH_RUNS:
+        return over_units(back(of_launches.to_numpy()), bounds, LAUNCHES)
+    return over_units(by_block.to_numpy(), bounds, BLOCKS)
 
 
 def resampled_medians(samples: Sequence[np.ndarray], draws: int = 1000) -> np.ndarray:
@@ -206,6 +253,7 @@ def final_difference(
 
 def curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
     """Per epoch: step, mean over runs, low and high (NaN where there are too few runs for an interval), n."""
+    reads(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)].dropna(subset=[column])
     rows = []
     for epoch, of_epoch in epochs.groupby("epoch"):
@@ -239,13 +287,16 @@ def _of_pairs(
         return None
     both = [*keys, *others]
     _alike(frames, both)
-    by_block = in_blocks(frames, both)
+    by_block = has_blocks(frames, both)
     here, there = (units(frames, side, by_block) for side in (keys, others))
     if not set(phases) <= set(here.means) & set(there.means):
         return None
     sums = [side.means[list(phases)].sum(axis="columns") for side in (here, there)]
     paired = pd.concat(sums, axis="columns", join="inner", keys=["here", "there"]).sort_index()
-    return over_units(compared(paired["here"], paired["there"]), bounds, here.of) if len(paired) else None
+    if not len(paired):
+        return None
+    samples = compared(paired["here"], paired["there"])
+    return over_launches(samples, bounds) if by_block else over_units(samples, bounds, here.of)
 
 
 def _of_means(found: Units, phases: Sequence[str], statistic: Callable[..., Any], bounds: Bounds) -> Value:
@@ -265,7 +316,7 @@ def _scale(bounds: Bounds, data: np.ndarray) -> tuple[Callable[..., Any], Callab
     The plain one where a sample lies on a bound, which would be infinite; the interval is then cut there.
     """
     low, high = bounds
-    if low == -np.inf or not ((data > low) & (data < high)).all():
+    if low == -np.inf or not _is_within(data, bounds):
         return (lambda x: x), (lambda x: x)
     if high == np.inf:
         return (lambda x: np.log(x - low)), (lambda x: low + np.exp(x))
@@ -275,6 +326,11 @@ def _scale(bounds: Bounds, data: np.ndarray) -> tuple[Callable[..., Any], Callab
         lambda x: scipy.special.logit((x - low) / (high - low)),
         lambda x: low + (high - low) * scipy.special.expit(x),
     )
+
+
+def _is_within(data: np.ndarray, bounds: Bounds) -> bool:
+    low, high = bounds
+    return bool(((data > low) & (data < high)).all())
 
 
 def _independent(series: np.ndarray) -> float:
@@ -288,6 +344,7 @@ def _independent(series: np.ndarray) -> float:
 @remembered
 def _alike(frames: Frames, keys: Sequence[str], *more: str, without: str = "") -> None:
     """Refuse runs as Mixed that differ in a column of `ALIKE`, but for `without`, or of `more`."""
+    reads(keys)
     runs = frames.runs[frames.runs["key"].isin(keys)]
     runs = runs.assign(precision=precisions(runs))
     for column in (name for name in (*ALIKE, *more) if name != without):
@@ -306,6 +363,7 @@ def _seeds(frames: Frames) -> pd.Series[Any]:
 
 def _last(frames: Frames, keys: Sequence[str], column: str) -> pd.Series[float]:
     """`column` at each run's last epoch, by seed; NaN of a run that diverged. Only of runs that validated."""
+    reads(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
     recorded = epochs.groupby("key")[column].transform("count") > 0
     last = epochs[recorded].set_index("key")[column].groupby(level="key", sort=False).tail(1)
@@ -324,6 +382,7 @@ def _paired(
 
 def _by_seed(frames: Frames, keys: Sequence[str], column: str) -> dict[Any, pd.DataFrame]:
     """The epochs of each run in which `column` was recorded."""
+    reads(keys)
     seeds, epochs = _seeds(frames), frames.epochs.dropna(subset=[column])
     tables = {seeds.get(key, key): epochs[epochs["key"] == key] for key in keys}
     return {seed: table for seed, table in tables.items() if len(table)}

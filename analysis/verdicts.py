@@ -5,25 +5,30 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from string import ascii_lowercase
 
 import pandas as pd
 
-from analysis.claims import REDUCED, SIMULATED, WORDS, Claim, Verdict, Word, about
-from analysis.pictures import captions
-from analysis.pictures.numbers import ABSENT, interval, number, with_unit
-from analysis.stats import PRINTED
+from analysis.claims import DECISIVE, DERIVED, SIMULATED, WORDS, Claim, Verdict, Word, about
+from analysis.pictures.numbers import ABSENT, counted, interval, number, with_unit
+from analysis.stats import CONFIDENCE, PRINTED
 from analysis.tables import Table
 
+EDGES = {"ours": "value", "low": "low", "high": "high"}
+REGISTERED = {True: "before", False: "post hoc", None: ""}  # when the rule was there
 NOTHING = "Nothing here is judged: the figure draws what was measured, and the paper gives no number."
 COLUMNS = (
-    "item", "claim", "paper", "ours", "low", "high", "n", "unit", "verdict", "scale", "reason", "of", "group",
+    "item", "id", "claim", "paper", "ours", "low", "high", "n", "of", "unit", "verdict", "adjusted",
+    "p_value", "scale", "reason", "launches", "occasions", "link_asked_gbit_s", "link_found_gbit_s", "rule",
+    "registered", "chance", "group",
 )  # fmt: skip
 Row = tuple[str, Verdict]  # an item's name, and one of its verdicts
 
 
 def as_table(rows: Iterable[Row]) -> Table:
-    """The word first, then the claim and both numbers; what is reduced stands once, above."""
+    """The word first, then the claim and both numbers; every scale stands once, above, by its letter."""
     rows = list(rows)
+    letters = _letters(rows)
     lines = [
         {
             "verdict": verdict.word,
@@ -32,23 +37,42 @@ def as_table(rows: Iterable[Row]) -> Table:
             "paper": paper_text(verdict.claim),
             "ours": ours_text(verdict),
             "because": verdict.because,
+            "scale": letters.get(verdict.scale, ""),
         }
         for item, verdict in rows
     ]
-    frame = pd.DataFrame(lines, columns=["verdict", "item", "claim", "paper", "ours", "because"])
-    return Table(scale(rows), frame if len({item for item, _ in rows}) > 1 else frame.drop(columns="item"))
+    frame = pd.DataFrame(lines, columns=["verdict", "item", "claim", "paper", "ours", "because", "scale"])
+    alike = [*(["item"] if len({item for item, _ in rows}) < 2 else []), *(["scale"] if not letters else [])]
+    return Table(scales(rows), frame.drop(columns=alike))
 
 
-def scale(rows: Iterable[Row]) -> str:
-    """The reductions, and the items that have them; empty where nothing is reduced."""
-    rows = list(rows)
-    scales: dict[str, dict[str, None]] = {}  # what is reduced -> the items, in their order
-    for item, verdict in rows:
-        if verdict.scale.startswith(REDUCED):
-            scales.setdefault(verdict.scale.partition(";")[0], {})[item] = None
-    if len({item for item, _ in rows}) == 1:
-        return "; ".join(scales).capitalize()
-    return "; ".join(f"{captions.listed(items)}: {reduced}" for reduced, items in scales.items())
+def scales(rows: Iterable[Row]) -> str:
+    """What tells these numbers from a measurement at the papers' scale, by letters; empty where nothing."""
+    return ". ".join(f"{letter}: {scale}" for scale, letter in _letters(rows).items())
+
+
+def _letters(rows: Iterable[Row]) -> dict[str, str]:
+    """Scale -> a, b, ..., z, a2, ..."""
+    found = dict.fromkeys(verdict.scale for _, verdict in rows if verdict.scale)
+    return {
+        scale: f"{ascii_lowercase[at % 26]}{at // 26 + 1 if at >= 26 else ''}"
+        for at, scale in enumerate(found)
+    }
+
+
+def adjusted(rows: Iterable[Row]) -> list[Word]:
+    """The word of each that remains when all are tested together (Holm 1979): of several that are decided,
+    one in twenty would else be wrong. What does not remain is inconclusive.
+    """
+    verdicts = [verdict for _, verdict in rows]
+    tests = sorted((verdict.p_value, at) for at, verdict in enumerate(verdicts) if verdict.word in DECISIVE)
+    words = [verdict.word for verdict in verdicts]
+    survives = True
+    for rank, (p_value, at) in enumerate(tests):
+        survives = survives and p_value * (len(tests) - rank) <= 1 - CONFIDENCE
+        if not survives:
+            words[at] = "inconclusive"
+    return words
 
 
 def counts(rows: Iterable[Row]) -> dict[Word, int]:
@@ -73,19 +97,28 @@ def counts_table(rows: Iterable[Row]) -> Table:
 def as_csv(rows: Iterable[Row]) -> str:
     """Every verdict as a line; numbers with six significant digits, and nothing where there is none.
 
-    `n` counts what `of` says, runs or blocks; verdicts of one `group` have one cause.
+    `n` counts what `of` says: runs, launches, blocks; `adjusted` is the word that remains when all claims are
+    tested together; verdicts of one `group` have one cause.
     """
+    rows = list(rows)
     lines = []
-    for item, verdict in rows:
+    for (item, verdict), adjusted_word in zip(rows, adjusted(rows), strict=True):
         claim, ours = verdict.claim, verdict.ours
-        numbers = (ours.value, ours.low, ours.high) if ours else (None, None, None)
-        n, of = (ours.n, ours.of) if ours else ("", "")
-        why = "; ".join(filter(None, (verdict.reason, verdict.flips)))
-        lines.append(
-            (item, claim.text, claim.paper, *map(_cell, numbers), n, claim.unit, verdict.word, verdict.scale,
-             why, of, claim.group)
-        )  # fmt: skip
-    text: str = pd.DataFrame(lines, columns=COLUMNS, dtype=object).to_csv(index=False, lineterminator="\n")
+        is_decided = verdict.word in DECISIVE
+        lines.append({
+            "item": item, "id": claim.id, "claim": claim.text, "paper": claim.paper, "unit": claim.unit,
+            **{name: _cell(getattr(ours, field, None)) for name, field in EDGES.items()},
+            "n": ours.n if ours else "", "of": ours.of if ours else "",
+            "verdict": verdict.word, "adjusted": adjusted_word,
+            "p_value": f"{verdict.p_value:.2g}" if is_decided else "", "scale": verdict.scale,
+            "reason": "; ".join(filter(None, (verdict.reason, verdict.flips))),
+            "launches": _count(verdict.launches), "occasions": _count(verdict.occasions),
+            "link_asked_gbit_s": _cell(verdict.link_asked), "link_found_gbit_s": _cell(verdict.link_found),
+            "rule": claim.rule, "registered": REGISTERED[verdict.registered],
+            "chance": _cell(verdict.chance), "group": claim.group,
+        })  # fmt: skip
+    frame = pd.DataFrame(lines, columns=list(COLUMNS), dtype=object)
+    text: str = frame.to_csv(index=False, lineterminator="\n")
     return text
 
 
@@ -107,15 +140,16 @@ def paper_text(claim: Claim) -> str:
 
 
 def ours_text(verdict: Verdict) -> str:
-    """Our value, its interval and n; times from virtual ranks are marked."""
+    """Our value, its interval and n; what was simulated or put together is marked."""
     value, unit = verdict.ours, verdict.claim.unit
     if value is None or math.isnan(value.value):
         return ABSENT
     text = with_unit(value.value, unit)
     if value.of != PRINTED:
         text = f"{text} {interval(value)}".strip()
-    simulated = ", simulated" if verdict.claim.timed and SIMULATED in verdict.scale else ""
-    return f"{text} (n = {value.n} {value.of if value.n != 1 else value.of.removesuffix('s')}{simulated})"
+    marks = {SIMULATED: ", simulated", DERIVED: ", derived"}
+    kinds = "".join(mark for kind, mark in marks.items() if kind in verdict.scale)
+    return f"{text} (n = {counted(value.n, value.of)}{kinds})"
 
 
 def rule(claim: Claim) -> str:
@@ -128,6 +162,10 @@ def rule(claim: Claim) -> str:
     else:
         band = f"Holds from {number(low)} to {with_unit(high, claim.unit)}."
     return f"{band} About {about(claim)} only." if about(claim) else band
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else str(number)
 
 
 def _cell(value: float | None) -> str:

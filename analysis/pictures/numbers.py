@@ -44,3 +44,9 @@ def with_interval(value: Value | None) -> str:
     if value is None or math.isnan(value.value):
         return ABSENT
     return f"{number(value.value)} {interval(value)}".strip()
+
+
+def counted(n: int, of: str) -> str:
+    """'5 launches', '1 run'."""
+    single = of.removesuffix("es") if of.endswith("ches") else of.removesuffix("s")
+    return f"{n:,} {of if n != 1 else single}"

@@ -156,6 +156,7 @@ def _run_row(attempt: Attempt, manifest: Mapping[str, Any], config: Mapping[str,
         "resumed": json.dumps(resumptions(manifest)) if "resumed" in manifest else None,
         **flatten(manifest.get("searching") or {}, "searching."),
         **flatten(provenance, "provenance."),
+        "rules_json": json.dumps(manifest["rules"], sort_keys=True) if manifest.get("rules") else None,
         "config_json": json.dumps(config, sort_keys=True),
         "provenance_json": json.dumps(provenance, sort_keys=True),
     }

@@ -11,7 +11,9 @@ import json
 import keyword
 import re
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -29,6 +31,7 @@ LOGGED = ("steps", "epochs")  # tables with numbers that no field is for
 P = ParamSpec("P")
 R = TypeVar("R")
 _FOUND: dict[tuple[int, int], dict[Any, Any]] = {}  # by the identity of runs and of steps
+_READ: ContextVar[set[str] | None] = ContextVar("_READ", default=None)
 NO_LOOKS = pd.DataFrame({name: pd.Series(dtype=field.type) for name, field in ALWAYS["looks"].items()})
 
 
@@ -208,6 +211,24 @@ def largest_tensors(looks: pd.DataFrame) -> pd.Series[str]:
     return found
 
 
+@contextmanager
+def reading() -> Iterator[set[str]]:
+    """The keys of the runs whose numbers are read meanwhile: what a value rests on."""
+    keys = set[str]()
+    token = _READ.set(keys)
+    try:
+        yield keys
+    finally:
+        _READ.reset(token)
+        reads(keys)
+
+
+def reads(keys: Iterable[str]) -> None:
+    """Note that numbers of these runs are read, for whoever asks (`reading`)."""
+    if (noted := _READ.get()) is not None:
+        noted.update(keys)
+
+
 def remembered(function: Callable[Concatenate[Frames, P], R]) -> Callable[Concatenate[Frames, P], R]:
     """Calls a function of runs and steps once for the same frames and arguments, for as long as the frames
     live. Neither they nor what it returns may be changed in place.
@@ -224,8 +245,11 @@ def remembered(function: Callable[Concatenate[Frames, P], R]) -> Callable[Concat
                 weakref.finalize(table, _FOUND.pop, key, None)
         kept = _FOUND[key]
         if call not in kept:
-            kept[call] = function(frames, *args, **kwargs)
-        result: R = kept[call]
+            with reading() as keys:
+                kept[call] = function(frames, *args, **kwargs), frozenset(keys)
+        result: R
+        result, known = kept[call]
+        reads(known)
         return result
 
     return found

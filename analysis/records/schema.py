@@ -163,6 +163,7 @@ class Manifest(Struct, frozen=True):
     array: Annotated[str, Meta(pattern=r"\A[^/\x00-\x1f]{1,300}:\d{1,8}\Z")] | None = None
     code: str | None = None
     sources: dict[str, str] = {}
+    rules: dict[str, str] = {}
 
 
 class Named(Struct, frozen=True):

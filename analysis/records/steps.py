@@ -16,11 +16,12 @@ import pandas as pd
 
 from analysis.records import phases
 from analysis.records.columns import LAST, MEANS, OUTCOMES
-from analysis.records.frames import Frames, remembered
+from analysis.records.frames import Frames, reads, remembered
 
 WINDOW = 5  # steps in a rolling median
 SETTLED = 0.02  # warm: the rolling median moves by less than this fraction from one step to the next
-ENOUGH_RUNS = 3  # with so many, a run is the unit of replication, even where it was measured in blocks
+ENOUGH_RUNS = 3  # with so many there is an interval over runs, and over launches in place of their blocks
+LAUNCHES, BLOCKS = "launches", "blocks"  # kinds of units: groups of processes, and turns within one
 
 
 class Warm(NamedTuple):
@@ -56,6 +57,7 @@ def warm(frames: Frames, key: str) -> Warm:
     After an interruption the machine has to warm up again, for as long. A part of the run that is shorter
     than its warm-up is left out as a whole, unless no other steps would remain.
     """
+    reads([key])
     steps = frames.steps[frames.steps["key"] == key]
     stopped = steps.loc[steps["stops"] > 0, "step"].unique() if "stops" in steps else []
     if "block" in steps and steps["block"].notna().any():
@@ -121,24 +123,32 @@ def precisions(runs: pd.DataFrame) -> pd.Series[Any]:
 
 
 class Units(NamedTuple):
-    """Independent measurements: a row each, of mean seconds per phase, `step`, `unaccounted`, `slowest`.
+    """Measurements: a row each, of mean seconds per phase, `step`, `unaccounted`, `slowest`.
 
     `slowest` is the step on its slowest rank. Rows are indexed by (group, block) or by seed, in their order.
     """
 
     means: pd.DataFrame
-    of: str  # blocks, or runs
+    of: str  # BLOCKS or LAUNCHES
 
 
 @remembered
-def in_blocks(frames: Frames, keys: Sequence[str]) -> bool:
-    """Decide whether blocks count as units: all these runs have some, in fewer than ENOUGH_RUNS groups."""
+def has_blocks(frames: Frames, keys: Sequence[str]) -> bool:
+    """Tell whether all these runs took turns, block by block."""
     if "block" not in frames.steps or "group" not in frames.runs:
         return False
     steps = frames.steps[frames.steps["key"].isin(keys)]
     groups = frames.runs.loc[frames.runs["key"].isin(keys), "group"]
-    whole = len(steps) > 0 and steps["block"].notna().all() and groups.notna().all()
-    return bool(whole) and groups.nunique() < ENOUGH_RUNS
+    return len(steps) > 0 and bool(steps["block"].notna().all() and groups.notna().all())
+
+
+@remembered
+def in_blocks(frames: Frames, keys: Sequence[str]) -> bool:
+    """Decide whether blocks are the units: all these runs have some, in fewer than ENOUGH_RUNS launches."""
+    if not has_blocks(frames, keys):
+        return False
+    launches = frames.runs.loc[frames.runs["key"].isin(keys), "group"]
+    return bool(launches.nunique() < ENOUGH_RUNS)
 
 
 @remembered
@@ -158,7 +168,7 @@ def units(frames: Frames, keys: Sequence[str], by_block: bool | None = None) -> 
     # A phase that one of them does not have takes no time there.
     means = pd.concat(parts).fillna(0.0)
     by_unit: pd.DataFrame = means.groupby(level=list(range(means.index.nlevels))).mean()
-    return Units(by_unit, "blocks" if by_block else "runs")
+    return Units(by_unit, BLOCKS if by_block else LAUNCHES)
 
 
 def breakdown(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:

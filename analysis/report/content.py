@@ -14,9 +14,10 @@ from analysis.tables import Table
 # A word's sign and its tone, for readers who do not see colours and for those who do.
 GOOD, MIDDLING, BAD, PLAIN = ("✓", "good"), ("◐", "middling"), ("✗", "bad"), ("·", "plain")
 MARKS: dict[Word, tuple[str, str]] = {
-    "reproduced": GOOD, "holds": GOOD, "re-derived": GOOD,
+    "reproduced": GOOD, "same direction": GOOD, "holds": GOOD, "re-derived": GOOD,
     "partly": MIDDLING, "indicated": ("○", "middling"), "inconclusive": ("?", "middling"),
-    "not reproduced": BAD, "does not hold": BAD,
+    "post hoc": ("○", "middling"),
+    "not reproduced": BAD, "other direction": BAD, "does not hold": BAD, "corrected": ("!", "bad"),
     "not comparable": PLAIN, "not run": PLAIN,
 }  # fmt: skip
 assert set(MARKS) == set(WORDS), "every word has a mark"

@@ -6,14 +6,12 @@ import sys
 from collections.abc import Sequence
 from typing import Literal
 
-from analysis.claims import UNDECIDED, Word
+from analysis.claims import IN_BAND, OUT_OF_BAND, UNDECIDED
 from analysis.records.visible import terminal
 from analysis.tables import Table
 
-GOOD: Sequence[Word] = ("reproduced", "holds", "re-derived")
-BAD: Sequence[Word] = ("not reproduced", "does not hold")
 COLOURS: dict[str, str] = (
-    dict.fromkeys(GOOD, "green") | dict.fromkeys(BAD, "red") | dict.fromkeys(UNDECIDED, "dim")
+    dict.fromkeys(IN_BAND, "green") | dict.fromkeys(OUT_OF_BAND, "red") | dict.fromkeys(UNDECIDED, "dim")
 )  # the others: yellow
 GAP = 2  # characters between two columns
 

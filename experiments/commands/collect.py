@@ -9,7 +9,7 @@ import msgspec
 import pandas as pd
 
 from analysis import verdicts
-from analysis.claims import REDUCED, UNDECIDED
+from analysis.claims import UNDECIDED
 from analysis.pictures import captions
 from analysis.records import parquet
 from analysis.records.configs import run_id
@@ -19,6 +19,7 @@ from analysis.records.public import public
 from analysis.records.schema import ALL, RunIndex
 from analysis.records.steps import with_outcomes
 from analysis.report.content import MARKS
+from analysis.scale import REDUCED
 from experiments import figures
 from experiments.commands._draw import draw_each, runs_of, sound, stored_shipped
 from experiments.config.folders import ROOT, Folders
@@ -199,14 +200,18 @@ def verdicts_page(rows: Sequence[verdicts.Row]) -> str:
 
 
 def readme_verdicts(rows: Sequence[verdicts.Row]) -> str:
-    """The chosen claims as a Markdown table, as far as they are shipped, and a sentence that counts all."""
-    found = {verdict.claim.id: verdict for _, verdict in rows}
+    """The chosen claims as a Markdown table, as far as they are shipped, each with the word that remains when
+    all are tested together; and a sentence that counts all.
+    """
+    words = verdicts.adjusted(rows)
+    found = {verdict.claim.id: (word, verdict) for word, (_, verdict) in zip(words, rows, strict=True)}
     lines = ["| verdict | claim | published | here |", "|---|---|---|---|"]
     for one in chosen():
-        if verdict := found.get(one.claim):
+        if one.claim in found:
+            word, verdict = found[one.claim]
             where = f" ({REDUCED})" if verdict.scale.startswith(REDUCED) else ""
             cells = (
-                f"{MARKS[verdict.word][0]} {verdict.word}{where}",
+                f"{MARKS[word][0]} {word}{where}",
                 f"[{one.short}](results/shipped/figures/{one.page})",
                 verdicts.paper_text(verdict.claim),
                 verdicts.ours_text(verdict),

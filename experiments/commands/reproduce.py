@@ -51,7 +51,8 @@ def reproduce_item(
         return draw(item, figures.PUBLISHED, empty(), folders.figures, TABLES)
     profile = profile_of(overrides)
     optional = more_configs_of(item, profile, overrides)
-    planned = plan_runs(configs_of(item, profile, overrides) + (optional if more else []), say)
+    wanted = configs_of(item, profile, overrides) + (optional if more else [])
+    planned = plan_runs(wanted, say, figures.rules())
     todo = planned if force else missing(planned, folders, say)
     say(f"{item} ({profile}): {len(planned)} runs, {len(todo)} missing")
     if absent := [] if more else [config for config in optional if not folders.store.valid(config)]:

@@ -5,8 +5,8 @@ Without torch or pandas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -30,6 +30,8 @@ class PlannedRun:
 
     config: Config
     data_root: Path | None  # the folder of its data set; None where that needs no files
+    # Digests of the rules of claims that are registered with it, by the claims' ids.
+    rules: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def is_timing(self) -> bool:
@@ -77,8 +79,13 @@ def profile_of(asked: Run | Sequence[str]) -> str:
     return profile
 
 
-def plan_runs(wanted: Sequence[Config], say: Callable[[str], None]) -> list[PlannedRun]:
+def plan_runs(
+    wanted: Sequence[Config], say: Callable[[str], None], rules: Mapping[str, str] | None = None
+) -> list[PlannedRun]:
     """Runs whose data sets were found, and whose GPU is there where it is to be this machine's.
+
+    Args:
+        rules: `figures.rules`, of runs that claims are judged by.
 
     Raises:
         ValueError: no data, or no GPU.
@@ -91,7 +98,7 @@ def plan_runs(wanted: Sequence[Config], say: Callable[[str], None]) -> list[Plan
             what, instead = ("profile=paper (device=cuda)", "profile=laptop")
         raise ValueError(f"{what} needs an NVIDIA GPU, and there is none; take {instead}")
     say_once = cache(say)
-    return [PlannedRun(*data_root.find(config, say_once)) for config in wanted]
+    return [PlannedRun(*data_root.find(config, say_once), rules or {}) for config in wanted]
 
 
 def missing(planned: Sequence[PlannedRun], folders: Folders, say: Callable[[str], None]) -> list[PlannedRun]:

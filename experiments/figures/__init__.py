@@ -17,6 +17,7 @@ which without an id has one that its text gives, and `caption`.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 from experiments.figures import _contract, papers
 from experiments.figures._contract import PROFILES as PROFILES
 from sparsify.ranges import unknown
-from sparsify.spec import imported
+from sparsify.spec import BrokenFile, imported
 
 FOLDER = Path(__file__).parent
 PUBLISHED = "published"  # stands in place of a profile where an item has no runs of ours
@@ -134,16 +135,24 @@ def claims(item: str) -> list[Claim]:
     return _contract.identified(item, figure.claims()) if hasattr(figure, "claims") else []
 
 
+def rules() -> dict[str, str]:
+    """The digest of each claim's rule, by the claim's id, of all items whose files can be read: what runs
+    register when they begin.
+    """
+    found = dict[str, str]()
+    for item in items():
+        with contextlib.suppress(BrokenFile):  # whoever asks for that item is told
+            check(item)
+            found |= {claim.id: claim.rule for claim in claims(item)}
+    return found
+
+
 def judge(item: str, frames: Frames) -> list[Verdict]:
     """A verdict on every claim of an item. `frames` holds the item's own runs and no others."""
     from analysis.claims import judge as judge_claims
-    from analysis.claims import reduced
+    from experiments.tasks import chance
 
-    figure, stated = load(item), claims(item)
-    is_own = all(claim.paper is None for claim in stated)  # nobody else's scale is asked for
-    has_scale = hasattr(figure, "SCALE") or not is_own
-    scale = reduced(frames, getattr(figure, "SCALE", None)) if has_scale else ""
-    return judge_claims(stated, frames, scale)
+    return judge_claims(claims(item), frames, getattr(load(item), "SCALE", {}), chance)
 
 
 def caption(item: str, frames: Frames, profile: str) -> str:

@@ -68,6 +68,7 @@ class OptionalParts(Protocol):
         """What the caption in the paper's file leaves open, by its names in braces."""
 
 
+ACCURACY = ("%", "points")  # units that an accuracy, or a difference of two, may have
 REQUIRED, OPTIONAL = ("runs", "draw"), ("more_runs", "table", "claims", "caption", "facts")
 PARTS = (*REQUIRED, *OPTIONAL)
 VALUES = ("TITLE", "SCALE", "BIBTEX")
@@ -125,6 +126,39 @@ def check_claims(item: str, module: ModuleType) -> None:
             f"{_line(module, 'claims')}: a claim answers {unknown[0]!r}, but no paper states that; see "
             f"{papers.FOLDER}"
         )
+    if why := _ambiguous(module, found):
+        raise BrokenFile(f"{_line(module, 'claims')}: {why}")
+
+
+def _ambiguous(module: ModuleType, claims: Sequence[Claim]) -> str:
+    """The first rule that leaves open what it is about, and what to say instead; empty where none does."""
+    measured = [claim for claim in claims if not claim.rederived]
+    runs = [Run.of(run) for profile in PROFILES for run in module.runs(profile)]
+    if not runs or not measured:
+        return ""
+    if (published := [claim for claim in measured if claim.is_published]) and not hasattr(module, "SCALE"):
+        return (
+            f"{published[0].id or published[0].text!r} has a published number, but the file does not say "
+            "what was run there: give SCALE, the paper's values by column of the records"
+        )
+    is_emulated = any(run.settings.get("cluster") == "netns" for run in runs)
+    if linkless := [claim for claim in measured if is_emulated and claim.timed and not claim.link]:
+        return (
+            f"{linkless[0].id or linkless[0].text!r} is about times over emulated links, but not over which: "
+            "give link, a choice of conf/link"
+        )
+    from experiments.tasks import chance, has_accuracy
+
+    tasks = {str(run.settings["task"]) for run in runs if "task" in run.settings}
+    unknown = sorted(task for task in tasks if has_accuracy(task) and chance(task) is None)
+    trained = [claim for claim in measured if claim.unit in ACCURACY and not claim.timed]
+    if unknown and (open_ := [claim for claim in trained if claim.chance is None]):
+        return (
+            f"{open_[0].id or open_[0].text!r} may be about accuracies of {unknown[0]}, but nobody knows "
+            "what guessing gives there, by which trainings are told that learned nothing: give chance, "
+            "percent of top-1"
+        )
+    return ""
 
 
 def _check_parameters(module: ModuleType, name: str) -> None:
@@ -175,7 +209,7 @@ def _are_words(run: Any) -> bool:
 
 def _check_scale(module: ModuleType) -> None:
     if scale := getattr(module, "SCALE", None):
-        from analysis.claims import SCALE_NAMES
+        from analysis.scale import SCALE_NAMES
 
         if strangers := [column for column in scale if column not in SCALE_NAMES]:
             raise BrokenFile(

@@ -55,6 +55,11 @@ def name_and_configs(words: Sequence[str], more: bool = False, many: bool = True
     return sweep or "-".join([*map(figures.file_name, items), profile]), found
 
 
+def rules_for(words: Sequence[str]) -> dict[str, str]:
+    """The rules that runs register which words ask for: those of all claims, where they are of figures."""
+    return figures.rules() if any("=" not in word for word in words) else {}
+
+
 def _in_turns(runs: Sequence[RunOrWords]) -> bool:
     return any(Run.of(run).variants for run in runs)
 

@@ -16,7 +16,7 @@ from analysis.pictures.numbers import number
 from analysis.published import rederived
 from analysis.published.rederived import JOB, estimate
 from analysis.records.frames import Frames
-from analysis.records.steps import warm
+from analysis.records.steps import BLOCKS, ENOUGH_RUNS, LAUNCHES, warm
 from analysis.stats import ANY, SHARE, Bounds, Value, over_units
 from analysis.tables import Table
 from experiments.config.run import Run
@@ -121,16 +121,15 @@ OF_LINE = (slope, intercept, explained)
 
 
 def points(frames: Frames, method: str) -> pd.DataFrame:
-    """A row per warm step: `late` and `spent` in communication, in ms, and the `unit` that it belongs to."""
-    parts = [pd.DataFrame(columns=["late", "spent", "unit"])]
+    """A row per warm step: `late` and `spent` in communication, in ms, and its launch and block."""
+    parts = [pd.DataFrame(columns=["late", "spent", "launch", "block"])]
     for key in yoon2022.keys(frames, method, MODE):
         steps = warm(frames, key).steps
         steps = steps.assign(spent=steps["wait_s"] + steps["transfer_s"])
         of_step = steps.groupby("step")
         late = of_step["late_s"].max() - of_step["late_s"].mean()
         table = 1e3 * pd.DataFrame({"late": late, "spent": of_step["spent"].mean()})
-        block = of_step["block"].first().fillna(0).astype(int).astype(str)
-        parts.append(table.assign(unit=f"{key} " + block))
+        parts.append(table.assign(launch=key, block=of_step["block"].first().fillna(0).astype(int)))
     found: pd.DataFrame = pd.concat(parts[1:] or parts)
     return found
 
@@ -149,5 +148,6 @@ def _of_blocks(
     def of(table: pd.DataFrame) -> float:
         return statistic(table["late"].to_numpy(), table["spent"].to_numpy())
 
-    blocks = [of(of_unit) for _, of_unit in found.groupby("unit", sort=False)]
-    return over_units(blocks, bounds, "blocks", of(found))
+    by_launch = found["launch"].nunique() >= ENOUGH_RUNS
+    units = found.groupby("launch" if by_launch else ["launch", "block"], sort=False)
+    return over_units([of(unit) for _, unit in units], bounds, LAUNCHES if by_launch else BLOCKS, of(found))

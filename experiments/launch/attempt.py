@@ -8,9 +8,11 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from analysis.records.log import PATIENCE_S, Held
@@ -74,7 +76,7 @@ def begin_attempt(
     """
     if (last := folders.store.last(planned.config)) is not None:
         check_left(last, PATIENCE_S if sweep else LEAVE_S)
-    attempt = attempt_for(planned.config, folders.store, anew)
+    attempt = attempt_for(planned.config, folders.store, anew, planned.rules)
     folder = folders.launch(attempt)
     if not sweep:
         shutil.rmtree(folder, ignore_errors=True)
@@ -99,13 +101,19 @@ def begin_attempt(
     return begun
 
 
-def attempt_for(config: Config, store: Store, anew: bool = False) -> Attempt:
-    """The attempt to make: one that ended early and left a checkpoint goes on, if the code is the same."""
+def attempt_for(
+    config: Config, store: Store, anew: bool = False, rules: Mapping[str, str] = MappingProxyType({})
+) -> Attempt:
+    """The attempt to make: one that ended early and left a checkpoint goes on, if the code is the same.
+
+    Args:
+        rules: that a new one registers.
+    """
     last = store.last(config)
     if not anew and last is not None and _can_go_on(last):
         return last
     attempt = store.begin(config)
-    attempt.update(code=code_version.digest(), sources=code_version.sources())
+    attempt.update(code=code_version.digest(), sources=code_version.sources(), rules=dict(rules))
     return attempt
 
 

@@ -172,5 +172,20 @@ def _preset(
     return build
 
 
-ROWS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes())["tasks"]
+_DATA = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes())
+ROWS, _CHANCE = _DATA["tasks"], _DATA["chance"]
 PRESETS: dict[str, "Callable[..., Task]"] = {name: _preset(**row) for name, row in ROWS.items()}
+
+
+def chance(task: str) -> float | None:
+    """Percent top-1 of guessing on what a task is validated on; None where it has no classes or nobody knows.
+
+    A task of your own has that of its data set, which its name ends with.
+    """
+    dataset = ROWS[task]["family"][1] if task in ROWS else task.rpartition("_")[2]
+    return _CHANCE.get(dataset) if has_accuracy(task) else None
+
+
+def has_accuracy(task: str) -> bool:
+    """Tell whether a task has classes to be right about; one of your own may have."""
+    return task not in ROWS or ROWS[task]["family"][0] not in (masked_images.__name__, vector.__name__)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from analysis import claims, stats, verdicts
-from analysis.claims import Claim, ClaimKind, Verdict, judge, reduced
+from analysis.claims import Claim, ClaimKind, Verdict, judge
 from analysis.records.attempts import from_attempts
 from analysis.records.configs import flatten
-from analysis.records.frames import Frames, empty, restrict
+from analysis.records.frames import Frames, empty, reads, restrict
 from analysis.records.store import Store
+from analysis.scale import SCALE_NAMES, reduced
 from analysis.stats import Mixed, Value
 from experiments import figures
 from experiments.config import compose
@@ -30,8 +33,10 @@ def claim(
     return Claim("text", paper, "ms", "source", kind, tolerance, "reason.", lambda frames: ours, **more)
 
 
-def verdict(judged: Claim, frames: Frames | None = None, scale: str = "") -> Verdict:
-    return judge([judged], frames or empty(), scale)[0]
+def verdict(
+    judged: Claim, frames: Frames | None = None, declared: Mapping[str, Any] = MappingProxyType({})
+) -> Verdict:
+    return judge([judged], frames or empty(), declared)[0]
 
 
 def told(judged: Verdict) -> str:
@@ -57,10 +62,10 @@ def three(value: float, half: float = 0.0) -> Value:
         ("ratio", 4.67, 0.1, three(4.5, 0.1), "reproduced"),
         ("ratio", 4.67, 0.1, three(5.3, 0.1), "partly"),
         ("ratio", 4.67, 0.1, three(1.2, 0.1), "not reproduced"),
-        ("ordering", 20.54, 5.0, three(12.0, 1.0), "reproduced"),
+        ("ordering", 20.54, 5.0, three(12.0, 1.0), "same direction"),
         ("ordering", 20.54, 5.0, three(5.5, 1.5), "inconclusive"),
         ("ordering", 20.54, 5.0, three(3.0, 1.0), "partly"),
-        ("ordering", 20.54, 5.0, three(-6.6, 1.0), "not reproduced"),
+        ("ordering", 20.54, 5.0, three(-6.6, 1.0), "other direction"),
         ("ordering", 20.54, 0.0, three(0.0), "inconclusive"),
         ("ordering", None, 0.0, three(1.0, 0.5), "holds"),
         ("ordering", "stated", 0.0, three(1.0, 0.5), "holds"),
@@ -99,16 +104,19 @@ def test_without_enough_independent_runs_it_is_indicated_and_where(
         assert told(verdict(claim(kind, paper, 1.0, ours))) == f"indicated (n = {ours.n}; {side})"
 
 
-@pytest.mark.parametrize(("of", "least"), [("runs", 3), ("blocks", 30)])
-def test_a_verdict_needs_so_many_runs_or_blocks(of: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("of", "least"), [("runs", 3), ("launches", 5)])
+def test_a_verdict_needs_so_many_runs_or_launches(
+    of: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     few, many = (claim("ordering", 1.0, 0.0, Value(1.0, 0.9, 1.1, n, of)) for n in (least - 1, least))
-    assert (verdict(few).word, verdict(many).word) == ("indicated", "reproduced")
+    assert (verdict(few).word, verdict(many).word) == ("indicated", "same direction")
     monkeypatch.setitem(stats.ENOUGH, of, least - 1)
-    assert verdict(few).word == "reproduced"
+    assert verdict(few).word == "same direction"
 
 
-def test_steps_of_a_run_never_decide() -> None:
-    assert verdict(claim("ordering", 1.0, 0.0, Value(1.0, 0.9, 1.1, 10_000, "steps"))).word == "indicated"
+@pytest.mark.parametrize("of", ["steps", "blocks"])
+def test_what_one_launch_has_many_of_never_decides(of: str) -> None:
+    assert verdict(claim("ordering", 1.0, 0.0, Value(1.0, 0.9, 1.1, 10_000, of))).word == "indicated"
 
 
 def test_partly_is_up_to_a_stated_multiple_of_the_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,18 +131,41 @@ def test_a_ratio_is_as_far_off_when_it_is_half_as_when_it_is_double() -> None:
     assert (low, high) == (2.0, 8.0)
 
 
-def test_a_reduced_scale_stands_above_every_table() -> None:
-    tiny = "reduced scale: task tiny instead of large"
+SMALL = {"workers": 99}  # of a paper whose scale nothing here has
+
+
+def test_a_reduced_scale_stands_above_every_table(tmp_path: Path) -> None:
     for ours in (three(1.0), Value(1.0), None):
-        judged = verdict(claim("ordering", 1.0, 0.0, ours), scale=tiny)
-        assert verdicts.as_table([("fig3", judged)]).title.lower() == tiny
+        judged = verdict(claim("ordering", 1.0, 0.0, ours), on(tmp_path, None), SMALL)
+        table = verdicts.as_table([("fig3", judged)])
+        assert table.title == "a: reduced scale: workers 2 instead of 99"
+        assert table.texts()[0][-1] == "a"
+
+
+def test_the_scale_is_that_of_the_runs_that_a_claim_reads(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    synthetic.timed(store, synthetic.config())
+    synthetic.timed(store, synthetic.config(workers=3))
+    frames, _ = from_attempts(store.all_valid())
+
+    def of_workers(frames: Frames, workers: int) -> Value:
+        reads(frames.runs["key"][frames.runs["workers"] == workers])
+        return three(1.0)
+
+    scales = [
+        verdict(replace(claim("ordering", 1.0, 0.0, None), ours=of_workers, of=of), frames, SMALL).scale
+        for of in ((2,), (3,))
+    ]
+    assert scales == [f"reduced scale: workers {each} instead of 99" for each in (2, 3)]
 
 
 @pytest.mark.parametrize("kind", ["absolute", "ratio"])
-def test_a_number_is_not_comparable_at_a_reduced_scale_but_ours_is_shown(kind: ClaimKind) -> None:
+def test_a_number_is_not_comparable_at_a_reduced_scale_but_ours_is_shown(
+    kind: ClaimKind, tmp_path: Path
+) -> None:
     accuracy = claim(kind, 92.99, 0.6, three(92.9, 0.1))
-    assert verdict(accuracy).word == "reproduced"
-    reduced_ = verdict(accuracy, scale="reduced scale: tiny")
+    assert verdict(accuracy, on(tmp_path, None)).word == "reproduced"
+    reduced_ = verdict(accuracy, on(tmp_path / "small", None), SMALL)
     assert told(reduced_) == ("not comparable (about the paper's scale, and this one is reduced)")
     assert "92.9 ms" in verdicts.ours_text(reduced_)
 
@@ -152,6 +183,7 @@ def on(tmp_path: Path, gpu: str | None, where: str = "local", link: str = "nvlin
 A100 = "NVIDIA A100-SXM4-40GB"
 
 
+@pytest.mark.usefixtures("one_launch_decides")
 def test_a_claim_about_an_accelerator_is_judged_on_that_accelerator_only(tmp_path: Path) -> None:
     speed = claim("ratio", 16.86, 0.1, three(16.0), accelerator="A100", timed=True)
     assert verdict(speed, on(tmp_path, A100)).word == "reproduced"
@@ -159,19 +191,21 @@ def test_a_claim_about_an_accelerator_is_judged_on_that_accelerator_only(tmp_pat
         "not comparable (about A100; measured on NVIDIA H200)"
     )
     assert verdict(speed, on(tmp_path, A100, "virtual")).word == "not comparable"
-    assert verdict(speed, on(tmp_path, A100), "reduced scale: tiny").word == "not comparable"
+    assert verdict(speed, on(tmp_path, A100), SMALL).word == "not comparable"
 
 
+@pytest.mark.usefixtures("one_launch_decides")
 def test_a_cpu_never_refutes_a_claim_about_gpus(tmp_path: Path) -> None:
     dominates = claim("ordering", 70.9, 0.0, three(-50.0, 1.0), accelerator=claims.ANY_GPU, timed=True)
     assert told(verdict(dominates, on(tmp_path, None))) == "not comparable (about GPUs; measured on a CPU)"
-    assert verdict(dominates, on(tmp_path, "NVIDIA H200")).word == "not reproduced"
-    assert told(verdict(dominates, on(tmp_path, "NVIDIA H200", "virtual"))) == "not reproduced"
+    assert verdict(dominates, on(tmp_path, "NVIDIA H200")).word == "other direction"
+    assert told(verdict(dominates, on(tmp_path, "NVIDIA H200", "virtual"))) == "other direction"
 
 
+@pytest.mark.usefixtures("one_launch_decides")
 def test_a_claim_about_a_link_is_judged_over_that_link_only(tmp_path: Path) -> None:
     longer = claim("ordering", 15.62, 0.0, three(3.0), link="NVLink", timed=True)
-    assert verdict(longer, on(tmp_path, A100)).word == "reproduced"
+    assert verdict(longer, on(tmp_path, A100)).word == "same direction"
     assert told(verdict(longer, on(tmp_path, A100, link="pcie"))) == (
         "not comparable (about NVLink; measured over pcie)"
     )
@@ -180,6 +214,7 @@ def test_a_claim_about_a_link_is_judged_over_that_link_only(tmp_path: Path) -> N
     assert verdict(longer, mislabelled).word == "not comparable"
 
 
+@pytest.mark.usefixtures("one_launch_decides")
 def test_times_of_virtual_ranks_are_called_simulated(tmp_path: Path) -> None:
     frames = on(tmp_path, "NVIDIA H200", "virtual")
     timed = claim("ordering", 1.0, 0.0, three(1.0), timed=True)
@@ -190,13 +225,13 @@ def test_times_of_virtual_ranks_are_called_simulated(tmp_path: Path) -> None:
 
 def test_what_follows_from_the_authors_logs_is_re_derived_or_not() -> None:
     """Whatever runs we have, which it does not use."""
-    blocks = Value(7.2, 7.1, 7.3, 130, "blocks")
-    held = claim("ratio", 7.25, 0.05, blocks, accelerator="A100", rederived=True)
-    assert told(verdict(held, scale="reduced scale: tiny")) == "re-derived"
+    windows = Value(7.2, 7.1, 7.3, 130, "windows")
+    held = claim("ratio", 7.25, 0.05, windows, accelerator="A100", rederived=True)
+    assert told(verdict(held, declared=SMALL)) == "re-derived"
     stated = claim("ordering", "stated", 50.0, three(94.0, 1.0), rederived=True)
     assert told(verdict(stated)) == "re-derived"
-    assert verdict(claim("ratio", 4.67, 0.05, blocks, rederived=True)).word == "not reproduced"
-    few = blocks._replace(n=29)
+    assert verdict(claim("ratio", 4.67, 0.05, windows, rederived=True)).word == "corrected"
+    few = windows._replace(n=29)
     assert verdict(claim("ratio", 7.25, 0.05, few, rederived=True)).word == "indicated"
 
 
@@ -211,9 +246,9 @@ def test_records_that_must_not_be_compared_are_refused_with_the_reason() -> None
 @pytest.mark.parametrize(
     ("at", "text"),
     [
-        (Value(391.0, n=3), "reproduced (so from step 391 of 3,900 on)"),
-        (Value(math.inf, n=3), "reproduced (not so at the end of every run)"),
-        (None, "reproduced"),
+        (Value(391.0, n=3), "same direction (so from step 391 of 3,900 on)"),
+        (Value(math.inf, n=3), "same direction (not so at the end of every run)"),
+        (None, "same direction"),
     ],
 )
 def test_an_ordering_that_depends_on_the_horizon_says_from_which_on(
@@ -250,7 +285,6 @@ def test_the_scale_is_told_from_the_records_and_not_from_the_profile(tmp_path: P
         "reduced scale: steps 98 instead of 7,800, precision fp64 instead of fp32"
     )
     assert reduced(empty(), PAPER) == ""
-    assert reduced(short, None).startswith("reduced scale: ")
 
 
 @pytest.mark.parametrize("column", sorted(PAPER))
@@ -258,7 +292,7 @@ def test_each_declared_field_counts(tmp_path: Path, column: str) -> None:
     frames = learned(tmp_path, train={"epochs": 20, "steps": 7800, "validate": "epoch"})
     other = {"task.name": "x", "precision": "fp64"}.get(column, 7)
     runs = frames.runs.assign(**{column: pd.Series([other] * 2, dtype=object)})
-    assert claims.SCALE_NAMES[column] in reduced(frames._replace(runs=runs), PAPER)
+    assert SCALE_NAMES[column] in reduced(frames._replace(runs=runs), PAPER)
 
 
 def test_the_declared_scale_is_what_the_recipe_resolves_to() -> None:
@@ -306,15 +340,16 @@ def test_the_verdict_on_random_k_flips_when_the_curves_flip(tmp_path: Path) -> N
     frames, _ = from_attempts(synthetic.item_store(tmp_path, seeds=3).all_valid())
     frames = restrict(frames, list(frames.runs["key"][frames.runs["workers"] == 8]))
     claim = "fig3.randomk-ends-below"
-    assert words("fig3", frames)[claim] == "reproduced"
+    assert words("fig3", frames)[claim] == "same direction"
     swap = {"topk": "randomk", "randomk": "topk", "dense": "dense"}
     swapped = frames.runs.assign(**{"method.name": frames.runs["method.name"].map(swap)})
-    assert words("fig3", frames._replace(runs=swapped))[claim] == "not reproduced"
+    assert words("fig3", frames._replace(runs=swapped))[claim] == "other direction"
 
 
+@pytest.mark.usefixtures("one_launch_decides")
 def test_the_verdict_on_speed_flips_when_top_k_gets_faster(tmp_path: Path) -> None:
     claim = "speed.faster.dense-topk"
-    for slow, expected in ((1.0, "reproduced"), (0.5, "not reproduced")):
+    for slow, expected in ((1.0, "same direction"), (0.5, "other direction")):
         store = Store(tmp_path / expected)
         timing = {"mode": "production", "warmup_steps": 4, "span_steps": 0}
         for seed in range(3):
@@ -325,13 +360,14 @@ def test_the_verdict_on_speed_flips_when_top_k_gets_faster(tmp_path: Path) -> No
         assert words("speed", frames)[claim] == expected
 
 
+@pytest.mark.usefixtures("one_launch_decides")
 def test_the_verdict_on_compression_flips_when_selection_dominates(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for seed in range(3):
         synthetic.timed(store, synthetic.config("topk", seed=seed), gpu=A100)
     frames, _ = from_attempts(store.all_valid())
     claim = "fig4.compression-dominates"
-    assert words("fig4", frames)[claim] == "not reproduced"
+    assert words("fig4", frames)[claim] == "other direction"
     more = 10 * frames.steps["select_s"]
     steps = frames.steps.assign(select_s=more, step_s=frames.steps["step_s"] + 0.9 * more)
-    assert words("fig4", frames._replace(steps=steps))[claim] == "reproduced"
+    assert words("fig4", frames._replace(steps=steps))[claim] == "same direction"

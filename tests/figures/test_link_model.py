@@ -15,6 +15,8 @@ from experiments.figures.runs import configs_of
 from sparsify.cost import Cost, Link
 from tests.conftest import there
 
+pytestmark = pytest.mark.usefixtures("one_launch_decides")
+
 EXACT = Link(1e-4, 8.4e-9)
 COMPUTING_S = 0.002  # that an exchange takes longer between two computations
 BLOCKS = 30

@@ -16,6 +16,8 @@ from experiments.figures import shi2019_shi_selection as selection
 from experiments.figures.runs import configs_of
 from tests.conftest import there
 
+pytestmark = pytest.mark.usefixtures("one_launch_decides")
+
 SMALL, LARGE = 2**16, 2**20
 BLOCKS = 31
 # Milliseconds at the larger size; of every method a quarter of it at the smaller one.

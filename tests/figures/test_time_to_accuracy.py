@@ -21,6 +21,8 @@ from experiments.figures._reaching import Reached, reached, seconds_to, sooner, 
 from experiments.figures.runs import configs_of, more_configs_of
 from tests.conftest import there
 
+pytestmark = pytest.mark.usefixtures("one_launch_decides")
+
 ELEMENTS, WORKERS, EVERY = 924_186, 8, 49
 COMPUTE_S, WAIT_S = 0.05, 0.4
 SELECT_S = {"dense": 0.0, "topk": 0.01, "topk-denser": 0.012, "randomk": 0.002}

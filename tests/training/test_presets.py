@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from experiments.tasks import REGISTRY
+from experiments.tasks import REGISTRY, chance
 from experiments.tasks._presets import PRESETS
+from experiments.training.datasets import load
 from sparsify.spec import REQUIRED, Registry
+from tests.conftest import loaded_by
 
 
 def test_a_preset_leaves_no_setting_open() -> None:
@@ -24,3 +27,15 @@ def test_a_file_stands_in_for_a_row_of_its_name(tmp_path: Path) -> None:
     assert tasks.summary("lenet5_mnist") == "Mine."
     with pytest.raises(ValueError, match="'fnn3_mnist' has no 'width'"):
         tasks.build("fnn3_mnist", {"width": 3})
+
+
+def test_chance_is_the_share_of_the_most_frequent_class() -> None:
+    labels = load("digits", None, torch.device("cpu")).test.labels
+    share = 100 * float(labels.bincount().max()) / len(labels)
+    assert chance("cnn_digits") == chance("own_digits") == pytest.approx(share, abs=0.01)
+    assert chance("cnn_cifar10") == 10
+    assert [chance(name) for name in ("maetiny_cifar10", "vector", "own_seashells")] == [None] * 3
+
+
+def test_chance_is_known_without_torch() -> None:
+    assert "torch" not in loaded_by("from experiments.tasks import chance; chance('cnn_cifar10')")

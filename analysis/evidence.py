@@ -1,0 +1,127 @@
+"""What a claim rests on: the runs that it read, their launches, occasions and link, and the rule that they
+were begun under.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.pictures import captions
+from analysis.pictures.numbers import brief, number, with_unit
+from analysis.records.frames import Frames
+
+ENOUGH_OCCASIONS = 2
+APART_MIN = 30.0  # minutes between the first launches of two occasions
+OFF = 0.1  # share by which a link may be off what was asked for, and still be called by that
+AT_CHANCE = 1.2  # a training ends at chance up to this multiple of what guessing gives
+EMULATED = "netns"  # the kind of cluster whose links are token buckets on one machine
+RULES = "rules_json"  # the column of the rules that were registered when a run began
+TOP1 = ("test_top1", "val_top1")
+Chance = Callable[[str], float | None]  # of a task's name: percent of top-1 that guessing gives
+
+
+class Evidence(NamedTuple):
+    """The runs that a claim read, and no others."""
+
+    frames: Frames  # with their runs only; the other tables are whole
+
+    @classmethod
+    def of(cls, frames: Frames, keys: Collection[str]) -> Evidence:
+        """These runs; where a claim did not say which it reads, all."""
+        runs = frames.runs[frames.runs["key"].isin(keys)] if keys else frames.runs
+        return cls(frames._replace(runs=runs))
+
+    @property
+    def launches(self) -> pd.DataFrame:
+        """A row for each group of processes that was started: when it was."""
+        runs = self.frames.runs
+        group = runs["group"].fillna(runs["key"]) if "group" in runs else runs["key"]
+        started = runs.get("started", pd.Series(None, runs.index, dtype=object))
+        began = pd.to_datetime(started, utc=True, format="ISO8601", errors="coerce")
+        table = pd.DataFrame({"launch": group, "began": began})
+        found: pd.DataFrame = table.groupby("launch").min()
+        return found
+
+    @property
+    def occasions(self) -> int:
+        """Number of times at which launches were begun: one lasts half an hour."""
+        first, count = None, 0
+        for began in sorted(self.launches["began"].dropna()):
+            if first is None or began - first >= pd.Timedelta(minutes=APART_MIN):
+                first, count = began, count + 1
+        return count
+
+    @property
+    def link_asked(self) -> float | None:
+        """Gbit/s of the emulated link between two nodes that was asked for; the least, of several."""
+        runs = self.frames.runs
+        if "cluster.link.beta_s_per_byte" not in runs or not self.is_emulated:
+            return None
+        emulated = runs["cluster.where"].eq(EMULATED)
+        return float(8e-9 / runs.loc[emulated, "cluster.link.beta_s_per_byte"].astype(float).max())
+
+    @property
+    def link_found(self) -> float | None:
+        """Gbit/s that a node found while all were sending; the median over launches."""
+        runs = self.frames.runs
+        found = pd.to_numeric(runs.get("provenance.machine.link.together_gbit_s", pd.Series(dtype=float)))
+        return float(found.median()) if self.is_emulated and found.notna().any() else None
+
+    @property
+    def is_emulated(self) -> bool:
+        """Tell whether nodes of one machine were joined by token buckets."""
+        return bool(self.frames.runs.get("cluster.where", pd.Series(dtype=object)).eq(EMULATED).any())
+
+    def link(self) -> str:
+        """The link by what was found: '1 Gbit/s', or '0.86 Gbit/s (asked: 1)'."""
+        asked, found = self.link_asked, self.link_found
+        if asked is None or found is None:
+            return f"{number(asked)} Gbit/s (asked)" if asked else "a link that was not measured"
+        if abs(found / asked - 1) <= OFF:
+            return f"{number(asked)} Gbit/s"
+        return f"{brief(found, 2)} Gbit/s (asked: {number(asked)})"
+
+    def registered(self, claim: str, digest: str) -> bool:
+        """Tell whether every run was begun when the claim had this very rule."""
+        texts = self.frames.runs.get(RULES, pd.Series([None] * len(self.frames.runs), dtype=object))
+        known = {text: _digest_in(text, claim) for text in texts.unique()}
+        return all(known[text] == digest for text in texts)
+
+    def at_chance(self, chance: Chance) -> str:
+        """The first task of which a training ended at chance, and where; empty where none did."""
+        runs = self.frames.runs
+        columns = [name for name in TOP1 if name in runs]
+        if not columns or "task.name" not in runs:
+            return ""
+        ends = runs[columns].bfill(axis="columns").iloc[:, 0]
+        for task, end in zip(runs["task.name"], ends, strict=True):
+            level = chance(str(task))
+            if level is not None and end <= AT_CHANCE * level:
+                return f"a training ends at {with_unit(end, '%')}; guessing gives {with_unit(level, '%')}"
+        return ""
+
+    def chance(self, chance: Chance) -> float | None:
+        """Percent of top-1 that guessing gives in these trainings; None where they have several levels."""
+        levels = {chance(str(task)) for task in self.frames.runs.get("task.name", ())}
+        return levels.pop() if len(levels) == 1 else None
+
+    def is_simulated(self) -> bool:
+        """Tell whether virtual ranks made some of their times."""
+        return captions.is_simulated(self.frames)
+
+
+def digest(rule: Mapping[str, Any]) -> str:
+    """Ten digits of a hash of a rule, whose values are JSON's."""
+    return hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def _digest_in(text: str | None, claim: str) -> str | None:
+    if not isinstance(text, str):
+        return None
+    found: str | None = json.loads(text).get(claim)
+    return found
