@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.pictures.numbers import brief, number
+from analysis.pictures.numbers import number
 from analysis.pictures.style import look, method_id
 from analysis.records.frames import Frames
 from analysis.records.steps import ENOUGH_RUNS, Warm, precisions, warm
@@ -19,7 +19,6 @@ SIMULATED = (
     "*Simulated* times: ranks are virtual; compute is measured, wait and transfer follow the alpha-beta "
     "model of link "
 )
-OFF = 0.1  # share by which a link may be off what was asked for, and still be called by that
 MODES = {
     "serialised": "serialised (synchronised at phase boundaries)",
     "production": "production (nothing synchronises inside a step)",
@@ -125,19 +124,6 @@ def emulated(frames: Frames) -> str:
             f"{number(1e6 * seen['asked_latency_s'].iloc[0])} us asked)"
         )
     return f" Emulated links, as the workers found them: {'; '.join(found)}." if found else ""
-
-
-def link(frames: Frames) -> str:
-    """The emulated link by what nodes found while all were sending, of several launches the median:
-    '1 Gbit/s', or '0.86 Gbit/s (asked: 1)' where that is more than a tenth off.
-    """
-    asked = 8e-9 / float(frames.runs["cluster.link.beta_s_per_byte"].iloc[0])
-    seen = frames.runs.get("provenance.machine.link.together_gbit_s", pd.Series(dtype=float)).astype(float)
-    found = seen.median()
-    if pd.isna(found):
-        return f"{number(asked)} Gbit/s (asked)"
-    is_near = abs(found / asked - 1) <= OFF
-    return f"{number(asked)} Gbit/s" if is_near else f"{brief(found, 2)} Gbit/s (asked: {number(asked)})"
 
 
 def code(frames: Frames) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from analysis import plots
 from analysis.claims import Claim
+from analysis.evidence import Evidence
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import brief, number
 from analysis.records.frames import Frames
@@ -81,7 +82,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     found, level = trainings(frames), target(frames)
     curves = {name: curve(frames, keys, COLUMN) for name, keys in found.items()}
     minutes = {name: _minutes(frames, keys) for name, keys in found.items()}
-    title = f"over {captions.link(frames)}"
+    title = f"over {Evidence(frames).link()}"
     panels = [
         plots.curves(
             [plots.Curve(LOOKS[name], x(name), at) for name, at in curves.items()],
@@ -109,14 +110,17 @@ def table(frames: Frames) -> list[Table]:
     rows = [_row(frames, *each) for each in [(registered, level), *((number(at), at) for at in LEVELS)]]
     units = dict.fromkeys((look.label for look in LOOKS.values()), "s") | {"top-1": "%"}
     ends = [
-        {"method": LOOKS[name].label, "at the end": final(frames, keys, COLUMN),
-         "step": _step_ms(frames, keys), "minutes": over_units(_last(frames, keys, "wall_s"), POSITIVE).times(1 / 60), "seeds": len(keys)}
+        {
+            "method": LOOKS[name].label, "at the end": final(frames, keys, COLUMN),
+            "step": _step_ms(frames, keys), "in all": _last(frames, keys, "wall_s").times(1 / 60),
+            "seeds": len(keys),
+        }
         for name, keys in found.items()
     ]  # fmt: skip
     note = words("survey.time-to-accuracy.note")
     return [
         Table.of("Time until a validation first shows an accuracy", rows, units, note),
-        Table.of("At the end of the trainings", ends, {"at the end": "%", "step": "ms"}),
+        Table.of("At the end of the trainings", ends, {"at the end": "%", "step": "ms", "in all": "min"}),
     ]
 
 
@@ -130,14 +134,14 @@ def _row(frames: Frames, label: str, level: float) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _last(frames: Frames, keys: Sequence[str], column: str) -> list[float]:
+def _last(frames: Frames, keys: Sequence[str], column: str) -> Value:
+    """A mean over seeds of what a training had come to at its last validation."""
     epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
-    return list(epochs.groupby("key")[column].last())
+    return over_units(epochs.groupby("key")[column].last().to_numpy(), POSITIVE)
 
 
 def _step_ms(frames: Frames, keys: Sequence[str]) -> Value:
-    times, steps = (_last(frames, keys, column) for column in ("wall_s", "step"))
-    return over_units([1e3 * time / step for time, step in zip(times, steps, strict=True)], POSITIVE)
+    return _last(frames, keys, "wall_s").times(1e3 / _last(frames, keys, "step").value)
 
 
 def facts(frames: Frames) -> dict[str, object]:
@@ -152,7 +156,7 @@ def facts(frames: Frames) -> dict[str, object]:
     never = words("survey.time-to-accuracy.never").format(who=captions.listed(missing))
     falls = [each.strip("[]") for each in captions.values(frames, "task.lr_milestones")]
     return {
-        "link": captions.link(frames), "share": number(SHARE), "target": brief(level),
+        "link": Evidence(frames).link(), "share": number(SHARE), "target": brief(level),
         "never": never * bool(missing), "falls": captions.listed(falls),
         "every": captions.listed(captions.values(frames, "train.validate_every")),
     }  # fmt: skip

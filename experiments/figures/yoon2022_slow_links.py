@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from analysis import plots
 from analysis.attribution import COMMUNICATION
 from analysis.claims import Claim
+from analysis.evidence import Evidence
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import brief, number
 from analysis.records.frames import Frames, empty, keys_of, remembered, restrict
@@ -19,6 +20,7 @@ from analysis.stats import Value, taken
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures._runs import scale
 from experiments.figures.papers import claim, words
 
 TITLE = "Slow links: who is faster than dense, asked for 1 and 10 Gbit/s"
@@ -97,7 +99,7 @@ def _title(frames: Frames) -> str:
     batches, densities = (captions.values(frames, name) for name in ("task.batch_size", "method.density"))
     told = [("batch", batches), ("density", list(map(number, densities)))]
     parts = [f"{name} {captions.listed(found)}" for name, found in told if found]
-    return ", ".join([captions.link(frames), *parts])
+    return ", ".join([Evidence(frames).link(), *parts])
 
 
 def _link(frames: Frames, methods: Sequence[str], is_first: bool) -> plots.Panel:
@@ -147,7 +149,8 @@ def table(frames: Frames) -> list[Table]:
 
 
 def claims() -> list[Claim]:
-    slowest = LINKS[0]
+    slowest, batch = LINKS[0], scale("slow-links", "laptop")["task.batch_size"]
+    how = f"VGG-16, batch {batch}, density 0.001"
     pairs = [
         *((link, method, "dense") for link in LINKS for method in ("topk", "topk-fused")),
         *((link, OVERLAPPED, DENSE_OVERLAPPED) for link in LINKS),
@@ -155,14 +158,15 @@ def claims() -> list[Claim]:
     faster = [
         claim(
             "yoon2022.slow-links.faster", ratio, link, baseline, method, case=f"{link}.{method}",
-            link=link, label=look(method).label, baseline=look(baseline).label,
+            link=link, how=how, label=look(method).label, baseline=look(baseline).label,
         )
         for link, method, baseline in pairs
     ]  # fmt: skip
+    of = {"link": slowest, "how": how}
     return [
         *faster,
-        claim("yoon2022.slow-links.dense-several-times", ratio, slowest, "dense", "topk-fused", link=slowest),
-        claim("yoon2022.slow-links.communication-falls", _falls, slowest, "topk", "topk-fused", link=slowest),
+        claim("yoon2022.slow-links.dense-several-times", ratio, slowest, "dense", "topk-fused", **of),
+        claim("yoon2022.slow-links.communication-falls", _falls, slowest, "topk", "topk-fused", **of),
     ]
 
 
