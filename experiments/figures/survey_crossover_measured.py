@@ -8,7 +8,7 @@ launches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,12 +17,13 @@ from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import brief, number
 from analysis.records.frames import Frames, keys_of, remembered, restrict
-from analysis.records.steps import breakdown
+from analysis.records.steps import LAUNCHES, breakdown
 from analysis.stats import POSITIVE, Mixed, Value, over_units, taken
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _predicted
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures._crossing import ABOVE, BELOW, crossing, mean, outside
 from experiments.figures._runs import TIMED, scale, variants
 from experiments.figures.papers import claim
 from experiments.figures.survey_crossover import break_even
@@ -37,8 +38,7 @@ LINKS = ("ethernet_100m", "ethernet_200m", "ethernet_500m", "ethernet_1g", "ethe
 OF_SMOKE = ("ethernet_500m", "ethernet_2g")
 BATCHES = (8, 32)  # of a worker
 FOUND = "provenance.machine.link.together_gbit_s"
-BELOW, ABOVE = 0.0, np.inf  # where no link is that slow, or that fast
-RATIOS = (0.1, 0.2, 0.5, 1, 2)
+TICKS = (0.1, 0.2, 0.5, 1, 2)  # Gbit/s, and ratios
 
 
 class Model(NamedTuple):
@@ -107,6 +107,8 @@ def cells(frames: Frames) -> list[tuple[str, int]]:
 @remembered
 def by_link(frames: Frames) -> dict[str, Frames]:
     """The runs over each link, the slowest first."""
+    if not len(frames.runs):
+        return {}
     names = frames.runs.groupby("cluster.link.name")["cluster.link.beta_s_per_byte"].first()
     ordered = names.sort_values(ascending=False).index
     return {str(link): restrict(frames, keys_of(frames, {"cluster.link.name": link})) for link in ordered}
@@ -115,6 +117,12 @@ def by_link(frames: Frames) -> dict[str, Frames]:
 def found_gbit_s(frames: Frames) -> float:
     """The bandwidth of a link while both nodes send: of several launches the median."""
     return float(frames.runs[FOUND].astype(float).median())
+
+
+def _ends(frames: Frames) -> tuple[float, float]:
+    """The slowest and the fastest link, as found."""
+    gbit_s = [found_gbit_s(of_link) for of_link in by_link(frames).values()]
+    return min(gbit_s), max(gbit_s)
 
 
 def ratio(frames: Frames, task: str, batch: int, link: str, method: str, baseline: str) -> Value | None:
@@ -131,31 +139,6 @@ def launches(frames: Frames, task: str, batch: int) -> dict[int, Frames]:
         int(seed): restrict(own, keys_of(own, {"seed": seed})) for seed in captions.values(own, "seed")
     }
     return {seed: each for seed, each in of_seed.items() if len(by_link(each)) == len(by_link(own))}
-
-
-def crossing(gbit_s: Sequence[float], ratios: Sequence[float]) -> float:
-    """The bandwidth at which a ratio of step times is 1: linear in both logarithms between the two bandwidths
-    around it, once the ratios are made to rise. `BELOW` or `ABOVE` all of them where there are no such two.
-
-    Args:
-        gbit_s: rising.
-    """
-    x, y = np.log(gbit_s), rising(np.log(ratios))
-    if y[0] > 0:
-        return BELOW
-    if y[-1] < 0:
-        return ABOVE
-    at = int(np.argmax(y >= 0))
-    return float(np.exp(np.interp(0.0, y[at - 1 : at + 1], x[at - 1 : at + 1]) if at else x[0]))
-
-
-def rising(values: np.ndarray) -> np.ndarray:
-    """The rising sequence with the least squares to these: their isotonic regression, by its min-max formula
-    (Robertson et al. 1988, theorem 1.4.4). A faster link helps dense more: what falls is noise.
-    """
-    n = len(values)
-    means = np.array([[values[a : b + 1].mean() if a <= b else np.nan for b in range(n)] for a in range(n)])
-    return np.array([max(means[a, i:].min() for a in range(i + 1)) for i in range(n)])
 
 
 def points(launch: Frames, method: str) -> tuple[list[float], list[float]]:
@@ -226,17 +209,6 @@ def predictions(frames: Frames, task: str, batch: int, method: str) -> dict[int,
     return {seed: predicted_crossing(of, method) for seed, of in found.items() if of}
 
 
-def within(found: Mapping[int, float]) -> list[float]:
-    """The crossings that lie within the links."""
-    return [gbit_s for gbit_s in found.values() if BELOW < gbit_s < ABOVE]
-
-
-def mean(found: Mapping[int, float]) -> Value | None:
-    """The mean over launches; None where not all have a number, or there is none."""
-    inside = within(found)
-    return over_units(inside, POSITIVE, "launches") if inside and len(inside) == len(found) else None
-
-
 # --- claims
 
 
@@ -244,7 +216,7 @@ def claims() -> list[Claim]:
     slowest, fastest = LINKS[0], LINKS[-1]
     found = []
     for task, batch in CELLS:
-        of = {"model": MODELS[task].label, "batch": batch}
+        of: dict[str, Any] = {"model": MODELS[task].label, "batch": batch}
         at = f"{task.removesuffix('_cifar10')}-{batch}"
         found += [
             claim(
@@ -277,10 +249,11 @@ def off_by(frames: Frames, task: str, batch: int, method: str) -> Value | None:
     here, there = (of(frames, task, batch, method) for of in (crossings, predictions))
     if not here or not there:
         return None
-    if len(within(here)) < len(here):
-        raise Mixed(f"no crossing to compare: {_outside(here, frames)}; predicted {_told(there)} Gbit/s")
+    if mean(here) is None:
+        found, expected = outside(here, _ends(cell(frames, task, batch))), float(np.mean([*there.values()]))
+        raise Mixed(f"no crossing to compare: {found}; predicted {brief(expected)} Gbit/s")
     ratios = [here[seed] / there[seed] for seed in here if seed in there]
-    value = over_units(ratios, POSITIVE, "launches")
+    value = over_units(ratios, POSITIVE, LAUNCHES)
     factor = max(value.value, 1 / value.value)
     if value.low is None or value.high is None:
         return value._replace(value=factor)
@@ -299,26 +272,13 @@ def higher(frames: Frames, task: str, batch: int, method: str, faster: str) -> V
     if not slow or not fast:
         return None
     if any(slow[seed] == fast[seed] in (BELOW, ABOVE) for seed in slow):
-        raise Mixed(f"no two crossings to compare: {_outside(slow, frames)}, {_outside(fast, frames)}")
+        ends = _ends(cell(frames, task, batch))
+        raise Mixed(f"no two crossings to compare: {outside(slow, ends)}, {outside(fast, ends)}")
     pairs = []
     for seed, launch in launches(frames, task, batch).items():
         gbit_s, _ = points(launch, method)
         pairs.append([float(np.clip(of[seed], gbit_s[0], gbit_s[-1])) for of in (fast, slow)])
-    return over_units([high / low for high, low in pairs], POSITIVE, "launches")
-
-
-def _outside(found: Mapping[int, float], frames: Frames) -> str:
-    """'above 1.92 Gbit/s in 5 of 5 launches'."""
-    gbit_s = frames.runs[FOUND].astype(float)
-    ends = {f"below {number(gbit_s.min())}": BELOW, f"above {number(gbit_s.max())}": ABOVE}
-    counts = {words: sum(value == end for value in found.values()) for words, end in ends.items()}
-    told = [f"{words} Gbit/s in {n} of {len(found)} launches" for words, n in counts.items() if n]
-    return captions.listed(told or ["within the links"])
-
-
-def _told(found: Mapping[int, float]) -> str:
-    value = mean(found)
-    return brief(value.value) if value else "none"
+    return over_units([high / low for high, low in pairs], POSITIVE, LAUNCHES)
 
 
 # --- picture and table
@@ -346,10 +306,10 @@ def _panel(frames: Frames, task: str, batch: int) -> plots.Panel:
             y = [predicted_ratio(of, method, each) for each in x]
             dashed = {"linestyle": (0, (4, 2)), "marker": "", "label": f"{look.label}, predicted"}
             lines.append(plots.Curve(look, x, y, dashed))
-        lines += _crossing(crossings(frames, task, batch, method), look, gbit_s, 0.97 - 0.05 * height)
+        lines += _crossing(crossings(frames, task, batch, method), look, gbit_s, 1.06 - 0.12 * height)
     title = f"{_label(task)}, batch {batch}"
     xlabel = "Bandwidth found (Gbit/s)"
-    return plots.curves(lines, log=RATIOS, level=1.0, title=title, xscale="log", xlabel=xlabel)
+    return plots.curves(lines, log=TICKS, sizes=TICKS, level=1.0, title=title, xlabel=xlabel)
 
 
 def _crossing(
@@ -358,8 +318,8 @@ def _crossing(
     """A diamond on the level of 1, with its interval; an arrow at the end where it lies outside."""
     large = {"markersize": 6, "markeredgecolor": "white", "label": None, "zorder": 5, "clip_on": False}
     if value := mean(found):
-        ends = [] if value.low is None else [value.low, value.high]
-        line = plots.Curve(look, ends, [1.0] * len(ends), {"marker": "|", "linewidth": 2.5, "label": None})
+        both = [] if value.low is None else [value.low, value.high]
+        line = plots.Curve(look, both, [1.0] * len(both), {"marker": "|", "linewidth": 2.5, "label": None})
         return [line, plots.Curve(look, [value.value], [1.0], {**large, "marker": "D"})]
     ends = [(min(gbit_s), "<", BELOW), (max(gbit_s), ">", ABOVE)]
     return [
@@ -383,7 +343,7 @@ def table(frames: Frames) -> list[Table]:
             value = mean(found)
             crossed.append({
                 **of, "selection": LOOKS[method].label, "as long as dense at": value,
-                "outside": "" if value else _outside(found, frames),
+                "outside": "" if value else outside(found, _ends(cell(frames, task, batch))),
                 "predicted": mean(predicted), "launches": len(found),
             })  # fmt: skip
         for own in by_link(cell(frames, task, batch)).values():

@@ -20,7 +20,8 @@ from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._reaching import Steps, all_reach, seconds_to, sooner, steps_to
 from experiments.figures._runs import TRAINED, scale
 from experiments.figures.papers import claim, words
-from experiments.figures.survey_crossover_measured import DENSE, MODELS, SMALL, in_buckets
+from experiments.figures.survey_crossover_measured import DENSE as DENSE
+from experiments.figures.survey_crossover_measured import MODELS, SMALL, in_buckets
 
 TITLE = "Validation accuracy against time, whole trainings over a slow link"
 TOPK, LINK, COLUMN = "topk-fused", "ethernet_200m", "val_top1"
