@@ -122,7 +122,7 @@ def curves(
     /,
     lines: Iterable[Curve | Band],
     *,
-    sizes: Sequence[int] = (),
+    sizes: Sequence[float] = (),
     log: Sequence[float] = (),
     level: float | None = None,
     grid: Which | None = "both",
@@ -323,7 +323,7 @@ def finish(
         axes.grid(visible=True, axis=grid)
 
 
-def doublings(axes: Axes, sizes: Sequence[int], labels: Sequence[str] = ()) -> None:
+def doublings(axes: Axes, sizes: Sequence[float], labels: Sequence[str] = ()) -> None:
     """A logarithmic x axis of sizes that double, with a tick at each."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, labels or [str(size) for size in sizes])

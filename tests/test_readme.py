@@ -310,7 +310,6 @@ SAID = (
     Said("2.9 times [2.8, 3.1] as fast as a dense one", "slow-links.faster.ethernet_1g.topk-fused"),
     Said("1.3 times [1.3, 1.4] with torch's selection", "slow-links.faster.ethernet_1g.topk"),
     Said("2.9 below [1.0, 4.8], three seeds", "fig3-slim.topk-ends-close"),
-    Said("70 % accuracy 1.7 times [1.5, 1.9] as soon", "slow-links.accuracy-sooner"),
 )
 
 

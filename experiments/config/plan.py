@@ -16,7 +16,7 @@ from analysis.records.store import Attempt
 from experiments.config import choices, code_version, compose, data_root
 from experiments.config.config import Config
 from experiments.config.folders import Folders
-from experiments.config.machines import SlurmCluster
+from experiments.config.machines import EmulatedCluster, SlurmCluster
 from experiments.config.run import Run
 from slurm.gpus import has_gpu
 from sparsify.ranges import unknown
@@ -37,9 +37,12 @@ class PlannedRun:
     def is_timing(self) -> bool:
         """Tell whether it is made for its step times, so that nothing else may run at the same time.
 
-        A run that validates every epoch is made for its learning curve.
+        A run that validates every epoch is made for its learning curve, but over an emulated link, which
+        other runs would slow down, for when it gets there.
         """
-        return self.config.train.validate != "epoch" or self.config.timing.mode == "as_published"
+        config = self.config
+        is_curve = config.train.validate == "epoch" and not isinstance(config.cluster, EmulatedCluster)
+        return not is_curve or config.timing.mode == "as_published"
 
     @property
     def cores(self) -> int:

@@ -32,9 +32,13 @@ def reached(steps: Iterable[float], values: Iterable[float], level: float, falls
 
 
 def steps_to(
-    frames: Frames, keys: Sequence[str], column: str, level: float, falls: bool = False
+    frames: Frames, keys: Sequence[str], column: str, level: float, falls: bool = False, by: str = "step"
 ) -> dict[Any, Reached]:
-    """Steps at which each training that validated gets there, by seed."""
+    """Steps at which each training that validated gets there, by seed.
+
+    Args:
+        by: `wall_s` for the seconds that it had spent in steps by then.
+    """
     if not keys:
         return {}
     reads(keys)
@@ -42,7 +46,7 @@ def steps_to(
     epochs = frames.epochs.dropna(subset=[column]).sort_values("epoch")
     of_key = {key: epochs[epochs["key"].eq(key)] for key in keys}
     return {
-        seeds[key]: reached(own["step"], own[column], level, falls) for key, own in of_key.items() if len(own)
+        seeds[key]: reached(own[by], own[column], level, falls) for key, own in of_key.items() if len(own)
     }
 
 

@@ -57,12 +57,18 @@ def selecting(frames: Frames) -> dict[str, float]:
     return known
 
 
-def break_even(name: str, select_s: float, density: float, workers: int) -> float:
-    """Gbit/s up to which the method's selecting and exchange take less than dense's exchange; 0: nowhere."""
-    k = max(1, int(density * MODEL))
-    dense, own = (cost.published(SCHEMES[each], MODEL, k, workers) for each in ("dense", name))
+def break_even(
+    name: str, select_s: float, density: float, workers: int, elements: int = MODEL, hidden_s: float = 0.0
+) -> float:
+    """Gbit/s up to which the method's selecting and exchange take less than dense's exchange; 0: nowhere.
+
+    Args:
+        hidden_s: of dense's exchange, behind backward.
+    """
+    k = max(1, int(density * elements))
+    dense, own = (cost.published(SCHEMES[each], elements, k, workers) for each in ("dense", name))
     saved_bits = 8 * WORD * float(dense.most - own.most)
-    spent_s = select_s + _predicted.ALPHA_S * (own.messages - dense.messages)
+    spent_s = hidden_s + select_s + _predicted.ALPHA_S * (own.messages - dense.messages)
     if spent_s <= 0:
         return np.inf if saved_bits > 0 else 0.0
     return max(0.0, saved_bits / spent_s / 1e9)

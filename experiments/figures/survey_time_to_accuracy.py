@@ -1,189 +1,178 @@
-"""Which method has an accuracy first? The trainings of fig3-slim against time, by link.
+"""Who has an accuracy first, dense training that overlaps or Top-k? Whole trainings over a slow link.
 
-Not a figure of a paper. A training's steps are those of fig3-slim; what a step takes is measured on this
-machine, and for other links put together from measured computing and selecting and a simulated exchange.
+Not a figure of a paper. Two workers with a core each, in real time; the clock stands while rank 0 validates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from analysis import plots
 from analysis.claims import Claim
+from analysis.evidence import Evidence
 from analysis.pictures import captions, style
-from analysis.records.frames import Frames, keys_of, remembered, restrict
-from analysis.stats import Value, curve, final, slowdown, taken
+from analysis.pictures.numbers import brief, number
+from analysis.records.frames import Frames
+from analysis.stats import POSITIVE, Value, curve, final, over_units
 from analysis.tables import Table
 from experiments.config.run import Run
-from experiments.figures import _predicted, papers
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures import yoon2022_fig3_slim as slim
-from experiments.figures import yoon2022_slow_links as slow_links
-from experiments.figures._predicted import FAST, LINKS
-from experiments.figures._reaching import all_reach, seconds_to, sooner
-from experiments.figures._runs import variants
-from experiments.figures.papers import claim
+from experiments.figures._reaching import Steps, all_reach, seconds_to, sooner, steps_to
+from experiments.figures._runs import TRAINED, scale
+from experiments.figures.papers import claim, words
+from experiments.figures.survey_crossover_measured import DENSE as DENSE
+from experiments.figures.survey_crossover_measured import MODELS, SMALL, in_buckets
 
-TITLE = "Validation accuracy against time, by link"
-MODE = "serialised"  # which tells computing from selecting
-# Name in fig3-slim -> the scheme by which it exchanges (`_predicted.SCHEMES`).
-SCHEMES = {"dense": "dense", "topk": "topk", "topk-denser": "topk", "randomk": "randomk-hash"}
-LOOPBACK, EMULATED = "loopback, measured", "1 Gbit/s, emulated, measured"
-LEVELS = tuple(range(10, 100, 10))  # % top-1
-SHOWN = 3  # of them, the highest that are reached
-JUDGED = 70  # % top-1
-JUDGED_ON = (  # link, and who is there before whom
-    ("1 Gbit/s, simulated", "topk", "dense"), ("1 Gbit/s, simulated", "topk-denser", "dense"),
-    (EMULATED, "topk", "dense"), (LOOPBACK, "dense", "topk"), (f"{FAST}, simulated", "dense", "topk"),
-)  # fmt: skip
+TITLE = "Validation accuracy against time, whole trainings over a slow link"
+TOPK, LINK, COLUMN = "topk-fused", "ethernet_200m", "val_top1"
+SEEDS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}
+MORE_SEEDS = {"smoke": [1], "laptop": [3, 4], "paper": [3, 4]}
+SHARE = 98.0  # % of what dense ends at, the mean over its seeds: the target that is judged
+LEVELS = (50.0, 60.0, 65.0, 70.0, 74.0)  # % top-1, all of them in the table
+LOOKS = {
+    DENSE: style.look("dense")._replace(label="dense, overlapped"),
+    TOPK: style.look(TOPK)._replace(label="Top-k 0.01, fused"),
+}
+ONCE = Value.exact(1.0, 1, "runs")  # of seconds, which need no time of a step
 
 
 def runs(profile: str) -> list[Run]:
-    """The trainings of fig3-slim, and one group of processes in which their steps take turns."""
-    timed = yoon2022.timing_runs(profile, MODE, variants("slow-links-slim"), at="time-to-accuracy")
-    return [*slim.runs(profile), *timed]
+    return _trainings(profile, SEEDS[profile])
 
 
 def more_runs(profile: str) -> list[Run]:
-    """More seeds, and the step over a link that is really slow, which slow-links measures."""
-    emulated = slow_links.slim_runs(profile) if profile != "smoke" else []
-    return [*slim.more_runs(profile), *emulated]
+    return _trainings(profile, MORE_SEEDS[profile])
 
 
-class Parts(NamedTuple):
-    """The runs by what they are for."""
-
-    trained: Frames
-    timed: Frames  # without an emulated link
-    loopback: Frames
-    emulated: Frames
+def _trainings(profile: str, seeds: Sequence[int]) -> list[Run]:
+    """Both methods of a seed before the next seed."""
+    shared = {**TRAINED, "profile": profile, **scale("time-to-accuracy", profile), "link": LINK}
+    methods = in_buckets("time-to-accuracy", (MODELS | SMALL)[str(shared["task"])])
+    return [Run({**shared, **own, "seed": seed}) for seed in seeds for own in methods.values()]
 
 
-@remembered
-def parts_of(frames: Frames) -> Parts:
-    of_steps = keys_of(frames, {"train.validate": "never"})
-    emulated = keys_of(frames, {"cluster.where": "netns"})
-    found = (
-        keys_of(frames, {"train.validate": "epoch"}), set(of_steps) - set(emulated),
-        set(of_steps) & set(keys_of(frames, {"cluster.where": "local"})), emulated,
-    )  # fmt: skip
-    return Parts(*(restrict(frames, keys) for keys in found))
-
-
-@remembered
-def step_s(frames: Frames, name: str) -> dict[str, float]:
-    """Seconds of a step by link, the slowest simulated link first; then as it was measured."""
-    of, found, method = parts_of(frames), dict[str, float](), slow_links.CURVES[name]
-    own, dense = (_predicted.measured(of.timed, each) for each in (method, "dense"))
-    if own and dense and (keys := slim.trainings(frames).get(name)):
-        run = frames.runs.set_index("key").loc[keys[0]]
-        elements, workers = int(run["parameters"]), int(run["workers"])
-        density = 1.0 if name == "dense" else float(run["method.density"])
-        for link, joined in LINKS.items():
-            exchange = _predicted.exchange_s(SCHEMES[name], elements, density, workers, joined)
-            # Computing is the same for all: dense's counts, else its noise would be the methods'.
-            found[f"{link}, simulated"] = dense.compute_s + own.select_s + exchange
-    for where, timed in ((LOOPBACK, of.loopback), (EMULATED, of.emulated)):
-        if measured := taken(timed, yoon2022.keys(timed, method), "slowest"):
-            found[where] = measured.value
-    return found
-
-
-def by_link(frames: Frames) -> dict[str, dict[str, float]]:
-    """Link -> name -> seconds of a step; of what was trained and timed.
+def trainings(frames: Frames) -> dict[str, list[str]]:
+    """The runs of each method.
 
     Raises:
-        ValueError: nothing was both.
+        ValueError: one has none.
     """
-    found: dict[str, dict[str, float]] = {}
-    for name in slim.trainings(frames):
-        for link, seconds in step_s(frames, name).items():
-            found.setdefault(link, {})[name] = seconds
-    if not found:
-        raise ValueError("nothing to draw: there is no training whose step was timed as well")
+    found = {name: yoon2022.keys(frames, name) for name in LOOKS}
+    if not all(found.values()):
+        raise ValueError(plots.EMPTY)
     return found
 
 
-def shown(frames: Frames) -> list[int]:
-    """The highest of LEVELS that a training of each seed of some method reaches."""
-    reached = [
-        level
-        for level in LEVELS
-        if any(all_reach(slim.steps_to(frames, name, level)) for name in slim.trainings(frames))
-    ]
-    return reached[-SHOWN:]
+def target(frames: Frames, share: float = SHARE) -> float | None:
+    """Percent of top-1: so many percent of what dense ends at."""
+    keys = yoon2022.keys(frames, DENSE)
+    ends = final(frames, keys, COLUMN) if keys else None
+    return ends.value * share / 100 if ends else None
 
 
-def look(name: str) -> style.Look:
-    return slim.LOOKS.get(name, style.look(name))
+def seconds(frames: Frames, name: str, level: float) -> Steps:
+    """Seconds of steps until a validation of each training first shows so many percent, by seed."""
+    return steps_to(frames, yoon2022.keys(frames, name), COLUMN, level, by="wall_s")
+
+
+def times_as_soon(frames: Frames, slow: str, fast: str, level: float) -> Value | None:
+    return sooner(seconds(frames, slow, level), seconds(frames, fast, level), ONCE)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    panels = [_panel(frames, link, steps) for link, steps in by_link(frames).items()]
+    found, level = trainings(frames), target(frames)
+    curves = {name: curve(frames, keys, COLUMN) for name, keys in found.items()}
+    minutes = {name: _minutes(frames, keys) for name, keys in found.items()}
+    title = f"over {Evidence(frames).link()}"
+    panels = [
+        plots.curves(
+            [plots.Curve(LOOKS[name], x(name), at) for name, at in curves.items()],
+            level=level, xlabel=xlabel, xlim=(0, None), title=title,
+        )
+        for x, xlabel in (
+            (lambda name: minutes[name], "Minutes of training"),
+            (lambda name: curves[name]["step"], "Optimiser steps"),
+        )
+    ]  # fmt: skip
     return plots.picture(panels, 2.9, ylabel="Validation top-1 (%)", sharey=True)
 
 
-def _panel(frames: Frames, link: str, steps: Mapping[str, float]) -> plots.Panel:
-    curves = {name: curve(frames, slim.trainings(frames)[name], slim.COLUMN) for name in steps}
-    lines = [plots.Curve(look(name), at["step"] * steps[name] / 60, at) for name, at in curves.items()]
-    return plots.curves(lines, title=link.replace(", ", "\n", 1), xlabel="Minutes", xlim=(0, None))
+def _minutes(frames: Frames, keys: Sequence[str]) -> list[float]:
+    """Of each validation, the mean over seeds."""
+    epochs = frames.epochs[frames.epochs["key"].isin(keys)].dropna(subset=[COLUMN])
+    return list(epochs.groupby("epoch")["wall_s"].mean() / 60)
 
 
-def table(frames: Frames) -> Table:
-    levels = shown(frames)
-    rows = [
+def table(frames: Frames) -> list[Table]:
+    """The time to each level, the registered one first; and what the trainings came to."""
+    found, level = trainings(frames), target(frames)
+    assert level is not None, "dense was trained"
+    registered = f"{number(SHARE)} % of dense's end ({brief(level)})"
+    rows = [_row(frames, *each) for each in [(registered, level), *((number(at), at) for at in LEVELS)]]
+    units = dict.fromkeys((look.label for look in LOOKS.values()), "s") | {"top-1": "%"}
+    ends = [
         {
-            "link": link,
-            "method": look(name).label,
-            "step": 1e3 * seconds,
-            **{f"{level} %": seconds_to(slim.steps_to(frames, name, level), seconds) for level in levels},
-            "at the end": final(frames, slim.trainings(frames)[name], slim.COLUMN),
+            "method": LOOKS[name].label, "at the end": final(frames, keys, COLUMN),
+            "step": _step_ms(frames, keys), "in all": _last(frames, keys, "wall_s").times(1 / 60),
+            "seeds": len(keys),
         }
-        for link, steps in by_link(frames).items()
-        for name, seconds in steps.items()
+        for name, keys in found.items()
+    ]  # fmt: skip
+    note = words("survey.time-to-accuracy.note")
+    return [
+        Table.of("Time until a validation first shows an accuracy", rows, units, note),
+        Table.of("At the end of the trainings", ends, {"at the end": "%", "step": "ms", "in all": "min"}),
     ]
-    units = {"step": "ms", "at the end": "%"} | {f"{level} %": "s" for level in levels}
-    note = papers.words("survey.time-to-accuracy.note")
-    return Table.of("Time until a validation first shows an accuracy", rows, units, note)
+
+
+def _row(frames: Frames, label: str, level: float) -> dict[str, object]:
+    times = {name: seconds(frames, name, level) for name in LOOKS}
+    taken = {LOOKS[name].label: seconds_to(own, 1.0) for name, own in times.items()}
+    there = [f"{sum(all_reach({0: each}) for each in own.values())} of {len(own)}" for own in times.values()]
+    return {
+        "top-1": label, **taken, "dense / Top-k": times_as_soon(frames, DENSE, TOPK, level),
+        "seeds that get there": " and ".join(there),
+    }  # fmt: skip
+
+
+def _last(frames: Frames, keys: Sequence[str], column: str) -> Value:
+    """A mean over seeds of what a training had come to at its last validation."""
+    epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
+    return over_units(epochs.groupby("key")[column].last().to_numpy(), POSITIVE)
+
+
+def _step_ms(frames: Frames, keys: Sequence[str]) -> Value:
+    return _last(frames, keys, "wall_s").times(1e3 / _last(frames, keys, "step").value)
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    trained, timed, _, emulated = parts_of(frames)
-
-    def listed(column: str, of: Frames = trained) -> str:
-        return captions.listed(captions.values(of, column))
-
-    falls = [each.strip("[]") for each in captions.values(trained, "task.lr_milestones") if each != "[]"]
-    told, workers = "survey.time-to-accuracy", listed("workers")
-    fallen = papers.words(f"{told}.falls").format(epochs=captions.listed(falls))
-    limited = papers.words(f"{told}.emulated").format(link=EMULATED, workers=workers)
+    level = target(frames)
+    assert level is not None, "what is drawn has dense trainings"
+    missing = [
+        f"{LOOKS[name].label} with seed {seed}"
+        for name in LOOKS
+        for seed, each in seconds(frames, name, level).items()
+        if not all_reach({seed: each})
+    ]
+    never = words("survey.time-to-accuracy.never").format(who=captions.listed(missing))
+    falls = [each.strip("[]") for each in captions.values(frames, "task.lr_milestones")]
     return {
-        "workers": workers, "timed": listed("workers", timed), "every": listed("train.validate_every"),
-        "loopback": LOOPBACK, "falls": fallen * bool(falls), "emulated": limited * bool(len(emulated.runs)),
-        "of_trainings": captions.training(trained), "of_timed": captions.timing(timed),
+        "link": Evidence(frames).link(), "share": number(SHARE), "target": brief(level),
+        "never": never * bool(missing), "falls": captions.listed(falls),
+        "every": captions.listed(captions.values(frames, "train.validate_every")),
     }  # fmt: skip
 
 
 def claims() -> list[Claim]:
     return [
-        claim(
-            "survey.sooner", _sooner, link, fast, slow, case=f"{link}.{fast}", fast=look(fast).label,
-            slow=look(slow).label, where=link if link in (LOOPBACK, EMULATED) else f"over {link}",
-        )
-        for link, fast, slow in JUDGED_ON
+        claim("survey.time-to-accuracy.sooner", sooner_at_share, DENSE, TOPK, SHARE, link=LINK,
+              share=number(SHARE))
     ]  # fmt: skip
 
 
-def _sooner(frames: Frames, link: str, fast: str, slow: str) -> Value | None:
-    times = _times(frames, link, slow, fast) if len(frames.runs) else None
-    return times and sooner(slim.steps_to(frames, slow, JUDGED), slim.steps_to(frames, fast, JUDGED), times)
-
-
-def _times(frames: Frames, link: str, slow: str, fast: str) -> Value | None:
-    """A step of the slow one over one of the fast one; of simulated ones without an interval."""
-    of = parts_of(frames)
-    if timed := {LOOPBACK: of.loopback, EMULATED: of.emulated}.get(link):
-        return slowdown(timed, *(yoon2022.keys(timed, slow_links.CURVES[name]) for name in (slow, fast)))
-    long, short = (step_s(frames, name).get(link) for name in (slow, fast))
-    return Value(long / short) if long and short else None
+def sooner_at_share(frames: Frames, slow: str, fast: str, share: float) -> Value | None:
+    """The slow one's time to this share of dense's end over the fast one's, paired by seed; 0 where only the
+    slow one gets there.
+    """
+    level = target(frames, share)
+    return times_as_soon(frames, slow, fast, level) if level is not None else None

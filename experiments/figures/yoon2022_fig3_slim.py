@@ -5,11 +5,10 @@ from __future__ import annotations
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import style
-from analysis.records.frames import Frames, keys_of, remembered, restrict
+from analysis.records.frames import Frames
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _convergence as convergence
-from experiments.figures import _reaching
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._runs import MORE_SEEDS, SEEDS, scale, variants
 from experiments.figures.papers import claim
@@ -62,18 +61,6 @@ def claims() -> list[Claim]:
         *convergence.orders(keys, " at density 0.001"),
         claim("yoon2022.fig3-slim.denser-is-nearer", convergence.gap, *denser),
     ]
-
-
-@remembered
-def trainings(frames: Frames) -> dict[str, list[str]]:
-    """The runs that are whole trainings, by the names of `METHODS`."""
-    whole = restrict(frames, keys_of(frames, {"train.validate": "epoch"}))
-    return {name: own for name in METHODS if (own := keys(whole, name))}
-
-
-def steps_to(frames: Frames, name: str, accuracy: float) -> _reaching.Steps:
-    """Steps of each training of a method until a validation first shows so many % of top-1, by seed."""
-    return _reaching.steps_to(frames, trainings(frames).get(name, []), COLUMN, accuracy)
 
 
 def _trainings(profile: str, seeds: list[int]) -> list[Run]:

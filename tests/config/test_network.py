@@ -20,7 +20,8 @@ ETHERNET, NVLINK = (link.numbers("link") for link in LINKS.values())
 SHIPPED = sorted(path.stem for path in (ROOT / "conf" / "link").glob("*.yaml"))
 FASTEST_FIRST = (
     "nvlink4", "nvlink3", "pcie5", "infiniband_ndr", "pcie4", "infiniband_hdr", "ethernet_100g", "pcie3",
-    "ethernet_25g", "ethernet_10g", "ethernet_1g",
+    "ethernet_25g", "ethernet_10g", "ethernet_2g", "ethernet_1g", "ethernet_500m", "ethernet_200m",
+    "ethernet_100m",
 )  # fmt: skip
 
 

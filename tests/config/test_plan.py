@@ -34,6 +34,7 @@ def test_virtual_ranks_share_one_process() -> None:
 def test_a_run_is_for_its_times_unless_it_validates_every_epoch() -> None:
     assert planned("train.validate=never").is_timing
     assert not planned("train.validate=epoch").is_timing
+    assert planned("train.validate=epoch", "cluster=netns").is_timing
     assert planned("train.validate=epoch", "timing.mode=as_published").is_timing
 
 
@@ -84,7 +85,7 @@ def test_what_takes_long_is_said_when_it_begins(monkeypatch: pytest.MonkeyPatch)
 def test_how_long_variants_take_turns_is_no_word_for_the_trainings_beside_them() -> None:
     words = ["alternate.limit_min=1", "threads=2"]
     assert {config["alternate"]["limit_min"] for config in configs_of("slow-links", "laptop", words)} == {1}
-    more = more_configs_of("slow-links", "laptop", words)
+    more = more_configs_of("stable-throughput", "laptop", words)
     trainings = [config for config in more if not config.variants]
     assert {config["alternate"]["limit_min"] for config in more if config.variants} == {1}
     assert {config["threads"] for config in trainings} == {2}

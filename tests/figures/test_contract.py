@@ -25,6 +25,7 @@ from experiments.figures import (
     shi2019_shi_scaling,
     shi2019_shi_selection,
     survey_crossover,
+    survey_crossover_measured,
     survey_link_model,
     survey_methods,
     survey_time_to_accuracy,
@@ -56,7 +57,8 @@ from tests.conftest import Command, refused
 SHIPPED: list[_contract.Figure] = [
     eghlidi2020_eghlidi_table1, eghlidi2020_eghlidi_table1_published, eghlidi2020_eghlidi_table2,
     shi2019_shi_bound, shi2019_shi_convergence, shi2019_shi_distribution, shi2019_shi_scaling,
-    shi2019_shi_selection, survey_crossover, survey_link_model, survey_methods, survey_time_to_accuracy,
+    shi2019_shi_selection, survey_crossover, survey_crossover_measured, survey_link_model, survey_methods,
+    survey_time_to_accuracy,
     yoon2022_fig1, yoon2022_fig2, yoon2022_fig3, yoon2022_fig3_logs, yoon2022_fig3_slim, yoon2022_fig4,
     yoon2022_fig4_fast, yoon2022_fig4_logs, yoon2022_slow_links, yoon2022_speed, yoon2022_speed_fast,
     yoon2022_speed_logs, yoon2022_speed_protocol, yoon2022_straggler, yoon2022_why_gap,
