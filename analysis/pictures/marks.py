@@ -90,9 +90,10 @@ def mean_mark(axes: Axes, x: float, value: Value, look: Look) -> None:
         axes.plot([x, x], [value.low, value.high], color=look.colour, linewidth=1)
 
 
-def points(axes: Axes, x: Sequence[float], values: Sequence[Value], look: Look) -> None:
+def points(axes: Axes, x: Sequence[float], values: Sequence[Value], look: Look, **how: Any) -> None:
     """Values with their intervals, joined by a line."""
-    axes.plot(x, [value.value for value in values], color=look.colour, marker=look.marker, label=look.label)
+    line: dict[str, Any] = {"color": look.colour, "marker": look.marker, "label": look.label}
+    axes.plot(x, [value.value for value in values], **line | how)
     for at, value in zip(x, values, strict=True):
         mean_mark(axes, at, value, look)
 

@@ -126,7 +126,7 @@ def test_trainings_are_drawn_and_told(tmp_path: Path) -> None:
         figure = figures.load(item).draw(frames, "laptop")
         assert all(axes.has_data() for axes in figure.axes)
         (table,) = figures.tables(item, frames)
-        assert len(table.frame) == {"shi-convergence": 12, "stable-sweep": 18, "eghlidi-table1": 24}[item]
+        assert len(table.frame) == {"shi-convergence": 12, "stable-sweep": 18, "eghlidi-table1": 48}[item]
 
 
 def test_no_obvious_loss_is_one_point(tmp_path: Path) -> None:
@@ -160,25 +160,62 @@ def test_the_sweep_tells_small_buckets_and_rare_selection(tmp_path: Path) -> Non
     assert better == pytest.approx(1.2 / 1.11)
 
 
-def test_each_cell_of_table_1_is_its_own_scheme_scope_and_size(tmp_path: Path) -> None:
+def table_1(folder: Path, of_seed: Sequence[float] = (0, 0, 0)) -> Frames:
+    """Its trainings: every sparse scheme loses as it would by the paper, with a point of layer-wise margin."""
+
     def end(config: Config) -> tuple[float, float]:
         method, size = config["method"], config["workers"]
-        own = {"dense": 90.0, "topk": 80.0, "blockrandomk": 70.0}[method["name"]]
-        return own - size + (5 if method.get("scope") == "layer" else 0), 1.0
+        own = {"dense": 90.0, "topk": 80.0, "randomk": 75.0, "blockrandomk": 70.0}[method["name"]]
+        reduced = method.get("exchange") == "allreduce"
+        lost = size * (2 if reduced and method["name"] == "blockrandomk" else 1)
+        margin = 1.0 if method.get("scope") == "layer" else 0.0
+        if method["name"] == "randomk" and reduced:  # one pair that is not as all others
+            margin += of_seed[config["seed"]] * (size == 4) * margin
+        return own - lost + margin, 1.0
 
-    frames = trained(tmp_path, "eghlidi-table1", end)
+    return trained(folder, "eghlidi-table1", end)
+
+
+@pytest.fixture(scope="module")
+def as_printed(tmp_path_factory: pytest.TempPathFactory) -> Frames:
+    return table_1(tmp_path_factory.mktemp("table-1"))
+
+
+def test_each_cell_of_table_1_is_its_own_scheme_scope_and_size(as_printed: Frames) -> None:
+    judged = figures.judge("eghlidi-table1", as_printed)
     for begins, top1 in {
-        "test accuracy, Standard SGD, layer-wise, W = 8": 82.1,
-        "test accuracy, Top-k, layer-wise, W = 1": 84.1,
-        "test accuracy, Top-k, global, W = 4": 76.1,
-        "test accuracy, Block-random-k (allReduce), global, W = 2": 68.1,
-        "Block-random-k with allReduce, global, loses": 7.0,
-        "Top-k layer-wise ends above": 5.0,
+        "test accuracy, Standard SGD, layer-wise, W = 8": 82.1,  # seeds are a tenth apart
+        "test accuracy, Top-k, layer-wise, W = 1": 80.1,
+        "test accuracy, Random-k (allGather), global, W = 4": 71.1,
+        "test accuracy, Block-random-k (allReduce), global, W = 2": 66.1,
+        "test accuracy, Block-random-k (allGather), layer-wise, W = 2": 69.1,
+        "Block-random-k with allReduce, global, loses": 14.0,
+        "Block-random-k, layer-wise, loses more": 7.0,
+        "Top-k layer-wise ends above": 1.0,
+        "Top-k ends above every other sparse scheme, global": 5.0,
+        "Random-k ends alike": 0.0,
+        "every row ends lower": 7.0,
     }.items():
-        found = verdict("eghlidi-table1", frames, begins)
-        assert found.ours is not None, begins
-        assert found.ours.value == pytest.approx(top1)
-        assert found.ours.n == 3
+        (found,) = (each for each in judged if each.claim.text.startswith(begins))
+        assert there(found.ours).value == pytest.approx(top1), begins
+        assert there(found.ours).n == 3
+
+
+def test_always_is_said_of_each_seed_and_every_pair(as_printed: Frames, tmp_path: Path) -> None:
+    begins = "layer-wise selection ends above global in every pair"
+    always = verdict("eghlidi-table1", as_printed, begins)
+    once = verdict("eghlidi-table1", table_1(tmp_path, (0, -3, -3)), begins)
+    assert there(always.ours).value == pytest.approx(1.0)
+    assert there(once.ours).value == pytest.approx((1.0 - 2.0 - 2.0) / 3)
+    assert always.word != once.word
+
+
+def test_the_table_sees_the_images_as_often_whatever_the_number_of_workers() -> None:
+    configs = all_configs("eghlidi-table1")
+    assert len(configs) == 3 * 44
+    assert len({config["train"]["epochs"] for config in configs}) == 1
+    assert {config["train"]["epoch_steps"] for config in configs} == {None}
+    assert len({config["task"]["lr"] for config in configs}) == 1
 
 
 @pytest.mark.parametrize("item", [*LOOKED, *TRAINED])
