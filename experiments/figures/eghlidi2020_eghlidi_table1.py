@@ -1,7 +1,7 @@
 """Table 1 of Eghlidi and Jaggi 2020: accuracy of six schemes, two scopes and one to eight workers.
 
-At a reduced scale every training sees the images as often, whatever the number of workers, and all cells
-have one learning rate, at which all of them train; theirs grows with the number of workers, and diverges here.
+At a reduced scale every training sees the images as often, whatever the number of workers, and all cells have
+one learning rate, at which all of them train; theirs grows with the number of workers, and diverges here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DATA = papers.item("eghlidi2020.eghlidi-table1")
 SCHEMES: dict[str, RunSettings] = _DATA["schemes"]
 TRAININGS: dict[str, RunSettings] = _DATA["trainings"]
 DENSE = "Standard SGD"
-THEIR_RATES = {"layer-wise": 0.1, "global": 0.01}  # of one worker, for each worker; of dense training the first
+THEIR_RATES = {"layer-wise": 0.1, "global": 0.01}  # for each worker; of dense training the first
 SCOPE_NAMES = {"layer-wise": "layer", "global": "global"}  # ours
 # Their sparsified optimiser, released in mlbench-core (optim/pytorch/optim.py), has none; their text has 0.9.
 NO_MOMENTUM = {"task.momentum": 0}
@@ -112,10 +112,11 @@ def allreduce_loses_more(frames: Frames, scope: str) -> Value | None:
 
 def allreduce_below(frames: Frames, scheme: str) -> Value | None:
     """AllGather less allReduce with several workers, both scopes: the mean of six pairs."""
+    both = [f"{scheme} ({exchange})" for exchange in ("allGather", "allReduce")]
     pairs = [
-        _less(*(_ends(frames, f"{scheme} ({exchange})", scope, size) for exchange in ("allGather", "allReduce")))
+        _less(*(_ends(frames, each, scope, size) for each in both))
         for scope, size in product(SCOPES, WORKERS[1:])
-    ]  # fmt: skip
+    ]
     return _over_seeds(pairs, np.mean)
 
 
@@ -264,7 +265,10 @@ def claims() -> list[Claim]:
             "eghlidi2020.layerwise-above-in-every-pair", layerwise_above, *SPARSE,
             paper=float(margins.min().round(2)),
         ),
-        *(claim("eghlidi2020.topk-above-others", topk_above, scope, case=scope, scope=scope) for scope in SCOPES),
+        *(
+            claim("eghlidi2020.topk-above-others", topk_above, scope, case=scope, scope=scope)
+            for scope in SCOPES
+        ),
         claim("eghlidi2020.randomk-exchanges-alike", allreduce_below, "Random-k"),
         claim("eghlidi2020.every-row-loses", every_row_loses),
     ]  # fmt: skip
