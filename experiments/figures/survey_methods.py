@@ -117,9 +117,11 @@ def chosen(frames: Frames) -> dict[str, Found]:
 
     Records of trainings that held no images out were chosen by the test set itself.
     """
-    ends = frames.epochs.sort_values("epoch").groupby("key").tail(1).set_index("key")
-    labels = frames.runs.get("config_json", pd.Series(dtype=object)).map(label)
     found = dict[str, Found]()
+    if not len(frames.runs):
+        return found
+    ends = frames.epochs.sort_values("epoch").groupby("key").tail(1).set_index("key")
+    labels = frames.runs["config_json"].map(label)
     for name in VARIANTS:
         own = frames.runs[labels == name].sort_values("seed")
         tried = own.loc[own["seed"].eq(CHOOSING)].set_index("task.lr")["key"]
