@@ -155,7 +155,7 @@ def _line(axes: Axes, line: Curve | Band) -> None:
     elif isinstance(line.y, pd.DataFrame):
         curve(axes, line.x, line.y, line.look)
     elif isinstance(line.y, list) and isinstance(line.y[0], Value):
-        points(axes, line.x, line.y, line.look)
+        points(axes, line.x, line.y, line.look, **line.how)
     else:
         _plot(axes, line)
 

@@ -29,6 +29,7 @@ FAINT = 0.45  # opacity of the paper's data, next to ours
 # Published values as marks, open.
 OPEN: dict[str, Any] = {"mfc": "white", "alpha": FAINT + 0.2, "markersize": 3.2, "linestyle": ""}
 FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+NAME_PT = 5.5  # of names beside points
 ROOM_FOR_TEXT = 0.055  # share of the axis: a shorter span has no room for its number
 
 
@@ -90,9 +91,10 @@ def mean_mark(axes: Axes, x: float, value: Value, look: Look) -> None:
         axes.plot([x, x], [value.low, value.high], color=look.colour, linewidth=1)
 
 
-def points(axes: Axes, x: Sequence[float], values: Sequence[Value], look: Look) -> None:
+def points(axes: Axes, x: Sequence[float], values: Sequence[Value], look: Look, **how: Any) -> None:
     """Values with their intervals, joined by a line."""
-    axes.plot(x, [value.value for value in values], color=look.colour, marker=look.marker, label=look.label)
+    line: dict[str, Any] = {"color": look.colour, "marker": look.marker, "label": look.label}
+    axes.plot(x, [value.value for value in values], **line | how)
     for at, value in zip(x, values, strict=True):
         mean_mark(axes, at, value, look)
 
@@ -119,32 +121,50 @@ def over(axes: Axes, places: Mapping[Any, float], label: str) -> None:
     axes.margins(x=0.08)
 
 
-def numbered(axes: Axes, x: pd.Series, y: pd.Series, texts: Sequence[str]) -> None:
-    """Points on a logarithmic x axis with a short text each; texts that would overlap are moved apart."""
+def named(
+    axes: Axes, x: Sequence[float], y: Sequence[float], names: Sequence[str], inches: tuple[float, float]
+) -> None:
+    """Points on a logarithmic x axis with a name beside each, where it covers neither a point nor a name.
+
+    Args:
+        inches: the width and the height of the axes, about.
+    """
     axes.plot(x, y, "o", color="#0072B2", ms=3)
     axes.set_xscale("log")
-    axes.margins(x=0.12)
-    least = 0.035 * (float(y.max()) - float(y.min()) or 1.0)  # between two texts
-    taken: list[tuple[float, float]] = []
+    axes.margins(x=0.1, y=0.06)
+    (left, right), (bottom, top) = np.log10(axes.get_xlim()), axes.get_ylim()
+    origin, scale = np.array([left, bottom]), np.array(inches) / (right - left, top - bottom)
+    places = (np.column_stack([np.log10(x), y]) - origin) * scale
+    taken: list[Box] = [(*(place - 0.03), *(place + 0.03)) for place in places]
+    line: dict[str, Any] = {"arrowstyle": "-", "lw": 0.3, "color": "#999999", "shrinkA": 0, "shrinkB": 0}
+    for at in np.argsort(-np.asarray(y)):
+        across, up = places[at]
+        beside = list(_beside(across, up, 0.6 * len(names[at]) * NAME_PT / 72))
+        box = next((each for each in beside if _fits(each, taken, inches)), beside[0])
+        taken.append(box)
+        exponent, level = np.array([box[0], (box[1] + box[3]) / 2]) / scale + origin
+        here, there = (x[at], y[at]), (10**exponent, level)
+        axes.annotate(names[at], here, there, fontsize=NAME_PT, va="center", arrowprops=line)
 
-    def overlaps(here: float, height: float) -> bool:
-        return any(
-            abs(np.log10(here / other)) < 0.2 and abs(height - place) < least for other, place in taken
-        )
 
-    for at in np.argsort(-y.to_numpy()):
-        place = float(y.iloc[at])
-        while overlaps(float(x.iloc[at]), place):
-            place -= least / 4
-        taken.append((float(x.iloc[at]), place))
-        axes.annotate(
-            texts[at],
-            (float(x.iloc[at]), float(y.iloc[at])),
-            (1.1 * float(x.iloc[at]), place),
-            fontsize=6,
-            va="center",
-            arrowprops={"arrowstyle": "-", "lw": 0.3, "color": "#999999", "shrinkA": 0, "shrinkB": 0},
-        )
+Box = tuple[float, float, float, float]  # left, below, right, above
+
+
+def _beside(x: float, y: float, width: float) -> Iterator[Box]:
+    """Where a text of this width may stand beside a point, the nearest place first."""
+    height = NAME_PT / 72
+    for far in np.arange(0.0, 1.5, 0.06):
+        for up in (0, far, -far):
+            for left in (x + 0.06 + far / 3, x - 0.06 - far / 3 - width, x - width / 2):
+                yield left, y + up - height / 2, left + width, y + up + height / 2
+
+
+def _fits(box: Box, others: Sequence[Box], inches: tuple[float, float]) -> bool:
+    """Whether a box lies inside the axes and over none of the others."""
+    left, below, right, above = box
+    if left < 0 or below < 0 or right > inches[0] or above > inches[1]:
+        return False
+    return all(right <= each[0] or left >= each[2] or above <= each[1] or below >= each[3] for each in others)
 
 
 def shaded(axes: Axes, x: pd.Series, y: pd.Series, look: Look, shade: float) -> None:

@@ -7,7 +7,7 @@ exchanges on ResNet-18.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,17 +17,18 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import number
-from analysis.records.frames import Frames, records
-from analysis.stats import Value
+from analysis.records.frames import Frames
+from analysis.stats import Value, final, final_difference
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import papers
-from experiments.figures._runs import scale
+from experiments.figures._runs import MORE_SEEDS, SEEDS, scale
 from experiments.figures.papers import claim
 
 TITLE = "All methods on CIFAR-10: accuracy, density, bytes on the wire"
-RATES = (0.1, 0.01)  # the learning rates tried with a method; the best one counts
+RATES = (0.1, 0.01)  # the learning rates tried with a method; more seeds train at the first
+CHOOSING = 0  # the seed by whose trainings the rate that counts is chosen, on images that were held out
 NEAR = 10.0  # points of top-1 from dense: the distance within which a method keeps up at this scale
 # Eghlidi and Jaggi's, as columns of the records.
 SCALE = {
@@ -35,8 +36,11 @@ SCALE = {
     "method.density": 0.01,
 }  # fmt: skip
 ROW_IN = 0.19  # inches of height per method
+SCATTER_IN = 2.7  # the width of the right panel, about
 BEST = style.Look("best learning rate", "#111111", "D", "")
 OTHER = style.Look("other learning rates", "#999999", "o", "")
+INTERVAL = style.Look("", "#111111", "", "")
+LINE: dict[str, Any] = {"linestyle": "-", "lw": 1, "zorder": 2}
 JOINED = style.Look("", "#BBBBBB", "", "")
 SENT = style.Look("sent by a worker", "#0072B2", "o", "")
 UPDATED = style.Look("in the update", "#D55E00", "s", "")
@@ -74,37 +78,72 @@ TRAINING: RunSettings = {
 
 def runs(profile: str) -> list[Run]:
     """One training per method and learning rate."""
-    if profile == "smoke":
-        shared = yoon2022.start(profile, scale("convergence", profile)) | {"train.held_out": 100, "seed": 0}
-        return [shared | VARIANTS[label].run for label in SMOKE]
-    more = {"launch.runs_per_gpu": 4} if profile == "paper" else {}
-    shared = yoon2022.start(profile, TRAINING) | more | {"seed": 0}
+    return [run for variant in _variants(profile) for run in _trainings(variant, profile, SEEDS[profile])]
+
+
+def more_runs(profile: str) -> list[Run]:
+    """More seeds, at the learning rate that the first seed chose."""
     return [
-        shared | {**variant.run, **({} if rate == RATES[0] else {"task.lr": rate})}
-        for variant in VARIANTS.values()
-        for rate in variant.rates
+        run
+        for variant in _variants(profile)
+        for run in _trainings(variant._replace(rates=variant.rates[:1]), profile, MORE_SEEDS[profile])
     ]
 
 
-def chosen(frames: Frames) -> pd.DataFrame:
-    """One row per method: the last epoch of the run with the best learning rate, and the others'.
+def _variants(profile: str) -> list[Tried]:
+    return [variant for label, variant in VARIANTS.items() if profile != "smoke" or label in SMOKE]
 
-    `score` is the accuracy on the test set; in records of trainings that held no images out, it is that by
-    which the rate was chosen.
+
+def _trainings(variant: Tried, profile: str, seeds: Sequence[int]) -> list[Run]:
+    if profile == "smoke":
+        shared = yoon2022.start(profile, scale("convergence", profile)) | {"train.held_out": 100}
+        return [shared | variant.run | {"seed": seed} for seed in seeds]
+    more = {"launch.runs_per_gpu": 4} if profile == "paper" else {}
+    shared = yoon2022.start(profile, TRAINING) | more | variant.run
+    return [shared | {"seed": seed, "task.lr": rate} for seed in seeds for rate in variant.rates]
+
+
+class Found(NamedTuple):
+    """A method's trainings at the learning rate that counts."""
+
+    rate: float
+    keys: list[str]
+    others: Mapping[float, float]  # the choosing seed's percent top-1 at the other rates
+    last: pd.Series[float]  # means over seeds of what the last validation told
+
+
+def chosen(frames: Frames) -> dict[str, Found]:
+    """Each method that has runs, at the rate with the best end on the images held out, of the choosing seed.
+
+    Records of trainings that held no images out were chosen by the test set itself.
     """
-    last = frames.epochs.sort_values("epoch").groupby("key").tail(1)
-    runs = frames.runs.reindex(columns=["key", "task.lr", "config_json"]).rename(columns={"task.lr": "rate"})
-    ended = runs.merge(last, on="key")
-    ended["label"] = ended["config_json"].map(label)
-    ended["score"] = ended["test_top1"].fillna(ended["val_top1"])
-    rows = []
-    for name, variant in VARIANTS.items():
-        if tried := records(ended[ended["label"] == name]):
-            best = max(tried, key=lambda candidate: candidate["val_top1"])
-            others = [candidate for candidate in tried if candidate is not best]
-            rows.append({**best, "others": others, "why": variant.why})
-    table: pd.DataFrame = pd.DataFrame(rows)
-    return table
+    found = dict[str, Found]()
+    if not len(frames.runs):
+        return found
+    ends = frames.epochs.sort_values("epoch").groupby("key").tail(1).set_index("key")
+    labels = frames.runs["config_json"].map(label)
+    for name in VARIANTS:
+        own = frames.runs[labels == name].sort_values("seed")
+        tried = own.loc[own["seed"].eq(CHOOSING)].set_index("task.lr")["key"]
+        tops = tried.map(ends["val_top1"])
+        if tops.notna().any():
+            rate = float(tops.idxmax())
+            keys = own.loc[own["task.lr"].eq(rate), "key"].to_list()
+            others = tried.drop(rate).map(ends[_column(frames)]).dropna().to_dict()
+            found[name] = Found(rate, keys, others, ends.loc[keys].mean(numeric_only=True))
+    return found
+
+
+def score(frames: Frames, keys: Sequence[str]) -> Value:
+    """Percent top-1 on the test set at the end."""
+    value = final(frames, keys, _column(frames))
+    assert value is not None, "what was chosen was validated"
+    return value
+
+
+def _column(frames: Frames) -> str:
+    """Of the epochs: top-1 on the test set, whatever was validated on."""
+    return "test_top1" if frames.epochs["test_top1"].notna().any() else "val_top1"
 
 
 def label(config_json: str) -> str:
@@ -122,60 +161,64 @@ def label(config_json: str) -> str:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     found = chosen(frames)
-    if not len(found):
+    if not found:
         raise ValueError(plots.EMPTY)
-    rows = np.arange(len(found))
+    rows, names = np.arange(len(found)), [*found]
+    ends = [score(frames, each.keys) for each in found.values()]
+    tops, sent = [end.value for end in ends], [each.last["wire_bytes"] for each in found.values()]
     others = [
-        plots.Curve(OTHER, other["score"], y, {"mfc": "white", "ms": 3.2})
-        for y, of_row in enumerate(found["others"])
-        for other in of_row
+        plots.Curve(OTHER, other, y, {"mfc": "white", "ms": 3.2})
+        for y, each in enumerate(found.values())
+        for other in each.others.values()
     ]
-    best = plots.Curve(BEST, found["score"], rows, {"ms": 3.2, "zorder": 3})
-    densities = [found["sent_density"], found["update_density"]]
-    joined = plots.Curve(JOINED, densities, [rows, rows], {"linestyle": "-", "lw": 1, "zorder": 1})
+    best = plots.Curve(BEST, tops, rows, {"ms": 3.2, "zorder": 3})
+    edges = [(at, (end.low, end.high)) for at, end in enumerate(ends) if end.decides]
+    ranges = [plots.Curve(INTERVAL, both, (at, at), LINE) for at, both in edges]
+    upright = [plots.Curve(INTERVAL, (sent[at],) * 2, both, LINE) for at, both in edges]
+    densities = [[each.last[name] for each in found.values()] for name in ("sent_density", "update_density")]
     shares = [
-        joined, plots.Curve(SENT, densities[0], rows, {"ms": 4}), plots.Curve(UPDATED, densities[1], rows),
+        plots.Curve(JOINED, densities, [rows, rows], {"linestyle": "-", "lw": 1, "zorder": 1}),
+        plots.Curve(SENT, densities[0], rows, {"ms": 4}), plots.Curve(UPDATED, densities[1], rows),
     ]  # fmt: skip
-    numbers = [str(row + 1) for row in rows]
-    named = [f"{name}  {row}" for name, row in zip(found["label"], numbers, strict=True)]
-    top1 = "Test top-1 (%)"
+    top1, height = "Test top-1 (%)", ROW_IN * len(found)
     panels = [
-        plots.dots([best, *others], rows=named, grid="both", xlabel=top1),
-        plots.dots(shares, rows=named, grid="both", xlabel="Share of elements", xscale="log", yticklabels=[]),
+        plots.dots([*ranges, best, *others], rows=names, grid="both", xlabel=top1),
+        plots.dots(shares, rows=names, grid="both", xlabel="Share of elements", xscale="log", yticklabels=[]),
         plots.layered(
-            plots.kind(marks.numbered)(found["wire_bytes"], found["score"], numbers),
+            plots.dots(upright),
+            plots.kind(marks.named)(sent, tops, names, (SCATTER_IN, height)),
             plots.dots([], grid="both", xlabel="Bytes sent per worker and step", ylabel=top1),
         ),
     ]
-    for dense in found.loc[found["label"] == "dense", "score"]:
+    for dense in (top for top, name in zip(tops, names, strict=True) if name == "dense"):
         panels[0] = plots.layered(plots.shade("x", dense - NEAR, dense), panels[0])
         panels[2] = plots.layered(plots.shade("y", dense - NEAR, dense), panels[2])
-    height, widths = 0.9 + ROW_IN * len(found), (1.1, 1, 1.5)
-    return plots.picture(panels, height, loc="outside upper center", width_ratios=widths)
+    return plots.picture(panels, 0.9 + height, loc="outside upper center", width_ratios=(1, 0.7, 1.9))
 
 
 def table(frames: Frames) -> Table:
     """Accuracy, densities, bytes and host synchronisations per method, of the last epoch."""
     found = chosen(frames)
-    dense = found.loc[found["label"] == "dense", "score"]
+    below = {name: _difference(frames, found, "dense", name) for name in found}
     rows = [
         {
-            "method": row["label"],
-            "test top-1": row["score"],
-            "below dense": float(dense.iloc[0]) - row["score"] if len(dense) else np.nan,
-            "learning rate": row["rate"],
+            "method": name,
+            "test top-1": score(frames, each.keys),
+            "below dense": below[name],
+            "seeds": len(each.keys),
+            "learning rate": each.rate,
             "others: their top-1": ", ".join(
-                f"{number(other['rate'])}: {number(other['score'])}" for other in row["others"]
+                f"{number(rate)}: {number(other)}" for rate, other in each.others.items()
             ),
-            "density": row["sent_density"],
-            "union density": row["update_density"],
-            "per step": row["wire_bytes"],
-            "host syncs per step": row["host_syncs"],
+            "density": each.last["sent_density"],
+            "union density": each.last["update_density"],
+            "per step": each.last["wire_bytes"],
+            "host syncs per step": each.last["host_syncs"],
         }
-        for row in records(found)
+        for name, each in found.items()
     ]
     units = {"test top-1": "%", "below dense": "points", "per step": "bytes"}
-    far = [row["method"] for row in rows if row["below dense"] > NEAR]
+    far = [name for name, gap in below.items() if gap and gap.value > NEAR]
     note = f"More than {number(NEAR)} points below dense: {'; '.join(_reasons(far))}." if far else ""
     return Table.of("Every method at the end of its training", rows, units, note)
 
@@ -192,13 +235,22 @@ def _chosen_by(frames: Frames) -> str:
     """The images by which the learning rate was chosen, as the records say."""
     held_out = frames.runs.get("train.held_out", pd.Series(dtype=float)).fillna(0)
     if len(held_out) and held_out.min() > 0:
-        return f"that counts which is best on {number(held_out.min())} training images that were held out"
-    return "the best by final top-1 counts; its selection and its score use the same test images"
+        return (
+            f"that counts which seed {CHOOSING} found best on {number(held_out.min())} training images that "
+            "were held out"
+        )
+    return (
+        f"the best by seed {CHOOSING}'s final top-1 counts; its selection and its score use the same test "
+        "images"
+    )
 
 
 def facts(frames: Frames) -> dict[str, object]:
     epochs, steps = (int(frames.epochs[name].max()) for name in ("epoch", "step"))
-    return {"near": number(NEAR), "chosen_by": _chosen_by(frames), "epochs": epochs, "steps": steps}
+    return {
+        "near": number(NEAR), "chosen_by": _chosen_by(frames), "epochs": epochs, "steps": steps,
+        "seeds": captions.listed(captions.values(frames, "seed")),
+    }  # fmt: skip
 
 
 def claims() -> list[Claim]:
@@ -217,9 +269,11 @@ def claims() -> list[Claim]:
 
 
 def _gap(frames: Frames, above: str, below: str) -> Value | None:
-    """Final top-1 of one method less that of another, each at its best learning rate."""
-    found = chosen(frames)
-    if not len(found):
+    """Final top-1 of one method less that of another, each at its own learning rate; paired by seed."""
+    return _difference(frames, chosen(frames), above, below)
+
+
+def _difference(frames: Frames, found: Mapping[str, Found], above: str, below: str) -> Value | None:
+    if not {above, below} <= set(found):
         return None
-    top1 = found.set_index("label")["score"]
-    return Value(float(top1[above] - top1[below]), n=1) if {above, below} <= set(top1.index) else None
+    return final_difference(frames, found[above].keys, found[below].keys, _column(frames))
