@@ -214,14 +214,14 @@ class SmallLogits(nn.Module):
 
 
 def fast_resnet(channels: int, pixels: int, classes: int) -> nn.Module:
-    """A small residual network that learns CIFAR-10 in few steps: 790,208 parameters in 19 tensors.
+    """A small residual network that learns CIFAR-10 in few steps: 1,160,960 parameters in 19 tensors.
 
     A fitted `Whitening`, three times `Halving`, the greatest over pixels, one linear layer without bias.
     After Page's ResNet-9 and Jordan's airbench94 (see `Whitening`), with fewer channels, for CPUs.
     """
     whitening = Whitening(channels)
     layers, width = list[nn.Module]([whitening, nn.GELU()]), whitening.width
-    for wider in (48, 128, 192):
+    for wider in (64, 128, 256):
         layers.append(Halving(width, wider))
         width = wider
     layers += [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(width, classes, bias=False)]
