@@ -27,11 +27,11 @@ facts = convergence.facts
 
 
 def runs(profile: str) -> list[Run]:
-    return _trainings(profile, SEEDS[profile])
+    return planned("fig3-slim", profile, SEEDS[profile])
 
 
 def more_runs(profile: str) -> list[Run]:
-    return _trainings(profile, MORE_SEEDS[profile])
+    return planned("fig3-slim", profile, MORE_SEEDS[profile])
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -56,16 +56,15 @@ def table(frames: Frames) -> Table:
 
 
 def claims() -> list[Claim]:
-    denser = ("topk-denser", "topk", COLUMN, keys)
-    return [
-        *convergence.orders(keys, " at density 0.001"),
-        claim("yoon2022.fig3-slim.denser-is-nearer", convergence.gap, *denser),
-    ]
+    nearer = claim(
+        "yoon2022.fig3-slim.denser-is-nearer", convergence.gap, "topk-denser", "topk", COLUMN, keys
+    )
+    return [*convergence.orders(keys, " at density 0.001"), nearer]
 
 
-def _trainings(profile: str, seeds: list[int]) -> list[Run]:
-    """All methods of a seed before the next seed."""
-    shared = yoon2022.start(profile, scale("fig3-slim", profile))
+def planned(item: str, profile: str, seeds: list[int]) -> list[Run]:
+    """The trainings of an item, which is scaled by its name: all methods of a seed before the next seed."""
+    shared = yoon2022.start(profile, scale(item, profile))
     smoke = {"method.density": 0.005} if profile == "smoke" else {}  # of its model 0.001 would be few
     return [
         shared | {**settings, **(smoke if name in ("topk", "randomk") else {}), "seed": seed}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from sparsify.ranges import Count, MomentumFactor, NotNegative, Portion
+from sparsify.ranges import Count, MomentumFactor, NotNegative, Portion, Positive
 
 if TYPE_CHECKING:
     from experiments.training.task import Task
@@ -52,6 +52,32 @@ def images(
 
     kind = task.LargeImages if network.startswith("imagenet_") else task.Task
     return kind(dataset, getattr(networks, network), *sgd, channels_last)
+
+
+def fast_images(
+    dataset: str,
+    network: str,
+    /,
+    lr_zero_epoch: Positive,
+    smoothing: Portion = 0.1,
+    sgd: Sgd = Sgd(8, weight_decay=5e-4),
+    channels_last: bool = True,
+) -> "Task":
+    """Classification of images in few steps by a network of `experiments.training.networks`.
+
+    Args:
+        lr_zero_epoch: the learning rate falls linearly to 0 by the end of it, from the end of its warm-up.
+        smoothing: the share of each label that is spread evenly over all classes, in training.
+        batch_size: images of each worker in a step.
+        weight_decay: of tensors of more than one dimension; biases and batch norm have none.
+        channels_last: how images lie in memory; a matter of speed.
+
+    Raises:
+        ValueError: the learning rate would be 0 before it has risen.
+    """
+    from experiments.training import networks, task
+
+    return task.FastImages(dataset, getattr(networks, network), *sgd, channels_last, lr_zero_epoch, smoothing)
 
 
 def masked_images(dataset: str, size: str, /, sgd: Sgd = Sgd(32, lr_warmup_epochs=1)) -> "Task":

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -143,6 +144,88 @@ def resnet20(channels: int, pixels: int, classes: int) -> nn.Module:
     Ways around blocks that change shape have no parameters (option A).
     """
     return resnet(channels, classes, (16, 32, 64), blocks=3, projects=False)
+
+
+class Whitening(nn.Module):
+    """A convolution 2 x 2 that is fitted to images, not trained: of every patch its principal components,
+    each with variance 1 over the images, and their negatives.
+
+    As in Jordan 2024, "94% on CIFAR-10 in 3.29 Seconds" (arXiv:2404.00498), after Page 2019, "How to Train
+    Your ResNet".
+
+    Its weights are a buffer: no gradient is computed, selected or exchanged.
+    """
+
+    SIDE = 2  # pixels
+    LEAST = 5e-4  # added to each variance, as there: components that images hardly have stay small
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        components = channels * self.SIDE**2
+        self.width = 2 * components
+        self.weight: Tensor
+        self.register_buffer("weight", torch.zeros(self.width, channels, self.SIDE, self.SIDE))
+
+    def fit(self, images: Tensor) -> None:
+        """Fit it to (B, C, H, W) images."""
+        shape = self.weight.shape[1:]
+        patches = functional.unfold(images.double(), self.SIDE).transpose(1, 2).flatten(0, 1)
+        variances, components = torch.linalg.eigh(patches.T.cov())
+        rows = (components / (variances + self.LEAST).sqrt()).T.reshape(-1, *shape)
+        self.weight.copy_(torch.cat([rows, -rows]))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return functional.conv2d(images, self.weight)
+
+
+class Halving(nn.Module):
+    """A convolution 3 x 3 and a pooling that halves the image, then another convolution with a way around it;
+    each with batch norm and GELU.
+    """
+
+    # Of 8 images the statistics are noisy, and rank 0 validates with its own running ones: over 50 batches.
+    NEW = 0.02
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.MaxPool2d(2),
+            nn.BatchNorm2d(width, momentum=self.NEW), nn.GELU(),
+        )  # fmt: skip
+        self.second = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width, momentum=self.NEW), nn.GELU(),
+        )  # fmt: skip
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        half: Tensor = self.first(inputs)
+        return half + self.second(half)
+
+
+class SmallLogits(nn.Module):
+    """Logits times a factor that is not trained, so that they begin small."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.factor * inputs
+
+
+def fast_resnet(channels: int, pixels: int, classes: int) -> nn.Module:
+    """A small residual network that learns CIFAR-10 in few steps: 1,160,960 parameters in 19 tensors.
+
+    A fitted `Whitening`, three times `Halving`, the greatest over pixels, one linear layer without bias.
+    After Page's ResNet-9 and Jordan's airbench94 (see `Whitening`), with fewer channels, for CPUs.
+    """
+    whitening = Whitening(channels)
+    layers, width = list[nn.Module]([whitening, nn.GELU()]), whitening.width
+    for wider in (64, 128, 256):
+        layers.append(Halving(width, wider))
+        width = wider
+    layers += [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(width, classes, bias=False)]
+    return nn.Sequential(*layers, SmallLogits(1 / 8))
 
 
 def imagenet_resnet50(channels: int, pixels: int, classes: int) -> nn.Module:

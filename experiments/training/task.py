@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from experiments.training.datasets import REGISTRY, Dataset, Split
+from experiments.training.networks import Whitening
 from sparsify.core import host_sync
 
 UNASKED = -100  # instead of a label: torch's cross-entropy leaves it out
@@ -194,3 +195,41 @@ class LargeImages(Task):
     """Classification of images of 224 x 224 pixels, of which fewer are evaluated at a time."""
 
     eval_batch: ClassVar[int] = 50
+
+
+@dataclass(frozen=True)
+class FastImages(Task):
+    """Classification of images in few steps: a network that is fitted to them before it is trained, smoothed
+    labels, and a learning rate that falls to nothing.
+
+    Raises:
+        ValueError: the learning rate would be nothing before it has risen.
+    """
+
+    fitted: ClassVar[int] = 2000  # training images
+    lr_zero_epoch: float  # the learning rate falls to 0 by then, linearly, from the end of its warm-up
+    smoothing: float  # the share of each label that is spread evenly over all classes, in training
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr_zero_epoch <= self.lr_warmup_epochs:
+            raise ValueError(
+                f"lr_zero_epoch={self.lr_zero_epoch:g} is not after "
+                f"lr_warmup_epochs={self.lr_warmup_epochs:g}, in which the rate rises; take a later epoch"
+            )
+
+    def built(self, data: Dataset) -> nn.Module:
+        model = super().built(data)
+        images = data.normalised(data.opened(data.train.images[: self.fitted]).float())
+        for layer in model.modules():
+            if isinstance(layer, Whitening):
+                layer.fit(images.permute(0, 3, 1, 2).cpu())
+        return model
+
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
+        rate = super().learning_rate(step, steps_per_epoch)
+        left = self.lr_zero_epoch - step / steps_per_epoch
+        return rate * min(1.0, max(0.0, left / (self.lr_zero_epoch - self.lr_warmup_epochs)))
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, labels, label_smoothing=self.smoothing)

@@ -308,6 +308,21 @@ def test_the_survey_chooses_rates_by_seed_0_and_compares_seed_by_seed(tmp_path: 
     assert all(axes.has_data() for axes in survey.draw(frames, "laptop").axes)
 
 
+@pytest.mark.parametrize(("dense", "word"), [(91.0, "holds"), (89.0, "does not hold")])
+def test_the_level_is_asked_of_dense(dense: float, word: str, tmp_path: Path) -> None:
+    def end(config: Config) -> tuple[float, float]:
+        behind = {"topk": 1.5 if config["method"].get("density") == 0.001 else 0.5, "randomk": 20.0}
+        return dense - behind.get(config["method"]["name"], 0), 1.0
+
+    frames = trained(tmp_path, "fig3-level", end)
+    level = verdict("fig3-level", frames, "dense reaches the paper's level, 90 % top-1")
+    assert (there(level.ours).value, level.word) == (pytest.approx(dense - 90, abs=0.2), word)
+    found = {each.claim.id: there(each.ours).value for each in figures.judge("fig3-level", frames)}
+    assert found["fig3-level.dense-ends-above"] == pytest.approx(1.5)
+    assert found["fig3-level.randomk-ends-below"] == pytest.approx(18.5)
+    assert found["fig3-level.denser-is-nearer"] == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("item", [*LOOKED, *TRAINED])
 def test_without_records_nothing_is_judged_as_measured(item: str) -> None:
     assert {each.word for each in figures.judge(item, empty())} <= {"not run"}

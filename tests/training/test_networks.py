@@ -23,6 +23,7 @@ CIFAR, MNIST = (3, 32, 10), (1, 28, 10)
         (networks.resnet18, CIFAR, 11_173_962, 62),
         (networks.slim_resnet18, CIFAR, 176_402, 62),
         (networks.resnet20, CIFAR, 269_722, 59),
+        (networks.fast_resnet, CIFAR, 1_160_960, 19),
         (networks.fnn3, MNIST, 199_210, 6),
         (networks.lenet5, MNIST, 61_706, 10),
     ],
