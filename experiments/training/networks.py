@@ -199,7 +199,8 @@ class Halving(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         half: Tensor = self.first(inputs)
-        return half + self.second(half)
+        whole: Tensor = half + self.second(half)
+        return whole
 
 
 class SmallLogits(nn.Module):
