@@ -214,7 +214,8 @@ def _judge(claim: Claim, frames: Frames, declared: Mapping[str, Any], chance: Ch
     evidence = Evidence.of(frames, keys)
     level = claim.chance
     of_task = chance if level is None else lambda task: level
-    claim = replace(claim, text=claim.text.replace(LINK, evidence.link()))
+    link = evidence.link() if keys or ours else claim.link  # what read nothing was not measured
+    claim = replace(claim, text=claim.text.replace(LINK, link))
     scale = "" if claim.rederived else reduced(evidence.frames, declared)
     where = "; ".join(filter(None, (scale, *_kinds(claim, evidence))))
     if mixed:

@@ -55,19 +55,16 @@ class Evidence(NamedTuple):
 
     @property
     def link_asked(self) -> float | None:
-        """Gbit/s of the emulated link between two nodes that was asked for; the least, of several."""
-        runs = self.frames.runs
-        if "cluster.link.beta_s_per_byte" not in runs or not self.is_emulated:
-            return None
-        emulated = runs["cluster.where"].eq(EMULATED)
-        return float(8e-9 / runs.loc[emulated, "cluster.link.beta_s_per_byte"].astype(float).max())
+        """Gbit/s of the emulated link between two nodes that was asked for; None of several."""
+        asked = captions.values(self.frames, "cluster.link.beta_s_per_byte")
+        return 8e-9 / float(asked[0]) if self.is_emulated and len(asked) == 1 else None
 
     @property
     def link_found(self) -> float | None:
         """Gbit/s that a node found while all were sending; the median over launches."""
         runs = self.frames.runs
         found = pd.to_numeric(runs.get("provenance.machine.link.together_gbit_s", pd.Series(dtype=float)))
-        return float(found.median()) if self.is_emulated and found.notna().any() else None
+        return float(found.median()) if self.link_asked is not None and found.notna().any() else None
 
     @property
     def is_emulated(self) -> bool:
@@ -78,7 +75,7 @@ class Evidence(NamedTuple):
         """The link by what was found: '1 Gbit/s', or '0.86 Gbit/s (asked: 1)'."""
         asked, found = self.link_asked, self.link_found
         if asked is None or found is None:
-            return f"{number(asked)} Gbit/s (asked)" if asked else "a link that was not measured"
+            return f"{number(asked)} Gbit/s (asked)" if asked else "emulated links"
         if abs(found / asked - 1) <= OFF:
             return f"{number(asked)} Gbit/s"
         return f"{brief(found, 2)} Gbit/s (asked: {number(asked)})"

@@ -72,10 +72,11 @@ class Value(NamedTuple):
         """Two-sided p-value of the hypothesis that `limit` is the truth, by the interval; 1 without one."""
         if self.low is None or self.high is None:
             return 1.0
-        low, high, at = (_above(edge, self.floor) for edge in (self.low, self.high, limit))
-        half, away = (high - low) / 2, abs(at - (low + high) / 2)
-        if not half > 0:
-            return float(away == 0)
+        nearer = self.low if limit < self.value else self.high
+        middle, edge, at = (_above(each, self.floor) for each in (self.value, nearer, limit))
+        half, away = abs(edge - middle), abs(at - middle)
+        if not np.isfinite(half) or half == 0:
+            return float(self.low <= limit <= self.high)
         import scipy.stats  # takes a second, which commands that only list need not spend
 
         df = self.n - 1 if self.df is None else self.df

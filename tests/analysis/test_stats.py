@@ -303,3 +303,17 @@ def test_ahead_for_good_is_after_the_last_time_behind(frames: Frames) -> None:
     assert there(stats.ahead_for_good(later, dense, topk, "val_top1")).value == pytest.approx(7 * 390)
     assert there(stats.ahead_for_good(frames, topk, dense, "val_top1")).value == np.inf
     assert stats.ahead_for_good(frames, [], dense, "val_top1") is None
+
+
+def test_a_p_value_says_what_the_interval_says() -> None:
+    value = over_units([1.0, 2.0, 3.0])
+    low, high = interval(value)
+    assert [value.p_value(edge) for edge in (low, high)] == [pytest.approx(0.05)] * 2
+    assert value.p_value(2.0) == pytest.approx(1.0)
+    ratio = over_units([1.0, 2.0, 4.0], POSITIVE)
+    assert [ratio.p_value(edge) for edge in interval(ratio)] == [pytest.approx(0.05)] * 2
+    assert ratio.times(3).p_value(3 * 1.5) == pytest.approx(ratio.p_value(1.5))
+    assert ratio.more_in_percent().p_value(50.0) == pytest.approx(ratio.p_value(1.5))
+    assert Value(1.0).p_value(0.0) == 1.0
+    assert Value(np.inf, 3.0, np.inf, 5).p_value(1.0) == 0.0
+    assert Value(np.inf, 0.5, np.inf, 5).p_value(1.0) == 1.0
