@@ -223,7 +223,7 @@ def table(frames: Frames) -> Table:
 
 
 def caption(frames: Frames, profile: str) -> str:
-    how = papers.words(f"eghlidi2020.eghlidi-table1.{'paper' if profile == 'paper' else 'reduced'}")
+    how = papers.words(f"eghlidi2020.eghlidi-table1.{profile}")
     passes, rates = (captions.values(frames, name) for name in ("train.epochs", "task.lr"))
     facts = {
         "how": how.format(passes=captions.listed(passes), rates=captions.listed(map(number, rates))),
