@@ -21,11 +21,12 @@ from analysis.records.frames import Frames, reads, remembered
 from analysis.records.steps import BLOCKS, ENOUGH_RUNS, LAUNCHES, Units, has_blocks, precisions, units
 
 CONFIDENCE = 0.95
-# How many samples make a verdict possible, by their kind: no number of blocks does. Windows are those behind
-# the speeds that a paper's authors logged. What values printed in a paper say of each other has no error.
-RUNS, WINDOWS = "runs", "windows"
+# How many samples make a verdict possible, by their kind: no number of our own blocks does. Windows are those
+# behind the speeds that a paper's authors logged, logged blocks those of their iterations, whose likeness is
+# allowed for (analysis.published). What values printed in a paper say of each other has no error.
+RUNS, WINDOWS, LOGGED = "runs", "windows", "logged blocks"
 PRINTED, COUNTED = "printed values", "counts"  # without an error of their own
-ENOUGH = {RUNS: ENOUGH_RUNS, LAUNCHES: 5, WINDOWS: 30, PRINTED: 1, COUNTED: 1}
+ENOUGH = {RUNS: ENOUGH_RUNS, LAUNCHES: 5, WINDOWS: 30, LOGGED: 30, PRINTED: 1, COUNTED: 1}
 Bounds = tuple[float, float]  # what a quantity cannot reach
 ANY: Bounds = (-np.inf, np.inf)  # a difference
 POSITIVE: Bounds = (0.0, np.inf)  # a time, a speed, a ratio

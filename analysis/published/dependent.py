@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.stats import ANY, CONFIDENCE, Bounds, Value
+from analysis.stats import ANY, CONFIDENCE, LOGGED, Bounds, Value
 
 Parts = NDArray[np.float64]  # (1 + blocks,): what the table says, then what it says without each block
 BLOCKS = 34  # of 196 iterations: four validations, which come every 49 iterations
@@ -45,7 +45,7 @@ def estimate(parts: Parts, bounds: Bounds = ANY) -> Value:
     blocks = len(rests)
     added = (blocks - 1) * (rests.mean() - rests)  # less the statistic itself, so that its mean is 0
     low, high = (float(np.clip(whole + edge, *bounds)) for edge in interval_of_mean(added))
-    return Value(whole, low, high, blocks, "blocks")
+    return Value(whole, low, high, blocks, LOGGED)
 
 
 def interval_of_mean(series: np.ndarray) -> tuple[float, float]:

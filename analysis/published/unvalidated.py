@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.published.tables import iterations, jobs, windows
-from analysis.stats import CONFIDENCE, Value
+from analysis.stats import CONFIDENCE, WINDOWS, Value
 
 SETTLED = 100  # the first iterations are not counted: they warm up, and send more (density warm-up)
 # Windows over which the residuals' autocovariance counts, falling linearly to none (Newey and West 1987): the
@@ -96,7 +96,7 @@ def line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
     unlike = ((solve * residuals / (1 - leverage)) ** 2).sum(axis=1)
     half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 2) * np.sqrt(np.maximum(alike, unlike))
     without, slope = (
-        Value(float(each), float(each - by), float(each + by), n, "windows")
+        Value(float(each), float(each - by), float(each + by), n, WINDOWS)
         for each, by in zip(found, half, strict=True)
     )
     return StallLine(without, slope, float(covariance[1] / covariance[0]))

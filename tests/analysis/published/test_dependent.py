@@ -65,7 +65,7 @@ def test_a_mean_is_that_of_its_blocks() -> None:
     expected = interval_of_mean(samples)
     assert value.value == pytest.approx(samples.mean())
     assert (low, high) == pytest.approx(expected)
-    assert (value.n, value.of) == (BLOCKS, "blocks")
+    assert (value.n, value.of) == (BLOCKS, "logged blocks")
 
 
 def test_what_never_differs_has_no_width_and_bounds_cut() -> None:
@@ -75,11 +75,11 @@ def test_what_never_differs_has_no_width_and_bounds_cut() -> None:
 
 
 def test_errors_of_a_ratio_add_up_as_squares() -> None:
-    above, below = Value(100, 97, 103, 40, "blocks"), Value(50, 48, 52, 138, "windows")
+    above, below = Value(100, 97, 103, 40, "logged blocks"), Value(50, 48, 52, 138, "windows")
     ratio = combined(lambda one, other: one / other, above, below)
     low, high = interval(ratio)
     assert ratio.value == 2
-    assert (ratio.n, ratio.of) == (40, "blocks")
+    assert (ratio.n, ratio.of) == (40, "logged blocks")
     assert low == pytest.approx(2 - np.hypot(0.06, 2 - 100 / 52))
     assert high == pytest.approx(2 + np.hypot(0.06, 100 / 48 - 2))
 
