@@ -40,4 +40,6 @@ def claims() -> list[Claim]:
         claim("yoon2022.speed-fast.faster.dense-fused", yoon2022.longer, "topk-fused"),
         claim("yoon2022.speed-fast.faster.fused-torch", yoon2022.longer, "topk", "topk-fused"),
         claim("yoon2022.speed-fast.faster.overlapped", yoon2022.longer, *overlapped),
+        claim("yoon2022.speed-fast.fused-over-dense", yoon2022.ratio, "topk-fused"),
+        claim("yoon2022.speed-fast.torch-over-dense", yoon2022.ratio, "topk"),
     ]
