@@ -116,8 +116,9 @@ def test_time_to_the_loss_that_all_reach_is_steps_times_a_step() -> None:
 )
 def test_an_ordering_is_indicated_at_most_and_turns_round(begin: str, turned: dict[str, Numbers]) -> None:
     here, there = verdict(begin, frames()), verdict(begin, frames(**turned))
-    assert (here.word, here.reason) == ("indicated", "1 launch; in this direction")
-    assert (there.word, there.reason) == ("indicated", "1 launch; not in this direction")
+    assert {here.word, there.word} == {"indicated"}
+    assert here.reason.endswith("; in this direction")
+    assert there.reason.endswith("; not in this direction")
 
 
 def test_hours_of_large_models_are_not_comparable() -> None:
