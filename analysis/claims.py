@@ -172,7 +172,7 @@ class Verdict:
         said = [self.reason] if self.word in told else []
         if self.word == "indicated":
             assert self.ours is not None, "what is indicated was measured"
-            said.insert(0, f"n = {self.ours.n}")
+            said[:0] = [f"n = {self.ours.n}"] if self.launches is None else []
         if self.word not in UNDECIDED:
             said.append(self.flips)
         return "; ".join(filter(None, said))

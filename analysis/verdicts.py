@@ -25,13 +25,18 @@ COLUMNS = (
 Row = tuple[str, Verdict]  # an item's name, and one of its verdicts
 
 
-def as_table(rows: Iterable[Row]) -> Table:
-    """The word first, then the claim and both numbers; every scale stands once, above, by its letter."""
+def as_table(rows: Iterable[Row], together: bool = False) -> Table:
+    """The word first, then the claim and both numbers; every scale stands once, above, by its letter.
+
+    Args:
+        together: also tell which word is left of those that fall when these are tested together.
+    """
     rows = list(rows)
     letters = _letters(rows)
     lines = [
         {
             "verdict": verdict.word,
+            "all together": left if left != verdict.word else "",
             "item": item,
             "claim": verdict.claim.text,
             "paper": paper_text(verdict.claim),
@@ -39,11 +44,15 @@ def as_table(rows: Iterable[Row]) -> Table:
             "because": verdict.because,
             "scale": letters.get(verdict.scale, ""),
         }
-        for item, verdict in rows
+        for (item, verdict), left in zip(rows, adjusted(rows), strict=True)
     ]
-    frame = pd.DataFrame(lines, columns=["verdict", "item", "claim", "paper", "ours", "because", "scale"])
-    alike = [*(["item"] if len({item for item, _ in rows}) < 2 else []), *(["scale"] if not letters else [])]
-    return Table(scales(rows), frame.drop(columns=alike))
+    shown = {
+        "verdict": True, "all together": together, "item": len({item for item, _ in rows}) > 1, "claim": True,
+        "paper": True, "ours": True, "because": True, "scale": bool(letters),
+    }  # fmt: skip
+    return Table(
+        scales(rows), pd.DataFrame(lines, columns=[name for name, is_shown in shown.items() if is_shown])
+    )
 
 
 def scales(rows: Iterable[Row]) -> str:

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 import sparsify
+from analysis.claims import DECISIVE, OUT_OF_BAND
+from analysis.evidence import ENOUGH_OCCASIONS
 from analysis.published import rederived
 from analysis.published.rederived import JOB, published_iteration_ms
 from analysis.published.unvalidated import step_ms
 from analysis.report.content import MARKS
-from analysis.claims import DECISIVE, OUT_OF_BAND
-from analysis.evidence import ENOUGH_OCCASIONS
 from analysis.stats import ENOUGH
 from analysis.verdicts import as_csv
 from experiments import commands, figures

@@ -112,9 +112,14 @@ def write(
             shutil.copyfile(file, site.folder / FILES / file.name)
         if item.bibtex:
             site.write(f"{FILES}/{item.stem}.bib", item.bibtex)
-        judged = [(verdict, item.stem) for verdict in item.judged]
+        judged = [(verdict, item.stem, "") for verdict in item.judged]
         site.page("item", f"item-{item.stem}", item=item, judged=judged)
-    every = [(verdict, item.stem) for item in items for verdict in item.judged]
+    rows = [(verdict, item.stem) for item in items for verdict in item.judged]
+    left = verdicts.adjusted((stem, verdict) for verdict, stem in rows)
+    every = [
+        (verdict, stem, word if word != verdict.word else "")
+        for (verdict, stem), word in zip(rows, left, strict=True)
+    ]
     counts = verdicts.counts((item.name, verdict) for item in items for verdict in item.judged)
     site.page("verdicts", counts=counts, judged=every)
     labels = every_label(runs)

@@ -189,12 +189,14 @@ def verdicts_page(rows: Sequence[verdicts.Row]) -> str:
         [(item, verdict) for item, verdict in rows if (verdict.word in UNDECIDED) == undecided]
         for undecided in (False, True)
     )
+    all_judged = verdicts.as_table(judged, together=True)
     return (
         "# What became of the papers' claims\n\n"
         "On the records that this repository ships; claims of one cause are counted once. Each item's page, "
         "in [figures](figures), says machine, data and how each number was read; "
-        f"[{VERDICTS}]({VERDICTS}) has the same as data.\n\n"
-        f"{verdicts.counts_table(rows).markdown()}\n## Judged\n\n{verdicts.as_table(judged).markdown()}\n"
+        f"[{VERDICTS}]({VERDICTS}) has the same as data. *All together*: the word that is left when all are "
+        "tested at once (Holm's correction), where that is another.\n\n"
+        f"{verdicts.counts_table(rows).markdown()}\n## Judged\n\n{all_judged.markdown()}\n"
         f"## Not comparable, or not run\n\n{verdicts.as_table(others).markdown()}"
     )
 

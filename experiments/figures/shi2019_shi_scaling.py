@@ -86,7 +86,9 @@ def claims() -> list[Claim]:
     }  # fmt: skip
     return [
         *(
-            claim(f"shi2019.{name}", least_margin, *pair, gbit_s, case=f"{number(gbit_s)}g", rate=number(gbit_s))
+            claim(
+                f"shi2019.{name}", least_margin, *pair, gbit_s, case=f"{number(gbit_s)}g", rate=number(gbit_s)
+            )
             for name, pair in margins.items()
             for gbit_s in LINKS
         ),
