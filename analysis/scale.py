@@ -11,11 +11,11 @@ from analysis.pictures.numbers import number
 from analysis.records.frames import Frames
 
 REDUCED = "reduced scale"
-PASSES = "passes"  # no column: what the number of steps comes to
+EXAMPLES = "examples"  # no column: of all workers in all steps
 # What the scale of a run is, as columns of `frames.runs`, and how each is called.
 SCALE_NAMES = {
     "task.name": "task", "task.batch_size": "batch", "workers": "workers", "steps_total": "steps",
-    PASSES: "passes over the data", "train.epochs": "epochs", "method.density": "density",
+    EXAMPLES: "examples seen", "train.epochs": "epochs", "method.density": "density",
     "method.density_warmup": "density warm-up", "method.feedback": "feedback", "task.momentum": "momentum",
     "task.lr": "learning rate", "task.lr_milestones": "decays at epochs", "precision": "precision",
 }  # fmt: skip
@@ -31,9 +31,10 @@ def reduced(frames: Frames, declared: Mapping[str, Any]) -> str:
     """
     if not len(frames.runs):
         return ""
-    if {"steps_total", "steps_per_epoch"} <= {*frames.runs}:
-        passes = (frames.runs["steps_total"] / frames.runs["steps_per_epoch"]).astype(float).round(1)
-        frames = frames._replace(runs=frames.runs.assign(**{PASSES: passes}))
+    factors = ("steps_total", "workers", "task.batch_size")
+    if {*factors} <= {*frames.runs}:
+        seen = frames.runs[[*factors]].astype(float).prod(axis="columns", skipna=False)
+        frames = frames._replace(runs=frames.runs.assign(**{EXAMPLES: seen}))
     found = (_difference(frames, column, paper) for column, paper in declared.items())
     differences = ", ".join(filter(None, found))
     return f"{REDUCED}: {differences}" if differences else ""

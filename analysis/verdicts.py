@@ -26,7 +26,8 @@ Row = tuple[str, Verdict]  # an item's name, and one of its verdicts
 
 
 def as_table(rows: Iterable[Row], together: bool = False) -> Table:
-    """The word first, then the claim and both numbers; every scale stands once, above, by its letter.
+    """The word first, then the claim and both numbers; the scale by a letter, which the title explains, or of
+    several items `scales_table`.
 
     Args:
         together: also tell which word is left of those that fall when these are tested together.
@@ -46,18 +47,20 @@ def as_table(rows: Iterable[Row], together: bool = False) -> Table:
         }
         for (item, verdict), left in zip(rows, adjusted(rows), strict=True)
     ]
+    are_several = len({item for item, _ in rows}) > 1
     shown = {
-        "verdict": True, "all together": together, "item": len({item for item, _ in rows}) > 1, "claim": True,
+        "verdict": True, "all together": together, "item": are_several, "claim": True,
         "paper": True, "ours": True, "because": True, "scale": bool(letters),
     }  # fmt: skip
-    return Table(
-        scales(rows), pd.DataFrame(lines, columns=[name for name, is_shown in shown.items() if is_shown])
-    )
+    title = ". ".join(f"{letter}: {scale}" for scale, letter in letters.items())
+    columns = [name for name, is_shown in shown.items() if is_shown]
+    return Table("" if are_several else title, pd.DataFrame(lines, columns=columns))
 
 
-def scales(rows: Iterable[Row]) -> str:
-    """What tells these numbers from a measurement at the papers' scale, by letters; empty where nothing."""
-    return ". ".join(f"{letter}: {scale}" for scale, letter in _letters(rows).items())
+def scales_table(rows: Iterable[Row]) -> Table:
+    """What tells these numbers from a measurement at the papers' scale, by the letters of `as_table`."""
+    lines = [{"scale": letter, "what is": scale} for scale, letter in _letters(rows).items()]
+    return Table("", pd.DataFrame(lines, columns=["scale", "what is"]))
 
 
 def _letters(rows: Iterable[Row]) -> dict[str, str]:

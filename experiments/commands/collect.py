@@ -197,7 +197,9 @@ def verdicts_page(rows: Sequence[verdicts.Row]) -> str:
         f"[{VERDICTS}]({VERDICTS}) has the same as data. *All together*: the word that is left when all are "
         "tested at once (Holm's correction), where that is another.\n\n"
         f"{verdicts.counts_table(rows).markdown()}\n## Judged\n\n{all_judged.markdown()}\n"
-        f"## Not comparable, or not run\n\n{verdicts.as_table(others).markdown()}"
+        f"### Their scales\n\n{verdicts.scales_table(judged).markdown()}\n"
+        f"## Not comparable, or not run\n\n{verdicts.as_table(others).markdown()}\n"
+        f"### The scales of these\n\n{verdicts.scales_table(others).markdown()}"
     )
 
 

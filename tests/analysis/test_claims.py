@@ -18,7 +18,7 @@ from analysis.records.attempts import from_attempts
 from analysis.records.configs import flatten
 from analysis.records.frames import Frames, empty, reads, restrict
 from analysis.records.store import Store
-from analysis.scale import PASSES, SCALE_NAMES, reduced
+from analysis.scale import EXAMPLES, SCALE_NAMES, reduced
 from analysis.stats import Mixed, Value
 from experiments import figures
 from experiments.config import compose
@@ -300,10 +300,9 @@ def test_the_declared_scale_is_what_the_recipe_resolves_to() -> None:
         recipe = compose.resolve(["recipe=yoon2022", "method=topk", f"device={device}"])
         row = flatten(recipe)
         row["steps_total"] = row["train.epochs"] * yoon2022.STEPS_PER_EPOCH
-        row["steps_per_epoch"] = yoon2022.STEPS_PER_EPOCH
         frames = empty()._replace(runs=pd.DataFrame([row]))
         for declared in (yoon2022.TIMING_SCALE, yoon2022.TRAINING_SCALE):
-            assert {*declared} - {PASSES} <= set(row)
+            assert {*declared} - {EXAMPLES} <= set(row)
             assert reduced(frames, declared) == ""
 
 
