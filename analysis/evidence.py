@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -15,9 +14,8 @@ import pandas as pd
 from analysis.pictures import captions
 from analysis.pictures.numbers import brief, number, with_unit
 from analysis.records.frames import Frames
+from analysis.records.occasions import occasions_of
 
-ENOUGH_OCCASIONS = 2
-APART_MIN = 30.0  # minutes between the first launches of two occasions
 OFF = 0.1  # share by which a link may be off what was asked for, and still be called by that
 AT_CHANCE = 1.2  # a training ends at chance up to this multiple of what guessing gives
 EMULATED = "netns"  # the kind of cluster whose links are token buckets on one machine
@@ -107,17 +105,6 @@ class Evidence(NamedTuple):
     def is_simulated(self) -> bool:
         """Tell whether virtual ranks made some of their times."""
         return captions.is_simulated(self.frames)
-
-
-def occasions_of(began: Iterable[datetime]) -> list[datetime]:
-    """The beginning of each occasion, of launches that were begun then: the first launch, then the first that
-    was begun half an hour or more after that, and so on.
-    """
-    found = list[datetime]()
-    for at in sorted(began):
-        if not found or at - found[-1] >= timedelta(minutes=APART_MIN):
-            found.append(at)
-    return found
 
 
 def digest(rule: Mapping[str, Any]) -> str:

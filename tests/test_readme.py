@@ -16,10 +16,10 @@ from torch import nn
 
 import sparsify
 from analysis.claims import DECISIVE, OUT_OF_BAND
-from analysis.evidence import ENOUGH_OCCASIONS
 from analysis.published import rederived
 from analysis.published.rederived import JOB, published_iteration_ms
 from analysis.published.unvalidated import step_ms
+from analysis.records.occasions import ENOUGH_OCCASIONS
 from analysis.report.content import MARKS
 from analysis.stats import ENOUGH
 from analysis.verdicts import as_csv
@@ -295,7 +295,7 @@ def test_the_chosen_verdicts_remain_when_all_are_tested_together_and_one_is_unfa
         for line in shown.splitlines()
         if line.startswith(tuple(f"| {mark} " for mark, _ in MARKS.values()))
     ]
-    assert len(rows) == len(chosen()) == 6
+    assert len(rows) == len(chosen()) == 7
     remaining = {row["id"]: row["adjusted"] for row in shipped()}
     words = [remaining[one.claim] for one in chosen()]
     assert set(words) <= set(DECISIVE)

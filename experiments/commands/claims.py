@@ -19,7 +19,6 @@ from experiments.figures import papers
 GROUP = "results"
 NOT_JUDGED = "not judged"
 BEST_FIRST = ("paper", "laptop", figures.PUBLISHED)  # whose verdicts count; smoke shows that it runs
-UNMEASURED = (NOT_JUDGED, *UNDECIDED)  # no number of ours or of their logs says anything on it
 
 
 class Answer(NamedTuple):
@@ -83,6 +82,6 @@ def counted(lines: Sequence[Answer]) -> dict[str, object]:
     return {
         "statements": len({line.number for line in lines}),
         "rows": len(lines),
-        "measured or re-derived": sum(line.word not in UNMEASURED for line in lines),
+        "measured or re-derived": sum(line.word not in (NOT_JUDGED, *UNDECIDED) for line in lines),
         "verdicts": dict(Counter(line.word for line in lines).most_common()),
     }

@@ -29,7 +29,7 @@ from experiments.launch.local import cores
 GROUP = "results"
 SHIPPED_PROFILES = ("laptop", "paper")
 VERDICTS, VERDICTS_PAGE = "verdicts.csv", "verdicts.md"
-# The README's part that the shipped records write: six verdicts, and how many there are of each word.
+# The README's part that the shipped records write: some verdicts, and how many there are of each word.
 README = ROOT / "README.md"
 BEGIN = "<!-- verdicts: written by `python -m experiments collect --ship` -->"
 END = "<!-- end of verdicts -->"

@@ -13,7 +13,7 @@ from experiments.training.settings import Alternate
 
 # What takes turns is launched several times, for launches differ by more than what one of them sees; the seed
 # numbers them. Those that come with --all are to be of another occasion (`reproduce`).
-LAUNCHES = {"smoke": (0,), "laptop": (0, 1, 2), "paper": (0, 1, 2)}
+LAUNCHES = {"smoke": (0, 1), "laptop": (0, 1, 2), "paper": (0, 1, 2)}
 MORE_LAUNCHES = {"smoke": (), "laptop": (3, 4), "paper": (3, 4)}
 BLOCKS = 10  # of each variant in a launch, at least
 

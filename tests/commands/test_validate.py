@@ -39,7 +39,7 @@ def test_what_is_sound_is_counted(here: Command, shipped: Path, tmp_path: Path) 
     done = here("validate")
     assert done.returncode == 0, done.stdout
     assert f"1 runs in {tmp_path / 'results' / 'runs'}" in done.stdout
-    assert "1 runs and 1 figures" in done.stdout
+    assert "3 runs and 1 figures" in done.stdout
     assert done.stdout.splitlines()[-1] == "all records are as they were written"
 
 
@@ -74,8 +74,18 @@ def test_runs_that_are_not_planned_any_more_are_told(shipped: Path) -> None:
     assert told.startswith("fig4-laptop is drawn from 1 runs that fig4 does not ask for any more")
 
 
-def test_every_shipped_figure_is_drawn_from_the_runs_that_its_item_asks_for() -> None:
-    assert list(command.outdated(Folders())) == []
+# Shipped before what takes turns was launched several times: such times decide nothing. What is measured
+# again goes from here.
+OF_ONE_LAUNCH = {
+    "crossover-laptop", "eghlidi-table1-laptop", "eghlidi-table2-laptop", "fig1-laptop", "fig4-laptop",
+    "shi-scaling-laptop", "shi-selection-laptop", "slow-links-laptop", "speed-laptop",
+    "speed-protocol-laptop", "stable-costs-laptop", "stable-dgc-laptop", "stable-throughput-laptop",
+    "straggler-laptop",
+}  # fmt: skip
+
+
+def test_every_other_shipped_figure_is_drawn_from_the_runs_that_its_item_asks_for() -> None:
+    assert {line.split()[0] for line in command.outdated(Folders())} == OF_ONE_LAUNCH
 
 
 def test_a_table_of_another_schema_is_refused_and_an_older_file_is_read(shipped: Path) -> None:

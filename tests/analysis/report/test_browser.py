@@ -119,7 +119,7 @@ def reader(browser: Any, report: Path) -> Iterator[Reader]:
 
 
 def claims(reader: Reader) -> str:
-    return "".join(text.split()[0][-1] for text in reader.column(3))
+    return "".join(text.split()[0][-1] for text in reader.column(4))
 
 
 def test_verdicts_are_sorted_by_a_click_and_by_keys(reader: Reader) -> None:

@@ -1,0 +1,20 @@
+"""The occasions on which launches were begun: those of one resemble each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+ENOUGH_OCCASIONS = 2
+APART_MIN = 30.0  # minutes between the first launches of two occasions
+
+
+def occasions_of(began: Iterable[datetime]) -> list[datetime]:
+    """The beginning of each occasion, of launches that were begun then: the first launch, then the first that
+    was begun half an hour or more after that, and so on.
+    """
+    found = list[datetime]()
+    for at in sorted(began):
+        if not found or at - found[-1] >= timedelta(minutes=APART_MIN):
+            found.append(at)
+    return found
