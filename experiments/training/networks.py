@@ -198,8 +198,9 @@ class Halving(nn.Module):
         )  # fmt: skip
 
     def forward(self, inputs: Tensor) -> Tensor:
-        half: Tensor = self.first(inputs)
-        return half + self.second(half)
+        half = self.first(inputs)
+        found: Tensor = half + self.second(half)
+        return found
 
 
 class SmallLogits(nn.Module):
