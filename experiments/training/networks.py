@@ -198,9 +198,9 @@ class Halving(nn.Module):
         )  # fmt: skip
 
     def forward(self, inputs: Tensor) -> Tensor:
-        half: Tensor = self.first(inputs)
-        whole: Tensor = half + self.second(half)
-        return whole
+        half = self.first(inputs)
+        found: Tensor = half + self.second(half)
+        return found
 
 
 class SmallLogits(nn.Module):
