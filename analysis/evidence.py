@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from analysis.occasions import occasions_of
 from analysis.pictures import captions
 from analysis.pictures.numbers import brief, number, with_unit
 from analysis.records.frames import Frames
-from analysis.records.occasions import occasions_of
 
 OFF = 0.1  # share by which a link may be off what was asked for, and still be called by that
 AT_CHANCE = 1.2  # a training ends at chance up to this multiple of what guessing gives

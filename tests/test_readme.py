@@ -16,10 +16,10 @@ from torch import nn
 
 import sparsify
 from analysis.claims import DECISIVE, OUT_OF_BAND
+from analysis.occasions import ENOUGH_OCCASIONS
 from analysis.published import rederived
 from analysis.published.rederived import JOB, published_iteration_ms
 from analysis.published.unvalidated import step_ms
-from analysis.records.occasions import ENOUGH_OCCASIONS
 from analysis.report.content import MARKS
 from analysis.stats import ENOUGH
 from analysis.verdicts import as_csv
@@ -262,6 +262,7 @@ def test_the_table_of_methods_has_them_all() -> None:
     assert shipped_files("sparsify/methods") <= set(listed) <= set(sparsify.names())
 
 
+@pytest.mark.registering
 def test_the_verdicts_are_those_that_the_shipped_records_give() -> None:
     folders = Folders()
     rows = shipped_verdicts(folders)

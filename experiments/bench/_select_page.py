@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import pandas as pd
 import yaml
-from matplotlib.lines import Line2D
 from msgspec import Meta, Struct, ValidationError, convert
 
 from analysis import plots
@@ -198,10 +197,7 @@ def ratios(
     axes.set_xscale("log")
     axes.margins(x=0.12)
     axes.xaxis.set_major_formatter(lambda at, _: number(at))
-    keys = [
-        Line2D([], [], linestyle="", marker="o", markersize=3.2, color=colour, label=number(each))
-        for each, colour in shown.items()
-    ]
+    keys = marks.dot_keys({number(each): ("o", colour) for each, colour in shown.items()})
     axes.legend(handles=keys, loc="lower center", bbox_to_anchor=(0.5, 1.04), ncols=3, handletextpad=0.1)
     plots.finish(axes, grid="x", xlabel=f"Time / time of the {FLOORS[floor]}", **words)
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
+from analysis.occasions import APART_MIN, ENOUGH_OCCASIONS, occasions_of
 from analysis.records.configs import run_id
 from analysis.records.frames import empty
-from analysis.records.occasions import APART_MIN, ENOUGH_OCCASIONS, occasions_of
 from experiments import figures
 from experiments.commands._draw import TABLES, Drawn, draw, draw_local, show
 from experiments.commands._make import is_forced, say, told

@@ -45,8 +45,7 @@ from experiments.config import compose
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
-from experiments.config.run import Run
-from experiments.figures.runs import configs_of
+from experiments.figures.runs import LAUNCHES, configs_of, launched
 from tests.analysis import synthetic
 
 DEADLINE_S = 60  # of one command
@@ -494,7 +493,7 @@ def commands() -> dict[str, list[str]]:
 
 
 def _words_of_figure() -> list[str]:
-    return Run.of(figures.load(ITEM).runs(PROFILE)[1]).words()
+    return launched(figures.load(ITEM).runs(PROFILE), LAUNCHES[PROFILE])[1].words()
 
 
 @dataclass(frozen=True)
