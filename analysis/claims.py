@@ -38,13 +38,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
-from analysis.evidence import Chance, Evidence, digest
+from analysis.evidence import Chance, Evidence, digest, reduced
 from analysis.occasions import ENOUGH_OCCASIONS
 from analysis.pictures import captions
 from analysis.pictures.numbers import counted, number, with_unit
 from analysis.records.frames import Frames, reading
 from analysis.records.steps import LAUNCHES
-from analysis.scale import reduced
 from analysis.stats import ENOUGH, Mixed, Value
 
 ClaimKind = Literal["absolute", "ratio", "shape", "ordering", "limit"]

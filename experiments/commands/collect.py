@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis import verdicts
 from analysis.claims import UNDECIDED
+from analysis.evidence import REDUCED
 from analysis.pictures import captions
 from analysis.records import parquet
 from analysis.records.configs import run_id
@@ -19,7 +20,6 @@ from analysis.records.public import public
 from analysis.records.schema import ALL, RunIndex
 from analysis.records.steps import with_outcomes
 from analysis.report.content import MARKS
-from analysis.scale import REDUCED
 from experiments import figures
 from experiments.commands._draw import draw_each, runs_of, sound, stored_shipped
 from experiments.config.folders import ROOT, Folders

@@ -209,7 +209,7 @@ def _are_words(run: Any) -> bool:
 
 def _check_scale(module: ModuleType) -> None:
     if scale := getattr(module, "SCALE", None):
-        from analysis.scale import SCALE_NAMES
+        from analysis.evidence import SCALE_NAMES
 
         if strangers := [column for column in scale if column not in SCALE_NAMES]:
             raise BrokenFile(

@@ -14,11 +14,11 @@ import pytest
 
 from analysis import claims, stats, verdicts
 from analysis.claims import Claim, ClaimKind, Verdict, judge
+from analysis.evidence import EXAMPLES, SCALE_NAMES, reduced
 from analysis.records.attempts import from_attempts
 from analysis.records.configs import flatten
 from analysis.records.frames import Frames, empty, reads, restrict
 from analysis.records.store import Store
-from analysis.scale import EXAMPLES, SCALE_NAMES, reduced
 from analysis.stats import Mixed, Value
 from experiments import figures
 from experiments.config import compose
