@@ -113,7 +113,7 @@ def drawn(between: float, within: float, at_random: np.random.Generator, n: int 
 
 @pytest.mark.parametrize("spread", SPREADS)
 def test_the_interval_over_launches_covers_the_truth_as_often_as_it_says(spread: str) -> None:
-    at_random, draws = np.random.default_rng(7), 1500
+    at_random, draws = np.random.default_rng(7), 800
     found = [over_launches(drawn(*SPREADS[spread], at_random), POSITIVE) for _ in range(draws)]
     assert {(value.n, value.of) for value in found} == {(5, "launches")}
     share = np.mean([there(value.low) <= 1.0 <= there(value.high) for value in found])
@@ -123,14 +123,14 @@ def test_the_interval_over_launches_covers_the_truth_as_often_as_it_says(spread:
 def test_the_interval_over_blocks_of_one_launch_covers_it_half_as_often() -> None:
     """Which is why it decides nothing."""
     at_random = np.random.default_rng(7)
-    found = [over_launches(drawn(*SPREADS["selection"], at_random, n=1), POSITIVE) for _ in range(500)]
+    found = [over_launches(drawn(*SPREADS["selection"], at_random, n=1), POSITIVE) for _ in range(300)]
     assert {value.of for value in found} == {"blocks"}
     assert np.mean([there(value.low) <= 1.0 <= there(value.high) for value in found]) < 0.6
 
 
 @pytest.mark.parametrize("spread", SPREADS)
 def test_where_there_is_no_effect_few_words_say_that_there_is_one(spread: str) -> None:
-    at_random, frames, draws = np.random.default_rng(8), timed([0, 1, 2, 40, 41]), 1500
+    at_random, frames, draws = np.random.default_rng(8), timed([0, 1, 2, 40, 41]), 800
     words = [
         on(frames, over_launches(drawn(*SPREADS[spread], at_random), POSITIVE), timed=True).word
         for _ in range(draws)
