@@ -19,7 +19,7 @@ from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import papers
 from experiments.figures.papers import claim, claim_each
 
-TITLE = "Breakdown of a layer-wise step over 10 Gbit/s: who beats dense?"
+TITLE = "Breakdown of a layer-wise step over a link asked for 10 Gbit/s: who beats dense?"
 MODE = "serialised"
 SCALE = {"task.name": "resnet18_cifar10", "task.batch_size": 128, "workers": 8, "method.density": 0.01}
 _DATA = papers.item("eghlidi2020.eghlidi-table2")
