@@ -91,8 +91,7 @@ class Evidence(NamedTuple):
     def registered(self, claim: str, digest: str) -> bool:
         """Tell whether every run was begun when the claim had this very rule."""
         texts = self.frames.runs.get(RULES, pd.Series([None] * len(self.frames.runs), dtype=object))
-        known = {text: _digest_in(text, claim) for text in texts.unique()}
-        return all(known[text] == digest for text in texts)
+        return bool(texts.notna().all()) and all(json.loads(t).get(claim) == digest for t in texts.unique())
 
     def at_chance(self, chance: Chance) -> str:
         """The first task of which a training ended at chance, and where; empty where none did."""
@@ -120,13 +119,6 @@ class Evidence(NamedTuple):
 def digest(rule: Mapping[str, Any]) -> str:
     """Ten digits of a hash of a rule, whose values are JSON's."""
     return hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:10]
-
-
-def _digest_in(text: str | None, claim: str) -> str | None:
-    if not isinstance(text, str):
-        return None
-    found: str | None = json.loads(text).get(claim)
-    return found
 
 
 def reduced(frames: Frames, declared: Mapping[str, Any]) -> str:

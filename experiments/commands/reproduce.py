@@ -12,7 +12,7 @@ from experiments.commands._make import is_forced, say, told
 from experiments.commands._words import ItemsAndSettings
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun, missing, plan_runs, profile_of
-from experiments.figures.runs import configs_of, more_configs_of
+from experiments.figures.runs import configs_of, more_configs_of, registering
 from experiments.launch.backends import carry_out
 
 GROUP = "here"
@@ -54,7 +54,7 @@ def reproduce_item(
     profile = profile_of(overrides)
     optional = more_configs_of(item, profile, overrides)
     wanted = configs_of(item, profile, overrides) + (optional if more else [])
-    planned = plan_runs(wanted, say, figures.rules())
+    planned = plan_runs(wanted, say)
     todo = planned if force else missing(planned, folders, say)
     if due := _due(planned, folders):
         later = {run_id(config) for config in optional if config.variants}
@@ -67,7 +67,8 @@ def reproduce_item(
     say(f"{item} ({profile}): {len(planned)} runs, {len(todo)} missing")
     if absent := [] if more else [config for config in optional if not folders.store.valid(config)]:
         say(f"{item} ({profile}): {len(absent)} runs more make it firmer; --all makes them, too")
-    carry_out(todo, folders, figures.stem(item, profile), [item, *overrides], force)
+    words = [item, *overrides]
+    carry_out(registering(todo, words), folders, figures.stem(item, profile), words, force)
     there = [config for config in optional if folders.store.valid(config)]
     names = dict.fromkeys(run_id(config) for config in [*(run.config for run in planned), *there])
     return draw_local(item, profile, list(names), folders)

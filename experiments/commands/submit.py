@@ -6,7 +6,7 @@ from experiments.commands._words import ItemsAndSettings
 from experiments.config import grid
 from experiments.config.folders import Folders
 from experiments.config.plan import plan_runs
-from experiments.figures.runs import name_and_configs, rules_for
+from experiments.figures.runs import name_and_configs, registering
 from experiments.launch import submission
 
 GROUP = "cluster"
@@ -23,7 +23,7 @@ def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False, y
         yes: also a grid of more than 1,000 runs.
     """
     name, configs = name_and_configs(words, all, yes)
-    planned, folders = check_on_slurm(plan_runs(configs, say, rules_for(words))), Folders()
+    planned, folders = check_on_slurm(registering(plan_runs(configs, say), words)), Folders()
     grid.note_sweep(folders, grid.sweep_of(words)[0], configs)
     sweep = submission.submit_missing(planned, folders, name, words, say, force)
     if sweep is None:

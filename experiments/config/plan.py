@@ -79,13 +79,8 @@ def profile_of(asked: Run | Sequence[str]) -> str:
     return profile
 
 
-def plan_runs(
-    wanted: Sequence[Config], say: Callable[[str], None], rules: Mapping[str, str] | None = None
-) -> list[PlannedRun]:
+def plan_runs(wanted: Sequence[Config], say: Callable[[str], None]) -> list[PlannedRun]:
     """Runs whose data sets were found, and whose GPU is there where it is to be this machine's.
-
-    Args:
-        rules: `figures.rules`, of runs that claims are judged by.
 
     Raises:
         ValueError: no data, or no GPU.
@@ -98,7 +93,7 @@ def plan_runs(
             what, instead = ("profile=paper (device=cuda)", "profile=laptop")
         raise ValueError(f"{what} needs an NVIDIA GPU, and there is none; take {instead}")
     say_once = cache(say)
-    return [PlannedRun(*data_root.find(config, say_once), rules or {}) for config in wanted]
+    return [PlannedRun(*data_root.find(config, say_once)) for config in wanted]
 
 
 def missing(planned: Sequence[PlannedRun], folders: Folders, say: Callable[[str], None]) -> list[PlannedRun]:

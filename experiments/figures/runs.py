@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from experiments import figures
 from experiments.config import compose, grid
 from experiments.config.config import Config
-from experiments.config.plan import profile_of
+from experiments.config.plan import PlannedRun, profile_of
 from experiments.config.run import Run, RunOrWords
 from experiments.training.settings import Alternate
 
@@ -86,9 +87,11 @@ def name_and_configs(words: Sequence[str], more: bool = False, many: bool = True
     return sweep or "-".join([*map(figures.file_name, items), profile]), found
 
 
-def rules_for(words: Sequence[str]) -> dict[str, str]:
-    """The rules that runs register which words ask for: those of all claims, where they are of figures."""
-    return figures.rules() if any("=" not in word for word in words) else {}
+def registering(planned: Sequence[PlannedRun], words: Sequence[str]) -> list[PlannedRun]:
+    """These runs, which register the rules of all claims when they begin where the words are of figures."""
+    is_of_figures = any("=" not in word for word in words)
+    rules = figures.rules() if planned and is_of_figures else {}  # which takes seconds
+    return [replace(run, rules=rules) for run in planned]
 
 
 def _resolved(runs: Sequence[RunOrWords], asked: Run) -> list[Config]:

@@ -15,7 +15,7 @@ from experiments.config.folders import Folders
 from experiments.config.grid import expand
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import plan_runs
-from experiments.figures.runs import name_and_configs, rules_for
+from experiments.figures.runs import name_and_configs, registering
 from experiments.launch import job_hooks
 from experiments.launch.arrays import in_random_order
 from experiments.launch.attempt import begin_attempt
@@ -41,7 +41,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     _check_cluster(fitted)
     job, folders = environment.job_id(), Folders()
     configs = name_and_configs(fitted, more)[1]
-    planned = in_random_order(plan_runs(configs, say, rules_for(fitted)))
+    planned = in_random_order(registering(plan_runs(configs, say), fitted))
     grid.note_sweep(folders, grid.sweep_of(words)[0], configs)
     for asked in {run.config.num_processes for run in planned} - {here.tasks}:
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from experiments import figures
 from tests.conftest import Command
 from tests.worker.runs import end_command, manifests, start_command
 
@@ -25,6 +26,8 @@ def test_two_processes_reproduce_a_figure_together_and_then_it_is_only_redrawn(
         assert "Nothing here is judged" in out
     drawn = {path.name for path in (results / "figures").iterdir()}
     assert drawn == {f"fig1-smoke.{kind}" for kind in ("png", "pdf", "svg", "md", "csv", "tex", "bib")}
+
+    assert all(manifest["rules"] == figures.rules() for manifest in manifests(results))
 
     again = here(*words)
     assert again.returncode == 0

@@ -144,14 +144,17 @@ def test_at_the_predicted_bandwidth_both_take_as_long() -> None:
         assert dense > BACKWARD_S, "what hides behind backward is less than all"
 
 
+def equal_at(crossing: float) -> Line:
+    """Ratios that are 1 at this bandwidth."""
+    return lambda method, gbit_s, launch: (gbit_s / crossing) ** SLOPE
+
+
 @pytest.mark.usefixtures("one_launch_decides")
 def test_the_factor_to_the_prediction_is_at_least_1_either_way() -> None:
     parts = there(item.parts(item.cell(frames(), TASK, BATCH), "topk"))
     predicted = item.predicted_crossing(parts, "topk")
     for times in (1.3, 1 / 1.3):
-        at = predicted * times
-        shifted = frames(lambda method, gbit_s, launch, at=at: (gbit_s / at) ** SLOPE)  # type: ignore[misc]
-        value = there(item.off_by(shifted, TASK, BATCH, "topk"))
+        value = there(item.off_by(frames(equal_at(predicted * times)), TASK, BATCH, "topk"))
         assert value[:3] == pytest.approx((1.3, 1.3, 1.3))
     noisy = frames(lambda method, gbit_s, launch: (gbit_s / predicted / 1.4 ** (launch - 1)) ** SLOPE)
     value = there(item.off_by(noisy, TASK, BATCH, "topk"))
