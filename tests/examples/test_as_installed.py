@@ -22,6 +22,9 @@ LIBRARY = ["numpy", "torch"]
 HARNESS = ("experiments", "hydra", "matplotlib", "msgspec", "pandas", "scipy")
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 ELEMENTS, DENSITY, PAIR_BYTES = 5514, 0.05, 8  # of the examples: their model, what is sent of it, and how
+# Once in CI a worker whose work was done ended so: most likely a thread of gloo's that outlives the interpreter
+# (pytorch/pytorch pull request 179291). In 96 tries beside other work it was not seen again.
+EXIT_RACE = "terminate called without an active exception"
 pytestmark = pytest.mark.skipif(util.find_spec("setuptools") is None, reason="what builds wheels is missing")
 
 
@@ -101,8 +104,10 @@ for name in sparsify.names():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_trains_on_two_workers(python: Path, name: str) -> None:
     words = ("--standalone", "--nproc-per-node", "2", str(ROOT / "examples" / f"{name}.py"))
-    done = fine(run(python, "-m", "torch.distributed.run", *words))
-    (accuracy,) = re.findall(r"^accuracy (\S+)$", done.stdout, re.MULTILINE)  # rank 0 speaks
+    done = run(python, "-m", "torch.distributed.run", *words)
+    if EXIT_RACE in done.stderr:
+        done = run(python, "-m", "torch.distributed.run", *words)
+    (accuracy,) = re.findall(r"^accuracy (\S+)$", fine(done).stdout, re.MULTILINE)  # rank 0 speaks
     assert float(accuracy) > 0.8  # 0.1 by chance
     k = int(DENSITY * ELEMENTS)
     logged = re.findall(r"density (\S+), (\d+) bytes$", done.stdout, re.MULTILINE)
