@@ -13,7 +13,7 @@ RUN := $(VENV)/bin/python -m experiments
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint figures claims validate report collect bench gpu-first gpu-wheels horovod transformers sif slurm-up slurm-down clean FORCE
+.PHONY: help test lint docs figures claims validate report collect bench gpu-first gpu-wheels horovod transformers sif slurm-up slurm-down clean FORCE
 # A prerequisite that is never up to date: pattern rules can't be phony.
 FORCE: ;
 
@@ -22,9 +22,14 @@ help: ## this list
 	@echo '  Words for the runs go into ARGS: make reproduce-fig3 ARGS="profile=smoke seed=1"; FORCE=1 measures again.'
 	@echo '  TORCH=cpu or TORCH=cuda names the build of torch to install.'
 
-reproduce-%: $(VENV)/.train FORCE ## fig1, fig2, fig3, fig4 or speed: missing runs, picture, verdicts, report (ARGS=, FORCE=1)
+reproduce-%: known-% $(VENV)/.train FORCE ## fig1, fig2, fig3, fig4 or speed: missing runs, picture, verdicts, report (ARGS=, FORCE=1)
 	@$(RUN) reproduce $* $(ARGS)
 	@$(RUN) report --drawn
+
+# A figure that there is not is refused before anything is installed for it.
+known-%: FORCE
+	@ls experiments/figures/[!_]*_$(subst -,_,$*).py experiments/figures/$(subst -,_,$(subst /,_,$*)).py 2>&1 | grep -qv 'No such' \
+	 || { echo "make reproduce-$*: there is no such figure; there are:" $$(ls experiments/figures | sed -n 's/^[^_][^_]*_\(.*\)\.py$$/\1/p' | tr _ -) >&2; exit 2; }
 
 test: $(VENV)/.dev ## the whole test suite that this machine can run, a process a core (CORES=1: one after the other)
 	@$(VENV)/bin/python -m pytest -n $(CORES) --maxprocesses=8 $(ARGS)
@@ -65,6 +70,11 @@ horovod: $(VENV)/.train ## Horovod 0.28.1 for comm=horovod: built against this t
 
 transformers: $(VENV)/.train ## Hugging Face's, for tasks with BERT or a masked autoencoder
 	@$(PIP) -r requirements/transformers.txt
+
+docs: $(VENV)/.dev requirements/docs.txt ## the pages of docs/ as a site with a search and the library's reference, into build/site
+	@$(PIP) -r requirements/docs.txt
+	@$(VENV)/bin/python docs/site/stage.py && NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --quiet --strict -f docs/site/mkdocs.yml
+	@echo build/site/index.html
 
 sif: $(VENV)/.train ## a container image: IMAGE=thin (for this .venv), cpu or gpu (everything inside)
 	@$(VENV)/bin/python singularity/build $(IMAGE)

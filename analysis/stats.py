@@ -55,9 +55,7 @@ class Value(NamedTuple):
     n: int = 1
     of: str = RUNS  # a kind of ENOUGH, or blocks
     df: float | None = None  # degrees of freedom behind the interval; by default n - 1
-    floor: float = (
-        -np.inf
-    )  # the interval is Student's for log(value - floor); without one for the value itself
+    floor: float = -np.inf  # the interval is Student's for log(value - floor); here for the value itself
 
     @classmethod
     def exact(cls, value: float, n: int, of: str) -> Value:
@@ -78,11 +76,10 @@ class Value(NamedTuple):
         half, away = abs(edge - middle), abs(at - middle)
         if not np.isfinite(half) or half == 0:
             return float(self.low <= limit <= self.high)
-        import scipy.stats  # takes a second, which commands that only list need not spend
+        import scipy.special
 
         df = self.n - 1 if self.df is None else self.df
-        quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, df)
-        return float(2 * scipy.stats.t.sf(away / half * quantile, df))
+        return float(2 * scipy.special.stdtr(df, -away / half * student(df)))
 
     @property
     def half_width(self) -> float:
@@ -104,6 +101,13 @@ class Value(NamedTuple):
         low, high = (None if edge is None else onto(edge) for edge in (self.low, self.high))
         floor = onto(self.floor) if np.isfinite(self.floor) else self.floor
         return self._replace(value=onto(self.value), low=low, high=high, floor=floor)
+
+
+def student(df: float) -> float:
+    """Student's quantile with so many degrees of freedom: half an interval at `CONFIDENCE`, in errors."""
+    import scipy.special  # which commands that only list need not wait for
+
+    return float(scipy.special.stdtrit(df, (1 + CONFIDENCE) / 2))
 
 
 def _above(edge: float, floor: float) -> float:
@@ -136,9 +140,7 @@ def over_units(
         return Value(estimate, n=n, of=of)
     independent = max(2.0, n * _independent(on_scale)) if of == BLOCKS else float(n)
     error = on_scale.std(ddof=1) / np.sqrt(independent)
-    import scipy.stats  # takes a second, which commands that only list need not spend
-
-    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, independent - 1) * error
+    half = student(independent - 1) * error
     middle = onto(np.asarray(estimate))
     low, high = (float(np.clip(back(middle + side * half), *bounds)) for side in (-1, 1))
     floor = bounds[0] if bounds[1] == np.inf and _is_within(data, bounds) else -np.inf
@@ -322,7 +324,7 @@ def _scale(bounds: Bounds, data: np.ndarray) -> tuple[Callable[..., Any], Callab
         return (lambda x: x), (lambda x: x)
     if high == np.inf:
         return (lambda x: np.log(x - low)), (lambda x: low + np.exp(x))
-    import scipy.special  # as above
+    import scipy.special
 
     return (
         lambda x: scipy.special.logit((x - low) / (high - low)),

@@ -94,14 +94,21 @@ class Table:
         note = f"{_in_markdown(self.note)}\n" if self.note else ""
         return "\n".join(filter(None, (title, lines, note)))
 
-    def tex(self) -> str:
-        r"""A `table` environment; the document needs `\usepackage{booktabs}`."""
+    def tex(self, scale: str = "", label: str = "") -> str:
+        r"""A `table` environment; the document needs `\usepackage{booktabs}`.
+
+        Args:
+            scale: what its numbers are of, which its caption says too: a table travels without its page.
+            label: for `\ref`.
+        """
         sides = "".join("r" if right else "l" for right in self.are_numbers())
         rows = [" & ".join(map(in_tex, row)) + r" \\" for row in self.texts()]
+        caption = ". ".join(filter(None, (self.title, scale)))
         return "\n".join((
             r"\begin{table}",
             r"  \centering",
-            *([rf"  \caption{{{in_tex(self.title)}}}"] if self.title else []),
+            *([rf"  \caption{{{in_tex(caption)}}}"] if caption else []),
+            *([rf"  \label{{{label}}}"] if label else []),
             rf"  \begin{{tabular}}{{{sides}}}",
             r"    \toprule",
             f"    {' & '.join(map(in_tex, self.header()))} \\\\",
@@ -178,14 +185,22 @@ def in_tex(words: str) -> str:
     return f"{{{escaped[0]}}}{escaped[1:]}" if escaped[:1] in ("[", "*") else escaped
 
 
-def save(tables: Sequence[Table], folder: Path, name: str) -> None:
+def save(tables: Sequence[Table], folder: Path, name: str, scale: str = "", label: str = "") -> None:
     """Write `name`.tex with all of them; `name`.csv with the first, `name`-2.csv and so on with the others.
 
     Those of a former drawing are replaced or removed.
+
+    Args:
+        scale: what the numbers are of, for LaTeX's captions.
+        label: the same, in short, for LaTeX's labels: tab:NAME:LABEL, tab:NAME-2:LABEL and so on.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = {f"{name}{f'-{place}' * (place > 1)}.csv": table.csv() for place, table in enumerate(tables, 1)}
-    texts |= {f"{name}.tex": "\n".join(table.tex() for table in tables)} if tables else {}
+    in_latex = [
+        table.tex(scale, ":".join(filter(None, ("tab", f"{name}{f'-{place}' * (place > 1)}", label))))
+        for place, table in enumerate(tables, 1)
+    ]
+    texts |= {f"{name}.tex": "\n".join(in_latex)} if tables else {}
     former = folder.glob(f"{glob.escape(name)}-[0-9].csv")
     for path in (folder / f"{name}.tex", folder / f"{name}.csv", *former):
         if path.name not in texts:

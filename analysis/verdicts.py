@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from string import ascii_lowercase
+from typing import Protocol
 
 import pandas as pd
 
@@ -72,7 +73,17 @@ def _letters(rows: Iterable[Row]) -> dict[str, str]:
     }
 
 
-def adjusted(rows: Iterable[Row]) -> list[Word]:
+class Tested(Protocol):
+    """A word, and how probable what it rests on is, if a limit of its band is the truth."""
+
+    @property
+    def word(self) -> Word: ...
+
+    @property
+    def p_value(self) -> float: ...
+
+
+def adjusted(rows: Iterable[tuple[str, Tested]]) -> list[Word]:
     """The word of each that remains when all are tested together (Holm 1979): of several that are decided,
     one in twenty would else be wrong. What does not remain is inconclusive.
     """

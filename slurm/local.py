@@ -4,17 +4,54 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from slurm.emulated.network import EmulatedNetwork
 from slurm.emulated.switch import INTERFACE
 from slurm.environment import WorkerPlace
-from slurm.worker_process import WorkerCommand, exit_code, note_exit
+from slurm.worker_process import exit_code, note_exit
 
 LOOPBACK = "lo"  # where gloo need not look up the host's name, which may fail
 GRACE_S = 10.0  # that the other workers get to end by themselves once one has failed
+
+
+class WorkerProcess(Protocol):
+    """A process that was started."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    def poll(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+
+    def send_signal(self, number: signal.Signals, /) -> None:
+        """Unless it has ended."""
+
+    def kill(self) -> None:
+        """At once."""
+
+    def wait(self) -> object:
+        """Return when it has ended."""
+
+
+class Starting(Protocol):
+    """A command that starts workers, such as `WorkerCommand`."""
+
+    def start(
+        self,
+        orders: str,
+        folder: Path,
+        place: WorkerPlace,
+        stdout: int,
+        stderr: int,
+        interface: str | None = None,
+        enter: Sequence[str] = (),
+    ) -> WorkerProcess:
+        """Start the worker at `place`."""  # fmt: skip
 
 
 class LocalWorkers:
@@ -29,7 +66,7 @@ class LocalWorkers:
 
     def __init__(
         self,
-        command: WorkerCommand,
+        command: Starting,
         orders: str,
         folder: Path,
         size: int,
@@ -39,7 +76,7 @@ class LocalWorkers:
         self.folder, self.size, self.network = folder, size, network
         self.codes: dict[int, int] = {}
         self.failed_at: float | None = None
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: dict[int, WorkerProcess] = {}
         try:
             for rank in range(size):
                 log = folder / f"worker{rank}_log"

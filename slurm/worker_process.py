@@ -193,16 +193,16 @@ def before_exec(parent: int, held_back: Sequence[signal.Signals]) -> None:
 
 def end_with_stdin() -> None:
     """End a worker of our own starters, whose standard input, `lifeline`, ends with them."""
-    _end_after(_await_end_of_input)
+    end_with(_await_end_of_input)
 
 
 def end_with_parent() -> None:
     """End with the process that started this one, as torchrun, mpirun or srun did."""
-    _end_after(partial(_await_end, os.getppid()))
+    end_with(partial(_await_end, os.getppid()))
 
 
-def _end_after(wait: Callable[[], None]) -> None:
-    """A thread waits for the starter's end, and takes no time until it comes."""
+def end_with(wait: Callable[[], None]) -> None:
+    """A thread calls `wait`, which returns at the starter's end, and takes no time until then."""
 
     def watch() -> None:
         wait()

@@ -24,12 +24,12 @@ from analysis.report.content import MARKS
 from analysis.stats import ENOUGH
 from analysis.verdicts import as_csv
 from experiments import commands, figures
+from experiments.commands._findings import chosen, findings
 from experiments.commands.collect import (
     BEGIN,
     END,
     VERDICTS,
     VERDICTS_PAGE,
-    chosen,
     readme_verdicts,
     shipped_verdicts,
     verdicts_page,
@@ -287,6 +287,12 @@ def test_no_shipped_verdict_is_firmer_than_its_runs() -> None:
                 assert int(row["launches"]) >= ENOUGH["launches"], row
                 assert int(row["occasions"]) >= ENOUGH_OCCASIONS, row
         assert "nan" not in {row["ours"].lower(), row["low"].lower(), row["high"].lower()}, row
+
+
+def test_the_findings_are_those_of_the_report() -> None:
+    told = re.findall(r"^\d\. \*\*(.+?)\.\*\*", README, flags=re.MULTILINE)
+    assert told == [finding.says for finding in findings()]
+    assert all((ROOT / "results/shipped/figures" / f"{each.picture}.svg").is_file() for each in findings())
 
 
 def test_the_chosen_verdicts_remain_when_all_are_tested_together_and_one_is_unfavourable() -> None:

@@ -19,6 +19,7 @@ SIMULATED = (
     "*Simulated* times: ranks are virtual; compute is measured, wait and transfer follow the alpha-beta "
     "model of link "
 )
+FEW = 3  # values that a name spells out
 MODES = {
     "serialised": "serialised (synchronised at phase boundaries)",
     "production": "production (nothing synchronises inside a step)",
@@ -103,6 +104,33 @@ def setting(frames: Frames) -> str:
     return (
         f"{listed(values(frames, 'task.name'))} on {data(frames)}, {workers(frames)}, on {machine(frames)}, "
         f"torch {torch}, {precision(frames)}.{emulated(frames)}{label(frames)}{crowded(frames)}{code(frames)}"
+    )
+
+
+def scale(frames: Frames) -> str:
+    """What any number of these runs is of, where its figure's caption is far: model, data, density, workers,
+    machine. Empty without runs.
+    """
+    if not len(frames.runs):
+        return ""
+    names = listed(values(frames, "provenance.data.name"))
+    densities = values(frames, "method.density")
+    return ", ".join([
+        f"{listed(values(frames, 'task.name'))} on {names}",
+        *([f"density {listed(map(number, densities))}"] if densities else []),
+        workers(frames),
+        f"on {machine(frames)}",
+    ])  # fmt: skip
+
+
+def scale_label(frames: Frames) -> str:
+    """Model, density and workers for a name: 'vgg16_cifar10:d0.001:w2'; of many values their number."""
+    columns = {"task.name": "", "method.density": "d", "workers": "w"}
+    found = {letter: values(frames, column) for column, letter in columns.items()}
+    return ":".join(
+        letter + ("+".join(map(str, parts)) if len(parts) <= FEW else f"{len(parts)}values")
+        for letter, parts in found.items()
+        if parts
     )
 
 

@@ -58,7 +58,7 @@ def interval_of_mean(series: np.ndarray) -> tuple[float, float]:
     would in 88, 82 and 96 %.
     """
     import scipy.optimize  # as in analysis.stats: commands that only list need not wait for it
-    import scipy.stats
+    import scipy.special
 
     n = len(series)
     r = CORRELATIONS[:, None]
@@ -74,7 +74,7 @@ def interval_of_mean(series: np.ndarray) -> tuple[float, float]:
     likely /= likely.sum()
 
     def below(x: float, share: float) -> float:
-        return float(likely @ scipy.stats.t.cdf((x - means) / errors, n - 1)) - share
+        return float(likely @ scipy.special.stdtr(n - 1, (x - means) / errors)) - share
 
     far = 1e4 * errors.max()
     low, high = (

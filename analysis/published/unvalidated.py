@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.published.tables import iterations, jobs, windows
-from analysis.stats import CONFIDENCE, WINDOWS, Value
+from analysis.stats import WINDOWS, Value, student
 
 SETTLED = 100  # the first iterations are not counted: they warm up, and send more (density warm-up)
 # Windows over which the residuals' autocovariance counts, falling linearly to none (Newey and West 1987): the
@@ -80,8 +80,6 @@ def line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
     own residual (HC3). By simulation with residuals like those of the logs the interval covers the intercept
     in 93 to 98 % of cases.
     """
-    import scipy.stats  # as in analysis.stats
-
     n = len(times)
     design = np.stack([np.ones(n), stalls], axis=1)
     solve = np.linalg.pinv(design)  # (2, n)
@@ -94,7 +92,7 @@ def line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
     alike[0] += max(0.0, tapered[0] + 2 * tapered[1:].sum()) / n
     leverage = np.einsum("ij,ji->i", design, solve)
     unlike = ((solve * residuals / (1 - leverage)) ** 2).sum(axis=1)
-    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 2) * np.sqrt(np.maximum(alike, unlike))
+    half = student(n - 2) * np.sqrt(np.maximum(alike, unlike))
     without, slope = (
         Value(float(each), float(each - by), float(each + by), n, WINDOWS)
         for each, by in zip(found, half, strict=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import NamedTuple
 
+from analysis import verdicts
 from analysis.claims import WORDS, Verdict, Word
 from analysis.pictures import captions
 from analysis.records.frames import Frames
-from analysis.tables import Table
 
 # A word's sign and its tone, for readers who do not see colours and for those who do.
 GOOD, MIDDLING, BAD, PLAIN = ("✓", "good"), ("◐", "middling"), ("✗", "bad"), ("·", "plain")
@@ -24,8 +25,52 @@ assert set(MARKS) == set(WORDS), "every word has a mark"
 
 
 @dataclass(frozen=True)
+class Judged:
+    """A verdict as it is read."""
+
+    id: str  # of the claim
+    word: Word
+    text: str
+    paper: str
+    paper_number: float | None
+    ours: str
+    number: float | None
+    because: str
+    scale: str
+    note: str  # how the number was read, and when the claim holds
+    p_value: float
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Judged:
+        """What readers see of it."""
+        claim, value = verdict.claim, verdict.ours.value if verdict.ours else float("nan")
+        return cls(
+            id=claim.id,
+            word=verdict.word,
+            text=claim.text,
+            paper=verdicts.paper_text(claim),
+            paper_number=float(claim.paper) if isinstance(claim.paper, int | float) else None,
+            ours=verdicts.ours_text(verdict),
+            number=None if math.isnan(value) else value,
+            because=verdict.because,
+            scale=verdict.scale,
+            note=verdicts.note(claim),
+            p_value=verdict.p_value,
+        )
+
+
+class Numbers(NamedTuple):
+    """A table as a page shows it."""
+
+    title: str
+    html: str
+
+
+@dataclass(frozen=True)
 class Item:
-    """A figure or table: what was drawn, from what, and what follows."""
+    """A figure or table: what was drawn, from what, and what follows. All of it is plain, so that it can be
+    kept for the next report.
+    """
 
     name: str
     stem: str  # of its page and its files
@@ -35,12 +80,13 @@ class Item:
     remarks: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()  # that make it again, the shortest first
     facts: Mapping[str, str] = field(default_factory=dict)  # of its records: machine, data, code
-    judged: tuple[Verdict, ...] = ()
-    tables: tuple[Table, ...] = ()
-    files: Mapping[str, Path] = field(default_factory=dict)  # kind (svg, pdf, csv, ...) -> file
+    judged: tuple[Judged, ...] = ()
+    tables: tuple[Numbers, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)  # kind (svg, pdf, csv, ...) -> path of the file
     bibtex: str = ""  # of the paper
     runs: tuple[str, ...] = ()  # keys of its runs
     damage: str = ""  # why it could not be drawn
+    paper: str = ""  # in words; empty of one's own
 
     @property
     def alt(self) -> str:
@@ -48,6 +94,23 @@ class Item:
         return (
             f"{self.title}. The page of {self.stem} says how it was measured, and has its numbers as tables."
         )
+
+
+class Behind(NamedTuple):
+    """A claim that carries a finding: in fewer words, its verdict, and the item that judges it."""
+
+    short: str
+    judged: Judged
+    item: Item
+
+
+@dataclass(frozen=True)
+class Lead:
+    """A finding: a sentence, its picture's item, and the claims behind it."""
+
+    says: str
+    item: Item
+    told: tuple[Behind, ...]
 
 
 def facts(frames: Frames) -> dict[str, str]:

@@ -3,6 +3,7 @@
     index.html             what became of the claims, and every figure
     pages/                 verdicts, a page per item, runs, a run, two runs side by side, methods
     assets/  files/  data/ styles and scripts; the figures' files; the runs, as scripts
+    kept/                  what the next report need not make again
 
 Pages are read from the disk, where a browser lets no page fetch a file: what scripts need are scripts. Every
 text in them is escaped, by jinja2 in pages, by `script` in data, and the pages' scripts never make markup of
@@ -16,7 +17,8 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,16 @@ import jinja2
 from markupsafe import Markup, escape
 
 from analysis import verdicts
-from analysis.claims import WORDS
+from analysis.claims import DECISIVE, WORDS
 from analysis.records.files import write_atomic
-from analysis.report.content import MARKS, Item
+from analysis.report.content import MARKS, Item, Lead
 from analysis.report.runs import HERE, SHIPPED, RunPage, every_label, looks, settings, table
 
 SOURCE = Path(__file__).parent
 ORIGINS = {HERE: "of this machine", SHIPPED: "shipped with the repository"}
 MethodCard = tuple[str, str, str]  # its name, what it does, and why its file can't be read
-PAGES, FILES, DATA, ASSETS = PARTS = "pages", "files", "data", "assets"
+PAGES, FILES, DATA, ASSETS, KEPT = PARTS = "pages", "files", "data", "assets", "kept"
+RUN = "run"  # in DATA: a script for each run's page
 OURS = ".made-by-report"  # a file in each of these folders, without which it is not removed
 NAMES = {
     "svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "CSV, the tables", "tex": "LaTeX, the tables",
@@ -65,8 +68,11 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self.templates.filters |= {"emphasised": emphasised, "sentence": sentence, "unbroken": unbroken}
-        self.templates.globals |= {"marks": MARKS, "names": NAMES, "words": WORDS, "told": verdicts}
+        self.templates.filters |= {
+            "emphasised": emphasised, "sentence": sentence, "unbroken": unbroken,
+            "name": lambda path: Path(path).name,
+        }  # fmt: skip
+        self.templates.globals |= {"marks": MARKS, "names": NAMES, "words": WORDS, "decisive": DECISIVE}
 
     def page(self, template: str, name: str = "", **values: Any) -> Path:
         """Write one page; `name` where its file is not called as its template."""
@@ -78,14 +84,40 @@ class Site:
         """Write one script of data, which hands `content` to the page that loads it."""
         return self.write(f"{DATA}/{name}.js", script(name.rpartition("/")[2], content))
 
-    def begin(self) -> None:
-        """Empty the folder of what an earlier report left, and put the assets there."""
-        for path in (self.folder / part for part in PARTS):
-            if path.exists():
-                shutil.rmtree(path)
-            path.mkdir(parents=True)
+    def begin(self, unchanged: Collection[str] = ()) -> None:
+        """Empty the folder of what an earlier report left, and put the assets there.
+
+        Args:
+            unchanged: the ids of runs whose pages' data stay.
+        """
+        for part in PARTS:
+            path = self.folder / part
+            path.mkdir(parents=True, exist_ok=True)
+            staying = {path / OURS, *([path / RUN] if part == DATA else [])}
+            for left in {*path.iterdir()} - staying if part != KEPT else ():
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
             (path / OURS).touch()
+        names = {f"{run}.js" for run in unchanged}
+        for left in (self.folder / DATA / RUN).glob("*"):
+            if left.name not in names:
+                left.unlink()
         shutil.copytree(SOURCE / ASSETS, self.folder / ASSETS, dirs_exist_ok=True)
+
+    def kept(self, name: str, made_from: str) -> Any:
+        """What `keep` kept under this name; None where it was made from something else, or is not there."""
+        try:
+            found = json.loads((self.folder / KEPT / f"{name}.json").read_text())
+        except (OSError, ValueError):  # not there, or not whole: it can be made again
+            return None
+        return found["content"] if isinstance(found, dict) and found.get("made_from") == made_from else None
+
+    def keep(self, name: str, made_from: str, content: Any) -> None:
+        """Keep plain data for the next report."""
+        self.write(f"{KEPT}/{name}.json", json.dumps({"made_from": made_from, "content": content}))
+
+    def has_runs(self, runs: Collection[str]) -> bool:
+        """Tell whether the data of these runs' pages are there."""
+        return {f"{run}.js" for run in runs} <= {path.name for path in (self.folder / DATA / RUN).glob("*")}
 
     def write(self, name: str, text: str) -> Path:
         """Write one file of the report."""
@@ -101,26 +133,29 @@ def write(
     methods: Sequence[MethodCard],
     notes: Sequence[str],
     runs: Sequence[RunPage],
+    found: Sequence[Lead] = (),
 ) -> Path:
     """All pages, once `Site.data` has what each run's page shows, as run/ID; returns the first one.
 
     Args:
+        items: in the order in which the first page shows them, those of a paper together.
         notes: what had to be left out, and why.
+        found: the findings that the first page begins with.
     """
     for item in items:
         for file in item.files.values():
-            shutil.copyfile(file, site.folder / FILES / file.name)
+            shutil.copyfile(file, site.folder / FILES / Path(file).name)
         if item.bibtex:
             site.write(f"{FILES}/{item.stem}.bib", item.bibtex)
-        judged = [(verdict, item.stem, "") for verdict in item.judged]
+        judged = [(row, item.stem, "") for row in item.judged]
         site.page("item", f"item-{item.stem}", item=item, judged=judged)
-    rows = [(verdict, item.stem) for item in items for verdict in item.judged]
-    left = verdicts.adjusted((stem, verdict) for verdict, stem in rows)
+    rows = [(item.stem, row) for item in items for row in item.judged]
+    left = verdicts.adjusted(rows)
     every = [
-        (verdict, stem, word if word != verdict.word else "")
-        for (verdict, stem), word in zip(rows, left, strict=True)
+        (row, stem, word if word != row.word else "") for (stem, row), word in zip(rows, left, strict=True)
     ]
-    counts = verdicts.counts((item.name, verdict) for item in items for verdict in item.judged)
+    every.sort(key=lambda row: row[0].word not in DECISIVE)  # those of an item stay together
+    counts = {word: n for word in WORDS if (n := sum(row.word == word for _, row in rows))}
     site.page("verdicts", counts=counts, judged=every)
     labels = every_label(runs)
     site.data("runs", table(runs, labels))
@@ -130,7 +165,8 @@ def write(
         site.page(page)
     site.page("methods", methods=methods)
     origins = Counter(origin for _, origin in {(run.run, ORIGINS[run.origin]) for run in runs})
-    return site.page("index", items=items, counts=counts, notes=notes, origins=origins)
+    groups = [(paper, [*of_paper]) for paper, of_paper in groupby(items, key=lambda item: item.paper)]
+    return site.page("index", groups=groups, counts=counts, notes=notes, origins=origins, found=found)
 
 
 def script(name: str, content: Any) -> str:

@@ -74,9 +74,15 @@ class RunPage:
 
 
 def page_id(run: str, key: str) -> str:
-    """The name of a run's data: its key where that is one; else a digest, for names may be anything."""
-    if re.fullmatch(r"[0-9a-f]{12}", key) and run.endswith(f"-{key}"):
-        return key
+    """The name of a run's data: its key, as in `list`, with its variant where it has one; else a digest, for
+    names may be anything.
+    """
+    digits, _, variant = key.partition("/")
+    if re.fullmatch(r"[0-9a-f]{12}", digits) and run.endswith(f"-{digits}"):
+        if not variant:
+            return digits
+        if re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", variant):
+            return f"{digits}-{variant}"
     return hashlib.sha256(f"{run}/{key}".encode()).hexdigest()[:16]
 
 

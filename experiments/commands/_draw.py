@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from analysis import tables, verdicts
-from analysis.pictures import style
+from analysis.evidence import SCALE_NAMES, reduced
+from analysis.pictures import captions, style, summary
 from analysis.records import parquet
 from analysis.records.files import Damaged, read_as, write_atomic, write_json
 from analysis.records.frames import Frames, empty, restrict
@@ -45,6 +46,8 @@ class Drawn:
     verdicts: Table
     tables: Sequence[Table]
     source: str  # whose records
+    told: Sequence[str] = ()  # what the runs show, in plain sentences
+    sure: str = ""  # how sure the least certain of them is, of times
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ def draw_local(item: str, profile: str, runs: Sequence[str], folders: Folders) -
         say(note)
     folders.index.mkdir(parents=True, exist_ok=True)
     write_json(folders.index / f"{figures.stem(item, profile)}.json", {"runs": list(runs)})
-    return draw(item, profile, frames, folders.figures, OWN, notes)
+    drawn = draw(item, profile, frames, folders.figures, OWN, notes)
+    return replace(drawn, told=figures.in_words(item, frames), sure=summary.precision(frames))
 
 
 def draw(
@@ -72,7 +76,7 @@ def draw(
     folder.mkdir(parents=True, exist_ok=True)
     picture = style.save(figures.load(item).draw(frames, profile), folder, name)
     numbers = figures.tables(item, frames)
-    tables.save(numbers, folder, name)
+    tables.save(numbers, folder, name, *_scale(item, frames))
     if cited := figures.bibtex(item):
         write_atomic(folder / f"{name}.bib", cited)
     judged = figures.judge(item, frames)
@@ -83,6 +87,21 @@ def draw(
     return Drawn(item, picture, table, numbers, source)
 
 
+def _scale(item: str, frames: Frames) -> tuple[str, str]:
+    """What the numbers of an item are of, in words and in short."""
+    paper = getattr(figures.load(item), "SCALE", {})
+    if not len(frames.runs):
+        told = [
+            f"{SCALE_NAMES[leaf]} {value}"
+            for leaf, value in paper.items()
+            if isinstance(value, str | int | float)
+        ]
+        return ": ".join(filter(None, ("Published facts", ", ".join(told)))), ""
+    return "; ".join(filter(None, (captions.scale(frames), reduced(frames, paper)))), captions.scale_label(
+        frames
+    )
+
+
 def show(drawn: Drawn) -> None:
     for table in drawn.tables:
         terminal.show(table)
@@ -90,6 +109,10 @@ def show(drawn: Drawn) -> None:
         terminal.show(drawn.verdicts)
     else:
         print(verdicts.NOTHING)
+    if drawn.told:
+        print("\nWhat these runs show:")
+        for line in drawn.told:
+            print(f"- {line}")
     print(f"\n{drawn.item}: {drawn.picture} (from {drawn.source})")
 
 

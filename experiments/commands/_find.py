@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from experiments.launch.status import StatusView
 from slurm import environment, queue
 from sparsify.ranges import quoted
 
+MOST_LISTED = 20  # names in a refusal
+OF_VARIANT = re.compile(r"^([0-9a-f]{8,12})[/-][a-z0-9-]+$")  # a key's digits, and a variant
 LOG_LINES = 15  # of each log that a command shows
 
 
@@ -28,7 +31,11 @@ def the_run(words: Sequence[str], folders: Folders) -> Attempt:
     """The newest attempt of the one run that a word names; the refusal of none and of several lists them."""
     names = folders.store.runs()
     if len(words) != 1:
-        raise ValueError(f"which run? There are: {', '.join(names) or 'none yet'}")
+        raise ValueError(
+            f"which run? There are {len(names)}: `list` shows them"
+            if names
+            else "which run? There is none yet"
+        )
     name = the_name(words[0], names)
     attempts = folders.store.attempts(name)
     if not attempts:
@@ -37,10 +44,15 @@ def the_run(words: Sequence[str], folders: Folders) -> Attempt:
 
 
 def the_name(word: str, names: Sequence[str]) -> str:
-    """The one of these runs that a word is part of; the refusal of none and of several lists them."""
-    matching = [name for name in names if word in name]
+    """The one of these runs that a word is part of; the refusal of none and of several lists them. With its
+    key may go the variant of which a table or a page tells.
+    """
+    part = OF_VARIANT.sub(r"\1", word)
+    matching = [name for name in names if part in name]
     if len(matching) != 1:
-        listing = ", ".join(matching or names) or "none yet"
+        listed = matching or names
+        more = f", and {len(listed) - MOST_LISTED} more" if len(listed) > MOST_LISTED else ""
+        listing = ", ".join(listed[:MOST_LISTED]) + more if listed else "none yet"
         raise ValueError(f"{len(matching)} runs match {quoted(word)}; there are: {listing}")
     return matching[0]
 

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from experiments.launch.diagnosis import RunFailed
 from slurm import environment
 
+SIGN_S = 3.0  # between two signs of life
+T = TypeVar("T")
+
 
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def told_now_and_then(items: Sequence[T], what: str) -> Iterator[T]:
+    """These, one by one; where it takes its time, it says how many are done."""
+    said = time.monotonic()
+    for done, item in enumerate(items):
+        if (now := time.monotonic()) - said >= SIGN_S:
+            said = now
+            say(f"{done:,} of {len(items):,} {what}")
+        yield item
 
 
 def is_forced(force: bool) -> bool:

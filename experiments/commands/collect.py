@@ -3,9 +3,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-import msgspec
 import pandas as pd
 
 from analysis import verdicts
@@ -22,6 +20,7 @@ from analysis.records.steps import with_outcomes
 from analysis.report.content import MARKS
 from experiments import figures
 from experiments.commands._draw import draw_each, runs_of, sound, stored_shipped
+from experiments.commands._findings import chosen
 from experiments.config.folders import ROOT, Folders
 from experiments.figures.runs import configs_of, more_configs_of
 from experiments.launch.local import cores
@@ -34,20 +33,6 @@ README = ROOT / "README.md"
 BEGIN = "<!-- verdicts: written by `python -m experiments collect --ship` -->"
 END = "<!-- end of verdicts -->"
 WIDTH = 120  # of a line of the README
-
-
-class Chosen(NamedTuple):
-    """A claim that the README shows, in fewer words, and its page in results/shipped/figures."""
-
-    claim: str  # its id
-    short: str
-    page: str
-
-
-def chosen() -> list[Chosen]:
-    """The claims that the README shows, in their order."""
-    rows = Path(__file__).with_name("readme.yaml").read_bytes()
-    return [Chosen(**row) for row in msgspec.yaml.decode(rows, type=list[dict[str, str]])]
 
 
 def collect(*, ship: bool = False) -> int:
@@ -216,7 +201,7 @@ def readme_verdicts(rows: Sequence[verdicts.Row]) -> str:
             where = f" ({REDUCED})" if verdict.scale.startswith(REDUCED) else ""
             cells = (
                 f"{MARKS[word][0]} {word}{where}",
-                f"[{one.short}](results/shipped/figures/{one.page})",
+                f"[{one.short}](results/shipped/figures/{one.page}.md)",
                 verdicts.paper_text(verdict.claim),
                 verdicts.ours_text(verdict),
             )

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis import tables
 from analysis.comparison import Comparison
-from analysis.pictures import style
+from analysis.pictures import captions, style
 from analysis.records.configs import varying
 from analysis.records.files import write_atomic
 from analysis.records.frames import Frames, empty
@@ -85,7 +85,7 @@ def _only_axis(runs: pd.DataFrame, by: str) -> str:
 def _written(compared: Comparison, frames: Frames, folders: Folders, name: str) -> list[Path]:
     table = compared.table(frames)
     style.save(compared.picture(frames), folders.figures, name)
-    tables.save([table], folders.figures, name)
+    tables.save([table], folders.figures, name, captions.scale(frames), captions.scale_label(frames))
     page = f"# {compared.title}\n\n![{name}]({name}.png)\n\n{compared.caption(frames)}\n\n{table.markdown()}"
     write_atomic(folders.figures / f"{name}.md", page)
     return sorted(folders.figures.glob(f"{name}.*"))

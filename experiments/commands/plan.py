@@ -1,30 +1,35 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from analysis.pictures.numbers import brief
+from analysis.pictures.numbers import brief, counted
 from analysis.records.configs import run_id
+from analysis.records.loading import OWN
 from experiments.commands._find import check_on_slurm
 from experiments.commands._listing import every_run
 from experiments.commands._make import say
 from experiments.commands._words import ItemsAndSettings
 from experiments.config.config import Config
 from experiments.config.folders import Folders
+from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun, missing, plan_runs
 from experiments.figures.runs import name_and_configs
 from experiments.launch.arrays import JobArray, arrays, sbatch_texts
+from experiments.launch.local import cores
 from experiments.launch.progress_bar import labels_of
 
 GROUP = "cluster"
 LISTED = 30  # jobs that are described one by one
 # What a step's time depends on most. Of a run's seed, density and learning rate it does not, or hardly.
+SAME = ("task.name", "task.batch_size", "workers", "cluster.where", "cluster.link.name", "timing.mode")
 ALIKE = ("method.name", "task.name", "task.batch_size", "workers", "device", "cluster.name", "cluster.gpu")
 
 
 def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) -> int:
-    """The runs, arrays and node-hours that `submit` with these words would mean; submits nothing.
+    """What these words would cost: of a SLURM cluster arrays and node-hours, of this machine minutes.
+    Nothing is submitted, and nothing runs.
 
     Args:
         words: figures, with settings for their runs; or the settings of one run, or of a grid
@@ -39,6 +44,9 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
         say(f"before `submit`: {error}")
         planned = [PlannedRun(config, None) for config in configs]
     folders, block = Folders(), planned[0].config.launch.block
+    if not sbatch and not any(isinstance(run.config.cluster, SlurmCluster) for run in planned):
+        _print_here(name, planned, missing(planned, folders, say), folders)
+        return 0
     found = arrays(check_on_slurm(planned), block)
     if sbatch:
         print("\n".join(sbatch_texts(found, folders, f"{name}-001")))
@@ -53,6 +61,62 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
             print(f"    {expected.sentence(array)}")
     print("`--sbatch` shows what sbatch is given; `submit` with the same words submits")
     return 0
+
+
+def _print_here(
+    name: str, planned: Sequence[PlannedRun], todo: Sequence[PlannedRun], folders: Folders
+) -> None:
+    """Runs of this machine, and how long they would take together."""
+    print(f"{name} on this machine: {len(planned)} runs, {len(todo)} not measured yet")
+    took = Took(every_run(folders)) if todo else None
+    expected_s, unknown, used = 0.0, 0, set[str]()
+    for run in todo:
+        assert took is not None
+        like = took.like(run.config)
+        if like is None:
+            unknown += 1
+            continue
+        used |= set(like["run_id"])
+        share = 1.0 if run.is_timing else min(1.0, run.cores / cores())  # of the machine
+        expected_s += share * took.seconds(run.config, like)
+    if used:
+        minutes = brief(expected_s / 60, 2)
+        print(f"    expected: {minutes} min, by the durations of {counted(len(used), 'runs')} like these")
+    if unknown:
+        print(f"    not known of {counted(unknown, 'runs')}: none like them was measured")
+    print("`run` or `reproduce` with the same words makes them")
+
+
+class Took:
+    """How long runs took from their start to their end, from `Frames.runs`."""
+
+    def __init__(self, runs: pd.DataFrame) -> None:
+        known = {*SAME, "took_s", "steps_total"} <= {*runs}
+        measured = runs[runs["took_s"].notna()] if known else None
+        # Variants that took turns are one run.
+        self.alike = (
+            {} if measured is None else dict(list(measured.drop_duplicates("run_id").groupby([*SAME])))
+        )
+
+    def like(self, config: Config) -> pd.DataFrame | None:
+        """Runs of the same problem, of this machine if there are any."""
+        found = self.alike.get(tuple(config.leaf(name) for name in SAME))
+        if found is None:
+            return None
+        in_turns = found["variant"].notna() if "variant" in found else pd.Series(False, found.index)
+        found = found[in_turns == bool(config.variants)]
+        own = found[found["source"] == OWN]
+        return (own if len(own) else found) if len(found) else None
+
+    @staticmethod
+    def seconds(config: Config, like: pd.DataFrame) -> float:
+        """By steps, unless turns decide how many there are."""
+        if config.variants:
+            return float(like["took_s"].median())
+        train = config.train
+        whole = train.epochs * (train.epoch_steps or like["steps_per_epoch"].median())
+        steps = min(train.steps, whole) if train.steps else whole
+        return float(steps * (like["took_s"] / like["steps_total"]).median())
 
 
 def _print_array(number: int, array: JobArray, names: Mapping[str, str]) -> None:

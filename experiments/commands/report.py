@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+
+import msgspec
 
 from analysis.records import parquet
 from analysis.records.attempts import from_attempts
@@ -12,18 +17,21 @@ from analysis.records.files import Damaged
 from analysis.records.frames import Frames, empty
 from analysis.records.store import DAMAGED, Attempt
 from analysis.report import pages
-from analysis.report.content import Item, facts
+from analysis.report.content import Behind, Item, Judged, Lead, Numbers, facts
 from analysis.report.runs import HERE, SHIPPED, RunPage, of_frames, page_id
 from experiments import figures
 from experiments.commands._draw import OWN, Stored, draw, stored
 from experiments.commands._find import last_lines, log_files
-from experiments.commands._make import say
+from experiments.commands._findings import findings
+from experiments.commands._make import say, told_now_and_then
+from experiments.config import code_version
 from experiments.config.folders import Folders
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.spec import BrokenFile
 
 GROUP = "results"
 KINDS = ("svg", "pdf", "png", "csv", "tex", "md")  # of a figure's files, in the order of their links
+SHIPPED_RUNS, OWN_RUNS = "runs-shipped", "runs-here"  # rows, as `Site.keep` keeps them
 BATCH = 250  # runs whose steps are in memory at a time
 
 
@@ -41,33 +49,101 @@ def report(*, drawn: bool = False) -> int:
 
 
 def write_report(folders: Folders, draws: bool = True) -> Path:
-    """Write all pages; returns the first one.
+    """Write all pages; returns the first one. What has not changed since the last report is not made again.
 
     Args:
         draws: the figures whose picture is not there, or older than its records.
     """
     site, notes = pages.Site(folders.report), list[str]()
-    shipped = _shipped(folders, notes)
-    items = [*_items(folders, shipped, draws)]
-    site.begin()
-    runs = list[RunPage]()
+    shipped = Shipped(folders, notes)
+    items = [*_items(site, folders, shipped, draws)]
     of_runs = {
         key: tuple(item.stem for item in items if key in item.runs) for item in items for key in item.runs
     }
-    for run in every_run(folders, shipped, of_runs):
-        site.data(f"run/{run.id}", run.details())
-        runs.append(replace(run, parts={}, provenance={}, logs=()))  # ten thousand are no burden
-        if run.state == DAMAGED:
-            notes.append(f"{run.run}: {run.why}")
-    return pages.write(site, items, [*_methods()], notes, runs)
+    made_from = _digest([shipped.made_from, sorted(of_runs.items())])
+    known = _known(site, SHIPPED_RUNS, made_from)
+    own = {name: _digest([*map(_stat, sorted((folders.store.root / name).rglob("*")))])
+           for name in folders.store.runs()}  # fmt: skip
+    if {*own}.intersection(run.run for _, run in known):
+        known = []  # this machine has made some of them, too, and their pages are of its records
+    whole = [(digest, run) for digest, run in _known(site, OWN_RUNS, made_from) if own.get(run.run) == digest]
+    site.begin([run.id for _, run in (*known, *whole)])
+    here, seen = [run for _, run in whole], {run.id for _, run in whole}
+    for run in _own(folders, [name for name in own if name not in {run.run for run in here}]):
+        if run.id not in seen:
+            seen.add(run.id)
+            here.append(_written(site, run, of_runs))
+            if run.state == DAMAGED:
+                notes.append(f"{run.run}: {run.why}")
+    theirs = [run for _, run in known] or [
+        _written(site, run, of_runs, seen) for run in of_frames(shipped.frames, SHIPPED)
+    ]
+    if shipped.is_whole:
+        _keep(site, SHIPPED_RUNS, made_from, [("", run) for run in theirs])
+    # Of the others the logs may tell more, which lie elsewhere.
+    _keep(site, OWN_RUNS, made_from, [(own[run.run], run) for run in here if run.state == "ok"])
+    runs = [*here, *(run for run in theirs if run.id not in seen)]
+    return pages.write(site, items, [*_methods()], notes, runs, [*_found(items)])
 
 
-def _shipped(folders: Folders, notes: list[str]) -> Frames:
-    try:
-        return parquet.read_parquet(folders.shipped)
-    except Damaged as damage:
-        notes.append(str(damage))
-        return empty()
+def _known(site: pages.Site, name: str, made_from: str) -> list[tuple[str, RunPage]]:
+    """The rows of an earlier report, each with the digest of what it was made from besides; none where the
+    data of their pages are gone.
+    """
+    rows = [(digest, msgspec.convert(row, RunPage)) for digest, row in site.kept(name, made_from) or ()]
+    return rows if site.has_runs([run.id for _, run in rows]) else []
+
+
+def _keep(site: pages.Site, name: str, made_from: str, rows: Sequence[tuple[str, RunPage]]) -> None:
+    site.keep(name, made_from, [(digest, msgspec.to_builtins(run)) for digest, run in rows])
+
+
+class Shipped:
+    """The records that the repository carries, read when they are first asked for."""
+
+    def __init__(self, folders: Folders, notes: list[str]) -> None:
+        self.folders, self.notes, self.is_whole = folders, notes, True
+
+    @cached_property
+    def frames(self) -> Frames:
+        """No runs where they are damaged, which is noted."""
+        try:
+            return parquet.read_parquet(self.folders.shipped)
+        except Damaged as damage:
+            self.notes.append(str(damage))
+            self.is_whole = False
+            return empty()
+
+    @cached_property
+    def made_from(self) -> str:
+        """A digest that changes where they do, or the code."""
+        return _digest([code_version.digest(), *map(_stat, sorted(self.folders.shipped.glob("*.parquet")))])
+
+
+def _written(
+    site: pages.Site, run: RunPage, items: Mapping[str, tuple[str, ...]], seen: Collection[str] = ()
+) -> RunPage:
+    """The row of a run whose page's data are written, unless this machine's record of it has one."""
+    run = replace(run, items=items.get(run.key, ()), commands=_commands(run))
+    if run.id not in seen:
+        site.data(f"{pages.RUN}/{run.id}", run.details())
+    return replace(run, parts={}, provenance={}, logs=())  # ten thousand are no burden
+
+
+def _found(items: Sequence[Item]) -> Iterator[Lead]:
+    """The findings whose pictures are there, each with those of its claims that are judged here."""
+    by_stem = {item.stem: item for item in items if item.files}
+    for finding in findings():
+        if finding.picture not in by_stem:
+            continue
+        told = [
+            Behind(claim.short, judged, by_stem[claim.page])
+            for claim in finding.claims
+            if claim.page in by_stem
+            for judged in by_stem[claim.page].judged
+            if judged.id == claim.claim
+        ]
+        yield Lead(finding.says, by_stem[finding.picture], tuple(told))
 
 
 def _methods() -> Iterator[pages.MethodCard]:
@@ -77,24 +153,38 @@ def _methods() -> Iterator[pages.MethodCard]:
         yield name, " ".join(summary.split()), why
 
 
-def _items(folders: Folders, shipped: Frames, draws: bool) -> Iterator[Item]:
+def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) -> Iterator[Item]:
     """Every figure that can be drawn; of one that fails, why."""
-    for item in figures.items():
+    for item in told_now_and_then(figures.in_reading_order(), "figures"):
         try:
             title, profiles = figures.load(item).TITLE, figures.profiles(item)
         except BrokenFile as broken:
-            yield Item(item, figures.file_name(item), "Its file is broken", damage=str(broken))
+            yield Item(
+                item, figures.file_name(item), "Its file is broken", damage=str(broken),
+                paper=figures.paper(item),
+            )  # fmt: skip
             continue
         for profile in profiles:
-            found = stored(item, profile, folders, shipped)
+            stem = figures.stem(item, profile)
+            if (kept := site.kept(stem, _made_from(item, profile, folders, shipped))) is not None:
+                yield from (msgspec.convert(row, Item) for row in kept)
+                continue
+            found = stored(item, profile, folders, shipped.frames)
             if found is None:
+                if shipped.is_whole:
+                    site.keep(stem, _made_from(item, profile, folders, shipped), [])
                 continue
             try:
-                yield _item(item, profile, title, found, folders, draws)
+                made = _item(item, profile, title, found, folders, draws)
+                site.keep(stem, _made_from(item, profile, folders, shipped), [msgspec.to_builtins(made)])
+                yield made
             except Exception as error:  # what a figure's file does may raise anything, and stops no other
                 why = f"{type(error).__name__}: {error}"
                 say(f"{item} ({profile}) is left out: {why}")
-                yield Item(item, figures.stem(item, profile), title, source=found.source, damage=why)
+                yield Item(
+                    item, figures.stem(item, profile), title, source=found.source, damage=why,
+                    paper=figures.paper(item),
+                )  # fmt: skip
 
 
 def _item(item: str, profile: str, title: str, found: Stored, folders: Folders, draws: bool) -> Item:
@@ -110,20 +200,45 @@ def _item(item: str, profile: str, title: str, found: Stored, folders: Folders, 
         remarks=found.notes,
         commands=_making(item, profile),
         facts=facts(frames),
-        judged=tuple(figures.judge(item, frames)),
-        tables=tuple(figures.tables(item, frames)),
+        judged=tuple(map(Judged.of, figures.judge(item, frames))),
+        tables=tuple(Numbers(table.title, table.html()) for table in figures.tables(item, frames)),
         files=_files(stem, found, folders),
         bibtex=figures.bibtex(item),
         runs=tuple(frames.runs["key"]),
+        paper=figures.paper(item),
     )
 
 
-def _files(stem: str, found: Stored, folders: Folders) -> dict[str, Path]:
+def _made_from(item: str, profile: str, folders: Folders, shipped: Shipped) -> str:
+    """A digest that changes where an item's page does: its records, its files, the code."""
+    stem = figures.stem(item, profile)
+    folders_of_files = (folders.figures, folders.shipped / "figures")
+    drawn = [
+        path for folder in folders_of_files for kind in KINDS if (path := folder / f"{stem}.{kind}").is_file()
+    ]
+    index = folders.shipped / "figures" / f"{stem}.json"
+    return _digest([shipped.made_from, *map(_stat, [*_sources(item, profile, folders), *drawn, index])])
+
+
+def _stat(path: Path) -> tuple[str, int, int]:
+    """What changes with a file, as make sees it."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return str(path), 0, 0
+    return str(path), found.st_mtime_ns, found.st_size
+
+
+def _digest(parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _files(stem: str, found: Stored, folders: Folders) -> dict[str, str]:
     """The files of a figure by kind: those drawn here, else those that are shipped with their records."""
     sources = [folders.figures] + [folders.shipped / "figures"] * (found.source != OWN)
     here = next((folder for folder in sources if (folder / f"{stem}.png").is_file()), folders.figures)
     paths = {kind: here / f"{stem}.{kind}" for kind in KINDS}
-    return {kind: path for kind, path in paths.items() if path.is_file()}
+    return {kind: str(path) for kind, path in paths.items() if path.is_file()}
 
 
 def _making(item: str, profile: str) -> tuple[str, ...]:
@@ -151,23 +266,11 @@ def _is_newer(path: Path, sources: list[Path]) -> bool:
         return False
 
 
-def every_run(folders: Folders, shipped: Frames, items: Mapping[str, tuple[str, ...]]) -> Iterator[RunPage]:
-    """Every run once: where this machine has its record, that one.
-
-    Args:
-        items: by the key of a run, the figures that are drawn from it.
-    """
-    seen = set[str]()
-    for run in (*_own(folders), *of_frames(shipped, SHIPPED)):
-        if run.id not in seen:
-            seen.add(run.id)
-            yield replace(run, items=items.get(run.key, ()), commands=_commands(run))
-
-
-def _own(folders: Folders) -> Iterator[RunPage]:
-    """This machine's runs, many read together, which takes a fifth of the time of one by one."""
-    every = folders.store.runs()
-    for names in (every[first : first + BATCH] for first in range(0, len(every), BATCH)):
+def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:
+    """These runs of this machine, many read together, which takes a fifth of the time of one by one."""
+    for names in told_now_and_then(
+        [every[first : first + BATCH] for first in range(0, len(every), BATCH)], f"batches of {BATCH} runs"
+    ):
         valid = {name: attempt for name in names if (attempt := folders.store.newest_valid(name))}
         frames, notes = from_attempts(valid.values())
         found = defaultdict[str, list[RunPage]](list)

@@ -10,10 +10,13 @@ from experiments import figures
 from experiments.commands._draw import TABLES, Drawn, draw, draw_local, show
 from experiments.commands._make import is_forced, say, told
 from experiments.commands._words import ItemsAndSettings
+from experiments.config.config import Config
 from experiments.config.folders import Folders
+from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun, missing, plan_runs, profile_of
 from experiments.figures.runs import configs_of, more_configs_of, registering
 from experiments.launch.backends import carry_out
+from experiments.launch.diagnosis import POLICIES, RunFailed
 
 GROUP = "here"
 
@@ -68,10 +71,41 @@ def reproduce_item(
     if absent := [] if more else [config for config in optional if not folders.store.valid(config)]:
         say(f"{item} ({profile}): {len(absent)} runs more make it firmer; --all makes them, too")
     words = [item, *overrides]
-    carry_out(registering(todo, words), folders, figures.stem(item, profile), words, force)
-    there = [config for config in optional if folders.store.valid(config)]
-    names = dict.fromkeys(run_id(config) for config in [*(run.config for run in planned), *there])
+    rounds, failures = in_rounds(registering(todo, words)), list[RunFailed]()
+    for number, begun in enumerate(rounds, 1):
+        try:
+            carry_out(begun, folders, figures.stem(item, profile), words, force)
+        except RunFailed as failure:
+            if POLICIES[failure.kind].stops:
+                raise
+            failures.append(failure)  # which stops no other
+        if number < len(rounds) and not failures:
+            drawn = draw_local(item, profile, _present(planned, optional, folders), folders)
+            sure = f": {drawn.sure}" if drawn.sure else ""
+            say(f"{drawn.picture}, from {number} of {len(rounds)} launches{sure}")
+    if failures:
+        raise failures[0]
+    names = dict.fromkeys([*(run_id(run.config) for run in planned), *_present([], optional, folders)])
     return draw_local(item, profile, list(names), folders)
+
+
+def in_rounds(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
+    """What is drawn after, in turn: what takes turns on this machine launch by launch, so that a picture is
+    there early and becomes surer. All else is carried out together.
+    """
+    if any(isinstance(run.config.cluster, SlurmCluster) for run in todo):
+        return [[*todo]]
+    numbers = dict.fromkeys(run.config.seed for run in todo if run.config.variants)
+    first = next(iter(numbers), None)
+    rounds = [[run for run in todo if not run.config.variants or run.config.seed == first]]
+    later = (number for number in numbers if number != first)
+    return rounds + [[run for run in todo if run.config.variants and run.config.seed == n] for n in later]
+
+
+def _present(planned: Iterable[PlannedRun], optional: Iterable[Config], folders: Folders) -> list[str]:
+    """The names of those runs of an item that are there."""
+    configs = [*(run.config for run in planned), *optional]
+    return [*dict.fromkeys(run_id(config) for config in configs if folders.store.valid(config))]
 
 
 def _due(planned: Iterable[PlannedRun], folders: Folders) -> datetime | None:

@@ -35,7 +35,7 @@ def trace(run: RunName, *, out: str | None = None) -> int:
 def _recorded(word: str, folders: Folders) -> tuple[str, Frames]:
     shipped = parquet.read_parquet(folders.shipped)
     own, carried = set(folders.store.runs()), set(shipped.runs["run_id"])
-    name = the_name(word, sorted(own | carried))
+    name = the_name(word, [*sorted(own), *sorted(carried - own)])
     if name in own and (valid := folders.store.newest_valid(name)):
         return name, parquet.cached(valid, folders.records)[0]
     if name not in carried:

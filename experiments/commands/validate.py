@@ -10,6 +10,7 @@ from analysis.records.files import Damaged
 from analysis.records.frames import Frames
 from analysis.records.log import read_lines
 from experiments import figures
+from experiments.commands._make import told_now_and_then
 from experiments.commands.collect import index_of
 from experiments.config.folders import Folders
 from experiments.figures.runs import configs_of, more_configs_of
@@ -35,7 +36,7 @@ def validate() -> int:
 def _own(folders: Folders) -> Iterator[str]:
     """Runs and tables of this checkout. A run is read by itself, so that thousands need no more memory."""
     runs = folders.store.runs()
-    for run in runs:
+    for run in told_now_and_then(runs, "runs"):
         yield from parquet.newest_frames(folders.store, [run], folders.records, verify=True)[1]
     yield from _tables(folders.records)
     print(f"{len(runs)} runs in {folders.store.root}")
@@ -70,7 +71,7 @@ def _shipped(folders: Folders) -> Iterator[str]:
 
 def outdated(folders: Folders) -> Iterator[str]:
     """A line on each shipped figure with runs that its item has not planned."""
-    for path in _indexes(folders):
+    for path in told_now_and_then(_indexes(folders), "shipped figures"):
         name, _, profile = path.stem.rpartition("-")
         try:
             item, drawn = figures.of_file(name), set(index_of(path))

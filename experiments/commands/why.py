@@ -13,7 +13,7 @@ from analysis.records.configs import variant_configs
 from analysis.records.files import Damaged
 from analysis.records.log import read_lines_as
 from analysis.records.store import DAMAGED, Attempt
-from experiments.commands._find import labels_of_attempts, last_lines, log_files, the_run
+from experiments.commands._find import OF_VARIANT, labels_of_attempts, last_lines, log_files, the_run
 from experiments.commands._words import RunName, Runs
 from experiments.config.folders import Folders
 from experiments.config.plan import remark
@@ -33,6 +33,8 @@ def why(words: Runs, *, against: RunName | None = None) -> int:
     if against is not None:
         print(_compared(the_run(words, folders), the_run([against], folders)))
         return 0
+    if len(words) == 1 and _show_shipped(words[0], folders):
+        return 0
     newest = the_run(words, folders)
     print(*labels_of_attempts([newest]))
     for attempt in folders.store.attempts(newest.run_id):
@@ -43,6 +45,24 @@ def why(words: Runs, *, against: RunName | None = None) -> int:
             if lines := last_lines(log):
                 print(f"  {log.name}:", *lines, sep="\n    ")
     return 0
+
+
+def _show_shipped(word: str, folders: Folders) -> bool:
+    """Show the one shipped run that a word is part of, where it is part of no run of this machine."""
+    part = OF_VARIANT.sub(r"\1", word)
+    if any(part in name for name in folders.store.runs()):
+        return False
+    from experiments.commands._listing import every_run, table  # pandas comes with it
+    from experiments.commands._terminal import show
+
+    runs = every_run(folders)
+    found = runs[runs["run_id"].str.contains(part, regex=False)] if len(runs) else runs
+    if not len(found) or found["run_id"].nunique() > 1:
+        return False
+    print(found["run_id"].iloc[0])
+    show(table(found))
+    print("shipped with the repository; its logs stayed on the machine that made it")
+    return True
 
 
 def _compared(a: Attempt, b: Attempt) -> str:

@@ -28,6 +28,8 @@ from sparsify.ranges import unknown
 from sparsify.spec import BrokenFile, imported
 
 FOLDER = Path(__file__).parent
+MAIN = "yoon2022"  # the paper that this project began with
+BEYOND = "Beyond the papers"
 PUBLISHED = "published"  # stands in place of a profile where an item has no runs of ours
 
 if TYPE_CHECKING:  # listing the items must not wait for pandas
@@ -57,6 +59,22 @@ def shipped() -> list[str]:
     """The items of the papers that the repository reproduces; the others are a user's own."""
     known = papers.names()
     return [item for item, module in items().items() if _paper(module) in known]
+
+
+def in_reading_order() -> list[str]:
+    """All items: those of the main paper in its order, of the others, of none, one's own."""
+    known, found = items(), list[str]()
+    for paper in sorted(papers.names(), key=lambda name: (name != MAIN, not papers.bibtex(name), name)):
+        own = [item for item, module in known.items() if _paper(module) == paper]
+        first = papers.order(paper)
+        found += sorted(own, key=lambda item: first.index(item) if item in first else len(first))
+    return [*found, *(item for item in known if item not in found)]
+
+
+def paper(item: str) -> str:
+    """How a text names the paper of an item: 'Yoon and Oh 2022'; empty of one's own."""
+    own = _paper(items()[item])
+    return papers.called(own) or (BEYOND if own in papers.names() else "")
 
 
 def find(word: str) -> str:
@@ -165,6 +183,14 @@ def caption(item: str, frames: Frames, profile: str) -> str:
     if text := papers.words(f"{_paper(items()[item])}.{item}"):
         return captions.filled(text, frames, figure.facts(frames) if hasattr(figure, "facts") else {})
     return captions.setting(frames) if len(frames.runs) else ""
+
+
+def in_words(item: str, frames: Frames) -> list[str]:
+    """What the runs of an item show, in plain sentences, beside what its paper says of the same."""
+    from analysis.pictures import summary
+
+    figure = load(item)
+    return summary.in_words(frames, figure.theirs() if hasattr(figure, "theirs") else {})
 
 
 def tables(item: str, frames: Frames) -> list[Table]:

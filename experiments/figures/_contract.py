@@ -21,6 +21,7 @@ from sparsify.spec import BrokenFile
 if TYPE_CHECKING:  # listing the items must not wait for pandas
     from analysis import plots
     from analysis.claims import Claim
+    from analysis.pictures.summary import Theirs
     from analysis.records.frames import Frames
     from analysis.tables import Table
 
@@ -67,9 +68,12 @@ class OptionalParts(Protocol):
     def facts(self, frames: Frames) -> Mapping[str, object]:
         """What the caption in the paper's file leaves open, by its names in braces."""
 
+    def theirs(self) -> Mapping[str, Theirs]:
+        """By `method_id`, what the paper says of the quantities of which a summary tells."""
+
 
 ACCURACY = ("%", "points")  # units that an accuracy, or a difference of two, may have
-REQUIRED, OPTIONAL = ("runs", "draw"), ("more_runs", "table", "claims", "caption", "facts")
+REQUIRED, OPTIONAL = ("runs", "draw"), ("more_runs", "table", "claims", "caption", "facts", "theirs")
 PARTS = (*REQUIRED, *OPTIONAL)
 VALUES = ("TITLE", "SCALE", "BIBTEX")
 

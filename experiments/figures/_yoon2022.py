@@ -11,12 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
 
 from analysis.pictures.style import look, method_id
+from analysis.pictures.summary import Theirs
 from analysis.published.dependent import BLOCKS
 from analysis.records.frames import Frames, records, remembered
-from analysis.stats import POSITIVE, Bounds, Value, of_phases, phase_difference, slowdown, throughput
+from analysis.stats import (
+    POSITIVE,
+    Bounds,
+    Value,
+    of_phases,
+    phase_difference,
+    slowdown,
+    student,
+    throughput,
+)
 from experiments.config.run import Run, RunOrWords, RunSettings
 from experiments.figures._runs import scale, variants
 from experiments.figures.papers import value
@@ -179,7 +188,7 @@ def spread(column: str, workers: int = 8) -> float:
     """
     pairs = np.array(list(value("yoon2022.replicates")[column][workers].values()))
     deviation = math.sqrt(float(((pairs[:, 0] - pairs[:, 1]) ** 2).mean()) / 2)
-    return float(scipy.stats.t.ppf(0.975, len(pairs))) * deviation
+    return student(len(pairs)) * deviation
 
 
 def gap_spread(column: str) -> float:
@@ -196,6 +205,16 @@ GAP_SPREAD = "give or take what the difference of two runs may vary by, at 95 %,
 def of_job(gpu: str, method: str, apart: str = " ") -> str:
     """'Top-k 8 A100'."""
     return f"{look(method).label}{apart}8 {gpu}"
+
+
+def theirs() -> dict[str, Theirs]:
+    """Their sparse methods beside dense, on 8 A100s."""
+    top1, ratios = value("yoon2022.top1"), value("yoon2022.ratio")
+    parts = {method: published_parts(method) for method in METHODS[1:]}
+    return {
+        method: Theirs(ratios[method], 100 * own["select"] / sum(own.values()), top1["dense"] - top1[method])
+        for method, own in parts.items()
+    }
 
 
 def published_parts(method: str) -> dict[str, float]:

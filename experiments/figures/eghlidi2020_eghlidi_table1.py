@@ -29,9 +29,7 @@ from experiments.tasks import chance
 
 TITLE = "Test accuracy by scheme, scope and number of workers"
 COLUMN = "val_top1"
-SCALE = {
-    "task.name": "resnet18_cifar10", "task.batch_size": 128, "train.epochs": 300, "method.density": 0.01,
-}  # fmt: skip
+SCALE = published.SCALE
 _DATA = papers.item("eghlidi2020.eghlidi-table1")
 SCHEMES: dict[str, RunSettings] = _DATA["schemes"]
 TRAININGS: dict[str, RunSettings] = _DATA["trainings"]

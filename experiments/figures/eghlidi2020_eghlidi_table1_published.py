@@ -22,6 +22,9 @@ from experiments.figures import papers
 from experiments.figures.papers import claim
 
 TITLE = "Test accuracies of Eghlidi and Jaggi's Table 1, and their statements on them"
+SCALE = {
+    "task.name": "resnet18_cifar10", "task.batch_size": 128, "train.epochs": 300, "method.density": 0.01,
+}  # fmt: skip
 TABLE: dict[str, dict[str, dict[int, float]]] = papers.value("eghlidi2020.top1")  # scheme, scope, workers
 SCOPES, WORKERS = ("layer-wise", "global"), (1, 2, 4, 8)
 SPARSE = tuple(TABLE)[1:]

@@ -19,7 +19,7 @@ from experiments.figures import yoon2022_fig4 as fig4
 TITLE = "One measured iteration: gradient averaging beside Top-k sparsification"
 MODE = fig4.MODE
 METHODS = ("dense", "topk")
-SCALE = yoon2022.TIMING_SCALE
+SCALE, theirs = yoon2022.TIMING_SCALE, yoon2022.theirs
 LANE_IN = 0.24  # inches of height per rank
 runs = fig4.runs
 

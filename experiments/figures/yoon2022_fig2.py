@@ -14,7 +14,7 @@ from experiments.figures import _yoon2022 as yoon2022
 
 TITLE = "Validation loss of dense, Top-k and Random-k SGD"
 COLUMN = "val_loss"
-SCALE = yoon2022.TRAINING_SCALE
+SCALE, theirs = yoon2022.TRAINING_SCALE, yoon2022.theirs
 runs, facts = yoon2022.convergence_runs, convergence.facts
 
 

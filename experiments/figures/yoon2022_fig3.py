@@ -13,7 +13,7 @@ from experiments.figures.papers import claim
 
 TITLE = "Validation top-1 accuracy of dense, Top-k and Random-k SGD"
 COLUMN = "val_top1"
-SCALE = yoon2022.TRAINING_SCALE
+SCALE, theirs = yoon2022.TRAINING_SCALE, yoon2022.theirs
 LAST_BEHIND = 4  # the last logged epoch at which their Top-k was behind their Random-k
 runs, more_runs, facts = fig2.runs, fig2.more_runs, convergence.facts
 

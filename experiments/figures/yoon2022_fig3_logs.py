@@ -15,9 +15,11 @@ from analysis.records.frames import Frames
 from analysis.stats import Value, over_units
 from analysis.tables import Table
 from experiments.config.run import Run
+from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures.papers import claim, of_methods
 
 TITLE = "Validation accuracy of every epoch, from the authors' logs"
+SCALE = yoon2022.TRAINING_SCALE
 METHODS = ("dense", "topk", "randomk")
 GAP_TICKS = (0.5, 1, 2, 5, 10, 20, 40)
 LAST = 10  # epochs behind each mean in the table

@@ -14,7 +14,7 @@ from experiments.figures._runs import MORE_SEEDS, SEEDS, scale, variants
 from experiments.figures.papers import claim
 
 TITLE = "Validation accuracy and loss of a slim VGG-16, at density 0.001 and 0.01"
-SCALE = yoon2022.TRAINING_SCALE
+SCALE, theirs = yoon2022.TRAINING_SCALE, yoon2022.theirs
 COLUMN = "val_top1"
 METHODS = variants("fig3-slim")
 DENSER = METHODS["topk-denser"]["method.density"]

@@ -28,7 +28,7 @@ ORDER = (
     "forward", "backward", "select", "exchange", "wait", "transfer", "synchronize", "scatter", "update", "io",
     "check", "validate", "unaccounted",
 )  # fmt: skip
-SCALE = yoon2022.TIMING_SCALE
+SCALE, theirs = yoon2022.TIMING_SCALE, yoon2022.theirs
 READABLE = 0.05  # of the axis: a part smaller than this carries no number
 
 

@@ -13,7 +13,7 @@ from experiments.figures.papers import claim
 
 TITLE = "Breakdown of an iteration, with a fast selection"
 MODE = fig4.MODE
-SCALE = yoon2022.TIMING_SCALE
+SCALE, theirs = yoon2022.TIMING_SCALE, yoon2022.theirs
 
 
 def runs(profile: str) -> list[Run]:

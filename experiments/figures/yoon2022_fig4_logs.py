@@ -24,6 +24,7 @@ from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures.papers import claim, of_methods
 
 TITLE = "Breakdown of an iteration, and waiting, from the authors' logs"
+SCALE = yoon2022.TIMING_SCALE
 METHODS = yoon2022.METHODS
 GPUS = ("A100", "V100")
 PHASES = ("forward", "backward", "select", "synchronize", "wait", "transfer", "io", "unaccounted")

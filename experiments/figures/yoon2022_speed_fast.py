@@ -14,7 +14,7 @@ from experiments.figures.papers import claim
 
 TITLE = "Training speed with a fast selection"
 MODE = "production"
-SCALE = yoon2022.TIMING_SCALE
+SCALE, theirs = yoon2022.TIMING_SCALE, yoon2022.theirs
 BUCKETED = "topk-buckets-fused"
 
 

@@ -18,6 +18,7 @@ from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures.papers import claim, value
 
 TITLE = "Training speed from the authors' logs, with and without validation in the timed loop"
+SCALE = yoon2022.TIMING_SCALE
 ORIGINS = ("as published", "without validation")
 # Slower over quicker: (GPU, method) each, and the statements that the ratio answers.
 BETWEEN_METHODS = {

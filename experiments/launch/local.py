@@ -22,6 +22,7 @@ from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import begin_attempt, worker_command
 from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed, diagnose
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
+from experiments.launch.warm import WarmCommand
 from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check
 from slurm.local import LocalWorkers
 
@@ -120,6 +121,7 @@ class Here:
         self.waiting = sorted(planned, key=self._has_failed)
         self.failures = list[RunFailed]()
         self.signals = EndSignals()
+        self.are_alone = len(planned) == 1  # nothing of what a process loads would be shared
 
     def _has_failed(self, planned: PlannedRun) -> bool:
         last = self.folders.store.last(planned.config)
@@ -200,7 +202,8 @@ class Here:
                 planned, self.folders, anew=anew, network=network.facts if network else None
             )
             command, per_node = worker_command(planned, self.folders, ROOT), planned.config.workers_per_node
-            workers = LocalWorkers(command, begun.orders, begun.folder, size, network, per_node)
+            warm = None if planned.is_timing or self.are_alone else WarmCommand.of(command)
+            workers = LocalWorkers(warm or command, begun.orders, begun.folder, size, network, per_node)
             undo.pop_all()
         self.waiting.pop(0)
         watched = Watched(begun.attempt.path)

@@ -8,6 +8,7 @@ START_FOLDER/failure<rank>.json, by a sentence.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from analysis.records.files import Watched
@@ -18,9 +19,13 @@ from experiments.worker.orders import Orders
 from slurm import environment, worker_process
 
 
-def main(orders_file: Path, start_folder: Path) -> int:
+def main(
+    orders_file: Path,
+    start_folder: Path,
+    end_with_starter: Callable[[], None] = worker_process.end_with_stdin,
+) -> int:
     """Be the worker that this process is; returns its exit code."""
-    worker_process.end_with_stdin()
+    end_with_starter()
     stop = Stop().listen()  # before torch is loaded, which takes seconds
     place, folder = environment.place(), Watched(start_folder)
     orders = Orders.read(orders_file)

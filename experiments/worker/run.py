@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
+import multiprocessing
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -91,6 +92,7 @@ def execute(
         memory.check([*run.variants.values()] or [run], config.workers)
     facts = {**provenance(run.data.name, run.data.digest, device), "image": orders.image}
     facts["precision"] = precision_of(config.precision, device)
+    facts["forked"] = multiprocessing.parent_process() is not None  # from a process that had loaded torch
     progress = ProgressNote(start_folder / "progress.json", run.num_steps)
     with contextlib.ExitStack() as owned:
         started = Started(run, attempt, stop, progress, facts, orders.network, owned)

@@ -63,6 +63,15 @@ def test_tex_is_a_booktabs_table() -> None:
     assert r"\par\smallskip\footnotesize Two runs." in lines
 
 
+def test_tex_carries_its_scale_wherever_it_goes(tmp_path: Path) -> None:
+    save([small(), small()], tmp_path, "fig3", "VGG-16, density 0.001, 8 workers", "vgg16:d0.001:w8")
+    lines = [line.strip() for line in (tmp_path / "fig3.tex").read_text().splitlines()]
+    assert lines.count(r"\caption{Accuracy. VGG-16, density 0.001, 8 workers}") == 2
+    assert [line for line in lines if "label" in line] == [
+        r"\label{tab:fig3:vgg16:d0.001:w8}", r"\label{tab:fig3-2:vgg16:d0.001:w8}"
+    ]  # fmt: skip
+
+
 # The commands that a table is made of.
 OF_TABLES = (
     "begin", "end", "caption", "centering", "toprule", "midrule", "bottomrule", "par", "smallskip",

@@ -540,7 +540,7 @@ def carry_out(results: Results, words: Sequence[str]) -> Ended:
         mock.patch.dict(os.environ, surroundings),
         mock.patch.object(run, "carry_out", _measured),
         mock.patch.object(reproduce, "carry_out", _measured),
-        mock.patch.object(report, "_shipped", return_value=empty()),  # hundreds of runs, which are whole
+        mock.patch.object(report.Shipped, "frames", empty()),  # hundreds of runs, which are whole
         mock.patch.object(figures, "items", return_value=only),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

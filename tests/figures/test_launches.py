@@ -58,3 +58,19 @@ def test_launches_of_another_occasion_wait_for_it(
         least = 30 - max(ago_min, default=0.0)
         wait = (due - datetime.now().astimezone()).total_seconds() / 60
         assert wait == pytest.approx(least, abs=0.2)
+
+
+def test_launches_are_drawn_after_each_and_all_else_is_carried_out_together() -> None:
+    timed = [PlannedRun(config, None) for config in configs_of("slow-links", "laptop")]
+    rounds = reproduce.in_rounds(timed)
+    assert [{run.config.seed for run in each} for each in rounds] == [{0}, {1}, {2}]
+    assert [run for each in rounds for run in each] == timed
+    trained = [PlannedRun(config, None) for config in configs_of("fig3", "laptop")]
+    assert reproduce.in_rounds(trained) == [trained]
+    assert reproduce.in_rounds([]) == [[]]
+
+
+def test_jobs_of_a_cluster_are_submitted_at_once() -> None:
+    queued = [PlannedRun(config, None) for config in configs_of("fig4", "laptop", ["cluster=generic_slurm"])]
+    assert len(queued) == 3
+    assert reproduce.in_rounds(queued) == [queued]

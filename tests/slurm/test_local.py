@@ -75,7 +75,7 @@ def test_once_one_has_failed_the_others_are_stopped_and_have_no_exit_code(
     monkeypatch.setattr(local, "GRACE_S", 0.0)
     ended = end_of(workers)
     assert ended == exit_codes(tmp_path) == {1: -signal.SIGKILL, 2: 3}
-    assert all(process.returncode is not None for process in workers.processes.values())
+    assert all(process.poll() is not None for process in workers.processes.values())
 
 
 def test_cancelled_workers_are_gone_when_it_returns(start: Start) -> None:

@@ -117,7 +117,7 @@ const report = (() => {
     waiting.get(name)?.(content);
   }
   const loadRun = (id) =>
-    /^[0-9a-f]{12,16}$/.test(id) ? load(`run/${id}`) : Promise.reject(new Error("The address names no run."));
+    /^([0-9a-f]{16}|[0-9a-f]{12}(-[a-z0-9]+)*)$/.test(id) ? load(`run/${id}`) : Promise.reject(new Error("The address names no run."));
 
   // A table of texts, numbers and elements; null is a number that there is not.
   function tableOf(heads, rows, attributes = {}) {

@@ -11,7 +11,7 @@ report.load("runs").then((columns) => {
   const count = columns.id.length;
   const every = Array.from({ length: count }, (_, at) => at);
   const texts = every.map((at) =>
-    [columns.label, columns.run, columns.task, columns.state, columns.origin, columns.mode].map((column) => column[at]).join(" ").toLowerCase());
+    [columns.label, columns.run, columns.task, columns.state, columns.origin, columns.mode, columns.items].map((column) => column[at]).join(" ").toLowerCase());
   const form = document.querySelector("form.filters");
   const fields = [...form.elements].filter((field) => field.name);
   const table = document.getElementById("runs");

@@ -1,8 +1,10 @@
 // Filters over a table whose rows are in the page; the address keeps them.
 "use strict";
 {
+  const [DECIDED, EVERY] = ["decided", "every"];
   const form = document.querySelector("form.filters");
   const rows = [...document.querySelector("table.sortable").tBodies[0].rows];
+  const first = rows.some((row) => "decided" in row.dataset) ? DECIDED : EVERY; // what readers come for
   const fields = [...form.elements].filter((field) => field.name);
 
   function apply() {
@@ -11,7 +13,8 @@
     let shown = 0;
     for (const row of rows) {
       const text = row.textContent.toLowerCase();
-      row.hidden = !(words.every((part) => text.includes(part)) && (!word.value || row.dataset.word === word.value));
+      const meant = word.value === EVERY || (word.value === DECIDED ? "decided" in row.dataset : row.dataset.word === word.value);
+      row.hidden = !(words.every((part) => text.includes(part)) && meant);
       shown += row.hidden ? 0 : 1;
     }
     form.querySelector("output").textContent = `${shown} of ${rows.length}`;
@@ -19,7 +22,7 @@
 
   function restore() {
     const found = report.address.get();
-    for (const field of fields) field.value = found.get(field.name) ?? "";
+    for (const field of fields) field.value = found.get(field.name) ?? (field.name === "word" ? first : "");
     apply();
   }
 

@@ -24,6 +24,7 @@ belongs to the paper that its name begins with; a file with no more than a comme
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,22 @@ def names() -> list[str]:
 def bibtex(paper: str) -> str:
     """Its citation; empty for what is no paper."""
     return str(_content(paper).get("bibtex", "")) if paper in names() else ""
+
+
+def called(paper: str) -> str:
+    """How a text names it: 'Yoon and Oh 2022', 'Shi and others 2019'; empty for what is no paper."""
+    cited = bibtex(paper)
+    author, year = (re.search(rf"{part} = \{{([^}}]*)", cited) for part in ("author", "year"))
+    if author is None:
+        return ""
+    names = [name.partition(",")[0].strip() for name in author[1].split(" and ")]
+    several = " and others" if len(names) > 2 else "".join(f" and {name}" for name in names[1:])
+    return f"{names[0]}{several} {year[1] if year else ''}".strip()
+
+
+def order(paper: str) -> list[str]:
+    """Its items in the order of the paper, which is that of their captions."""
+    return [name for name in _content(paper).get("words", {}) if "." not in name]
 
 
 @cache

@@ -15,7 +15,7 @@ from analysis.claims import Word
 from analysis.records.parquet import newest_frames
 from analysis.records.store import Store
 from analysis.report import pages
-from analysis.report.content import Item
+from analysis.report.content import Item, Judged
 from analysis.report.runs import HERE, SHIPPED, RunPage, of_frames
 from tests.analysis import synthetic
 from tests.analysis.report.test_pages import HOSTILE, verdict
@@ -61,8 +61,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "d": "reproduced", "b": "not reproduced", "c": "not comparable", "a": "reproduced",
     }  # fmt: skip
     rows = [verdict(f"claim-{name} points {HOSTILE}", word) for name, word in words.items()]
-    item = Item("fig9", "fig9-laptop", f"Title {HOSTILE}", HOSTILE, judged=tuple(rows),
-                        files={"svg": root / "fig9-laptop.svg"}, runs=("f" * 16,))  # fmt: skip
+    item = Item("fig9", "fig9-laptop", f"Title {HOSTILE}", HOSTILE, judged=tuple(map(Judged.of, rows)),
+                        files={"svg": str(root / "fig9-laptop.svg")}, runs=("f" * 16,))  # fmt: skip
     pages.write(site, [item], [("topk", HOSTILE, "")], [HOSTILE], runs)
     return site.folder
 
@@ -123,14 +123,16 @@ def claims(reader: Reader) -> str:
 
 
 def test_verdicts_are_sorted_by_a_click_and_by_keys(reader: Reader) -> None:
-    page = reader.open("pages/verdicts")
-    assert claims(reader) == "dbca"
+    reader.open("pages/verdicts")
+    assert claims(reader) == "dba"  # what was decided
+    page = reader.open("pages/verdicts", "#word=every")
+    assert claims(reader) == "dbac"
     page.get_by_role("button", name="Claim").click()
     assert claims(reader) == "abcd"
     page.keyboard.press("Enter")  # the button has the focus
     assert claims(reader) == "dcba"
     assert page.get_by_role("columnheader", name="Claim").get_attribute("aria-sort") == "descending"
-    assert page.url.endswith("#sort=claim&down=1")
+    assert page.url.endswith("#word=every&sort=claim&down=1")
     page.get_by_role("button", name="Verdict").click()
     assert reader.column(1)[0].endswith("not reproduced")  # the least favourable first
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 import pytest
 
 from analysis.claims import Claim, Verdict, Word
 from analysis.report import pages
-from analysis.report.content import Item
+from analysis.report.content import Behind, Item, Judged, Lead, Numbers
 from analysis.report.runs import HERE, RunPage, page_id
 from analysis.stats import Value
 from analysis.tables import Table
@@ -38,13 +40,18 @@ def item(text: str, folder: Path) -> Item:
         remarks=(text,),
         commands=(text,),
         facts={text: text},
-        judged=(verdict(text),),
-        tables=(Table(text, pd.DataFrame({text: [text]}), {text: text}, text),),
-        files={"svg": picture},
+        judged=(Judged.of(verdict(text)),),
+        tables=(Numbers(text, Table(text, pd.DataFrame({text: [text]}), {text: text}, text).html()),),
+        files={"svg": str(picture)},
         bibtex=text,
         runs=("0123456789ab",),
         damage=text,
+        paper=text,
     )
+
+
+def finding(text: str, item: Item) -> Lead:
+    return Lead(text, item, (Behind(text, item.judged[0], item),))
 
 
 def run(text: str) -> RunPage:
@@ -68,7 +75,8 @@ def written(text: str, folder: Path) -> dict[str, str]:
     site = pages.Site(folder / "report")
     site.begin()
     site.data(f"run/{run(text).id}", run(text).details())
-    pages.write(site, [item(text, folder)], [(text, text, "")], [text], [run(text)])
+    one = item(text, folder)
+    pages.write(site, [one], [(text, text, "")], [text], [run(text)], [finding(text, one)])
     return {str(path.relative_to(site.folder)): path.read_text()
             for path in sorted(site.folder.rglob("*")) if path.suffix in (".html", ".js")}  # fmt: skip
 
@@ -133,15 +141,33 @@ def test_an_earlier_report_leaves_nothing_behind_and_other_files_stay(tmp_path: 
     ("run", "key", "same"),
     [
         ("topk-cnn-8w-virtual-0123456789ab", "0123456789ab", True),
-        ("alternating-0123456789ab", "0123456789ab/topk", False),
+        ("alternating-0123456789ab", "0123456789ab/topk-fused", True),
+        ("alternating-0123456789ab", "0123456789ab/../topk", False),
         ("../../x-0123456789ab", "../0123456789ab", False),
         ("another-name", "0123456789ab", False),
     ],
 )
 def test_a_page_is_named_by_its_key_or_a_digest_never_by_a_text(run: str, key: str, same: bool) -> None:
     found = page_id(run, key)
-    assert re.fullmatch(r"[0-9a-f]{12}|[0-9a-f]{16}", found)
-    assert (found == key) == same
+    assert re.fullmatch(r"[0-9a-f]{12}(-[a-z0-9]+)*|[0-9a-f]{16}", found)
+    assert (found == key.replace("/", "-")) == same
+
+
+def test_what_is_kept_is_given_again_as_long_as_what_it_was_made_from_is_the_same(tmp_path: Path) -> None:
+    site, one = pages.Site(tmp_path / "report"), item("text", tmp_path)
+    site.begin()
+    site.keep("fig9", "before", [msgspec.to_builtins(one)])
+    site.begin()
+    assert [msgspec.convert(row, Item) for row in site.kept("fig9", "before")] == [one]
+    assert site.kept("fig9", "after") is None
+    (tmp_path / "report" / "kept" / "fig9.json").write_text("{")
+    assert site.kept("fig9", "before") is None
+
+
+def test_a_runs_row_is_kept_whole() -> None:
+    row = replace(run("text"), outcomes={"val_loss": float("inf")}, parts={}, provenance={}, logs=())
+    assert row.leaves  # which is none of its fields
+    assert msgspec.convert(msgspec.to_builtins(row), RunPage) == row
 
 
 def test_numbers_that_json_lacks_become_null() -> None:

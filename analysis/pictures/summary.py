@@ -1,0 +1,165 @@
+"""What this machine's runs of a figure show, in plain sentences, beside what a paper says of the same.
+
+For whoever has just measured, before any verdict: verdicts tell what is comparable with the paper, these
+sentences what was seen. Cells of a sweep (tasks, batches, links) are told one by one, the first few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from analysis.pictures.captions import is_simulated
+from analysis.pictures.numbers import brief, counted, interval
+from analysis.pictures.style import look, method_id
+from analysis.records.frames import Frames, records, restrict
+from analysis.stats import SHARE, Mixed, Value, final_difference, of_phases, slowdown
+
+MOST_CELLS, MOST_METHODS = 3, 4
+CELL = {
+    "task.name": "",
+    "task.batch_size": "batch ",
+    "cluster.link.name": "",
+}  # column: words before its value
+TOP1, DENSE = "val_top1", "dense"
+
+
+class Theirs(NamedTuple):
+    """What a paper says of a method beside its baseline; None where it does not."""
+
+    ratio: float | None = None  # of an iteration's time over the baseline's
+    select: float | None = None  # percent of its iteration
+    behind: float | None = None  # points of top-1, at the end
+
+
+NOTHING = Theirs()
+
+
+def in_words(frames: Frames, theirs: Mapping[str, Theirs] = {}) -> list[str]:
+    """One sentence for each method beside the first, or dense, of each cell.
+
+    Args:
+        theirs: by `method_id`, the same in the paper.
+    """
+    if not len(frames.runs):
+        return []
+    cells = [*_cells(frames)]
+    found = [line for name, cell in cells[:MOST_CELLS] for line in _of_cell(name, cell, theirs)]
+    left = len(cells) - MOST_CELLS
+    return [*found, *([f"... and {left} more; the tables have all"] if left > 0 and found else [])]
+
+
+def precision(frames: Frames) -> str:
+    """How sure the least certain ratio of step times is: 'Top-k 1.15 of dense, give or take 2 %'; empty
+    where nothing took turns.
+    """
+    ratios = [
+        (found.half_width, look(method).label, look(base).label, found)
+        for _, cell in _cells(frames)
+        for base, method, keys, others in _beside(cell)
+        if (found := _ratio(cell, keys, others)) is not None and found.low is not None
+    ]
+    if not ratios:
+        return ""
+    width, method, base, found = max(ratios)
+    return f"{method} takes {brief(found.value)} of {base}'s time, give or take {brief(100 * width, 2)} %"
+
+
+def _cells(frames: Frames) -> Iterator[tuple[str, Frames]]:
+    """Runs that differ in methods and seeds only, each with the words that tell it from the other cells."""
+    if not len(frames.runs):
+        return
+    columns = [name for name in CELL if name in frames.runs]
+    told = [name for name in columns if frames.runs[name].nunique(dropna=False) > 1]
+    if not told:
+        yield "", frames
+        return
+    for values, rows in frames.runs.groupby(told, sort=False, dropna=False):
+        words = (f"{CELL[name]}{value}" for name, value in zip(told, values, strict=True) if value == value)
+        yield ", ".join(words), restrict(frames, rows["key"])
+
+
+def _beside(cell: Frames) -> Iterator[tuple[str, str, list[str], list[str]]]:
+    """Baseline and method by name, with their runs, of each method but the baseline."""
+    by_method = dict[str, list[str]]()
+    for run in records(cell.runs.sort_values("seed", kind="stable")):
+        by_method.setdefault(method_id(run), []).append(str(run["key"]))
+    order = [*dict.fromkeys(method_id(run) for run in records(cell.runs))]
+    base = next((name for name in order if name.startswith(DENSE)), order[0])
+    for method in [name for name in order if name != base][:MOST_METHODS]:
+        yield base, method, by_method[method], by_method[base]
+
+
+def _of_cell(name: str, cell: Frames, theirs: Mapping[str, Theirs]) -> Iterator[str]:
+    where = f"{name}: " if name else ""
+    for base, method, keys, others in _beside(cell):
+        published = theirs.get(method, NOTHING)
+        if line := _timed(cell, base, method, keys, others, published) or _trained(
+            cell, base, method, keys, others, published
+        ):
+            yield f"{where}{line}"
+
+
+def _timed(
+    cell: Frames, base: str, method: str, keys: list[str], others: list[str], published: Theirs
+) -> str:
+    ratio = _ratio(cell, keys, others)
+    if ratio is None:
+        return ""
+    times = "simulated time" if is_simulated(cell) else "time"
+    told = [
+        f"an iteration with {look(method).label} takes {_number(ratio)} of the {times} of "
+        f"{look(base).label}'s{_paper(published.ratio)}"
+    ]
+    share = _share(cell, keys)
+    if share is not None:
+        told.append(f"selection is {brief(share.value, 2)} % of it{_paper(published.select, ' %')}")
+    return f"{', and '.join(told)} ({counted(ratio.n, ratio.of)})"
+
+
+def _trained(
+    cell: Frames, base: str, method: str, keys: list[str], others: list[str], published: Theirs
+) -> str:
+    if TOP1 not in cell.epochs or not cell.epochs[TOP1].notna().any():
+        return ""
+    side = "below"
+    try:
+        apart = final_difference(cell, others, keys, TOP1)
+        if apart is not None and apart.value < 0:
+            apart, side = final_difference(cell, keys, others, TOP1), "above"
+    except Mixed:
+        return ""
+    if apart is None:
+        return ""
+    return (
+        f"{look(method).label} ends {_number(apart)} points of top-1 {side} {look(base).label}"
+        f"{_paper(published.behind, ' below')} ({counted(apart.n, apart.of)})"
+    )
+
+
+def _ratio(cell: Frames, keys: list[str], others: list[str]) -> Value | None:
+    """None also where trainings are no timings, or where protocols differ."""
+    if "group" not in cell.runs or not cell.runs["group"].notna().all() or not len(cell.steps):
+        return None
+    try:
+        return slowdown(cell, keys, others)
+    except Mixed:
+        return None
+
+
+def _share(cell: Frames, keys: list[str]) -> Value | None:
+    """Percent of an iteration that selecting takes; None where phases were not told apart."""
+    if "select_s" not in cell.steps:
+        return None
+    try:
+        return of_phases(cell, keys, ("select", "step"), lambda select, step: 100 * select / step, SHARE)
+    except Mixed:
+        return None
+
+
+def _number(value: Value) -> str:
+    return f"{brief(value.value)} {interval(value)}".strip()
+
+
+def _paper(number: float | None, unit: str = "") -> str:
+    return "" if number is None else f" (paper: {brief(number)}{unit})"

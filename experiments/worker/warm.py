@@ -1,0 +1,11 @@
+"""What a process loads once, for the workers that are forked from it (`experiments.launch.warm`)."""
+
+from __future__ import annotations
+
+import signal
+
+from experiments.worker import run as run
+from slurm.worker_process import STOP_SIGNALS
+
+# Workers take them once they listen; this process ends with the one that started it.
+signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

@@ -1,0 +1,50 @@
+"""What runs show, in plain sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.pictures import summary
+from analysis.pictures.summary import Theirs
+from analysis.records.frames import Frames, empty
+from analysis.records.parquet import newest_frames
+from analysis.records.store import Store
+from tests.analysis import synthetic
+
+THEIRS = {"topk": Theirs(4.67, 77.0, 1.47)}
+
+
+def frames_of(store: Store) -> Frames:
+    return newest_frames(store, store.runs(), store.root.parent / "kept")[0]
+
+
+def test_of_turns_it_tells_the_ratio_and_the_share_of_selection_beside_the_papers(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    synthetic.alternated(store, ["dense", "topk"], blocks=4)
+    (line,) = summary.in_words(frames_of(store), THEIRS)
+    assert line.startswith("an iteration with Top-k takes 1.2")
+    assert "of the time of dense's (paper: 4.67)" in line
+    assert "selection is 28 % of it (paper: 77 %)" in line
+    assert line.endswith("(4 blocks)")
+    sure = summary.precision(frames_of(store))
+    assert sure.startswith("Top-k takes 1.2")
+    assert "of dense's time, give or take" in sure
+
+
+def test_of_trainings_it_tells_where_they_end(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for seed in range(3):
+        for method in ("dense", "topk"):
+            synthetic.learned(store, synthetic.learning_config(method, seed))
+    (line,) = summary.in_words(frames_of(store), THEIRS)
+    assert line.startswith("Top-k ends 1")
+    assert "points of top-1 below dense (paper: 1.47 below) (3 runs)" in line
+    assert summary.precision(frames_of(store)) == ""
+
+
+@pytest.mark.parametrize("theirs", [{}, THEIRS])
+def test_of_nothing_it_tells_nothing(theirs: dict[str, Theirs]) -> None:
+    assert summary.in_words(empty(), theirs) == []
+    assert summary.precision(empty()) == ""

@@ -1,0 +1,62 @@
+"""Trainings whose processes are forked from one that has loaded torch."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from experiments.launch.warm import WarmCommand
+from slurm.worker_process import WorkerCommand
+from tests.conftest import Command, fine
+from tests.worker.runs import manifests, start_command
+
+SWEEP = (
+    "run", "task=cnn_digits", "profile=smoke", "cluster=virtual", "train.validate=epoch", "train.steps=null",
+    "train.epochs=1",
+)  # fmt: skip
+
+
+def test_a_sweep_of_trainings_is_forked_and_gives_the_bits_of_one_alone(
+    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine(here(*SWEEP, "method=topk", "seed=1"))
+    alone = manifests(tmp_path / "results")
+    fine(here(*SWEEP, "method=topk", "seed=1,2", "--force"))
+    every = sorted(manifests(tmp_path / "results"), key=lambda manifest: str(manifest["started"]))
+    forked = [manifest for manifest in every if manifest["provenance"]["forked"]]
+    assert (len(alone), len(every), len(forked)) == (1, 3, 2)
+    assert alone[0]["weights"] in {manifest["weights"] for manifest in forked}
+
+
+def test_forked_workers_end_with_their_starter(tmp_path: Path) -> None:
+    process = start_command(tmp_path, *SWEEP, "train.epochs=500", "method=dense,topk")
+    deadline = time.monotonic() + 100
+    while len(begun := [*(tmp_path / "launch").rglob("worker0.json")]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert len(begun) == 2
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert len(below) >= 3  # the one that loads, and two workers
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    _, left = psutil.wait_procs(below, timeout=20)
+    assert left == []
+
+
+@pytest.mark.parametrize("changed", [{"gpu": True}, {"enter": ["ip"]}, {"command": ["python0"]}])
+def test_what_needs_an_environment_of_its_own_is_not_forked(changed: dict[str, Any]) -> None:
+    plain: dict[str, Any] = {
+        "command": [sys.executable],
+        "cwd": ".",
+        "threads": 1,
+        "container": None,
+        "binds": [],
+        "gpu": False,
+    }
+    assert WarmCommand.of(WorkerCommand(**plain)) is not None
+    assert WarmCommand.of(WorkerCommand(**(plain | changed))) is None
