@@ -61,12 +61,14 @@ def write_report(folders: Folders, draws: bool = True) -> Path:
         key: tuple(item.stem for item in items if key in item.runs) for item in items for key in item.runs
     }
     made_from = _digest([shipped.made_from, sorted(of_runs.items())])
-    known = _known(site, SHIPPED_RUNS, made_from)
-    own = {name: _digest([*map(_stat, sorted((folders.store.root / name).rglob("*")))])
-           for name in folders.store.runs()}  # fmt: skip
-    if {*own}.intersection(run.run for _, run in known):
-        known = []  # this machine has made some of them, too, and their pages are of its records
+    own = {
+        name: _digest([*map(_stat, sorted((folders.store.root / name).rglob("*")))])
+        for name in folders.store.runs()
+    }
+    # Of what this machine has made, too, the pages are of its own records.
+    known = [(digest, run) for digest, run in _known(site, SHIPPED_RUNS, made_from) if run.run not in own]
     whole = [(digest, run) for digest, run in _known(site, OWN_RUNS, made_from) if own.get(run.run) == digest]
+    known, whole = (rows if site.has_runs([run.id for _, run in rows]) else [] for rows in (known, whole))
     site.begin([run.id for _, run in (*known, *whole)])
     here, seen = [run for _, run in whole], {run.id for _, run in whole}
     for run in _own(folders, [name for name in own if name not in {run.run for run in here}]):
@@ -78,7 +80,7 @@ def write_report(folders: Folders, draws: bool = True) -> Path:
     theirs = [run for _, run in known] or [
         _written(site, run, of_runs, seen) for run in of_frames(shipped.frames, SHIPPED)
     ]
-    if shipped.is_whole:
+    if shipped.is_whole and not known:
         _keep(site, SHIPPED_RUNS, made_from, [("", run) for run in theirs])
     # Of the others the logs may tell more, which lie elsewhere.
     _keep(site, OWN_RUNS, made_from, [(own[run.run], run) for run in here if run.state == "ok"])
@@ -87,11 +89,8 @@ def write_report(folders: Folders, draws: bool = True) -> Path:
 
 
 def _known(site: pages.Site, name: str, made_from: str) -> list[tuple[str, RunPage]]:
-    """The rows of an earlier report, each with the digest of what it was made from besides; none where the
-    data of their pages are gone.
-    """
-    rows = [(digest, msgspec.convert(row, RunPage)) for digest, row in site.kept(name, made_from) or ()]
-    return rows if site.has_runs([run.id for _, run in rows]) else []
+    """The rows of an earlier report, each with the digest of what it was made from besides."""
+    return [(digest, msgspec.convert(row, RunPage)) for digest, row in site.kept(name, made_from) or ()]
 
 
 def _keep(site: pages.Site, name: str, made_from: str, rows: Sequence[tuple[str, RunPage]]) -> None:
