@@ -292,7 +292,7 @@ def test_no_shipped_verdict_is_firmer_than_its_runs() -> None:
 def test_the_findings_are_those_of_the_report() -> None:
     told = re.findall(r"^\d\. \*\*(.+?)\.\*\*", README, flags=re.MULTILINE)
     assert told == [finding.says for finding in findings()]
-    assert all((ROOT / "results/shipped/figures" / f"{each.picture}.svg").is_file() for each in findings())
+    assert all((ROOT / "results/shipped/figures" / f"{each.picture}.png").is_file() for each in findings())
 
 
 def test_the_chosen_verdicts_remain_when_all_are_tested_together_and_one_is_unfavourable() -> None:
