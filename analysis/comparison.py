@@ -73,7 +73,7 @@ class Comparison:
         for (by, x), group in groups.items():
             samples = group.set_index("seed")[self.y].sort_index()
             reference = self._reference(groups, by, x)
-            value = over_units(samples.to_numpy(), self._bounds, value=float(samples.mean()))
+            value = over_units(samples.to_numpy(), self._bounds, value=float(samples.to_numpy().mean()))
             against = None if reference is None else self._against(samples, reference)
             points.append(Point(by, x, value, samples.to_list(), against))
         return points
@@ -147,13 +147,15 @@ class Comparison:
         return OF_COLUMN.get(self.y, POSITIVE if columns.unit(self.y) else ANY)
 
     def _measured(self, runs: pd.DataFrame) -> pd.DataFrame:
-        """The runs that have `y`."""
+        """The runs that have `y`; of what was learned also those that diverged, which have no number."""
         numbers = [str(name) for name in runs.select_dtypes("number")]
         if self.y not in numbers:
             raise ValueError(_unknown(f"no column y={self.y} with numbers", self.y, [*TITLES, *numbers]))
-        found: pd.DataFrame = runs[runs[self.y].notna()]
-        if not len(found):
+        known = runs[self.y].notna()
+        if not known.any():
             raise ValueError(f"none of these {len(runs)} runs has measured {self.y}")
+        is_learned = self.y.startswith(LEARNED) and "diverged" in runs
+        found: pd.DataFrame = runs[known | runs["diverged"].notna()] if is_learned else runs[known]
         return found
 
     def _leaf(self, runs: pd.DataFrame, axis: str) -> pd.Series[Any]:
@@ -204,7 +206,7 @@ class Comparison:
     def _unit(self, points: Sequence[Point]) -> tuple[str, float]:
         """The unit to show, and what values are multiplied by."""
         unit = columns.unit(self.y)
-        least = min(abs(point.value.value) for point in points)
+        least = float(np.nanmin([abs(point.value.value) for point in points]))
         for larger, size in SCALES.get(unit, {}).items():
             if least >= size:
                 return larger, 1 / size
@@ -221,6 +223,8 @@ class Comparison:
         found = {name: _words(runs, name) for name in ALIKE if name not in (self.x, self.by)}
         if differing := [f"{name} ({', '.join(words)})" for name, words in found.items() if len(words) > 1]:
             notes.append(f"The points differ in {' and '.join(differing)}, too.")
+        if diverged := sum(np.isnan(point.samples).sum() for point in points):
+            notes.append(f"{diverged} of {len(runs)} runs diverged: what they are among has no mean.")
         if any(point.value.low is None for point in points):
             notes.append(f"Fewer than {ENOUGH_RUNS} runs give no interval.")
         return " ".join(notes)

@@ -256,9 +256,14 @@ def final_difference(
 
 
 def curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
-    """Per epoch: step, mean over runs, low and high (NaN where there are too few runs for an interval), n."""
+    """Per epoch: step, mean over runs, low and high (NaN where there are too few runs for an interval), n.
+
+    It ends where one of the runs diverged: what the others went on to is no mean of all.
+    """
     reads(keys)
-    epochs = frames.epochs[frames.epochs["key"].isin(keys)].dropna(subset=[column])
+    epochs = frames.epochs[frames.epochs["key"].isin(keys)]
+    ended = epochs[epochs["key"].isin(diverged(frames))].groupby("key")["epoch"].max()
+    epochs = epochs[epochs["epoch"] < (ended.min() if len(ended) else np.inf)].dropna(subset=[column])
     rows = []
     for epoch, of_epoch in epochs.groupby("epoch"):
         value = _mean(of_epoch[column], column)
@@ -360,6 +365,12 @@ def _alike(frames: Frames, keys: Sequence[str], *more: str, without: str = "") -
             )
 
 
+def diverged(frames: Frames) -> list[str]:
+    """Keys of the trainings that diverged: at their last epoch nothing is a number."""
+    runs = frames.runs
+    return list(runs.loc[runs["diverged"].notna(), "key"]) if "diverged" in runs else []
+
+
 def _seeds(frames: Frames) -> pd.Series[Any]:
     """The seed of each run, by key."""
     return frames.runs.set_index("key")["seed"] if "seed" in frames.runs else pd.Series(dtype=float)
@@ -369,7 +380,7 @@ def _last(frames: Frames, keys: Sequence[str], column: str) -> pd.Series[float]:
     """`column` at each run's last epoch, by seed; NaN of a run that diverged. Only of runs that validated."""
     reads(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
-    recorded = epochs.groupby("key")[column].transform("count") > 0
+    recorded = (epochs.groupby("key")[column].transform("count") > 0) | epochs["key"].isin(diverged(frames))
     last = epochs[recorded].set_index("key")[column].groupby(level="key", sort=False).tail(1)
     by_seed: pd.Series[float] = last.rename(index=_seeds(frames))
     return by_seed
@@ -385,9 +396,10 @@ def _paired(
 
 
 def _by_seed(frames: Frames, keys: Sequence[str], column: str) -> dict[Any, pd.DataFrame]:
-    """The epochs of each run in which `column` was recorded."""
+    """The epochs of each run in which `column` was recorded, and the last one of a run that diverged."""
     reads(keys)
-    seeds, epochs = _seeds(frames), frames.epochs.dropna(subset=[column])
+    ended = frames.epochs["key"].isin(diverged(frames))
+    seeds, epochs = _seeds(frames), frames.epochs[frames.epochs[column].notna() | ended]
     tables = {seeds.get(key, key): epochs[epochs["key"] == key] for key in keys}
     return {seed: table for seed, table in tables.items() if len(table)}
 

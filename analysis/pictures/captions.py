@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis import stats
 from analysis.pictures.numbers import number
 from analysis.pictures.style import look, method_id
 from analysis.records.frames import Frames
+from analysis.records.frames import label as label_of
 from analysis.records.steps import ENOUGH_RUNS, Warm, precisions, warm
 
 SIMULATED = (
@@ -103,8 +105,20 @@ def setting(frames: Frames) -> str:
     torch = listed(values(frames, "provenance.versions.torch"))
     return (
         f"{listed(values(frames, 'task.name'))} on {data(frames)}, {workers(frames)}, on {machine(frames)}, "
-        f"torch {torch}, {precision(frames)}.{emulated(frames)}{label(frames)}{crowded(frames)}{code(frames)}"
+        f"torch {torch}, {precision(frames)}.{emulated(frames)}{label(frames)}{crowded(frames)}"
+        f"{diverged(frames)}{code(frames)}"
     )
+
+
+def diverged(frames: Frames) -> str:
+    """The trainings that ended because a gradient was not finite any more; empty without any."""
+    if not (keys := stats.diverged(frames)):
+        return ""
+    ended = frames.runs.set_index("key").loc[keys, "diverged"]
+    names = [
+        f"{name} in step {step:.0f}" for name, step in zip(label_of(frames.runs)[keys], ended, strict=True)
+    ]
+    return f" {len(keys)} of {len(frames.runs)} runs diverged and have no end: {listed(names)}."
 
 
 def scale(frames: Frames) -> str:

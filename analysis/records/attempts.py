@@ -20,7 +20,7 @@ from analysis.records.frames import Frames, runs_frame, typed
 from analysis.records.log import whole_lines
 from analysis.records.schema import WHOLE, EpochLine, LogLine, LookLine, StepLine, fields_of
 from analysis.records.steps import with_outcomes
-from analysis.records.store import Attempt, Store, left_out
+from analysis.records.store import Attempt, Store, left_out, steps_made
 
 Columns = dict[str, np.ndarray]  # of a table's rows, by name
 FIELDS = {line: fields_of(line) for line in (StepLine, EpochLine)}
@@ -99,7 +99,7 @@ def _read(attempt: Attempt, manifest: Mapping[str, Any]) -> tuple[Read, list[str
             steps = [line for line in of_variant if isinstance(line, StepLine)]
             epochs = [line for line in of_variant if isinstance(line, EpochLine)]
             looks = [line for line in of_variant if isinstance(line, LookLine)]
-            _check_steps(steps, row["steps_total"], path)
+            _check_steps(steps, steps_made(manifest), path)
             ranks = {"rank": np.full(len(steps), rank)}
             measured = _fields(steps, StepLine) | _phases(steps, path)
             spans = [(rank, line.step, *span) for line in steps for span in line.spans]
@@ -154,7 +154,9 @@ def _run_row(attempt: Attempt, manifest: Mapping[str, Any], config: Mapping[str,
         **{name: manifest.get(name) for name in facts},
         "steps_total": manifest.get("steps"),
         "resumed": json.dumps(resumptions(manifest)) if "resumed" in manifest else None,
+        **({"diverged": manifest["diverged"]["step"]} if manifest.get("diverged") else {}),
         **flatten(manifest.get("searching") or {}, "searching."),
+        **flatten(manifest.get("memory") or {}, "memory."),
         **flatten(provenance, "provenance."),
         "rules_json": json.dumps(manifest["rules"], sort_keys=True) if manifest.get("rules") else None,
         "config_json": json.dumps(config, sort_keys=True),

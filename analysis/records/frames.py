@@ -22,7 +22,7 @@ import pandas as pd
 
 from analysis.records.columns import ALWAYS, COLUMNS
 from analysis.records.configs import flatten, labels
-from analysis.records.schema import ALL, NUMBER, TEXT
+from analysis.records.schema import ALL, DIVERGED, DONE, NUMBER, TEXT
 
 # In an expression: a text, or a name with its dots; not the exponent of a number.
 NAMES = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`|(?<![\w.@])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*""")
@@ -45,6 +45,13 @@ class Frames(NamedTuple):
     epochs: pd.DataFrame
     spans: pd.DataFrame
     looks: pd.DataFrame = NO_LOOKS
+
+
+def became(runs: pd.DataFrame) -> list[str]:
+    """What became of each of these runs, which are whole, in one word."""
+    if "diverged" not in runs:
+        return [DONE] * len(runs)
+    return [DIVERGED if is_diverged else DONE for is_diverged in runs["diverged"].notna()]
 
 
 def empty() -> Frames:

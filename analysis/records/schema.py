@@ -28,6 +28,7 @@ Name = Annotated[str, Meta(pattern=r"\A(?!\.\.?\Z)[^/\x00-\x1f]{1,255}\Z")]
 JobId = Annotated[str, Meta(pattern=r"\A[0-9]{1,20}(_[0-9]{1,10})?\Z")]  # of SLURM, of an array's task
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # SHA-256
 Time = Annotated[datetime, Meta(tz=True)]  # of `records.now`
+DONE, DIVERGED = "done", "diverged"  # what people are told of an attempt that is whole
 RunState = Literal["planned", "submitted", "running", "ok", "failed", "preempted"]
 
 
@@ -134,6 +135,21 @@ class Alternated(Struct, frozen=True):
     variants: dict[Name, VariantFacts] = {}
 
 
+class MemoryPeak(Struct, frozen=True):
+    """The most memory that rank 0's process had: `worker.memory.peak`."""
+
+    host_gib: Finite | None = None
+    gpu_gib: Finite | None = None
+
+
+class Divergence(Struct, frozen=True):
+    """End of a training whose gradient was not finite any more; its record is whole until there."""
+
+    step: Whole  # of the first such gradient
+    made: Whole  # steps, when it was noticed
+    why: str
+
+
 class Manifest(Struct, frozen=True):
     """run.json: an attempt's state, times and provenance."""
 
@@ -155,6 +171,8 @@ class Manifest(Struct, frozen=True):
     searching: Searching | None = None
     graph: str | None = None
     alternated: Alternated | None = None
+    diverged: Divergence | None = None
+    memory: MemoryPeak | None = None
     resumed: list[Resumption] = []
     step: Whole | None = None
     why: str | None = None

@@ -203,7 +203,7 @@ class Attempt:
 
         Args:
             workers, steps: each of so many ranks must have logged each of so many steps once, in order; where
-                variants took turns, of each variant.
+                variants took turns, of each variant; where it `diverged`, those that it made.
 
         Raises:
             Disturbed: what lies there is not what these workers wrote, or somebody has closed the attempt.
@@ -218,8 +218,9 @@ class Attempt:
         if [path.name for path in self.rank_paths()] != [f"rank{rank}.jsonl" for rank in range(workers)]:
             found = ", ".join(path.name for path in self.rank_paths())
             raise Disturbed(f"{self.path} holds {found or 'no logs'} for {workers} workers")
+        made = steps_made({"steps": steps, **summary})
         for path in self.rank_paths():
-            check_steps(path, steps, [*variants] or [None])
+            check_steps(path, made or 0, [*variants] or [None])
         # Of an attempt that was taken up again they tell why it had ended, or where.
         kept = {name: value for name, value in manifest.items() if name not in ("why", "failure", "step")}
         end = {"state": "ok", "ended": now(), "files": self.fingerprints(), "steps": steps}
@@ -289,6 +290,12 @@ class Attempt:
             if verify:
                 read_recorded(log, expected)
         return manifest
+
+
+def steps_made(manifest: Mapping[str, Any]) -> int | None:
+    """Steps that each rank has logged: all that were asked for, or those until it diverged."""
+    diverged, asked = manifest.get("diverged"), manifest.get("steps")
+    return diverged["made"] if diverged else asked
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 from analysis.pictures import timeline
 from analysis.pictures.marks import ink
 from analysis.records import columns, configs, phases, steps
-from analysis.records.frames import Frames, is_missing
+from analysis.records.frames import Frames, became, is_missing
 from analysis.records.steps import with_outcomes
 
 HERE, SHIPPED = "this machine", "shipped"  # where the record of a run is from
@@ -131,7 +131,7 @@ def _of_frames(frames: Frames, key: str, origin: str) -> RunPage:
         id=page_id(row["run_id"], key),
         run=row["run_id"],
         origin=origin,
-        state="ok",
+        state=became(frames.runs)[0],
         config=json.loads(row["config_json"]),
         key=key,
         variant=key.partition("/")[2],

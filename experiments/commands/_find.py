@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from experiments.config import choices
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
 from experiments.launch import submission
-from experiments.launch.status import StatusView
+from experiments.launch.status import RunStatus, StatusView
 from slurm import environment, queue
 from sparsify.ranges import quoted
 
 MOST_LISTED = 20  # names in a refusal
 OF_VARIANT = re.compile(r"^([0-9a-f]{8,12})[/-][a-z0-9-]+$")  # a key's digits, and a variant
+OF_KEY = re.compile(r"[0-9a-f]{8,12}")
 LOG_LINES = 15  # of each log that a command shows
 
 
@@ -50,19 +52,35 @@ def the_name(word: str, names: Sequence[str]) -> str:
     part = OF_VARIANT.sub(r"\1", word)
     matching = [name for name in names if part in name]
     if len(matching) != 1:
-        listed = matching or names
-        more = f", and {len(listed) - MOST_LISTED} more" if len(listed) > MOST_LISTED else ""
-        listing = ", ".join(listed[:MOST_LISTED]) + more if listed else "none yet"
-        raise ValueError(f"{len(matching)} runs match {quoted(word)}; there are: {listing}")
+        there = listed(matching or names) or "none yet"
+        raise ValueError(f"{len(matching)} runs match {quoted(word)}; there are: {there}")
     return matching[0]
 
 
-def sweeps_named(words: Sequence[str], folders: Folders) -> list[Sweep]:
+def listed(names: Sequence[str]) -> str:
+    more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
+
+
+Means = Callable[[str, str], bool]  # does this word mean this name?
+
+
+def is_part(word: str, name: str) -> bool:
+    return word in name
+
+
+def is_whole(word: str, name: str) -> bool:
+    """Tell whether a word is this name, or the key that it ends in, as far as `list` shows that."""
+    key = name.rpartition("-")[2]
+    return word == name or (OF_KEY.fullmatch(word) is not None and key.startswith(word))
+
+
+def sweeps_named(words: Sequence[str], folders: Folders, means: Means = is_part) -> list[Sweep]:
     """The sweeps that a word names, or of which it names a run; all without words."""
     return [
         sweep
         for sweep in submission.sweeps(folders, say)
-        if not words or any(word in " ".join([sweep.name, *runs_of(sweep)]) for word in words)
+        if not words or any(means(word, name) for word in words for name in (sweep.name, *runs_of(sweep)))
     ]
 
 
@@ -70,13 +88,16 @@ def runs_of(sweep: Sweep) -> Iterator[str]:
     return (run for array in sweep.arrays for job in array.jobs for run in job.runs)
 
 
-def attempts_of(sweeps: Iterable[Sweep], folders: Folders, words: Sequence[str] = ()) -> list[Attempt]:
+def attempts_of(
+    sweeps: Iterable[Sweep], folders: Folders, words: Sequence[str] = (), means: Means = is_part
+) -> list[Attempt]:
     """The newest attempt of each run of these sweeps that the words name; a sweep's name names all."""
     found = []
     for sweep in sweeps:
-        is_whole = not words or any(word in sweep.name for word in words)
+        is_all = not words or any(means(word, sweep.name) for word in words)
         for run in runs_of(sweep):
-            if (is_whole or any(word in run for word in words)) and (attempts := folders.store.attempts(run)):
+            is_named = is_all or any(means(word, run) for word in words)
+            if is_named and (attempts := folders.store.attempts(run)):
                 found.append(attempts[-1])
     return found
 
@@ -121,13 +142,30 @@ def speaking_to(conf: str | None) -> Iterator[None]:
         yield
 
 
-def view_of(conf: str | None, sweeps: Sequence[Sweep], folders: Folders) -> StatusView:
-    """SLURM asked once of sweeps of one cluster. Where it can't be asked, what lies on the disk is all there
-    is, which is said.
+def states_of(attempts: Iterable[Attempt], folders: Folders) -> dict[Attempt, RunStatus]:
+    """The status of the run of each attempt, as all commands and pages tell it: SLURM is asked once of each
+    cluster that may still be at some of them.
+    """
+    by_sweep = defaultdict[str | None, list[Attempt]](list)
+    for attempt in attempts:
+        by_sweep[None if attempt.state == DAMAGED else attempt.manifest.get("sweep")].append(attempt)
+    conf_of = {
+        sweep.name: sweep.slurm_conf for sweep in submission.sweeps(folders, say) if by_sweep.keys() - {None}
+    }
+    by_conf = defaultdict[str | None, list[Attempt]](list)
+    for name, of_sweep in by_sweep.items():
+        by_conf[conf_of.get(name or "")] += of_sweep
+    views = {conf: view_of(conf, of_conf, folders) for conf, of_conf in by_conf.items()}
+    return {attempt: views[conf].of_attempt(attempt) for conf, mine in by_conf.items() for attempt in mine}
+
+
+def view_of(conf: str | None, attempts: Sequence[Attempt], folders: Folders) -> StatusView:
+    """SLURM asked once of attempts of one cluster. Where it can't be asked, what lies on the disk is all
+    there is, which is said.
     """
     try:
         with speaking_to(conf):
-            return StatusView.of(folders, attempts_of(sweeps, folders))
+            return StatusView.of(folders, attempts)
     except queue.SlurmError as error:
         say(f"from the disk alone, for SLURM can't be asked: {error}")
         return StatusView(folders, None)

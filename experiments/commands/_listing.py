@@ -13,9 +13,11 @@ from analysis.records import loading
 from analysis.records.columns import IMPLIED, TITLES
 from analysis.records.configs import SHOWN, flatten, plain, short, varying
 from analysis.records.files import Damaged
-from analysis.records.frames import is_missing
+from analysis.records.frames import became, is_missing
+from analysis.records.schema import DONE
 from analysis.records.store import DAMAGED, Attempt
 from analysis.tables import Table
+from experiments.commands._find import states_of
 from experiments.commands._make import say
 from experiments.config.folders import Folders
 from sparsify.ranges import did_you_mean, quoted, shown
@@ -36,13 +38,16 @@ def every_run(folders: Folders) -> pd.DataFrame:
     # A run that was measured before an attempt that failed is shown as what it is now.
     replaced = [run for run, number in last.items() if whole.get(run) != number]
     kept = own[~own["run_id"].isin(replaced)] if len(own) else own
-    rows = pd.DataFrame([_unfinished(folders.store.attempts(run)[-1]) for run in replaced])
-    shipped = parts[loading.SHIPPED].assign(state="ok")
-    found = pd.concat([kept.assign(state="ok"), rows, shipped], ignore_index=True)
+    became_of = states_of([folders.store.attempts(run)[-1] for run in replaced], folders)
+    rows = pd.DataFrame([_unfinished(attempt, status.word) for attempt, status in became_of.items()])
+    shipped = parts[loading.SHIPPED]
+    found = pd.concat(
+        [kept.assign(state=became(kept)), rows, shipped.assign(state=became(shipped))], ignore_index=True
+    )
     return loading.with_names(found, folders.results, folders.shipped)
 
 
-def _unfinished(attempt: Attempt) -> dict[str, Any]:
+def _unfinished(attempt: Attempt, state: str) -> dict[str, Any]:
     """A row of what is known of a run whose newest attempt is not whole."""
     names = {"run_id": attempt.run_id, "key": attempt.key, "attempt": attempt.number}
     row: dict[str, Any] = {**names, "source": loading.OWN}
@@ -50,7 +55,6 @@ def _unfinished(attempt: Attempt) -> dict[str, Any]:
         manifest, config = attempt.manifest, attempt.config
     except Damaged:
         return {**row, "state": DAMAGED}
-    state = DAMAGED if attempt.fault() else manifest["state"]
     times = {name: manifest.get(name) for name in ("started", "ended")}
     return {**row, **flatten(config), **times, "config_json": json.dumps(config), "state": state}
 
@@ -114,7 +118,7 @@ def table(runs: pd.DataFrame, in_order: bool = False) -> Table:
     columns = {"run": [_name(row) for row in rows], **_settings(configs)}
     columns.update(_outcomes(rows))
     states = [row["state"] for row in rows]
-    columns |= {"state": states} if set(states) != {"ok"} else {}
+    columns |= {"state": states} if set(states) != {DONE} else {}
     sources = [row["source"] for row in rows]
     columns |= {"source": sources} if len(set(sources)) > 1 else {}
     columns["age"] = [_age(row) for row in rows]

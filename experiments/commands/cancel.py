@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from analysis.records.store import Attempt
-from experiments.commands._find import attempts_of, by_cluster, speaking_to, sweeps_named
+from experiments.commands._find import (
+    attempts_of,
+    by_cluster,
+    is_part,
+    is_whole,
+    listed,
+    runs_of,
+    speaking_to,
+    sweeps_named,
+)
 from experiments.commands._make import say
 from experiments.commands._words import SweepsAndRuns
 from experiments.config.folders import Folders
@@ -17,24 +26,26 @@ from sparsify.ranges import quoted, shown
 GROUP = "cluster"
 
 
-def cancel(words: SweepsAndRuns) -> int:
+def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
     """End jobs; what is finished or saved is kept.
 
     Args:
-        words: parts of the names of sweeps and runs whose jobs end.
+        words: the names of sweeps and runs whose jobs end, or runs' keys as `list` shows them.
+        matching: also of those whose names have one of the words in them.
     """
-    folders = Folders()
+    folders, means = Folders(), is_part if matching else is_whole
     if not words:
         names = ", ".join(sweep.name for sweep in submission.sweeps(folders, say))
         raise ValueError(f"cancel what? Sweeps: {names or 'none'}; or a run's name")
-    chosen = sweeps_named(words, folders)
-    if not chosen:
-        raise ValueError(f"no sweep or run {quoted(words[0])} was submitted; `status` lists them")
+    chosen = sweeps_named(words, folders, means)
+    for word in words:
+        if not sweeps_named([word], folders, means):
+            raise ValueError(_unknown(word, folders))
     ended, given_up, refused = 0, list[Attempt](), list[str]()
     for conf, sweeps in by_cluster(chosen).items():
         try:
             with speaking_to(conf):
-                done = _cancel(attempts_of(sweeps, folders, words), folders)
+                done = _cancel(attempts_of(sweeps, folders, words, means), folders)
         except queue.SlurmError as error:
             refused.append(str(error))
         else:
@@ -49,6 +60,19 @@ def cancel(words: SweepsAndRuns) -> int:
     if not ended and not given_up:
         say(f"nothing to cancel: {shown(' '.join(words))} has ended already")
     return 0
+
+
+def _unknown(word: str, folders: Folders) -> str:
+    """The refusal of a word that is no whole name."""
+    near = sweeps_named([word], folders)
+    names = [sweep.name for sweep in near if word in sweep.name]
+    names = names or [run for sweep in near for run in runs_of(sweep) if word in run]
+    if not names:
+        return f"no sweep or run {quoted(word)} was submitted; `status` lists them"
+    return (
+        f"{quoted(word)} is part of a name, and `cancel` wants it whole: {listed(names)}; --matching ends "
+        "all that have it in their names"
+    )
 
 
 class Cancelled(NamedTuple):
@@ -71,6 +95,8 @@ def _cancel(attempts: Sequence[Attempt], folders: Folders) -> Cancelled:
         for attempt, run in states.items()
         if run.under_way and (report := view.report(attempt)).known == "queued"
     }
+    if wanted:
+        say(f"ends {listed([attempt.run_id for attempt in wanted])}")
     for attempt in wanted:
         (folders.launch(attempt) / CANCEL).touch()
     refused = jobs.cancel(wanted.values())

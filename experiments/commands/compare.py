@@ -9,9 +9,10 @@ import pandas as pd
 from analysis import tables
 from analysis.comparison import Comparison
 from analysis.pictures import captions, style
-from analysis.records.configs import varying
+from analysis.records.configs import run_key, varying
 from analysis.records.files import write_atomic
 from analysis.records.frames import Frames, empty
+from analysis.records.schema import DIVERGED, DONE
 from experiments.commands import new
 from experiments.commands._listing import configs_of, every_run, filtered
 from experiments.commands._make import say
@@ -39,9 +40,10 @@ def compare(words: Filters, *, save: str | None = None) -> int:
     axes = {name: given.get(name) for name in AXES}
     folders = Folders()
     runs = filtered(every_run(folders), filters)
-    for run, state in runs.loc[runs["state"] != "ok", ["run_id", "state"]].itertuples(index=False):
+    whole = runs["state"].isin((DONE, DIVERGED))
+    for run, state in runs.loc[~whole, ["run_id", "state"]].itertuples(index=False):
         say(f"left out {run}: it is {state}; `why` tells more")
-    runs = runs[runs["state"] == "ok"].reset_index(drop=True)
+    runs = runs[whole].reset_index(drop=True)
     if not len(runs):
         raise ValueError("no whole run is meant by these words; `list` shows what there is")
     by = axes["by"] or "method.name"
@@ -63,7 +65,9 @@ def _saved(name: str, compared: Comparison, runs: pd.DataFrame) -> Path:
     given = {axis: value for axis, value in axes.items() if value is not None}
     order = [leaf for leaf in (compared.by, compared.x, "seed") if leaf in runs]
     ordered = runs.sort_values(order, kind="stable", na_position="first")
-    wanted = [compose.asked_again(config).words() for config in configs_of(ordered)]
+    if ordered["group"].notna().any():
+        raise ValueError("of runs whose variants take turns no figure can be saved; choose ordinary runs")
+    wanted = [compose.asked_again({"": each}, run_key(each)).words() for each in configs_of(ordered)]
     return new.write("figure", name, new.figure(name, compared.title, wanted, given))
 
 

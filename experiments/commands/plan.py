@@ -17,10 +17,12 @@ from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun, missing, plan_runs
 from experiments.figures.runs import name_and_configs
 from experiments.launch.arrays import JobArray, arrays, sbatch_texts
+from experiments.launch.attempt import lacking
 from experiments.launch.local import cores
 from experiments.launch.progress_bar import labels_of
 
 GROUP = "cluster"
+MEMORY = "memory.host_gib"
 LISTED = 30  # jobs that are described one by one
 # What a step's time depends on most. Of a run's seed, density and learning rate it does not, or hardly.
 SAME = ("task.name", "task.batch_size", "workers", "cluster.where", "cluster.link.name", "timing.mode")
@@ -51,6 +53,8 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     if sbatch:
         print("\n".join(sbatch_texts(found, folders, f"{name}-001")))
         return 0
+    for trouble in lacking(planned):
+        say(f"before `submit`: {trouble}")
     todo = missing(planned, folders, say)
     where = planned[0].config["cluster"]["name"]
     print(f"{name} on {where}: {len(planned)} runs, {len(todo)} not measured yet")
@@ -82,6 +86,9 @@ def _print_here(
     if used:
         minutes = brief(expected_s / 60, 2)
         print(f"    expected: {minutes} min, by the durations of {counted(len(used), 'runs')} like these")
+        assert took is not None
+        if largest := max(took.memory_gib(run.config) for run in todo):
+            print(f"    memory: up to {brief(largest, 2)} GiB a run, as the largest like these had")
     if unknown:
         print(f"    not known of {counted(unknown, 'runs')}: none like them was measured")
     print("`run` or `reproduce` with the same words makes them")
@@ -118,10 +125,24 @@ class Took:
         steps = min(train.steps, whole) if train.steps else whole
         return float(steps * (like["took_s"] / like["steps_total"]).median())
 
+    def memory_gib(self, config: Config) -> float:
+        """What all processes of a run may have together, by runs like it; 0 where none has recorded it."""
+        like = self.like(config)
+        if like is None or MEMORY not in like or not like[MEMORY].notna().any():
+            return 0.0
+        return float(config.num_processes * like[MEMORY].max())
+
 
 def _print_array(number: int, array: JobArray, names: Mapping[str, str]) -> None:
     limit = f"{array.cluster.time_min} min and {hours(array, array.node_hours)} at most"
     print(f"  array {number}: {len(array.jobs)} jobs of {array.shape}, {limit}")
+    used, blocked = array.shape.gpus_per_node, array.gpus_blocked
+    if blocked > used:
+        print(
+            f"    cluster.exclusive=true blocks {blocked} GPUs of a node, and a job computes on {used}: "
+            f"{brief(blocked * array.node_hours)} GPU-hours are billed for {brief(used * array.node_hours)}; "
+            "cluster.exclusive=false shares them where nothing is timed"
+        )
     for job in array.jobs[:LISTED]:
         print("    " + ", ".join(names[run_id(run.config)] for run in job))
     if len(array.jobs) > LISTED:
@@ -130,7 +151,7 @@ def _print_array(number: int, array: JobArray, names: Mapping[str, str]) -> None
 
 def hours(array: JobArray, node_hours: float) -> str:
     """'44 node-hours'; of nodes with GPUs '44 node-hours (352 GPU-hours)'."""
-    gpus = array.shape.gpus_per_node
+    gpus = array.gpus_blocked
     on_gpus = f" ({brief(gpus * node_hours)} GPU-hours)" if gpus else ""
     return f"{brief(node_hours)} node-hours{on_gpus}"
 

@@ -15,17 +15,19 @@ from analysis.records import parquet
 from analysis.records.attempts import from_attempts
 from analysis.records.files import Damaged
 from analysis.records.frames import Frames, empty
+from analysis.records.schema import DIVERGED, DONE
 from analysis.records.store import DAMAGED, Attempt
 from analysis.report import pages
 from analysis.report.content import Behind, Item, Judged, Lead, Numbers, facts
 from analysis.report.runs import HERE, SHIPPED, RunPage, of_frames, page_id
 from experiments import figures
 from experiments.commands._draw import OWN, Stored, draw, stored
-from experiments.commands._find import last_lines, log_files
+from experiments.commands._find import last_lines, log_files, states_of
 from experiments.commands._findings import findings
 from experiments.commands._make import say, told_now_and_then
 from experiments.config import code_version
 from experiments.config.folders import Folders
+from experiments.launch.status import RunStatus
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.spec import BrokenFile
 
@@ -83,7 +85,7 @@ def write_report(folders: Folders, draws: bool = True) -> Path:
     if shipped.is_whole and not known:
         _keep(site, SHIPPED_RUNS, made_from, [("", run) for run in theirs])
     # Of the others the logs may tell more, which lie elsewhere.
-    _keep(site, OWN_RUNS, made_from, [(own[run.run], run) for run in here if run.state == "ok"])
+    _keep(site, OWN_RUNS, made_from, [(own[run.run], run) for run in here if run.state in (DONE, DIVERGED)])
     runs = [*here, *(run for run in theirs if run.id not in seen)]
     return pages.write(site, items, [*_methods()], notes, runs, [*_found(items)])
 
@@ -275,36 +277,46 @@ def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:
         found = defaultdict[str, list[RunPage]](list)
         for run in of_frames(frames, HERE):
             found[run.run].append(run)
-        for name in names:
-            attempts = folders.store.attempts(name)
+        all_of = {name: attempts for name in names if (attempts := folders.store.attempts(name))}
+        newest = states_of(
+            [attempts[-1] for name, attempts in all_of.items() if attempts[-1] != valid.get(name)], folders
+        )
+        for name, attempts in all_of.items():
             if name in found:
                 told = [note for note in notes if valid[name].name in note]
-                newer = [f"a newer attempt is {attempts[-1].state}"] * (attempts[-1] != valid[name])
-                why = "; ".join([*told, *folders.store.faults(name), *newer])
+                newer = newest.get(attempts[-1])
+                told += [
+                    *folders.store.faults(name),
+                    *([f"a newer attempt is {newer.word}"] if newer else []),
+                ]
+                why = "; ".join(told)
                 yield from (replace(run, why=why) for run in found[name])
-            elif attempts:
-                shown = valid.get(name, attempts[-1])
-                yield _unfinished(shown, folders, shown.fault(verify=True) or "")
+            else:
+                attempt = valid.get(name, attempts[-1])
+                fault = attempt.fault(verify=True) or next(
+                    (note for note in notes if attempt.name in note), ""
+                )
+                status = RunStatus("failed", fault, DAMAGED) if fault else newest[attempt]
+                yield _unfinished(attempt, folders, status)
 
 
-def _unfinished(attempt: Attempt, folders: Folders, fault: str) -> RunPage:
+def _unfinished(attempt: Attempt, folders: Folders, status: RunStatus) -> RunPage:
     """One that does not count, or not yet: why, and the end of its logs."""
-    state = DAMAGED if fault else attempt.state
     manifest = {} if attempt.state == DAMAGED else attempt.manifest
     try:
         config, key = attempt.config, attempt.key
     except Damaged as damage:
-        state, fault, config, key = DAMAGED, fault or damage.brief, {}, ""
+        status, config, key = RunStatus("failed", status.why or damage.brief, DAMAGED), {}, ""
         say(f"{attempt.name} is shown as damaged: {damage.brief}")
     logs = tuple({"name": log.name, "lines": last_lines(log)} for log in log_files(attempt, folders))
     return RunPage(
         id=page_id(attempt.run_id, key),
         run=attempt.run_id,
         origin=HERE,
-        state=state,
+        state=status.word,
         config=config,
         key=key,
-        why=fault or str(manifest.get("why") or ""),
+        why=status.why,
         started=str(manifest.get("started") or ""),
         simulated=bool(manifest.get("simulated")),
         logs=logs,
@@ -312,5 +324,5 @@ def _unfinished(attempt: Attempt, folders: Folders, fault: str) -> RunPage:
 
 
 def _commands(run: RunPage) -> tuple[str, ...]:
-    words = ["why"] * (run.origin == HERE) + ["trace"] * bool(run.parts.get("timeline"))
-    return tuple(f"python -m experiments {word} {shlex.quote(run.run)}" for word in words)
+    words = ["why "] * (run.origin == HERE) + ["trace "] * bool(run.parts.get("timeline")) + ["run again="]
+    return tuple(f"python -m experiments {word}{shlex.quote(run.run)}" for word in words)

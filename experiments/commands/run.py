@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.records.configs import run_id
+from experiments.commands._again import asked
+from experiments.commands._find import states_of
 from experiments.commands._listing import every_run, table
 from experiments.commands._make import is_forced, say, told
 from experiments.commands._terminal import show
@@ -24,11 +26,13 @@ def run(words: SettingWords, *, force: bool = False, yes: bool = False) -> int:
 
     Args:
         words: its settings; those left out have their defaults. Several values, as seed=0,1,2 or
-            seed=range(0,5), are as many runs; sweep=NAME names them for `list` and `compare`.
+            seed=range(0,5), are as many runs; sweep=NAME names them for `list` and `compare`. again=RUN
+            stands for the settings of a recorded run; others beside it replace its own.
         force: measure again what is already measured (earlier attempts are kept).
         yes: also more than 1,000 runs.
     """
     folders = Folders()
+    words = asked(words, folders)
     sweep, settings = grid.sweep_of(words)
     settings = [word for word in settings if not word.startswith("profile=")]
     settings.append(f"profile={profile_of(words)}")
@@ -48,12 +52,13 @@ def run(words: SettingWords, *, force: bool = False, yes: bool = False) -> int:
             say(f"{name}: {len(planned)} runs, {len(todo)} to make")
         with told():
             carry_out(todo, folders, name, settings, force)
-    attempts = [folders.store.valid(config) for config in configs]
-    if None in attempts:
+    attempts = [attempt for config in configs if (attempt := folders.store.valid(config))]
+    if len(attempts) < len(configs):
         say("a record was removed, or damaged, as soon as it was written")
         return 1
     if len(configs) == 1:
-        print(summary(*filter(None, attempts)))
+        (attempt,) = attempts
+        print(summary(attempt, states_of([attempt], folders)[attempt]))
     else:
         _show(configs, sweep, folders)
     return 0
@@ -80,5 +85,5 @@ def _run_together(configs: Sequence[Config], group: Joined, folders: Folders, fo
         )
     attempt = run_as_worker(configs[0], group, folders, say, force)
     if group.place.rank == 0:
-        print(summary(attempt))
+        print(summary(attempt, states_of([attempt], folders)[attempt]))
     return 0

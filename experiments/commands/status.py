@@ -10,23 +10,25 @@ from analysis.records.schema import Sweep, Time
 from analysis.records.store import DAMAGED, Attempt
 from experiments.commands._find import (
     attempts_of,
-    by_cluster,
     labels_of_attempts,
     log_files,
+    states_of,
     sweeps_named,
-    view_of,
 )
 from experiments.commands._make import say
 from experiments.commands._words import SweepsAndRuns
 from experiments.config.folders import Folders
 from experiments.launch import submission
 from experiments.launch.diagnosis import POLICIES
-from experiments.launch.status import RunStatus, StatusView
+from experiments.launch.status import RunStatus
 from sparsify.ranges import quoted
 
 GROUP = "cluster"
 LISTED = 30  # runs that are described one by one
-ORDER = ("done", "running", "queued", "requeued", "unknown", "stopped", "failed")
+ORDER = (
+    "done", "diverged", "running", "queued", "requeued", "unknown", "stopped", "cancelled", "failed",
+    "damaged",
+)  # fmt: skip
 
 
 def status(words: SweepsAndRuns) -> int:
@@ -43,16 +45,16 @@ def status(words: SweepsAndRuns) -> int:
             raise ValueError(f"no sweep or run {quoted(words[0])}; there are: {names}")
         say("nothing was submitted yet")
         return 0
-    views = {conf: view_of(conf, sweeps, folders) for conf, sweeps in by_cluster(chosen).items()}
+    states = states_of(dict.fromkeys(attempts_of(chosen, folders)), folders)
     for sweep in chosen:
-        print(_table(sweep, views[sweep.slurm_conf], folders, words))
+        own = {attempt: states[attempt] for attempt in attempts_of([sweep], folders)}
+        print(_table(sweep, own, folders, words))
     return 0
 
 
-def _table(sweep: Sweep, view: StatusView, folders: Folders, words: Sequence[str]) -> str:
-    states = {attempt: view.of_attempt(attempt) for attempt in attempts_of([sweep], folders)}
-    counts = Counter(run.state for run in states.values())
-    summary = ", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state])
+def _table(sweep: Sweep, states: Mapping[Attempt, RunStatus], folders: Folders, words: Sequence[str]) -> str:
+    counts = Counter(run.word for run in states.values())
+    summary = ", ".join(f"{counts[word]} {word}" for word in ORDER if counts[word])
     spent = f"{_node_hours(sweep, states):.2f} node-hours spent"
     lines = [f"{sweep.name}: {len(states)} runs: {summary}{_time_left(states)}; {spent}"]
     shown = [
@@ -76,13 +78,14 @@ def _sentence(attempt: Attempt, run: RunStatus, folders: Folders) -> str:
     if run.state == "unknown":
         return f"unknown: {run.why}"
     if run.state == "done":
-        return "; ".join(filter(None, ("done", run.why)))
+        return "; ".join(filter(None, (run.word, run.why)))
     if run.state not in ("failed", "stopped"):
         return f"{run.state}" + (f" ({run.why})" if run.why else "")
     advice = POLICIES[run.kind].advice if run.kind in POLICIES else ""
     errors = [path for path in log_files(attempt, folders) if path.suffix == ".err"]
     where = f" [{errors[0]}]" if errors and run.kind == "error" else ""
-    return f"{run.state} ({run.kind}): {run.why}" + (f"; {advice}" if advice else "") + where
+    called = run.word if run.word == run.kind else f"{run.state} ({run.kind})"
+    return f"{called}: {run.why}" + (f"; {advice}" if advice else "") + where
 
 
 def _time_left(states: Mapping[Attempt, RunStatus]) -> str:

@@ -12,12 +12,18 @@ from analysis.records import schema
 from analysis.records.configs import variant_configs
 from analysis.records.files import Damaged
 from analysis.records.log import read_lines_as
-from analysis.records.store import DAMAGED, Attempt
-from experiments.commands._find import OF_VARIANT, labels_of_attempts, last_lines, log_files, the_run
+from analysis.records.store import Attempt
+from experiments.commands._find import (
+    OF_VARIANT,
+    labels_of_attempts,
+    last_lines,
+    log_files,
+    states_of,
+    the_run,
+)
 from experiments.commands._words import RunName, Runs
 from experiments.config.folders import Folders
-from experiments.config.plan import remark
-from experiments.launch import diagnosis
+from experiments.launch.status import RunStatus
 
 GROUP = "results"
 
@@ -37,10 +43,8 @@ def why(words: Runs, *, against: RunName | None = None) -> int:
         return 0
     newest = the_run(words, folders)
     print(*labels_of_attempts([newest]))
-    for attempt in folders.store.attempts(newest.run_id):
-        print(summary(attempt))
-        if attempt.is_valid() and (told := remark([attempt])):
-            print(f"  {told}")
+    for attempt, status in states_of(folders.store.attempts(newest.run_id), folders).items():
+        print(summary(attempt, status))
         for log in log_files(attempt, folders):
             if lines := last_lines(log):
                 print(f"  {log.name}:", *lines, sep="\n    ")
@@ -85,11 +89,11 @@ def _outcomes(a: Attempt, b: Attempt) -> str:
     return "\n\n".join(f"{name}: {text}" if name else text for name, text in texts if text)
 
 
-def summary(attempt: Attempt) -> str:
+def summary(attempt: Attempt, status: RunStatus) -> str:
     """An attempt in a few lines: its state, why it failed, its steps, who selected, and where it is."""
-    fault, path = attempt.fault(), attempt.path
-    lines = [f"{attempt.run_id} attempt {attempt.number}: {DAMAGED if fault else attempt.state}"]
-    lines += [f"  why: {fault}; it does not count"] if fault else []
+    path, why = attempt.path, "" if status.state == "done" else "why: "
+    lines = [f"{attempt.run_id} attempt {attempt.number}: {status.word}"]
+    lines += [f"  {why}{status.why}"] if status.why else []
     with contextlib.suppress(Damaged):
         lines += _described(attempt)
     where = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
@@ -97,14 +101,7 @@ def summary(attempt: Attempt) -> str:
 
 
 def _described(attempt: Attempt) -> list[str]:
-    manifest, lines = attempt.manifest, list[str]()
-    if manifest.get("why"):
-        lines.append(f"  why: {manifest['why']}")
-    if manifest["state"] == "running":
-        writer, nobody = attempt.writer(), "but nobody is seen to write it: its processes may have ended"
-        lines.append(f"  written by {writer}" if writer else f"  {nobody}")
-    lines += [f"  {text}" for text in diagnosis.crowded(manifest)]
-    lines += _measured(attempt)
+    manifest, lines = attempt.manifest, _measured(attempt)
     searching = msgspec.convert(manifest.get("searching") or {}, schema.Searching)
     if searching.kernel:
         wrong = f", the guessed bound wrong in {searching.fallbacks} of {searching.steps} searches"
@@ -127,8 +124,8 @@ def _measured(attempt: Attempt) -> list[str]:
         steps = [step for step in steps if not step.stops]
     if variants := variant_configs(attempt.config):
         lines += [_median_of_turns(attempt, name, steps) for name in variants]
-        if attempt.manifest.get("alternated"):
-            ended = msgspec.convert(attempt.manifest["alternated"], schema.Alternated)
+        if alternated := attempt.manifest.get("alternated"):
+            ended = msgspec.convert(alternated, schema.Alternated)
             width = "unknown" if ended.half_width is None else f"{100 * ended.half_width:.1f} %"
             turns = f"  {ended.blocks} turns each, ended by the {ended.stopped}"
             lines.append(f"{turns}; half-width of the ratios {width}")

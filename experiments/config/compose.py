@@ -267,31 +267,61 @@ def _named(config: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {**config, "profile": names["profile"], "recipe": names["recipe"]}
 
 
-def asked_again(config: Mapping[str, Any]) -> Run:
+def asked_again(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
     """The run that asks for a measured one again: its choices, and what some profile would give other values.
 
+    Args:
+        configs: of its variants, by name; of an ordinary run one, whose name is empty.
+        key: `run_key` of the whole.
+
     Raises:
-        ValueError: variants take turns in it, or it was measured with settings that are no more.
+        ValueError: it was measured with settings that are no more.
     """
-    if config.get("variants"):
-        raise ValueError("of runs whose variants take turns no figure can be saved; choose ordinary runs")
-    chosen = Run({
+    asked = {name: _asked(config) for name, config in configs.items()}
+    found = Run(asked[""]) if set(asked) == {""} else _in_turns(asked, next(iter(configs.values())))
+    profiles = [name for name in options("profile") if _means(found | {"profile": name}, key)]
+    if not profiles:
+        raise ValueError(
+            f"no words mean this run any more: {shown(' '.join(found.words()))} mean another one"
+        )
+    return found if len(profiles) == len(options("profile")) else found | {"profile": profiles[0]}
+
+
+def _in_turns(asked: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> Run:
+    """The run whose variants have these settings, and take turns as this configuration of one says."""
+    shared = {
+        leaf: value
+        for leaf, value in next(iter(asked.values())).items()
+        if leaf not in DECIDED and all(leaf in own and own[leaf] == value for own in asked.values())
+    }
+    turns = flatten(config.get("alternate", {}), "alternate.")
+    variants = {
+        name: {leaf: value for leaf, value in own.items() if leaf not in (*shared, *DECIDED)}
+        for name, own in asked.items()
+    }
+    return Run({**shared, **turns}, variants)
+
+
+def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that ask for one configuration again, whatever the profile."""
+    chosen = {
         "method": config["method"]["name"], "task": config["task"]["name"],
         "cluster": config["cluster"]["name"], "link": config["cluster"]["link"]["name"],
-    })  # fmt: skip
-    own, settings = flatten(config), dict[str, Any]()
-    profiles = options("profile")
-    for profile in profiles:
+    }  # fmt: skip
+    own = flatten({name: value for name, value in config.items() if name != "alternate"})
+    settings = dict[str, Any]()
+    for profile in options("profile"):
         there = flatten(measured_config(resolve(chosen | {"profile": profile}).as_dict()))
         for name in own | there:
             value = own.get(name, IMPLIED.get(name))
             if value != there.get(name, IMPLIED.get(name)):
                 is_list = str(value).startswith("[")
                 settings[name] = json.loads(str(value)) if is_list else value
-    found = chosen | settings
-    again = [resolve(found | {"profile": profile}).as_dict() for profile in profiles]
-    if {run_key(each) for each in again} != {run_key(config)}:
-        raise ValueError(
-            f"no words mean this run any more: {shown(' '.join(found.words()))} mean another one"
-        )
-    return found
+    return chosen | settings
+
+
+def _means(run: Run, key: str) -> bool:
+    try:
+        return run_key(resolve(run).as_dict()) == key
+    except ValueError:
+        return False

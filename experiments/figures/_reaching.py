@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.records.frames import Frames, reads
-from analysis.stats import POSITIVE, Value, over_units
+from analysis.stats import POSITIVE, Value, diverged, over_units
 
 
 class Reached(NamedTuple):
@@ -43,10 +43,12 @@ def steps_to(
         return {}
     reads(keys)
     seeds = frames.runs.set_index("key")["seed"]
-    epochs = frames.epochs.dropna(subset=[column]).sort_values("epoch")
+    epochs, never = frames.epochs.dropna(subset=[column]).sort_values("epoch"), diverged(frames)
     of_key = {key: epochs[epochs["key"].eq(key)] for key in keys}
     return {
-        seeds[key]: reached(own[by], own[column], level, falls) for key, own in of_key.items() if len(own)
+        seeds[key]: reached(own[by], own[column], level, falls)
+        for key, own in of_key.items()
+        if len(own) or key in never
     }
 
 

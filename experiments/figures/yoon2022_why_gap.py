@@ -249,7 +249,7 @@ def _ends(frames: Frames, variant: Change, column: str = COLUMN) -> pd.Series[fl
         return pd.Series(dtype=float)
     reads(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)]
-    last = epochs.sort_values("epoch").groupby("key")[column].last()
+    last = epochs.sort_values("epoch").groupby("key").tail(1).set_index("key")[column]
     by_seed = last.rename(index=frames.runs.set_index("key")["seed"])
     ends: pd.Series[float] = by_seed.groupby(level=0).mean()  # the same training, kept by another search
     return ends

@@ -8,13 +8,14 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from analysis.records.locks import Lock
 from analysis.records.log import PATIENCE_S, Held
 from analysis.records.schema import JobNote
 from analysis.records.store import DAMAGED, Attempt, Store
@@ -101,6 +102,11 @@ def begin_attempt(
     return begun
 
 
+def run_lock(folders: Folders, name: str) -> Lock:
+    """The lock that a process holds while it makes the run of this name on this machine."""
+    return Lock(folders.scratch / "locks" / f"{name}.lock")
+
+
 def attempt_for(
     config: Config, store: Store, anew: bool = False, rules: Mapping[str, str] = MappingProxyType({})
 ) -> Attempt:
@@ -161,6 +167,17 @@ def image_facts(image: ImageChoice | None) -> dict[str, Any] | None:
         return None
     containers.check(image)
     return containers.facts(image)
+
+
+def lacking(planned: Sequence[PlannedRun]) -> list[str]:
+    """What these runs need and this machine has not, before any of them is begun: a program, an image."""
+    found = dict[str, None]()
+    for image in {image_of(run.config) for run in planned}:
+        try:
+            image_facts(image)
+        except ValueError as error:
+            found[str(error)] = None
+    return [*found]
 
 
 def worker_command(planned: PlannedRun, folders: Folders, code: Path) -> WorkerCommand:

@@ -19,9 +19,8 @@ from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import missing, plan_runs
-from experiments.launch.attempt import begin_attempt
+from experiments.launch.attempt import begin_attempt, run_lock
 from experiments.launch.diagnosis import diagnose
-from experiments.launch.local import run_lock
 from experiments.training.stop import Preempted, Stop
 from experiments.worker import connect
 from experiments.worker.build import prepare_device

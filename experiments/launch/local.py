@@ -19,7 +19,7 @@ from analysis.records.store import Attempt
 from experiments.config.folders import ROOT, Folders
 from experiments.config.machines import EmulatedCluster
 from experiments.config.plan import PlannedRun
-from experiments.launch.attempt import begin_attempt, worker_command
+from experiments.launch.attempt import begin_attempt, run_lock, worker_command
 from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed, diagnose
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
 from experiments.launch.warm import WarmCommand
@@ -212,7 +212,8 @@ class Here:
     def _ended(self, run: RunningHere, codes: dict[int, int]) -> None:
         try:
             if self._accept(run, codes):
-                self.progress.finished(run.attempt.run_id)
+                ended = run.attempt.manifest.get("diverged") or {}
+                self.progress.finished(run.attempt.run_id, ended.get("why", ""))
             else:
                 self.saved.append(run.attempt)
         except RunFailed as failure:
@@ -285,8 +286,3 @@ def network_of(planned: PlannedRun) -> EmulatedNetwork | None:
     """Begin the network of a run with cluster=netns; None for other runs."""
     link = link_of(planned)
     return EmulatedNetwork(link, planned.config.num_nodes) if link else None
-
-
-def run_lock(folders: Folders, name: str) -> Lock:
-    """The lock that a process holds while it makes the run of this name on this machine."""
-    return Lock(folders.scratch / "locks" / f"{name}.lock")

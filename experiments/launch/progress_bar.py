@@ -99,11 +99,11 @@ class ProgressBar:
             else:
                 print(line, file=self.stream, flush=True)
 
-    def finished(self, run: str) -> None:
-        """Count and name a run that is done."""
+    def finished(self, run: str, diverged: str = "") -> None:
+        """Count and name a run that is done; with the reason, where it diverged."""
         self.done += 1
-        label = self.labels.get(run)
-        self.say(f"[{self.done}/{len(self.labels)}] {run}" + (f": {label}" if label else ""))
+        label, ended = self.labels.get(run), f"; it diverged: {diverged}" * bool(diverged)
+        self.say(f"[{self.done}/{len(self.labels)}] {run}" + (f": {label}" if label else "") + ended)
 
     def show(self, running: Sequence[RunProgress], num_waiting: int) -> None:
         """Tell how far they are, if it is time to."""

@@ -9,20 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.records import schema
+from analysis.records import locks, schema
 from analysis.records.files import read_note
+from analysis.records.schema import DIVERGED
 from analysis.records.store import DAMAGED, Attempt
 from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.config.plan import other_code, with_other
 from experiments.launch import bad_nodes, diagnosis
-from experiments.launch.attempt import UNFINISHED
+from experiments.launch.attempt import UNFINISHED, run_lock
 from experiments.launch.bad_nodes import LEDGER
 from slurm import jobs
 from slurm.jobs import Noted, Report
 from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, why_waiting
 
 UNDER_WAY = ("queued", "running", "requeued")
+TOLD = (DIVERGED, "cancelled", DAMAGED)  # classes that say more than the state does
+NOBODY = "nobody is seen to write it: its processes may have ended; the same words again go on"
 HOW_ON = "if it has ended, `cancel` gives it up, and `submit` makes it again"
 ASK_S = 5.0  # between two questions to SLURM
 SETTLE_S = 30.0  # that a job's last words may need to become visible on a shared file system
@@ -33,9 +36,14 @@ class RunStatus(NamedTuple):
 
     state: str  # done, running, queued, requeued (it will go on), stopped (it can go on), failed, unknown
     why: str = ""  # a sentence for a person
-    kind: str = ""  # a class of diagnosis.POLICIES
+    kind: str = ""  # a class of diagnosis.POLICIES, or diverged
     step: int = 0
     steps: int | None = None
+
+    @property
+    def word(self) -> str:
+        """The state as every command and page tells it."""
+        return self.kind if self.kind in TOLD else self.state
 
     @property
     def under_way(self) -> bool:
@@ -57,7 +65,8 @@ class StatusView:
         Raises:
             SlurmError: there is no SLURM here, or its controller does not answer.
         """
-        noted = {attempt: _noted(attempt, folders) for attempt in attempts if attempt.state in UNFINISHED}
+        open_ = [attempt for attempt in attempts if attempt.state in UNFINISHED and not _is_here(attempt)]
+        noted = {attempt: _noted(attempt, folders) for attempt in open_}
         reports = jobs.ask(noted.values())
         return cls(folders, {attempt: reports[job] for attempt, job in noted.items()})
 
@@ -97,10 +106,15 @@ class StatusView:
         state, step = manifest["state"], int(manifest.get("step") or 0)
         if state == "ok":
             other = [with_other(files)] if (files := other_code(attempt)) else []
-            return RunStatus("done", "; ".join([*other, *diagnosis.crowded(manifest)]))
+            notes = [*other, *diagnosis.crowded(manifest)]
+            if ended := manifest.get("diverged"):
+                return RunStatus("done", "; ".join([ended["why"], *notes]), DIVERGED, ended["step"])
+            return RunStatus("done", "; ".join(notes))
         if state == "failed":
             kind = str(manifest.get("failure", "error"))
             return RunStatus("failed", str(manifest.get("why")), kind, step)
+        if _is_here(attempt):
+            return self._here(attempt, state, step)
         if self.reports is None:
             then = "running" if state == "running" else "queued"
             return RunStatus(then, "when SLURM was last heard of", step=step)
@@ -112,7 +126,7 @@ class StatusView:
         if state == "preempted":
             return RunStatus("stopped", f"saved at step {step}; submit again to go on", "preempted", step)
         if (self.folders.launch(attempt) / diagnosis.CANCEL).exists():
-            return RunStatus("failed", "cancelled", "cancelled", step)
+            return RunStatus("failed", "by `cancel`", "cancelled", step)
         kind, why = diagnosis.of_job(report.state or None)
         if kind == "killed" and state == "submitted" and (lack := self._code_damage(manifest)):
             kind, why = "code", lack
@@ -120,6 +134,17 @@ class StatusView:
         if kind == "killed" and job and (lacking := bad_nodes.lacking(ledger, job)):
             kind, why = "python", lacking  # there nobody could leave a note
         return RunStatus("failed", why, kind, step)
+
+    def _here(self, attempt: Attempt, state: str, step: int) -> RunStatus:
+        """The status of a run without a job."""
+        if holder := attempt.writer():
+            done = self.progress(attempt)
+            return RunStatus("running", f"written by {holder}", step=done.step, steps=done.steps)
+        if holder := locks.holder(run_lock(self.folders, attempt.run_id).path):
+            return RunStatus("queued", f"{holder} prepares it")
+        if state == "preempted":
+            return RunStatus("stopped", f"saved at step {step}; the same words again go on", state, step)
+        return RunStatus("stopped", NOBODY, "killed", attempt.saved_step())
 
     def _code_damage(self, manifest: Mapping[str, Any]) -> str:
         """What is wrong with a job's code, of which too little may be left to say it; or nothing."""
@@ -162,6 +187,11 @@ def _noted(attempt: Attempt, folders: Folders) -> Noted:
     name, _, number = str(manifest.get("array") or "").partition(":")
     script = folders.sweeps / str(manifest.get("sweep")) / name.rpartition("-")[2]
     return Noted(job.id, name or None, script if name else None, int(number or 0), job.cluster, job.user)
+
+
+def _is_here(attempt: Attempt) -> bool:
+    """Tell whether its workers were started without a job of SLURM's."""
+    return not attempt.job.id and not attempt.manifest.get("sweep")
 
 
 def stuck(states: Iterable[RunStatus]) -> set[str]:

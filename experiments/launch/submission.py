@@ -20,14 +20,14 @@ from msgspec import structs
 from analysis.records import locks
 from analysis.records.configs import run_id
 from analysis.records.files import Damaged, read_as, write_json
-from analysis.records.schema import Sweep
+from analysis.records.schema import DIVERGED, Sweep
 from analysis.records.store import Attempt, now
 from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun, missing
 from experiments.launch.arrays import JobArray, Shape, arrays
-from experiments.launch.attempt import Begun, begin_attempt, worker_command
+from experiments.launch.attempt import Begun, begin_attempt, lacking, worker_command
 from experiments.launch.bad_nodes import LEDGER, unreliable
 from experiments.launch.diagnosis import RunFailed
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
@@ -103,7 +103,7 @@ class Queue:
         for attempt, run in states.items():
             if run.state == "done" and attempt.run_id not in self.done:
                 self.done.add(attempt.run_id)
-                self.progress.finished(attempt.run_id)
+                self.progress.finished(attempt.run_id, run.why if run.kind == DIVERGED else "")
         for why in stuck(states.values()) - self.told:
             self.told.add(why)
             self.progress.say(f"waiting: {why}")
@@ -143,6 +143,8 @@ def submit_missing(
         todo = not_under_way(planned, folders, say, force)
         if not todo:
             return None
+        if troubles := lacking(todo):
+            raise ValueError("; ".join(troubles))
         found = arrays(todo, block=todo[0].config.launch.block)
         ledger = folders.scratch / LEDGER
         if bad := {node for array in found for node in unreliable(ledger, array.python)}:

@@ -133,7 +133,8 @@ class Looks:
         kept.append(now)
 
     def _note(self, step: int, what: str, of: str, xs: Sequence[float], values: Sequence[float]) -> None:
-        self.log.add("look", step=step, what=what, of=of, xs=[*map(float, xs)], values=[*values])
+        if all(map(math.isfinite, values)):  # of what diverged there is nothing to see
+            self.log.add("look", step=step, what=what, of=of, xs=[*map(float, xs)], values=[*values])
 
 
 def histogram(values: Tensor) -> tuple[list[float], list[float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -228,6 +229,14 @@ class Trainer:
         if self.comm.rank == 0:
             print(line, file=sys.stderr)
 
+    def give_up(self) -> TrainedModel:
+        """End a training that diverged: it has a last epoch, of which nothing is a number. Collective, after
+        `step` told of it on all ranks.
+        """
+        epoch, nothing = (self.done - 1) // self.steps_per_epoch, Metrics(math.nan)
+        self.log.end_epoch(epoch, self.done - 1, nothing if self.comm.rank == 0 else None)
+        return self._end()
+
     def finish(self) -> TrainedModel:
         """End the training after its last step."""
         self.log.write()
@@ -235,6 +244,9 @@ class Trainer:
             epoch = (self.done - 1) // self.steps_per_epoch  # no step follows in which to validate
             metrics = self.validation()
             self.log.end_epoch(epoch, self.done - 1, metrics, tested=self.tested(metrics))
+        return self._end()
+
+    def _end(self) -> TrainedModel:
         self.log.log.flush()
         if self.overlap:
             self.overlap.close()

@@ -89,10 +89,11 @@ class StepLog:
         """Close the window: write the waiting steps to the log. Collective: all ranks write together.
 
         Raises:
-            NonFinite: on all ranks: a gradient had a NaN or Inf that nobody has looked for.
+            NonFinite: on all ranks, once they are written: a gradient had a NaN or Inf that nobody has
+                looked for.
         """
         samples = self.timer.resolve(self._gather)
-        self._check_finite()
+        trouble = self._not_finite()
         for sample, numbers in zip(samples, read(self.waiting), strict=True):
             self.epoch.append({name: numbers[name] for name in ("loss", *EPOCH_MEANS)})
             numbers["stops"] = sample.stops
@@ -104,6 +105,8 @@ class StepLog:
             )
         self.waiting.clear()
         self.log.flush()
+        if trouble:
+            raise trouble
 
     def end_epoch(
         self,
@@ -151,19 +154,20 @@ class StepLog:
         self.epoch = [{now.get(name, name): value for name, value in step.items()} for step in saved["epoch"]]
         self.timed_s = saved["timed_s"]
 
-    def _check_finite(self) -> None:
-        """Raise if a gradient of any rank's waiting steps was not finite: all tell of the first one."""
+    def _not_finite(self) -> NonFinite | None:
+        """The first gradient of any rank's waiting steps that was not finite: all ranks tell of the same."""
         if not self.finite:
-            return
+            return None
         flags, self.finite = host_sync.to_host(torch.stack(self.finite)), []
         first = next((at for at, fine in enumerate(flags) if not all(fine)), len(flags))
         tensor = flags[first].index(False) if first < len(flags) else 0
         found = self._gather([first, tensor])
         rank = min(range(len(found)), key=lambda rank: found[rank][0])
         bad_step, bad_tensor = map(int, found[rank])
-        if bad_step < len(flags):
-            steps = [values["step"] for values in self.waiting]
-            raise NonFinite(rank, steps[bad_step], self.names[bad_tensor], noticed=steps[-1])
+        if bad_step >= len(flags):
+            return None
+        steps = [values["step"] for values in self.waiting]
+        return NonFinite(rank, steps[bad_step], self.names[bad_tensor], noticed=steps[-1])
 
     def _gather(self, mine: list[float]) -> list[list[float]]:
         gathered = self.comm.all_gather(torch.tensor(mine, dtype=torch.float64, device=self.device))

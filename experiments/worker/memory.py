@@ -1,8 +1,9 @@
-"""Do so many virtual ranks fit into memory? Asked before any of them is made."""
+"""Do so many virtual ranks fit into memory? Asked before any of them is made. And what a worker has used."""
 
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,14 @@ def tensors(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
         branches = vars(tree).values() if hasattr(tree, "__dict__") else ()
     for branch in branches:
         yield from tensors(branch, seen)
+
+
+def peak(device: torch.device) -> dict[str, float]:
+    """The most memory that this process had, in GiB; all virtual ranks are one process."""
+    used = {"host_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}  # Linux counts in KiB
+    if device.type == "cuda":
+        used["gpu_gib"] = torch.cuda.max_memory_reserved(device) / 2**30
+    return {name: round(gib, 3) for name, gib in used.items()}
 
 
 def free_bytes(device: torch.device) -> float:

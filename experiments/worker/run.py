@@ -33,6 +33,7 @@ from slurm.environment import WorkerPlace
 from sparsify.comm import Comm, gather_json, virtual
 from sparsify.comm.torch import TorchComm
 from sparsify.cost import Link
+from sparsify.doors.engine import NonFinite
 
 if TYPE_CHECKING:  # it names Horovod's communicator, which may not be installed
     from experiments.worker.connect import AnyComm
@@ -52,10 +53,12 @@ class RunOutcome(NamedTuple):
     searching: dict[str, Any]  # of rank 0, see `loop.searched`; kernel: of all ranks
     graph: str | None  # of rank 0, see `loop.TrainedModel`
     alternated: dict[str, Any] | None = None  # how the turns ended, and what became of each variant
+    diverged: dict[str, Any] | None = None  # a `schema.Divergence`
 
     def facts(self) -> dict[str, Any]:
-        """All fields by name."""
-        return {name: value for name, value in self._asdict().items() if name != "alternated" or value}
+        """All fields by name, without what did not happen."""
+        special = ("alternated", "diverged")
+        return {name: value for name, value in self._asdict().items() if name not in special or value}
 
 
 class Started(NamedTuple):
@@ -113,8 +116,9 @@ def execute(
                 comm.close()
             raise
         if place.rank == 0:
-            after = state(device)
-            attempt.finish(config.workers, simulated=is_virtual, after=after, **outcome.facts())
+            after, peak = state(device), memory.peak(device)
+            facts = outcome.facts()
+            attempt.finish(config.workers, simulated=is_virtual, after=after, memory=peak, **facts)
 
 
 def record(started: Started, comm: Comm) -> RunOutcome:
@@ -141,10 +145,18 @@ def record(started: Started, comm: Comm) -> RunOutcome:
             return take_turns(run, comm, log, told, checkpointer)
         timer = run.timer(config.timing.mode, comm, done)
         training = Trainer(run.task, run.data, run.method, comm, timer, log, settings, checkpointer)
-        trained = training.run(told)
+        try:
+            trained, diverged = training.run(told), None
+        except NonFinite as error:
+            # Made for its learning curve, it has shown one; not all workers may know of what one saw alone.
+            if error.noticed is None or not training.validates:
+                raise
+            trained = training.give_up()
+            diverged = {"step": error.step, "made": training.done, "why": error.where}
     finally:
         log.flush(durable=True)
-    return outcome_of(trained, comm, run.num_steps, run.steps_per_epoch)
+    outcome = outcome_of(trained, comm, run.num_steps, run.steps_per_epoch)
+    return outcome._replace(diverged=diverged)
 
 
 def no_progress(step: int) -> None:

@@ -41,9 +41,9 @@ class NonFinite(ArithmeticError):
             f"; noticed after step {noticed}, so weights and residuals may hold it: go back to the last "
             "checkpoint"
         )
-        words = f"rank {rank}, step {step}: the gradient of {layer} has a NaN or Inf"
-        super().__init__(words if noticed is None else words + late)
-        self.rank, self.step = rank, step
+        self.rank, self.step, self.noticed = rank, step, noticed
+        self.where = f"rank {rank}, step {step}: the gradient of {layer} has a NaN or Inf"
+        super().__init__(self.where + late * (noticed is not None))
 
 
 class PartlyDelivered(NonFinite):

@@ -44,7 +44,7 @@ def test_a_table_has_a_column_for_each_leaf_that_varies_and_for_no_other(folders
     ("words", "count"),
     [
         ([], 8), (["method=topk"], 6), (["method.density=1e-2"], 3), (["seed=0,2", "method=topk"], 4),
-        (["state=failed"], 1), (["state=damaged"], 1), (["method=topk", "state=ok", "select=torch"], 6),
+        (["state=failed"], 1), (["state=damaged"], 1), (["method=topk", "state=done", "select=torch"], 6),
         (["topk-vgg16"], 6), (["method=dgc"], 0),
     ],
 )  # fmt: skip

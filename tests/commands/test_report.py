@@ -110,7 +110,7 @@ def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Comman
     fine(here("report"))
     report = tmp_path / "results" / "report"
     own = {row["run"]: row for row in rows(report) if row["origin"] == "this machine"}
-    assert own[whole.run_id]["state"] == "ok"
+    assert own[whole.run_id]["state"] == "done"
     assert own[whole.run_id]["step_ms"] > 0
     assert (own[failed.run_id]["state"], own[failed.run_id]["why"]) == ("failed", f"out of memory {HOSTILE}")
     assert data(report, f"run/{own[failed.run_id]['id']}")["logs"] == [
@@ -194,5 +194,5 @@ def test_runs_are_read_in_batches_each_once(
     assert here("report").returncode == 0
     found = {row["run"]: row for row in rows(tmp_path / "results" / "report")}
     assert set(found) == {attempt.run_id for attempt in made}
-    assert {row["state"] for row in found.values()} == {"ok"}
+    assert {row["state"] for row in found.values()} == {"done"}
     assert found[made[0].run_id]["why"] == "a newer attempt is failed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import pty
 import signal
@@ -19,8 +20,11 @@ from pathlib import Path
 
 import pytest
 
+from analysis.pictures import captions
+from analysis.records.attempts import of_attempt
 from analysis.records.files import read_json
 from analysis.records.store import Store
+from analysis.stats import curve, final
 from experiments.config import data_root
 from tests.analysis import synthetic
 from tests.conftest import ROOT, Command, environment_for, fine, refused, there
@@ -53,7 +57,7 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(
 ) -> None:
     words = ("run", "method=topk", "cluster=local", *SMALL)
     first = fine(command(*words))
-    assert "attempt 1: ok" in first.stdout
+    assert "attempt 1: done" in first.stdout
     (manifest,) = manifests(tmp_path / "results")
     assert manifest["agreed"] is True
     assert manifest["simulated"] is False
@@ -63,10 +67,10 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(
 
     again = here(*words)
     assert "already measured" in again.stderr
-    assert "attempt 1: ok" in again.stdout
+    assert "attempt 1: done" in again.stdout
 
     forced = here(*words, FORCE="1")
-    assert "attempt 2: ok" in forced.stdout
+    assert "attempt 2: done" in forced.stdout
     assert [manifest["state"] for manifest in manifests(tmp_path / "results")] == ["ok", "ok"]
     # the same seed trains to the same bits
     assert len({manifest["weights"] for manifest in manifests(tmp_path / "results")}) == 1
@@ -182,19 +186,42 @@ def test_what_only_a_worker_can_know_to_be_wrong_is_refused_as_well(command: Com
     assert states(tmp_path / "results") == {"topk": ("failed", "bad_input")}
 
 
-@pytest.mark.parametrize("mode", ["serialised", "production"])
-def test_a_gradient_that_is_not_finite_stops_the_run(here: Command, tmp_path: Path, mode: str) -> None:
-    words = ("method=dense", "task=cnn_digits", "profile=smoke", "task.lr=1e30", "task.lr_warmup_epochs=0")
-    done = here("run", *words, f"timing.mode={mode}")
+TOO_FAST = ("method=dense", "task=cnn_digits", "profile=smoke", "task.lr=1e15", "task.lr_warmup_epochs=0")
+
+
+def test_a_gradient_that_is_not_finite_fails_a_run_that_is_timed(here: Command, tmp_path: Path) -> None:
+    done = here("run", *TOO_FAST, "timing.mode=serialised")
     refused(done, "rank 0, step ", "the gradient of", "NaN or Inf", "why", code=1)
     (manifest,) = manifests(tmp_path / "results")
     assert (manifest["state"], manifest["failure"]) == ("failed", "non_finite")
     assert "NaN or Inf" in manifest["why"]
 
 
+@pytest.mark.parametrize("cluster", ["local", "virtual"])
+def test_a_training_that_diverges_is_a_record_and_is_not_made_again(
+    here: Command, tmp_path: Path, cluster: str
+) -> None:
+    words = (*TOO_FAST, "timing.mode=production", "train.validate=epoch", f"cluster={cluster}", "workers=2")
+    told = fine(here("run", *words))
+    assert "it diverged: rank 0, step " in told.stderr
+    (manifest,) = manifests(tmp_path / "results")
+    ended = manifest["diverged"]
+    assert (manifest["state"], ended["step"] < ended["made"] <= manifest["steps"]) == ("ok", True)
+    for words_of_all in (("list",), ("why", manifest["run_id"])):
+        assert "diverged" in fine(here(*words_of_all)).stdout
+    assert "already measured" in fine(here("run", *words)).stderr
+    (run,) = Store(tmp_path / "results/runs").all_valid()
+    frames, _ = of_attempt(run)
+    end = final(frames, list(frames.runs["key"]), "val_loss")
+    assert end is not None
+    assert math.isnan(end.value)
+    assert len(curve(frames, list(frames.runs["key"]), "val_loss")) < len(frames.epochs)
+    assert "runs diverged" in captions.setting(frames)
+
+
 def test_a_run_that_fails_stops_no_other_and_compare_names_it(here: Command, tmp_path: Path) -> None:
     words = ("method=dense", "cluster=virtual", "task=cnn_digits", "profile=smoke", "task.lr_warmup_epochs=0")
-    done = here("run", *words, "task.lr=1e30,0.1,0.05", "sweep=rates")
+    done = here("run", *words, "timing.mode=serialised", "task.lr=1e30,0.1,0.05", "sweep=rates")
     refused(done, "the others go on", "gradient", "[2/3]", code=1)
     compared = fine(here("compare", "sweep=rates", "x=task.lr", "y=step_s"))
     (failed,) = (
@@ -318,7 +345,7 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(here: Command, tmp_pat
         assert ended["dense"] == ("ok", None)
         # a full disk may refuse even the manifest's last change
         assert ended["topk"][0] in ("failed", "running")
-        assert "attempt 1: ok" in here("why", "dense").stdout
+        assert "attempt 1: done" in here("why", "dense").stdout
 
 
 @contextmanager

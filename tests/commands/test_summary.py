@@ -8,6 +8,7 @@ import pytest
 
 from analysis.records.store import Store
 from experiments.commands.why import summary
+from experiments.launch.status import RunStatus
 from tests.analysis import synthetic
 
 
@@ -17,12 +18,13 @@ def test_the_median_step_leaves_out_the_warm_up_and_says_where_it_is_simulated(
 ) -> None:
     config = synthetic.config("topk")
     config["cluster"]["where"] = where
-    said = summary(synthetic.timed(Store(tmp_path), config))
+    said = summary(synthetic.timed(Store(tmp_path), config), RunStatus("done"))
     assert f" ms on rank 0 ({word}serialised, n = 16, 4 steps of warm-up left out)" in said
 
 
 def test_of_turns_each_variant_has_its_own_median_and_it_says_how_they_ended(tmp_path: Path) -> None:
-    said = summary(synthetic.alternated(Store(tmp_path), ["dense", "topk"], blocks=4, block_steps=3))
+    attempt = synthetic.alternated(Store(tmp_path), ["dense", "topk"], blocks=4, block_steps=3)
+    said = summary(attempt, RunStatus("done"))
     for variant in ("dense", "topk"):
         assert f"{variant}: median step " in said
     assert said.count("on rank 0 (serialised, n = 8)") == 2

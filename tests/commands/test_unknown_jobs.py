@@ -60,7 +60,7 @@ def test_who_knows_better_forces_it(submitted: Folders, here: Command) -> None:
 def test_cancel_gives_it_up_and_touches_no_job_of_this_cluster(
     submitted: Folders, here: Command, programs: Programs
 ) -> None:
-    assert "gave up 1 runs" in fine(here("cancel", "run")).stdout
+    assert "gave up 1 runs" in fine(here("cancel", "runs-001")).stdout
     assert not programs.words("scancel")
     assert states(submitted) == ["failed"]
     fine(here("submit", *WORDS))

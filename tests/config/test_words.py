@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.records.configs import measured_config, run_key
+from analysis.records.configs import measured_config, run_key, variant_configs
 from experiments.config import compose
 
 
@@ -26,7 +26,7 @@ from experiments.config import compose
 )
 def test_the_words_of_a_run_mean_that_run_in_every_profile(asked: list[str]) -> None:
     config = measured_config(compose.resolve(asked))
-    found = compose.asked_again(config)
+    found = compose.asked_again({"": config}, run_key(config))
     for profile in ("smoke", "laptop", "paper"):
         assert run_key(compose.resolve([*found.words(), f"profile={profile}"])) == run_key(config)
 
@@ -34,12 +34,20 @@ def test_the_words_of_a_run_mean_that_run_in_every_profile(asked: list[str]) -> 
 def test_an_older_record_is_asked_for_with_what_it_meant() -> None:
     config = measured_config(compose.resolve(["method=topk", "profile=smoke", "select=torch"]))
     assert "select" not in config
-    assert compose.asked_again(config).settings["select"] == "torch"
+    assert compose.asked_again({"": config}, run_key(config)).settings["select"] == "torch"
 
 
 def test_what_no_words_mean_is_refused() -> None:
     config = measured_config(compose.resolve(["method=topk", "profile=smoke"]))
     with pytest.raises(ValueError, match=r"no words mean|there are"):
-        compose.asked_again({**config, "method": {**config["method"], "gone": 1}})
-    with pytest.raises(ValueError, match="turns"):
-        compose.asked_again({**config, "variants": [{"name": "a"}]})
+        compose.asked_again({"": {**config, "method": {**config["method"], "gone": 1}}}, run_key(config))
+
+
+def test_what_takes_turns_is_asked_for_with_its_variants() -> None:
+    dense, sparse = "method=dense timing.mode=production", "method=topk method.density=0.01"
+    asked = [f"variants={{a:'{dense}',b:'{sparse}'}}", "alternate.blocks=4", "profile=smoke", "workers=3"]
+    config = measured_config(compose.resolve(asked).as_dict())
+    found = compose.asked_again(variant_configs(config), run_key(config))
+    assert run_key(compose.resolve(found).as_dict()) == run_key(config)
+    assert found.settings["workers"] == 3
+    assert found.variants["b"]["method.density"] == 0.01

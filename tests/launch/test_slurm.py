@@ -237,7 +237,7 @@ def test_a_node_without_python_swallows_no_run_and_is_avoided(bench: Bench, tmp_
     assert (
         "avoiding n1" in bench.command("submit", "method=dense", *words, "cluster.sbatch=['--hold']").stderr
     )
-    assert bench.command("cancel", "dense").returncode == 0
+    assert bench.command("cancel", "dense", "--matching").returncode == 0
 
 
 def test_a_python_that_no_node_has_is_named(bench: Bench, tmp_path: Path) -> None:
@@ -271,6 +271,7 @@ def test_two_that_submit_the_same_queue_each_run_once(bench: Bench) -> None:
     assert {*jobs.live(f"{job.partition('_')[0]}_{number}" for job in ids for number in range(3))} == ids
 
     refused(bench.command("cancel", "nothing-like-it"), "no sweep or run")
+    refused(bench.command("cancel", name[:3]), "is part of a name", name, "--matching")
     assert "cancelled 2 jobs" in bench.command("cancel", name).stdout
     bench.await_end(attempts)
     assert "nothing to cancel" in bench.command("cancel", attempts[0].run_id).stderr
@@ -318,7 +319,7 @@ def test_a_cluster_without_accounts_will_do(bench: Bench) -> None:
         queue.command("scancel", str(newest(bench, run).job.id))
         bench.await_end([newest(bench, run)])
         told = bench.command("status", name).stdout
-        assert "failed (cancelled): the job was cancelled" in told  # its controller remembers that a while
+        assert "cancelled: the job was cancelled" in told  # its controller remembers that a while
     finally:
         say(bench.surroundings, SCRIPTS / "up", "yes" if kept else "no")
 

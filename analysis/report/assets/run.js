@@ -58,7 +58,7 @@
 
   function show([run, looks]) {
     document.title = `${run.label}: a run`;
-    const state = element("span", { class: `word ${run.state === "ok" ? "plain" : "bad"}` }, run.state);
+    const state = element("span", { class: `word ${run.state === "done" ? "plain" : "bad"}` }, run.state);
     const items = run.items.flatMap((item, at) => [at ? ", " : "Drawn in ", element("a", { href: `item-${encodeURIComponent(item)}.html` }, item)]);
     const name = run.variant ? `${run.run}, variant ${run.variant}` : run.run;
     main.replaceChildren(...[

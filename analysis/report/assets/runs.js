@@ -69,7 +69,7 @@ report.load("runs").then((columns) => {
     tick.checked = two.includes(id);
     const link = element("a", { href: `run.html#${id}`, title: columns.run[at] }, columns.label[at]);
     const time = columns.step_ms[at];
-    const state = columns.state[at] === "ok" ? null : element("span", { class: "word bad" }, columns.state[at]);
+    const state = columns.state[at] === "done" ? null : element("span", { class: "word bad" }, columns.state[at]);
     return element("tr", {},
       element("td", {}, tick), element("td", { class: "label" }, link, " ", state), numeric(columns.top1[at]), numeric(columns.loss[at]),
       numeric(time, time !== null && columns.simulated[at] ? " simulated" : ""), numeric(columns.wire_bytes[at]),

@@ -1,0 +1,49 @@
+"""`run again=NAME`: the settings of a recorded run, of this checkout or shipped with it, as words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from analysis.records import parquet
+from analysis.records.configs import run_key, variant_configs
+from analysis.records.frames import records
+from experiments.commands._find import the_name
+from experiments.config import compose
+from experiments.config.folders import Folders
+
+AGAIN = "again="
+
+
+def asked(words: Sequence[str], folders: Folders) -> list[str]:
+    """The words, with the settings of the run that `again=` names before the others, which replace its own.
+
+    Raises:
+        ValueError: it names none, or several; or no words mean that run any more.
+    """
+    names = [word.removeprefix(AGAIN) for word in words if word.startswith(AGAIN)]
+    if not names:
+        return [*words]
+    if len(names) > 1:
+        raise ValueError(f"{AGAIN} names one run, and there are {len(names)}")
+    others = [word for word in words if not word.startswith(AGAIN)]
+    given = {word.partition("=")[0] for word in others}
+    own = compose.asked_again(*_recorded(names[0], folders)).words()
+    return [*(word for word in own if word.partition("=")[0] not in given), *others]
+
+
+def _recorded(word: str, folders: Folders) -> tuple[dict[str, dict[str, Any]], str]:
+    """The configurations of the variants of the run that a word names (its own, without a name, where it has
+    none), and its key.
+    """
+    own = folders.store.runs()
+    shipped = records(parquet.read_parquet(folders.shipped).runs)
+    name = the_name(word, list(dict.fromkeys([*own, *(row["run_id"] for row in shipped)])))
+    if name in own and (attempts := folders.store.attempts(name)):
+        config = attempts[-1].config
+        return variant_configs(config) or {"": config}, run_key(config)
+    rows = [row for row in shipped if row["run_id"] == name]
+    return {row["variant"] or "": json.loads(row["config_json"]) for row in rows}, rows[0]["key"].partition(
+        "/"
+    )[0]
