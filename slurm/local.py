@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from slurm.emulated.network import EmulatedNetwork
 from slurm.emulated.switch import INTERFACE
 from slurm.environment import WorkerPlace
-from slurm.worker_process import exit_code, note_exit
+from slurm.worker_process import WorkerStart, exit_code, note_exit
 
 LOOPBACK = "lo"  # where gloo need not look up the host's name, which may fail
 GRACE_S = 10.0  # that the other workers get to end by themselves once one has failed
@@ -41,17 +40,8 @@ class WorkerProcess(Protocol):
 class Starting(Protocol):
     """A command that starts workers, such as `WorkerCommand`."""
 
-    def start(
-        self,
-        orders: str,
-        folder: Path,
-        place: WorkerPlace,
-        stdout: int,
-        stderr: int,
-        interface: str | None = None,
-        enter: Sequence[str] = (),
-    ) -> WorkerProcess:
-        """Start the worker at `place`."""  # fmt: skip
+    def start(self, worker: WorkerStart, /) -> WorkerProcess:
+        """Start this worker."""
 
 
 class LocalWorkers:
@@ -81,15 +71,12 @@ class LocalWorkers:
             for rank in range(size):
                 log = folder / f"worker{rank}_log"
                 with log.with_suffix(".out").open("ab") as out, log.with_suffix(".err").open("ab") as err:
-                    self.processes[rank] = command.start(
-                        orders,
-                        folder,
-                        WorkerPlace(rank, size, rank),
-                        out.fileno(),
-                        err.fileno(),
+                    worker = WorkerStart(
+                        orders, folder, WorkerPlace(rank, size, rank), out.fileno(), err.fileno(),
                         interface=INTERFACE if network else LOOPBACK,
                         enter=network.enter(rank // per_node) if network else (),
-                    )
+                    )  # fmt: skip
+                    self.processes[rank] = command.start(worker)
         except BaseException:
             self.cancel()
             raise

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -32,6 +32,23 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a worker that saved and stopped as to
 # SLURM sends SIGUSR2 to every process of a job step, and their starter may forward it: it comes once, twice,
 # or to some workers only. The others mean the same; a terminal sends them to its whole group.
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class WorkerStart(NamedTuple):
+    """One worker to start."""
+
+    orders: str  # the run's file of them
+    folder: Path  # of this start, shared by all its workers
+    place: WorkerPlace
+    stdout: int  # file descriptors
+    stderr: int
+    interface: str | None = None  # of the network on which workers of this machine meet; None: on several
+    enter: Sequence[str] = ()  # words of a program that starts it elsewhere on this machine
+
+    def note(self, pid: int) -> None:
+        """Leave word of the process that was started."""
+        rank = self.place.rank
+        note(self.folder / f"worker{rank}.json", rank=rank, pid=pid, node=environment.node())
 
 
 class WorkerCommand(msgspec.Struct, frozen=True):
@@ -72,41 +89,26 @@ class WorkerCommand(msgspec.Struct, frozen=True):
         binds, command = [Path(bind) for bind in self.binds], [*self.command, *words]
         return container.wrap(self.container, command, binds, Path(self.cwd), variables, self.gpu, for_people)
 
-    def start(
-        self,
-        orders: str,
-        folder: Path,
-        place: WorkerPlace,
-        stdout: int,
-        stderr: int,
-        interface: str | None = None,
-        enter: Sequence[str] = (),
-    ) -> subprocess.Popen[bytes]:
-        """Start the worker at `place`; leaves worker<rank>.json in `folder`.
+    def start(self, worker: WorkerStart) -> subprocess.Popen[bytes]:
+        """Start a worker; leaves worker<rank>.json in its folder.
 
         It ends with this process, whatever ends that: by the kernel's hand on Linux, and by `lifeline`, which
         enters containers as well. Stop signals wait until it takes them.
-
-        Args:
-            folder: of this start, shared by all its workers.
-            stdout, stderr: file descriptors.
-            interface: of the network on which workers of this machine meet; None: they are on several.
-            enter: words before the command, of a program that starts it elsewhere on this machine.
         """
-        variables = environment.of_worker(place, self.threads, interface)
-        if interface and not self.gpu:
+        variables = environment.of_worker(worker.place, self.threads, worker.interface)
+        if worker.interface and not self.gpu:
             variables["CUDA_VISIBLE_DEVICES"] = ""  # no memory and no start of a GPU that is not used
         bare = self.container is None or pyxis.makes(self.container)  # a runtime has to take signals itself
         child = subprocess.Popen(
-            [*enter, *self.enter, *self._wrapped([orders, str(folder)], variables)],
+            [*worker.enter, *self.enter, *self._wrapped([worker.orders, str(worker.folder)], variables)],
             cwd=self.cwd,
             env=variables,
             stdin=lifeline(),
-            stdout=stdout,
-            stderr=stderr,
+            stdout=worker.stdout,
+            stderr=worker.stderr,
             preexec_fn=partial(before_exec, os.getpid(), STOP_SIGNALS if bare else ()),
         )
-        note(folder / f"worker{place.rank}.json", rank=place.rank, pid=child.pid, node=environment.node())
+        worker.note(child.pid)
         return child
 
 

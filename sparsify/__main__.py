@@ -1,16 +1,17 @@
-"""The command `sparsify`: version, what searches gradients on this machine, each method in a line."""
+"""The command `sparsify`: version, what searches gradients on this machine, each method in a line, or one."""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
 import sparsify
 from sparsify.core.checks import DISTRIBUTION, THEIRS
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     if not hasattr(sparsify, "names"):  # theirs was installed over ours, or removed from it
         print(
@@ -19,6 +20,16 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    parser = argparse.ArgumentParser("sparsify", description=f"{__doc__.partition(': ')[2].capitalize()}")
+    parser.add_argument("method", nargs="?", help="explain this one, with its hyperparameters")
+    parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {sparsify.__version__}")
+    if method := parser.parse_args(words).method:
+        try:
+            print(*explained(method), sep="\n")
+        except ValueError as error:
+            print(f"sparsify: {error}", file=sys.stderr)
+            return 2
+        return 0
     print(f"{DISTRIBUTION} {sparsify.__version__}", *machine(), "", *methods(), sep="\n")
     return 0
 
@@ -49,6 +60,26 @@ def methods() -> Iterator[str]:
     for name in REGISTRY.names():
         about = REGISTRY.why_broken(name) or REGISTRY.summary(name).partition(". ")[0]
         yield f"{name:<13} {about}"
+
+
+def explained(method: str) -> Iterator[str]:
+    """Lines on one method.
+
+    Raises:
+        ValueError: there is none of this name, or its file can't be read.
+    """
+    from sparsify.methods import REGISTRY
+    from sparsify.ranges import described
+    from sparsify.spec import REQUIRED
+
+    REGISTRY.check_name(method)
+    parameters = REGISTRY.parameters(method)
+    needed = [f"{name}=..." for name, each in parameters.items() if each.default == REQUIRED]
+    yield f"sparsify.{method}({', '.join(needed)})\n"
+    yield f"{REGISTRY.docstring(method)}\n"
+    for name, each in parameters.items():
+        default = "" if each.default == REQUIRED else f"={each.default!r}"
+        yield f"{name}{default}  [{described(each.allowed)}]"
 
 
 if __name__ == "__main__":

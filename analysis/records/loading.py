@@ -16,7 +16,7 @@ from analysis.records.attempts import newest
 from analysis.records.columns import IMPLIED, OUTCOMES, RUNS
 from analysis.records.files import Damaged, read_note
 from analysis.records.frames import Frames, empty, restrict, stack, typed
-from analysis.records.parquet import read_parquet
+from analysis.records.parquet import listed, read_parquet
 from analysis.records.schema import RunIndex
 from analysis.records.steps import with_outcomes
 from analysis.records.store import Store
@@ -77,7 +77,11 @@ def own(
     last = store.last_numbers() if last is None else last
     there = {run for run, number in last.items() if known.get(run) == number}
     newer = [run for run in last if run not in there]
-    fresh, notes = newest(store, newer)
+    if {*tables} == {"runs"}:
+        rows, notes = listed(store, newer, results / "records" / "listed")
+        fresh = empty()._replace(runs=rows)
+    else:
+        fresh, notes = newest(store, newer)
     for note in notes:
         say(note)
     there |= set(known) & (set(newer) - set(fresh.runs["run_id"]))  # its newest attempt is not whole yet

@@ -10,6 +10,7 @@ import multiprocessing
 import shutil
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -33,7 +34,7 @@ from analysis.records.files import (
     write_atomic,
     write_json,
 )
-from analysis.records.frames import Frames, records, runs_frame, stack, typed
+from analysis.records.frames import Frames, empty, records, runs_frame, stack, typed
 from analysis.records.schema import NUMBER
 from analysis.records.store import Attempt, Store
 
@@ -41,6 +42,7 @@ RUNS_OF_A_PART = 250
 SCHEMA_KEY = "schema"  # in a file's metadata; older files have none, and are of schema 1
 # What reading a file may take: PACKED times its bytes, which is 50 times what tables of runs do.
 UNPACKED, PACKED = 2**28, 1000
+ORIGIN = "origin"  # a column of `listed`: what a row was made from
 COPY = "copy.json"  # in the folder of an attempt's own tables: what they were when they were written
 # Without these no figure can be drawn.
 OF_EVERY_RUN = (
@@ -168,6 +170,34 @@ def newest_frames(
     return stack(parts), notes
 
 
+def listed(store: Store, runs: Sequence[str], folder: Path) -> tuple[pd.DataFrame, list[str]]:
+    """A row of each run's newest attempt that is whole, or of its variants, and a line on each newer one that
+    is damaged: of `newest` the runs alone, but that only what is new is read from logs.
+
+    Args:
+        folder: for the table of rows that were read before.
+    """
+    newest_of = {run: attempts[-1] for run in runs if (attempts := store.attempts(run))}
+    origins = {run: _origin(attempt) for run, attempt in newest_of.items() if attempt.is_valid()}
+    before = empty().runs
+    with contextlib.suppress(Damaged):  # then it is made again
+        before = read_parquet(folder, ["runs"]).runs
+    made_from = before[ORIGIN] if ORIGIN in before else [None] * len(before)
+    is_known = [origins.get(run, "") == was for run, was in zip(before["run_id"], made_from, strict=True)]
+    parts, notes = [before[is_known]], list[str]()
+    todo = [run for run in runs if run not in set(parts[0]["run_id"])]
+    for first in range(0, len(todo), RUNS_OF_A_PART):
+        fresh, own_notes = newest(store, todo[first : first + RUNS_OF_A_PART])
+        parts.append(fresh.runs.assign(**{ORIGIN: fresh.runs["run_id"].map(origins)}))
+        notes += own_notes
+    rows = runs_frame([row for part in parts for row in records(part)])
+    if any(len(part) for part in parts[1:]):
+        with contextlib.suppress(OSError):  # somebody else's results, which are only read
+            folder.mkdir(parents=True, exist_ok=True)
+            _write(folder / "runs.parquet", [_arrow("runs", rows[rows[ORIGIN].notna()])])
+    return rows.drop(columns=ORIGIN, errors="ignore"), notes
+
+
 def cached(attempt: Attempt, folder: Path) -> tuple[Frames, list[str]]:
     """`attempts.of_attempt`, with a copy as Parquet below `folder`.
 
@@ -215,12 +245,15 @@ def _write_copy(frames: Frames, kept: Path) -> Frames:
 
 def _origin(attempt: Attempt) -> str:
     """8 digits of a hash over what an attempt's frames follow from: run.json has the digests of its logs."""
-    sha = hashlib.sha256()
-    for code in (attempts_module.__file__, schema.__file__):
-        sha.update(Path(code).read_bytes())
+    sha = hashlib.sha256(_code())
     for name in ("config.json", "run.json"):
         sha.update(read_bytes(attempt.path / name))
     return sha.hexdigest()[:8]
+
+
+@cache
+def _code() -> bytes:
+    return b"".join(Path(code).read_bytes() for code in (attempts_module.__file__, schema.__file__))
 
 
 def _bytes(path: Path) -> bytes | None:

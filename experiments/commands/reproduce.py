@@ -72,9 +72,11 @@ def reproduce_item(
         say(f"{item} ({profile}): {len(absent)} runs more make it firmer; --all makes them, too")
     words = [item, *overrides]
     rounds, failures = in_rounds(registering(todo, words)), list[RunFailed]()
+    early = EarlyPictures(item, profile, planned, optional, folders)
     for number, begun in enumerate(rounds, 1):
         try:
-            carry_out(begun, folders, figures.stem(item, profile), words, force)
+            after = None if _would_disturb(begun) else early.draw
+            carry_out(begun, folders, figures.stem(item, profile), words, force, after)
         except RunFailed as failure:
             if POLICIES[failure.kind].stops:
                 raise
@@ -89,12 +91,48 @@ def reproduce_item(
     return draw_local(item, profile, list(names), folders)
 
 
+class EarlyPictures:
+    """Pictures of an item while others of its runs go on: one whenever all runs of a further seed are there."""
+
+    def __init__(
+        self, item: str, profile: str, planned: Sequence[PlannedRun], optional: Sequence[Config], folders: Folders
+    ) -> None:
+        self.item, self.profile, self.folders = item, profile, folders
+        self.planned, self.optional = planned, optional
+        self.seeds = {run.config.seed for run in planned}
+        self.drawn = len(self._whole())
+
+    def _whole(self) -> set[int]:
+        """The seeds of which nothing is missing."""
+        return self.seeds - {run.config.seed for run in self.planned if not self.folders.store.valid(run.config)}
+
+    def draw(self) -> None:
+        """Draw, if there is more to draw than before and not yet all."""
+        if not self.drawn < len(whole := self._whole()) < len(self.seeds):
+            return
+        self.drawn = len(whole)
+        there = [run for run in self.planned if run.config.seed in whole]
+        optional = [config for config in self.optional if config.seed in whole]
+        try:
+            drawn = draw_local(self.item, self.profile, _present(there, optional, self.folders), self.folders)
+        except ValueError as error:
+            say(f"no picture of {len(whole)} seeds: {error}")
+        else:
+            say(f"{drawn.picture}, from {len(whole)} of {len(self.seeds)} seeds; it is drawn again with more")
+
+
+def _would_disturb(begun: Sequence[PlannedRun]) -> bool:
+    """Tell whether times are measured on this machine, which a drawing beside them would lengthen."""
+    return any(run.is_timing and not isinstance(run.config.cluster, SlurmCluster) for run in begun)
+
+
 def in_rounds(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     """What is drawn after, in turn: what takes turns on this machine launch by launch, so that a picture is
-    there early and becomes surer. All else is carried out together.
+    there early and becomes surer. All else is carried out together, seed by seed.
     """
+    todo = sorted(todo, key=lambda run: run.config.seed)
     if any(isinstance(run.config.cluster, SlurmCluster) for run in todo):
-        return [[*todo]]
+        return [todo]
     numbers = dict.fromkeys(run.config.seed for run in todo if run.config.variants)
     first = next(iter(numbers), None)
     rounds = [[run for run in todo if not run.config.variants or run.config.seed == first]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
@@ -22,8 +22,12 @@ def carry_out(
     name: str,
     words: Sequence[str],
     force: bool = False,
+    after: Callable[[], None] | None = None,
 ) -> None:
     """Carry out these runs, here and by SLURM, and show their progress.
+
+    Args:
+        after: called when more runs are done, while others go on.
 
     Raises:
         RunFailed: a run that did not end well, when all the others have ended; at once where what ended it
@@ -32,7 +36,7 @@ def carry_out(
     """
     there = [run for run in missing if isinstance(run.config.cluster, SlurmCluster)]
     here = [run for run in missing if not isinstance(run.config.cluster, SlurmCluster)]
-    progress, backends = ProgressBar(labels_of(missing)), list[Here | Queue]()
+    progress, backends, told = ProgressBar(labels_of(missing)), list[Here | Queue](), 0
     with contextlib.ExitStack() as attended:
         attended.callback(progress.close)
         if here:
@@ -44,4 +48,7 @@ def carry_out(
         while looks := [look for backend in backends if (look := backend.look())]:
             running = [run for look in looks for run in look.running]
             progress.show(running, sum(look.waiting for look in looks))
+            if after and progress.done > told:
+                told = progress.done
+                after()
             time.sleep(POLL_S)

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 
 from slurm import environment
 from slurm.environment import WorkerPlace
-from slurm.worker_process import WorkerCommand, end_with, note
+from slurm.worker_process import WorkerCommand, WorkerStart, end_with
 
 LOADED = "experiments.worker.warm"
 
@@ -38,28 +37,22 @@ class WarmCommand(NamedTuple):
         is_plain = command.container is None and not command.gpu and not command.enter
         return cls(command) if is_plain and command.command[0] == sys.executable else None
 
-    def start(
-        self,
-        orders: str,
-        folder: Path,
-        place: WorkerPlace,
-        stdout: int,
-        stderr: int,
-        interface: str | None = None,
-        enter: Sequence[str] = (),
-    ) -> ForkedWorker:
-        """Start the worker at `place`; it ends with this process. See `WorkerCommand.start`."""
-        assert not enter, "only a program of its own can enter another network"
-        variables = environment.of_worker(place, self.command.threads, interface)
+    def start(self, worker: WorkerStart) -> ForkedWorker:
+        """Start a worker; it ends with this process. See `WorkerCommand.start`."""
+        assert not worker.enter, "only a program of its own can enter another network"
+        variables = environment.of_worker(worker.place, self.command.threads, worker.interface)
         variables["CUDA_VISIBLE_DEVICES"] = ""
         process = _server(self.command.threads).Process(
             target=_work,
-            args=(variables, self.command.cwd, orders, str(folder), _Handed(stdout), _Handed(stderr)),
-        )
+            args=(
+                variables, self.command.cwd, worker.orders, str(worker.folder),
+                _Handed(worker.stdout), _Handed(worker.stderr),
+            ),
+        )  # fmt: skip
         process.start()
-        worker = ForkedWorker(process)
-        note(folder / f"worker{place.rank}.json", rank=place.rank, pid=worker.pid, node=environment.node())
-        return worker
+        forked = ForkedWorker(process)
+        worker.note(forked.pid)
+        return forked
 
 
 class ForkedWorker(NamedTuple):

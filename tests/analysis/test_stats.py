@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from analysis import stats
+from analysis.pictures import captions
 from analysis.records.attempts import from_attempts
 from analysis.records.frames import Frames, stack
 from analysis.records.steps import breakdown, phase_summary, step_seconds
@@ -206,6 +207,25 @@ def test_a_diverged_run_is_not_left_out_of_its_mean(frames: Frames) -> None:
     value = there(stats.final(diverged, keys, "val_loss"))
     assert np.isnan(value.value)
     assert not value.decides
+
+
+@pytest.mark.parametrize("epoch", [1, 5])
+def test_of_a_training_that_diverged_nothing_is_taken_for_its_end(frames: Frames, epoch: int) -> None:
+    keys, others = learned(frames, "topk"), learned(frames, "dense")
+    mine, when = frames.epochs["key"].eq(keys[0]), frames.epochs["epoch"]
+    metrics = ["val_loss", "val_top1", "val_top5"]
+    epochs = frames.epochs.assign(**frames.epochs[metrics].mask(mine & when.eq(epoch)))[~(mine & when.gt(epoch))]
+    runs = frames.runs.assign(diverged=frames.runs["key"].map({keys[0]: 1900.0}))
+    diverged = frames._replace(runs=runs, epochs=epochs)
+    for column in ("val_loss", "val_top1"):
+        assert np.isnan(there(stats.final(diverged, keys, column)).value)
+        assert np.isnan(there(stats.final_difference(diverged, keys, others, column)).value)
+    curve = stats.curve(diverged, keys, "val_top1")
+    assert list(curve["epoch"]) == list(range(1, epoch))
+    assert set(curve["n"]) <= {3}
+    assert there(stats.ahead_for_good(diverged, others, keys, "val_top1")).value == np.inf
+    assert "1 of" in captions.diverged(diverged)
+    assert captions.diverged(frames) == ""
 
 
 @pytest.mark.parametrize(

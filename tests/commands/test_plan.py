@@ -16,10 +16,11 @@ def test_minutes_are_told_by_runs_like_these(here: Command, tmp_path: Path) -> N
     store = Folders(tmp_path / "results").store
     made = synthetic.timed(store, {**compose.resolve([*WORDS, "method=topk"]).as_dict(), "train": {
         "epochs": 1, "steps": 20, "epoch_steps": None, "validate": "epoch"}})  # fmt: skip
-    made.update(started="2026-01-01T00:00:00Z", ended="2026-01-01T01:00:00Z")
+    made.update(started="2026-01-01T00:00:00Z", ended="2026-01-01T01:00:00Z", memory={"host_gib": 0.75})
     said = fine(here("plan", *WORDS, "method=topk", "seed=1,2")).stdout
     assert "runs on this machine: 2 runs, 2 not measured yet" in said
     assert "by the durations of 1 run like these" in said
+    assert "memory: up to 0.75 GiB a run, as the largest like these had" in said
     assert "`run` or `reproduce` with the same words makes them" in said
 
 

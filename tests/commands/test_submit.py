@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.config.folders import Folders
 from tests.conftest import Command, fine, refused
+from tests.slurm.programs import Programs, programs
+
+__all__ = ["programs"]  # a fixture is found by its name in this module
 
 
 def test_where_there_is_no_slurm_that_is_said(here: Command, tmp_path: Path) -> None:
@@ -60,3 +64,19 @@ def test_a_job_that_is_there_takes_no_options_of_sbatch(here: Command) -> None:
     job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2"}
     said = here("sweep", "method=topk", "--", "--account=x", **job)
     refused(said, "sbatch --account=mine slurm/sweep.sbatch")
+
+
+NO_IMAGE = (*ON_SLURM[:-1], "container=thin", "container.image=/no/such.sif", "cluster.slurm_conf=null")
+
+
+def test_what_is_missing_is_told_before_anything_is_submitted(
+    programs: Programs, here: Command, tmp_path: Path
+) -> None:
+    programs.prints("scontrol", "ClusterName = here")
+    programs.prints("squeue", "JOBID|STATE|REASON|NODELIST|END_TIME|NAME|COMMAND")
+    programs.prints("sbatch", "12")
+    assert "before `submit`: " in fine(here("plan", *NO_IMAGE)).stderr
+    refused(here("submit", *NO_IMAGE))
+    assert not programs.words("sbatch")
+    assert not (tmp_path / "results/sweeps").exists()
+    assert not Folders(tmp_path / "results").store.runs()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,8 +67,29 @@ def test_launches_are_drawn_after_each_and_all_else_is_carried_out_together() ->
     assert [{run.config.seed for run in each} for each in rounds] == [{0}, {1}, {2}]
     assert [run for each in rounds for run in each] == timed
     trained = [PlannedRun(config, None) for config in configs_of("fig3", "laptop")]
-    assert reproduce.in_rounds(trained) == [trained]
+    (together,) = reproduce.in_rounds(trained)
+    assert [run.config.seed for run in together] == sorted(run.config.seed for run in trained)
     assert reproduce.in_rounds([]) == [[]]
+
+
+def test_trainings_are_drawn_whenever_all_of_a_further_seed_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders, drawn = Folders(tmp_path), list[list[str]]()
+
+    def draw_local(item: str, profile: str, names: list[str], _: Folders) -> SimpleNamespace:
+        drawn.append(names)
+        return SimpleNamespace(picture=f"{item}-{profile}.png")
+
+    monkeypatch.setattr(reproduce, "draw_local", draw_local)
+    (planned,) = reproduce.in_rounds([PlannedRun(config, None) for config in configs_of("fig3", "laptop")])
+    early = reproduce.EarlyPictures("fig3", "laptop", planned, [], folders)
+    for run in planned:
+        synthetic.made(folders.store, run.config.as_dict())
+        early.draw()
+    seeds = sorted({run.config.seed for run in planned})
+    each = len(planned) // len(seeds)
+    assert [len(names) for names in drawn] == [each * n for n in range(1, len(seeds))]  # the last is for all
 
 
 def test_jobs_of_a_cluster_are_submitted_at_once() -> None:

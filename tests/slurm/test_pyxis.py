@@ -13,7 +13,7 @@ from experiments.launch.attempt import image_of
 from slurm import container, pyxis
 from slurm.environment import WorkerPlace
 from slurm.images import ImageChoice
-from slurm.worker_process import WorkerCommand
+from slurm.worker_process import WorkerCommand, WorkerStart
 from tests.conftest import Command, fine, refused
 
 REGISTRY = "nvcr.io#nvidia/pytorch:25.01-py3"
@@ -81,7 +81,9 @@ def test_a_worker_takes_its_signals_itself(tmp_path: Path) -> None:
         ["python", "-m", "x"], str(tmp_path), 1, choice(REGISTRY, python="/bin/echo"), [], False
     )
     with (tmp_path / "out").open("w") as out:
-        child = command.start("ORDERS", tmp_path, WorkerPlace(0, 1, 0), out.fileno(), out.fileno())
+        child = command.start(
+            WorkerStart("ORDERS", tmp_path, WorkerPlace(0, 1, 0), out.fileno(), out.fileno())
+        )
         assert child.wait() == 0
     assert (tmp_path / "out").read_text() == f"-m x ORDERS {tmp_path}\n"
 

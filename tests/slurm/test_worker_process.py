@@ -25,11 +25,11 @@ OURS = """
 import sys
 from pathlib import Path
 from slurm.environment import WorkerPlace
-from slurm.worker_process import WorkerCommand
+from slurm.worker_process import WorkerCommand, WorkerStart
 folder = Path(sys.argv[1])
 command = WorkerCommand([sys.executable, str(folder / "worker.py")], ".", 1, None, [], False)
 sys.platform = "another"
-command.start("orders", folder, WorkerPlace(0, 1, 0), 1, 2).wait()
+command.start(WorkerStart("orders", folder, WorkerPlace(0, 1, 0), 1, 2)).wait()
 """
 ANOTHER = "import subprocess, sys; subprocess.run([sys.executable, sys.argv[1] + '/worker.py'])"
 

@@ -90,3 +90,14 @@ def test_importing_takes_nothing_but_the_standard_library(site: Path) -> None:
     program = f"import sys; sys.modules.update(dict.fromkeys('{others}'.split())); import sparsify"
     done = python(site, "-c", f"{program}; sparsify.names(); sparsify.defaults('dgc')")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_one_method_is_explained_and_none_is_refused(site: Path) -> None:
+    told = python(site, "-m", "sparsify", "dgc")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "Lin et al." in told.stdout
+    assert "\nmomentum=0.9  [" in told.stdout
+    wrong = python(site, "-m", "sparsify", "topj")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "no method 'topj'; did you mean topk?" in wrong.stderr
+    assert python(site, "-m", "sparsify", "--version").stdout == f"{DISTRIBUTION} {sparsify.__version__}\n"

@@ -1,4 +1,4 @@
-// One step of a run, every rank a lane: wheel, drag and keys zoom and move.
+// One step of a run, every rank a lane: Ctrl with the wheel, drag and keys zoom and move.
 "use strict";
 function timeline(steps, looks) {
   const { element, number } = report;
@@ -23,7 +23,7 @@ function timeline(steps, looks) {
   const bar = element("p", { class: "bar" }, element("label", {}, "Step ", select),
     button("+", "Zoom in", () => zoom(0.5, middle())), button("−", "Zoom out", () => zoom(2, middle())),
     button("Whole step", "Show the whole step", () => look(whole)), told);
-  const help = element("p", { class: "note", id: "timeline-help" }, "Wheel or + and − zoom, dragging or the arrow keys move, 0 shows the whole step.");
+  const help = element("p", { class: "note", id: "timeline-help" }, "Ctrl with the wheel, or + and −, zoom, dragging or the arrow keys move, 0 shows the whole step.");
 
   const width = () => Math.max(240, svg.clientWidth || 800) - LEFT - 8;
   const place = (ms) => LEFT + (width() * (ms - view.from)) / (view.to - view.from);
@@ -86,6 +86,7 @@ function timeline(steps, looks) {
 
   const inside = (event) => event.clientX - svg.getBoundingClientRect().left;
   svg.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return; // the wheel alone scrolls the page
     event.preventDefault();
     zoom(event.deltaY > 0 ? 1.25 : 0.8, timeAt(inside(event)));
   }, { passive: false });

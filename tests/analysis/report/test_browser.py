@@ -222,7 +222,11 @@ def test_a_timeline_zooms_and_moves_by_wheel_drag_keys_and_buttons(reader: Reade
     box = shown.bounding_box()
     middle = (box["x"] + box["width"] / 2, box["y"] + 30)
     page.mouse.move(*middle)
+    page.mouse.wheel(0, -1)  # which scrolls, as everywhere
+    assert view(shown) == whole
+    page.keyboard.down("Control")
     page.mouse.wheel(0, -300)
+    page.keyboard.up("Control")
     page.wait_for_function(
         "(to) => Number(document.querySelector('svg.timeline').dataset.to) < to", arg=whole[1]
     )
