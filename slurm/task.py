@@ -25,9 +25,9 @@ from slurm.worker_process import (
     STOPPED,
     JobSpec,
     WorkerCommand,
+    WorkerStart,
     exit_code,
     exit_codes,
-    WorkerStart,
     note,
     note_exit,
     start_folder,
@@ -81,9 +81,7 @@ def run_worker(
     gets GRACE_S: it may be waiting for that one.
     """
     # sys.stdout is the log of this task; the child writes there, and shares our end.
-    child = command.start(
-        WorkerStart(orders, folder, where, sys.stdout.fileno(), sys.stderr.fileno())
-    )
+    child = command.start(WorkerStart(orders, folder, where, sys.stdout.fileno(), sys.stderr.fileno()))
     stop.forward_to(child)
     alone_since: float | None = None
     try:

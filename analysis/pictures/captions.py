@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import stats
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import brief, number
 from analysis.pictures.style import look, method_id
 from analysis.records.frames import Frames
 from analysis.records.frames import label as label_of
@@ -21,7 +21,7 @@ SIMULATED = (
     "*Simulated* times: ranks are virtual; compute is measured, wait and transfer follow the alpha-beta "
     "model of link "
 )
-FEW = 3  # values that a name spells out
+FEW = 3  # values that a name or a sentence spells out
 MODES = {
     "serialised": "serialised (synchronised at phase boundaries)",
     "production": "production (nothing synchronises inside a step)",
@@ -244,11 +244,12 @@ def turns(frames: Frames) -> str:
     if not values(frames, "group"):
         return ""
     groups = frames.runs.dropna(subset=["group"]).drop_duplicates("group")
-    ends = [_end(frames, run) for run in groups.to_dict("records")]
+    ends = [*dict.fromkeys(_end(frames, run) for run in groups.to_dict("records"))]
+    ends = ends if len(ends) <= FEW else [_ends(frames, groups)]
     steps = listed(values(frames, "alternate.block_steps"))
     return (
         f" Measured in turns of {steps} steps in one group of processes, in an order drawn anew each round, "
-        f"until {listed(dict.fromkeys(ends))}."
+        f"until {listed(ends)}."
     )
 
 
@@ -260,6 +261,23 @@ def _end(frames: Frames, run: dict[Any, Any]) -> str:
     reached: str = f"the least certain ratio to {look(variants.iloc[0]).label} had a half-width of {known}"
     at_limit = f" at the limit of {number(run['alternate.limit_min'])} minutes"
     return reached + (at_limit if run["alternated.stopped"] == "limit" else "")
+
+
+def _ends(frames: Frames, groups: pd.DataFrame) -> str:
+    """The same of many groups."""
+    widths = pd.to_numeric(groups["alternated.half_width"]).dropna() * 100
+    baselines = frames.runs.drop_duplicates("group")["variant"]
+    limited = groups[groups["alternated.stopped"] == "limit"]
+    limits = listed(map(number, sorted(set(limited["alternate.limit_min"]))))
+    at_limit = f", {len(limited)} of them by the limit of {limits} minutes" * bool(len(limited))
+    dense, ended = (
+        listed(dict.fromkeys(look(name).label for name in baselines)),
+        f"{len(groups)} launches ended",
+    )
+    return (
+        f"the least certain ratio to {dense} had a half-width of {brief(widths.min())} to "
+        f"{brief(widths.max())} %: {ended}{at_limit}"
+    )
 
 
 def _samples(runs: list[Warm]) -> str:

@@ -184,7 +184,7 @@ def listed(store: Store, runs: Sequence[str], folder: Path) -> tuple[pd.DataFram
         before = read_parquet(folder, ["runs"]).runs
     made_from = before[ORIGIN] if ORIGIN in before else [None] * len(before)
     is_known = [origins.get(run, "") == was for run, was in zip(before["run_id"], made_from, strict=True)]
-    parts, notes = [before[is_known]], list[str]()
+    parts, notes = [before[np.array(is_known, bool)]], list[str]()
     todo = [run for run in runs if run not in set(parts[0]["run_id"])]
     for first in range(0, len(todo), RUNS_OF_A_PART):
         fresh, own_notes = newest(store, todo[first : first + RUNS_OF_A_PART])

@@ -105,10 +105,14 @@ def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tup
     if not folders.store.runs():  # composing what all figures need takes its time
         return
     for item in sound():
+        shared = set[frozenset[str]]()  # some figures have the same runs in every profile
         for profile in SHIPPED_PROFILES:
             needed, more = (
                 [run_id(config) for config in of(item, profile)] for of in (configs_of, more_configs_of)
             )
+            if frozenset(needed) in shared:
+                continue
+            shared.add(frozenset(needed))
             here = {run for run in (*needed, *more) if folders.store.newest_valid(run)}
             if here and here.union(shipped).issuperset(needed):
                 runs = [*needed, *(run for run in more if run in here or run in shipped)]

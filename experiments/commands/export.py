@@ -27,7 +27,10 @@ from experiments.worker.errors import trouble_of_import
 
 GROUP = "results"
 AGAIN_S = 5.0  # between two looks at what runs have written
-KINDS = {"step": StepLine, "epoch": EpochLine}  # of lines: the first word of a curve's name
+KINDS: dict[str, type[StepLine | EpochLine]] = {
+    "step": StepLine,
+    "epoch": EpochLine,
+}  # of lines: the first word of a curve's name
 
 
 def export(words: Filters, *, out: str | None = None, follow: bool = False) -> int:
@@ -58,7 +61,7 @@ class Point(NamedTuple):
 
     step: int
     at_s: float  # since the run began
-    values: dict[str, float]
+    curves: dict[str, float]
 
 
 class Board:
@@ -130,7 +133,7 @@ class Board:
             settings = {leaf: each for leaf, each in own.items() if isinstance(each, str | int | float)}
             self._event(key, 0, began, self.settings(settings, trial_id=key, start_time_secs=began))
         for point in points:
-            value = [self.summary.Value(tag=tag, simple_value=each) for tag, each in point.values.items()]
+            value = [self.summary.Value(tag=tag, simple_value=each) for tag, each in point.curves.items()]
             self._event(key, point.step, began + point.at_s, self.summary(value=value))
         self.writers[key].flush()
 
@@ -150,4 +153,6 @@ def _values(kind: str, row: Mapping[str, Any]) -> dict[str, float]:
     names = {name: f"{kind}/{name}" for name in fields_of(KINDS[kind])}
     names |= {f"{phase}_s": f"phase/{phase}" for phase in phases.NAMES} if kind == "step" else {}
     numbers = ((shown, row.get(name)) for name, shown in names.items())
-    return {shown: float(each) for shown, each in numbers if isinstance(each, int | float) and math.isfinite(each)}
+    return {
+        shown: float(each) for shown, each in numbers if isinstance(each, int | float) and math.isfinite(each)
+    }

@@ -92,10 +92,15 @@ def reproduce_item(
 
 
 class EarlyPictures:
-    """Pictures of an item while others of its runs go on: one whenever all runs of a further seed are there."""
+    """Pictures of an item while others of its runs go on: one whenever a further seed is whole."""
 
     def __init__(
-        self, item: str, profile: str, planned: Sequence[PlannedRun], optional: Sequence[Config], folders: Folders
+        self,
+        item: str,
+        profile: str,
+        planned: Sequence[PlannedRun],
+        optional: Sequence[Config],
+        folders: Folders,
     ) -> None:
         self.item, self.profile, self.folders = item, profile, folders
         self.planned, self.optional = planned, optional
@@ -104,7 +109,9 @@ class EarlyPictures:
 
     def _whole(self) -> set[int]:
         """The seeds of which nothing is missing."""
-        return self.seeds - {run.config.seed for run in self.planned if not self.folders.store.valid(run.config)}
+        return self.seeds - {
+            run.config.seed for run in self.planned if not self.folders.store.valid(run.config)
+        }
 
     def draw(self) -> None:
         """Draw, if there is more to draw than before and not yet all."""

@@ -214,7 +214,9 @@ def test_of_a_training_that_diverged_nothing_is_taken_for_its_end(frames: Frames
     keys, others = learned(frames, "topk"), learned(frames, "dense")
     mine, when = frames.epochs["key"].eq(keys[0]), frames.epochs["epoch"]
     metrics = ["val_loss", "val_top1", "val_top5"]
-    epochs = frames.epochs.assign(**frames.epochs[metrics].mask(mine & when.eq(epoch)))[~(mine & when.gt(epoch))]
+    epochs = frames.epochs.assign(**frames.epochs[metrics].mask(mine & when.eq(epoch)))[
+        ~(mine & when.gt(epoch))
+    ]
     runs = frames.runs.assign(diverged=frames.runs["key"].map({keys[0]: 1900.0}))
     diverged = frames._replace(runs=runs, epochs=epochs)
     for column in ("val_loss", "val_top1"):

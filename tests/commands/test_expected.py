@@ -84,7 +84,7 @@ def test_a_run_ends_with_its_epochs_where_they_are_shorter(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("exclusive", "blocked"), [(True, 8), (False, 2)])
 def test_a_node_that_is_a_jobs_alone_is_blocked_whole(exclusive: bool, blocked: int) -> None:
-    run = planned(device="cuda", **{"cluster.exclusive": exclusive})
-    found = array(PlannedRun(run.config, None))
+    asked = {"cluster": "generic_slurm", "workers": 2, "device": "cuda", "cluster.exclusive": exclusive}
+    found = array(PlannedRun(compose.resolve(asked), None))
     assert (found.shape.gpus_per_node, found.gpus_blocked) == (2, blocked)
     assert hours(found, 3) == f"3 node-hours ({3 * blocked} GPU-hours)"

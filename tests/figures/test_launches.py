@@ -85,7 +85,7 @@ def test_trainings_are_drawn_whenever_all_of_a_further_seed_are_there(
     (planned,) = reproduce.in_rounds([PlannedRun(config, None) for config in configs_of("fig3", "laptop")])
     early = reproduce.EarlyPictures("fig3", "laptop", planned, [], folders)
     for run in planned:
-        synthetic.made(folders.store, run.config.as_dict())
+        synthetic.ended(folders.store, run.config.as_dict(), 80.0, 0.5)
         early.draw()
     seeds = sorted({run.config.seed for run in planned})
     each = len(planned) // len(seeds)

@@ -99,5 +99,5 @@ def test_one_method_is_explained_and_none_is_refused(site: Path) -> None:
     assert "\nmomentum=0.9  [" in told.stdout
     wrong = python(site, "-m", "sparsify", "topj")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert "no method 'topj'; did you mean topk?" in wrong.stderr
+    assert "no method 'topj' (did you mean 'topk'?)" in wrong.stderr
     assert python(site, "-m", "sparsify", "--version").stdout == f"{DISTRIBUTION} {sparsify.__version__}\n"

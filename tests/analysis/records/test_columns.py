@@ -19,6 +19,8 @@ RUNS = (
     ["method=randomk", "timing.mode=as_published", "cluster=local", "train.steps=null", "train.epochs=2",
      "train.epoch_steps=1"],
     ["method=topk", "inside=pcie", "late.draw=uniform", "late.s=0.01", "late.rank=1", "train.look_every=5"],
+    ["method=dense", "task.lr=1e15", "task.lr_warmup_epochs=0", "timing.mode=production",
+     "train.validate=epoch"],
 )  # fmt: skip
 
 
