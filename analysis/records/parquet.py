@@ -177,8 +177,11 @@ def listed(store: Store, runs: Sequence[str], folder: Path) -> tuple[pd.DataFram
     Args:
         folder: for the table of rows that were read before.
     """
-    newest_of = {run: attempts[-1] for run in runs if (attempts := store.attempts(run))}
-    origins = {run: _origin(attempt) for run, attempt in newest_of.items() if attempt.is_valid()}
+    origins = dict[str, str]()
+    for run in runs:
+        with contextlib.suppress(Damaged):
+            if (attempts := store.attempts(run)) and attempts[-1].check()["state"] == "ok":
+                origins[run] = _origin(attempts[-1])
     before = empty().runs
     with contextlib.suppress(Damaged):  # then it is made again
         before = read_parquet(folder, ["runs"]).runs
@@ -190,8 +193,10 @@ def listed(store: Store, runs: Sequence[str], folder: Path) -> tuple[pd.DataFram
         fresh, own_notes = newest(store, todo[first : first + RUNS_OF_A_PART])
         parts.append(fresh.runs.assign(**{ORIGIN: fresh.runs["run_id"].map(origins)}))
         notes += own_notes
-    rows = runs_frame([row for part in parts for row in records(part)])
-    if any(len(part) for part in parts[1:]):
+    rows = parts[0]
+    if todo:
+        rows = runs_frame([row for part in parts for row in records(part)])
+    if ORIGIN in rows and len(rows) > len(parts[0]):
         with contextlib.suppress(OSError):  # somebody else's results, which are only read
             folder.mkdir(parents=True, exist_ok=True)
             _write(folder / "runs.parquet", [_arrow("runs", rows[rows[ORIGIN].notna()])])

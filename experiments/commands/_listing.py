@@ -23,6 +23,7 @@ from experiments.config.folders import Folders
 from sparsify.ranges import did_you_mean, quoted, shown
 
 MOST_LEAVES = 4  # that have a column of their own
+OTHER_SETTINGS = "settings"  # the column of those that have none of their own
 KEY_DIGITS = 8  # of a run's key in a table: enough for `why`
 CHOICES = ("method", "task", "cluster")  # filters say method=topk for method.name=topk
 OTHERS = {"state": "state", "source": "source", "sweep": "sweeps", "item": "items", "run": "run_id"}
@@ -116,12 +117,14 @@ def table(runs: pd.DataFrame, in_order: bool = False) -> Table:
     rows = [{str(name): value for name, value in row.items()} for row in runs.to_dict("records")]
     configs = configs_of(runs)
     columns = {"run": [_name(row) for row in rows], **_settings(configs)}
+    others = columns.pop(OTHER_SETTINGS, None)
     columns.update(_outcomes(rows))
     states = [row["state"] for row in rows]
     columns |= {"state": states} if set(states) != {DONE} else {}
     sources = [row["source"] for row in rows]
     columns |= {"source": sources} if len(set(sources)) > 1 else {}
     columns["age"] = [_age(row) for row in rows]
+    columns |= {OTHER_SETTINGS: others} if others else {}
     units = {one.listed: one.unit + one.per for one in TITLES.values() if one.listed in columns}
     return Table("", pd.DataFrame(columns, dtype=object), units, _note(rows) if "step" in columns else "")
 
@@ -168,7 +171,7 @@ def _settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     columns = {short(leaf): values.pop(leaf) for leaf in alone}
     if values:
         told = [[f"{short(leaf)}={value}" * (value is not None) for value in values[leaf]] for leaf in values]
-        columns["settings"] = [" ".join(filter(None, words)) for words in zip(*told, strict=True)]
+        columns[OTHER_SETTINGS] = [" ".join(filter(None, words)) for words in zip(*told, strict=True)]
     return columns
 
 

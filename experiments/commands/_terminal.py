@@ -14,10 +14,15 @@ COLOURS: dict[str, str] = (
     dict.fromkeys(IN_BAND, "green") | dict.fromkeys(OUT_OF_BAND, "red") | dict.fromkeys(UNDECIDED, "dim")
 )  # the others: yellow
 GAP = 2  # characters between two columns
+CLIPPED = 24  # characters of a column that is cut, at least
 
 
-def show(table: Table) -> None:
-    """Print a table. NO_COLOR is honoured, and what texts hold is shown, never obeyed."""
+def show(table: Table, clipped: str = "") -> None:
+    """Print a table. NO_COLOR is honoured, and what texts hold is shown, never obeyed.
+
+    Args:
+        clipped: the column that is cut where a terminal is too narrow, so that a row stays a line.
+    """
     if not sys.stdout.isatty():
         print(table.markdown())
         return
@@ -30,11 +35,14 @@ def show(table: Table) -> None:
     if table.title:
         console.print(Text(table.title, "bold"))
     header, rows, sides = table.header(), table.texts(), table.are_numbers()
-    widths = _widths([[title, *cells] for title, *cells in zip(header, *rows, strict=True)], console.width)
+    columns = [[title, *cells] for title, *cells in zip(header, *rows, strict=True)]
+    widths = _widths(columns, console.width, header.index(clipped) if clipped in header else None)
     grid = Grid(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for title, width, right in zip(header, widths, sides, strict=False):
         side: Literal["right", "left"] = "right" if right else "left"
-        grid.add_column(Text(title), justify=side, width=width, overflow="fold")
+        is_cut = title == clipped
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if is_cut else "fold"
+        grid.add_column(Text(title), justify=side, width=width, overflow=overflow, no_wrap=is_cut)
     for row in rows:
         grid.add_row(
             *(
@@ -49,13 +57,15 @@ def show(table: Table) -> None:
         console.print(Text(table.note))
 
 
-def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Widths of the columns that fit in without breaking words, from the left.
+def _widths(columns: Sequence[Sequence[str]], width: int, clipped: int | None = None) -> list[int]:
+    """Widths of the columns that fit in without breaking words, from the left; one may be clipped.
 
     What is left over goes to those whose texts are longest.
     """
     least = [max((len(word) for text in texts for word in text.split()), default=1) for texts in columns]
     longest = [max(map(len, texts)) for texts in columns]
+    if clipped is not None:
+        least[clipped] = min(CLIPPED, longest[clipped])
     fitting = [n for n in range(1, len(columns) + 1) if sum(least[:n]) + GAP * n + 1 <= width]
     found = least[: max(fitting, default=1)]
     for _ in range(width - sum(found) - GAP * len(found) - 1):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from experiments.commands._listing import every_run, filtered, table
+from experiments.commands._listing import OTHER_SETTINGS, every_run, filtered, table
 from experiments.commands._make import say
 from experiments.commands._terminal import show
 from experiments.commands._words import Filters
@@ -23,7 +23,7 @@ def list(words: Filters, *, all: bool = False) -> int:
         say("no run is meant by these words" if words else "nothing was measured yet; `run` makes a run")
         return 0 if not words else 1
     found = table(runs if all else runs.tail(LISTED))
-    show(found)
+    show(found, OTHER_SETTINGS)
     if len(runs) > len(found.frame):
         say(f"the newest {len(found.frame)} of {len(runs)} runs; --all lists all")
     return 0

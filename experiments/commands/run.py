@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from analysis.records.configs import run_id
 from experiments.commands._again import asked
 from experiments.commands._find import states_of
-from experiments.commands._listing import every_run, table
+from experiments.commands._listing import OTHER_SETTINGS, every_run, table
 from experiments.commands._make import is_forced, say, told
 from experiments.commands._terminal import show
 from experiments.commands._words import SettingWords
@@ -69,7 +69,7 @@ def _show(configs: Sequence[Config], sweep: str | None, folders: Folders) -> Non
     place = {run_id(config): number for number, config in enumerate(configs)}
     runs = every_run(folders)
     runs = runs[runs["run_id"].isin(place)]
-    show(table(runs.iloc[runs["run_id"].map(place).argsort(kind="stable")], in_order=True))
+    show(table(runs.iloc[runs["run_id"].map(place).argsort(kind="stable")], in_order=True), OTHER_SETTINGS)
     if sweep:
         say(f"`python -m experiments compare sweep={sweep}` draws them")
 
