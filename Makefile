@@ -23,8 +23,7 @@ help: ## this list
 	@echo '  TORCH=cpu or TORCH=cuda names the build of torch to install.'
 
 reproduce-%: known-% $(VENV)/.train FORCE ## fig1, fig2, fig3, fig4 or speed: missing runs, picture, verdicts, report (ARGS=, FORCE=1)
-	@$(RUN) reproduce $* $(ARGS)
-	@$(RUN) report --drawn
+	@$(RUN) reproduce $* --report $(ARGS)
 
 # A figure that there is not is refused before anything is installed for it.
 known-%: FORCE

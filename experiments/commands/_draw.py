@@ -17,14 +17,14 @@ from analysis import tables, verdicts
 from analysis.evidence import SCALE_NAMES, reduced
 from analysis.pictures import captions, style, summary
 from analysis.records import parquet
-from analysis.records.files import Damaged, read_as, write_atomic, write_json
+from analysis.records.files import Damaged, read_as, read_json, write_atomic, write_json
 from analysis.records.frames import Frames, empty, restrict
 from analysis.records.schema import RunIndex
 from analysis.tables import Table
 from experiments import figures
 from experiments.commands import _terminal as terminal
 from experiments.commands._make import say
-from experiments.config.folders import Folders
+from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import remark
 from experiments.launch.local import cores
 from sparsify.spec import BrokenFile
@@ -63,18 +63,49 @@ def draw_local(item: str, profile: str, runs: Sequence[str], folders: Folders) -
     for note in notes:
         say(note)
     folders.index.mkdir(parents=True, exist_ok=True)
-    write_json(folders.index / f"{figures.stem(item, profile)}.json", {"runs": list(runs)})
-    drawn = draw(item, profile, frames, folders.figures, OWN, notes)
+    index, noted = folders.index / f"{figures.stem(item, profile)}.json", {"runs": list(runs)}
+    if read_json(index) != noted:
+        write_json(index, noted)
+    again = not is_up_to_date(item, profile, folders)
+    drawn = draw(item, profile, frames, folders.figures, OWN, notes, again)
     return replace(drawn, told=figures.in_words(item, frames), sure=summary.precision(frames))
 
 
+def sources(item: str, profile: str, folders: Folders) -> list[Path]:
+    """The files that a picture follows from: its records, and the code."""
+    own = folders.index / f"{figures.stem(item, profile)}.json"
+    records = [own, *folders.store.root.glob("*/*/run.json")] if own.is_file() else []
+    code = [
+        Path(str(figures.load(item).__file__)),
+        *figures.FOLDER.glob("_*.py"),
+        *(ROOT / "analysis").rglob("*.py"),
+    ]
+    return [*records, *folders.shipped.glob("*.parquet"), *code]
+
+
+def is_up_to_date(item: str, profile: str, folders: Folders) -> bool:
+    """Tell whether a picture was written after all that it follows from, as make sees it."""
+    try:
+        written = (folders.figures / f"{figures.stem(item, profile)}.svg").stat().st_mtime_ns
+        return all(each.stat().st_mtime_ns <= written for each in sources(item, profile, folders))
+    except FileNotFoundError:
+        return False
+
+
 def draw(
-    item: str, profile: str, frames: Frames, folder: Path, source: str, notes: Sequence[str] = ()
-) -> Drawn:
-    """Picture, tables, claims and page of one figure, from one set of frames."""
+    item: str, profile: str, frames: Frames, folder: Path, source: str, notes: Sequence[str] = (),
+    again: bool = True,
+) -> Drawn:  # fmt: skip
+    """Picture, tables, claims and page of one figure, from one set of frames.
+
+    Args:
+        again: draw the picture also where there is one.
+    """
     name = figures.stem(item, profile)
     folder.mkdir(parents=True, exist_ok=True)
-    picture = style.save(figures.load(item).draw(frames, profile), folder, name)
+    picture = folder / f"{name}.png"
+    if again:
+        style.save(figures.load(item).draw(frames, profile), folder, name)
     numbers = figures.tables(item, frames)
     tables.save(numbers, folder, name, *_scale(item, frames))
     if cited := figures.bibtex(item):

@@ -21,7 +21,7 @@ from analysis.report import pages
 from analysis.report.content import Behind, Item, Judged, Lead, Numbers, facts
 from analysis.report.runs import HERE, SHIPPED, RunPage, of_frames, page_id
 from experiments import figures
-from experiments.commands._draw import OWN, Stored, draw, stored
+from experiments.commands._draw import OWN, Stored, draw, is_up_to_date, sources, stored
 from experiments.commands._find import last_lines, log_files, states_of
 from experiments.commands._findings import findings
 from experiments.commands._make import say, told_now_and_then
@@ -190,7 +190,7 @@ def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) ->
 
 def _item(item: str, profile: str, title: str, found: Stored, folders: Folders, draws: bool) -> Item:
     frames, stem = found.frames, figures.stem(item, profile)
-    if draws and not _is_newer(folders.figures / f"{stem}.svg", _sources(item, profile, folders)):
+    if draws and not is_up_to_date(item, profile, folders):
         draw(item, profile, frames, folders.figures, found.source, found.notes)
     return Item(
         name=item,
@@ -218,7 +218,7 @@ def _made_from(item: str, profile: str, folders: Folders, shipped: Shipped) -> s
         path for folder in folders_of_files for kind in KINDS if (path := folder / f"{stem}.{kind}").is_file()
     ]
     index = folders.shipped / "figures" / f"{stem}.json"
-    return _digest([shipped.made_from, *map(_stat, [*_sources(item, profile, folders), *drawn, index])])
+    return _digest([shipped.made_from, *map(_stat, [*sources(item, profile, folders), *drawn, index])])
 
 
 def _stat(path: Path) -> tuple[str, int, int]:
@@ -248,23 +248,6 @@ def _making(item: str, profile: str) -> tuple[str, ...]:
     if profile == figures.PUBLISHED:
         return (drawn,)
     return drawn, f"python -m experiments reproduce {item} profile={profile}"
-
-
-def _sources(item: str, profile: str, folders: Folders) -> list[Path]:
-    """The files that a picture follows from: its records, and its own code."""
-    own = folders.index / f"{figures.stem(item, profile)}.json"
-    records = [own, *folders.store.root.glob("*/*/run.json")] if own.is_file() else []
-    code = Path(str(figures.load(item).__file__))
-    return [*records, *folders.shipped.glob("*.parquet"), code]
-
-
-def _is_newer(path: Path, sources: list[Path]) -> bool:
-    """Whether a file was written after all of these, as make sees it."""
-    try:
-        written = path.stat().st_mtime_ns
-        return all(source.stat().st_mtime_ns <= written for source in sources)
-    except FileNotFoundError:
-        return False
 
 
 def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:

@@ -21,13 +21,16 @@ from experiments.launch.diagnosis import POLICIES, RunFailed
 GROUP = "here"
 
 
-def reproduce(words: ItemsAndSettings, *, all: bool = False, force: bool = False) -> int:
+def reproduce(
+    words: ItemsAndSettings, *, all: bool = False, force: bool = False, report: bool = False
+) -> int:
     """Figures of a paper: their missing runs, pictures and verdicts (make reproduce-fig4).
 
     Args:
         words: the figures, with settings for their runs: fig4 profile=laptop.
         all: also the runs that make a figure firmer, mostly with more seeds.
         force: measure again what is already measured (earlier attempts are kept).
+        report: then write the report, of the pictures that are there.
     """
     items = [figures.find(word) for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
@@ -45,6 +48,10 @@ def reproduce(words: ItemsAndSettings, *, all: bool = False, force: bool = False
         drawn = [reproduce_item(item, overrides, Folders(), **how) for item in items]
     for figure in drawn:
         show(figure)
+    if report:
+        from experiments.commands.report import write_report
+
+        print(write_report(Folders(), draws=False))
     return 0
 
 
