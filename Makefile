@@ -8,12 +8,13 @@ IMAGE ?= thin
 WHEELS ?=
 ACCOUNTING ?= yes
 SLURM ?= system
+SHUFFLE ?= $(shell date +%s)
 TORCH ?= auto
 RUN := $(VENV)/bin/python -m experiments
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint docs figures claims validate report collect bench gpu-first gpu-wheels horovod transformers sif slurm-up slurm-down clean FORCE
+.PHONY: help test test-shuffled lint docs figures claims validate report collect bench gpu-first gpu-wheels horovod transformers sif slurm-up slurm-down clean FORCE
 # A prerequisite that is never up to date: pattern rules can't be phony.
 FORCE: ;
 
@@ -32,6 +33,11 @@ known-%: FORCE
 
 test: $(VENV)/.dev ## the whole test suite that this machine can run, a process a core (CORES=1: one after the other)
 	@$(VENV)/bin/python -m pytest -n $(CORES) --maxprocesses=8 $(ARGS)
+
+# Tests must not depend on their order, nor on what earlier ones have left where all may write.
+test-shuffled: $(VENV)/.dev ## the same in another order, in a temporary folder that keeps what was left there (SHUFFLE=number)
+	@mkdir -p "build/tmp used é"
+	@SHUFFLE=$(SHUFFLE) TMPDIR="$(CURDIR)/build/tmp used é" $(VENV)/bin/python -m pytest -n $(CORES) --maxprocesses=8 $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy (strict), import contracts
 	$(VENV)/bin/ruff check

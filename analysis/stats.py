@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.records.frames import Frames, reads, remembered
+from analysis.records.frames import Frames, diverged, reads, remembered
 from analysis.records.steps import BLOCKS, ENOUGH_RUNS, LAUNCHES, Units, has_blocks, precisions, units
 
 CONFIDENCE = 0.95
@@ -161,13 +161,6 @@ def over_launches(by_block: pd.Series[float], bounds: Bounds = ANY) -> Value:
     return over_units(by_block.to_numpy(), bounds, BLOCKS)
 
 
-def resampled_medians(samples: Sequence[np.ndarray], draws: int = 1000) -> np.ndarray:
-    """(samples, draws) medians of each sample's resamples, the same ones whenever it is called."""
-    at_random = np.random.default_rng(0)
-    medians = [np.median(at_random.choice(each, (draws, len(each))), axis=1) for each in samples]
-    return np.array(medians)
-
-
 def throughput(frames: Frames, keys: Sequence[str]) -> Value | None:
     """Samples per second over all workers."""
     if not keys:
@@ -256,10 +249,7 @@ def final_difference(
 
 
 def curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
-    """Per epoch: step, mean over runs, low and high (NaN where there are too few runs for an interval), n.
-
-    It ends where one of the runs diverged: what the others went on to is no mean of all.
-    """
+    """Per epoch until one of the runs diverged: step, mean over runs, its interval or NaN (low, high), n."""
     reads(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)]
     ended = epochs[epochs["key"].isin(diverged(frames))].groupby("key")["epoch"].max()
@@ -363,12 +353,6 @@ def _alike(frames: Frames, keys: Sequence[str], *more: str, without: str = "") -
                 f"these runs can't be compared: they differ in {column} ({', '.join(found)}); "
                 "measure all of them alike (--force measures again)"
             )
-
-
-def diverged(frames: Frames) -> list[str]:
-    """Keys of the trainings that diverged: at their last epoch nothing is a number."""
-    runs = frames.runs
-    return list(runs.loc[runs["diverged"].notna(), "key"]) if "diverged" in runs else []
 
 
 def _seeds(frames: Frames) -> pd.Series[Any]:

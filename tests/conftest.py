@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -65,6 +66,13 @@ def one_launch_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_configure() -> None:
     take_signals()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In an order drawn from $SHUFFLE, which is told; all processes of pytest-xdist draw the same."""
+    if seed := os.environ.get("SHUFFLE"):
+        print(f"SHUFFLE={seed}")
+        random.Random(seed).shuffle(items)
 
 
 def take_signals() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import stats
 from analysis.pictures.numbers import brief, number
 from analysis.pictures.style import look, method_id
 from analysis.records.frames import Frames
+from analysis.records.frames import diverged as diverged_in
 from analysis.records.frames import label as label_of
 from analysis.records.steps import ENOUGH_RUNS, Warm, precisions, warm
 
@@ -112,7 +112,7 @@ def setting(frames: Frames) -> str:
 
 def diverged(frames: Frames) -> str:
     """The trainings that ended because a gradient was not finite any more; empty without any."""
-    if not (keys := stats.diverged(frames)):
+    if not (keys := diverged_in(frames)):
         return ""
     ended = frames.runs.set_index("key").loc[keys, "diverged"]
     names = [

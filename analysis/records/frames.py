@@ -54,6 +54,13 @@ def became(runs: pd.DataFrame) -> list[str]:
     return [DIVERGED if is_diverged else DONE for is_diverged in runs["diverged"].notna()]
 
 
+def diverged(frames: Frames) -> list[str]:
+    """Keys of the trainings that diverged: at their last epoch nothing is a number."""
+    return [
+        key for key, word in zip(frames.runs["key"], became(frames.runs), strict=True) if word == DIVERGED
+    ]
+
+
 def empty() -> Frames:
     """Frames of no runs, with all their columns."""
     return Frames(*(typed(name, pd.DataFrame()) for name in Frames._fields))

@@ -392,26 +392,3 @@ class Progress(Struct, frozen=True):
     steps: Whole | None = None
     loss: float | None = None  # of the last step whose loss was read
     top1: float | None = None  # percent, of the last validation
-
-
-class WorkerNote(Struct, frozen=True):
-    """worker<rank>.json: where a worker was started."""
-
-    node: str
-
-
-class Failure(Struct, frozen=True):
-    """failure<rank>.json: why a worker ended."""
-
-    rank: int
-    kind: str
-    why: str
-
-
-class NodeFailure(Struct, frozen=True):
-    """A line of node-failures.jsonl."""
-
-    node: str
-    at: datetime  # by the clock of SLURM's accounting, or of this code, which says so by a Z
-    job: str = ""
-    python: str | None = None  # that could not be started there

@@ -56,7 +56,7 @@ def export(words: Filters, *, out: str | None = None, follow: bool = False) -> i
     return 0
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """Numbers of one step, by the names of their curves."""
 
     step: int
@@ -104,26 +104,30 @@ class Board:
         for writer in self.writers.values():
             writer.close()
 
-    def _new(self, name: str) -> dict[str, list[Point]]:
+    def _new(self, name: str) -> dict[str, list[CurvePoint]]:
         """What rank 0 of a run's newest attempt has logged since the last look, by variant."""
         attempt = self.folders.store.attempts(name)[-1]
         try:
             lines, _ = read_lines_as(attempt.rank_path(0), LogLine)
         except (FileNotFoundError, Damaged):
             return {}
-        found: dict[str, list[Point]] = {}
+        found: dict[str, list[CurvePoint]] = {}
         for line in lines[self.read.get(name, 0) :]:
             if isinstance(line, StepLine):
                 at_s = line.start_s - self.first_s.setdefault(name, line.start_s)
                 row = structs.asdict(line) | {f"{phase}_s": each for phase, each in line.phases.items()}
-                found.setdefault(line.variant or "", []).append(Point(line.step, at_s, _values("step", row)))
+                found.setdefault(line.variant or "", []).append(
+                    CurvePoint(line.step, at_s, _values("step", row))
+                )
             elif isinstance(line, EpochLine):
                 values = _values("epoch", structs.asdict(line))
-                found.setdefault(line.variant or "", []).append(Point(line.step, line.wall_s or 0.0, values))
+                found.setdefault(line.variant or "", []).append(
+                    CurvePoint(line.step, line.wall_s or 0.0, values)
+                )
         self.read[name] = len(lines)
         return found
 
-    def _add(self, row: Mapping[str, Any], label: str, points: Sequence[Point]) -> None:
+    def _add(self, row: Mapping[str, Any], label: str, points: Sequence[CurvePoint]) -> None:
         key = row["key"]
         began = pd.Timestamp(row["started"]).timestamp() if isinstance(row.get("started"), str) else 0.0
         if key not in self.writers:
@@ -141,12 +145,12 @@ class Board:
         self.writers[key].add_event(self.event(wall_time=at_s, step=step, summary=summary))
 
 
-def _of_frames(frames: Frames, key: str) -> Iterator[Point]:
+def _of_frames(frames: Frames, key: str) -> Iterator[CurvePoint]:
     for kind, frame in (("step", frames.steps), ("epoch", frames.epochs)):
         own = frame[frame["key"] == key]
         own = own[own["rank"] == 0] if kind == "step" else own
         for row in records(own):
-            yield Point(row["step"], row.get("wall_s") or row.get("start_s") or 0.0, _values(kind, row))
+            yield CurvePoint(row["step"], row.get("wall_s") or row.get("start_s") or 0.0, _values(kind, row))
 
 
 def _values(kind: str, row: Mapping[str, Any]) -> dict[str, float]:

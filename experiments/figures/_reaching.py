@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.records.frames import Frames, reads
-from analysis.stats import POSITIVE, Value, diverged, over_units
+from analysis.records.frames import Frames, diverged, reads
+from analysis.stats import POSITIVE, Value, over_units
 
 
 class Reached(NamedTuple):

@@ -22,7 +22,7 @@ from analysis.pictures import captions, marks, style, timeline
 from analysis.pictures.numbers import number
 from analysis.records.frames import Frames, remembered
 from analysis.records.steps import warm
-from analysis.stats import Value, resampled_medians
+from analysis.stats import Value
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import papers
@@ -180,7 +180,7 @@ def error(frames: Frames, quantile: float) -> Value | None:
     if not len(found):
         return None
     blocks = list(found["blocks"])
-    errors = np.abs(found["predicted"].to_numpy()[:, None] / resampled_medians(blocks) - 1)
+    errors = np.abs(found["predicted"].to_numpy()[:, None] / _resampled_medians(blocks) - 1)
     low, high = np.quantile(np.quantile(errors, quantile, axis=0), (0.025, 0.975))
     value = np.quantile((found["ratio"] - 1).abs(), quantile)
     return Value(float(value), float(low), float(high), min(map(len, blocks)), "blocks").times(100)
@@ -216,3 +216,9 @@ def _where_off(found: pd.DataFrame) -> str:
         by_size=captions.listed(f"{number(value)} at P = {size}" for size, value in by["workers"].items()),
         by_exchange=captions.listed(f"{number(value)} ({name})" for name, value in far.items()),
     )
+
+
+def _resampled_medians(samples: list[np.ndarray], draws: int = 1000) -> np.ndarray:
+    """(samples, draws) medians of each sample's resamples, the same ones whenever it is called."""
+    at_random = np.random.default_rng(0)
+    return np.array([np.median(at_random.choice(each, (draws, len(each))), axis=1) for each in samples])

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from analysis.records import schema
+from msgspec import Struct
+
 from analysis.records.files import Damaged, read_note
 from analysis.records.log import read_lines_as
 from analysis.records.store import now
@@ -26,12 +27,27 @@ TOGETHER = timedelta(minutes=1)  # jobs whose ends lie closer went down with the
 BEGIN = Path(__file__).with_name("begin.sh")
 
 
+class WorkerNote(Struct, frozen=True):
+    """worker<rank>.json: where a worker was started."""
+
+    node: str
+
+
+class NodeFailure(Struct, frozen=True):
+    """A line of the ledger."""
+
+    node: str
+    at: datetime  # by the clock of SLURM's accounting, or of this code, which says so by a Z
+    job: str = ""
+    python: str | None = None  # that could not be started there
+
+
 def failed_nodes(job: str, start: Path) -> dict[str, str]:
     """Nodes that, by SLURM, caused the end of a start that left no note, and when they failed, as far as is
     known. A preemption without a warning ends the same way, and is no node's fault.
     """
     paths = [*start.glob("worker*.json")]
-    nodes = sorted({note.node for path in paths if (note := read_note(path, schema.WorkerNote))})
+    nodes = sorted({note.node for path in paths if (note := read_note(path, WorkerNote))})
     if not nodes:
         return {}
     ends = queue.past_ends(job, environment.restarts())
@@ -82,10 +98,10 @@ def note_failure(ledger: Path, node: str, job: str, at: str, python: str | None 
         file.write(line.encode())
 
 
-def failures(ledger: Path) -> list[schema.NodeFailure]:
+def failures(ledger: Path) -> list[NodeFailure]:
     """All that were noted. A ledger that can't be read tells of none."""
     try:
-        found: list[schema.NodeFailure] = read_lines_as(ledger, schema.NodeFailure)[0]
+        found: list[NodeFailure] = read_lines_as(ledger, NodeFailure)[0]
     except (FileNotFoundError, Damaged):
         return []
     return found

@@ -11,12 +11,19 @@ from typing import Any
 import msgspec
 import yaml
 
-from analysis.records import schema
 from analysis.records.files import read_note
 from analysis.records.store import Attempt
 from experiments.worker.errors import DISK_FULL, KINDS
 
 DISK_FULL_BYTES = 64 * 1024  # with less than that free, a worker can't even leave a note of how it ended
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """failure<rank>.json: why a worker ended."""
+
+    rank: int
+    kind: str
+    why: str
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +53,7 @@ def diagnose(folder: Path, codes: Mapping[int, int], size: int) -> tuple[str, st
     """
     if not folder.is_dir():
         return "disturbed", f"{folder} was removed while the run was under way"
-    found = [read_note(path, schema.Failure) for path in folder.glob("failure*.json")]
+    found = [read_note(path, Failure) for path in folder.glob("failure*.json")]
     notes = [note for note in found if note and note.kind in KINDS]
     causes = [note for note in notes if note.kind != "lost"]
     if causes:

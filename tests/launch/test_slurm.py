@@ -105,7 +105,7 @@ def test_a_site_without_pyxis_is_told_so_before_anything_is_queued(bench: Bench)
     words = [word for word in SMOKE if not word.startswith("container")]
     own = ("container=thin", "container.runtime=pyxis", "container.image=ubuntu", "method=topk")
     refused(bench.command("submit", *words, *own, conf(bench)), "this site has no pyxis")
-    assert not [*bench.folders.sweeps.iterdir()]
+    assert not bench.folders.sweeps.exists()
     assert bench.command("status").stdout == ""
 
 
