@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.records import parquet
 from analysis.records.configs import run_key, variant_configs
-from analysis.records.frames import records
+from analysis.records.frames import is_missing, records
 from experiments.commands._find import the_name
 from experiments.config import compose
 from experiments.config.folders import Folders
@@ -44,6 +44,6 @@ def _recorded(word: str, folders: Folders) -> tuple[dict[str, dict[str, Any]], s
         config = attempts[-1].config
         return variant_configs(config) or {"": config}, run_key(config)
     rows = [row for row in shipped if row["run_id"] == name]
-    return {row["variant"] or "": json.loads(row["config_json"]) for row in rows}, rows[0]["key"].partition(
-        "/"
-    )[0]
+    variants = ["" if is_missing(row["variant"]) else row["variant"] for row in rows]
+    configs = (json.loads(row["config_json"]) for row in rows)
+    return dict(zip(variants, configs, strict=True)), rows[0]["key"].partition("/")[0]

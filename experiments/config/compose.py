@@ -311,7 +311,10 @@ def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
     own = flatten({name: value for name, value in config.items() if name != "alternate"})
     settings = dict[str, Any]()
     for profile in options("profile"):
-        there = flatten(measured_config(resolve(chosen | {"profile": profile}).as_dict()))
+        try:
+            there = flatten(measured_config(resolve(chosen | {"profile": profile}).as_dict()))
+        except ValueError:  # not in this profile: paper's device emulates no link
+            continue
         for name in own | there:
             value = own.get(name, IMPLIED.get(name))
             if value != there.get(name, IMPLIED.get(name)):

@@ -22,10 +22,14 @@ import pytest
 
 from analysis.pictures import captions
 from analysis.records.attempts import of_attempt
+from analysis.records.configs import run_id
 from analysis.records.files import read_json
+from analysis.records.parquet import read_parquet
 from analysis.records.store import Store
 from analysis.stats import curve, final
-from experiments.config import data_root
+from experiments.commands._again import asked
+from experiments.config import data_root, grid
+from experiments.config.folders import Folders
 from tests.analysis import synthetic
 from tests.conftest import ROOT, Command, environment_for, fine, refused, there
 from tests.worker.runs import end_command, manifests, start_command, wait_for, workers_of
@@ -184,6 +188,26 @@ def test_what_only_a_worker_can_know_to_be_wrong_is_refused_as_well(command: Com
     done = command("run", "method=topk", *SMALL, "method.density=1e-5")
     refused(done, "density=1e-05 of 24170 gradients selects none (k = 0)", "smallest", "4.14e-05")
     assert states(tmp_path / "results") == {"topk": ("failed", "bad_input")}
+
+
+def test_a_recorded_run_is_asked_for_by_its_name(here: Command, tmp_path: Path) -> None:
+    fine(here("run", "method=topk", *SMALL, "cluster=virtual"))
+    (first,) = Store(tmp_path / "results/runs").runs()
+    assert "already measured" in fine(here("run", f"again={first}")).stderr
+    fine(here("run", f"again={first.rpartition('-')[2][:8]}", "seed=5"))
+    (other,) = {*Store(tmp_path / "results/runs").runs()} - {first}
+    told = fine(here("why", first, "--against", other)).stdout
+    assert "seed" in told
+    refused(here("run", "again=none-such"), "0 runs match 'none-such'")
+
+
+@pytest.mark.parametrize("kind", ["cnn_cifar10", "alternating-slimvgg_cifar10-2w-netns"])
+def test_words_mean_a_shipped_run_again(kind: str, tmp_path: Path) -> None:
+    folders = Folders(tmp_path / "results")
+    runs = read_parquet(folders.shipped, ["runs"]).runs
+    name = runs.loc[runs["run_id"].str.contains(kind), "run_id"].iloc[-1]
+    (config,) = grid.configs(asked([f"again={name}"], folders))
+    assert run_id(config) == name
 
 
 TOO_FAST = ("method=dense", "task=cnn_digits", "profile=smoke", "task.lr=1e15", "task.lr_warmup_epochs=0")
