@@ -127,8 +127,8 @@ def _read(folder: Path, tables: Iterable[str]) -> Frames:
     if not path.is_file():
         return empty()
     first = {name for name in OUTCOMES if not RUNS[name].since}  # of later ones older steps have nothing
-    if set(tables) == {"runs"} and first <= set(pq.read_schema(path).names):
-        return read_parquet(folder, ["runs"])
+    if first <= set(pq.read_schema(path).names):
+        return read_parquet(folder, {"runs", *tables})
     return _only(with_outcomes(read_parquet(folder)), tables)
 
 

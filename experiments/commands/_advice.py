@@ -24,6 +24,7 @@ from analysis.records.frames import Frames, restrict
 from analysis.records.steps import breakdown
 from analysis.stats import Value
 from experiments.bench._runner import newest
+from experiments.commands._make import told_now_and_then
 from experiments.config.folders import Folders
 from sparsify.core.selections import Generated, Statistics, skewed
 from sparsify.cost import Link, Network
@@ -94,7 +95,8 @@ INPUTS = COMPUTE, SELECT, ALPHA, BETA, SHARED = (
 def ranked(question: Question) -> list[Prediction]:
     """Dense and every method whose selection time is known, the quickest first."""
     dense = StepTime(question, "dense")
-    steps = [dense, *(StepTime(question, name) for name in question.select_s if name != "dense")]
+    others = [name for name in question.select_s if name != "dense"]
+    steps = (dense, *(StepTime(question, name) for name in told_now_and_then(others, "methods")))
     return sorted((predicted(step, dense) for step in steps), key=lambda found: found.step.value)
 
 
