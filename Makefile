@@ -36,8 +36,8 @@ test: $(VENV)/.dev ## the whole test suite that this machine can run, a process 
 
 # Tests must not depend on their order, nor on what earlier ones have left where all may write.
 test-shuffled: $(VENV)/.dev ## the same in another order, in a temporary folder that keeps what was left there (SHUFFLE=number)
-	@mkdir -p "build/tmp used é"
-	@SHUFFLE=$(SHUFFLE) TMPDIR="$(CURDIR)/build/tmp used é" $(VENV)/bin/python -m pytest -n $(CORES) --maxprocesses=8 $(ARGS)
+	@mkdir -p build/tmp-used
+	@SHUFFLE=$(SHUFFLE) TMPDIR="$(CURDIR)/build/tmp-used" $(VENV)/bin/python -m pytest -n $(CORES) --maxprocesses=8 $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy (strict), import contracts
 	$(VENV)/bin/ruff check
