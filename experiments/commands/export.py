@@ -19,6 +19,7 @@ from analysis.records.frames import Frames, records, restrict
 from analysis.records.loading import OWN
 from analysis.records.log import read_lines_as
 from analysis.records.schema import EpochLine, LogLine, StepLine, fields_of
+from analysis.records.store import Attempt
 from experiments.commands._listing import KEY_DIGITS, configs_of, every_run, filtered
 from experiments.commands._make import say, told_now_and_then
 from experiments.commands._words import Filters
@@ -78,7 +79,7 @@ class Board:
         self.open, self.event, self.summary = EventFileWriter, event_pb2.Event, summary_pb2.Summary
         self.settings = hparams_pb
         self.writers = dict[str, Any]()  # by key
-        self.read = dict[str, int]()  # lines of a run's log, by its name
+        self.read = dict[str, int]()  # lines of an attempt's log, by its name
         self.first_s = dict[str, float]()  # by the clock of its worker
 
     def show(self, words: Sequence[str]) -> int:
@@ -89,9 +90,12 @@ class Board:
         own, shipped = (known[known["source"].eq(OWN) == is_own] for is_own in (True, False))
         for name in told_now_and_then([*dict.fromkeys(own["run_id"])], "runs"):
             of_run = {row["key"].partition("/")[2]: row for row in records(own[own["run_id"] == name])}
-            for variant, points in self._new(name).items():
-                if row := of_run.get(variant):
-                    self._add(row, names[row["key"]], points)
+            attempt = self.folders.store.attempts(name)[-1]
+            found, lines = self._new(attempt)
+            if found.keys() <= of_run.keys():  # variants that take turns have rows once they have ended
+                self.read[attempt.name] = lines
+                for variant, points in found.items():
+                    self._add(of_run[variant], names[of_run[variant]["key"]], points)
         new = [row for row in records(shipped) if row["key"] not in self.writers]
         if new:
             frames = restrict(parquet.read_parquet(self.folders.shipped), [row["key"] for row in new])
@@ -104,17 +108,16 @@ class Board:
         for writer in self.writers.values():
             writer.close()
 
-    def _new(self, name: str) -> dict[str, list[CurvePoint]]:
-        """What rank 0 of a run's newest attempt has logged since the last look, by variant."""
-        attempt = self.folders.store.attempts(name)[-1]
+    def _new(self, attempt: Attempt) -> tuple[dict[str, list[CurvePoint]], int]:
+        """What rank 0 of an attempt has logged since the last look, by variant; and its lines by now."""
         try:
             lines, _ = read_lines_as(attempt.rank_path(0), LogLine)
         except (FileNotFoundError, Damaged):
-            return {}
+            return {}, 0
         found: dict[str, list[CurvePoint]] = {}
-        for line in lines[self.read.get(name, 0) :]:
+        for line in lines[self.read.get(attempt.name, 0) :]:
             if isinstance(line, StepLine):
-                at_s = line.start_s - self.first_s.setdefault(name, line.start_s)
+                at_s = line.start_s - self.first_s.setdefault(attempt.name, line.start_s)
                 row = structs.asdict(line) | {f"{phase}_s": each for phase, each in line.phases.items()}
                 found.setdefault(line.variant or "", []).append(
                     CurvePoint(line.step, at_s, _values("step", row))
@@ -124,14 +127,15 @@ class Board:
                 found.setdefault(line.variant or "", []).append(
                     CurvePoint(line.step, line.wall_s or 0.0, values)
                 )
-        self.read[name] = len(lines)
-        return found
+        return found, len(lines)
 
     def _add(self, row: Mapping[str, Any], label: str, points: Sequence[CurvePoint]) -> None:
         key = row["key"]
         began = pd.Timestamp(row["started"]).timestamp() if isinstance(row.get("started"), str) else 0.0
         if key not in self.writers:
             name = re.sub(r"[^\w.=,+-]+", " ", f"{label} {key[:KEY_DIGITS]}")
+            for earlier in (self.folder / name).glob("events.out.tfevents.*"):  # of an export before
+                earlier.unlink()
             self.writers[key] = self.open(str(self.folder / name))
             own = flatten(json.loads(row["config_json"]))
             settings = {leaf: each for leaf, each in own.items() if isinstance(each, str | int | float)}

@@ -36,6 +36,8 @@ def test_a_run_has_the_curves_that_it_logged(here: Command, tmp_path: Path) -> N
     assert f"tensorboard --logdir {folders.results / 'tensorboard'}" in told.stderr
     curves = read(folders.results / "tensorboard")
     assert len(curves) == 2
+    fine(here("export", "method=topk,dense"))
+    assert read(folders.results / "tensorboard") == curves  # each point once
     (name,) = (name for name in curves if name.startswith("topk"))
     assert attempt.key[:8] in name
     frames, _ = of_attempt(attempt)
@@ -51,6 +53,19 @@ def test_what_takes_turns_has_a_folder_for_each(here: Command, tmp_path: Path) -
     curves = read(tmp_path / "board")
     assert sorted(name.partition(" ")[0] for name in curves) == ["dense", "topk"]
     assert all(len(own["step/step_s"]) > 6 for own in curves.values())
+
+
+def test_turns_under_way_are_shown_once_they_have_ended(tmp_path: Path) -> None:
+    folders = Folders(tmp_path / "results")
+    attempt = synthetic.alternated(folders.store, ["dense", "topk"], blocks=3, block_steps=2)
+    ended = attempt.manifest
+    attempt.update(state="running")
+    board = Board(tmp_path / "board", folders)
+    assert board.show(["source=own"]) == 0
+    attempt.update(**ended)
+    assert board.show(["source=own"]) == 2
+    board.close()
+    assert all(own["step/step_s"] for own in read(tmp_path / "board").values())
 
 
 def test_what_goes_on_is_added_and_nothing_twice(tmp_path: Path) -> None:
