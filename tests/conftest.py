@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from experiments.__main__ import main
+from experiments.launch import local
 from tests.slurm.devcluster import clusters as clusters
 from tests.slurm.devcluster import devcluster as devcluster
 from tests.slurm.devcluster import each_slurm as each_slurm
@@ -28,20 +31,21 @@ T = TypeVar("T")
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-# Files whose tests share something that takes long to make, or of which there is one: the same process of
-# pytest-xdist runs them all. (Its --dist=loadgroup loses its groups with pytest 9.2: its issue 1386.)
+# Files whose tests share something of which there is one: the same process of pytest-xdist runs them all, and
+# those of any file that makes something once for all of its tests. (--dist=loadgroup loses its groups with
+# pytest 9.2: its issue 1386.)
 TOGETHER = {
-    "tests/commands/test_doctor.py": "cluster",
-    "tests/launch/test_lines_of_docs.py": "cluster",
-    "tests/launch/test_slurm.py": "cluster",
-    "tests/slurm/test_devcluster.py": "cluster",
-    "tests/slurm/test_each_slurm.py": "cluster",
+    "tests/commands/test_doctor.py": "one cluster",
+    "tests/launch/test_lines_of_docs.py": "one cluster",
+    "tests/launch/test_slurm.py": "another cluster",
+    "tests/slurm/test_devcluster.py": "another cluster",
+    "tests/slurm/test_each_slurm.py": "one cluster",
     "tests/sparsify/comm/test_horovod.py": "Horovod",
     "tests/sparsify/test_gpu.py": "GPU",
     "tests/sparsify/kernels/test_gpu_kernels.py": "GPU",
-    "tests/analysis/report/test_browser.py": "browser",
     "tests/bench/test_select.py": "benchmark",
 }
+MADE_ONCE = re.compile(r"scope=.(module|session)")
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +55,13 @@ def rules_are_registered(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 
     if request.node.get_closest_marker("registering") is None:
         monkeypatch.setattr(Evidence, "registered", lambda *_: True)
+
+
+@pytest.fixture(autouse=True)
+def workers_are_forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers begin from a process that has loaded torch, but where starting them is what is tested."""
+    if request.node.get_closest_marker("own_processes") is None:
+        monkeypatch.setattr(local, "may_be_forked", lambda *_: True)
 
 
 @pytest.fixture
@@ -89,9 +100,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class TogetherOrApart(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
         def _split_scope(self, nodeid: str) -> str:
-            return TOGETHER.get(nodeid.partition("::")[0], nodeid)
+            file = nodeid.partition("::")[0]
+            return TOGETHER.get(file) or (file if makes_once(file) else nodeid)
 
     return TogetherOrApart(config, log)
+
+
+@cache
+def makes_once(file: str) -> bool:
+    return MADE_ONCE.search((ROOT / file).read_text()) is not None
 
 
 def environment_for(results: Path, **extra: str) -> dict[str, str]:

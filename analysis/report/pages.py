@@ -12,6 +12,7 @@ a text.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -119,6 +120,13 @@ class Site:
         """Tell whether the data of these runs' pages are there."""
         return {f"{run}.js" for run in runs} <= {path.name for path in (self.folder / DATA / RUN).glob("*")}
 
+    def digest(self) -> str:
+        """A digest of all pages and data."""
+        found = hashlib.sha256()
+        for path in sorted(path for part in (PAGES, DATA) for path in (self.folder / part).rglob("*.*")):
+            found.update(path.name.encode() + path.read_bytes())
+        return found.hexdigest()
+
     def write(self, name: str, text: str) -> Path:
         """Write one file of the report."""
         path = self.folder / name
@@ -161,12 +169,21 @@ def write(
     site.data("runs", table(runs, labels))
     site.data("methods", settings(runs, labels))
     site.data("looks", looks())
+    site.data("figures", [_figure(item) for item in items])
     for page in ("runs", "run", "compare"):
         site.page(page)
     site.page("methods", methods=methods)
     origins = Counter(origin for _, origin in {(run.run, ORIGINS[run.origin]) for run in runs})
     groups = [(paper, [*of_paper]) for paper, of_paper in groupby(items, key=lambda item: item.paper)]
-    return site.page("index", groups=groups, counts=counts, notes=notes, origins=origins, found=found)
+    first = site.page("index", groups=groups, counts=counts, notes=notes, origins=origins, found=found)
+    site.data("written", site.digest())  # last, for pages that are open look at it, to be read again
+    return first
+
+
+def _figure(item: Item) -> list[str]:
+    """What a search finds of a figure: the name of its page, its title, and the words on its page."""
+    words = [item.caption, item.paper, *(f"{row.text} {row.word}" for row in item.judged)]
+    return [item.stem, item.title, " ".join(words)]
 
 
 def script(name: str, content: Any) -> str:

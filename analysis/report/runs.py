@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.pictures import timeline
+from analysis.pictures import style, timeline
 from analysis.pictures.marks import ink
 from analysis.records import columns, configs, phases, steps
 from analysis.records.frames import Frames, became, is_missing
@@ -25,7 +25,7 @@ DRAWN_STEPS = 5  # in a timeline
 # What a group of runs has in common stands in columns; a label says what varies within it.
 GROUP = ("method.name", "task.name", "workers", "cluster.where", "timing.mode")
 # Columns of the table of runs: of a run, and of its configuration.
-OWN = ("id", "run", "origin", "state", "simulated", "top1", "started", "items", "why")
+OWN = ("id", "run", "origin", "state", "simulated", "top1", "started", "items", "why", "drawn_as")
 LEAVES = {
     "method": "method.name", "task": "task.name", "workers": "workers", "seed": "seed", "mode": "timing.mode",
 }  # fmt: skip
@@ -63,6 +63,13 @@ class RunPage:
     def top1(self) -> float | None:
         """Final top-1 in percent, of the test set where that was asked."""
         return self.outcomes.get("test_top1", self.outcomes.get("val_top1"))
+
+    @property
+    def drawn_as(self) -> str:
+        """Label of its method in figures; empty where its configuration can't be read."""
+        if "method.name" not in self.leaves:
+            return ""
+        return style.look(style.method_id(self.leaves | {"variant": self.variant or None})).label
 
     def details(self) -> dict[str, Any]:
         """Content of its page."""

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 STAGE = ROOT / "build" / "docs"
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "results/shipped/**/*.md")
-FILES = ("results/shipped/**/*.png", "results/shipped/**/*.csv", "CITATION.cff")
+FILES = ("results/shipped/**/*.png", "results/shipped/**/*.csv", "docs/site/*.js", "CITATION.cff")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from experiments.launch.diagnosis import RunFailed
 from slurm import environment
 
 SIGN_S = 3.0  # between two signs of life
+AGAIN_S = 5.0  # between two looks at what runs have written
 T = TypeVar("T")
 
 
@@ -27,6 +28,14 @@ def told_now_and_then(items: Sequence[T], what: str) -> Iterator[T]:
             said = now
             say(f"{done:,} of {len(items):,} {what}")
         yield item
+
+
+def follow_runs(look: Callable[[], object]) -> None:
+    """Look every few seconds, until Ctrl-C."""
+    with suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(AGAIN_S)
+            look()
 
 
 def is_forced(force: bool) -> bool:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +19,12 @@ from analysis.records.log import read_lines_as
 from analysis.records.schema import EpochLine, LogLine, StepLine, fields_of
 from analysis.records.store import Attempt
 from experiments.commands._listing import KEY_DIGITS, configs_of, every_run, filtered
-from experiments.commands._make import say, told_now_and_then
+from experiments.commands._make import follow_runs, say, told_now_and_then
 from experiments.commands._words import Filters
 from experiments.config.folders import Folders
 from experiments.worker.errors import trouble_of_import
 
 GROUP = "results"
-AGAIN_S = 5.0  # between two looks at what runs have written
 KINDS: dict[str, type[StepLine | EpochLine]] = {
     "step": StepLine,
     "epoch": EpochLine,
@@ -49,10 +46,8 @@ def export(words: Filters, *, out: str | None = None, follow: bool = False) -> i
     if not shown:
         raise ValueError("no run is meant by these words; `list` shows what there is")
     say(f"`tensorboard --logdir {folder}` shows {shown} runs")
-    with contextlib.suppress(KeyboardInterrupt):
-        while follow:
-            time.sleep(AGAIN_S)
-            board.show(words)
+    if follow:
+        follow_runs(lambda: board.show(words))
     board.close()
     return 0
 

@@ -24,7 +24,7 @@ from experiments import figures
 from experiments.commands._draw import OWN, Stored, draw, is_up_to_date, sources, stored
 from experiments.commands._find import last_lines, log_files, states_of
 from experiments.commands._findings import findings
-from experiments.commands._make import say, told_now_and_then
+from experiments.commands._make import follow_runs, say, told_now_and_then
 from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.launch.status import RunStatus
@@ -37,24 +37,45 @@ SHIPPED_RUNS, OWN_RUNS = "runs-shipped", "runs-here"  # rows, as `Site.keep` kee
 BATCH = 250  # runs whose steps are in memory at a time
 
 
-def report(*, drawn: bool = False) -> int:
+def report(*, drawn: bool = False, follow: bool = False) -> int:
     """Pages on every figure, verdict and run, to read in a browser; needs no torch (make report).
 
-    From stored records, this checkout's first. Pictures that are not there yet, or are older than their
-    records, are drawn.
+    From stored records, this checkout's first. Pictures of its runs that are not there yet, or are older than
+    their records, are drawn. Others are those that are shipped, unless `figures` has drawn them since.
 
     Args:
         drawn: draw none, and show the pictures that are there: in seconds.
+        follow: go on until Ctrl-C, and write it again when a run has begun or ended; open pages show that.
     """
-    print(write_report(Folders(), draws=not drawn))
+    folders = Folders()
+    seen = _states(folders) if follow else []
+    print(write_report(folders, draws=not drawn), flush=True)
+
+    def look() -> None:
+        nonlocal seen
+        if (now := _states(folders)) != seen:
+            seen = now
+            write_report(folders, draws=not drawn)
+
+    if follow:
+        follow_runs(look)
     return 0
+
+
+def _states(folders: Folders) -> list[object]:
+    """What changes when a run begins or ends, or a figure is drawn."""
+    return [
+        _stat(path)
+        for place in (folders.store.root.glob("*/*/run.json"), folders.figures.glob("*.png"))
+        for path in sorted(place)
+    ]
 
 
 def write_report(folders: Folders, draws: bool = True) -> Path:
     """Write all pages; returns the first one. What has not changed since the last report is not made again.
 
     Args:
-        draws: the figures whose picture is not there, or older than its records.
+        draws: pictures of this checkout's runs that are not there, or older than their records.
     """
     site, notes = pages.Site(folders.report), list[str]()
     shipped = Shipped(folders, notes)
@@ -190,8 +211,11 @@ def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) ->
 
 def _item(item: str, profile: str, title: str, found: Stored, folders: Folders, draws: bool) -> Item:
     frames, stem = found.frames, figures.stem(item, profile)
-    if draws and not is_up_to_date(item, profile, folders):
+    is_drawn, theirs = is_up_to_date(item, profile, folders), folders.shipped / "figures"
+    is_shipped = found.source != OWN and (theirs / f"{stem}.png").is_file()
+    if draws and not (is_drawn or is_shipped):
         draw(item, profile, frames, folders.figures, found.source, found.notes)
+    folder = theirs if is_shipped and not is_drawn else folders.figures
     return Item(
         name=item,
         stem=stem,
@@ -203,7 +227,7 @@ def _item(item: str, profile: str, title: str, found: Stored, folders: Folders, 
         facts=facts(frames),
         judged=tuple(map(Judged.of, figures.judge(item, frames))),
         tables=tuple(Numbers(table.title, table.html()) for table in figures.tables(item, frames)),
-        files=_files(stem, found, folders),
+        files={kind: str(path) for kind in KINDS if (path := folder / f"{stem}.{kind}").is_file()},
         bibtex=figures.bibtex(item),
         runs=tuple(frames.runs["key"]),
         paper=figures.paper(item),
@@ -232,14 +256,6 @@ def _stat(path: Path) -> tuple[str, int, int]:
 
 def _digest(parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _files(stem: str, found: Stored, folders: Folders) -> dict[str, str]:
-    """The files of a figure by kind: those drawn here, else those that are shipped with their records."""
-    sources = [folders.figures] + [folders.shipped / "figures"] * (found.source != OWN)
-    here = next((folder for folder in sources if (folder / f"{stem}.png").is_file()), folders.figures)
-    paths = {kind: here / f"{stem}.{kind}" for kind in KINDS}
-    return {kind: str(path) for kind, path in paths.items() if path.is_file()}
 
 
 def _making(item: str, profile: str) -> tuple[str, ...]:

@@ -202,7 +202,7 @@ class Here:
                 planned, self.folders, anew=anew, network=network.facts if network else None
             )
             command, per_node = worker_command(planned, self.folders, ROOT), planned.config.workers_per_node
-            warm = None if planned.is_timing or self.are_alone else WarmCommand.of(command)
+            warm = WarmCommand.of(command) if may_be_forked(planned, self.are_alone) else None
             workers = LocalWorkers(warm or command, begun.orders, begun.folder, size, network, per_node)
             undo.pop_all()
         self.waiting.pop(0)
@@ -257,6 +257,11 @@ class Here:
         ]
         kept += [f"{len(self.waiting)} runs had not begun"] * bool(self.waiting)
         return f"interrupted: {'; '.join([*kept, 'what was finished is kept'])}; run again to go on"
+
+
+def may_be_forked(planned: PlannedRun, is_alone: bool) -> bool:
+    """Tell whether the workers of a run begin from what one process has loaded for several runs."""
+    return not (planned.is_timing or is_alone)
 
 
 def fits(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:

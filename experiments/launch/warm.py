@@ -42,7 +42,7 @@ class WarmCommand(NamedTuple):
         assert not worker.enter, "only a program of its own can enter another network"
         variables = environment.of_worker(worker.place, self.command.threads, worker.interface)
         variables["CUDA_VISIBLE_DEVICES"] = ""
-        process = _server(self.command.threads).Process(
+        process = server(self.command.threads).Process(
             target=_work,
             args=(
                 variables, self.command.cwd, worker.orders, str(worker.folder),
@@ -79,9 +79,10 @@ class ForkedWorker(NamedTuple):
         """At once."""
         self.process.kill()
 
-    def wait(self) -> None:
-        """Return when it has ended."""
-        self.process.join()
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Return when it has ended, or after so many seconds; see `poll`."""
+        self.process.join(timeout)
+        return self.poll()
 
 
 class _Handed:
@@ -99,7 +100,7 @@ def _taken(handed: Any) -> int:
 
 
 @cache
-def _server(threads: int) -> ForkServerContext:
+def server(threads: int) -> ForkServerContext:
     """The process that others are forked from. It has the environment of the first, for libraries look at
     their variables when they are loaded.
     """

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from experiments.config.machines import NamedLink
@@ -173,6 +172,8 @@ def fitted(costs: Sequence[Cost], seconds: np.ndarray) -> tuple[float, float]:
     Args:
         seconds: (cases,) one for each cost.
     """
+    from scipy.optimize import nnls  # here, since only emulated links need it, and every worker would load it
+
     rows = np.array([(cost.messages, cost.sent_bytes) for cost in costs], dtype=float)
     scale = rows.max(axis=0)
     (alpha, beta), _ = nnls(rows / scale / seconds[:, None], np.ones(len(seconds)))

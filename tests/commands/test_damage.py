@@ -19,7 +19,7 @@ FELL = [  # what strangers met
     "config.json and its key, timing.warmup_steps: missing", "columns, records: three million rows",
     "a log: escapes",
 ]  # fmt: skip
-SAMPLE = [*FELL, *sorted(random.Random(12).sample(sorted(KINDS.keys() - {*FELL}), 30))]
+SAMPLE = [*FELL, *sorted(random.Random(12).sample(sorted(KINDS.keys() - {*FELL}), 10))]
 # Commands that draw take half a second: one kind for each file that they read.
 DRAWN = [
     ("figures", "run.json: not UTF-8"),

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
+import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from analysis.records.files import read_as
+from analysis.records.frames import Frames
+from analysis.records.parquet import read_parquet
+from analysis.records.schema import RunIndex
 from analysis.report.pages import PARTS
 from experiments import figures
 from experiments.commands import report
+from experiments.commands._draw import runs_of
 from experiments.config.folders import Folders
 from tests.analysis import synthetic
 from tests.analysis.report.test_pages import HOSTILE
-from tests.conftest import Command, fine, refused
+from tests.conftest import Command, fine, refused, there
 
 ITEMS = ("fig1", "speed-logs")  # one of runs and one of published tables, both quickly drawn
 
@@ -24,6 +32,19 @@ ITEMS = ("fig1", "speed-logs")  # one of runs and one of published tables, both 
 def two_items(monkeypatch: pytest.MonkeyPatch) -> None:
     every = figures.items()
     monkeypatch.setattr(figures, "items", lambda: {item: every[item] for item in ITEMS})
+
+
+@pytest.fixture
+def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is shipped the runs of one figure: pages of hundreds take their time."""
+    monkeypatch.setattr(report.Shipped, "frames", runs_of_one_figure())
+
+
+@cache
+def runs_of_one_figure() -> Frames:
+    folder = Folders().shipped
+    index = there(read_as(folder / "figures" / "fig1-laptop.json", RunIndex))
+    return runs_of(read_parquet(folder), index.runs)
 
 
 @pytest.fixture
@@ -73,7 +94,7 @@ def test_what_lies_beside_a_reports_own_folders_stays(here: Command, tmp_path: P
     assert [*(tmp_path / "elsewhere" / "data").iterdir()]
 
 
-@pytest.mark.usefixtures("two_items")
+@pytest.mark.usefixtures("two_items", "few_runs")
 def test_shipped_records_make_a_whole_report_and_the_same_again(here: Command, tmp_path: Path) -> None:
     done = here("report")
     report = tmp_path / "results" / "report"
@@ -86,7 +107,7 @@ def test_shipped_records_make_a_whole_report_and_the_same_again(here: Command, t
     page = (report / "pages" / "item-fig1-laptop.html").read_text()
     assert "python -m experiments reproduce fig1 profile=laptop" in page
     kinds = {path.suffix for path in (report / "files").glob("fig1-laptop.*")}
-    assert kinds == {".svg", ".pdf", ".png", ".csv", ".tex", ".md", ".bib"}
+    assert kinds >= {".pdf", ".png", ".csv", ".tex", ".md", ".bib"}
     first = tree(report)
     assert here("report").returncode == 0
     assert tree(report) == first
@@ -125,24 +146,24 @@ def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Comman
     assert "<script>" not in (report / "index.html").read_text()
 
 
-@pytest.mark.usefixtures("two_items")
-def test_without_drawing_the_shipped_pictures_are_shown(
+@pytest.mark.usefixtures("two_items", "few_runs")
+def test_of_shipped_records_the_shipped_pictures_are_shown(
     here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures.load("fig1"), "draw", None)  # nobody calls it
-    assert here("report", "--drawn").returncode == 0
+    fine(here("report"))
     report = tmp_path / "results" / "report"
     shipped = Folders(tmp_path).shipped / "figures" / "fig1-laptop.png"
     assert (report / "files" / "fig1-laptop.png").read_bytes() == shipped.read_bytes()
     assert not (tmp_path / "results" / "figures").exists()
 
 
-@pytest.mark.usefixtures("two_items")
+@pytest.mark.usefixtures("two_items", "few_runs")
 def test_a_figure_that_fails_is_told_on_its_page_and_the_others_are_drawn(
     here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing: dict[str, Any] = {}
-    monkeypatch.setattr(figures.load("fig1"), "draw", lambda frames, profile: nothing["nothing"])
+    monkeypatch.setattr(figures.load("fig1"), "table", lambda frames: nothing["nothing"])
     done = here("report")
     assert done.returncode == 0
     assert "fig1 (laptop) is left out: KeyError: 'nothing'" in done.stderr
@@ -180,6 +201,27 @@ def test_a_trace_needs_one_run_that_is_whole(here: Command, tmp_path: Path) -> N
     failed.fail("out of memory")
     refused(here("trace", "nothing-of-this-name"), "0 runs match", failed.run_id)
     refused(here("trace", failed.run_id), "has no valid attempt", "why")
+
+
+@pytest.mark.usefixtures("nothing_shipped")
+def test_a_report_follows_what_runs_do(
+    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = Folders(tmp_path / "results")
+    written = list[Any]()
+    attempt = synthetic.timed(folders.store, synthetic.config("topk"))
+
+    def wait(_: float) -> None:
+        written.append((rows(folders.report)[0]["state"], data(folders.report, "written")))
+        if len(written) == 2:
+            attempt.update(state="failed", why="a disk")
+        if len(written) == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(time, "sleep", wait)
+    fine(here("report", "--follow"))
+    assert [state for state, _ in written] == ["done", "done", "failed", "failed"]
+    assert len({stamp for _, stamp in written}) == 2  # by which open pages know
 
 
 @pytest.mark.usefixtures("nothing_shipped")

@@ -102,6 +102,7 @@ def test_who_searched_is_recorded_and_overlap_needs_buckets(here: Command, tmp_p
     refused(here(*words, "overlap=true"), "scope='global'", "take scope=layer")
 
 
+@pytest.mark.own_processes
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [

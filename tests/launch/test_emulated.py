@@ -32,6 +32,7 @@ def alone(alpha_s: str) -> EmulatedLink:
 
 
 @needs_namespaces
+@pytest.mark.own_processes
 def test_a_run_s_workers_meet_over_the_link_and_its_record_says_what_they_found(
     here: Command, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ SWEEP = (
 )  # fmt: skip
 
 
+@pytest.mark.own_processes
 def test_a_sweep_of_trainings_is_forked_and_gives_the_bits_of_one_alone(
     here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Mem
     subprocess.run([str(COMPILER), "-O1", "-shared", "-fPIC", source, "-o", library], check=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LD_PRELOAD", str(library))
-        workers = on_processes(memory_of_methods, SIZE, folder)
+        workers = on_processes(memory_of_methods, SIZE, folder, forks=False)
 
     def most(key: str) -> Memory:
         return Memory(*torch.stack([worker[key] for worker in workers]).amax(dim=0).tolist())

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +24,8 @@ from torch.distributed import FileStore
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.nn.parallel import DistributedDataParallel
 
+from experiments.launch import warm
+from experiments.launch.warm import ForkedWorker
 from experiments.training.settings import Late
 from slurm import environment
 from sparsify import build, names, register
@@ -539,22 +541,23 @@ def _loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float
 
 
 def on_processes(
-    body: Callable[..., object], size: int, folder: Path, comm: str = "torch"
+    body: Callable[..., object], size: int, folder: Path, comm: str = "torch", forks: bool = True
 ) -> list[dict[str, torch.Tensor]]:
     """Run a function of this file as `size` processes, over gloo or Horovod.
+
+    Args:
+        forks: they begin from one that has loaded torch; not over Horovod.
 
     Returns:
         What each returned; nothing of one that was lost.
     """
-    command = [sys.executable, "-m", "tests.sparsify.worker_functions", body.__name__]
     # Shorter cycles than the millisecond of each negotiation of Horovod's: these tests make thousands.
     calm = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HOROVOD_CYCLE_TIME": "0.1"}
     calm["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(size), str(folder), comm], cwd=ROOT, env={**os.environ, **calm}
-        )
-        for rank in range(size)
+    surroundings = {**os.environ, **calm}
+    orders = [(body.__name__, rank, size, str(folder), comm) for rank in range(size)]
+    processes: Sequence[Any] = [
+        (_forked if forks and comm == "torch" else _of_its_own)(surroundings, each) for each in orders
     ]
     try:
         assert [process.wait(timeout=200) for process in processes] == [0] * size
@@ -566,8 +569,26 @@ def on_processes(
     return [torch.load(path, weights_only=True) if path.exists() else {} for path in paths]
 
 
-def main(function: str, rank: int, size: int, folder: Path, kind: str = "torch") -> None:
-    comm: Any
+def _of_its_own(surroundings: Mapping[str, str], orders: Sequence[object]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.sparsify.worker_functions", *map(str, orders)]
+    return subprocess.Popen(command, cwd=ROOT, env=surroundings)
+
+
+def _forked(surroundings: Mapping[str, str], orders: Sequence[object]) -> ForkedWorker:
+    process = warm.server(threads=1).Process(target=_work, args=(surroundings, orders))
+    process.start()
+    return ForkedWorker(process)
+
+
+def _work(surroundings: Mapping[str, str], orders: tuple[str, int, int, str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(surroundings)
+    sys.argv[1:] = map(str, orders)
+    main(*orders)
+
+
+def main(function: str, rank: int, size: int, at: str, kind: str = "torch") -> None:
+    folder, comm = Path(at), cast(Any, None)
     if kind == "horovod":
         from sparsify.comm.horovod import HorovodComm
 
@@ -584,4 +605,4 @@ def main(function: str, rank: int, size: int, folder: Path, kind: str = "torch")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), *sys.argv[5:])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -197,6 +197,7 @@ def test_who_lacks_transformers_is_told_what_installs_it(name: str, monkeypatch:
         TASKS.build(name, {}).network(3, 32, 100)
 
 
+@pytest.mark.own_processes
 def test_without_transformers_a_run_ends_with_a_sentence(here: Command, tmp_path: Path) -> None:
     (tmp_path / "hiding").mkdir()
     (tmp_path / "hiding" / "transformers.py").write_text(

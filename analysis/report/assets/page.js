@@ -150,6 +150,29 @@ const report = (() => {
     button.hidden = false;
   }
 
+  // Words that are typed on any page are looked for on the page of runs.
+  const find = document.getElementById("find");
+  find.addEventListener("submit", (event) => {
+    event.preventDefault();
+    location.href = `${find.dataset.up}pages/runs.html#${new URLSearchParams({ q: find.elements.words.value })}`;
+  });
+  find.hidden = false;
+
+  // A report that was written again is read again, unless somebody is typing.
+  const AGAIN_MS = 5000;
+  let written = null;
+  waiting.set("written", (at) => {
+    if (written !== null && at !== written && document.activeElement?.tagName !== "INPUT") location.reload();
+    written ??= at;
+  });
+  function look() {
+    const script = element("script", { src: `${find.dataset.up}data/written.js?${Date.now()}` });
+    for (const name of ["load", "error"]) script.addEventListener(name, () => script.remove()); // in mid-writing it is not there
+    document.head.append(script);
+  }
+  look();
+  setInterval(look, AGAIN_MS);
+
   themeButton();
   return { element, address, number, compared, sortButtons, sortable, load, loadRun, received, tableOf };
 })();

@@ -1,6 +1,7 @@
-// The table of runs: filters, order, pages, and two to compare. The address keeps all of it.
+// The table of runs: filters, order, pages, and two to compare; and the figures that the same words find. The
+// address keeps all of it.
 "use strict";
-report.load("runs").then((columns) => {
+Promise.all([report.load("runs"), report.load("figures")]).then(([columns, figures]) => {
   const { address, element, number } = report;
   const PAGE = 100;
   const SHOWN = [
@@ -11,7 +12,7 @@ report.load("runs").then((columns) => {
   const count = columns.id.length;
   const every = Array.from({ length: count }, (_, at) => at);
   const texts = every.map((at) =>
-    [columns.label, columns.run, columns.task, columns.state, columns.origin, columns.mode, columns.items].map((column) => column[at]).join(" ").toLowerCase());
+    [columns.label, columns.drawn_as, columns.run, columns.task, columns.state, columns.origin, columns.mode, columns.items].map((column) => column[at]).join(" ").toLowerCase());
   const form = document.querySelector("form.filters");
   const fields = [...form.elements].filter((field) => field.name);
   const table = document.getElementById("runs");
@@ -36,8 +37,10 @@ report.load("runs").then((columns) => {
     return (address.get().get("pick") ?? "").split(",").filter((id) => columns.id.includes(id)).slice(-2);
   }
 
+  const wordsOf = (found) => (found.get("q") ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+
   function chosen(found) {
-    const words = (found.get("q") ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+    const words = wordsOf(found);
     const equal = fields.map((field) => [field.name, found.get(field.name)]).filter(([name, value]) => name !== "q" && value);
     return every.filter((at) =>
       words.every((word) => texts[at].includes(word)) &&
@@ -59,8 +62,17 @@ report.load("runs").then((columns) => {
     const two = picked();
     table.tBodies[0].replaceChildren(...rows.slice((page - 1) * PAGE, page * PAGE).map((at) => row(at, two)));
     form.querySelector("output").textContent = `${rows.length.toLocaleString("en")} of ${count.toLocaleString("en")}`;
+    showFigures(wordsOf(found));
     showPages(page, pages);
     showTwo(two);
+  }
+
+  function showFigures(words) {
+    const box = document.getElementById("figures");
+    const hits = words.length ? figures.filter((figure) => words.every((word) => figure.join(" ").toLowerCase().includes(word))) : [];
+    box.hidden = !hits.length;
+    box.replaceChildren(`${hits.length} ${hits.length === 1 ? "figure" : "figures"}: `, ...hits.flatMap(([stem, title], at) =>
+      [at ? "; " : "", element("a", { href: `item-${encodeURIComponent(stem)}.html` }, title)]));
   }
 
   function row(at, two) {

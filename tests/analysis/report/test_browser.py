@@ -178,6 +178,35 @@ def test_runs_are_filtered_sorted_and_paged(reader: Reader) -> None:
     assert status.inner_text() == f"2 of {MANY}"
 
 
+def test_words_typed_on_any_page_find_figures_and_runs(reader: Reader) -> None:
+    page = reader.open("index")
+    page.get_by_label("Find figures and runs").fill("claim-b points")
+    page.keyboard.press("Enter")
+    page.get_by_text("1 figure: ").wait_for()
+    assert page.locator("#figures a").get_attribute("href") == "item-fig9-laptop.html"
+    assert page.locator("form.filters output").inner_text() == f"0 of {MANY}"
+    page.get_by_label("Search").fill("top-k shipped")  # a label of figures
+    assert page.locator("form.filters output").inner_text() == f"2 of {MANY}"
+    assert page.locator("#figures").is_hidden()
+
+
+def test_an_open_page_is_read_again_once_the_report_is_written_again(
+    browser: Any, report: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "site"
+    shutil.copytree(report, folder)
+    reader = Reader(browser, folder)
+    page = reader.open("pages/runs", "#q=topk-1")
+    page.wait_for_function("document.querySelector('script[src*=written]') === null")  # it has been looked at
+    runs = folder / "data" / "runs.js"
+    runs.write_text(runs.read_text().replace("topk-1", "topk-one"))
+    (folder / "data" / "written.js").write_text(pages.script("written", "later"))
+    page.get_by_text(f"0 of {MANY}").wait_for()
+    assert page.url.endswith("#q=topk-1")
+    reader.context.close()
+    assert reader.complaints == []
+
+
 def test_two_runs_are_compared_outcomes_first(reader: Reader) -> None:
     page = reader.open("pages/runs", "#origin=shipped&sort=top1")
     ticks = page.get_by_role("checkbox")
