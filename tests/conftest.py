@@ -35,11 +35,11 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 # those of any file that makes something once for all of its tests. (--dist=loadgroup loses its groups with
 # pytest 9.2: its issue 1386.)
 TOGETHER = {
-    "tests/commands/test_doctor.py": "one cluster",
-    "tests/launch/test_lines_of_docs.py": "one cluster",
-    "tests/launch/test_slurm.py": "another cluster",
-    "tests/slurm/test_devcluster.py": "another cluster",
-    "tests/slurm/test_each_slurm.py": "one cluster",
+    "tests/commands/test_doctor.py": "cluster",
+    "tests/launch/test_lines_of_docs.py": "cluster",
+    "tests/launch/test_slurm.py": "cluster",
+    "tests/slurm/test_devcluster.py": "cluster",
+    "tests/slurm/test_each_slurm.py": "cluster",
     "tests/sparsify/comm/test_horovod.py": "Horovod",
     "tests/sparsify/test_gpu.py": "GPU",
     "tests/sparsify/kernels/test_gpu_kernels.py": "GPU",

@@ -26,7 +26,6 @@ system) PROGRAMS='' PORTS=268 STATE=sparsify-devcluster ;;
 newer) PROGRAMS=$(newest) PORTS=269 STATE=sparsify-devcluster-newer ;;
 *) die "SPARSIFY_SLURM (of make: SLURM) is system or newer, not '$SPARSIFY_SLURM'" ;;
 esac
-PORTS=${SPARSIFY_DEVCLUSTER_PORTS:-$PORTS} # the first digits: several clusters of one SLURM need several
 [ -z "$PROGRAMS" ] || PATH=$PROGRAMS/bin:$PATH
 STATE=$(realpath -m "${SPARSIFY_DEVCLUSTER:-$HOME/.cache/$STATE}")
 export SLURM_CONF=$STATE/slurm.conf

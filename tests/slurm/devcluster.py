@@ -18,9 +18,7 @@ import pytest
 SCRIPTS = Path(__file__).parent.parent.parent / "slurm" / "devcluster"
 PROGRAMS = ("sbatch", "slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd")
 # What makes a process speak to one cluster and not to another.
-PORTS = "SPARSIFY_DEVCLUSTER_PORTS"
-NAMES = ("PATH", "SLURM_CONF", "SPARSIFY_DEVCLUSTER", "SPARSIFY_SLURM", PORTS)
-FIRST_PORTS = 268  # see slurm/devcluster/common.sh
+NAMES = ("PATH", "SLURM_CONF", "SPARSIFY_DEVCLUSTER", "SPARSIFY_SLURM")
 Environment = dict[str, str]
 of_this_venv = pytest.mark.skipif(
     not (SCRIPTS.parent.parent / ".venv").exists(),
@@ -58,16 +56,9 @@ def speaking_to(state: Path | None = None, slurm: str = "") -> Environment:
     """The environment of a user of the cluster with that state, who is in no job."""
     free = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     usual, path, _ = place_of(slurm := slurm or chosen())
-    own = {"PATH": path, "SPARSIFY_SLURM": slurm, PORTS: ""}
-    if (number := process_number()) and not state:  # the first process of pytest-xdist has the usual one
-        state, own[PORTS] = Path(f"{usual}-{number}"), str(FIRST_PORTS + 2 * number + (slurm == "newer"))
-    state = state or Path(usual)
-    return {**free, **own, "SPARSIFY_DEVCLUSTER": str(state), "SLURM_CONF": str(state / "slurm.conf")}
-
-
-def process_number() -> int:
-    """That of this process of pytest-xdist, from 0; 0 where there is one alone."""
-    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    conf = str((state or Path(usual)) / "slurm.conf")
+    own = {"PATH": path, "SPARSIFY_SLURM": slurm, "SPARSIFY_DEVCLUSTER": str(state or usual)}
+    return {**free, **own, "SLURM_CONF": conf}
 
 
 def say(environment: dict[str, str], *words: str | Path, code: int = 0) -> str:

@@ -260,6 +260,8 @@ def main(trainer: str, folder: Path) -> None:
                 said.append(str(error))
     found["averaged twice"] = {"said": said}
     torch.save(found, folder / f"{dist.get_rank()}.pt")
+    dist.barrier()
+    dist.destroy_process_group()  # else threads of torch's may still run when the process ends, and abort it
 
 
 if __name__ == "__main__":
