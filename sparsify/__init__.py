@@ -19,19 +19,21 @@ from sparsify.methods import build, builder, defaults, names
 
 if TYPE_CHECKING:  # what editors complete; a method of your own works without a line here
     from sparsify.doors.ddp import DDPHook as register
-    from sparsify.doors.optimiser import DistributedOptimiser as distribute
     from sparsify.doors.redistribution import redistribute
+    from sparsify.local.distributing import distribute
     from sparsify.methods.adacomp import adacomp as adacomp
     from sparsify.methods.blockrandomk import blockrandomk as blockrandomk
     from sparsify.methods.control import control as control
     from sparsify.methods.deft import deft as deft
     from sparsify.methods.dense import dense as dense
     from sparsify.methods.dgc import dgc as dgc
+    from sparsify.methods.diloco import diloco as diloco
     from sparsify.methods.efsignsgd import efsignsgd as efsignsgd
     from sparsify.methods.exdyna import exdyna as exdyna
     from sparsify.methods.gaussiank import gaussiank as gaussiank
     from sparsify.methods.gtopk import gtopk as gtopk
     from sparsify.methods.hardthreshold import hardthreshold as hardthreshold
+    from sparsify.methods.localsgd import localsgd as localsgd
     from sparsify.methods.micro import micro as micro
     from sparsify.methods.oktopk import oktopk as oktopk
     from sparsify.methods.powersgd import powersgd as powersgd
@@ -52,7 +54,7 @@ check_unmixed(Path(__file__).parent)
 
 # What needs torch is imported when it is asked for.
 WITH_TORCH = {
-    "distribute": ("sparsify.doors.optimiser", "DistributedOptimiser"),
+    "distribute": ("sparsify.local.distributing", "distribute"),
     "redistribute": ("sparsify.doors.redistribution", "redistribute"),
     "register": ("sparsify.doors.ddp", "DDPHook"),
 }

@@ -70,7 +70,7 @@ def explained(method: str) -> Iterator[str]:
     """
     from sparsify.methods import REGISTRY
     from sparsify.ranges import described
-    from sparsify.spec import REQUIRED
+    from sparsify.core.spec import REQUIRED
 
     REGISTRY.check_name(method)
     parameters = REGISTRY.parameters(method)

@@ -247,7 +247,7 @@ def test_what_records_shows_in_python_runs(
 
 
 def test_a_method_added_as_a_file_can_be_named_at_once(tmp_path: Path) -> None:
-    from sparsify.spec import Registry
+    from sparsify.core.spec import Registry
 
     (tmp_path / "comb.py").write_text(python_block("def comb"))
     registry = Registry("method", "none", tmp_path)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from sparsify.spec import LIGHT, Registry
+from sparsify.core.spec import LIGHT, Registry
 
 REGISTRY = Registry("benchmark", __name__, Path(__file__).parent, light=(*LIGHT, __name__))
 

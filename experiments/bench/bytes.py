@@ -16,6 +16,7 @@ from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import StepReport
 from sparsify.method import Method, num_selected
 from sparsify.methods import REGISTRY as METHODS
+from sparsify.methods import per_step
 from sparsify.ranges import Count
 from sparsify.types import SeenStep
 
@@ -70,7 +71,7 @@ def named(methods: str) -> list[str]:
     Raises:
         ValueError: there is no such method.
     """
-    names = methods.split(",") if methods else sparsify.names()
+    names = methods.split(",") if methods else per_step()
     for name in names:
         METHODS.check_name(name)
     return names
@@ -84,7 +85,8 @@ def has_density(method: str) -> bool:
 def built(method: str, density: float) -> Method:
     """The method over the whole model, with this density, where it has these to be chosen."""
     known, wanted = sparsify.defaults(method), {"density": density, "scope": "global"}
-    return sparsify.build(method, **{name: value for name, value in wanted.items() if name in known})
+    found: Method = sparsify.build(method, **{name: wanted[name] for name in wanted if name in known})
+    return found
 
 
 def measure(case: Record) -> Iterator[Record]:

@@ -17,7 +17,7 @@ method's says what its hyperparameters are, and its docstring is the help:
 Positional parameters take words: one, or any number where the type is a sequence (`_words` has the usual
 ones, which completion knows). Keyword-only parameters are options: a bool is a flag, anything else takes a
 value, which is checked by its type (`sparsify.ranges`). The function prints its answer and returns the exit
-code. Signatures, docstrings and GROUP are read without what a file imports (`sparsify.spec`): help and
+code. Signatures, docstrings and GROUP are read without what a file imports (`sparsify.core.spec`): help and
 completion import no command. Files that start with _ are what several commands share.
 """
 
@@ -32,7 +32,7 @@ from experiments.bench import REGISTRY as BENCHMARKS
 from experiments.commands._words import PROGRAM, Parser, fill, paragraphs, table
 from experiments.config.choices import meanings
 from slurm import environment
-from sparsify.spec import LIGHT, BrokenFile, Registry, constant
+from sparsify.core.spec import LIGHT, BrokenFile, Registry, constant
 
 REGISTRY = Registry("command", __name__, Path(__file__).parent, light=(*LIGHT, f"{__name__}._words"))
 GROUPS = {

@@ -27,7 +27,7 @@ from experiments.commands._make import say
 from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import remark
 from experiments.launch.local import cores
-from sparsify.spec import BrokenFile
+from sparsify.core.spec import BrokenFile
 
 OWN = "this machine's runs"
 SHIPPED = "the records shipped with the repository"

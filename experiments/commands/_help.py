@@ -16,7 +16,7 @@ from experiments.config.choices import meanings
 from experiments.config.config import Config
 from experiments.training.settings import meaning as meaning_of
 from sparsify import ranges
-from sparsify.spec import BrokenFile, constant
+from sparsify.core.spec import BrokenFile, constant
 
 NAMES, OPTIONS, ITEMS = 30, 18, 26  # columns of key=value, of an option's name, of an item's
 SETS_OTHERS = ("profile", "recipe")  # of these groups, help shows what differs from a bare `run`

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 import msgspec
 
 from sparsify import ranges
-from sparsify.spec import REQUIRED, Parameter
+from sparsify.core.spec import REQUIRED, Parameter
 
 PROGRAM = "python -m experiments"
 LEAST, MOST = 60, 110  # columns of help

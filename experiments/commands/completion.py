@@ -13,7 +13,7 @@ from experiments.config.config import types_of
 from experiments.config.folders import Folders
 from experiments.config.machines import CLUSTERS, NoContainer, SlurmCluster
 from sparsify import ranges
-from sparsify.spec import BrokenFile
+from sparsify.core.spec import BrokenFile
 
 GROUP = "here"
 # The shells' scripts lie beside this. Bash and zsh ask the command line itself, through argcomplete:

@@ -29,7 +29,7 @@ from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.launch.status import RunStatus
 from sparsify.methods import REGISTRY as METHODS
-from sparsify.spec import BrokenFile
+from sparsify.core.spec import BrokenFile
 
 GROUP = "results"
 KINDS = ("svg", "pdf", "png", "csv", "tex", "md")  # of a figure's files, in the order of their links

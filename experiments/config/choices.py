@@ -16,7 +16,7 @@ from experiments.config.folders import ROOT
 from experiments.tasks import REGISTRY as TASKS
 from slurm import environment
 from sparsify.methods import REGISTRY as METHODS
-from sparsify.spec import BrokenFile, Registry
+from sparsify.core.spec import BrokenFile, Registry
 
 CONF = ROOT / "conf"
 GROUPS = ("method", "task", "cluster", "link", "inside", "container", "profile", "recipe")

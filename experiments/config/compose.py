@@ -33,7 +33,7 @@ from experiments.config.config import Config, NamedVariant, check_together, chec
 from experiments.config.machines import AnyCluster, NoContainer, SlurmCluster
 from experiments.config.run import Run, RunOrWords
 from sparsify.ranges import check, shown, unknown
-from sparsify.spec import REQUIRED
+from sparsify.core.spec import REQUIRED
 
 DECIDED = ("train.steps", "train.epochs")  # by `alternate`, in a run of variants
 VARIANTS = "give two or more, as variants={dense:'method=dense',sparse:'method=topk'}"

@@ -18,7 +18,7 @@ from experiments.config.folders import ROOT
 from experiments.tasks import REGISTRY as TASKS
 from slurm import environment
 from sparsify.ranges import unknown
-from sparsify.spec import BrokenFile, constant
+from sparsify.core.spec import BrokenFile, constant
 
 DATASETS = ROOT / "experiments" / "training" / "datasets"
 DOWNLOAD_TIMEOUT_S = 20  # of silence on the line, not of the whole download
@@ -46,7 +46,7 @@ class Files:
 def files_of(dataset: str) -> Files | None:
     """The files that a data set needs; None where it needs none.
 
-    Its file is executed lightly (see `sparsify.spec`): importing a data set would import torch.
+    Its file is executed lightly (see `sparsify.core.spec`): importing a data set would import torch.
 
     Raises:
         BrokenFile: its file can't be read.

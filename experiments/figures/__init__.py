@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from experiments.figures import _contract, papers
 from experiments.figures._contract import PROFILES as PROFILES
 from sparsify.ranges import unknown
-from sparsify.spec import BrokenFile, imported
+from sparsify.core.spec import BrokenFile, imported
 
 FOLDER = Path(__file__).parent
 MAIN = "yoon2022"  # the paper that this project began with

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from experiments.config.run import Run, RunOrWords
 from experiments.figures import papers
-from sparsify.spec import BrokenFile
+from sparsify.core.spec import BrokenFile
 
 if TYPE_CHECKING:  # listing the items must not wait for pandas
     from analysis import plots

@@ -8,6 +8,6 @@ from pathlib import Path
 from experiments.tasks._presets import PRESETS
 from experiments.tasks._presets import chance as chance
 from experiments.tasks._presets import has_accuracy as has_accuracy
-from sparsify.spec import Registry
+from sparsify.core.spec import Registry
 
 REGISTRY = Registry("task", __name__, Path(__file__).parent, table=PRESETS)

@@ -113,7 +113,27 @@ def rates_of(
 def check_parts(
     optimiser: torch.optim.Optimizer, model: nn.Module, method: Method, scaler: GradScaler | None = None
 ) -> None:
-    """Refuse what can't be wrapped."""
+    """Refuse what can't be wrapped to average gradients."""
+    check_wrapped(optimiser, model)
+    if not (scaler is None or isinstance(scaler, GradScaler)):
+        raise ValueError(
+            f"{scaler=} is no torch.amp.GradScaler; with others call aggregate(scale) before each step"
+        )
+    if not hasattr(method, "aggregate"):
+        raise ValueError(
+            f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
+        )
+    of_step = inspect.signature(optimiser.step).parameters.values()
+    if any(part.name == "closure" and part.default is part.empty for part in of_step):
+        raise ValueError(
+            f"{type(optimiser).__name__} computes gradients within its step, where no other worker sees "
+            "them; take DistributedDataParallel and sparsify.register, which average in each backward pass"
+        )
+    check_momentum(optimiser, method)
+
+
+def check_wrapped(optimiser: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Refuse an optimiser and a model that don't belong together, or that others have wrapped."""
     for part, kind, what in (
         (optimiser, torch.optim.Optimizer, "an optimiser"), (model, nn.Module, "a model"),
     ):  # fmt: skip
@@ -122,28 +142,14 @@ def check_parts(
                 f"{type(part).__name__} is not {what}; sparsify.distribute takes an optimiser, its model, "
                 "and a method, in this order"
             )
-    if not (scaler is None or isinstance(scaler, GradScaler)):
-        raise ValueError(
-            f"{scaler=} is no torch.amp.GradScaler; with others call aggregate(scale) before each step"
-        )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         check_tensor(name, tensor)
-    if not hasattr(method, "aggregate"):
-        raise ValueError(
-            f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
-        )
     if isinstance(getattr(optimiser, "optimiser", None), torch.optim.Optimizer):
         raise ValueError("this optimiser is wrapped already; wrap the inner one (`optimiser.optimiser`)")
     if not hasattr(optimiser, "_optimizer_step_pre_hooks"):
         raise ValueError(
             f"{type(optimiser).__name__} hides another optimiser, whose steps can't be watched through it; "
             "wrap the one inside first"
-        )
-    of_step = inspect.signature(optimiser.step).parameters.values()
-    if any(part.name == "closure" and part.default is part.empty for part in of_step):
-        raise ValueError(
-            f"{type(optimiser).__name__} computes gradients within its step, where no other worker sees "
-            "them; take DistributedDataParallel and sparsify.register, which average in each backward pass"
         )
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
@@ -160,7 +166,6 @@ def check_parts(
                 f"the optimiser has a parameter of shape {tuple(p.shape)} that the model does not have; hand "
                 "over a module that has all of them, such as nn.ModuleList([model, loss])"
             )
-    check_momentum(optimiser, method)
 
 
 def check_momentum(optimiser: torch.optim.Optimizer, method: Method) -> None:
@@ -308,6 +313,12 @@ def check_method(
     method: Method, optimiser: torch.optim.Optimizer | None, model: DistributedDataParallel
 ) -> None:
     """Refuse what is no method, or can't work without the optimiser."""
+    if hasattr(method, "every"):
+        raise ValueError(
+            "under DistributedDataParallel gradients are averaged in every backward pass, so nothing would "
+            "be left to exchange after local steps; train the model inside (`model = model.module`) with "
+            "sparsify.distribute(optimiser, model, strategy)"
+        )
     if not hasattr(method, "aggregate"):
         raise ValueError(
             f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparsify.core.checks import needs_torch
-from sparsify.spec import Registry
-
-if TYPE_CHECKING:  # it imports torch
-    from sparsify.method import Method
+from sparsify.core.spec import Registry
 
 REGISTRY = Registry("method", __name__, Path(__file__).parent)
 
@@ -21,13 +18,20 @@ def names() -> list[str]:
     return REGISTRY.names()
 
 
+def per_step() -> list[str]:
+    """Methods that average every step's gradients. The others are strategies of local steps: they have
+    `every`.
+    """
+    return [name for name in names() if "every" not in defaults(name)]
+
+
 def defaults(name: str) -> dict[str, Any]:
     """A method's hyperparameters and their defaults."""
     return REGISTRY.defaults(name)
 
 
-def build(name: str, **hyperparameters: Any) -> Method:
-    """The method `name`.
+def build(name: str, **hyperparameters: Any) -> Any:
+    """The method `name`: a `sparsify.method.Method`, or a `sparsify.local.strategy.Local`.
 
     Raises:
         ValueError: an unknown name or hyperparameter (the message lists the known ones), a value out of
@@ -35,11 +39,11 @@ def build(name: str, **hyperparameters: Any) -> Method:
         ModuleNotFoundError: torch is not installed.
     """
     with needs_torch("sparsify.build"):
-        method: Method = REGISTRY.build(name, hyperparameters)
+        method = REGISTRY.build(name, hyperparameters)
     return method
 
 
-def builder(name: str) -> Callable[..., Method]:
+def builder(name: str) -> Callable[..., Any]:
     """The method's own function, which checks what it is given as `build` does: `sparsify.topk`, ...
 
     Raises:
@@ -49,7 +53,7 @@ def builder(name: str) -> Callable[..., Method]:
         function = REGISTRY.function(name)
 
     @wraps(function)
-    def checked(*values: Any, **hyperparameters: Any) -> Method:
+    def checked(*values: Any, **hyperparameters: Any) -> Any:
         known = list(defaults(name))
         if len(values) > len(known):
             raise TypeError(f"{name} takes {len(known)} hyperparameters, and {len(values)} were given")

@@ -11,7 +11,7 @@ from experiments.config import config as fields
 from experiments.config.choices import meanings
 from experiments.tasks._presets import PRESETS
 from experiments.training.settings import meaning as meaning_of
-from sparsify.spec import Registry
+from sparsify.core.spec import Registry
 from tests.analysis.shipped import shipped
 
 ENTRIES = [

@@ -19,11 +19,12 @@ from sparsify.doors.engine import StepReport
 from sparsify.exchange import AllGather, AllGatherBlocks, AllReduce
 from sparsify.kernels import kernel_for
 from sparsify.method import Method, Step, num_selected
+from sparsify.methods import per_step
 from sparsify.types import PromisedBytes, SeenStep, exactly
 from tests.conftest import there
 from tests.sparsify.limits import limits
 
-METHODS = sparsify.names()
+METHODS = per_step()
 SIZES = [1, 2, 3]
 LARGER_SIZES = [4, 7, 8, 16]  # for exchanges that choose partners: powers of two, and others
 SCOPES: list[str | float] = ["global", "layer"]

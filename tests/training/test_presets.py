@@ -10,7 +10,7 @@ import torch
 from experiments.tasks import REGISTRY, chance
 from experiments.tasks._presets import PRESETS
 from experiments.training.datasets import load
-from sparsify.spec import REQUIRED, Registry
+from sparsify.core.spec import REQUIRED, Registry
 from tests.conftest import loaded_by
 
 

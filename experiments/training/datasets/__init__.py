@@ -13,7 +13,7 @@ import torch
 from experiments.training.datasets._dataset import Dataset as Dataset
 from experiments.training.datasets._dataset import Split as Split
 from experiments.training.datasets._presets import PRESETS
-from sparsify.spec import Registry
+from sparsify.core.spec import Registry
 
 REGISTRY = Registry("data set", __name__, Path(__file__).parent, table=PRESETS)
 

@@ -1,6 +1,6 @@
 """The data sets that are made in a few lines, as one table: name -> how it is made.
 
-It is also executed lightly (see `sparsify.spec`), for the names and for FILES.
+It is also executed lightly (see `sparsify.core.spec`), for the names and for FILES.
 """
 
 from __future__ import annotations

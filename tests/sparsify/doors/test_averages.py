@@ -31,7 +31,7 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
 
 
 def distribute(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    method = sparsify.build("topk", density=0.1, scope="layer")
+    method = sparsify.topk(density=0.1, scope="layer")
     return sparsify.distribute(sgd(model), model, method, **options)
 
 

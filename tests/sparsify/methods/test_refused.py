@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import sparsify
-from sparsify.spec import function_of
+from sparsify.core.spec import function_of
 
 OUT_OF_RANGE: list[tuple[str, dict[str, Any], str]] = [
     *(

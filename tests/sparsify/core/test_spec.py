@@ -13,7 +13,7 @@ import pytest
 from experiments.tasks import REGISTRY as TASKS
 from sparsify import ranges
 from sparsify.methods import REGISTRY as METHODS
-from sparsify.spec import BrokenFile, Registry, function_of
+from sparsify.core.spec import BrokenFile, Registry, function_of
 
 SOUND = """
 import math

@@ -1,0 +1,213 @@
+"""Fragments of a model: which parameters are exchanged together, and the exchange of one fragment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from sparsify.comm import Comm
+from sparsify.core.bucket import FlatGradients, TensorKind
+from sparsify.core.gradients import flattened
+from sparsify.core.timer import PhaseTimer
+from sparsify.doors.engine import Engine, NonFinite, StepReport
+from sparsify.doors.handshake import shake_hands
+from sparsify.doors.states import StateMismatch, check_finite, check_keys, check_part, dump, restore
+from sparsify.local.strategy import Local
+from sparsify.method import Step
+
+BLOCK = re.compile(r"(?:^|.*?\.)\d+(?=\.)")  # `blocks.3` of `blocks.3.mlp.weight`
+APART = 0x9E3779B9  # between the seeds of two fragments
+Named = Sequence[tuple[str, Parameter]]
+
+
+class NonFiniteDrift(NonFinite):
+    """A worker's parameters are NaN or infinite after its local steps. Nothing of the round was exchanged."""
+
+    def __init__(self, rank: int, step: int, layer: str) -> None:
+        super().__init__(rank, step, layer)
+        self.where = f"rank {rank}, round {step}: {layer} has a NaN or Inf after the local steps"
+        self.args = (
+            f"{self.where}; nothing of it was exchanged, and the anchor is as it was: go on from it "
+            "(`with optimiser.at_anchor():`) or from a checkpoint, with a lower learning rate",
+        )
+
+
+class FragmentState(NamedTuple):
+    """All that a worker remembers of a fragment, beside its engine's states."""
+
+    anchor: list[Tensor]  # (n,) of each parameter; alike on all workers
+    outer: Any
+    own: list[Tensor]  # (n,) this worker's parameters
+    drift: list[Tensor]  # (n,) the average that waits to be applied; none where nothing is on its way
+
+
+class Fragment:
+    """Some of a model's parameters, their anchor, and the method that averages their drift.
+
+    Besides the optimiser's it takes the memory of the anchor, of the outer step's state and of the method's.
+    The drift lies in the parameters' own memory, unless some of them outlives the exchange.
+
+    Args:
+        offset: steps by which it is due before the end of a round.
+    """
+
+    def __init__(
+        self,
+        strategy: Local,
+        named: Named,
+        comm: Comm,
+        timer: PhaseTimer | None,
+        seed: int,
+        select: str,
+        offset: int,
+    ) -> None:
+        method = strategy.method
+        pieces = method.takes_pieces or method.scope == "layer"  # then the drift is averaged where it lies
+        self.strategy, self.offset = strategy, offset
+        gradients = FlatGradients(named, method.scope, holds=not pieces)
+        self.parameters = [(name, p) for name, p in gradients.parameters if p.numel()]
+        self.names = [name for name, _ in self.parameters]
+        self.sizes = [view.numel() for view in gradients.views if view.numel()]
+        self.kinds = [TensorKind.of(p) for _, p in self.parameters]
+        self.engine = Engine(method, gradients.buckets, comm, timer, seed, select)
+        self.anchor = [piece.clone() for piece in self.own()]
+        self.outer = strategy.outer.init(self.anchor)
+        self.drift = list[Tensor]()  # averaged, to be applied
+
+    def is_due(self, step: int) -> bool:
+        """True if it is exchanged after this local step, counted from 1."""
+        return (step + self.offset) % self.strategy.every == 0
+
+    def is_awaited(self, step: int) -> bool:
+        """True if what was sent `delay` steps before is to be applied after this local step."""
+        return step > self.strategy.delay and self.is_due(step - self.strategy.delay)
+
+    @torch.no_grad()
+    def own(self) -> list[Tensor]:
+        """This worker's parameters as (n,), in their own memory.
+
+        Raises:
+            ValueError: a parameter is of another shape, type or device than at first, or frozen.
+        """
+        for (name, p), kind in zip(self.parameters, self.kinds, strict=True):
+            if TensorKind.of(p) != kind or not p.requires_grad:
+                now = f"{TensorKind.of(p)}{'' if p.requires_grad else ', frozen'}"
+                raise ValueError(
+                    f"{name} was {kind} and is now {now}, in the middle of local steps; convert or freeze it "
+                    "first, then wrap the optimiser anew: its anchor can't follow"
+                )
+        return [flattened(p.detach()) for _, p in self.parameters]
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Of each parameter, as (n,), this worker's own and the anchor."""
+        return [*zip(self.own(), self.anchor, strict=True)]
+
+    def take(self) -> None:
+        """Take what is to be sent: the parameters as they are now."""
+        own = self.own()
+        self.drift = own if self.strategy.is_replaced else [piece.clone() for piece in own]
+
+    @torch.no_grad()
+    def send(self, epoch: int, check: bool, debug: bool) -> StepReport:
+        """Average the drift of what was taken, steps 2 and 3 of `sparsify.local.strategy`. Collective.
+
+        Raises:
+            NonFiniteDrift: on all workers, where any has a NaN or Inf; nothing has changed.
+        """
+        strategy, engine, own, self.drift = self.strategy, self.engine, self.drift, []
+        step = Step(strategy.method.density_at(epoch), lr=strategy.outer.lr)
+        if debug:
+            facts = {"strategy": repr(strategy), "round": engine.step, "density": step.step_density}
+            shake_hands(engine.comm, facts, own[0])
+        if check:
+            engine.agree(own, self.names, self.sizes, None, error=NonFiniteDrift)
+        engine.step += 1
+        if not strategy.averages_models:
+            torch._foreach_neg_(own)
+            torch._foreach_add_(own, self.anchor)
+        report = engine.average(range(len(engine.buckets)), own, [step] * len(engine.buckets))
+        self.drift = own
+        return report
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Move the anchor by the average drift, and the parameters to it: step 4."""
+        drift, self.drift, mix = self.drift, [], self.strategy.mix
+        if self.strategy.averages_models:
+            torch._foreach_copy_(self.anchor, drift)
+        else:
+            self.strategy.outer.step(self.anchor, drift, self.outer)
+        own = self.own()
+        if mix:
+            torch._foreach_mul_(own, mix)
+            torch._foreach_add_(own, self.anchor, alpha=1 - mix)
+        else:
+            torch._foreach_copy_(own, self.anchor)
+
+    # --- saved
+
+    def state(self) -> FragmentState:
+        """All of it, as it is."""
+        return FragmentState(self.anchor, self.outer, self.own(), self.drift)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This worker's state, of tensors and numbers only."""
+        return {"engine": self.engine.state_dict(), "names": self.names, "state": dump(self.state())}
+
+    def check_state(self, where: str, saved: Any) -> dict[str, Any]:
+        """Refuse what is no state of this fragment; returns what must be alike on all workers."""
+        check_keys(where, saved, ("engine", "names", "state"))
+        facts = self.engine.check_state(saved["engine"])
+        if saved["names"] != self.names:
+            raise StateMismatch(f"{where} is of other parameters; wrap the same model, in as many fragments")
+        waiting = saved["state"]["drift"] if isinstance(saved["state"], dict) else []
+        like = self.state()._replace(drift=self.anchor if waiting else [])
+        check_part(f"{where}.state", saved["state"], like)
+        for name in ("anchor", "own", "drift"):
+            given, expected = saved["state"][name], getattr(like, name)
+            if len(given) != len(expected):
+                raise StateMismatch(f"{where}.{name} has {len(given)} tensors, and must have {len(expected)}")
+            for at, (tensor, own) in enumerate(zip(given, expected, strict=True)):
+                if tensor.shape != own.shape:
+                    raise StateMismatch(
+                        f"{where}.{name}[{at}] has {tuple(tensor.shape)}, not {tuple(own.shape)}"
+                    )
+                check_finite(f"{where}.{name}[{at}]", tensor)
+        return facts
+
+    @torch.no_grad()
+    def restore_state(self, saved: dict[str, Any]) -> None:
+        """Load what was checked; the parameters become this worker's own again."""
+        self.engine.restore_state(saved["engine"])
+        found = restore(self.state(), saved["state"])
+        self.outer, self.drift = found.outer, found.drift
+
+
+def fragments_of(named: Named, count: int) -> list[list[tuple[str, Parameter]]]:
+    """Divide a model's parameters among `count` fragments: blocks in turns, so that each fragment has early
+    and late ones, as Streaming DiLoCo's strided pattern has them.
+
+    A block is what a name tells up to its first number (`layers.3`), else the module that has the parameter.
+
+    Raises:
+        ValueError: fewer blocks than fragments.
+    """
+    blocks = [[*inside] for _, inside in groupby(named, lambda one: block_of(one[0]))]
+    if len(blocks) < count:
+        raise ValueError(
+            f"fragments={count} of a model that has {len(blocks)} blocks of trained parameters; take at most "
+            "as many fragments"
+        )
+    return [[one for block in blocks[at::count] for one in block] for at in range(count)]
+
+
+def block_of(name: str) -> str:
+    """The block that a parameter of this name is in."""
+    found = BLOCK.match(name)
+    return found.group() if found else name.rpartition(".")[0]

@@ -1,0 +1,335 @@
+"""Local steps in a plain training loop: an optimiser that steps alone, and every so often with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
+
+from sparsify.comm import Comm
+from sparsify.comm.torch import TorchComm
+from sparsify.core import host_sync
+from sparsify.core.timer import PhaseTimer
+from sparsify.doors.averages import OnlyAverage
+from sparsify.doors.engine import StepReport
+from sparsify.doors.front import Front, uncompiled
+from sparsify.doors.handshake import agree, of_buffers, of_wrapping
+from sparsify.doors.overlap import Background
+from sparsify.doors.states import (
+    NUM_STATES,
+    StateMismatch,
+    agree_to_load,
+    check_keys,
+    check_value,
+    load_inner,
+    unless_refused,
+)
+from sparsify.doors.wrapping import Door, OwnSteps, broadcast, check_wrapped, communicator, parameters_of
+from sparsify.local.fragments import APART, Fragment, fragments_of
+from sparsify.local.strategy import Local
+from sparsify.ranges import Natural
+
+SAVED = ("local", "epoch")  # what a saved state has besides the inner optimiser's
+TOP = ("strategy", "step", "rank", "size", "fragments")
+
+
+class LocalOptimiser(Door, Front):
+    """`optimiser`, which steps on this worker alone; every so many steps all workers average what they have
+    moved. See `sparsify.local.strategy` for what a round is.
+
+    Everything that an optimiser's step can be told stays local: closures, accumulated gradients, clipping,
+    schedulers (of the inner optimiser or of this one), and a GradScaler, by its usual recipe; a step that it
+    skips counts as one. All workers make as many steps: who must leave a batch out calls `skip()`.
+
+    Parameters and buffers of rank 0 are broadcast at the beginning. Afterwards each worker's differ within a
+    round; the *anchor* is what all have in common. Evaluate it, and save it as the model:
+
+        with optimiser.at_anchor():
+            loss = evaluate(model)
+            torch.save(model.state_dict(), path)
+
+    `state_dict()` has what resumes in mid-round, to the bit: the worker's own parameters, anchor, residual,
+    the outer step's state and what is on its way. Save it per rank. Buffers, such as those of batch
+    normalisation, are each worker's own and are never averaged, nor is the inner optimiser's state.
+
+    The group is fixed: nobody joins or leaves while it trains, and as many workers resume as there were.
+
+    Args:
+        model: has all of the optimiser's parameters, and perhaps more.
+        comm, group: who averages: a communicator, a process group, or a mesh of one dimension; by default
+            torch.distributed's own group. With `overlap` the default is a new group, which all workers make
+            here together; what is given is used by the thread, and by nothing else.
+        check: look for NaN and Inf before every exchange; all workers then raise `NonFiniteDrift`.
+        debug: before every exchange compare strategy and round over the workers.
+        select: see `Aggregator`.
+        steps_per_epoch: for methods that raise the density in the first epochs; or set `epoch`.
+        scaler: may be named, as `sparsify.distribute` needs it for other methods; nothing depends on it.
+        overlap: average in a thread, on a GPU on a stream of its own, while the steps of the strategy's
+            `delay` go on. The numbers are the same. No GPU has run this yet.
+
+    Attributes:
+        last_report: what this worker sent in the last step, see `sparsify.doors.engine.StepReport`: nothing,
+            in most. With `overlap` that of the step in which it is applied.
+
+    Raises:
+        ValueError: the parts don't fit together, or there is no process group.
+        Disagreement: on all workers, where they were not given the same.
+    """
+
+    # A GradScaler then leaves it to `step` to divide by the scale and to skip, so that skipped steps count.
+    _step_supports_amp_scaling: ClassVar[bool] = True
+    grad_scale: Tensor | None  # it sets these two while it steps; None: the gradients are unscaled
+    found_inf: Tensor
+
+    def __init__(
+        self,
+        optimiser: torch.optim.Optimizer,
+        model: nn.Module,
+        strategy: Local,
+        comm: Comm | None = None,
+        seed: int = 0,
+        check: bool = True,
+        debug: bool = False,
+        select: str = "auto",
+        *,
+        group: dist.ProcessGroup | DeviceMesh | None = None,
+        steps_per_epoch: int | None = None,
+        scaler: GradScaler | None = None,
+        overlap: bool = False,
+        timer: PhaseTimer | None = None,
+    ) -> None:
+        def facts() -> dict[str, Any]:
+            check_wrapped(optimiser, model)
+            if overlap and not strategy.delay:
+                raise ValueError(
+                    "overlap=True averages while the steps of a delay go on, and delay=0 has none; build the "
+                    "strategy with delay=1 or more, or leave overlap out"
+                )
+            told = of_wrapping(
+                model, optimiser, strategy.method, strategy=repr(strategy), seed=seed, check=check,
+                debug=debug, overlap=overlap, steps_per_epoch=steps_per_epoch,
+            )  # fmt: skip
+            return {**told, **of_buffers(model)}
+
+        agree(meeting := communicator(comm, group), model, facts)
+        if overlap and comm is None and group is None:
+            meeting = TorchComm.beside()
+        super().__init__(strategy.method, meeting, steps_per_epoch, None)
+        self.strategy, self.check, self.debug = strategy, check, debug
+        self.stand_before(optimiser)
+        broadcast(model, self.comm)
+        self._known = parameters_of(optimiser)
+        mine = set(map(id, self._known))
+        named = [(name, p) for name, p in model.named_parameters() if id(p) in mine and p.requires_grad]
+        self._model, self._steps, self._average_once = model, OwnSteps(optimiser), OnlyAverage(self._known)
+        self.fragments = [
+            Fragment(
+                strategy,
+                inside,
+                self.comm,
+                timer,
+                seed + APART * at,
+                select,
+                at * strategy.every // strategy.fragments,
+            )
+            for at, inside in enumerate(fragments_of(named, strategy.fragments))
+        ]
+        self.engine = self.fragments[0].engine
+        self.num_steps = 0  # local ones
+        self._background = Background(self.fragments[0].anchor[0].device) if overlap else None
+        self._sent = list[Fragment]()  # on their way, in a thread
+        self.num_elements = sum(sum(fragment.sizes) for fragment in self.fragments)
+        self.last_report = self._nothing = StepReport(0, self.num_elements, 0, 0, 0)
+
+    @property
+    def steps(self) -> int:
+        """Number of local steps so far."""
+        return self.num_steps
+
+    @uncompiled
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of this worker, and whatever exchange is due after it. What the inner optimiser returns.
+
+        Raises:
+            NonFiniteDrift: on all workers, where an exchange is due and any worker's parameters have a NaN or
+                Inf.
+        """
+        if self.num_steps % self.strategy.every == 0:
+            self._check_unchanged()
+        loss = None
+        if not self._is_skipped_by_scaler():
+            with self._steps.allowed():
+                loss = self.optimiser.step(closure) if closure is not None else self.optimiser.step()
+        self._end_step()
+        return loss
+
+    @uncompiled
+    def skip(self) -> None:
+        """Leave this worker's batch out, after an error in forward or backward: it has made its step, without
+        moving, and takes part in whatever is due after it.
+        """
+        self.optimiser.zero_grad()
+        self._end_step()
+
+    @uncompiled
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, as the inner optimiser does."""
+        self.optimiser.zero_grad(set_to_none)
+
+    @contextmanager
+    def at_anchor(self) -> Iterator[None]:
+        """The model has the anchor's parameters within, which are alike on all workers, and afterwards this
+        worker's own again. Don't train within.
+        """
+        pairs = [(own, anchor) for fragment in self.fragments for own, anchor in fragment.pairs()]
+        kept = [own.clone() for own, _ in pairs]
+        with torch.no_grad():
+            torch._foreach_copy_([own for own, _ in pairs], [anchor for _, anchor in pairs])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_([own for own, _ in pairs], kept)
+
+    def _end_step(self) -> None:
+        """Count the step, send what is due and apply what is awaited."""
+        self.num_steps += 1
+        reports = list[StepReport]()
+        for fragment in self.fragments:  # before others are sent: the thread works in order
+            if self.strategy.delay and fragment.is_awaited(self.num_steps):
+                reports += self._awaited(fragment)
+                fragment.apply()
+        for fragment in self.fragments:
+            if fragment.is_due(self.num_steps):
+                self.check_epoch()
+                send = partial(fragment.send, self.epoch, self.check, self.debug)
+                fragment.take()
+                if self._background is not None:
+                    self._background.submit(send)
+                    self._sent.append(fragment)
+                    continue
+                reports.append(send())
+                if not self.strategy.delay:
+                    fragment.apply()
+        self.last_report = StepReport.total(reports) if reports else self._nothing
+        if reports:
+            self.last_report = self.last_report._replace(num_elements=self.num_elements)
+
+    def _awaited(self, fragment: Fragment) -> list[StepReport]:
+        """Wait for what the thread averages, up to this fragment's."""
+        if self._background is None or fragment not in self._sent:
+            return []
+        self._sent.clear()
+        found: list[StepReport] = self._background.finish()
+        return found
+
+    def _is_skipped_by_scaler(self) -> bool:
+        """Divide by the scale of a GradScaler that calls this, if nobody has; True where it found infinities.
+        One host synchronisation, if one calls.
+        """
+        found = getattr(self, "found_inf", None)
+        if found is None:
+            return False
+        if host_sync.to_host(found.reshape(1))[0]:
+            return True
+        if self.grad_scale is not None:
+            torch._foreach_div_([p.grad for p in self._known if p.grad is not None], self.grad_scale)
+        return False
+
+    def _check_unchanged(self) -> None:
+        now = parameters_of(self.optimiser)
+        if len(now) != len(self._known) or any(p is not q for p, q in zip(now, self._known, strict=True)):
+            raise ValueError(
+                "the optimiser has other parameters than when it was wrapped; wrap it anew: "
+                "sparsify.distribute(optimiser.optimiser, ...); a round begins with it"
+            )
+        self._average_once.check()
+        self._average_once.check_there(self._model)
+
+    # --- saved
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the inner optimiser, and under `local` and `epoch` this worker's: save it per rank."""
+        self._settle()
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        inner = self.optimiser.state_dict()
+        saved: dict[str, Any] = {**inner, "epoch": self._epoch, NUM_STATES: len(inner["state"])}
+        saved["local"] = {**self._described(), "fragments": [each.state_dict() for each in self.fragments]}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            saved = after(self, saved) or saved
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken, in mid-round too. All workers call it together; all load
+        theirs, or none does.
+
+        Raises:
+            StateMismatch: it is another strategy's, another model's, of another number of workers, of another
+                step than the others', or broken.
+        """
+        self._settle()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        with unless_refused(self.optimiser):
+            agree_to_load(
+                self.comm, self.fragments[0].anchor[0].device, partial(self._check_state, state_dict)
+            )
+        local = state_dict["local"]
+        for fragment, saved in zip(self.fragments, local["fragments"], strict=True):
+            fragment.restore_state(saved)
+        self.num_steps, self._epoch = local["step"], state_dict["epoch"]
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _settle(self) -> None:
+        """Wait for what is on its way; its averages wait to be applied, as ever."""
+        if self._background is not None:
+            self._background.finish()
+            self._sent.clear()
+
+    def _described(self) -> dict[str, Any]:
+        who = {"rank": self.comm.rank, "size": self.comm.size}
+        return {"strategy": repr(self.strategy), "step": self.num_steps, **who}
+
+    def _check_state(self, saved: Any) -> dict[str, Any]:
+        """Refuse what is no state of this worker's; returns what must be the same on all workers."""
+        if isinstance(saved, dict) and "local" not in saved:
+            raise StateMismatch(
+                "the saved state has no anchor: it is another optimiser's. Save optimiser.state_dict() on "
+                "every worker; or load this into the inner optimiser before it is wrapped"
+            )
+        check_keys("an optimiser's saved state", saved, SAVED, None)
+        check_value("epoch", saved["epoch"], Natural | None)
+        local, own = saved["local"], self._described()
+        check_keys("local", local, TOP)
+        check_value("local.step", local["step"], Natural)
+        if local["size"] != own["size"]:
+            raise StateMismatch(
+                f"the saved state is of {local['size']} workers, and there are {own['size']}; in the "
+                "middle of a round each worker has parameters of its own, so resume with as many, or begin "
+                "anew from the anchor, saved within `with optimiser.at_anchor():`"
+            )
+        if local["strategy"] != own["strategy"]:
+            raise StateMismatch(
+                f"the saved state is of {local['strategy']}, and this is {own['strategy']}; build the "
+                "strategy with the hyperparameters that it was saved with"
+            )
+        if not isinstance(local["fragments"], list) or len(local["fragments"]) != len(self.fragments):
+            raise StateMismatch(f"local.fragments must be a list of {len(self.fragments)}")
+        facts = [
+            fragment.check_state(f"local.fragments[{at}]", one)
+            for at, (fragment, one) in enumerate(zip(self.fragments, local["fragments"], strict=True))
+        ]
+        load_inner(self.optimiser, {key: part for key, part in saved.items() if key not in SAVED})
+        return {"step": local["step"], "rounds": facts, "epoch": saved["epoch"]}
+
+    def __repr__(self) -> str:
+        return f"LocalOptimiser({self.strategy!r}, {self.optimiser!r})"

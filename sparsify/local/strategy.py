@@ -1,0 +1,149 @@
+"""The strategy of local steps: which method averages the drift, how often, and what follows its average.
+
+With R workers, a common anchor theta and H = `every`, a round is:
+
+    1. each worker takes H steps of its own optimiser from theta, to theta_r;
+    2. its drift is theta - theta_r, which points as a gradient does;
+    3. a method of this library averages the drift, with its residual from round to round;
+    4. the outer step moves theta by the average, and each worker goes on from there.
+
+McMahan et al. 2017 (FedAvg), Stich 2019 (Local SGD), Douillard et al. 2023 (DiLoCo, arXiv:2311.08105).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from sparsify import ranges
+from sparsify.method import Dense, Method
+from sparsify.ranges import Count, Meta, MomentumFactor, Natural, Positive
+
+Kept = Annotated[float, Meta(ge=0, lt=1)]  # share of a worker's own parameters that an exchange leaves
+
+
+class Outer(ABC):
+    """The step of the anchor, given the average drift in the place of a gradient."""
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        ranges.check_fields(self)
+
+    def init(self, anchor: Sequence[Tensor]) -> Any:
+        """The state for these tensors (n,)."""
+        return None
+
+    @abstractmethod
+    def step(self, anchor: Sequence[Tensor], drift: Sequence[Tensor], state: Any) -> None:
+        """Move the anchor, tensors (n,), in place. The average drift may be overwritten."""
+
+
+@dataclass(frozen=True)
+class Plain(Outer):
+    """theta <- theta - lr drift."""
+
+    lr: Positive = 1.0
+
+    def step(self, anchor: Sequence[Tensor], drift: Sequence[Tensor], state: None) -> None:
+        torch._foreach_add_([*anchor], [*drift], alpha=-self.lr)
+
+
+@dataclass(frozen=True)
+class Nesterov(Outer):
+    """m <- mu m + drift; theta <- theta - lr (drift + mu m): torch.optim.SGD(nesterov=True) on the drift.
+    DiLoCo, algorithm 1.
+    """
+
+    lr: Positive = 0.7
+    momentum: MomentumFactor = 0.9
+
+    def init(self, anchor: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.zeros_like(tensor) for tensor in anchor]
+
+    def step(self, anchor: Sequence[Tensor], drift: Sequence[Tensor], state: list[Tensor]) -> None:
+        torch._foreach_mul_(state, self.momentum)
+        torch._foreach_add_(state, [*drift])
+        torch._foreach_add_([*drift], state, alpha=self.momentum)
+        torch._foreach_add_([*anchor], [*drift], alpha=-self.lr)
+
+
+@dataclass(frozen=True)
+class HeavyBall(Outer):
+    """m <- mu m + drift; theta <- theta - lr m: torch.optim.SGD(momentum=mu). What several public codes call
+    Nesterov, gensyn-ai/noloco's DiLoCo among them.
+    """
+
+    lr: Positive = 0.7
+    momentum: MomentumFactor = 0.9
+
+    def init(self, anchor: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.zeros_like(tensor) for tensor in anchor]
+
+    def step(self, anchor: Sequence[Tensor], drift: Sequence[Tensor], state: list[Tensor]) -> None:
+        torch._foreach_mul_(state, self.momentum)
+        torch._foreach_add_(state, [*drift])
+        torch._foreach_add_([*anchor], state, alpha=-self.lr)
+
+
+@dataclass(frozen=True)
+class Local:
+    """Any method of this library, every H steps instead of every step. For `sparsify.distribute`.
+
+    Args:
+        every: H, steps of each worker's own optimiser from one exchange to the next.
+        method: averages the drift, as it would average gradients.
+        outer: what follows the average.
+        fragments: the model is exchanged in so many parts, in turns spread evenly over a round; see
+            `sparsify.local.fragments`. Douillard et al. 2025 (Streaming DiLoCo, arXiv:2501.18512).
+        delay: steps from when a part is sent to when its average is applied, in which workers step on.
+        mix: the share of its own parameters that a worker keeps when an average is applied, from which its
+            replica then differs: theta_r <- mix theta_r + (1 - mix) theta.
+
+    Raises:
+        ValueError: a number out of range, more fragments than steps, or a delay of a whole round.
+    """
+
+    every: Count
+    method: Method
+    outer: Outer = Plain()
+    fragments: Count = 1
+    delay: Natural = 0
+    mix: Kept = 0.0
+
+    def __post_init__(self) -> None:
+        ranges.check_fields(self)
+        if not isinstance(self.method, Method):
+            raise ValueError(
+                f"method={self.method!r} does not average; give Local one of every step, such as "
+                "sparsify.build('topk', density=0.01)"
+            )
+        if self.fragments > self.every:
+            raise ValueError(
+                f"fragments={self.fragments} can't take turns within every={self.every} steps; take fewer "
+                "fragments, or a longer round"
+            )
+        if self.delay >= self.every:
+            raise ValueError(
+                f"delay={self.delay} steps: the next exchange, after every={self.every}, would come before "
+                "this one is applied; take a shorter delay"
+            )
+
+    @property
+    def averages_models(self) -> bool:
+        """True if the outer step only takes the place of the parameters' average. Then the parameters
+        themselves are averaged, as by FedAvg, without the rounding of theta - (theta - theta_r).
+        """
+        return type(self.method) is Dense and self.outer == Plain(1.0)
+
+    @property
+    def is_replaced(self) -> bool:
+        """True if nothing of a worker's own parameters outlives an exchange, so that these can hold the
+        drift meanwhile.
+        """
+        return not self.delay and not self.mix
