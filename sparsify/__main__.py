@@ -68,9 +68,9 @@ def explained(method: str) -> Iterator[str]:
     Raises:
         ValueError: there is none of this name, or its file can't be read.
     """
+    from sparsify.core.spec import REQUIRED
     from sparsify.methods import REGISTRY
     from sparsify.ranges import described
-    from sparsify.core.spec import REQUIRED
 
     REGISTRY.check_name(method)
     parameters = REGISTRY.parameters(method)

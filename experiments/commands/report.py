@@ -28,8 +28,8 @@ from experiments.commands._make import follow_runs, say, told_now_and_then
 from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.launch.status import RunStatus
-from sparsify.methods import REGISTRY as METHODS
 from sparsify.core.spec import BrokenFile
+from sparsify.methods import REGISTRY as METHODS
 
 GROUP = "results"
 KINDS = ("svg", "pdf", "png", "csv", "tex", "md")  # of a figure's files, in the order of their links

@@ -15,8 +15,8 @@ from experiments.config import conf_files
 from experiments.config.folders import ROOT
 from experiments.tasks import REGISTRY as TASKS
 from slurm import environment
-from sparsify.methods import REGISTRY as METHODS
 from sparsify.core.spec import BrokenFile, Registry
+from sparsify.methods import REGISTRY as METHODS
 
 CONF = ROOT / "conf"
 GROUPS = ("method", "task", "cluster", "link", "inside", "container", "profile", "recipe")

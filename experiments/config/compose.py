@@ -32,8 +32,8 @@ from experiments.config.conf_files import check_references, text_of, unusable
 from experiments.config.config import Config, NamedVariant, check_together, check_variants, types, types_of
 from experiments.config.machines import AnyCluster, NoContainer, SlurmCluster
 from experiments.config.run import Run, RunOrWords
-from sparsify.ranges import check, shown, unknown
 from sparsify.core.spec import REQUIRED
+from sparsify.ranges import check, shown, unknown
 
 DECIDED = ("train.steps", "train.epochs")  # by `alternate`, in a run of variants
 VARIANTS = "give two or more, as variants={dense:'method=dense',sparse:'method=topk'}"

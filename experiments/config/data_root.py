@@ -17,8 +17,8 @@ from experiments.config.config import Config, Entry
 from experiments.config.folders import ROOT
 from experiments.tasks import REGISTRY as TASKS
 from slurm import environment
-from sparsify.ranges import unknown
 from sparsify.core.spec import BrokenFile, constant
+from sparsify.ranges import unknown
 
 DATASETS = ROOT / "experiments" / "training" / "datasets"
 DOWNLOAD_TIMEOUT_S = 20  # of silence on the line, not of the whole download

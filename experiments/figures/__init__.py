@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 from experiments.figures import _contract, papers
 from experiments.figures._contract import PROFILES as PROFILES
-from sparsify.ranges import unknown
 from sparsify.core.spec import BrokenFile, imported
+from sparsify.ranges import unknown
 
 FOLDER = Path(__file__).parent
 MAIN = "yoon2022"  # the paper that this project began with

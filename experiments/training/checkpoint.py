@@ -29,6 +29,7 @@ from analysis.records.files import read_note, write_json
 from analysis.records.log import RankLog
 from analysis.records.schema import FileFacts, Whole
 from analysis.records.store import Attempt
+from experiments.training.local import LocalSteps
 from experiments.training.replica import of_all
 from experiments.training.stop import GO_ON, STOP, Agreement, Preempted, Stop
 from sparsify.comm import Comm, gather_json
@@ -66,7 +67,7 @@ class TrainingState:
 
     model: nn.Module
     optimiser: torch.optim.Optimizer
-    aggregator: Aggregator
+    aggregator: Aggregator | LocalSteps
     augmentation: Generator
     steps: StepLog
 

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from experiments.training.checkpoint import Checkpointer, TrainingState
 from experiments.training.datasets import Dataset
 from experiments.training.graph import CudaRecorder, RecordedWork
+from experiments.training.local import LocalSteps
 from experiments.training.looks import CapturedEnergy, Looks, both
 from experiments.training.replica import replica
 from experiments.training.settings import Late, Train
@@ -29,6 +31,7 @@ from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import NonFinite
 from sparsify.doors.overlap import Overlap
 from sparsify.doors.wrapping import check_momentum
+from sparsify.local.strategy import Local
 from sparsify.method import Method
 from sparsify.types import BucketContext, SearchStats
 
@@ -70,7 +73,7 @@ class Trainer:
         self,
         task: Task,
         data: Dataset,
-        method: Method,
+        method: Method | Local,
         comm: Comm,
         timer: PhaseTimer,
         log: Log,
@@ -81,15 +84,25 @@ class Trainer:
         self.task, self.data, self.comm, self.timer, self.settings = task, data, comm, timer, settings
         self.checkpointer = checkpointer
         self.model = task.model(data, seed, device, dtype)
-        self.replica = replica(comm, self.model, task.optimiser)
-        check_momentum(self.replica.optimiser, method)
         instrumented, named = InstrumentedComm(comm, timer, self.read_loss), self.model.named_parameters()
-        # The published systems sent each bucket by itself, and so it is timed where they are reproduced.
-        together = timer.mode != "as_published"
-        self.aggregator = Aggregator(
-            method, named, instrumented, timer, seed, select=settings.select, together=together
-        )
-        self.overlap = Overlap(self.aggregator) if settings.overlap else None
+        self.local, self.overlap = None, None
+        self.aggregator: Aggregator | LocalSteps
+        if isinstance(method, Local):
+            make, select = task.optimiser, settings.select
+            self.aggregator = self.local = LocalSteps(
+                method, self.model, make, instrumented, timer, seed, select
+            )
+            optimiser = self.local.inner
+        else:
+            self.replica = replica(comm, self.model, task.optimiser)
+            optimiser = self.replica.optimiser
+            check_momentum(optimiser, method)
+            # The published systems sent each bucket by itself, and so it is timed where they are reproduced.
+            together = timer.mode != "as_published"
+            self.aggregator = aggregator = Aggregator(
+                method, named, instrumented, timer, seed, select=settings.select, together=together
+            )
+            self.overlap = Overlap(aggregator) if settings.overlap else None
         augmentation = BucketContext(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
         self.validates = settings.train.validate == "epoch"
         self.steps_per_epoch = settings.train.epoch_steps or task.steps_per_epoch(data, comm.size)
@@ -97,9 +110,7 @@ class Trainer:
         self.looks = None
         if (every := settings.train.look_every) and comm.rank == 0:
             self.looks = Looks(self.aggregator.gradients.buckets, log, every, seed)
-        self.state = TrainingState(
-            self.model, self.replica.optimiser, self.aggregator, augmentation, self.log
-        )
+        self.state = TrainingState(self.model, optimiser, self.aggregator, augmentation, self.log)
         timer.num_steps = self.done = checkpointer.restore(self.state) if checkpointer else 0
         self.batches = task.batches(data, comm.rank, comm.size, seed, augmentation, dtype, first=self.done)
         self.unread: Tensor | None = None  # as published, the loss that nobody has read
@@ -128,7 +139,7 @@ class Trainer:
         published, metrics = timer.mode == "as_published", None
         validates = self.validates_after(step) and not published
         owes = published and step > 0 and self.validates_after(step - 1)
-        watch = CapturedEnergy() if validates else None
+        watch = CapturedEnergy() if validates and not self.local else None
         look = self.looks.at(step) if self.looks else None
         if timer.mode == "serialised":
             self.comm.barrier()  # what a rank did since its last step, records and such, is no wait of this
@@ -151,10 +162,15 @@ class Trainer:
                 finite = aggregator.gradients.finite()  # of the average, where they overlap
                 if timer.mode == "serialised" and (layer := aggregator.gradients.nonfinite(finite)):
                     raise NonFinite(self.comm.rank, step, layer)
-            if not overlap:
-                report = aggregator.aggregate(epoch, rate, both(watch, look))
-            with timer.phase("update"):
-                self.replica.update(rate, aggregator.gradients.flat)
+            if isinstance(aggregator, LocalSteps):
+                with timer.phase("update"):
+                    aggregator.step(rate)
+                report = aggregator.exchange(epoch)
+            else:
+                if not overlap:
+                    report = aggregator.aggregate(epoch, rate, both(watch, look))
+                with timer.phase("update"):
+                    self.replica.update(rate, aggregator.gradients.flat)
 
         self.done += 1
         if owes:
@@ -215,14 +231,18 @@ class Trainer:
         return self.validates and self.is_due_after(step)
 
     def validation(self) -> Metrics | None:
-        """Metrics of the validation, on rank 0."""
-        return self.task.evaluate(self.model, self.data, self.settings.dtype) if self.comm.rank == 0 else None
+        """Metrics of the validation, on rank 0; within local steps, of what all workers have in common."""
+        if self.comm.rank != 0:
+            return None
+        with self.local.at_anchor() if self.local else nullcontext():
+            return self.task.evaluate(self.model, self.data, self.settings.dtype)
 
     def tested(self, metrics: Metrics | None) -> Metrics | None:
         """Metrics of the test set after the last step, where training images stood in for it until then."""
         if metrics is None or self.data.unseen is None or self.done != self.settings.num_steps:
             return None
-        return self.task.evaluate(self.model, self.data, self.settings.dtype, self.data.unseen)
+        with self.local.at_anchor() if self.local else nullcontext():
+            return self.task.evaluate(self.model, self.data, self.settings.dtype, self.data.unseen)
 
     def say(self, line: str) -> None:
         """Tell people a line, once for all ranks."""
@@ -251,10 +271,11 @@ class Trainer:
         if self.overlap:
             self.overlap.close()
         graph = self.recorded.outcome if self.recorded else None
-        return TrainedModel(self.model, searched(self.aggregator), graph, self.replica.agreed())
+        agreed = self.local.settle() if self.local else self.replica.agreed()
+        return TrainedModel(self.model, searched(self.aggregator), graph, agreed)
 
 
-def searched(aggregator: Aggregator) -> dict[str, Any]:
+def searched(aggregator: Aggregator | LocalSteps) -> dict[str, Any]:
     """Kernels that searched this worker's buckets, and how often the guess of a bound was wrong."""
     found = aggregator.searching()
     total = sum(found.values(), SearchStats())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from analysis.records.schema import Averaged, fields_of
+from experiments.training.local import LocalSteps
 from experiments.training.replica import of_all
 from experiments.training.task import Metrics
 from sparsify.comm import Comm
@@ -54,7 +55,7 @@ class StepLog:
         loss: Tensor,
         lr: float,
         report: StepReport,
-        aggregator: Aggregator,
+        aggregator: Aggregator | LocalSteps,
         finite: Tensor,
     ) -> None:
         """Note one step, counted from 0. Nothing of it makes the host wait for the device.
@@ -78,9 +79,9 @@ class StepLog:
                 "host_syncs": report.host_syncs,
                 "sent_density": report.sent_density,
                 # Of the average, which is alike on all workers.
-                "update_density": of_all(
-                    self.comm, lambda: torch.count_nonzero(aggregator.gradients.flat) / n
-                ),
+                "update_density": aggregator.moved
+                if isinstance(aggregator, LocalSteps)
+                else of_all(self.comm, lambda: torch.count_nonzero(aggregator.gradients.flat) / n),
                 "residual_norm": aggregator.residual_norm(),
             }
         )

@@ -25,6 +25,7 @@ from sparsify.comm import Comm
 from sparsify.comm.virtual import VirtualComm
 from sparsify.core.timer import PhaseTimer, cuda_event
 from sparsify.cost import Network
+from sparsify.local.strategy import Local
 from sparsify.method import Method
 from sparsify.methods import REGISTRY as METHODS
 
@@ -38,7 +39,7 @@ class Built(NamedTuple):
     config: Config
     task: Task
     data: Dataset
-    method: Method
+    method: Method | Local
     settings: LoopSettings
     steps_per_epoch: int
     variants: Mapping[str, Built] = {}  # where several take turns, with the same data
@@ -105,7 +106,9 @@ def build(config: Config, data_root: Path | None, device: torch.device) -> Built
 def build_on(data: Dataset, config: Config, device: torch.device, turns: bool) -> Built:
     """The same without variants, on data that were loaded; with `turns`, trained until these are over."""
     task: Task = TASKS.build(config.task.name, config.task.arguments)
-    method: Method = METHODS.build(config.method.name, config.method.arguments)
+    method: Method | Local = METHODS.build(config.method.name, config.method.arguments)
+    if isinstance(method, Local):
+        check_local(config)
     train = config.train
     if train.validate != "never" and not task.has_metric:
         raise ValueError(
@@ -125,6 +128,29 @@ def build_on(data: Dataset, config: Config, device: torch.device, turns: bool) -
         late=config.late,
     )
     return Built(config, task, data, method, settings, steps_per_epoch)
+
+
+def check_local(config: Config) -> None:
+    """Refuse settings that say how every step's gradients are averaged, where none are.
+
+    Raises:
+        ValueError: which one, and what to take instead.
+    """
+    name = f"method={config.method.name} averages every {config.method.arguments['every']} steps"
+    if config.overlap:
+        raise ValueError(
+            f"overlap=true averages gradients during backpropagation, and {name} what the steps moved; leave "
+            "it out"
+        )
+    if config.timing.mode == "as_published":
+        raise ValueError(
+            f"timing.mode=as_published times a system that averages in every step, and {name}; take "
+            "serialised or production"
+        )
+    if config.train.look_every:
+        raise ValueError(
+            f"train.look_every looks at the gradients that a method selects from, and {name}; leave it out"
+        )
 
 
 def prepare_device(config: Config, place: WorkerPlace) -> torch.device:

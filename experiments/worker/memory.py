@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import resource
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ import psutil
 import torch
 from torch import Generator, Tensor
 
+from experiments.training.local import LocalSteps
 from experiments.training.loop import LoopSettings
+from experiments.training.task import Task
 from experiments.worker.build import Built
 from sparsify.comm import virtual
+from sparsify.core.timer import PhaseTimer
 from sparsify.doors.aggregator import Aggregator
+from sparsify.local.strategy import Local
 from sparsify.method import Method
 
 SHARE = 0.9  # of the free memory; the rest is for what one rank computes with at a time
@@ -47,7 +53,8 @@ def check(parts: Sequence[Built], workers: int) -> None:
             f"{(shared + parameters) / 2**30:.2f} GiB, and {free / 2**30:.2f} are free; take a smaller one"
         )
     each = sum(
-        rank_bytes(model, part.method, part.settings) for model, part in zip(models, parts, strict=True)
+        rank_bytes(part.task, model, part.method, part.settings)
+        for model, part in zip(models, parts, strict=True)
     )
     if shared + workers * each <= free:
         return
@@ -59,21 +66,33 @@ def check(parts: Sequence[Built], workers: int) -> None:
     )
 
 
-def rank_bytes(model: torch.nn.Module, method: Method, settings: LoopSettings) -> int:
+def rank_bytes(task: Task, model: torch.nn.Module, method: Method | Local, settings: LoopSettings) -> int:
     """Bytes that one rank holds of its own: buffers of the model, gradients, and the method's state after a
     step of made-up gradients, in which it allocates what it needs.
     """
 
     def body(comm: virtual.VirtualComm) -> int:
-        aggregator = Aggregator(
-            method, model.named_parameters(), comm, seed=settings.seed, select=settings.select
-        )
+        seed, select, held = settings.seed, settings.select, [*model.buffers()]
+        aggregator: Aggregator | LocalSteps
+        if isinstance(method, Local):  # parameters and an inner optimiser of its own, besides the anchor
+            own = copy.deepcopy(model)
+            once = replace(method, every=1, fragments=1, delay=0)
+            aggregator = LocalSteps(once, own, task.optimiser, comm, PhaseTimer("production"), seed, select)
+            held += own.parameters()
+        else:
+            aggregator = Aggregator(method, model.named_parameters(), comm, seed=seed, select=select)
         flat = aggregator.gradients.flat
-        flat.normal_(generator=Generator(settings.device).manual_seed(settings.seed))
-        aggregator.aggregate()
+        flat.normal_(generator=Generator(settings.device).manual_seed(seed))
+        if isinstance(aggregator, LocalSteps):
+            aggregator.step(0.0)
+            aggregator.exchange(0)
+            parts = [aggregator.inner.state, *map(vars, aggregator.optimiser.fragments)]
+        else:
+            aggregator.aggregate()
+            parts = [*aggregator.states, aggregator.joints]
         storages = {
             storage.data_ptr(): storage.nbytes()
-            for tensor in tensors([flat, *model.buffers(), *aggregator.states, aggregator.joints])
+            for tensor in tensors([flat, *held, *parts])
             if (storage := tensor.untyped_storage())
         }
         return sum(storages.values())

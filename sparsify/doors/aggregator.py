@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -14,11 +13,7 @@ from sparsify.core.gradients import Gradients, OwnGradients
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.engine import Engine, StepReport
 from sparsify.doors.handshake import of_tensors, shake_hands
-from sparsify.kernels import JointKernel, Kernel, kernels_in
 from sparsify.method import Method, Step, Watch, num_selected
-from sparsify.types import SearchStats
-
-NORM_PIECE = 2**15  # elements, which in double precision stay in a core's cache
 
 
 class Aggregator(Engine):
@@ -97,29 +92,3 @@ class Aggregator(Engine):
         if isinstance(lr, Sequence):
             return [step._replace(lr=rate) for rate in lr]
         return [step._replace(lr=lr)] * len(self.states)
-
-    def residual_norm(self) -> Tensor:
-        """Euclidean norm of this worker's residuals: a number in double precision, on their device."""
-        residuals = [r for state in self.states if (r := self.method.residual(state)) is not None]
-        if not residuals:
-            return self.source.flat.new_zeros((), dtype=torch.float64)
-        if residuals[0].is_cuda:
-            norms = torch.stack(torch._foreach_norm(residuals, dtype=torch.float64))
-            return norms.square().sum().sqrt()
-        # Six times as fast as a norm in another precision, which copies the whole.
-        pieces = (piece.double() for residual in residuals for piece in residual.split(NORM_PIECE))
-        return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum().sqrt()
-
-    def searching(self) -> dict[str, SearchStats]:
-        """The kernels that searched the buckets, by name, and their statistics. On a GPU one host
-        synchronisation each.
-        """
-        searching: list[Kernel | JointKernel] = [*self.joints.values(), *kernels_in(self.states)]
-        kernels = [(kernel.name, kernel.stats()) for kernel in searching]
-        # Where buckets are searched together, their own kernels have nothing to do.
-        is_idle = not any(stats.steps for _, stats in kernels)
-        found: dict[str, SearchStats] = {}
-        for name, stats in kernels:
-            if stats.steps or (is_idle and name != JointKernel.name):
-                found[name] = found.get(name, SearchStats()) + stats
-        return found

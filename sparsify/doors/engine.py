@@ -18,14 +18,15 @@ from sparsify.core.bucket import Bucket, TensorKind
 from sparsify.core.gradients import finite_elements
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.states import FORMAT, agree_to_load, check_fits, check_form, dump, restore
-from sparsify.kernels import JointKernel, joint_kernel_for, kernel_for, kernels_in, norms_of
+from sparsify.kernels import JointKernel, Kernel, joint_kernel_for, kernel_for, kernels_in, norms_of
 from sparsify.kernels.joint import cut, split_like
 from sparsify.method import Method, Sparsifier, Step, Together
-from sparsify.types import BucketContext
+from sparsify.types import BucketContext, SearchStats
 
 MOST_TOGETHER, MOST_JOINTS = 2**31 - 1, 64  # elements that travel together; kept kernels
 INFINITY = 0x7F800000  # bits of the exponent of a float32 that is no number or infinite
 ALIKE_LOOKS = 20
+NORM_PIECE = 2**15  # elements, which in double precision stay in a core's cache
 log = logging.getLogger(__name__)
 
 
@@ -249,6 +250,32 @@ class Engine:
             if (residual := self.method.residual(state)) is not None:
                 sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
                 found |= zip(bucket.names, residual.split(sizes), strict=True)
+        return found
+
+    def residual_norm(self) -> Tensor:
+        """Euclidean norm of this worker's residuals: a number in double precision, on their device."""
+        residuals = [r for state in self.states if (r := self.method.residual(state)) is not None]
+        if not residuals:
+            return self.buckets[0].flat.new_zeros((), dtype=torch.float64)
+        if residuals[0].is_cuda:
+            norms = torch.stack(torch._foreach_norm(residuals, dtype=torch.float64))
+            return norms.square().sum().sqrt()
+        # Six times as fast as a norm in another precision, which copies the whole.
+        pieces = (piece.double() for residual in residuals for piece in residual.split(NORM_PIECE))
+        return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum().sqrt()
+
+    def searching(self) -> dict[str, SearchStats]:
+        """The kernels that searched the buckets, by name, and their statistics. On a GPU one host
+        synchronisation each.
+        """
+        searching: list[Kernel | JointKernel] = [*self.joints.values(), *kernels_in(self.states)]
+        kernels = [(kernel.name, kernel.stats()) for kernel in searching]
+        # Where buckets are searched together, their own kernels have nothing to do.
+        is_idle = not any(stats.steps for _, stats in kernels)
+        found: dict[str, SearchStats] = {}
+        for name, stats in kernels:
+            if stats.steps or (is_idle and name != JointKernel.name):
+                found[name] = found.get(name, SearchStats()) + stats
         return found
 
     def agree(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -79,6 +79,7 @@ class Fragment:
         self.anchor = [piece.clone() for piece in self.own()]
         self.outer = strategy.outer.init(self.anchor)
         self.drift = list[Tensor]()  # averaged, to be applied
+        self.watch: Callable[[list[Tensor]], None] = lambda average: None  # told of each average
 
     def is_due(self, step: int) -> bool:
         """True if it is exchanged after this local step, counted from 1."""
@@ -133,6 +134,7 @@ class Fragment:
             torch._foreach_add_(own, self.anchor)
         report = engine.average(range(len(engine.buckets)), own, [step] * len(engine.buckets))
         self.drift = own
+        self.watch(own)
         return report
 
     @torch.no_grad()

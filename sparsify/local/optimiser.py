@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -161,13 +161,19 @@ class LocalOptimiser(Door, Front):
             NonFiniteDrift: on all workers, where an exchange is due and any worker's parameters have a NaN or
                 Inf.
         """
+        loss = self.step_alone(closure)
+        self.exchange()
+        return loss
+
+    @uncompiled
+    def step_alone(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The first half of `step`: the inner optimiser's, for loops that time the two apart."""
         if self.num_steps % self.strategy.every == 0:
             self._check_unchanged()
         loss = None
         if not self._is_skipped_by_scaler():
             with self._steps.allowed():
                 loss = self.optimiser.step(closure) if closure is not None else self.optimiser.step()
-        self._end_step()
         return loss
 
     @uncompiled
@@ -176,7 +182,7 @@ class LocalOptimiser(Door, Front):
         moving, and takes part in whatever is due after it.
         """
         self.optimiser.zero_grad()
-        self._end_step()
+        self.exchange()
 
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -198,8 +204,14 @@ class LocalOptimiser(Door, Front):
             with torch.no_grad():
                 torch._foreach_copy_([own for own, _ in pairs], kept)
 
-    def _end_step(self) -> None:
-        """Count the step, send what is due and apply what is awaited."""
+    @uncompiled
+    def exchange(self) -> StepReport:
+        """The second half of `step`: count it, apply what is awaited, send what is due. Returns what was
+        sent.
+
+        Raises:
+            NonFiniteDrift: as `step`.
+        """
         self.num_steps += 1
         reports = list[StepReport]()
         for fragment in self.fragments:  # before others are sent: the thread works in order
@@ -221,6 +233,7 @@ class LocalOptimiser(Door, Front):
         self.last_report = StepReport.total(reports) if reports else self._nothing
         if reports:
             self.last_report = self.last_report._replace(num_elements=self.num_elements)
+        return self.last_report
 
     def _awaited(self, fragment: Fragment) -> list[StepReport]:
         """Wait for what the thread averages, up to this fragment's."""
@@ -257,12 +270,11 @@ class LocalOptimiser(Door, Front):
 
     def state_dict(self) -> dict[str, Any]:
         """State of the inner optimiser, and under `local` and `epoch` this worker's: save it per rank."""
-        self._settle()
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         inner = self.optimiser.state_dict()
         saved: dict[str, Any] = {**inner, "epoch": self._epoch, NUM_STATES: len(inner["state"])}
-        saved["local"] = {**self._described(), "fragments": [each.state_dict() for each in self.fragments]}
+        saved["local"] = self.own_state_dict()
         for after in self._optimizer_state_dict_post_hooks.values():
             saved = after(self, saved) or saved
         return saved
@@ -282,12 +294,21 @@ class LocalOptimiser(Door, Front):
             agree_to_load(
                 self.comm, self.fragments[0].anchor[0].device, partial(self._check_state, state_dict)
             )
-        local = state_dict["local"]
-        for fragment, saved in zip(self.fragments, local["fragments"], strict=True):
-            fragment.restore_state(saved)
-        self.num_steps, self._epoch = local["step"], state_dict["epoch"]
+        self.restore_own(state_dict["local"])
+        self._epoch = state_dict["epoch"]
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
+
+    def own_state_dict(self) -> dict[str, Any]:
+        """The part under `local`: what this worker has besides the inner optimiser's state and the epoch."""
+        self._settle()
+        return {**self._described(), "fragments": [each.state_dict() for each in self.fragments]}
+
+    def restore_own(self, local: Mapping[str, Any]) -> None:
+        """Load what `check_own` let pass on all workers."""
+        for fragment, saved in zip(self.fragments, local["fragments"], strict=True):
+            fragment.restore_state(saved)
+        self.num_steps = local["step"]
 
     def _settle(self) -> None:
         """Wait for what is on its way; its averages wait to be applied, as ever."""
@@ -308,7 +329,13 @@ class LocalOptimiser(Door, Front):
             )
         check_keys("an optimiser's saved state", saved, SAVED, None)
         check_value("epoch", saved["epoch"], Natural | None)
-        local, own = saved["local"], self._described()
+        facts = self.check_own(saved["local"])
+        load_inner(self.optimiser, {key: part for key, part in saved.items() if key not in SAVED})
+        return {**facts, "epoch": saved["epoch"]}
+
+    def check_own(self, local: Any) -> dict[str, Any]:
+        """Refuse what is no `own_state_dict` of this worker's; returns what must be alike on all workers."""
+        own = self._described()
         check_keys("local", local, TOP)
         check_value("local.step", local["step"], Natural)
         if local["size"] != own["size"]:
@@ -328,8 +355,7 @@ class LocalOptimiser(Door, Front):
             fragment.check_state(f"local.fragments[{at}]", one)
             for at, (fragment, one) in enumerate(zip(self.fragments, local["fragments"], strict=True))
         ]
-        load_inner(self.optimiser, {key: part for key, part in saved.items() if key not in SAVED})
-        return {"step": local["step"], "rounds": facts, "epoch": saved["epoch"]}
+        return {"step": local["step"], "rounds": facts}
 
     def __repr__(self) -> str:
         return f"LocalOptimiser({self.strategy!r}, {self.optimiser!r})"

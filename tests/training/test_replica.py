@@ -12,6 +12,7 @@ from experiments.training.loop import Trainer
 from experiments.training.replica import Replica, SharedReplica, replica
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
+from sparsify.doors.aggregator import Aggregator
 from sparsify.method import Dense
 from tests.sparsify import laws
 from tests.training.digits import trainer
@@ -42,7 +43,9 @@ def test_parameters_and_momentum_are_there_once_and_the_rest_is_each_ranks_own()
         assert other.replica.optimiser is first.replica.optimiser
         assert not set(places(other.model.buffers())) & set(places(first.model.buffers()))
         assert other.aggregator.gradients.flat.data_ptr() != first.aggregator.gradients.flat.data_ptr()
-        assert not torch.equal(other.aggregator.states[0].feedback, first.aggregator.states[0].feedback)
+        assert isinstance(mine := other.aggregator, Aggregator)
+        assert isinstance(theirs := first.aggregator, Aggregator)
+        assert not torch.equal(mine.states[0].feedback, theirs.states[0].feedback)
     running = [torch.cat([b.flatten().double() for b in each.model.buffers()]) for each in (first, *others)]
     assert not torch.equal(running[0], running[1])  # batch norm's, of each rank's own batches
 

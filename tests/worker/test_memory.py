@@ -27,7 +27,13 @@ def check(run: Built, workers: int) -> None:
 def rank_mb(*words: str) -> float:
     run = built("task.elements=1000000", *words)
     model = run.task.model(run.data, 0, CPU, torch.float32)
-    return memory.rank_bytes(model, run.method, run.settings) / MB
+    return memory.rank_bytes(run.task, model, run.method, run.settings) / MB
+
+
+def test_a_rank_of_local_steps_holds_parameters_optimiser_and_anchor_besides() -> None:
+    """4 MB a tensor: gradient, parameters, anchor, Nesterov's momentum; task vector's SGD has none."""
+    assert rank_mb("method=diloco") == pytest.approx(4 * 4e6 / MB, rel=0.01)
+    assert rank_mb("method=localsgd") == pytest.approx(3 * 4e6 / MB, rel=0.01)
 
 
 def test_a_rank_holds_its_gradient_and_what_its_method_needs() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from experiments.tasks import REGISTRY as TASKS
 from sparsify import ranges
-from sparsify.methods import REGISTRY as METHODS
 from sparsify.core.spec import BrokenFile, Registry, function_of
+from sparsify.methods import REGISTRY as METHODS
 
 SOUND = """
 import math

@@ -1,0 +1,109 @@
+"""Local steps within the training loop: each worker's own parameters and optimiser, and the rounds of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.training.replica import MakeOptimiser, set_learning_rate
+from sparsify.comm import Comm
+from sparsify.comm.virtual import same_bits
+from sparsify.core.gradients import Gradients
+from sparsify.core.timer import PhaseTimer
+from sparsify.doors.engine import StepReport
+from sparsify.doors.states import agree_to_load
+from sparsify.local.optimiser import LocalOptimiser
+from sparsify.local.strategy import Local
+from sparsify.types import SearchStats
+
+
+class LocalSteps:
+    """One worker's model under a strategy of local steps, as the loop has an `Aggregator` under a method.
+
+    Virtual ranks have parameters and inner optimisers of their own: P times the memory of one.
+
+    Attributes:
+        moved: () share of the anchor's elements that the last step moved.
+    """
+
+    def __init__(
+        self,
+        strategy: Local,
+        model: nn.Module,
+        make: MakeOptimiser,
+        comm: Comm,
+        timer: PhaseTimer,
+        seed: int,
+        select: str,
+    ) -> None:
+        for buffer in model.buffers():
+            comm.broadcast(buffer)
+        self.model, self.inner, self.comm = model, make(model), comm
+        # NaN and Inf are what the log looks for, as under a method.
+        self.optimiser = LocalOptimiser(
+            self.inner, model, strategy, comm, seed, check=False, select=select, timer=timer
+        )
+        self.gradients = Gradients(model.named_parameters(), "global")
+        self.num_elements, self.nothing = self.optimiser.num_elements, self.gradients.flat.new_zeros(())
+        self.moved = self.nothing
+        for fragment in self.optimiser.fragments:
+            fragment.watch = self._note
+
+    def step(self, rate: float) -> None:
+        """The worker's own step."""
+        set_learning_rate(self.inner, rate)
+        self.optimiser.step_alone()
+
+    def exchange(self, epoch: int) -> StepReport:
+        """What is due after the step."""
+        self.moved = self.nothing
+        self.optimiser.epoch = epoch
+        return self.optimiser.exchange()
+
+    def _note(self, average: list[Tensor]) -> None:
+        """Count what an average moves."""
+        found = sum((torch.count_nonzero(piece) for piece in average), torch.zeros_like(self.nothing))
+        self.moved = self.moved + found / self.num_elements
+
+    @contextmanager
+    def at_anchor(self) -> Iterator[None]:
+        """The model is what all workers have in common, for validation."""
+        with self.optimiser.at_anchor():
+            yield
+
+    def settle(self) -> bool:
+        """The model becomes the anchor, for good; tells whether all workers' are the same, to the bit."""
+        with self.optimiser.at_anchor():
+            anchors = [p.detach().clone() for p in self.model.parameters()]
+        with torch.no_grad():
+            torch._foreach_copy_([p.detach() for p in self.model.parameters()], anchors)
+        flat = torch.cat([p.detach().flatten() for p in self.model.parameters()])
+        gathered: Callable[[], list[Tensor]] = partial(self.comm.all_gather, flat)
+        return bool(same_bits(gathered()))
+
+    def residual_norm(self) -> Tensor:
+        """Euclidean norm of this worker's residuals, in double precision."""
+        norms = [fragment.engine.residual_norm() for fragment in self.optimiser.fragments]
+        return torch.stack(norms).square().sum().sqrt()
+
+    def searching(self) -> dict[str, SearchStats]:
+        """The kernels that searched the drift, by name, see `Engine.searching`."""
+        found = dict[str, SearchStats]()
+        for fragment in self.optimiser.fragments:
+            for name, stats in fragment.engine.searching().items():
+                found[name] = found.get(name, SearchStats()) + stats
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """This worker's state, beside its parameters and its inner optimiser's."""
+        return self.optimiser.own_state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken. Collective."""
+        agree_to_load(self.comm, self.nothing.device, partial(self.optimiser.check_own, saved))
+        self.optimiser.restore_own(saved)
