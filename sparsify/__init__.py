@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
     from sparsify.methods.control import control as control
     from sparsify.methods.deft import deft as deft
     from sparsify.methods.dense import dense as dense
+    from sparsify.methods.desloc import desloc as desloc
     from sparsify.methods.dgc import dgc as dgc
     from sparsify.methods.diloco import diloco as diloco
     from sparsify.methods.efsignsgd import efsignsgd as efsignsgd
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
     from sparsify.methods.hardthreshold import hardthreshold as hardthreshold
     from sparsify.methods.localsgd import localsgd as localsgd
     from sparsify.methods.micro import micro as micro
+    from sparsify.methods.noloco import noloco as noloco
     from sparsify.methods.oktopk import oktopk as oktopk
     from sparsify.methods.powersgd import powersgd as powersgd
     from sparsify.methods.qsgd import qsgd as qsgd

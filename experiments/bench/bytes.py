@@ -69,11 +69,17 @@ def named(methods: str) -> list[str]:
     """The methods that are named with commas; all where none is.
 
     Raises:
-        ValueError: there is no such method.
+        ValueError: there is no such method, or it is a strategy of local steps.
     """
-    names = methods.split(",") if methods else per_step()
+    known = per_step()
+    names = methods.split(",") if methods else known
     for name in names:
         METHODS.check_name(name)
+        if name not in known:
+            raise ValueError(
+                f"methods={name}: it averages every few steps, and this looks at the average of every step; "
+                f"take some of {', '.join(known)}"
+            )
     return names
 
 

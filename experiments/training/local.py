@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from experiments.training.replica import MakeOptimiser, set_learning_rate
 from sparsify.comm import Comm
-from sparsify.comm.virtual import same_bits
 from sparsify.core.gradients import Gradients
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.engine import StepReport
@@ -76,15 +75,12 @@ class LocalSteps:
         with self.optimiser.at_anchor():
             yield
 
-    def settle(self) -> bool:
-        """The model becomes the anchor, for good; tells whether all workers' are the same, to the bit."""
+    def settle(self) -> None:
+        """The model becomes the anchor, for good."""
         with self.optimiser.at_anchor():
             anchors = [p.detach().clone() for p in self.model.parameters()]
         with torch.no_grad():
             torch._foreach_copy_([p.detach() for p in self.model.parameters()], anchors)
-        flat = torch.cat([p.detach().flatten() for p in self.model.parameters()])
-        gathered: Callable[[], list[Tensor]] = partial(self.comm.all_gather, flat)
-        return bool(same_bits(gathered()))
 
     def residual_norm(self) -> Tensor:
         """Euclidean norm of this worker's residuals, in double precision."""

@@ -271,7 +271,9 @@ class Trainer:
         if self.overlap:
             self.overlap.close()
         graph = self.recorded.outcome if self.recorded else None
-        agreed = self.local.settle() if self.local else self.replica.agreed()
+        if self.local:
+            self.local.settle()
+        agreed = self.local is not None or self.replica.agreed()
         return TrainedModel(self.model, searched(self.aggregator), graph, agreed)
 
 

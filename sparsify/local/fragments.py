@@ -19,7 +19,7 @@ from sparsify.doors.engine import Engine, NonFinite, StepReport
 from sparsify.doors.handshake import shake_hands
 from sparsify.doors.states import StateMismatch, check_finite, check_keys, check_part, dump, restore
 from sparsify.local.strategy import Local
-from sparsify.method import Step
+from sparsify.method import Dense, Step
 
 BLOCK = re.compile(r"(?:^|.*?\.)\d+(?=\.)")  # `blocks.3` of `blocks.3.mlp.weight`
 APART = 0x9E3779B9  # between the seeds of two fragments
@@ -75,7 +75,11 @@ class Fragment:
         self.names = [name for name, _ in self.parameters]
         self.sizes = [view.numel() for view in gradients.views if view.numel()]
         self.kinds = [TensorKind.of(p) for _, p in self.parameters]
-        self.engine = Engine(method, gradients.buckets, comm, timer, seed, select)
+        common = gradients.buckets, comm, timer, seed, select
+        self.engine = Engine(method, *common)
+        # Where anchors differ too: it has the same seed, so that it meets the same workers.
+        self.of_anchors = Engine(method, *common) if strategy.pulls else None
+        self.of_states = [Engine(Dense("layer"), *common) for _ in strategy.states]
         self.anchor = [piece.clone() for piece in self.own()]
         self.outer = strategy.outer.init(self.anchor)
         self.drift = list[Tensor]()  # averaged, to be applied
@@ -132,7 +136,12 @@ class Fragment:
         if not strategy.averages_models:
             torch._foreach_neg_(own)
             torch._foreach_add_(own, self.anchor)
-        report = engine.average(range(len(engine.buckets)), own, [step] * len(engine.buckets))
+        report = whole(engine, own, step)
+        if self.of_anchors is not None:
+            others = [piece.clone() for piece in self.anchor]
+            report = StepReport.total([report, whole(self.of_anchors, others, step)])
+            torch._foreach_add_(own, self.anchor)
+            torch._foreach_sub_(own, others)
         self.drift = own
         self.watch(own)
         return report
@@ -152,7 +161,32 @@ class Fragment:
         else:
             torch._foreach_copy_(own, self.anchor)
 
+    @torch.no_grad()
+    def average_states(self, step: int, inner: torch.optim.Optimizer) -> list[StepReport]:
+        """Average what the inner optimiser remembers and is due after this local step. Collective.
+
+        Raises:
+            ValueError: it remembers nothing of that name.
+        """
+        reports = list[StepReport]()
+        for state, engine in zip(self.strategy.states, self.of_states, strict=True):
+            if step % state.every:
+                continue
+            for name, p in self.parameters:
+                if state.key not in inner.state.get(p, {}):
+                    raise ValueError(
+                        f"{type(inner).__name__} keeps no {state.key!r} of {name} that could be averaged; this "
+                        "strategy needs an inner optimiser like AdamW, and a gradient in its first step"
+                    )
+            pieces = [flattened(inner.state[p][state.key]) for _, p in self.parameters]
+            reports.append(whole(engine, pieces, Step(1.0)))
+        return reports
+
     # --- saved
+
+    def engines(self) -> list[Engine]:
+        """All that averages something of this fragment."""
+        return [self.engine, *self.of_states, *([] if self.of_anchors is None else [self.of_anchors])]
 
     def state(self) -> FragmentState:
         """All of it, as it is."""
@@ -160,12 +194,16 @@ class Fragment:
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's state, of tensors and numbers only."""
-        return {"engine": self.engine.state_dict(), "names": self.names, "state": dump(self.state())}
+        engines = [engine.state_dict() for engine in self.engines()]
+        return {"engines": engines, "names": self.names, "state": dump(self.state())}
 
-    def check_state(self, where: str, saved: Any) -> dict[str, Any]:
+    def check_state(self, where: str, saved: Any) -> list[dict[str, Any]]:
         """Refuse what is no state of this fragment; returns what must be alike on all workers."""
-        check_keys(where, saved, ("engine", "names", "state"))
-        facts = self.engine.check_state(saved["engine"])
+        check_keys(where, saved, ("engines", "names", "state"))
+        engines, given = self.engines(), saved["engines"]
+        if not isinstance(given, list) or len(given) != len(engines):
+            raise StateMismatch(f"{where}.engines must be a list of {len(engines)}")
+        facts = [engine.check_state(one) for engine, one in zip(engines, given, strict=True)]
         if saved["names"] != self.names:
             raise StateMismatch(f"{where} is of other parameters; wrap the same model, in as many fragments")
         waiting = saved["state"]["drift"] if isinstance(saved["state"], dict) else []
@@ -186,9 +224,16 @@ class Fragment:
     @torch.no_grad()
     def restore_state(self, saved: dict[str, Any]) -> None:
         """Load what was checked; the parameters become this worker's own again."""
-        self.engine.restore_state(saved["engine"])
+        for engine, one in zip(self.engines(), saved["engines"], strict=True):
+            engine.restore_state(one)
         found = restore(self.state(), saved["state"])
         self.outer, self.drift = found.outer, found.drift
+
+
+def whole(engine: Engine, pieces: Sequence[Tensor], step: Step) -> StepReport:
+    """Average all that an engine has, in place."""
+    count = len(engine.buckets)
+    return engine.average(range(count), pieces, [step] * count)
 
 
 def fragments_of(named: Named, count: int) -> list[list[tuple[str, Parameter]]]:

@@ -112,6 +112,11 @@ class LocalOptimiser(Door, Front):
                     "overlap=True averages while the steps of a delay go on, and delay=0 has none; build the "
                     "strategy with delay=1 or more, or leave overlap out"
                 )
+            if overlap and strategy.states:
+                raise ValueError(
+                    "overlap=True averages in a thread, where the inner optimiser's state would change while "
+                    "it is averaged; leave overlap out, or states"
+                )
             told = of_wrapping(
                 model, optimiser, strategy.method, strategy=repr(strategy), seed=seed, check=check,
                 debug=debug, overlap=overlap, steps_per_epoch=steps_per_epoch,
@@ -230,6 +235,8 @@ class LocalOptimiser(Door, Front):
                 reports.append(send())
                 if not self.strategy.delay:
                     fragment.apply()
+        for fragment in self.fragments if self.strategy.states else ():
+            reports += fragment.average_states(self.num_steps, self.optimiser)
         self.last_report = StepReport.total(reports) if reports else self._nothing
         if reports:
             self.last_report = self.last_report._replace(num_elements=self.num_elements)

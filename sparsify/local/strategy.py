@@ -24,6 +24,7 @@ from sparsify import ranges
 from sparsify.method import Dense, Method
 from sparsify.ranges import Count, Meta, MomentumFactor, Natural, Positive
 
+ANCHORS_AGREE = "anchors agree"  # a law that a method may break, and says so
 Kept = Annotated[float, Meta(ge=0, lt=1)]  # share of a worker's own parameters that an exchange leaves
 
 
@@ -92,6 +93,17 @@ class HeavyBall(Outer):
 
 
 @dataclass(frozen=True)
+class AveragedState:
+    """A part of the inner optimiser's state that is averaged, too, every so many steps."""
+
+    key: str  # `exp_avg` of AdamW, ...
+    every: Count
+
+    def __post_init__(self) -> None:
+        ranges.check_fields(self)
+
+
+@dataclass(frozen=True)
 class Local:
     """Any method of this library, every H steps instead of every step. For `sparsify.distribute`.
 
@@ -104,6 +116,7 @@ class Local:
         delay: steps from when a part is sent to when its average is applied, in which workers step on.
         mix: the share of its own parameters that a worker keeps when an average is applied, from which its
             replica then differs: theta_r <- mix theta_r + (1 - mix) theta.
+        states: of the inner optimiser, averaged as they are; by default each worker keeps its own.
 
     Raises:
         ValueError: a number out of range, more fragments than steps, or a delay of a whole round.
@@ -115,6 +128,7 @@ class Local:
     fragments: Count = 1
     delay: Natural = 0
     mix: Kept = 0.0
+    states: tuple[AveragedState, ...] = ()
 
     def __post_init__(self) -> None:
         ranges.check_fields(self)
@@ -140,6 +154,16 @@ class Local:
         themselves are averaged, as by FedAvg, without the rounding of theta - (theta - theta_r).
         """
         return type(self.method) is Dense and self.outer == Plain(1.0)
+
+    @property
+    def pulls(self) -> bool:
+        """True if a worker meets few others, so that anchors differ and have to be pulled together."""
+        return ANCHORS_AGREE in self.method.broken_laws()
+
+    def broken_laws(self) -> dict[str, str]:
+        """The laws of local steps that can't hold, and why."""
+        broken = self.method.broken_laws()
+        return {law: why for law, why in broken.items() if law == ANCHORS_AGREE}
 
     @property
     def is_replaced(self) -> bool:

@@ -17,9 +17,11 @@ from sparsify.comm import Comm, CountingComm, virtual
 from sparsify.doors.states import StateMismatch
 from sparsify.local.fragments import NonFiniteDrift, block_of, fragments_of
 from sparsify.local.optimiser import LocalOptimiser
-from sparsify.local.strategy import HeavyBall, Local, Nesterov, Outer, Plain
+from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local, Nesterov, Outer, Plain
 from sparsify.method import Dense
 from sparsify.methods import per_step
+from sparsify.methods.noloco import pairs
+from sparsify.types import BucketContext
 
 MakeInner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SIZE, EVERY = 3, 4
@@ -256,6 +258,76 @@ def drifts(strategy: Local, rounds: int) -> list[Tensor]:
         return total
 
     return virtual.run(SIZE, body)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_noloco_is_its_formula_and_its_anchors_differ_as_it_says(size: int) -> None:
+    """Against the formula, worker by worker, for gradients that do not depend on the parameters."""
+    strategy = sparsify.noloco(every=EVERY, lr=0.6, momentum=0.5)
+    assert ANCHORS_AGREE in strategy.broken_laws()
+    rounds, n = 6, 5
+
+    def moved(rank: int, turn: int) -> Tensor:
+        """theta - phi after the local steps."""
+        return torch.randn(n, generator=torch.Generator().manual_seed(100 * turn + rank), dtype=torch.float64)
+
+    def body(comm: Comm) -> Tensor:
+        model = nn.Linear(n, 1, bias=False, dtype=torch.float64)
+        optimiser = wrapped(INNER.sgd, model, strategy, comm, seed=3)
+        with torch.no_grad():
+            model.weight.zero_()
+            optimiser.fragments[0].anchor[0].zero_()
+        for turn in range(rounds):
+            for step in range(EVERY):
+                model.weight.grad = -moved(comm.rank, turn).view(1, n) / 0.05 * (step == 0)
+                optimiser.step()
+        return anchor(optimiser, model)
+
+    found = virtual.run(size, body)
+    phi = [torch.zeros(n, dtype=torch.float64) for _ in range(size)]
+    momentum = [torch.zeros(n, dtype=torch.float64) for _ in range(size)]
+    draws = strategy.method.init(torch.empty(n), BucketContext(3, 0, 0))
+    for turn in range(rounds):
+        routes = dict(pairs(size, draws.key()))
+        meet = [[rank, routes.get(rank, rank)] for rank in range(size)]
+        drift = [torch.stack([moved(one, turn) for one in both]).mean(0) for both in meet]
+        mean = [torch.stack([phi[one] for one in both]).mean(0) for both in meet]
+        for rank in range(size):
+            momentum[rank] = 0.5 * momentum[rank] + 0.6 * drift[rank] + 0.6 * (mean[rank] - phi[rank])
+        phi = [phi[rank] + momentum[rank] for rank in range(size)]
+    for ours, theirs in zip(found, phi, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert torch.equal(found[0], found[1]) == (size == 2)
+
+
+def test_desloc_averages_each_moment_at_its_own_period_and_says_what_it_needs() -> None:
+    strategy = sparsify.desloc(every=2, first_moment=2, second_moment=3)
+
+    def body(comm: Comm) -> list[tuple[bool, ...]]:
+        model = model_of()
+        optimiser = wrapped(INNER.adamw, model, strategy, comm)
+        weight, alike = model[0].weight, list[tuple[bool, ...]]()  # type: ignore[index]
+        for step in range(12):
+            optimiser.zero_grad()
+            fill(model, comm.rank, step)
+            optimiser.step()
+            state = optimiser.optimiser.state[weight]
+            tensors = weight.detach(), state["exp_avg"], state["exp_avg_sq"]
+            all_of = [comm.all_gather(tensor.contiguous()) for tensor in tensors]
+            alike.append(tuple(torch.equal(first, second) for first, second in all_of))
+        return alike
+
+    expected = [(step % 2 == 0, step % 4 == 0, step % 6 == 0) for step in range(1, 13)]
+    assert virtual.run(2, body) == [expected, expected]
+
+    def without(comm: Comm) -> None:
+        model = model_of()
+        optimiser = wrapped(INNER.sgd, model, sparsify.desloc(1, 1, 1), comm)
+        fill(model, comm.rank, 0)
+        with pytest.raises(ValueError, match=r"SGD keeps no 'exp_avg' of 2\.bias that could be averaged"):
+            optimiser.step()
+
+    virtual.run(1, without)
 
 
 STREAMING = [
