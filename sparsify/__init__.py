@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
     from sparsify.methods.noloco import noloco as noloco
     from sparsify.methods.oktopk import oktopk as oktopk
     from sparsify.methods.powersgd import powersgd as powersgd
+    from sparsify.methods.qgz import qgz as qgz
     from sparsify.methods.qsgd import qsgd as qsgd
     from sparsify.methods.randomk import randomk as randomk
     from sparsify.methods.scalecom import scalecom as scalecom

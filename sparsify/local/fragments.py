@@ -175,8 +175,8 @@ class Fragment:
             for name, p in self.parameters:
                 if state.key not in inner.state.get(p, {}):
                     raise ValueError(
-                        f"{type(inner).__name__} keeps no {state.key!r} of {name} that could be averaged; this "
-                        "strategy needs an inner optimiser like AdamW, and a gradient in its first step"
+                        f"{type(inner).__name__} keeps no {state.key!r} of {name} to be averaged; take an "
+                        "inner optimiser like AdamW, and give all parameters a gradient in the first step"
                     )
             pieces = [flattened(inner.state[p][state.key]) for _, p in self.parameters]
             reports.append(whole(engine, pieces, Step(1.0)))

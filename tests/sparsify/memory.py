@@ -109,5 +109,5 @@ def table() -> dict[str, dict[str, Memory]]:
     return {
         row[1].strip("`"): dict(zip(SEARCHES, map(Memory.of, row[at : at + len(SEARCHES)]), strict=True))
         for row in cells
-        if len(row) > at and row[1].startswith("`")
+        if len(row) > at and row[1].strip("`") in METHODS
     }

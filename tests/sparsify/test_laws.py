@@ -55,7 +55,7 @@ def check_bytes(rank: Lived) -> None:
 
 def test_most_methods_promise_their_bytes_exactly() -> None:
     """Of the others the closed forms give a range: what owners of regions send depends on where the large
-    elements lie. Every method promises something.
+    elements lie, or on whose region is the shorter one. Every method promises something.
     """
     inexact = set()
     for name in METHODS:
@@ -63,7 +63,7 @@ def test_most_methods_promise_their_bytes_exactly() -> None:
         assert None not in promises, f"{name} promises no bytes"
         if any(promise.least != promise.most for promise in promises if promise):
             inexact.add(name)
-    assert inexact <= {"oktopk", "sparcml"}
+    assert inexact <= {"oktopk", "qgz", "sparcml"}
 
 
 def choices() -> list[tuple[str, dict[str, Any]]]:
