@@ -28,7 +28,7 @@ from experiments.launch import warm
 from experiments.launch.warm import ForkedWorker
 from experiments.training.settings import Late
 from slurm import environment
-from sparsify import build, names, register
+from sparsify import build, register
 from sparsify.comm import Comm, InstrumentedComm, WorkerLost
 from sparsify.comm.torch import TorchComm
 from sparsify.core.timer import PhaseTimer
@@ -36,6 +36,7 @@ from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import NonFinite
 from sparsify.doors.optimiser import DistributedOptimiser
 from sparsify.method import Method
+from sparsify.methods import per_step
 from tests.conftest import ROOT, there
 from tests.sparsify import laws
 from tests.sparsify.doors import uses_ddp, uses_odd, uses_overlap
@@ -96,7 +97,7 @@ def updates_of_every_method(comm: Comm, now: Callable[[], float]) -> dict[str, t
     """The updates of eight steps, in float64, by method; and by method whether it used allreduce."""
     torch.set_num_threads(1)
     found = {}
-    for name in names():
+    for name in per_step():
         noting = Noting(comm)
         parameters = [(f"p{i}", nn.Parameter(torch.zeros(shape).double())) for i, shape in enumerate(SHAPES)]
         aggregator = Aggregator(laws.build(name), parameters, noting, seed=3)
@@ -397,7 +398,7 @@ def ddp_methods() -> dict[str, Method]:
     """All methods but dense, in all scopes, by what is chosen; and with a norm to clip to."""
     found = {
         f"{name} {scope}": laws.build(name, scope=scope)
-        for name in names()
+        for name in per_step()
         for scope in ("layer", "global", 0.005)
         if name != "dense"
     }
