@@ -38,12 +38,15 @@ def check(parts: Sequence[Built], workers: int) -> None:
         for part in parts
     ]
     parameters = sum(p.nbytes for model in models for p in model.parameters())
-    shared = 2 * parameters  # and the optimiser's momentum
+    remembered = sum(
+        remembered_bytes(part.task.optimiser(model)) for part, model in zip(parts, models, strict=True)
+    )
+    shared = parameters + remembered
     if CLEARLY * (shared + workers * TENSORS * parameters) <= free:
         return
     if shared + parameters > free:  # not even one rank's gradient: no trial, which might end the process
         raise ValueError(
-            f"the model does not fit into memory: with momentum and one worker's gradient it is "
+            f"the model does not fit into memory: with what its optimiser remembers and one worker's gradient it is "
             f"{(shared + parameters) / 2**30:.2f} GiB, and {free / 2**30:.2f} are free; take a smaller one"
         )
     each = sum(
@@ -57,6 +60,12 @@ def check(parts: Sequence[Built], workers: int) -> None:
         f"{each / 2**30:.2f} each (gradients, residuals, work buffers), and {shared / 2**30:.2f} that they "
         f"share; {free / 2**30:.1f} are free for them, which is enough for workers={fitting}"
     )
+
+
+def remembered_bytes(optimiser: torch.optim.Optimizer) -> int:
+    """Bytes that an optimiser will hold: momentum, and of Adam's kind, which has betas, a second moment."""
+    groups = optimiser.param_groups
+    return sum((2 if "betas" in group else 1) * p.nbytes for group in groups for p in group["params"])
 
 
 def rank_bytes(model: torch.nn.Module, method: Method, settings: LoopSettings) -> int:

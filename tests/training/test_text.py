@@ -10,7 +10,7 @@ import torch
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.datasets import Dataset, _presets
-from experiments.training.language import HIDDEN, hidden
+from experiments.training.language.tasks import HIDDEN, hidden
 from experiments.training.task import UNASKED
 from tests.conftest import Command, refused
 
