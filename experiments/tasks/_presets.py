@@ -149,7 +149,7 @@ def gpt(
     momentum: MomentumFactor = 0.9,
     muon_factor: Positive = 1.0,
     beta1: MomentumFactor = 0.9,
-    beta2: MomentumFactor = 0.95,
+    beta2: MomentumFactor = 0.99,
     weight_decay: NotNegative = 0.1,
     lr_warmup_epochs: NotNegative = 0.1,
     lr_cosine_epochs: Positive = 10,

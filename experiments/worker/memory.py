@@ -46,8 +46,9 @@ def check(parts: Sequence[Built], workers: int) -> None:
         return
     if shared + parameters > free:  # not even one rank's gradient: no trial, which might end the process
         raise ValueError(
-            f"the model does not fit into memory: with what its optimiser remembers and one worker's gradient it is "
-            f"{(shared + parameters) / 2**30:.2f} GiB, and {free / 2**30:.2f} are free; take a smaller one"
+            "the model does not fit into memory: with what its optimiser remembers and one worker's gradient "
+            f"it is {(shared + parameters) / 2**30:.2f} GiB, and {free / 2**30:.2f} are free; take a smaller "
+            "one"
         )
     each = sum(
         rank_bytes(model, part.method, part.settings) for model, part in zip(models, parts, strict=True)

@@ -76,7 +76,7 @@ class GPT(nn.Module):
     def __init__(self, classes: int, length: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(classes, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(DecoderBlock(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -93,7 +93,7 @@ class GPT(nn.Module):
         return functional.linear(self.norm(self.blocks(stream)), self.words.weight)
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention to what came before, then two linear layers, each added to the stream of (B, T, width)."""
 
     def __init__(self, width: int, heads: int) -> None:

@@ -31,7 +31,7 @@ class Recipe:
     momentum: float = 0.9  # of SGD; of Muon as MuLoCo has it (arXiv:2505.23725), where torch has 0.95
     muon_factor: float = 1.0  # Muon's learning rate, in times of AdamW's beside it
     beta1: float = 0.9  # of AdamW, and of what Muon leaves to it
-    beta2: float = 0.95  # nanoGPT's for GPT-2
+    beta2: float = 0.99  # nanoGPT's for small batches, and MuLoCo's
 
     def __post_init__(self) -> None:
         if self.name not in USED:
@@ -58,9 +58,9 @@ class Recipe:
 class MuonBesideAdamW(torch.optim.Optimizer):
     """Muon (Jordan et al. 2024) for the matrices between the layers, AdamW for embeddings and vectors.
 
-    To others it is one optimiser: its groups are Muon's and then AdamW's, its state is the state of both. Each
-    group has an `lr_factor`, its learning rate in times of the one that is set for all. Muon's steps are as
-    long as AdamW's are (Liu et al. 2025, arXiv:2502.16982), so that one rate and one decay can serve both.
+    To others it is one optimiser: its groups are Muon's and then AdamW's, its state is the state of both.
+    Each group has an `lr_factor`, its learning rate in times of the one that is set for all. Muon's steps are
+    as long as AdamW's are (Liu et al. 2025, arXiv:2502.16982), so that one rate and one decay can serve both.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe, lr: float, weight_decay: float) -> None:
@@ -93,7 +93,8 @@ class MuonBesideAdamW(torch.optim.Optimizer):
         """A step of both, which work on the groups and the state of this one, whoever loaded them."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         self.muon.param_groups, self.adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
-        for each in (self.muon, self.adamw):
+        both: tuple[torch.optim.Optimizer, ...] = (self.muon, self.adamw)
+        for each in both:
             each.state = self.state
             each.step()
         return loss
