@@ -168,10 +168,11 @@ def gpt(
         muon_factor: learning rate of muon's matrices, in times of lr.
         beta1: of adamw, and of what muon leaves to it: for how long it remembers gradients.
         beta2: the same of their squares.
-        weight_decay: of tensors of more than one dimension; biases have none.
+        weight_decay: of tensors of more than one dimension; biases have none. sgd takes less, as its lr is
+            larger.
         lr_warmup_epochs: epochs in which the learning rate rises to lr, linearly; 0: none.
-        lr_cosine_epochs: the epoch by the end of which it has fallen, along a cosine from the end of its
-            warm-up; as train.epochs, else it ends early or above its end.
+        lr_cosine_epochs: the learning rate falls along a cosine by the end of it, from the end of its
+            warm-up; for a whole schedule as many as train.epochs.
         lr_end: the share of lr to which it falls, and at which it stays.
 
     Raises:
