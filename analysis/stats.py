@@ -33,7 +33,7 @@ POSITIVE: Bounds = (0.0, np.inf)  # a time, a speed, a ratio
 SHARE: Bounds = (0.0, 100.0)  # percent of a whole
 OF_COLUMN: dict[str, Bounds] = {
     "val_top1": SHARE, "val_top5": SHARE, "test_top1": SHARE,
-    "train_loss": POSITIVE, "val_loss": POSITIVE, "test_loss": POSITIVE,
+    "val_perplexity": (1.0, np.inf), "train_loss": POSITIVE, "val_loss": POSITIVE, "test_loss": POSITIVE,
 }  # fmt: skip
 # Runs that are compared must agree in these: the protocol, the problem, the arithmetic, the images.
 ALIKE = (

@@ -51,8 +51,8 @@ _PHASES = {
 _FIRST = {name: _STEP[name] for name in ("step", "epoch", "start_s", "step_s")}
 MEANS = _of_run(_STEP, "mean of its steps")
 LAST = {name: field for name, field in _of_run(_EPOCH, "at the last epoch").items() if name not in MEANS}
-RUNS = {**_LISTED["settings"], **LAST, **_LISTED["times"], **MEANS, **_LISTED["facts"]}
-OUTCOMES = (*LAST, "step_s", "samples_per_s", *MEANS, "took_s")
+RUNS = {**_LISTED["settings"], **LAST, **_LISTED["quality"], **_LISTED["times"], **MEANS, **_LISTED["facts"]}
+OUTCOMES = (*LAST, *_LISTED["quality"], "step_s", "samples_per_s", *MEANS, "took_s")
 COLUMNS: dict[str, dict[str, Field]] = {
     "runs": RUNS,
     "steps": {**_LISTED["steps"], **_FIRST, **_PHASES, **_STEP},

@@ -21,6 +21,8 @@ from analysis.records.frames import Frames, reads, remembered
 WINDOW = 5  # steps in a rolling median
 SETTLED = 0.02  # warm: the rolling median moves by less than this fraction from one step to the next
 ENOUGH_RUNS = 3  # with so many there is an interval over runs, and over launches in place of their blocks
+# Data sets of text, with which the names of their tasks end: their loss is the mean of -ln p of a word.
+TEXTS = ("ptb", "ptb64", "ptbchars", "text", "text64", "textchars")
 LAUNCHES, BLOCKS = "launches", "blocks"  # kinds of units: groups of processes, and turns within one
 
 
@@ -210,6 +212,10 @@ def outcomes(frames: Frames) -> pd.DataFrame:
     last = frames.epochs.sort_values("epoch", kind="stable").groupby("key").tail(1).set_index("key")
     for column in LAST:
         found[column] = last.reindex(columns=[column])[column].reindex(runs.index)
+    with np.errstate(over="ignore"):  # of a training that is about to diverge it is infinite
+        perplexity = pd.Series(np.exp(found["val_loss"].astype(float)), runs.index)
+    datasets = runs.get("task.name", pd.Series("", runs.index)).map(lambda name: str(name).rpartition("_")[2])
+    found["val_perplexity"] = perplexity.where(datasets.isin(TEXTS))
     found["step_s"] = _step_seconds(frames).reindex(runs.index)
     samples = pd.to_numeric(runs.get("task.batch_size", pd.Series(np.nan, runs.index)))  # vector: has none
     found["samples_per_s"] = pd.to_numeric(runs["workers"]) * samples / found["step_s"]

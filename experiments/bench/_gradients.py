@@ -21,7 +21,7 @@ from experiments.config import data_root
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
 from experiments.training.networks import resnet18, vgg16
-from experiments.training.replica import set_learning_rate
+from experiments.training.replicas.shared import set_learning_rate
 from experiments.training.task import Task
 from sparsify.comm import virtual
 from sparsify.core import huge_pages

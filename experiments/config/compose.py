@@ -138,6 +138,11 @@ def related(dotted: str, known: list[str]) -> list[str]:
 def _with_momentum_once(config: Config, is_given: bool) -> Config:
     """Momentum is applied once: by the method, where it has some (DGC), else by the optimiser."""
     own = config.method.leaf("momentum")
+    if own and (optimiser := config.task.leaf("optimiser")) in ("adamw", "muon"):
+        raise ValueError(
+            f"method={config.method.name} applies momentum itself (method.momentum={own}), and so does "
+            f"task.optimiser={optimiser}; take task.optimiser=sgd, or set method.momentum=0"
+        )
     if not own or not config.task.leaf("momentum"):
         return config
     if is_given:

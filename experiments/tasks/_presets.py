@@ -8,7 +8,7 @@ what a preset is about, its data set first; the others are its settings, among t
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import yaml
 
@@ -102,7 +102,8 @@ def next_word(dataset: str, /, width: Count, layers: Count = 2, sgd: Sgd = Sgd(2
         batch_size: sequences of each worker in a step, of 35 words.
         weight_decay: of tensors of more than one dimension; biases have none.
     """
-    from experiments.training.language import LSTM, NextWord
+    from experiments.training.language.networks import LSTM
+    from experiments.training.language.tasks import NextWord
 
     def network(channels: int, length: int, classes: int) -> LSTM:
         return LSTM(classes, width, layers)
@@ -125,15 +126,76 @@ def hidden_words(
     Raises:
         ValueError: the heads do not divide the width.
     """
-    from experiments.training.language import BERT, HiddenWords
+    from experiments.training.language.networks import BERT
+    from experiments.training.language.tasks import HiddenWords
 
-    if width % heads:
-        raise ValueError(f"width={width} can't be divided among heads={heads}; take a multiple of it")
+    _check_heads(width, heads)
 
     def network(channels: int, length: int, classes: int) -> BERT:
         return BERT(classes, length, width, layers, heads)
 
     return HiddenWords(dataset, network, *sgd, False)
+
+
+def gpt(
+    dataset: str,
+    /,
+    width: Count,
+    layers: Count,
+    heads: Count,
+    batch_size: Count = 16,
+    optimiser: Literal["adamw", "muon", "sgd"] = "adamw",
+    lr: NotNegative = 0.001,
+    momentum: MomentumFactor = 0.9,
+    muon_factor: Positive = 1.0,
+    beta1: MomentumFactor = 0.9,
+    beta2: MomentumFactor = 0.99,
+    weight_decay: NotNegative = 0.1,
+    lr_warmup_epochs: NotNegative = 0.1,
+    lr_cosine_epochs: Positive = 10,
+    lr_end: Portion = 0.1,
+) -> "Task":
+    """GPT guesses the next word, or character, of each in a text.
+
+    Args:
+        width: of word vectors and of each layer.
+        layers: of attention.
+        heads: of each layer; they divide its width.
+        batch_size: sequences of each worker in a step, of 35 words or 64 characters.
+        optimiser: after aggregation; muon is for the matrices of the layers, with adamw for all else.
+        lr: learning rate, which does not depend on the number of workers.
+        momentum: of sgd, and of muon's matrices.
+        muon_factor: learning rate of muon's matrices, in times of lr.
+        beta1: of adamw, and of what muon leaves to it: for how long it remembers gradients.
+        beta2: the same of their squares.
+        weight_decay: of tensors of more than one dimension; biases have none. sgd takes less, as its lr is
+            larger.
+        lr_warmup_epochs: epochs in which the learning rate rises to lr, linearly; 0: none.
+        lr_cosine_epochs: the learning rate falls along a cosine by the end of it, from the end of its
+            warm-up; for a whole schedule as many as train.epochs.
+        lr_end: the share of lr to which it falls, and at which it stays.
+
+    Raises:
+        ValueError: the heads do not divide the width; a number of which the optimiser makes no use; the
+            learning rate would have fallen before it has risen.
+    """
+    from experiments.training.language.networks import GPT
+    from experiments.training.language.optimisers import Recipe
+    from experiments.training.language.tasks import AnnealedWords
+
+    _check_heads(width, heads)
+    recipe = Recipe(optimiser, momentum, muon_factor, beta1, beta2)
+    trained = (batch_size, lr, momentum, weight_decay, lr_warmup_epochs, (), False)
+
+    def network(channels: int, length: int, classes: int) -> GPT:
+        return GPT(classes, length, width, layers, heads)
+
+    return AnnealedWords(dataset, network, *trained, recipe, lr_cosine_epochs, lr_end)
+
+
+def _check_heads(width: int, heads: int) -> None:
+    if width % heads:
+        raise ValueError(f"width={width} can't be divided among heads={heads}; take a multiple of it")
 
 
 def vector(

@@ -29,8 +29,8 @@ from analysis.records.files import read_note, write_json
 from analysis.records.log import RankLog
 from analysis.records.schema import FileFacts, Whole
 from analysis.records.store import Attempt
-from experiments.training.local import LocalSteps
-from experiments.training.replica import of_all
+from experiments.training.replicas.local import LocalSteps
+from experiments.training.replicas.shared import of_all
 from experiments.training.stop import GO_ON, STOP, Agreement, Preempted, Stop
 from sparsify.comm import Comm, gather_json
 from sparsify.doors.aggregator import Aggregator

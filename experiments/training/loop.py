@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from experiments.training.checkpoint import Checkpointer, TrainingState
 from experiments.training.datasets import Dataset
 from experiments.training.graph import CudaRecorder, RecordedWork
-from experiments.training.local import LocalSteps
 from experiments.training.looks import CapturedEnergy, Looks, both
-from experiments.training.replica import replica
+from experiments.training.replicas.local import LocalSteps
+from experiments.training.replicas.shared import replica
 from experiments.training.settings import Late, Train
 from experiments.training.step_log import STEPS_PER_WRITE, Log, StepLog
 from experiments.training.task import Metrics, Task

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from analysis.records.schema import Averaged, fields_of
-from experiments.training.local import LocalSteps
-from experiments.training.replica import of_all
+from experiments.training.replicas.local import LocalSteps
+from experiments.training.replicas.shared import of_all
 from experiments.training.task import Metrics
 from sparsify.comm import Comm
 from sparsify.core import host_sync

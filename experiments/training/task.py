@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -71,14 +71,9 @@ class Task:
         """The network for the data's shapes."""
         return self.network(data.channels, data.pixels, data.classes)
 
-    def optimiser(self, model: nn.Module) -> torch.optim.SGD:
+    def optimiser(self, model: nn.Module) -> torch.optim.Optimizer:
         """Momentum after aggregation, no Nesterov, as published."""
-        matrices = [p for p in model.parameters() if p.ndim > 1]
-        vectors = [p for p in model.parameters() if p.ndim <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": self.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
+        groups = by_decay(model.parameters(), self.weight_decay)
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, fused=True)
 
     def steps_per_epoch(self, data: Dataset, workers: int) -> int:
@@ -188,6 +183,15 @@ class Task:
         hits = outputs.topk(min(5, outputs.shape[1]), dim=1).indices == labels[:, None]
         counted = (labels != UNASKED).sum()
         return torch.stack([counted, loss.double(), hits[:, 0].sum(), hits.sum()])
+
+
+def by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Groups of an optimiser: tensors of more than one dimension, which are decayed, and the others."""
+    known = [*parameters]
+    return [
+        {"params": [p for p in known if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in known if p.ndim <= 1], "weight_decay": 0.0},
+    ]
 
 
 @dataclass(frozen=True)

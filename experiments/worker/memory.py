@@ -14,8 +14,8 @@ import psutil
 import torch
 from torch import Generator, Tensor
 
-from experiments.training.local import LocalSteps
 from experiments.training.loop import LoopSettings
+from experiments.training.replicas.local import LocalSteps
 from experiments.training.task import Task
 from experiments.worker.build import Built
 from sparsify.comm import virtual
@@ -44,13 +44,17 @@ def check(parts: Sequence[Built], workers: int) -> None:
         for part in parts
     ]
     parameters = sum(p.nbytes for model in models for p in model.parameters())
-    shared = 2 * parameters  # and the optimiser's momentum
+    remembered = sum(
+        remembered_bytes(part.task.optimiser(model)) for part, model in zip(parts, models, strict=True)
+    )
+    shared = parameters + remembered
     if CLEARLY * (shared + workers * TENSORS * parameters) <= free:
         return
     if shared + parameters > free:  # not even one rank's gradient: no trial, which might end the process
         raise ValueError(
-            f"the model does not fit into memory: with momentum and one worker's gradient it is "
-            f"{(shared + parameters) / 2**30:.2f} GiB, and {free / 2**30:.2f} are free; take a smaller one"
+            "the model does not fit into memory: with what its optimiser remembers and one worker's gradient "
+            f"it is {(shared + parameters) / 2**30:.2f} GiB, and {free / 2**30:.2f} are free; take a smaller "
+            "one"
         )
     each = sum(
         rank_bytes(part.task, model, part.method, part.settings)
@@ -64,6 +68,12 @@ def check(parts: Sequence[Built], workers: int) -> None:
         f"{each / 2**30:.2f} each (gradients, residuals, work buffers), and {shared / 2**30:.2f} that they "
         f"share; {free / 2**30:.1f} are free for them, which is enough for workers={fitting}"
     )
+
+
+def remembered_bytes(optimiser: torch.optim.Optimizer) -> int:
+    """Bytes that an optimiser will hold: momentum, and of Adam's kind, which has betas, a second moment."""
+    groups = optimiser.param_groups
+    return sum((2 if "betas" in group else 1) * p.nbytes for group in groups for p in group["params"])
 
 
 def rank_bytes(task: Task, model: torch.nn.Module, method: Method | Local, settings: LoopSettings) -> int:

@@ -55,7 +55,7 @@ def qgz(
 
 
 @dataclass
-class Regions:
+class QuantisedRegions:
     """State of the feedback, and buffers: codes of each worker's region."""
 
     feedback: Any
@@ -77,10 +77,12 @@ class QuantisedReduce(FeedbackMethod):
         """Number of levels above 0."""
         return (1 << self.bits - 1) - 1
 
-    def init(self, like: Tensor, context: BucketContext) -> Regions:
-        return Regions(self.feedback.init(like), Workspace(like))
+    def init(self, like: Tensor, context: BucketContext) -> QuantisedRegions:
+        return QuantisedRegions(self.feedback.init(like), Workspace(like))
 
-    def aggregate(self, grad: Tensor, step: Step, state: Regions, comm: Comm, timer: PhaseTimer) -> int:
+    def aggregate(
+        self, grad: Tensor, step: Step, state: QuantisedRegions, comm: Comm, timer: PhaseTimer
+    ) -> int:
         lengths = regions(grad.numel(), comm.size, self.block)
         if len(state.codes) != comm.size:
             state.codes = [PackedCodes.like(grad[:length], self.block, self.bits) for length in lengths]

@@ -11,7 +11,7 @@ from torch import nn
 
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import networks
-from experiments.training.language import BERT, LSTM
+from experiments.training.language.networks import BERT, LSTM
 
 CIFAR, MNIST = (3, 32, 10), (1, 28, 10)
 

@@ -10,7 +10,7 @@ import torch
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.datasets import Dataset, _presets
-from experiments.training.language import HIDDEN, hidden
+from experiments.training.language.tasks import HIDDEN, hidden
 from experiments.training.task import UNASKED
 from tests.conftest import Command, refused
 
@@ -58,20 +58,24 @@ def test_a_vocabulary_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("name", "content", "why"),
     [
-        (b"", "has 0 words, and a sequence has 64"),
-        (b"too few words\n", "has 4 words"),
-        (b"\xff\xfe\x00", "no text in UTF-8"),
-        (b"zero \0 bytes\n", "bytes that are zero"),
+        ("text64", b"", "has 0 words, and a sequence has 64"),
+        ("text64", b"too few words\n", "has 4 words"),
+        ("text64", b"\xff\xfe\x00", "no text in UTF-8"),
+        ("text64", b"zero \0 bytes\n", "bytes that are zero"),
+        ("text", b"too few words\n", "has 4 words, and a sequence has 35"),
+        ("textchars", b"", "has 0 characters, and a sequence has 64"),
+        ("textchars", b"\xff\xfe\x00", "no text in UTF-8"),
+        ("textchars", b"zero \0 bytes\n" * 10, "bytes that are zero"),
     ],
 )
-def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+def test_what_is_no_text_is_refused(tmp_path: Path, name: str, content: bytes, why: str) -> None:
     folder = tmp_path / "text"
     folder.mkdir()
     (folder / "train.txt").write_bytes(content)
     with pytest.raises(ValueError, match=rf"{folder}/train.txt.*{why}.*put plain text there"):
-        datasets.load("text64", tmp_path, CPU)
+        datasets.load(name, tmp_path, CPU)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -79,7 +83,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         datasets.load("ptb", tmp_path, CPU)
 
 
-@pytest.mark.parametrize("name", ["ptb", "ptb64"])
+@pytest.mark.parametrize("name", ["ptb", "ptb64", "ptbchars"])
 def test_a_folder_without_mikolov_s_files_is_another_s(name: str, tmp_path: Path) -> None:
     (tmp_path / "ptb").mkdir()
     (tmp_path / "ptb" / "wsj_0001.mrg").write_text("( (S (NP-SBJ (NNP Pierre) (NNP Vinken))))")
@@ -95,7 +99,7 @@ def test_a_binary_file_ends_a_run_with_a_sentence(tmp_path: Path, here: Command)
     refused(done, "text/train.txt is no text in UTF-8", "put plain text there")
 
 
-@pytest.mark.parametrize("name", ["ptb", "ptb64", "text64", "mnist"])
+@pytest.mark.parametrize("name", ["ptb", "ptb64", "ptbchars", "text", "text64", "textchars", "mnist"])
 def test_files_need_a_folder(name: str) -> None:
     with pytest.raises(ValueError, match=r"set data.root=FOLDER or \$DATA_ROOT"):
         datasets.load(name, None, CPU)

@@ -4,7 +4,8 @@
   const { element, tableOf } = report;
   const main = document.getElementById("main");
   const OUTCOMES = [
-    ["val_top1", "Validation top-1 (%)"], ["test_top1", "Test top-1 (%)"], ["val_loss", "Validation loss"], ["test_loss", "Test loss"],
+    ["val_top1", "Validation top-1 (%)"], ["test_top1", "Test top-1 (%)"], ["val_loss", "Validation loss"],
+    ["val_perplexity", "Validation perplexity"], ["test_loss", "Test loss"],
     ["step_s", "Step (ms)", 1000], ["samples_per_s", "Speed (samples/s)"], ["wire_bytes", "Bytes a worker sends a step"],
   ];
   // Where two runs differ in one of these, a difference of outcomes is not that of their methods alone.

@@ -5,8 +5,8 @@
   const main = document.getElementById("main");
   const OUTCOMES = [
     ["val_top1", "Validation top-1", "%"], ["test_top1", "Test top-1", "%"], ["val_loss", "Validation loss", ""],
-    ["test_loss", "Test loss", ""], ["train_loss", "Training loss", ""], ["step_s", "Step, mean of the slowest rank", "ms", 1000],
-    ["samples_per_s", "Speed", "samples/s"], ["wire_bytes", "Bytes a worker sends a step", "B"],
+    ["val_perplexity", "Validation perplexity", ""], ["test_loss", "Test loss", ""], ["train_loss", "Training loss", ""],
+    ["step_s", "Step, mean of the slowest rank", "ms", 1000], ["samples_per_s", "Speed", "samples/s"], ["wire_bytes", "Bytes a worker sends a step", "B"],
     ["sent_density", "Density sent", ""], ["update_density", "Density of the update", ""], ["took_s", "Took", "s"],
   ];
 

@@ -6,9 +6,10 @@ It is also executed lightly (see `sparsify.core.spec`), for the names and for FI
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Generator
@@ -17,14 +18,16 @@ from experiments.training.datasets._dataset import Dataset, Split, digest_of
 
 # What a row needs on the disk, as a file of its own would say it in its FILES.
 PENN = {"title": "The Penn Treebank", "folder": "ptb"}
-FILES = {"ptb": PENN, "ptb64": PENN, "text64": {"title": "Text of your own", "folder": "text"}}
-PENN_FILES = ("ptb.train.txt", "ptb.test.txt")
+OWN = {"title": "Text of your own", "folder": "text"}
+FILES = {"ptb": PENN, "ptb64": PENN, "ptbchars": PENN, "text": OWN, "text64": OWN, "textchars": OWN}
+PENN_FILES, OWN_FILES = ("ptb.train.txt", "ptb.test.txt"), ("train.txt", "test.txt")
 COUNTS = (1024, 128)  # synthetic images for training, for tests: 170 MB in each process
 CLASSES = 1000  # of these
 END = "<eos>"  # of a line
 UNKNOWN = "<unk>"  # as Mikolov's preprocessing of the Penn Treebank writes it
 MOST_WORDS = 10_000  # of a vocabulary; the others are unknown
 HOW = "put plain text there, words apart by spaces"
+Units = Literal["words", "characters"]  # that text is cut into, and that are numbered
 
 
 def _digits(name: str, repeats: int, channels: int, root: Path | None, device: torch.device) -> Dataset:
@@ -67,22 +70,35 @@ def _nothing(root: Path | None, device: torch.device) -> Dataset:
     return Dataset("seeded vectors", digest_of(none, none), none, none, 1).to(device)
 
 
-def _words(
-    dataset: str, files: tuple[str, str], length: int, masked: bool, root: Path | None, device: torch.device
+def _text(
+    dataset: str,
+    files: tuple[str, str],
+    length: int,
+    masked: bool,
+    units: Units,
+    root: Path | None,
+    device: torch.device,
 ) -> Dataset:
-    """Text in sequences of `length` words; where it is masked some are hidden and guessed, else labels are
-    the next words.
+    """Text in sequences of `length` words or characters; where it is masked some are hidden and guessed, else
+    labels are the next ones.
     """
     described = FILES[dataset]
     if root is None:
         raise ValueError(f"{described['title']} has no folder: set data.root=FOLDER or $DATA_ROOT")
-    return read_text(described["title"], root / described["folder"], files, length, device, masked)
+    return read_text(described["title"], root / described["folder"], files, length, device, masked, units)
 
 
 def read_text(
-    name: str, folder: Path, files: tuple[str, str], length: int, device: torch.device, masked: bool = False
+    name: str,
+    folder: Path,
+    files: tuple[str, str],
+    length: int,
+    device: torch.device,
+    masked: bool = False,
+    units: Units = "words",
 ) -> Dataset:
-    """The text for training and that for tests, cut into sequences of `length` words.
+    """The text for training and that for tests, cut into sequences of `length` words, or of characters, which
+    are words then.
 
     Words are numbered by how often the first file has them, the most frequent first. What is left over at the
     end of a file is not used.
@@ -95,7 +111,7 @@ def read_text(
     Raises:
         ValueError: a file that is missing, empty, too short or no text.
     """
-    train_words, test_words = (words_of(folder / file, length) for file in files)
+    train_words, test_words = (words_of(folder / file, length, units) for file in files)
     counted = Counter(train_words)
     counted[UNKNOWN] += 1  # there always is one
     ordered = sorted(counted, key=lambda word: (-counted[word], word))
@@ -104,7 +120,7 @@ def read_text(
         kept[-1] = UNKNOWN
     number = {word: at for at, word in enumerate(kept)}
 
-    def split(words: list[str]) -> Split:
+    def split(words: Sequence[str]) -> Split:
         numbers = torch.tensor([number.get(word, number[UNKNOWN]) for word in words])
         count = (len(numbers) - (not masked)) // length
         inputs = numbers[: count * length].view(count, length)
@@ -116,25 +132,28 @@ def read_text(
     return Dataset(name, digest_of(train, test), train, test, classes, noun="sequences").to(device)
 
 
-def words_of(path: Path, length: int) -> list[str]:
-    """
+def words_of(path: Path, length: int, units: Units = "words") -> Sequence[str]:
+    """The words of a file with an `END` after those of each line, or all its characters as they stand.
+
     Raises:
         ValueError: no such file, not even one sequence in it, or no text.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text in UTF-8 (byte {error.start}); {HOW}") from error
     except OSError as error:
         raise ValueError(f"{path} can't be read ({error.strerror}); {HOW}") from error
-    if any("\0" in line for line in lines):
+    if "\0" in text:
         raise ValueError(f"{path} is no text: it has bytes that are zero; {HOW}")
+    lines = text.splitlines()
     words = [word for line in lines if line.strip() for word in (*line.split(), END)]
-    if len(words) <= length:
+    found = text if units == "characters" else words
+    if len(found) <= length:
         raise ValueError(
-            f"{path} has {len(words)} words, and a sequence has {length}; {HOW}, thousands of them"
+            f"{path} has {len(found)} {units}, and a sequence has {length}; {HOW}, thousands of them"
         )
-    return words
+    return found
 
 
 PRESETS: dict[str, Callable[..., Dataset]] = {
@@ -143,8 +162,11 @@ PRESETS: dict[str, Callable[..., Dataset]] = {
     "digits32": partial(_digits, "digits 32 x 32", 4, 3),
     "images224": _synthetic,
     # As Mikolov et al. 2010 prepared it: 10,000 words.
-    "ptb": partial(_words, "ptb", PENN_FILES, 35, False),
-    "ptb64": partial(_words, "ptb64", PENN_FILES, 64, True),
-    "text64": partial(_words, "text64", ("train.txt", "test.txt"), 64, True),
+    "ptb": partial(_text, "ptb", PENN_FILES, 35, False, "words"),
+    "ptb64": partial(_text, "ptb64", PENN_FILES, 64, True, "words"),
+    "ptbchars": partial(_text, "ptbchars", PENN_FILES, 64, False, "characters"),
+    "text": partial(_text, "text", OWN_FILES, 35, False, "words"),
+    "text64": partial(_text, "text64", OWN_FILES, 64, True, "words"),
+    "textchars": partial(_text, "textchars", OWN_FILES, 64, False, "characters"),
     "vector": _nothing,
 }

@@ -29,6 +29,21 @@ def everything(tmp_path: Path, here: Command) -> Frames:
     """These runs, and those that the repository ships."""
     for words in RUNS:
         fine(here("run", "task=cnn_digits", "profile=smoke", *words))
+    (tmp_path / "data" / "text").mkdir(parents=True)
+    for name in ("train.txt", "test.txt"):
+        (tmp_path / "data" / "text" / name).write_text("a few words that come again\n" * 100)
+    data = f"data.root={tmp_path / 'data'}"
+    fine(
+        here(
+            "run",
+            "task=gpt_text",
+            "task.width=16",
+            "task.batch_size=2",
+            "method=dense",
+            "profile=smoke",
+            data,
+        )
+    )
     runs = [path.name for path in (tmp_path / "results" / "runs").iterdir()]
     (tmp_path / "results" / "records" / "sweeps").mkdir(parents=True)
     write_json(tmp_path / "results" / "records" / "sweeps" / "thesis.json", {"runs": runs})

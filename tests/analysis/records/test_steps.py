@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.pictures import captions
@@ -93,3 +94,16 @@ def test_a_number_that_no_run_has_is_no_outcome_and_stops_no_other(frames: Frame
     assert whole["wire_bytes"].notna().any()
     assert without["wire_bytes"].isna().all()
     assert without["step_s"].equals(whole["step_s"])
+
+
+def test_perplexity_follows_from_the_loss_of_text_and_of_nothing_else(frames: Frames) -> None:
+    key = frames.runs["key"].iloc[0]
+    epochs = pd.DataFrame({"key": [key, key], "epoch": [1, 2], "val_loss": [9.0, 2.0]})
+
+    def perplexity(task: str, epochs: pd.DataFrame = epochs) -> float:
+        runs = frames.runs.assign(**{"task.name": task})
+        return float(outcomes(frames._replace(runs=runs, epochs=epochs))["val_perplexity"][key])
+
+    assert perplexity("gpt_ptbchars") == perplexity("mine_text") == pytest.approx(np.exp(2.0))
+    assert np.isnan(perplexity("cnn_cifar10"))
+    assert perplexity("gpt_ptb", epochs.assign(val_loss=1e6)) == np.inf

@@ -1,7 +1,8 @@
-"""Models of language: the next word, or hidden words, of text as numbers."""
+"""Tasks of language: the next word, or hidden words, of text as numbers; characters are words as well."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -10,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from experiments.training.datasets import Dataset, Split
-from experiments.training.networks import transformers_for
+from experiments.training.language.optimisers import Recipe
 from experiments.training.task import UNASKED, Task
 
 HIDDEN = 0.15  # of the words are guessed; of these
@@ -33,6 +34,36 @@ class NextWord(Task):
 
     def asked(self, data: Dataset, some: Split, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return some.images, some.labels
+
+
+@dataclass(frozen=True)
+class AnnealedWords(NextWord):
+    """The next word, learnt by an optimiser of choice while the learning rate falls along a cosine.
+
+    Raises:
+        ValueError: the learning rate would have fallen before it has risen.
+    """
+
+    recipe: Recipe
+    lr_cosine_epochs: float  # the learning rate has fallen by then, from the end of its warm-up,
+    lr_end: float  # to this share of itself, where it stays
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr_cosine_epochs <= self.lr_warmup_epochs:
+            raise ValueError(
+                f"lr_cosine_epochs={self.lr_cosine_epochs:g} is not after "
+                f"lr_warmup_epochs={self.lr_warmup_epochs:g}, in which the rate rises; take a later epoch"
+            )
+
+    def optimiser(self, model: nn.Module) -> torch.optim.Optimizer:
+        return self.recipe.optimiser(model, self.lr, self.weight_decay)
+
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
+        rate, falling = super().learning_rate(step, steps_per_epoch), step / steps_per_epoch
+        falling = (falling - self.lr_warmup_epochs) / (self.lr_cosine_epochs - self.lr_warmup_epochs)
+        height = (1 + math.cos(math.pi * min(1.0, max(0.0, falling)))) / 2  # from 1 to 0
+        return rate * (self.lr_end + (1 - self.lr_end) * height)
 
 
 @dataclass(frozen=True)
@@ -59,51 +90,3 @@ def hidden(words: Tensor, classes: int, generator: Generator) -> tuple[Tensor, T
     labels = words.masked_fill(~is_asked, UNASKED)
     inputs = words.masked_fill(is_asked & (how < REPLACED), classes - 1)
     return torch.where(is_asked & (how >= 1 - RANDOM), others, inputs), labels
-
-
-class LSTM(nn.Module):
-    """Words to vectors, so many layers of LSTM of the same width, and a linear layer over all words (Zaremba
-    et al. 2014, without dropout).
-    """
-
-    def __init__(self, classes: int, width: int, layers: int) -> None:
-        super().__init__()
-        self.vectors = nn.Embedding(classes, width)
-        self.lstm = nn.LSTM(width, width, layers, batch_first=True)
-        self.words = nn.Linear(width, classes)
-
-    def forward(self, words: Tensor) -> Tensor:
-        """(B, T) numbers of words -> (B, T, classes)."""
-        states, _ = self.lstm(self.vectors(words))
-        found: Tensor = self.words(states)
-        return found
-
-
-class BERT(nn.Module):
-    """BERT of transformers (Devlin et al. 2019) with its head for hidden words, without dropout, which would
-    draw from torch's own generator.
-
-    Raises:
-        ValueError: transformers is not installed.
-    """
-
-    def __init__(self, classes: int, length: int, width: int, layers: int, heads: int) -> None:
-        super().__init__()
-        transformers = transformers_for("BERT")
-        self.model = transformers.BertForMaskedLM(
-            transformers.BertConfig(
-                vocab_size=classes,
-                hidden_size=width,
-                num_hidden_layers=layers,
-                num_attention_heads=heads,
-                intermediate_size=4 * width,
-                max_position_embeddings=max(512, length),
-                hidden_dropout_prob=0.0,
-                attention_probs_dropout_prob=0.0,
-            )
-        )
-
-    def forward(self, words: Tensor) -> Tensor:
-        """(B, T) numbers of words -> (B, T, classes)."""
-        logits: Tensor = self.model(input_ids=words).logits
-        return logits

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.training.replica import MakeOptimiser, set_learning_rate
+from experiments.training.replicas.shared import MakeOptimiser, set_learning_rate
 from sparsify.comm import Comm
 from sparsify.core.gradients import Gradients
 from sparsify.core.timer import PhaseTimer

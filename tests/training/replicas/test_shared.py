@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.training.loop import Trainer
-from experiments.training.replica import Replica, SharedReplica, replica
+from experiments.training.replicas.shared import Replica, SharedReplica, replica
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.aggregator import Aggregator

@@ -81,6 +81,6 @@ def step(optimiser: torch.optim.Optimizer, rate: float) -> None:
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameters."""
+    """Set the learning rate of all parameters: in each group times its `lr_factor`, where it has one."""
     for group in optimiser.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_factor", 1.0)

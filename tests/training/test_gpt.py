@@ -1,0 +1,261 @@
+"""GPT: what it may look at, how large it is, and the optimisers and the schedule that it is trained with."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from experiments.config import compose
+from experiments.tasks import REGISTRY as TASKS
+from experiments.training import datasets
+from experiments.training.datasets import Dataset, _presets
+from experiments.training.language.networks import GPT
+from experiments.training.language.optimisers import MuonBesideAdamW
+from experiments.training.replicas.shared import set_learning_rate, step
+from experiments.training.task import Task
+from experiments.worker.memory import remembered_bytes
+from tests.training.test_text import rhyme
+from tests.worker.runs import stopped_and_straight
+
+CPU = torch.device("cpu")
+SMALL = {"width": 16, "layers": 2, "heads": 2, "batch_size": 10, "lr_warmup_epochs": 0}
+LEARNS = {"adamw": 0.01, "muon": 0.02, "sgd": 0.1}  # learning rates
+
+
+def built(name: str = "gpt_text", **values: Any) -> Task:
+    task: Task = TASKS.build(name, {**SMALL, **values})
+    return task
+
+
+def network(classes: int = 30, length: int = 12) -> GPT:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return GPT(classes, length, 16, 2, 4).double()
+
+
+def words(model: GPT, rows: int = 3) -> Tensor:
+    shape = (rows, len(model.places.weight))
+    return torch.randint(len(model.words.weight), shape, generator=torch.Generator().manual_seed(1))
+
+
+def backward(task: Task, model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    model.zero_grad()
+    task.loss(model(batch[0]), batch[1]).backward()
+
+
+def test_a_later_word_changes_no_earlier_output() -> None:
+    model = network()
+    asked = words(model)
+    before = model(asked)
+    for place in range(asked.shape[1]):
+        other = asked.clone()
+        other[:, place] = (other[:, place] + 1) % 30
+        after = model(other)
+        assert torch.equal(after[:, :place], before[:, :place])
+        assert (after[:, place:] != before[:, place:]).any(-1).all()  # and all that follow see it
+
+
+def test_a_shorter_text_has_the_beginning_of_a_longer_one_s_outputs() -> None:
+    model = network()
+    asked = words(model)
+    assert torch.allclose(model(asked[:, :5]), model(asked)[:, :5], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "length", "parameters"),
+    [
+        ("gpt_ptb", 10_000, 35, 1_681_280),
+        ("gpt_ptbchars", 51, 64, 411_520),
+        ("gpt10m_ptbchars", 51, 64, 10_691_712),
+    ],
+)
+def test_presets_are_as_large_as_they_say(name: str, classes: int, length: int, parameters: int) -> None:
+    with torch.device("meta"):
+        model = TASKS.build(name, {}).network(0, length, classes)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert f"{parameters:,}" in TASKS.docstring(name)
+
+
+def test_a_new_one_knows_nothing_and_its_stream_does_not_grow_with_its_layers() -> None:
+    """Guessing all words alike costs ln(classes); the branches' last matrices are the smaller, the deeper."""
+    task = TASKS.build("gpt_ptbchars", {"layers": 8})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = task.network(0, 64, 51)
+    asked = words(model, 20)
+    with torch.no_grad():
+        assert task.loss(model(asked), asked.roll(1, 1)).item() == pytest.approx(math.log(51), rel=0.05)
+    for block in model.blocks:
+        for part in (block.attention, block.further):
+            assert part.onto.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)  # sqrt(2 x 8)
+        assert block.further.wide.weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize("optimiser", LEARNS)
+def test_each_optimiser_learns_a_rhyme(optimiser: str, tmp_path: Path) -> None:
+    data = rhyme(tmp_path)
+    task = built(optimiser=optimiser, lr=LEARNS[optimiser])
+    model = task.model(data, 0, CPU, torch.float32)
+    inner, batches = task.optimiser(model), task.batches(data, 0, 1, 0, torch.Generator(), torch.float32)
+    before = task.evaluate(model, data, torch.float32)
+    for done in range(60):
+        backward(task, model, next(batches))
+        step(inner, task.learning_rate(done, 6))  # of 10 epochs
+    after = task.evaluate(model, data, torch.float32)
+    assert after.loss < before.loss / 2
+    assert after.top1 is not None
+    assert after.top1 > 90
+
+
+def test_the_rate_rises_and_falls_along_a_cosine_to_its_end() -> None:
+    task = built(lr=2.0, lr_warmup_epochs=1, lr_cosine_epochs=11, lr_end=0.1)
+    rate = [task.learning_rate(at, 100) for at in range(1301)]
+    assert rate[0] == pytest.approx(0.02)
+    assert rate[50] == pytest.approx(0.02 + 0.5 * (2 - 0.02))
+    assert rate[100] == 2.0  # the end of its warm-up
+    assert rate[600] == pytest.approx(1.1)  # halfway
+    assert rate[350] == pytest.approx(0.2 + 1.8 * (1 + math.cos(math.pi / 4)) / 2)
+    assert rate[1100] == rate[1300] == pytest.approx(0.2)
+    assert sorted(rate[100:], reverse=True) == rate[100:]
+
+
+def test_matrices_of_layers_are_muon_s_and_all_else_adamw_s() -> None:
+    model = network()
+    optimiser = built(optimiser="muon", muon_factor=3.0, momentum=0.8, beta2=0.95).optimiser(model)
+    set_learning_rate(optimiser, 0.5)
+    muon, decayed, spared = optimiser.param_groups
+    assert [group["lr"] for group in optimiser.param_groups] == [1.5, 0.5, 0.5]
+    assert [group["weight_decay"] for group in optimiser.param_groups] == [0.1, 0.1, 0.0]
+    assert (muon["momentum"], decayed["betas"]) == (0.8, (0.9, 0.95))
+    of_blocks = [p for p in model.blocks.parameters() if p.ndim == 2]
+    assert {id(p) for p in muon["params"]} == {id(p) for p in of_blocks}
+    assert [id(p) for p in decayed["params"]] == [id(model.words.weight), id(model.places.weight)]
+    known = sum(len(group["params"]) for group in optimiser.param_groups)
+    assert known == len([*model.parameters()])
+    assert all(p.ndim == 1 for p in spared["params"])
+
+
+def test_it_steps_as_muon_and_adamw_do_by_themselves(tmp_path: Path) -> None:
+    data, task = rhyme(tmp_path), built(optimiser="muon", muon_factor=2.0)
+    models = [task.model(data, 0, CPU, torch.float32) for _ in range(2)]
+    together, alone = task.optimiser(models[0]), task.optimiser(models[1])
+    assert isinstance(alone, MuonBesideAdamW)
+    batches = task.batches(data, 0, 1, 0, torch.Generator(), torch.float32)
+    for _ in range(3):
+        batch = next(batches)
+        for model in models:
+            backward(task, model, batch)
+        step(together, 0.01)
+        for group in (*alone.muon.param_groups, *alone.adamw.param_groups):
+            group["lr"] = 0.01 * group["lr_factor"]
+        alone.muon.step(), alone.adamw.step()
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
+
+
+@pytest.mark.parametrize("optimiser", LEARNS)
+def test_a_state_that_was_saved_goes_on_to_the_same_bits(optimiser: str, tmp_path: Path) -> None:
+    data, task = rhyme(tmp_path), built(optimiser=optimiser)
+    model = task.model(data, 0, CPU, torch.float32)
+    inner = task.optimiser(model)
+    batches = [
+        next(task.batches(data, 0, 1, 0, torch.Generator(), torch.float32, first=at)) for at in range(6)
+    ]
+    for batch in batches[:3]:
+        backward(task, model, batch)
+        step(inner, 0.01)
+    torch.save([model.state_dict(), inner.state_dict()], tmp_path / "saved.pt")
+    parameters, state = torch.load(tmp_path / "saved.pt", weights_only=True)
+    again = task.model(data, 1, CPU, torch.float32)
+    again.load_state_dict(parameters)
+    other = task.optimiser(again)
+    other.load_state_dict(state)
+    for batch in batches[3:]:
+        for one, its in ((model, inner), (again, other)):
+            backward(task, one, batch)
+            step(its, 0.01)
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
+@pytest.mark.usefixtures("every_step")
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_a_run_that_is_stopped_goes_on_to_the_same_bits(
+    optimiser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = rhyme(tmp_path)
+    monkeypatch.setattr(datasets, "load", lambda *_: data)
+    stopped_and_straight(
+        tmp_path, 6, "task=gpt_text", f"task.optimiser={optimiser}", "task.width=16", "task.batch_size=4",
+        "method=topk", "method.density=0.1", "cluster=virtual", "workers=2", "train.steps=6",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"heads": 3}, r"width=16 can't be divided among heads=3; take a multiple of it"),
+        (
+            {"lr_warmup_epochs": 2, "lr_cosine_epochs": 2},
+            r"lr_cosine_epochs=2 is not after lr_warmup_epochs=2",
+        ),
+        (
+            {"optimiser": "adam"},
+            r"no optimiser 'adam' \(did you mean 'adamw'\?\); there are: adamw, muon, sgd",
+        ),
+        ({"momentum": 0.5}, r"momentum=0.5 has no effect with optimiser=adamw.*take optimiser=muon or sgd"),
+        ({"muon_factor": 2}, r"muon_factor=2 has no effect with optimiser=adamw.*take optimiser=muon$"),
+        ({"optimiser": "sgd", "beta2": 0.9}, r"beta2=0.9 has no effect with optimiser=sgd.*adamw or muon$"),
+        ({"lr_end": 1.5}, r"lr_end=1.5 is out of range: it must be a number in \[0, 1\]"),
+    ],
+)
+def test_what_can_t_be_trained_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        built(**values)
+
+
+def test_a_method_with_momentum_inside_takes_sgd_and_no_other() -> None:
+    words = ["task=gpt_ptbchars", "method=dgc"]
+    with pytest.raises(ValueError, match=r"and so does task.optimiser=adamw; take task.optimiser=sgd, or"):
+        compose.resolve(words)
+    resolved = compose.resolve([*words, "task.optimiser=sgd"])
+    assert resolved["task"]["momentum"] == 0
+    assert compose.resolve([*words, "method.momentum=0"])["task"]["optimiser"] == "adamw"
+
+
+def test_memory_counts_what_an_optimiser_holds_after_a_step(tmp_path: Path) -> None:
+    data = rhyme(tmp_path)
+    for optimiser in LEARNS:
+        task = built(optimiser=optimiser)
+        model = task.model(data, 0, CPU, torch.float32)
+        inner = task.optimiser(model)
+        backward(task, model, (data.train.images[:2], data.train.labels[:2]))
+        inner.step()
+        held = [value for state in inner.state.values() for value in state.values()]
+        assert remembered_bytes(inner) == sum(t.nbytes for t in held if t is not None and t.numel() > 1)
+
+
+def characters(folder: Path, train: str, test: str, length: int = 4) -> Dataset:
+    (folder / "train.txt").write_text(train)
+    (folder / "test.txt").write_text(test)
+    return _presets.read_text(
+        "characters", folder, ("train.txt", "test.txt"), length, CPU, units="characters"
+    )
+
+
+def test_characters_stand_as_they_do_in_the_file(tmp_path: Path) -> None:
+    data = characters(tmp_path, "aab a\n a", "a b\nz\n")
+    a, space, end, unknown, b = range(5)  # by how often, then by their codes
+    assert data.classes == 5
+    assert data.train.images.tolist() == [[a, a, b, space]]
+    assert data.train.labels.tolist() == [[a, b, space, a]]
+    assert data.test.images.tolist() == [[a, space, b, end]]
+    assert data.test.labels.tolist() == [[space, b, end, unknown]]
+
+
+def test_too_few_characters_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"test.txt has 4 characters, and a sequence has 4; put plain text"):
+        characters(tmp_path, "long enough", "four")
