@@ -137,7 +137,8 @@ def related(dotted: str, known: list[str]) -> list[str]:
 
 def _with_momentum_once(config: Config, is_given: bool) -> Config:
     """Momentum is applied once: by the method, where it has some (DGC), else by the optimiser."""
-    own = config.method.leaf("momentum")
+    # That of an outer step, after local ones, is of the drift.
+    own = None if config.method.leaf("every") else config.method.leaf("momentum")
     if own and (optimiser := config.task.leaf("optimiser")) in ("adamw", "muon"):
         raise ValueError(
             f"method={config.method.name} applies momentum itself (method.momentum={own}), and so does "
