@@ -19,7 +19,7 @@ from sparsify import ranges
 from sparsify.core import host_sync
 from sparsify.core.packing import MOST_PLACES
 from sparsify.ranges import Side
-from sparsify.types import Sparse
+from sparsify.types import Sparse, index_dtype
 
 SIDE = 64  # of a chunk, as published
 SLAB = 2**20  # elements that are copied and searched at once: what that takes fits a cache
@@ -188,7 +188,9 @@ class Quota(NamedTuple):
     k: int  # that was asked for
     each: tuple[int, ...]  # of a chunk, by grid
     firsts: tuple[int, ...]  # which of the K is the first of each grid; and K
-    chunks: Tensor  # (K,) int64: the chunk that each of the K lies in
+    starts: Tensor  # (K,) of the chunk that each of the K lies in: its first element,
+    columns: Tensor  # (K,) those of its matrix,
+    widths: Tensor  # (K,) and its own
     slabs: list[Slab]
 
     @property
@@ -218,14 +220,7 @@ class Tiles:
         self.grids = cut(self.shapes, side)
         self.n = sum(torch.Size(shape).numel() for shape in self.shapes)
         self.device = torch.device("cpu") if device is None else device
-        self.num_chunks = sum(grid.num_chunks for grid in self.grids)
-        none = torch.empty(0, dtype=torch.int64, device=self.device)
-        self.starts = torch.cat([none, *(grid.starts(self.device) for grid in self.grids)])  # (chunks,)
-        rows = [(grid.columns, grid.width) for grid in self.grids]
-        numbers = host_sync.to_device([grid.num_chunks for grid in self.grids], self.starts)
-        shape_of = host_sync.to_device(rows, self.starts).view(-1, 2)
-        table = shape_of.repeat_interleave(numbers, dim=0, output_size=self.num_chunks)
-        self.columns, self.widths = table[:, 0].contiguous(), table[:, 1].contiguous()  # (chunks,) each
+        self.narrow = index_dtype(self.n)
         self._quota: Quota | None = None
         self._buffer: Tensor | None = None
 
@@ -238,33 +233,39 @@ class Tiles:
         if self._quota is None or self._quota.k != k:
             each = tuple(share_of(grid.size, k, self.n) for grid in self.grids)
             totals = [few * grid.num_chunks for few, grid in zip(each, self.grids, strict=True)]
-            firsts = tuple(accumulate(totals, initial=0))
-            numbers = host_sync.to_device([grid.num_chunks for grid in self.grids], self.starts)
-            few = host_sync.to_device(each, self.starts)
-            of_chunk = few.repeat_interleave(numbers, output_size=self.num_chunks)
-            chunks = torch.arange(self.num_chunks, device=self.device)
-            chunks = chunks.repeat_interleave(of_chunk, output_size=firsts[-1])
-            self._quota = Quota(k, each, firsts, chunks, slabs_of(self.grids, each))
+            starts = [torch.empty(0, dtype=torch.int64, device=self.device)]
+            for grid, few in zip(self.grids, each, strict=True):
+                starts.append(grid.starts(self.device)[:, None].expand(-1, few).reshape(-1))
+            firsts, slabs = tuple(accumulate(totals, initial=0)), slabs_of(self.grids, each)
+            columns, widths = (
+                host_sync.to_device(numbers, starts[0], self.narrow).repeat_interleave(
+                    host_sync.to_device(totals, starts[0]), output_size=firsts[-1]
+                )
+                for numbers in ([grid.columns for grid in self.grids], [grid.width for grid in self.grids])
+            )
+            self._quota = Quota(k, each, firsts, torch.cat(starts).to(self.narrow), columns, widths, slabs)
         return self._quota
 
     def places(self, indices: Tensor, k: int) -> Tensor:
-        """(K,) indices of chosen elements -> (K,) int64: their places, from 0 to 4095."""
-        chunks = self.quota(k).chunks
-        inside, columns = indices.long() - self.starts[chunks], self.columns[chunks]
-        return inside // columns * self.widths[chunks] + inside % columns
+        """(K,) indices of chosen elements -> (K,): their places, from 0 to 4095."""
+        quota = self.quota(k)
+        inside = indices.to(self.narrow).sub_(quota.starts)
+        down = inside // quota.columns
+        return inside.sub_(down * quota.columns).add_(down.mul_(quota.widths))
 
     def indices(self, places: Tensor, k: int) -> Tensor:
         """The inverse of `places`: (K,) -> (K,) int64."""
-        chunks = self.quota(k).chunks
-        widths = self.widths[chunks]
-        return self.starts[chunks] + places // widths * self.columns[chunks] + places % widths
+        quota = self.quota(k)
+        across = places.to(self.narrow, copy=True)
+        down = across // quota.widths
+        return across.sub_(down * quota.widths).add_(down.mul_(quota.columns)).add_(quota.starts).long()
 
     def largest(self, acc: Tensor, k: int) -> Sparse:
         """The largest magnitudes of each chunk, (K,) with indices of int64. NaN counts as larger than Inf; of
         equal ones any. No host synchronisation.
         """
         quota = self.quota(k)
-        places = torch.empty(quota.total, dtype=torch.int64, device=self.device)
+        places = torch.empty(quota.total, dtype=self.narrow, device=self.device)
         for slab in quota.slabs:
             chosen = largest_of_rows(self._keys_of(acc, slab), slab.each).sort(dim=1).values
             rows = chosen.split([block.num_chunks for block in slab.blocks])
@@ -295,9 +296,11 @@ def largest_of_rows(keys: Tensor, k: int) -> Tensor:
     and is faster.
     """
     rows, size = keys.shape
+    if k == 1:
+        return keys.argmax(dim=1, keepdim=True)
     if size % FOLD or 2 * FOLD * k > size:
         return keys.topk(k, dim=1, sorted=False).indices
-    # A row has the k largest in the k folds whose own largest are the largest: any other fold is beaten k times.
+    # The k folds with the largest of their own hold the k largest: what any other holds is beaten k times.
     folds = keys.view(rows, FOLD, size // FOLD)
     best = folds.amax(1).topk(k, dim=1, sorted=False).indices
     rivals = folds.gather(2, best[:, None, :].expand(-1, FOLD, -1)).view(rows, FOLD * k)
