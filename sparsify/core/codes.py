@@ -136,7 +136,7 @@ class Levels(ValueCode):
 def ratios(values: Tensor, scales: Tensor, parts: Parts) -> Tensor:
     """(K,) values by the scale (T,) of their tensor, as it travels; 0 where that is 0 or not finite."""
     # In float64, for a scale may be so small that its reciprocal is infinite.
-    return values.double().div_(scales.to(SCALE).double()[parts.tensors]).nan_to_num_(0.0, 0.0, 0.0)
+    return (values / scales.to(SCALE).double()[parts.tensors]).nan_to_num_(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
