@@ -26,7 +26,7 @@ REFINED = 2  # of Symmetric2; six rounds more would take another 2 % off the squ
 NUM_BINS, RANGE = 4, 6.0  # tplr-ai/templar, hparams.json: quantization_bins, quantization_range
 
 
-class Parts(NamedTuple):
+class Membership(NamedTuple):
     """Which of K values belong to which of T tensors, one tensor after the other."""
 
     counts: tuple[int, ...]  # of each tensor
@@ -34,11 +34,15 @@ class Parts(NamedTuple):
     tensors: Tensor  # (K,) int64: the tensor of each value
 
     @classmethod
-    def of(cls, counts: Sequence[int], like: Tensor) -> Parts:
-        """Parts on the device of `like`, given how many values each tensor has."""
+    def of(cls, counts: Sequence[int], like: Tensor) -> Membership:
+        """That on the device of `like`, given how many values each tensor has."""
         lengths = host_sync.to_device(list(counts), like)
         tensors = torch.arange(len(counts), device=like.device)
         return cls(tuple(counts), lengths, tensors.repeat_interleave(lengths, output_size=sum(counts)))
+
+    def spread(self, numbers: Tensor) -> Tensor:
+        """(T,) -> (K,): for each value the number of its tensor."""
+        return numbers.index_select(0, self.tensors)
 
     def sum(self, values: Tensor) -> Tensor:
         """(K,) -> (T,) float64: sums, in an order that is fixed on each machine."""
@@ -62,11 +66,11 @@ class ValueCode(ABC):
         """Bytes of a message, given how many values each tensor has and their type."""
 
     @abstractmethod
-    def encode(self, values: Tensor, parts: Parts) -> Tensor:
+    def encode(self, values: Tensor, parts: Membership) -> Tensor:
         """(K,) -> (bytes,) uint8. No host synchronisation."""
 
     @abstractmethod
-    def decode(self, message: Tensor, parts: Parts, dtype: torch.dtype) -> Tensor:
+    def decode(self, message: Tensor, parts: Membership, dtype: torch.dtype) -> Tensor:
         """(bytes,) -> (K,) of this type: what `encode` wrote, as receivers read it."""
 
 
@@ -86,10 +90,10 @@ class Plain(ValueCode):
     def nbytes(self, counts: Sequence[int], dtype: torch.dtype) -> int:
         return sum(counts) * Wire(value=self.value).value_dtype(dtype).itemsize
 
-    def encode(self, values: Tensor, parts: Parts) -> Tensor:
+    def encode(self, values: Tensor, parts: Membership) -> Tensor:
         return joined(Wire(value=self.value).narrowed(values))
 
-    def decode(self, message: Tensor, parts: Parts, dtype: torch.dtype) -> Tensor:
+    def decode(self, message: Tensor, parts: Membership, dtype: torch.dtype) -> Tensor:
         narrow = Wire(value=self.value).value_dtype(dtype)
         return split(message, (narrow, len(parts.tensors)))[0].to(dtype)
 
@@ -105,7 +109,7 @@ class Levels(ValueCode):
     num_scales: ClassVar[int]
 
     @abstractmethod
-    def quantise(self, values: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
+    def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
         """(K,) -> scales (T, num_scales), and codes (K,) of whole numbers from 0 to 2^bits - 1. Where values
         are not finite, codes may be any and scales must not be finite.
         """
@@ -117,26 +121,26 @@ class Levels(ValueCode):
     def nbytes(self, counts: Sequence[int], dtype: torch.dtype) -> int:
         return SCALE.itemsize * self.num_scales * len(counts) + packed_nbytes(sum(counts), self.bits)
 
-    def encode(self, values: Tensor, parts: Parts) -> Tensor:
+    def encode(self, values: Tensor, parts: Membership) -> Tensor:
         scales, codes = self.quantise(values, parts)
         scales = scales.to(SCALE)
         is_finite = scales.isfinite().all(dim=1, keepdim=True)
         scales = torch.where(is_finite, scales, torch.nan)
         return joined(scales.view(-1), packed(codes.to(torch.uint8), self.bits))
 
-    def decode(self, message: Tensor, parts: Parts, dtype: torch.dtype) -> Tensor:
+    def decode(self, message: Tensor, parts: Membership, dtype: torch.dtype) -> Tensor:
         k, num_tensors = len(parts.tensors), len(parts.counts)
         fields = (SCALE, num_tensors * self.num_scales), (torch.uint8, packed_nbytes(k, self.bits))
         scales, codes = split(message, *fields)
         levels = self.levels(scales.view(num_tensors, self.num_scales)).to(dtype)
         at = (parts.tensors << self.bits).add_(unpacked(codes, self.bits, k))
-        return levels.view(-1)[at]
+        return levels.view(-1).index_select(0, at)
 
 
-def ratios(values: Tensor, scales: Tensor, parts: Parts) -> Tensor:
+def ratios(values: Tensor, scales: Tensor, parts: Membership) -> Tensor:
     """(K,) values by the scale (T,) of their tensor, as it travels; 0 where that is 0 or not finite."""
     # In float64, for a scale may be so small that its reciprocal is infinite.
-    return (values / scales.to(SCALE).double()[parts.tensors]).nan_to_num_(0.0, 0.0, 0.0)
+    return (values / parts.spread(scales.to(SCALE).double())).nan_to_num_(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ class Int8(Levels):
     bits: ClassVar[int] = 8
     num_scales: ClassVar[int] = 1
 
-    def quantise(self, values: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
+    def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
         scales = parts.largest(values.abs())
         codes = ratios(values, scales, parts).mul_(127).round_().clamp_(-127, 127).add_(128)
         return scales[:, None], codes
@@ -168,7 +172,7 @@ class E3M0(Levels):
     bits: ClassVar[int] = 4
     num_scales: ClassVar[int] = 1
 
-    def quantise(self, values: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
+    def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
         scales = parts.largest(values.abs())
         ratio = ratios(values, scales, parts)
         borders = [(low + high) / 2 for low, high in zip((0.0, *POWERS[:-1]), POWERS, strict=True)]
@@ -202,12 +206,12 @@ class Symmetric2(Means):
 
     num_scales: ClassVar[int] = 2
 
-    def quantise(self, values: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
+    def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
         magnitudes = values.double().abs()
         total, number = parts.sum(magnitudes), parts.lengths.double()
         border = total / number.clamp(min=1)
         for _ in range(1 + REFINED):
-            is_large = magnitudes >= border[parts.tensors]
+            is_large = magnitudes >= parts.spread(border)
             large, num_large = parts.sum(magnitudes * is_large), parts.sum(is_large)
             # Where there are none the sum is zero, up to rounding, and no code refers to it.
             high = large / num_large.clamp(min=1)
@@ -229,13 +233,13 @@ class Statistical2(Means):
 
     num_scales: ClassVar[int] = NUM_BINS
 
-    def quantise(self, values: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
+    def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
         exact, number = values.double(), parts.lengths.double()
         mean = parts.sum(exact) / number.clamp(min=1)
-        centred = exact - mean[parts.tensors]
+        centred = exact - parts.spread(mean)
         deviation = (parts.sum(centred.square()) / (number - 1).clamp(min=1)).sqrt()
         width = torch.where(deviation > 0, RANGE / NUM_BINS * deviation, 1.0)  # theirs too
-        codes = (centred / width[parts.tensors] + NUM_BINS // 2).round_()
+        codes = (centred / parts.spread(width) + NUM_BINS // 2).round_()
         codes = codes.nan_to_num_(0.0).clamp_(0, NUM_BINS - 1)
         sums, counts = [], []
         for code in range(NUM_BINS):

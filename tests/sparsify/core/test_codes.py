@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsify.core.codes import E3M0, Int8, Levels, Parts, Plain, Statistical2, Symmetric2, code_named
+from sparsify.core.codes import E3M0, Int8, Levels, Membership, Plain, Statistical2, Symmetric2, code_named
 from sparsify.ranges import Code
 
 WORDS = get_args(Code)
@@ -25,13 +25,15 @@ def random(k: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
 
 def trip(word: Code, values: Tensor, counts: list[int] | None = None) -> Tensor:
     """The values as receivers read them."""
-    code, parts = code_named(word), Parts.of(counts or [len(values)], values)
+    code, parts = code_named(word), Membership.of(counts or [len(values)], values)
     message = code.encode(values, parts)
     assert message.dtype == torch.uint8
     assert len(message) == code.nbytes(parts.counts, values.dtype)
     shifted = torch.cat([message.new_zeros(3), message])[3:]  # from the middle of a message
     read = code.decode(message, parts, values.dtype)
-    torch.testing.assert_close(code.decode(shifted, parts, values.dtype), read, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        code.decode(shifted, parts, values.dtype), read, rtol=0, atol=0, equal_nan=True
+    )
     assert read.dtype == values.dtype
     return read
 
@@ -176,7 +178,7 @@ def test_on_top_k_of_a_bell_the_published_bins_say_one_bit_only() -> None:
 
 
 def test_errors_are_in_the_order_of_the_bits_and_symmetric_codes_beat_the_published_ones() -> None:
-    """On the largest 1.56 % of a bell and of heavy tails: symmetric codes have less than half of the error."""
+    """On the largest 1.56 % of a bell, and of heavy tails. Symmetric codes have less than half the error."""
     for values, most in ((gaussian_choice(), 0.0058), (heavy_tailed_choice(), 0.212)):
         error = {word: squared_error(word, values) for word in WORDS}
         assert error["as_is"] == 0 <= error["fp32"] < error["bf16"] < error["int8"]

@@ -12,12 +12,14 @@ from torch import Tensor
 from sparsify.comm import Comm
 from sparsify.core.checks import check_k
 from sparsify.core.chunks import SIDE, Tiles, counts_of
-from sparsify.core.codes import SCALE, Parts, ValueCode, code_named
+from sparsify.core.codes import SCALE, Membership, ValueCode, code_named
 from sparsify.core.packing import pack_places, places_nbytes, unpack_places
 from sparsify.core.wire import joined, split
 from sparsify.exchange import Exchange
+from sparsify.kernels import trouble_with_native
+from sparsify.kernels.native_chunks import NativeChunks
 from sparsify.ranges import AverageOver, Code, Side
-from sparsify.select import ExactlyK
+from sparsify.select import ExactlyK, OnePass
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
@@ -43,8 +45,15 @@ class Tiled:
         return cls(Tiles(context.shapes or (tuple(like.shape),), side, like.device))
 
 
+@dataclass
+class SearchState(Tiled):
+    """The chunks, and what searches them on CPUs, where it works; else torch's operators do."""
+
+    native: NativeChunks | None = field(default=None, metadata={"saved": False})
+
+
 @dataclass(frozen=True)
-class ChunkTopK(ExactlyK):
+class ChunkTopK(OnePass, ExactlyK):
     """The largest magnitudes of each chunk of each tensor. SparseLoCo, arXiv:2508.15706, section 3; DeMo,
     arXiv:2411.19870, takes them of a transform.
 
@@ -58,12 +67,18 @@ class ChunkTopK(ExactlyK):
 
     side: Side = SIDE
 
-    def init(self, like: Tensor, context: BucketContext) -> Tiled:
-        return Tiled.like(like, context, self.side)
+    def init(self, like: Tensor, context: BucketContext) -> SearchState:
+        tiles = Tiled.like(like, context, self.side).tiles
+        is_native = context.select != "torch" and like.is_cpu and not trouble_with_native()
+        return SearchState(tiles, NativeChunks(tiles) if is_native else None)
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Tiled) -> Selection:
+    def accumulate_and_select(
+        self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: SearchState
+    ) -> Selection:
         check_k(k, acc.numel())
-        return Selection(*state.tiles.largest(acc, k))
+        if state.native is not None and state.native.serves(acc, grad):
+            return Selection(*state.native.largest(acc, grad, k))
+        return Selection(*state.tiles.largest(acc if grad is None else acc.add_(grad), k))
 
 
 class Received(NamedTuple):
@@ -77,7 +92,7 @@ class Received(NamedTuple):
 class GatherState(Tiled):
     """The chunks, and what is made from them when it is first needed."""
 
-    parts: Parts | None = field(default=None, metadata={"saved": False})  # of the last k
+    parts: Membership | None = field(default=None, metadata={"saved": False})  # of the last k
     senders: Tensor | None = field(default=None, metadata={"saved": False})  # (n,) int16, 0 between steps
 
 
@@ -141,7 +156,7 @@ class ChunkGather(Exchange):
                 f"have {tiles.quota(k).total} for {k=} of {n}; choose them by ChunkTopK(side={self.side})"
             )
         if state.parts is None or state.parts.counts != tiles.counts(k):
-            state.parts = Parts.of(tiles.counts(k), part.values)
+            state.parts = Membership.of(tiles.counts(k), part.values)
         coded = self._code.encode(part.values, state.parts)
         mine = Sparse(part.indices, self._code.decode(coded, state.parts, dtype))
         norms = [state.parts.sum(mine.values.square()).sqrt_().to(SCALE)] if self.clip else []
@@ -170,7 +185,7 @@ class ChunkGather(Exchange):
         norms = SCALE.itemsize * len(counts) if self.clip else 0
         return norms, self._code.nbytes(counts, dtype), places_nbytes(sum(counts))
 
-    def _read(self, message: Tensor, k: int, dtype: torch.dtype, tiles: Tiles, parts: Parts) -> Received:
+    def _read(self, message: Tensor, k: int, dtype: torch.dtype, tiles: Tiles, parts: Membership) -> Received:
         sizes = self._fields(parts.counts, dtype)
         kinds = (SCALE, sizes[0] // SCALE.itemsize), (torch.uint8, sizes[1]), (torch.uint8, sizes[2])
         norms, coded, places = split(message, *kinds)
@@ -178,7 +193,7 @@ class ChunkGather(Exchange):
         values = self._code.decode(coded, parts, dtype)
         return Received(Sparse(indices, values), norms if self.clip else None)
 
-    def _clipped(self, received: Sequence[Received], parts: Parts) -> list[Sparse]:
+    def _clipped(self, received: Sequence[Received], parts: Membership) -> list[Sparse]:
         """What each worker sent, tensor by tensor scaled down to the median norm. A worker whose norm is not
         finite gets NaN or zeros, and moves no one else's limit.
         """
@@ -187,7 +202,7 @@ class ChunkGather(Exchange):
         factors = torch.where(norms > limits, limits / norms, torch.ones_like(norms))
         factors = torch.where(norms.isnan(), norms, factors)
         return [
-            Sparse(indices, values * own.to(values.dtype)[parts.tensors])
+            Sparse(indices, values * parts.spread(own.to(values.dtype)))
             for ((indices, values), _), own in zip(received, factors, strict=True)
         ]
 
@@ -201,7 +216,7 @@ class ChunkGather(Exchange):
         for part in total:
             senders.index_add_(0, part.indices, one)
         total[:] = [
-            Sparse(indices, values * len(total) / senders[indices].to(values.dtype))
+            Sparse(indices, values * len(total) / senders.index_select(0, indices).to(values.dtype))
             for indices, values in total
         ]
         for part in total:

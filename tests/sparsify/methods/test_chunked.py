@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsify.chunked import ChunkGather, ChunkTopK
 from sparsify.comm import Comm, CountingComm, virtual
 from sparsify.core.chunks import Tiles, counts_of
 from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import AllGather, Exchange
 from sparsify.feedback import DecayedFeedback, ErrorFeedback, NoFeedback
 from sparsify.method import Sparsifier, Step, num_selected
+from sparsify.methods._chunked import ChunkGather, ChunkTopK
 from sparsify.ranges import AverageOver, Code
 from sparsify.select import TopK
 from sparsify.types import (
@@ -52,7 +52,7 @@ def exchanged(
     density: float,
     dtype: torch.dtype = torch.float64,
 ) -> list[tuple[Tensor, Delivery, int]]:
-    """Of each worker: the total (n,), its delivery, and the bytes that it sent. Each selects by `ChunkTopK`."""
+    """Of each worker: the total (n,), its delivery, and the bytes that it sent."""
 
     def body(own: Comm) -> tuple[Tensor, Delivery, int]:
         comm = CountingComm(own)
@@ -129,7 +129,9 @@ def test_laws_that_do_not_hold_are_named() -> None:
         own, at_1 = method(**dict(choice)), method(1.0, **dict(choice))
         assert set(own.broken_laws()) == broken, choice
         seen, accounted = mass(live(own, 4, steps=6))
-        assert torch.allclose(accounted, seen, rtol=1e-6, atol=1e-6) is (NOTHING_IS_LOST not in broken), choice
+        assert torch.allclose(accounted, seen, rtol=1e-6, atol=1e-6) is (NOTHING_IS_LOST not in broken), (
+            choice
+        )
         first = live(at_1, 4, steps=1)
         mean = torch.stack([rank.gradients[0] for rank in first]).mean(dim=0)
         distance = (first[0].updates[0] - mean).abs().max()
@@ -300,7 +302,7 @@ def test_it_also_goes_through_an_ordinary_exchange() -> None:
 
 @pytest.mark.parametrize("decay", [1.0, 0.9, 0.5])
 def test_what_decays_is_all_that_is_lost(decay: float) -> None:
-    """The sum of what was sent is the sum of what was seen, less e(T), less (1 - decay) sum of e(t), t < T."""
+    """What was sent is what was seen, less e(T), less (1 - decay) times the sum of e(t) over t < T."""
     own, shapes, steps = method(0.1, code="symmetric2", feedback=DecayedFeedback(decay)), SHAPES, 7
 
     def body(comm: Comm) -> tuple[Tensor, Tensor]:
