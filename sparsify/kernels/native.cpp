@@ -665,6 +665,7 @@ struct Grid {
   int64_t start, columns, height, width, down, across, k, out;
 };
 
+constexpr int64_t BESIDE = 16;  // chunks that are read at once: 4 KB in a row of memory, 256 KB of a nearer cache
 constexpr int64_t SMALL = 512;  // elements of a chunk that are compared without a guess
 constexpr Key LOWER = 1 << 21;  // a chunk's border less so much, 0.75 to 0.88 of its value, is the next one's guess
 
@@ -676,18 +677,37 @@ struct ChunkSearch {
   Key guess = NOTHING;  // what probably more than k elements of the next chunk reach
   std::vector<Span> spans = {Span{}};
   int32_t places[CHUNK], chosen[CHUNK];
-  float values[CHUNK], rivals[CHUNK];
+  float room[BESIDE * CHUNK], rivals[CHUNK];
+  float* values = room;  // of the chunk that is searched
 
-  // acc += grad; the chunk's elements in a row.
+  // acc += grad; the elements of chunks that lie side by side, chunk by chunk. Memory is read along its rows: the rows
+  // of one chunk are far apart, and no processor would look for them by itself.
   template <Kind kind>
-  void read(const Grid& grid, int64_t first) {
-    float* to = values;
-    for (int64_t row = 0; row < grid.height; ++row, to += grid.width) {
-      const int64_t begin = first + row * grid.columns;
-      float* from = acc + begin;
-      if (kind != NONE)
-        for (int64_t i = 0; i < grid.width; ++i) from[i] += load<kind>(grad, begin + i);
-      std::memcpy(to, from, grid.width * sizeof(float));
+  void read(const Grid& grid, int64_t first, int64_t count) {
+    const int64_t width = grid.width;
+    for (int64_t row = 0; row < grid.height; ++row)
+      for (int64_t at = 0; at < count; ++at) {
+        const int64_t begin = first + row * grid.columns + at * width;
+        float* __restrict to = room + at * CHUNK + row * width;
+        float* __restrict from = acc + begin;
+        const char* __restrict more = static_cast<const char*>(grad) + begin * size_of(kind);
+        if (kind == NONE) std::memcpy(to, from, width * sizeof(float));
+        else
+          for (int64_t i = 0; i < width; ++i) to[i] = from[i] += load<kind>(more, i);
+      }
+  }
+
+  // The k largest of `count` chunks side by side, of which the first begins at `first`.
+  void run(const Grid& grid, int64_t first, int64_t count, int32_t kind, int64_t* indices, float* found) {
+    switch (kind) {
+      case FP32: read<FP32>(grid, first, count); break;
+      case BF16: read<BF16>(grid, first, count); break;
+      case FP16: read<FP16>(grid, first, count); break;
+      default: read<NONE>(grid, first, count);
+    }
+    for (int64_t at = 0; at < count; ++at) {
+      values = room + at * CHUNK;
+      search(grid, first + at * grid.width, indices + at * grid.k, found + at * grid.k);
     }
   }
 
@@ -714,14 +734,8 @@ struct ChunkSearch {
     return kth_largest(keys, k, level, ROUGH);
   }
 
-  void run(const Grid& grid, int64_t first, int32_t kind, int64_t* indices, float* found) {
+  void search(const Grid& grid, int64_t first, int64_t* indices, float* found) {
     const int64_t size = grid.height * grid.width, k = grid.k;
-    switch (kind) {
-      case FP32: read<FP32>(grid, first); break;
-      case BF16: read<BF16>(grid, first); break;
-      case FP16: read<FP16>(grid, first); break;
-      default: read<NONE>(grid, first);
-    }
     const bool is_small = size <= SMALL || k > size / 2;
     int64_t total = 0;
     if (!is_small) {
@@ -864,16 +878,16 @@ void sparsify_chunks(
   for (const Grid* grid = grids; grid != grids + count; ++grid) rows += grid->down;
   const int64_t parts = std::min(num_parts(n, threads), std::max<int64_t>(rows, 1));
   in_threads(parts, [&](int64_t part) {
-    const auto search = std::make_unique<ChunkSearch>(ChunkSearch{acc, grad, level});
+    const std::unique_ptr<ChunkSearch> search(new ChunkSearch{acc, grad, level});
     int64_t row = 0;
     const int64_t begin = rows * part / parts, end = rows * (part + 1) / parts;
     for (const Grid* grid = grids; grid != grids + count; row += grid->down, ++grid) {
       const int64_t from = std::max(begin - row, int64_t{0}), to = std::min(end - row, grid->down);
       for (int64_t down = from; down < to; ++down)
-        for (int64_t across = 0; across < grid->across; ++across) {
+        for (int64_t across = 0; across < grid->across; across += BESIDE) {
           const int64_t first = grid->start + down * grid->height * grid->columns + across * grid->width;
           const int64_t out = grid->out + (down * grid->across + across) * grid->k;
-          search->run(*grid, first, kind, indices + out, values + out);
+          search->run(*grid, first, std::min(BESIDE, grid->across - across), kind, indices + out, values + out);
         }
     }
   });
