@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -45,8 +46,8 @@ class Membership(NamedTuple):
         return numbers.index_select(0, self.tensors)
 
     def sum(self, values: Tensor) -> Tensor:
-        """(K,) -> (T,) float64: sums, in an order that is fixed on each machine."""
-        return torch.segment_reduce(values.double(), "sum", lengths=self.lengths, unsafe=True)
+        """(K,) -> (T,): sums, in an order that is fixed on each machine."""
+        return torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True)
 
     def largest(self, values: Tensor) -> Tensor:
         """(K,), 0 or above -> (T,): the largest of each tensor, NaN where there is one; 0 of none."""
@@ -102,7 +103,8 @@ class Levels(ValueCode):
     """Base of codes that round to one of few levels: `bits` for each value, and `num_scales` fp32 for each
     tensor, 4 bytes each, from which its levels follow.
 
-    A tensor in which a value is not finite is read as NaN throughout: few bits can't say which one it was.
+    A tensor in which a value is not finite, or whose sum is not, is read as NaN throughout: few bits can't say
+    which one it was.
     """
 
     bits: ClassVar[int]
@@ -139,8 +141,7 @@ class Levels(ValueCode):
 
 def ratios(values: Tensor, scales: Tensor, parts: Membership) -> Tensor:
     """(K,) values by the scale (T,) of their tensor, as it travels; 0 where that is 0 or not finite."""
-    # In float64, for a scale may be so small that its reciprocal is infinite.
-    return (values / parts.spread(scales.to(SCALE).double())).nan_to_num_(0.0, 0.0, 0.0)
+    return (values / parts.spread(scales.to(SCALE).to(values.dtype))).nan_to_num_(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -175,8 +176,9 @@ class E3M0(Levels):
     def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
         scales = parts.largest(values.abs())
         ratio = ratios(values, scales, parts)
-        borders = [(low + high) / 2 for low, high in zip((0.0, *POWERS[:-1]), POWERS, strict=True)]
-        codes = torch.bucketize(ratio.abs(), host_sync.to_device(borders, ratio, torch.float64), right=True)
+        magnitudes, codes = ratio.abs(), torch.zeros_like(ratio, dtype=torch.uint8)
+        for low, high in pairwise((0.0, *POWERS)):
+            codes += magnitudes >= (low + high) / 2
         return scales[:, None], codes + 8 * (ratio < 0)
 
     def levels(self, scales: Tensor) -> Tensor:
@@ -207,12 +209,12 @@ class Symmetric2(Means):
     num_scales: ClassVar[int] = 2
 
     def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
-        magnitudes = values.double().abs()
-        total, number = parts.sum(magnitudes), parts.lengths.double()
+        magnitudes = values.abs()
+        total, number = parts.sum(magnitudes), parts.lengths.to(values.dtype)
         border = total / number.clamp(min=1)
         for _ in range(1 + REFINED):
             is_large = magnitudes >= parts.spread(border)
-            large, num_large = parts.sum(magnitudes * is_large), parts.sum(is_large)
+            large, num_large = parts.sum(magnitudes * is_large), parts.sum(is_large.to(values.dtype))
             # Where there are none the sum is zero, up to rounding, and no code refers to it.
             high = large / num_large.clamp(min=1)
             low = torch.where(num_large < number, (total - large) / (number - num_large).clamp(min=1), high)
@@ -234,18 +236,19 @@ class Statistical2(Means):
     num_scales: ClassVar[int] = NUM_BINS
 
     def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
-        exact, number = values.double(), parts.lengths.double()
-        mean = parts.sum(exact) / number.clamp(min=1)
-        centred = exact - parts.spread(mean)
-        deviation = (parts.sum(centred.square()) / (number - 1).clamp(min=1)).sqrt()
+        number = parts.lengths.to(values.dtype)
+        mean = parts.sum(values) / number.clamp(min=1)
+        centred = values - parts.spread(mean)
+        squares = parts.sum(centred.double().square())  # which float32 might not hold
+        deviation = (squares / (number - 1).clamp(min=1)).sqrt_().to(values.dtype)
         width = torch.where(deviation > 0, RANGE / NUM_BINS * deviation, 1.0)  # theirs too
-        codes = (centred / parts.spread(width) + NUM_BINS // 2).round_()
+        codes = centred.div_(parts.spread(width)).add_(NUM_BINS // 2).round_()
         codes = codes.nan_to_num_(0.0).clamp_(0, NUM_BINS - 1)
         sums, counts = [], []
         for code in range(NUM_BINS):
-            inside = codes == code
-            sums.append(parts.sum(torch.where(inside, exact, 0.0)))
+            inside = (codes == code).to(values.dtype)
             counts.append(parts.sum(inside))
+            sums.append(parts.sum(inside.mul_(values)))
         means = torch.stack(sums, dim=1) / torch.stack(counts, dim=1).clamp(min=1)
         return means + mean.mul(0)[:, None], codes  # where the mean is not finite, no bin's is
 

@@ -159,7 +159,7 @@ class ChunkGather(Exchange):
             state.parts = Membership.of(tiles.counts(k), part.values)
         coded = self._code.encode(part.values, state.parts)
         mine = Sparse(part.indices, self._code.decode(coded, state.parts, dtype))
-        norms = [state.parts.sum(mine.values.square()).sqrt_().to(SCALE)] if self.clip else []
+        norms = [state.parts.sum(mine.values.double().square()).sqrt_().to(SCALE)] if self.clip else []
         message = joined(*norms, coded, pack_places(tiles.places(part.indices, k)))
         received = [
             Received(mine, norms[0] if norms else None)
