@@ -73,8 +73,8 @@ def cut(shapes: tuple[tuple[int, ...], ...], side: int = SIDE) -> tuple[Grid, ..
     """Chunks of tensors that follow each other, in the order of their numbers.
 
     Deviation: a side without a divisor that is large enough (a prime one has none but 1) would give chunks of
-    1, or of 1 x 64, of which no share below 1 can be chosen: the published code, which takes 64 of each,
-    fails there. So a vector whose runs would have fewer than half of `side` elements is cut into runs of
+    1, or of 1 x 64, of which a density of 1/64 leaves 1 or less; the published code, by reading, fails on
+    chunks of 1. So a vector whose runs would have fewer than half of `side` elements is cut into runs of
     `side`; a matrix whose tiles would have `side` elements or fewer, though it has more, is cut into runs of
     `side` x `side` elements in the order in which they lie. The last run may be shorter.
     """
@@ -222,7 +222,6 @@ class Tiles:
         self.device = torch.device("cpu") if device is None else device
         self.narrow = index_dtype(self.n)
         self._quota: Quota | None = None
-        self._buffer: Tensor | None = None
 
     def counts(self, k: int) -> tuple[int, ...]:
         """Elements that are chosen of each tensor, where k of all n are asked for."""
@@ -266,8 +265,9 @@ class Tiles:
         """
         quota = self.quota(k)
         places = torch.empty(quota.total, dtype=self.narrow, device=self.device)
+        work = acc.new_empty(max((slab.numel for slab in quota.slabs), default=0))
         for slab in quota.slabs:
-            chosen = largest_of_rows(self._keys_of(acc, slab), slab.each).sort(dim=1).values
+            chosen = largest_of_rows(self._keys_of(acc, slab, work), slab.each).sort(dim=1).values
             rows = chosen.split([block.num_chunks for block in slab.blocks])
             for block, own in zip(slab.blocks, rows, strict=True):
                 begin = quota.firsts[block.grid] + block.first * slab.each
@@ -275,11 +275,9 @@ class Tiles:
         indices = self.indices(places, k)
         return Sparse(indices, acc.index_select(0, indices))  # far faster than acc[indices] on CPUs
 
-    def _keys_of(self, acc: Tensor, slab: Slab) -> Tensor:
-        """(chunks, size) whole numbers in the order of the magnitudes, in a buffer that is used again."""
-        if self._buffer is None or self._buffer.dtype != acc.dtype or len(self._buffer) < slab.numel:
-            self._buffer = acc.new_empty(slab.numel)
-        work = self._buffer[: slab.numel].view(-1, slab.size)
+    def _keys_of(self, acc: Tensor, slab: Slab, work: Tensor) -> Tensor:
+        """(chunks, size) whole numbers in the order of the magnitudes, in the memory of `work`."""
+        work = work[: slab.numel].view(-1, slab.size)
         rows = work.split([block.num_chunks for block in slab.blocks])
         for block, own in zip(slab.blocks, rows, strict=True):
             chunks = self.grids[block.grid].of(acc)[block.down, block.across]

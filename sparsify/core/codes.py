@@ -103,8 +103,8 @@ class Levels(ValueCode):
     """Base of codes that round to one of few levels: `bits` for each value, and `num_scales` fp32 for each
     tensor, 4 bytes each, from which its levels follow.
 
-    A tensor in which a value is not finite, or whose sum is not, is read as NaN throughout: few bits can't say
-    which one it was.
+    A tensor in which a value is not finite, or whose sum is not, is read as NaN throughout: few bits can't
+    say which one it was.
     """
 
     bits: ClassVar[int]

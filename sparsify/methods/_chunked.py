@@ -58,8 +58,8 @@ class ChunkTopK(OnePass, ExactlyK):
     arXiv:2411.19870, takes them of a transform.
 
     Of a chunk its share of k is chosen, at least one element (see `sparsify.core.chunks.share_of`): 64 of
-    4096 at density 1/64. The published code takes 64 of every chunk, whatever its size, so of vectors,
-    whose chunks have at most 64, it sends everything.
+    4096 at density 1/64. Deviation: the published code names a number, 64, for chunks of every size. Vectors,
+    whose chunks have at most 64 elements, would be sent whole.
 
     Args:
         side: the most that a side of a chunk may have; 64 in SparseLoCo.

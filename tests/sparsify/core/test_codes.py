@@ -46,7 +46,8 @@ def gaussian_choice(chunks: int = 300) -> Tensor:
 def heavy_tailed_choice(chunks: int = 300) -> Tensor:
     """The same of Student's t with 3 degrees of freedom."""
     n = chunks * 4096
-    return largest(random(n, 1) / (sum(random(n, seed).square() for seed in (2, 3, 4)) / 3).sqrt())
+    squares = torch.stack([random(n, seed).square() for seed in (2, 3, 4)])
+    return largest(random(n, 1) / squares.mean(dim=0).sqrt())
 
 
 def largest(values: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ def test_a_chunk_of_64_in_2_bits_takes_112_bytes() -> None:
         ({"code": "symmetric2"}, 8),
         ({"code": "symmetric2", "clip": True}, 12),
     ):
-        exchange = ChunkGather(**choices)  # type: ignore[arg-type]  # keywords of several types
+        exchange = ChunkGather(**choices)
         seen = SeenStep(tuple(shapes), num_selected(10 * 4096, 1 / 64), torch.float32, 2, 0, [640, 640])
         promised = exchange.promised(seen)
         assert promised == (10 * 112 + 2 * scales,) * 2
