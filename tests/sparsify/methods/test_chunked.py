@@ -13,6 +13,7 @@ from torch import Tensor
 from sparsify.comm import Comm, CountingComm, virtual
 from sparsify.core.chunks import Tiles, counts_of
 from sparsify.core.timer import PhaseTimer
+from sparsify.doors import states
 from sparsify.exchange import AllGather, Exchange
 from sparsify.feedback import DecayedFeedback, ErrorFeedback, NoFeedback
 from sparsify.method import Sparsifier, Step, num_selected
@@ -353,3 +354,23 @@ def test_a_selection_has_distinct_indices_and_their_values() -> None:
     assert found.values is not None
     assert len(set(found.indices.tolist())) == len(found.indices)
     assert torch.equal(found.values, acc[found.indices])
+
+
+def test_a_run_goes_on_from_what_was_saved() -> None:
+    """The residual is all there is to save: chunks follow from the shapes."""
+    n = numel(WIDE)
+    own = method(1 / 64, average="senders", feedback=DecayedFeedback(0.9))
+
+    def body(comm: Comm) -> None:
+        context = BucketContext(0, comm.rank, 0, tuple(WIDE))
+        first, second = (own.init(torch.zeros(n), context) for _ in range(2))
+        for step in range(4):
+            if step == 2:
+                states.restore(second, states.dump(first))
+            grads = [numbers(1, WIDE)[0].float() * (1 + step + comm.rank) for _ in range(2)]
+            own.aggregate(grads[0], Step(1 / 64), first, comm, PhaseTimer("serialised"))
+            if step >= 2:
+                own.aggregate(grads[1], Step(1 / 64), second, comm, PhaseTimer("serialised"))
+                assert torch.equal(*grads)
+
+    virtual.run(2, body)
