@@ -44,6 +44,10 @@ class Exchange(Part, ABC):
         """True if every worker must bring the same number of elements."""
         return False
 
+    def misfit(self, select: Part) -> str | None:
+        """Reason why it can't exchange what this selector chooses; None where it can."""
+        return None
+
     def init(self, like: Tensor, context: BucketContext) -> Any:
         """The state for a bucket like this one; None where nothing is kept from step to step."""
         return None

@@ -134,6 +134,35 @@ class ErrorFeedback(Feedback):
         return state
 
 
+@dataclass(frozen=True)
+class DecayedFeedback(ErrorFeedback):
+    """The residual decays: acc = decay e + g; e <- acc, less what was delivered. SparseLoCo's error feedback,
+    arXiv:2508.15706, algorithm 1, which replaces outer momentum; DeMo's momentum, arXiv:2411.19870.
+
+    What decays is lost, and no more than that: over T steps the sum of what was delivered is the sum of what
+    was seen, less e(T), less (1 - decay) times the sum of e(t) over t < T.
+
+    Args:
+        decay: share of the residual that a step keeps, beta in the paper; 1 is plain error feedback.
+    """
+
+    decay: Share = 0.95
+
+    def broken_laws(self) -> dict[str, str]:
+        decayed = "the residual decays, by 1 - decay in each step; with decay=1 nothing is lost"
+        return {} if self.decay == 1 else {NOTHING_IS_LOST: decayed}
+
+    def operands(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
+        return (state if self.decay == 1 else state.mul_(self.decay)), grad
+
+    def operands_together(
+        self, grads: Sequence[Tensor], sizes: Sequence[int], lrs: Sequence[float], states: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Sequence[Tensor]]:
+        if self.decay != 1:
+            torch._foreach_mul_([*states], self.decay)
+        return [*states], grads
+
+
 @dataclass
 class Scaled:
     """A residual in units of the learning rate that it was last seen with."""

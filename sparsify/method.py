@@ -337,6 +337,8 @@ class Sparsifier(FeedbackMethod):
                 f"{exchange} expects the same number of elements from every worker, but with {select} it "
                 "depends on the data; use AllGather(uneven=True), or a selector of exactly k"
             )
+        if misfit := self.exchange.misfit(self.select):
+            raise ValueError(misfit)
         if self.unbiased and NOTHING_IS_LOST not in self.feedback.broken_laws():
             raise ValueError(
                 "unbiased=True scales what is sent by n/k, which with error feedback would count it n/k "

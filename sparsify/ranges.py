@@ -65,6 +65,9 @@ AnyFeedback = Literal["gradient", "learning_rate", "literal", "none"]
 FollowRule = Literal["intended", "published"]
 Index = Literal["int32", "int64", "delta16"]
 ValueType = Literal["as_is", "fp32", "bf16", "fp16"]
+Code = Literal["as_is", "fp32", "bf16", "int8", "e3m0", "symmetric2", "statistical2"]
+AverageOver = Literal["workers", "senders"]
+Side = Annotated[int, Meta(ge=1, le=64)]  # of a chunk, so that 12 bits hold a place in it
 
 DATA = (
     bool, dict, float, int, list, str, tuple, types.NoneType, abc.Sequence, typing.Any, typing.Literal,

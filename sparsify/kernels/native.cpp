@@ -659,6 +659,101 @@ void at_each(const Memory* memories, int64_t num_memories, const Part& part, con
   }
 }
 
+// Equal chunks of a matrix inside a bucket: tiles of height x width, `across` of them side by side, in `down` rows. Of
+// each chunk k elements are looked for; they are written from `out` on, chunk by chunk.
+struct Grid {
+  int64_t start, columns, height, width, down, across, k, out;
+};
+
+constexpr int64_t BESIDE = 16;  // chunks that are read at once: 4 KB in a row of memory, 256 KB of a nearer cache
+constexpr int64_t SMALL = 512;  // elements of a chunk that are compared without a guess
+constexpr Key LOWER = 1 << 21;  // a chunk's border less so much, 0.75 to 0.88 of its value, is the next one's guess
+
+// The k largest of chunks of at most CHUNK elements, one after the other, by one thread.
+struct ChunkSearch {
+  float* acc;
+  const void* grad;
+  int32_t level;
+  Key guess = NOTHING;  // what probably more than k elements of the next chunk reach
+  std::vector<Span> spans = {Span{}};
+  int32_t places[CHUNK], chosen[CHUNK];
+  float room[BESIDE * CHUNK], rivals[CHUNK];
+  float* values = room;  // of the chunk that is searched
+
+  // acc += grad; the elements of chunks that lie side by side, chunk by chunk. Memory is read along its rows: the rows
+  // of one chunk are far apart, and no processor would look for them by itself.
+  template <Kind kind>
+  void read(const Grid& grid, int64_t first, int64_t count) {
+    const int64_t width = grid.width;
+    for (int64_t row = 0; row < grid.height; ++row)
+      for (int64_t at = 0; at < count; ++at) {
+        const int64_t begin = first + row * grid.columns + at * width;
+        float* __restrict to = room + at * CHUNK + row * width;
+        float* __restrict from = acc + begin;
+        const char* __restrict more = static_cast<const char*>(grad) + begin * size_of(kind);
+        if (kind == NONE) std::memcpy(to, from, width * sizeof(float));
+        else
+          for (int64_t i = 0; i < width; ++i) to[i] = from[i] += load<kind>(more, i);
+      }
+  }
+
+  // The k largest of `count` chunks side by side, of which the first begins at `first`.
+  void run(const Grid& grid, int64_t first, int64_t count, int32_t kind, int64_t* indices, float* found) {
+    switch (kind) {
+      case FP32: read<FP32>(grid, first, count); break;
+      case BF16: read<BF16>(grid, first, count); break;
+      case FP16: read<FP16>(grid, first, count); break;
+      default: read<NONE>(grid, first, count);
+    }
+    for (int64_t at = 0; at < count; ++at) {
+      values = room + at * CHUNK;
+      search(grid, first + at * grid.width, indices + at * grid.k, found + at * grid.k);
+    }
+  }
+
+  // What reaches the bound, by ascending place.
+  int64_t collect(int64_t size, Key bound) {
+    Marks marks;
+    int64_t found = 0;
+    uint64_t some = mark<NONE>(values, nullptr, 0, CHUNK, bound, level, marks);
+    for (; some; some &= some - 1) {
+      const int64_t word = __builtin_ctzll(some);
+      for (uint64_t left = marks[word]; left; left &= left - 1) {
+        const int64_t place = WORD * word + __builtin_ctzll(left);
+        if (place >= size) break;  // zeros that fill the row
+        places[found] = static_cast<int32_t>(place);
+        rivals[found++] = values[place];
+      }
+    }
+    return found;
+  }
+
+  Key rough_bound(int64_t size, int64_t k) const {
+    std::vector<int32_t> keys(size);
+    for (int64_t i = 0; i < size; ++i) keys[i] = static_cast<int32_t>(key_of(values[i]));
+    return kth_largest(keys, k, level, ROUGH);
+  }
+
+  void search(const Grid& grid, int64_t first, int64_t* indices, float* found) {
+    const int64_t size = grid.height * grid.width, k = grid.k;
+    const bool is_small = size <= SMALL || k > size / 2;
+    int64_t total = 0;
+    if (!is_small) {
+      std::fill(values + size, values + CHUNK, 0.0f);
+      if (guess != NOTHING) total = collect(size, guess);
+      if (total < k || total > size / ROOM + k) total = collect(size, rough_bound(size, k));
+    }
+    spans[0] = is_small ? Span{nullptr, values, size, 0} : Span{places, rivals, total, 0};
+    const Border at = border(spans, k, level);
+    emit(spans, at, k, 0, chosen, found);
+    for (int64_t i = 0; i < k; ++i) {
+      const uint32_t place = chosen[i], width = static_cast<uint32_t>(grid.width);
+      indices[i] = first + place / width * grid.columns + place % width;
+    }
+    if (!is_small) guess = at.key > LOWER ? at.key - LOWER : NOTHING;
+  }
+};
+
 }  // namespace
 
 extern "C" {
@@ -772,5 +867,29 @@ void sparsify_norms(
     for (int64_t part = 0; part < parts; ++part) total += sums[part];
     norms[at] = static_cast<float>(std::sqrt(total));
   }
+}
+
+// acc (n) += grad (n), if there is one; the k largest magnitudes of each chunk, by ascending place in it. The chunks of
+// all grids cover the n elements.
+void sparsify_chunks(
+    const Grid* grids, int64_t count, float* acc, const void* grad, int32_t kind, int64_t n, int32_t level,
+    int64_t threads, int64_t* indices, float* values) {
+  int64_t rows = 0;
+  for (const Grid* grid = grids; grid != grids + count; ++grid) rows += grid->down;
+  const int64_t parts = std::min(num_parts(n, threads), std::max<int64_t>(rows, 1));
+  in_threads(parts, [&](int64_t part) {
+    const std::unique_ptr<ChunkSearch> search(new ChunkSearch{acc, grad, level});
+    int64_t row = 0;
+    const int64_t begin = rows * part / parts, end = rows * (part + 1) / parts;
+    for (const Grid* grid = grids; grid != grids + count; row += grid->down, ++grid) {
+      const int64_t from = std::max(begin - row, int64_t{0}), to = std::min(end - row, grid->down);
+      for (int64_t down = from; down < to; ++down)
+        for (int64_t across = 0; across < grid->across; across += BESIDE) {
+          const int64_t first = grid->start + down * grid->height * grid->columns + across * grid->width;
+          const int64_t out = grid->out + (down * grid->across + across) * grid->k;
+          search->run(*grid, first, std::min(BESIDE, grid->across - across), kind, indices + out, values + out);
+        }
+    }
+  });
 }
 }

@@ -208,6 +208,7 @@ def load(path: Path) -> ctypes.CDLL:
         ("add", None, [pointer, long, pointer, long, ctypes.c_float, int32]),
         ("clear_at", None, [pointer, long, pointer]),
         ("norms", None, [pointer, pointer, long, int32, int32, long, pointer]),
+        ("chunks", None, [pointer, long, pointer, pointer, int32, long, int32, long, pointer, pointer]),
     ):  # fmt: skip
         function = getattr(library, f"sparsify_{name}")
         function.argtypes, function.restype = arguments, result
@@ -243,6 +244,15 @@ def try_out(library: ctypes.CDLL) -> None:
         seen, tensor = array("f", [0.0]), array("q", [at(numbers), TRIED])
         library.sparsify_norms(at(tensor), at(tensor) + 8, 1, 1, level, 1, at(seen))
         assert abs(seen[0] - norm) < 1e-3 * norm, level
+        # Tiles that lie side by side, 4 x 1000.
+        grid, spots = array("q", [0, TRIED // 4, 4, 1000, 1, TRIED // 4000, 7, 0]), array("q", bytes(8 * 35))
+        _, read = empty(35)
+        library.sparsify_chunks(at(grid), 1, at(acc), 0, 0, TRIED, level, 1, at(spots), at(read))
+        assert [numbers[i] for i in spots] == list(read), level
+        for first in range(0, TRIED // 4, 1000):
+            tile = [row + i for row in range(first, TRIED, TRIED // 4) for i in range(1000)]
+            best = sorted(sorted(tile, key=lambda i: -abs(numbers[i]))[:7])
+            assert list(spots[7 * (first // 1000) :][:7]) == best, level
     memories = array("q", [at(acc), 7, 7 + half, at(acc) + 4 * half, 7 + half, 7 + TRIED])
     part = array("q", [*map(at, found), CHOSEN])
     library.sparsify_add(at(memories), 2, at(part), 1, -1.0, 0)

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from sparsify import cost
 from sparsify.comm import Comm
+from sparsify.core.packing import pack, unpack
 from sparsify.core.timer import PhaseTimer
 from sparsify.core.wire import split
 from sparsify.feedback import Feedback
@@ -75,22 +76,6 @@ class PackedCodes:
     def _fields(self, message: Tensor) -> list[Tensor]:
         scales = SCALE, num_blocks(self.n, self.block)
         return split(message, scales, (torch.uint8, self.lanes.shape[1]))
-
-
-def pack(lanes: Tensor, bits: int, out: Tensor) -> None:
-    """(8 / bits, m) uint8 codes -> (m,) uint8. A byte holds one code of each lane, so those of elements that
-    lie m apart: neighbours would mean strided access. Nothing is allocated.
-    """
-    out.copy_(lanes[0])
-    for at, lane in enumerate(lanes[1:], start=1):
-        out.add_(lane, alpha=1 << bits * at)  # no two codes share a bit: adding is or-ing
-
-
-def unpack(packed: Tensor, bits: int, out: Tensor) -> None:
-    """The inverse of `pack`."""
-    for at, lane in enumerate(out):
-        torch.bitwise_right_shift(packed, bits * at, out=lane)
-    out.bitwise_and_((1 << bits) - 1)
 
 
 def message_nbytes(n: int, block: int, bits: int) -> int:

@@ -1,0 +1,122 @@
+"""Chunks searched in C++: they choose what torch's operators choose."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsify.comm import Comm, virtual
+from sparsify.core.chunks import Tiles
+from sparsify.kernels import trouble_with_native
+from sparsify.kernels.native import KINDS, LEVELS, best_level
+from sparsify.kernels.native_chunks import NativeChunks
+from sparsify.method import num_selected
+from sparsify.methods._chunked import ChunkTopK
+from sparsify.types import BucketContext
+
+pytestmark = pytest.mark.skipif(bool(trouble_with_native()), reason=str(trouble_with_native()))
+Shapes = list[tuple[int, ...]]
+SHAPES: list[Shapes] = [
+    [(1,)], [(0, 3), (5,)], [(67,)], [(64, 64)], [(128, 64 * 35)], [(1009, 8)], [(50, 1280)], [(513, 2)],
+    [(10, 64), (10,), (32, 3, 5, 5), (6, 1, 5, 5), (120, 400), (0,), (64, 3, 7, 7)],
+]  # fmt: skip
+
+
+def levels() -> list[str]:
+    return [] if trouble_with_native() else [*LEVELS[: LEVELS.index(best_level()) + 1]]
+
+
+def random(n: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed))
+
+
+def check(
+    of: Shapes, density: float, acc: Tensor, grad: Tensor | None = None, level: str | None = None
+) -> None:
+    tiles, k = Tiles(of), num_selected(acc.numel(), density)
+    summed = acc.clone() if grad is None else acc + grad
+    theirs = tiles.largest(summed, k)
+    indices, values = NativeChunks(tiles, level).largest(acc, grad, k)
+    torch.testing.assert_close(acc, summed, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(values, acc[indices], rtol=0, atol=0, equal_nan=True)
+    places, at = tiles.places(indices, k), 0
+    assert torch.equal(tiles.indices(places, k), indices)
+    for grid, few in zip(tiles.grids, tiles.quota(k).each, strict=True):
+        stop = at + grid.num_chunks * few
+        assert (places[at:stop].view(-1, few).diff(dim=1) > 0).all()
+        chosen = (part[at:stop].view(-1, few).abs().sort(dim=1).values for part in (values, theirs.values))
+        torch.testing.assert_close(*chosen, rtol=0, atol=0, equal_nan=True)
+        at = stop
+
+
+@pytest.mark.parametrize("density", [1e-3, 1 / 64, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("of", SHAPES, ids=str)
+def test_they_choose_the_largest_of_each_chunk(of: Shapes, level: str, density: float) -> None:
+    n = sum(map(prod, of))
+    check(of, density, random(n), None, level)
+    check(of, density, random(n), random(n, 1), level)
+
+
+@pytest.mark.parametrize("level", levels())
+def test_chunks_of_very_different_magnitudes_are_searched_exactly(level: str) -> None:
+    """Where what one chunk lets expect of the next is wrong: too few, too many, or all are beyond it."""
+    of: Shapes = [(640, 640)]
+    scales = 10.0 ** torch.randint(-30, 30, (100, 1), generator=torch.Generator().manual_seed(3))
+    check(of, 1 / 64, (random(409600).view(100, -1) * scales).view(-1), None, level)
+    zeros = random(409600)
+    zeros.view(-1, 640)[64:200] = 0
+    zeros.view(-1, 640)[300:500:7] = 1e-42
+    check(of, 1 / 64, zeros, None, level)
+    check(of, 1 / 64, torch.ones(409600), None, level)
+    check(of, 1 / 64, random(409600).mul_(3).round_(), None, level)
+
+
+@pytest.mark.parametrize("level", levels())
+def test_nan_and_infinity_are_the_largest(level: str) -> None:
+    acc = random(4096 * 4)
+    acc[5], acc[4096 * 2 + 1], acc[7], acc[9000:9100] = torch.nan, -torch.nan, torch.inf, torch.nan
+    check([(128, 128)], 1 / 64, acc, None, level)
+    check([(128, 128)], 1 / 64, torch.full((4096 * 4,), torch.nan), None, level)
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_gradients_are_added_on_the_way(dtype: torch.dtype) -> None:
+    for of in SHAPES:
+        n = sum(map(prod, of))
+        check(of, 1 / 64, random(n), random(n, 1).to(dtype))
+
+
+def test_threads_choose_alike() -> None:
+    of: Shapes = [(2048, 1024), (1000,), (640, 640)]
+    n, threads = sum(map(prod, of)), torch.get_num_threads()
+    found = []
+    try:
+        for number in (1, 2, 5):
+            torch.set_num_threads(number)
+            found.append(NativeChunks(Tiles(of)).largest(random(n), random(n, 1), n // 64))
+    finally:
+        torch.set_num_threads(threads)
+    for one in found[1:]:
+        assert torch.equal(one.indices, found[0].indices)
+        assert torch.equal(one.values, found[0].values)
+
+
+def test_the_selector_takes_them_where_they_work() -> None:
+    """Not for float64, nor where the user wants torch's operators; all find the same."""
+    of, chosen = ((64, 128), (67,)), []
+
+    def body(comm: Comm) -> None:
+        for select, dtype in (("auto", torch.float32), ("torch", torch.float32), ("auto", torch.float64)):
+            acc = random(8259).to(dtype)
+            state = ChunkTopK().init(acc, BucketContext(0, 0, 0, of, select))
+            assert (state.native is None) == (select == "torch")
+            part = ChunkTopK().accumulate_and_select(acc, random(8259, 1).to(dtype), 129, comm, state)
+            chosen.append(part.indices)
+
+    virtual.run(1, body)
+    assert torch.equal(chosen[0], chosen[1])
+    assert torch.equal(chosen[0], chosen[2])
