@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
     from sparsify.methods.blockrandomk import blockrandomk as blockrandomk
     from sparsify.methods.control import control as control
     from sparsify.methods.deft import deft as deft
+    from sparsify.methods.demo import demo as demo
     from sparsify.methods.dense import dense as dense
     from sparsify.methods.desloc import desloc as desloc
     from sparsify.methods.dgc import dgc as dgc
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
     from sparsify.methods.hardthreshold import hardthreshold as hardthreshold
     from sparsify.methods.localsgd import localsgd as localsgd
     from sparsify.methods.micro import micro as micro
+    from sparsify.methods.muloco import muloco as muloco
     from sparsify.methods.noloco import noloco as noloco
     from sparsify.methods.oktopk import oktopk as oktopk
     from sparsify.methods.powersgd import powersgd as powersgd
@@ -46,7 +48,9 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
     from sparsify.methods.sidco import sidco as sidco
     from sparsify.methods.signsgd import signsgd as signsgd
     from sparsify.methods.sparcml import sparcml as sparcml
+    from sparsify.methods.sparseloco import sparseloco as sparseloco
     from sparsify.methods.stable_topk import stable_topk as stable_topk
+    from sparsify.methods.streaming_diloco import streaming_diloco as streaming_diloco
     from sparsify.methods.terngrad import terngrad as terngrad
     from sparsify.methods.topk import topk as topk
 

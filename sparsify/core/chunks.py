@@ -159,7 +159,7 @@ class Slab(NamedTuple):
         return self.num_chunks * self.size
 
 
-def slabs_of(grids: Sequence[Grid], each: Sequence[int], most: int = SLAB) -> list[Slab]:
+def slabs_of(grids: Sequence[Grid], each: Sequence[int], most: int) -> list[Slab]:
     """All chunks, in slabs of at most so many elements, or of one chunk."""
     found = dict[tuple[int, int], list[Slab]]()
     for at, (grid, few) in enumerate(zip(grids, each, strict=True)):
@@ -235,7 +235,7 @@ class Tiles:
             starts = [torch.empty(0, dtype=torch.int64, device=self.device)]
             for grid, few in zip(self.grids, each, strict=True):
                 starts.append(grid.starts(self.device)[:, None].expand(-1, few).reshape(-1))
-            firsts, slabs = tuple(accumulate(totals, initial=0)), slabs_of(self.grids, each)
+            firsts, slabs = tuple(accumulate(totals, initial=0)), slabs_of(self.grids, each, SLAB)
             columns, widths = (
                 host_sync.to_device(numbers, starts[0], self.narrow).repeat_interleave(
                     host_sync.to_device(totals, starts[0]), output_size=firsts[-1]

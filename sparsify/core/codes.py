@@ -76,7 +76,7 @@ class ValueCode(ABC):
 
 
 @dataclass(frozen=True)
-class Plain(ValueCode):
+class PlainValues(ValueCode):
     """Values as numbers of some type, without scales; see `Wire` for what lies beyond its range."""
 
     value: ValueType = "as_is"
@@ -256,9 +256,9 @@ class Statistical2(Means):
 def code_named(word: Code) -> ValueCode:
     """The code that methods offer by this word."""
     codes: dict[str, ValueCode] = {
-        "as_is": Plain(),
-        "fp32": Plain("fp32"),
-        "bf16": Plain("bf16"),
+        "as_is": PlainValues(),
+        "fp32": PlainValues("fp32"),
+        "bf16": PlainValues("bf16"),
         "int8": Int8(),
         "e3m0": E3M0(),
         "symmetric2": Symmetric2(),

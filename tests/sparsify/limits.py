@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparsify.method import Method
+from sparsify.methods._chunked import ChunkTopK
 from sparsify.methods.adacomp import AdaComp
 from sparsify.methods.deft import Deft
 from sparsify.methods.dgc import DgcSample, WithDenseVectors
@@ -31,6 +32,8 @@ def limits_of_selector(selector: Any, n: int, k: int, size: int) -> tuple[int, i
         case Union():
             least, most = limits_of_selector(selector.own, n, k, size)
             return least, min(n, size * most)
+        case ChunkTopK():  # of each chunk its share, at least one element
+            return min(n, 1), n
         case DgcSample():
             return 0, k
         case ReusedThreshold():

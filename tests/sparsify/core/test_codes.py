@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsify.core.codes import E3M0, Int8, Levels, Membership, Plain, Statistical2, Symmetric2, code_named
+from sparsify.core.codes import (
+    E3M0,
+    Int8,
+    Levels,
+    Membership,
+    PlainValues,
+    Statistical2,
+    Symmetric2,
+    code_named,
+)
 from sparsify.ranges import Code
 
 WORDS = get_args(Code)
@@ -190,7 +199,7 @@ def test_errors_are_in_the_order_of_the_bits_and_symmetric_codes_beat_the_publis
 
 def test_codes_have_names() -> None:
     found = [type(code_named(word)) for word in WORDS]
-    assert found == [Plain, Plain, Plain, Int8, E3M0, Symmetric2, Statistical2]
+    assert found == [PlainValues, PlainValues, PlainValues, Int8, E3M0, Symmetric2, Statistical2]
     assert [word for word in WORDS if code_named(word).is_exact] == ["as_is", "fp32"]
     with pytest.raises(ValueError, match=r"no code 'int4'.*; there are: as_is, bf16, e3m0, fp32, int8"):
         code_named("int4")  # type: ignore[arg-type]  # a wrong word, as an unchecked script has it

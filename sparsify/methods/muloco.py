@@ -1,0 +1,28 @@
+from typing import Literal
+
+from sparsify.feedback import ErrorFeedback
+from sparsify.local.strategy import Local, Nesterov
+from sparsify.method import Dense, Method
+from sparsify.methods.qgz import QuantisedReduce
+from sparsify.ranges import Count, MomentumFactor, Positive, checked
+
+
+@checked
+def muloco(
+    every: Count = 30, lr: Positive = 0.9, momentum: MomentumFactor = 0.8, bits: Literal[4, 8, 32] = 32
+) -> Local:
+    """MuLoCo: DiLoCo with Muon as the inner optimiser of matrices. Therien et al. 2025, arXiv:2505.23725.
+
+    Muon is the user's to give: `torch.optim.Muon` for matrices, AdamW for the rest; in the harness
+    task.optimiser=muon. This is the outer side, with the rates of the paper's configurations.
+
+    Args:
+        every: H.
+        lr: of the outer step; their DiLoCo with AdamW has 0.8.
+        momentum: Nesterov's; their DiLoCo has 0.9.
+        bits: 32, as the parameters are; 8 or 4: the drift is rounded, see `qgz`, with a residual. Theirs
+            rounds by another quantiser, in 4 or 2 bits.
+    """
+    rounded = QuantisedReduce(bits, 256, ErrorFeedback(), "layer") if bits != 32 else None
+    method: Method = rounded or Dense("layer")
+    return Local(every, method, Nesterov(lr, momentum))
