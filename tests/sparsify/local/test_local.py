@@ -105,7 +105,7 @@ def live(
 
 
 def wrapped(
-    inner: MakeInner, model: nn.Module, strategy: Local, comm: Comm, **options: Any
+    inner: MakeInner, model: nn.Module, strategy: Local, comm: Comm | None, **options: Any
 ) -> LocalOptimiser:
     found = sparsify.distribute(inner([*model.parameters()]), model, strategy, comm, **options)
     assert isinstance(found, LocalOptimiser)
