@@ -71,6 +71,7 @@ class Question:
     select_s: Mapping[str, Range]  # by method: selecting, packing, merging
     overlap: tuple[float, float, float] = OVERLAP
     skew: float = SKEW
+    every: int = 1  # H, local steps from one exchange to the next
 
 
 class Prediction(NamedTuple):
@@ -83,6 +84,7 @@ class Prediction(NamedTuple):
     transfer_s: float
     speedup: Value  # over dense
     matters: str  # the input whose range moves the step time most
+    every: int = 1  # steps from one exchange to the next
 
 
 Inputs = Mapping[str, int]  # name of an input -> where in its range it is taken: -1, 0 or 1
@@ -95,22 +97,26 @@ INPUTS = COMPUTE, SELECT, ALPHA, BETA, SHARED = (
 def ranked(question: Question) -> list[Prediction]:
     """Dense and every method whose selection time is known, the quickest first."""
     dense = StepTime(question, "dense")
-    others = [name for name in question.select_s if name != "dense"]
-    steps = (dense, *(StepTime(question, name) for name in told_now_and_then(others, "methods")))
+    others = [name for name in ("dense", *question.select_s) if name != "dense" or question.every > 1]
+    every = question.every
+    steps = (dense, *(StepTime(question, name, every) for name in told_now_and_then(others, "methods")))
     return sorted((predicted(step, dense) for step in steps), key=lambda found: found.step.value)
 
 
 class StepTime:
-    """One method's step time, by what is not known exactly."""
+    """One method's step time, by what is not known exactly; the mean over a round of local steps."""
 
-    def __init__(self, question: Question, name: str) -> None:
-        self.question, self.name = question, name
+    def __init__(self, question: Question, name: str, every: int = 1) -> None:
+        self.question, self.name, self.every = question, name, every
         self.select = question.select_s.get(name, Range(0.0, 0.0, 0.0, "dense selects nothing"))
         self.traffic = traffic_seconds(question, name)
 
     def seconds(self, inputs: Inputs) -> float:
         compute_s = self.question.compute_s.at(inputs.get(COMPUTE, 0))
-        return compute_s + self.select.at(inputs.get(SELECT, 0)) + self.transfer(inputs)
+        return compute_s + self.selecting(inputs) + self.transfer(inputs)
+
+    def selecting(self, inputs: Inputs) -> float:
+        return self.select.at(inputs.get(SELECT, 0)) / self.every
 
     def transfer(self, inputs: Inputs) -> float:
         alpha, beta = LATENCY ** inputs.get(ALPHA, 0), BANDWIDTH ** inputs.get(BETA, 0)
@@ -121,7 +127,7 @@ class StepTime:
         network = self.question.network
         inside = network.inside and slower(network.inside)
         exchange = self.traffic[inputs.get(SHARED, 0)]
-        return exchange(replace(network, between=slower(network.between), inside=inside))
+        return exchange(replace(network, between=slower(network.between), inside=inside)) / self.every
 
 
 def predicted(step: StepTime, dense: StepTime) -> Prediction:
@@ -130,10 +136,11 @@ def predicted(step: StepTime, dense: StepTime) -> Prediction:
         step.name,
         combined(step.seconds),
         step.question.compute_s.middle,
-        step.select.middle,
+        step.selecting({}),
         step.transfer({}),
         combined(lambda inputs: dense.seconds(inputs) / step.seconds(inputs)),
         max(moves, key=lambda name: moves[name]),
+        step.every,
     )
 
 

@@ -19,7 +19,7 @@ from experiments.config.folders import Folders
 from sparsify.core.selections import SLICES
 from sparsify.cost import Link, Network
 from sparsify.methods import REGISTRY as METHODS
-from sparsify.ranges import LARGEST, Meta, Portion, Positive, Share, check, unknown
+from sparsify.ranges import LARGEST, Count, Meta, Portion, Positive, Share, check, unknown
 from sparsify.replay import sparse_part
 
 GROUP = "results"
@@ -35,7 +35,7 @@ Elements = Annotated[
 ]
 OWN: dict[str, Any] = {  # words that no run has
     "compute_s": Seconds, "parameters": Elements | str, "density": Share, "overlap": Portion,
-    "skew": Annotated[float, Meta(ge=1, le=SLICES)], "methods": Names, SELECT: Seconds,
+    "skew": Annotated[float, Meta(ge=1, le=SLICES)], "methods": Names, "every": Count, SELECT: Seconds,
 }  # fmt: skip
 DENSITY = 0.001
 
@@ -52,7 +52,8 @@ def advise(words: SettingWords, *, save: str | None = None) -> int:
             seconds of a step but for selecting and communicating; select_s.METHOD=, seconds that a method
             selects; both may be a range, as 0.1..0.2; parameters=, elements of the model, or the name of a
             published one; density=, k/n; overlap=, what two workers' selections have in common, and skew=;
-            methods=, which, with commas (topk-fused: with the fused kernel).
+            methods=, which, with commas (topk-fused: with the fused kernel); every=, H: each method averages
+            what H local steps have moved, and is compared with dense in every step.
         save: the name of the files that are written.
     """
     config, given = _split(words)
@@ -117,6 +118,7 @@ def _question(given: Mapping[str, Any], known: Known) -> tuple[Question, list[st
         {name: each for name, each in select_s.items() if name in (wanted or select_s)},
         (given["overlap"],) * 3 if "overlap" in given else _advice.OVERLAP,
         given.get("skew", _advice.SKEW),
+        given.get("every", 1),
     )
     return question, [name for name in LISTED if name not in select_s]
 
@@ -186,7 +188,14 @@ def _table(
 ) -> tables.Table:
     rows = [
         {
-            "method": style.look(one.method).label,
+            "method": style.look(one.method).label
+            + (
+                f", every {one.every} steps"
+                if one.every > 1
+                else ", every step"
+                if question.every > 1
+                else ""
+            ),
             "step": one.step.times(1e3),
             "computing": 1e3 * one.compute_s,
             "selecting": 1e3 * one.select_s,
@@ -226,11 +235,15 @@ def _note(question: Question, known: Known, left_out: Sequence[str]) -> str:
         if config["cluster"]["where"] == "slurm" and nodes > 1 and question.network.inside is None
         else ""
     )
+    local = (
+        f" Methods that average every {question.every} steps select and communicate so rarely; what that "
+        "does to the model is not predicted, nor what the outer step takes."
+    ) * (question.every > 1)
     return (
         "Predicted, not measured; nothing overlaps, nobody is late. Where numbers come from: "
         f"{'; '.join(sources)}. Communicating: simulated by the alpha-beta model. Intervals: what the inputs "
         f"may be off by, latency by a factor of {_advice.LATENCY:g}, bandwidth of {_advice.BANDWIDTH:g}, a "
         f"single measurement or a given number of {_advice.GIVEN:g}, the others from the slowest to the "
         f"quickest run; overlap of two workers' selections {least:g} to {most:g}."
-        f"{flat}{missing}"
+        f"{flat}{missing}{local}"
     )

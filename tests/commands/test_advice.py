@@ -21,6 +21,7 @@ PARTS = "cluster|task|method|train|timing|launch|data|container|alternate"
 EVERY = (
     ["cluster=generic_slurm", "container=cpu", "task=cnn_cifar10"], ["cluster=virtual", "method=dgc"],
     ["cluster=netns", "task=vector"], ["variants={dense:'method=dense',sparse:'method=topk'}"],
+    ["task=gpt_ptb"],
 )  # fmt: skip
 
 

@@ -36,6 +36,18 @@ def test_a_step_is_the_sum_of_its_parts_and_the_quickest_comes_first() -> None:
     assert found[0].transfer_s == pytest.approx(24_000e-8 + 2e-4)
 
 
+def test_local_steps_select_and_communicate_once_a_round_and_are_compared_with_dense_in_every_step() -> None:
+    found = {(one.method, one.every): one for one in _advice.ranked(question(every=10))}
+    plain = {one.method: one for one in _advice.ranked(question())}
+    assert set(found) == {("dense", 1), ("dense", 10), ("topk", 10)}
+    assert found["dense", 1] == plain["dense"]
+    for name in ("dense", "topk"):
+        local, every_step = found[name, 10], plain[name]
+        assert local.transfer_s == pytest.approx(every_step.transfer_s / 10)
+        assert local.select_s == pytest.approx(every_step.select_s / 10)
+        assert local.speedup.value == pytest.approx(plain["dense"].step.value / local.step.value)
+
+
 def test_what_matters_most_is_the_widest_input() -> None:
     wide = question(compute_s=Range(0.01, 0.1, 1.0, "given"))
     assert {one.matters for one in _advice.ranked(wide)} == {"computing time"}
@@ -75,6 +87,14 @@ def test_a_table_is_printed_and_written(here: Command) -> None:
     assert "simulated by the alpha-beta model" in done.stdout
     assert "resnet50, " in done.stdout
     assert "joins all workers alike, also those of one of the 2 nodes" in done.stdout
+
+
+def test_a_table_says_how_often_a_method_averages(here: Command) -> None:
+    words = ["cluster=generic_slurm", "link=ethernet_1g", "workers=16", "parameters=resnet50", "every=30"]
+    done = fine(here("advise", *words, "compute_s=0.12", "select_s.topk=0.01", "methods=dense,topk"))
+    for label in ("dense, every step", "dense, every 30 steps", "Top-k, every 30 steps"):
+        assert f"| {label} |" in done.stdout
+    assert "what that does to the model is not predicted" in done.stdout
 
 
 def test_nodes_have_a_link_of_their_own_inside(here: Command) -> None:

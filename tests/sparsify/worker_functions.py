@@ -144,8 +144,8 @@ def one_late_rank(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tenso
 
 
 def anchors_of_local_steps(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """Parameters and anchor in mid-round, by strategy; of late ones also from an overlapping thread, where there
-    are processes.
+    """Parameters and anchor in mid-round, by strategy; of late ones also from an overlapping thread, where
+    there are processes.
     """
     from tests.sparsify.local import rounds
 
