@@ -72,18 +72,15 @@ SCHEMES = {
     "packed": Scheme(style.Look("SparseLoCo", "#009E73", "", ""), PACKED / CHUNK, True),
 }  # fmt: skip
 # What is marked on the left: its name there, and where that stands.
-UPPER_RIGHT, LOWER_LEFT = (
-    {"xytext": (5, 4), "ha": "left"}, {"xytext": (-5, -4), "ha": "right", "va": "top"},
-)  # fmt: skip
 STARS: dict[str, tuple[str, dict[str, Any]]] = {
     "DiLoCo, H 500": ("DiLoCo", {"xytext": (5, 3), "ha": "left"}),
     "Streaming, H 100, FP4 / bf16": ("Streaming", {"xytext": (8, -6), "ha": "right", "va": "top"}),
-    "Covenant-72B, packed / fp32": ("Covenant-72B", LOWER_LEFT),
+    "Covenant-72B, packed / fp32": ("Covenant-72B", {"xytext": (-5, -4), "ha": "right", "va": "top"}),
     "DeMo, k 16 / fp32": ("DeMo, up to", {"xytext": (6, -1), "ha": "left", "va": "center"}),
-    "DES-LOC, K 256": ("DES-LOC", UPPER_RIGHT),
+    "DES-LOC, K 256": ("DES-LOC", {"xytext": (5, 4), "ha": "left"}),
 }
 DECADES, FACTORS = (1, 10, 100, 1000), (2, 5, 10, 20, 50, 100, 200, 500)
-PUBLISHED = style.Look("published ratio", "#000000", "*", "")
+PUBLISHED, OURS = style.Look("", "#000000", "*", ""), style.Look("", "#0072B2", "s", "")
 
 
 class Ratio(NamedTuple):
@@ -147,7 +144,7 @@ def desloc_over_local_adam() -> float:
 
 
 def muloco() -> float:
-    return 8 * BF16 / value("therien2025.bits")
+    return float(8 * BF16 / value("therien2025.bits"))
 
 
 def zeropp() -> float:
@@ -171,12 +168,8 @@ def runs(profile: str) -> list[Run]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    panels = [_lines, _ratios]
-    keys = [
-        marks.Line2D([], [], color="#000000", marker="*", linestyle="", mfc="none", label="published ratio"),
-        marks.Line2D([], [], color="#0072B2", marker="s", linestyle="", label="by arithmetic (right)"),
-    ]
-    return plots.picture(panels, 3.5, keys=keys, ncols=4, width_ratios=(1.15, 1))
+    keys = marks.dot_keys({"published ratio": ("*", "#000000"), "by arithmetic (right)": ("s", OURS.colour)})
+    return plots.picture([_lines, _ratios], 3.5, keys=keys, ncols=4, width_ratios=(1.15, 1))
 
 
 def _lines(axes: plots.Axes) -> None:
@@ -209,10 +202,9 @@ def _ratios(axes: plots.Axes) -> None:
     """Published and re-derived ratios, a row each."""
     found = ratios()
     y = range(len(found))
-    ours = style.Look("", "#0072B2", "s", "")
     plots.dots(
         [
-            plots.Curve(ours, [each.ours for each in found], y, {"label": None, "ms": 4}),
+            plots.Curve(OURS, [each.ours for each in found], y, {"label": None, "ms": 4}),
             plots.Curve(
                 PUBLISHED, [each.published for each in found], y, {"label": None, "mfc": "none", "ms": 8}
             ),
