@@ -7,6 +7,7 @@ out. That the library packs messages to the bytes computed here is a test (tests
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,10 @@ COEFFICIENT = DEMO["place"] + DEMO["value"]  # bytes
 PERIODS: dict[str, int] = value("iacob2025.periods")
 DESLOC_EVERY = 256  # inferred: the power of two at which the published 170 times come out
 GBIT: dict[str, dict[int, float]] = value("douillard2025.gbit")
-LOSS: dict[str, float] = value("douillard2025.loss")
+LOSS: dict[str, dict[int, float]] = value("douillard2025.loss")
+EXCHANGED: dict[str, dict[int, float]] = value("douillard2025.exchanged")
+HOURS: dict[str, dict[int, float]] = value("douillard2025.hours")
+GBIT_PER_HOUR = 3600  # through 1 Gbit/s
 GB, MEGABIT = 1e9, 1e6
 MODEL = 1_000_000_000  # elements in the picture
 EVERY = np.geomspace(1, 1000, 31)
@@ -100,7 +104,10 @@ def ratios() -> list[Ratio]:
     streams = value("douillard2025.every")
     return [
         Ratio("DiLoCo, H 500", value("douillard2023.less"), every, FP32, every),
-        Ratio("Streaming, H 100, FP4 / bf16", exchanged(), streams * BF16 / FP4, BF16, streams),
+        Ratio(
+            "Streaming, H 100, FP4 / bf16", value("douillard2025.less"), streams * BF16 / FP4, BF16, streams
+        ),
+        Ratio("Streaming's peak, 3 layers / 24", value("douillard2025.peak"), peak(), FP32, 1),
         Ratio("Covenant-72B, packed / fp32", value("lidin2026.less"), sparseloco(PACKED), FP32, inner, inner),
         Ratio("the same, not packed", value("lidin2026.less"), sparseloco(UNPACKED), FP32, inner, inner),
         Ratio(
@@ -129,9 +136,10 @@ def demo_told() -> float:
     return float(told["dense"] / told["least"])
 
 
-def exchanged() -> float:
-    told = value("douillard2025.exchanged")
-    return float(told["parallel"][25] / told["streaming"][25])
+def peak() -> float:
+    """Of streaming DiLoCo: all layers over those of a fragment."""
+    layers = value("douillard2025.layers")
+    return float(layers["model"] / layers["fragment"])
 
 
 def desloc() -> float:
@@ -161,6 +169,25 @@ def upload_s(nbytes: float) -> float:
 def bandwidths(method: str) -> np.ndarray:
     """(utilisations,): of data parallelism over those of the method."""
     return np.array([GBIT["parallel"][share] / GBIT[method][share] for share in GBIT["parallel"]])
+
+
+def losses(method: str, other: str) -> np.ndarray:
+    """(sizes,): of Streaming DiLoCo's Table 5, by how much the method's is above the other's."""
+    return np.array([round(LOSS[method][size] - LOSS[other][size], 2) for size in LOSS[other]])
+
+
+def through_1_gbit_s() -> np.ndarray:
+    """(budgets,): the hours of data parallelism over those that its terabytes take, by the same table."""
+    takes = [8 * 1e3 * terabytes / GBIT_PER_HOUR for terabytes in EXCHANGED["parallel"].values()]
+    return np.array([*HOURS["parallel"].values()]) / takes
+
+
+def noloco() -> dict[str, float]:
+    """The DiLoCo that NoLoCo is compared with, over it: local steps, and bytes of a worker and step."""
+    steps = {name: each["every"] for name, each in value("kolehmainen2025.configurations").items()}
+    models = value("kolehmainen2025.messages")
+    nbytes = {name: models[name] / steps[name] for name in steps}
+    return {"every": steps["diloco"] / steps["noloco"], "bytes": nbytes["diloco"] / nbytes["noloco"]}
 
 
 def runs(profile: str) -> list[Run]:
@@ -217,8 +244,8 @@ def _ratios(axes: plots.Axes) -> None:
 
 
 def table(frames: Frames) -> list[Table]:
-    """Messages, ratios, uploads, and the bandwidths of Streaming DiLoCo's Table 4."""
-    return [_of_schemes(), _of_ratios(), _of_uploads(), _of_bandwidths()]
+    """Messages, ratios, uploads, and what Streaming DiLoCo's Tables 1, 4 and 5 say of each other."""
+    return [_of_schemes(), _of_ratios(), _of_uploads(), _of_bandwidths(), _of_losses(), _of_hours()]
 
 
 def _of_schemes() -> Table:
@@ -273,12 +300,45 @@ def _of_bandwidths() -> Table:
     return Table.of("Bandwidth for one utilisation, ratio", rows, {"utilisation": "%"}, note)
 
 
+def _of_losses() -> Table:
+    rows = [
+        {
+            "parameters": size, "data parallel": LOSS["parallel"][size],
+            "DiLoCo, H 30": LOSS["diloco_30"][size], "streaming, H 30": LOSS["streaming_30"][size],
+            "streaming, H 100": LOSS["streaming_100"][size],
+        }
+        for size in LOSS["parallel"]
+    ]  # fmt: skip
+    return Table.of("Loss on C4", rows, {"parameters": "million"}, "Streaming DiLoCo's Table 5.")
+
+
+def _of_hours() -> Table:
+    rows = [
+        {
+            "tokens": tokens, "data parallel": terabytes, "streaming": EXCHANGED["streaming"][tokens],
+            "times fewer": terabytes / EXCHANGED["streaming"][tokens],
+            "data parallel over 1 Gbit/s": HOURS["parallel"][tokens],
+            "that these bytes take": HOURS["parallel"][tokens] / share,
+        }
+        for (tokens, terabytes), share in zip(
+            EXCHANGED["parallel"].items(), through_1_gbit_s(), strict=True
+        )
+    ]  # fmt: skip
+    units = {
+        "tokens": "billion", "data parallel": "TB", "streaming": "TB", "data parallel over 1 Gbit/s": "h",
+        "that these bytes take": "h",
+    }  # fmt: skip
+    note = "Streaming DiLoCo's Table 1; how many times fewer and the last column are computed."
+    return Table.of("Bytes and hours", rows, units, note)
+
+
 def facts(frames: Frames) -> dict[str, object]:
     return {
         "packed": number(PACKED), "unpacked": number(UNPACKED), "chosen": SPARSELOCO["chosen"],
         "chunk": CHUNK, "upload": number(round(upload_s(PACKED))),
         "upload_unpacked": number(round(upload_s(UNPACKED))), "half": number(bandwidths("diloco")[0]),
         "most": number(bandwidths("diloco")[-1]), "coefficient": COEFFICIENT,
+        "hours": number(round(1 / through_1_gbit_s()[0])),
     }  # fmt: skip
 
 
@@ -286,9 +346,10 @@ def claims() -> list[Claim]:
     """What the published numbers say of each other."""
     told = value("lidin2026.communication")
     computing = value("lidin2026.computing")
-    losses = {name: LOSS[name] for name in ("parallel", "diloco_30", "streaming_30")}
-    streaming, diloco = bandwidths("streaming"), bandwidths("diloco")
-    found = {
+    evaluated, replicas = value("douillard2025.evaluated"), value("douillard2025.replicas")
+    inner = [round(evaluated[name] - evaluated["outer"], 2) for name in ("replica", "mean")]
+    four = [round(replicas[4][tokens] - loss, 2) for tokens, loss in replicas[2].items()]
+    found: dict[str, float | tuple[float, int]] = {
         "lidin2026.local-costs.packed": sparseloco(PACKED),
         "lidin2026.local-costs.unpacked": sparseloco(UNPACKED),
         "lidin2026.local-costs.bf16": sparseloco(PACKED, BF16),
@@ -299,18 +360,36 @@ def claims() -> list[Claim]:
         "peng2024.local-costs.demo-reference": demo(DEMO["chosen"], FP32),
         "peng2024.local-costs.demo-least": demo(1, BF16),
         "douillard2023.local-costs.diloco": float(value("douillard2023.every")),
-        "douillard2025.local-costs.streaming-loss": 100 * (losses["diloco_30"] / losses["parallel"] - 1),
-        "douillard2025.local-costs.streaming-fp4": round(losses["diloco_30"] - losses["streaming_30"], 2),
-        "douillard2025.local-costs.streaming-bandwidth": streaming.min(),
-        "douillard2025.local-costs.diloco-bandwidth": diloco.min(),
+        "douillard2025.local-costs.streaming-loss": _most(
+            100 * losses("diloco_30", "parallel") / [*LOSS["parallel"].values()]
+        ),
+        "douillard2025.local-costs.streaming-fp4": _least(losses("diloco_30", "streaming_30")),
+        "douillard2025.local-costs.streaming-outer": _least(inner),
+        "douillard2025.local-costs.streaming-bandwidth": _least(bandwidths("streaming")),
+        "douillard2025.local-costs.diloco-bandwidth": _least(bandwidths("diloco")),
         "douillard2025.local-costs.streaming-exchanged": value("douillard2025.every") * BF16 / FP4,
+        "douillard2025.local-costs.streaming-peak": peak(),
+        "douillard2025.local-costs.streaming-hours": _most(through_1_gbit_s()),
+        "douillard2025.local-costs.streaming-replicas": _least(four),
         "therien2025.local-costs.muloco": muloco(),
         "iacob2025.local-costs.desloc-local-adam": desloc_over_local_adam(),
         "iacob2025.local-costs.desloc": desloc(),
+        "kolehmainen2025.local-costs.noloco-every": noloco()["every"],
+        "kolehmainen2025.local-costs.noloco-bytes": noloco()["bytes"],
         "wang2023.local-costs.zeropp": zeropp(),
     }
-    several = {name: len(streaming) for name in found if name.endswith("-bandwidth")}
-    return [claim(name, _exact, float(ours), several.get(name, 1)) for name, ours in found.items()]
+    return [
+        claim(name, _exact, *(ours if isinstance(ours, tuple) else (float(ours), 1)))
+        for name, ours in found.items()
+    ]  # fmt: skip
+
+
+def _least(several: Sequence[float] | np.ndarray) -> tuple[float, int]:
+    return float(min(several)), len(several)
+
+
+def _most(several: Sequence[float] | np.ndarray) -> tuple[float, int]:
+    return float(max(several)), len(several)
 
 
 def _exact(frames: Frames, ours: float, count: int) -> Value:
