@@ -324,7 +324,7 @@ def test_desloc_averages_each_moment_at_its_own_period_and_says_what_it_needs() 
         model = model_of()
         optimiser = wrapped(INNER.sgd, model, sparsify.desloc(1, 1, 1), comm)
         fill(model, comm.rank, 0)
-        with pytest.raises(ValueError, match=r"SGD keeps no 'exp_avg' of 2\.bias that could be averaged"):
+        with pytest.raises(ValueError, match=r"SGD keeps no 'exp_avg' of 2\.bias that to be averaged"):
             optimiser.step()
 
     virtual.run(1, without)
@@ -556,6 +556,15 @@ def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
             optimiser.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
         with pytest.raises(ValueError, match="overlap=True averages while the steps of a delay go on"):
             sparsify.distribute(INNER.sgd([*model.parameters()]), model, local("topk"), comm, overlap=True)
+        gappy = nn.Linear(6, 4, dtype=torch.float64)
+        gappy.weight = nn.Parameter(torch.zeros(4, 12, dtype=torch.float64)[:, ::2])
+        with pytest.raises(ValueError, match=r"weight has strides \(12, 2\) for shape \(4, 6\): gaps"):
+            wrapped(INNER.sgd, gappy, local("topk"), comm)
+        turned = nn.Conv2d(2, 3, 2, dtype=torch.float64)
+        held = wrapped(INNER.sgd, turned, sparsify.localsgd(every=1), comm)
+        turned.to(memory_format=torch.channels_last)
+        with pytest.raises(ValueError, match=r"weight was .* and is now .*, strides \(8, 1, 4, 2\), in the"):
+            held.step()
         model[0].weight.requires_grad_(False)  # type: ignore[index]
         for _ in range(EVERY - 1):
             optimiser.step()
