@@ -324,7 +324,7 @@ def test_desloc_averages_each_moment_at_its_own_period_and_says_what_it_needs() 
         model = model_of()
         optimiser = wrapped(INNER.sgd, model, sparsify.desloc(1, 1, 1), comm)
         fill(model, comm.rank, 0)
-        with pytest.raises(ValueError, match=r"SGD keeps no 'exp_avg' of 2\.bias that to be averaged"):
+        with pytest.raises(ValueError, match=r"SGD keeps no 'exp_avg' of 2\.bias to be averaged"):
             optimiser.step()
 
     virtual.run(1, without)
