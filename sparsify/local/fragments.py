@@ -160,6 +160,8 @@ class Fragment:
     def apply(self) -> None:
         """Move the anchor by the average drift, and the parameters to it: step 4."""
         drift, self.drift, mix = self.drift, [], self.strategy.mix
+        if not drift:  # sending it has failed, and somebody goes on
+            return
         if self.strategy.averages_models:
             torch._foreach_copy_(self.anchor, drift)
         else:

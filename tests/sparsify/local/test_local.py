@@ -450,6 +450,33 @@ def test_a_nan_in_a_local_step_is_named_before_the_exchange_and_the_anchor_is_ke
         assert torch.equal(start, end)
 
 
+def test_after_a_nan_all_go_on_from_the_anchor_with_a_late_average_missing() -> None:
+    """An average that was never made is not applied: anchors stay alike, and move again in the next round."""
+
+    def body(comm: Comm) -> list[Tensor]:
+        model = model_of()
+        optimiser = wrapped(INNER.sgd, model, local("topk", delay=2), comm)
+        anchors = [anchor(optimiser, model)]
+        for step in range(2 * EVERY + 3):
+            optimiser.zero_grad()
+            fill(model, comm.rank, step)
+            if (comm.rank, step) == (1, EVERY - 1):
+                there_grad(model[2].weight)[0] = torch.nan  # type: ignore[index]
+            try:
+                optimiser.step()
+            except NonFiniteDrift:
+                with torch.no_grad():
+                    nn.utils.vector_to_parameters(anchors[0], model.parameters())
+            anchors.append(anchor(optimiser, model))
+        return anchors
+
+    first, *others = virtual.run(SIZE, body)
+    for other in others:
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(first, other, strict=True))
+    moved = [at for at, (a, b) in enumerate(pairwise(first), 1) if not torch.equal(a, b)]
+    assert moved == [2 * EVERY + 2]
+
+
 def test_a_step_that_is_left_out_counts_so_all_exchange_together() -> None:
     def body(comm: Comm) -> Tensor:
         model = model_of()
