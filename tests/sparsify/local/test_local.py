@@ -466,7 +466,7 @@ def test_after_a_nan_all_go_on_from_the_anchor_with_a_late_average_missing() -> 
                 optimiser.step()
             except NonFiniteDrift:
                 with torch.no_grad():
-                    nn.utils.vector_to_parameters(anchors[0], model.parameters())
+                    nn.utils.vector_to_parameters(anchors[0].clone(), model.parameters())
             anchors.append(anchor(optimiser, model))
         return anchors
 
