@@ -140,7 +140,7 @@ def _by_step(steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def precisions(runs: pd.DataFrame) -> pd.Series[Any]:
     """Precision that each run multiplied in, or where that was not recorded, the one asked for."""
-    asked = runs.get("precision", pd.Series(dtype=object))
+    asked = runs.get("precision", pd.Series(index=runs.index, dtype=object))
     got: pd.Series[Any] = runs.get("provenance.precision", asked).fillna(asked)
     return got
 
