@@ -348,9 +348,8 @@ def _alike(frames: Frames, keys: Sequence[str], *more: str, without: str = "") -
     columns = {name: frames.runs[name] for name in (*ALIKE, *more) if name in frames.runs}
     columns["precision"] = precisions(frames.runs)
     for column in (name for name in (*ALIKE, *more) if name != without):
-        found = sorted(
-            {str(value)[:12] for value in columns[column][there].dropna()} if column in columns else ()
-        )
+        values = columns[column][there].dropna() if column in columns else ()
+        found = sorted({str(value)[:12] for value in values})
         if len(found) > 1:
             raise Mixed(
                 f"these runs can't be compared: they differ in {column} ({', '.join(found)}); "

@@ -36,7 +36,8 @@ def typical_step(frames: Frames, key: str) -> int:
     slowest = slowest_rank(warm(frames, key).steps)
     recorded = slowest_rank(steps_of(frames, key)).loc[spans["step"].unique()]
     of_warm = recorded[recorded.index.isin(slowest.index)]  # older records kept the spans of one cold step
-    return int(((of_warm if len(of_warm) else recorded) - slowest.median()).abs().idxmin())
+    distance = ((of_warm if len(of_warm) else recorded) - slowest.median()).abs()
+    return int(distance.index.to_numpy()[distance.to_numpy().argmin()])
 
 
 def aligned(spans: pd.DataFrame) -> pd.DataFrame:

@@ -285,12 +285,13 @@ def _rows(frames: Frames, table: Literal["runs", "steps"]) -> dict[str, np.ndarr
 
 def places(table: pd.DataFrame) -> dict[str, np.ndarray]:
     """Places of each run's rows in a table, by its key."""
-    return dict(table.groupby("key").indices)
+    return {str(key): np.asarray(rows) for key, rows in table.groupby("key").indices.items()}
 
 
 def steps_of(frames: Frames, key: str) -> pd.DataFrame:
     """A run's steps."""
-    return frames.steps.take(_rows(frames, "steps").get(key, NO_ROWS))
+    steps: pd.DataFrame = frames.steps.take(_rows(frames, "steps").get(key, NO_ROWS))
+    return steps
 
 
 def of_run(frames: Frames, key: str, column: str) -> Any:

@@ -126,8 +126,11 @@ def _phases(warm_steps: pd.DataFrame) -> pd.DataFrame:
     ranks = np.diff([*starts, len(order)])
     means = np.add.reduceat(values[order], starts) / ranks[:, None] if len(starts) else values
     columns = [name.removesuffix("_s") for name, is_there in zip(names, there, strict=True) if is_there]
-    table = pd.DataFrame(means, pd.Index(numbers, name="step"), columns)
-    return table.assign(unaccounted=means[:, 0] - means[:, 1:].sum(axis=1))
+    unaccounted = means[:, 0] - means[:, 1:].sum(axis=1)
+    table: pd.DataFrame = pd.DataFrame(means, pd.Index(numbers, name="step"), columns).assign(
+        unaccounted=unaccounted
+    )
+    return table
 
 
 def _by_step(steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
