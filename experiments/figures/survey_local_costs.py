@@ -1,8 +1,8 @@
 """What local steps and coded messages save, by the papers' own formulas: nothing is run.
 
-A message is what one worker hands over, as the papers' ratios count it: collectives multiply it by the number
-of workers. Scales of tensors, a few bytes each, are left out. That the library's exchanges send what is
-computed here is a law (tests/figures/test_local_costs.py).
+A message is what one worker hands over, as the papers' ratios count it. Collectives send more: an allreduce
+about two such messages, gathering one to each other worker. Scales of tensors, a few bytes each, are left
+out. That the library packs messages to the bytes computed here is a test (tests/figures/test_local_costs.py).
 """
 
 from __future__ import annotations
