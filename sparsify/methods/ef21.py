@@ -15,7 +15,7 @@ def ef21(density: Density = 0.001, scope: Scope = "global", eta: Share = 1.0) ->
     residual.
 
     Args:
-        density: k/n.
+        density: k/n, the share of the elements that each worker sends in a step.
         scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or so many MB.
         eta: share of the new gradient in the smoothed one; 1 as published, below 1 it is EF21-SGDM.
     """
