@@ -344,10 +344,12 @@ def _independent(series: np.ndarray) -> float:
 def _alike(frames: Frames, keys: Sequence[str], *more: str, without: str = "") -> None:
     """Refuse runs as Mixed that differ in a column of `ALIKE`, but for `without`, or of `more`."""
     reads(keys)
-    runs = frames.runs[frames.runs["key"].isin(keys)]
-    runs = runs.assign(precision=precisions(runs))
+    there = frames.runs["key"].isin(keys).to_numpy()
+    columns = {name: frames.runs[name] for name in (*ALIKE, *more) if name in frames.runs}
+    columns["precision"] = precisions(frames.runs)
     for column in (name for name in (*ALIKE, *more) if name != without):
-        found = sorted({str(value)[:12] for value in runs[column].dropna()}) if column in runs else []
+        values = columns[column][there].dropna() if column in columns else ()
+        found = sorted({str(value)[:12] for value in values})
         if len(found) > 1:
             raise Mixed(
                 f"these runs can't be compared: they differ in {column} ({', '.join(found)}); "
@@ -357,7 +359,10 @@ def _alike(frames: Frames, keys: Sequence[str], *more: str, without: str = "") -
 
 def _seeds(frames: Frames) -> pd.Series[Any]:
     """The seed of each run, by key."""
-    return frames.runs.set_index("key")["seed"] if "seed" in frames.runs else pd.Series(dtype=float)
+    if "seed" not in frames.runs:
+        return pd.Series(dtype=float)
+    by_key: pd.Series[Any] = pd.Series(frames.runs["seed"].to_numpy(), frames.runs["key"])
+    return by_key
 
 
 def _last(frames: Frames, keys: Sequence[str], column: str) -> pd.Series[float]:

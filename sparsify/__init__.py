@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
     from sparsify.doors.redistribution import redistribute
     from sparsify.local.distributing import distribute
     from sparsify.methods.adacomp import adacomp as adacomp
+    from sparsify.methods.arctopk import arctopk as arctopk
     from sparsify.methods.blockrandomk import blockrandomk as blockrandomk
     from sparsify.methods.control import control as control
     from sparsify.methods.deft import deft as deft
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
     from sparsify.methods.desloc import desloc as desloc
     from sparsify.methods.dgc import dgc as dgc
     from sparsify.methods.diloco import diloco as diloco
+    from sparsify.methods.ef21 import ef21 as ef21
     from sparsify.methods.efsignsgd import efsignsgd as efsignsgd
     from sparsify.methods.exdyna import exdyna as exdyna
     from sparsify.methods.gaussiank import gaussiank as gaussiank

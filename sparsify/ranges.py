@@ -57,6 +57,7 @@ Count = Annotated[int, Meta(ge=1, le=MOST)]
 # What the signatures of several methods have in common; see `sparsify.methods.topk`.
 Density = Share
 MomentumFactor = Annotated[float, Meta(ge=0, lt=1)]
+Kept = Annotated[float, Meta(ge=0, lt=1)]  # share of a worker's own parameters that an exchange leaves
 Megabytes = Annotated[float, Meta(gt=0, le=LARGEST, description="a bucket size in MB, above 0")]
 Scope = Literal["global", "layer"] | Megabytes
 AnyScope = Literal["global", "layer", "bucket"] | Megabytes  # `bucket`: one of DistributedDataParallel's

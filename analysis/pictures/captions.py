@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.pictures.numbers import brief, number
-from analysis.pictures.style import look, method_id
-from analysis.records.frames import Frames
+from analysis.pictures.style import TELLING, look, method_id
+from analysis.records.frames import Frames, of_run
 from analysis.records.frames import diverged as diverged_in
 from analysis.records.frames import label as label_of
 from analysis.records.steps import ENOUGH_RUNS, Warm, precisions, warm
@@ -341,4 +341,4 @@ def _fewest_seeds(frames: Frames) -> int:
 
 
 def _method(frames: Frames, key: str) -> str:
-    return method_id(frames.runs[frames.runs["key"] == key].iloc[0].to_dict())
+    return method_id({name: of_run(frames, key, name) for name in TELLING if name in frames.runs})

@@ -72,6 +72,10 @@ def two_columns(height: float = 2.7) -> dict[RcKeyType, Any]:
     return base() | {"figure.figsize": (TWO_COLUMNS, height)}
 
 
+# Columns of a run that tell which method it is.
+TELLING = ("variant", "method.name", "method.scope", "method.feedback", "select", "overlap")
+
+
 def method_id(run: Mapping[Any, Any]) -> str:
     """The name by which figures tell methods apart: name, scope, feedback, and the execution of selecting.
 

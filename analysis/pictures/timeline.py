@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.records.frames import Frames
-from analysis.records.steps import warm
+from analysis.records.frames import Frames, steps_of
+from analysis.records.steps import slowest_rank, warm
 
 ONE_CLOCK = ["key", "step", "rank"]  # spans that share these are of one clock and one step
 
@@ -33,11 +33,11 @@ def typical_step(frames: Frames, key: str) -> int:
         ValueError: there are no spans.
     """
     spans = spans_of(frames, key)
-    slowest = warm(frames, key).steps.groupby("step")["step_s"].max()
-    step_s = frames.steps[frames.steps["key"] == key].groupby("step")["step_s"].max()
-    recorded = step_s.loc[spans["step"].unique()]
+    slowest = slowest_rank(warm(frames, key).steps)
+    recorded = slowest_rank(steps_of(frames, key)).loc[spans["step"].unique()]
     of_warm = recorded[recorded.index.isin(slowest.index)]  # older records kept the spans of one cold step
-    return int(((of_warm if len(of_warm) else recorded) - slowest.median()).abs().idxmin())
+    distance = ((of_warm if len(of_warm) else recorded) - slowest.median()).abs()
+    return int(distance.index.to_numpy()[distance.to_numpy().argmin()])
 
 
 def aligned(spans: pd.DataFrame) -> pd.DataFrame:

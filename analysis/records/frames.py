@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -32,6 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _FOUND: dict[tuple[int, int], dict[Any, Any]] = {}  # by the identity of runs and of steps
 _READ: ContextVar[set[str] | None] = ContextVar("_READ", default=None)
+NO_ROWS = np.array([], dtype=int)
 NO_LOOKS = pd.DataFrame({name: pd.Series(dtype=field.type) for name, field in ALWAYS["looks"].items()})
 
 
@@ -274,3 +275,25 @@ def remembered(function: Callable[Concatenate[Frames, P], R]) -> Callable[Concat
 
 def _hashable(argument: Any) -> Any:
     return tuple(argument) if isinstance(argument, list) else argument
+
+
+@remembered
+def _rows(frames: Frames, table: Literal["runs", "steps"]) -> dict[str, np.ndarray]:
+    """Places of each run's rows, found for all at once."""
+    return places(getattr(frames, table))
+
+
+def places(table: pd.DataFrame) -> dict[str, np.ndarray]:
+    """Places of each run's rows in a table, by its key."""
+    return {str(key): np.asarray(rows) for key, rows in table.groupby("key").indices.items()}
+
+
+def steps_of(frames: Frames, key: str) -> pd.DataFrame:
+    """A run's steps."""
+    steps: pd.DataFrame = frames.steps.take(_rows(frames, "steps").get(key, NO_ROWS))
+    return steps
+
+
+def of_run(frames: Frames, key: str, column: str) -> Any:
+    """A run's value in a column of `runs`, without a copy of its other hundred; None where there is none."""
+    return frames.runs[column].iloc[_rows(frames, "runs")[key][0]] if column in frames.runs else None

@@ -154,7 +154,9 @@ def read_parquet(folder: Path, names: Collection[str] = Frames._fields) -> Frame
     """
     paths = [folder / f"{name}.parquet" for name in Frames._fields]
     raws = [_bytes(path) if path.stem in names else None for path in paths]
-    return Frames(*map(_as_table, paths, raws))
+    found = Frames(*map(_as_table, paths, raws))
+    pa.default_memory_pool().release_unused()  # which would keep as much as the tables take
+    return found
 
 
 def newest_frames(

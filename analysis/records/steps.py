@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis.records import phases
 from analysis.records.columns import LAST, MEANS, OUTCOMES
-from analysis.records.frames import Frames, reads, remembered
+from analysis.records.frames import Frames, of_run, reads, remembered, steps_of
 
 WINDOW = 5  # steps in a rolling median
 SETTLED = 0.02  # warm: the rolling median moves by less than this fraction from one step to the next
@@ -60,40 +60,49 @@ def warm(frames: Frames, key: str) -> Warm:
     than its warm-up is left out as a whole, unless no other steps would remain.
     """
     reads([key])
-    steps = frames.steps[frames.steps["key"] == key]
-    stopped = steps.loc[steps["stops"] > 0, "step"].unique() if "stops" in steps else []
+    steps = steps_of(frames, key)
+    stopped = (
+        np.unique(steps["step"].to_numpy()[steps["stops"].to_numpy() > 0])
+        if "stops" in steps
+        else np.array([])
+    )
     if "block" in steps and steps["block"].notna().any():
         return _of_turns(steps, stopped)
-    steps = steps[~steps["step"].isin(stopped)]
-    run = frames.runs[frames.runs["key"] == key].iloc[0]
-    slowest = steps.groupby("step")["step_s"].max().sort_index()
-    at_least = int(run["timing.warmup_steps"])
-    text = run.get("resumed")  # older frames do not have the column
+    steps = steps[~np.isin(steps["step"], stopped)] if len(stopped) else steps
+    slowest = slowest_rank(steps)
+    at_least = int(of_run(frames, key, "timing.warmup_steps"))
+    text = of_run(frames, key, "resumed")  # older frames do not have the column
     resumed = json.loads(text) if isinstance(text, str) else []
     bounds = [0, *np.searchsorted(slowest.index, resumed), len(slowest)]
-    parts = [slowest.iloc[first:end] for first, end in itertools.pairwise(bounds)]
-    cold = [warm_up(part.to_numpy(), at_least) for part in parts]
+    parts = [slowest.to_numpy()[first:end] for first, end in itertools.pairwise(bounds)]
+    cold = [warm_up(part, at_least) for part in parts]
     if len(parts) > 1:
         longer = [max(few, min(at_least, len(part))) for part, few in zip(parts, cold, strict=True)]
         cold = longer if sum(longer) < len(slowest) else cold
-    kept = pd.concat([part.iloc[few:] for part, few in zip(parts, cold, strict=True)])
-    return Warm(steps[steps["step"].isin(kept.index)], cold[0], sum(cold[1:]), len(stopped))
+    is_warm = np.concatenate([np.arange(len(part)) >= few for part, few in zip(parts, cold, strict=True)])
+    kept = is_warm[np.searchsorted(slowest.index, steps["step"])]
+    return Warm(steps[kept], cold[0], sum(cold[1:]), len(stopped))
 
 
-def _of_turns(steps: pd.DataFrame, stopped: Sequence[int]) -> Warm:
+def _of_turns(steps: pd.DataFrame, stopped: np.ndarray) -> Warm:
     """Warm steps of a variant's turns: block 0 is warm-up, and the first step after another variant's
     turn finds none of its data in the caches.
     """
-    place = steps["step"] - steps.groupby("block")["step"].transform("min")
-    length = steps.groupby("block")["step"].transform("nunique")
-    kept = steps[(steps["block"] > 0) & ((place > 0) | (length == 1)) & ~steps["step"].isin(stopped)]
-    cold = steps.loc[steps["block"] == 0, "step"].nunique()
-    return Warm(kept, cold, stopped=len(stopped), turns=int(kept["block"].nunique()))
+    number, block = steps["step"].to_numpy(), steps["block"].to_numpy()
+    _, turn = np.unique(block, return_inverse=True)
+    first = np.full(len(steps), np.inf)
+    np.minimum.at(first, turn, number)
+    _, once = np.unique(number, return_index=True)  # every rank has each step
+    length = np.bincount(turn[once], minlength=len(steps))
+    is_first = (number == first[turn]) & (length[turn] > 1)
+    kept = (block > 0) & ~is_first & ~np.isin(number, stopped)
+    cold = len(np.unique(number[block == 0]))
+    return Warm(steps[kept], cold, stopped=len(stopped), turns=len(np.unique(block[kept])))
 
 
 def step_seconds(frames: Frames, key: str) -> np.ndarray:
     """Each warm step's time on its slowest rank, which is what training waits for, (steps,)."""
-    return _slowest(warm(frames, key).steps).to_numpy()
+    return slowest_rank(warm(frames, key).steps).to_numpy()
 
 
 def phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
@@ -101,25 +110,42 @@ def phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
     return _phases(warm(frames, key).steps)
 
 
-def _slowest(warm_steps: pd.DataFrame) -> pd.Series[float]:
-    slowest: pd.Series[float] = warm_steps.groupby("step")["step_s"].max().sort_index()
-    return slowest
+def slowest_rank(steps: pd.DataFrame) -> pd.Series[float]:
+    """Each step's time on its slowest rank, by step, of one run's rows."""
+    numbers, order, starts = _by_step(steps)
+    times = steps["step_s"].to_numpy()[order]
+    slowest = np.maximum.reduceat(times, starts) if len(starts) else times
+    return pd.Series(slowest, pd.Index(numbers, name="step"), name="step_s")
 
 
 def _phases(warm_steps: pd.DataFrame) -> pd.DataFrame:
-    columns = ["step_s", *(f"{phase}_s" for phase in phases.NAMES if f"{phase}_s" in warm_steps)]
-    steps = warm_steps.set_index("step")[columns].dropna(axis="columns", how="all")
+    names = ["step_s", *(f"{phase}_s" for phase in phases.NAMES if f"{phase}_s" in warm_steps)]
+    values = warm_steps[names].to_numpy(dtype=float)
+    there = ~np.isnan(values).all(axis=0)
     # A phase that only one rank has (validate) takes no time on the others.
-    table: pd.DataFrame = (
-        steps.fillna(0.0).groupby(level="step").mean().rename(columns=lambda name: name.removesuffix("_s"))
+    values = np.nan_to_num(values[:, there], nan=0.0, posinf=np.inf, neginf=-np.inf)
+    numbers, order, starts = _by_step(warm_steps)
+    ranks = np.diff([*starts, len(order)])
+    means = np.add.reduceat(values[order], starts) / ranks[:, None] if len(starts) else values
+    columns = [name.removesuffix("_s") for name, is_there in zip(names, there, strict=True) if is_there]
+    unaccounted = means[:, 0] - means[:, 1:].sum(axis=1)
+    table: pd.DataFrame = pd.DataFrame(means, pd.Index(numbers, name="step"), columns).assign(
+        unaccounted=unaccounted
     )
-    table["unaccounted"] = table["step"] - table.drop(columns="step").sum(axis="columns")
     return table
+
+
+def _by_step(steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The numbers of steps, rising; an order of the rows by step, and in it where each begins."""
+    number = steps["step"].to_numpy()
+    order = np.argsort(number, kind="stable")
+    numbers, starts = np.unique(number[order], return_index=True)
+    return numbers, order, starts
 
 
 def precisions(runs: pd.DataFrame) -> pd.Series[Any]:
     """Precision that each run multiplied in, or where that was not recorded, the one asked for."""
-    asked = runs.get("precision", pd.Series(dtype=object))
+    asked = runs.get("precision", pd.Series(index=runs.index, dtype=object))
     got: pd.Series[Any] = runs.get("provenance.precision", asked).fillna(asked)
     return got
 
@@ -159,14 +185,16 @@ def units(frames: Frames, keys: Sequence[str], by_block: bool | None = None) -> 
     by_block = in_blocks(frames, keys) if by_block is None else by_block
     parts = []
     for place, key in enumerate(keys):
-        run = frames.runs[frames.runs["key"] == key].iloc[0]
         steps = warm(frames, key).steps
-        table = _phases(steps).assign(slowest=_slowest(steps))
+        table = _phases(steps).assign(slowest=slowest_rank(steps))
         if by_block:
-            block = steps.groupby("step")["block"].first()
-            parts.append(table.groupby([pd.Series(run["group"], table.index), block]).mean())
+            _, order, starts = _by_step(steps)
+            block = steps["block"].to_numpy()[order][starts]
+            group = np.full(len(table), of_run(frames, key, "group"), dtype=object)
+            parts.append(table.groupby([group, pd.Series(block, table.index, name="block")]).mean())
         else:
-            parts.append(table.mean().to_frame(run.get("seed", place)).T)
+            seed = of_run(frames, key, "seed") if "seed" in frames.runs else place
+            parts.append(table.mean().to_frame(seed).T)
     # A phase that one of them does not have takes no time there.
     means = pd.concat(parts).fillna(0.0)
     by_unit: pd.DataFrame = means.groupby(level=list(range(means.index.nlevels))).mean()

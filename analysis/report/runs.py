@@ -12,11 +12,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from analysis.pictures import style, timeline
 from analysis.pictures.marks import ink
 from analysis.records import columns, configs, phases, steps
-from analysis.records.frames import Frames, became, is_missing
+from analysis.records.frames import NO_ROWS, Frames, became, is_missing, places, records
 from analysis.records.steps import with_outcomes
 
 HERE, SHIPPED = "this machine", "shipped"  # where the record of a run is from
@@ -30,6 +31,12 @@ LEAVES = {
     "method": "method.name", "task": "task.name", "workers": "workers", "seed": "seed", "mode": "timing.mode",
 }  # fmt: skip
 TELLING = (*configs.TELLING, "workers")
+DRAWN = ("step", "rank", "phase", "start_ms", "took_ms")  # of a span
+# Of a run's hundred columns those that its page needs.
+TOLD = (
+    "key", "run_id", "config_json", "provenance_json", "started", "simulated", "diverged",
+    "timing.warmup_steps", "resumed", *columns.OUTCOMES,
+)  # fmt: skip
 CURVES = ("train_loss", "val_loss", "val_top1", "val_top5", "test_loss", "test_top1")
 
 
@@ -112,8 +119,8 @@ def every_label(runs: Sequence[RunPage]) -> list[str]:
     for place, run in enumerate(runs):
         groups[tuple(str(run.leaves.get(name)) for name in GROUP)].append(place)
     found = [""] * len(runs)
-    for places in groups.values():
-        known = [place for place in places if runs[place].config]
+    for group in groups.values():
+        known = [place for place in group if runs[place].config]
         for place, label in zip(known, configs.labels([runs[place].config for place in known]), strict=True):
             found[place] = label
     return [label or run.run for label, run in zip(found, runs, strict=True)]
@@ -125,15 +132,24 @@ def of_frames(frames: Frames, origin: str) -> Iterator[RunPage]:
         return
     if not {*columns.OUTCOMES} <= {*frames.runs}:  # older tables lack them
         frames = with_outcomes(frames)
-    parts = {name: dict(list(getattr(frames, name).groupby("key"))) for name in Frames._fields}
-    nothing = {name: getattr(frames, name).iloc[:0] for name in Frames._fields}
-    for key in frames.runs["key"]:
-        own = Frames(*(parts[name].get(key, nothing[name]) for name in Frames._fields))
-        yield _of_frames(own, str(key), origin)
+    told = [name for name in TOLD if name in frames.runs]
+    spans = timeline.aligned(frames.spans).round({"start_ms": 4, "took_ms": 4})
+    at = {name: places(getattr(frames, name)) for name in ("steps", "epochs", "spans")}
+    for place, key in enumerate(map(str, frames.runs["key"])):
+        # Of a run a frame of the few columns that are needed: each column is an array of its own.
+        own = Frames(
+            frames.runs[told].iloc[place : place + 1],
+            *(
+                getattr(frames, name).take(at[name].get(key, NO_ROWS))
+                for name in ("steps", "epochs", "spans")
+            ),
+        )
+        yield _of_frames(own, key, origin, spans.take(at["spans"].get(key, NO_ROWS)))
 
 
-def _of_frames(frames: Frames, key: str, origin: str) -> RunPage:
-    row = {str(name): value for name, value in frames.runs.iloc[0].items()}
+def _of_frames(frames: Frames, key: str, origin: str, spans: pd.DataFrame) -> RunPage:
+    """A run; `spans` are its own, `timeline.aligned`."""
+    (row,) = records(frames.runs)
     return RunPage(
         id=page_id(row["run_id"], key),
         run=row["run_id"],
@@ -150,26 +166,33 @@ def _of_frames(frames: Frames, key: str, origin: str) -> RunPage:
             "curves": _curves(frames),
             "steps": _steps(frames),
             "phases": _phases(frames, key),
-            "timeline": _timeline(frames, key),
+            "timeline": _timeline(frames, key, spans),
         },
     )
 
 
 def _curves(frames: Frames) -> dict[str, list[Any]]:
     """Measurements of each epoch."""
-    epochs = frames.epochs.sort_values("epoch")
-    columns = [name for name in CURVES if name in epochs and epochs[name].notna().any()]
-    return {name: epochs[name].tolist() for name in ("epoch", "step", *columns)} if columns else {}
+    order = np.argsort(frames.epochs["epoch"].to_numpy(), kind="stable")
+    found = {
+        name: frames.epochs[name].to_numpy()[order]
+        for name in ("epoch", "step", *CURVES)
+        if name in frames.epochs
+    }
+    measured = [name for name in CURVES if name in found and not np.isnan(found[name]).all()]
+    return {name: found[name].tolist() for name in ("epoch", "step", *measured)} if measured else {}
 
 
 def _steps(frames: Frames) -> dict[str, list[Any]]:
     """Loss on rank 0 and time on the slowest rank, of evenly chosen steps."""
     if not len(frames.steps):
         return {}
-    table = frames.steps.groupby("step").agg(step_s=("step_s", "max"), loss=("loss", "first"))
-    chosen = table.iloc[_evenly(len(table), POINTS)]
-    ms = (1e3 * chosen["step_s"]).round(3)
-    return {"step": chosen.index.tolist(), "loss": chosen["loss"].tolist(), "step_ms": ms.tolist()}
+    slowest = steps.slowest_rank(frames.steps)
+    chosen = slowest.iloc[_evenly(len(slowest), POINTS)]
+    with_loss = frames.steps[["step", "loss"]].dropna().drop_duplicates("step").set_index("step")["loss"]
+    loss = with_loss.reindex(chosen.index)
+    ms = (1e3 * chosen).round(3)
+    return {"step": chosen.index.tolist(), "loss": loss.tolist(), "step_ms": ms.tolist()}
 
 
 def _phases(frames: Frames, key: str) -> dict[str, float]:
@@ -180,19 +203,17 @@ def _phases(frames: Frames, key: str) -> dict[str, float]:
     return {str(phase): round(float(ms), 4) for phase, ms in means.items() if ms > 0}
 
 
-def _timeline(frames: Frames, key: str) -> list[dict[str, Any]]:
+def _timeline(frames: Frames, key: str, spans: pd.DataFrame) -> list[dict[str, Any]]:
     """The typical step first, then others evenly; of each its spans: rank, phase, start and length in ms."""
-    if not len(frames.spans) or not len(frames.steps):
+    if not len(spans) or not len(frames.steps):
         return []
     typical = timeline.typical_step(frames, key)
-    recorded = [step for step in sorted(frames.spans["step"].unique()) if step != typical]
+    recorded = [step for step in np.unique(spans["step"]).tolist() if step != typical]
     others = [recorded[place] for place in _evenly(len(recorded), DRAWN_STEPS - 1)]
-    chosen = frames.spans[frames.spans["step"].isin([typical, *others])]
-    spans = timeline.aligned(chosen).round({"start_ms": 4, "took_ms": 4})
-    columns = (spans[name].tolist() for name in ("step", "rank", "phase", "start_ms", "took_ms"))
-    found: dict[int, list[list[Any]]] = {int(step): [] for step in [typical, *others]}
-    for step, *span in zip(*columns, strict=True):
-        found[int(step)].append(span)
+    found: dict[int, list[list[Any]]] = {step: [] for step in (typical, *others)}
+    chosen = spans.take(np.flatnonzero(np.isin(spans["step"].to_numpy(), [*found])))
+    for step, *span in zip(*(chosen[name].tolist() for name in DRAWN), strict=True):
+        found[step].append(span)
     return [{"step": step, "spans": of_step} for step, of_step in found.items()]
 
 

@@ -19,6 +19,7 @@ from experiments.config.folders import Folders
 from sparsify.core.selections import SLICES
 from sparsify.cost import Link, Network
 from sparsify.methods import REGISTRY as METHODS
+from sparsify.methods import per_step
 from sparsify.ranges import LARGEST, Count, Meta, Portion, Positive, Share, check, unknown
 from sparsify.replay import sparse_part
 
@@ -125,6 +126,11 @@ def _question(given: Mapping[str, Any], known: Known) -> tuple[Question, list[st
 
 def _check_method(name: str) -> None:
     METHODS.check_name(method := name.partition("-")[0])
+    if method not in per_step():
+        raise ValueError(
+            f"methods={name}: local steps are asked for by every=H, which any method here takes; "
+            "methods=dense every=30 is the exchange of DiLoCo"
+        )
     sparse_part(sparsify.build(method))
 
 

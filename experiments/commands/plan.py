@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
 from analysis.pictures.numbers import brief, counted
 from analysis.records.configs import run_id
-from analysis.records.loading import OWN
+from experiments.commands._durations import LIKE_THESE, Lengths, Machine, Took, basis
 from experiments.commands._find import check_on_slurm
 from experiments.commands._listing import every_run
 from experiments.commands._make import say
@@ -22,10 +22,7 @@ from experiments.launch.local import cores
 from experiments.launch.progress_bar import labels_of
 
 GROUP = "cluster"
-MEMORY = "memory.host_gib"
 LISTED = 30  # jobs that are described one by one
-# What a step's time depends on most. Of a run's seed, density and learning rate it does not, or hardly.
-SAME = ("task.name", "task.batch_size", "workers", "cluster.where", "cluster.link.name", "timing.mode")
 ALIKE = ("method.name", "task.name", "task.batch_size", "workers", "device", "cluster.name", "cluster.gpu")
 
 
@@ -72,65 +69,32 @@ def _print_here(
 ) -> None:
     """Runs of this machine, and how long they would take together."""
     print(f"{name} on this machine: {len(planned)} runs, {len(todo)} not measured yet")
-    took = Took(every_run(folders)) if todo else None
-    expected_s, unknown, used = 0.0, 0, set[str]()
-    for run in todo:
-        assert took is not None
-        like = took.like(run.config)
-        if like is None:
-            unknown += 1
-            continue
-        used |= set(like["run_id"])
-        share = 1.0 if run.is_timing else min(1.0, run.cores / cores())  # of the machine
-        expected_s += share * took.seconds(run.config, like)
-    if used:
-        minutes = brief(expected_s / 60, 2)
-        print(f"    expected: {minutes} min, by the durations of {counted(len(used), 'runs')} like these")
-        assert took is not None
-        if largest := max(took.memory_gib(run.config) for run in todo):
-            print(f"    memory: up to {brief(largest, 2)} GiB a run, as the largest like these had")
-    if unknown:
-        print(f"    not known of {counted(unknown, 'runs')}: none like them was measured")
+    if todo:
+        from experiments.worker.provenance import cpu_model  # with torch
+
+        for line in _expected_here(todo, Took(every_run(folders), Machine(cpu_model(), cores()))):
+            print(f"    {line}")
     print("`run` or `reproduce` with the same words makes them")
 
 
-class Took:
-    """How long runs took from their start to their end, from `Frames.runs`."""
-
-    def __init__(self, runs: pd.DataFrame) -> None:
-        known = {*SAME, "took_s", "steps_total"} <= {*runs}
-        measured = runs[runs["took_s"].notna()] if known else None
-        # Variants that took turns are one run.
-        self.alike = (
-            {} if measured is None else dict(list(measured.drop_duplicates("run_id").groupby([*SAME])))
-        )
-
-    def like(self, config: Config) -> pd.DataFrame | None:
-        """Runs of the same problem, of this machine if there are any."""
-        found = self.alike.get(tuple(config.leaf(name) for name in SAME))
-        if found is None:
-            return None
-        in_turns = found["variant"].notna() if "variant" in found else pd.Series(False, found.index)
-        found = found[in_turns == bool(config.variants)]
-        own = found[found["source"] == OWN]
-        return (own if len(own) else found) if len(found) else None
-
-    @staticmethod
-    def seconds(config: Config, like: pd.DataFrame) -> float:
-        """By steps, unless turns decide how many there are."""
-        if config.variants:
-            return float(like["took_s"].median())
-        train = config.train
-        whole = train.epochs * (train.epoch_steps or like["steps_per_epoch"].median())
-        steps = min(train.steps, whole) if train.steps else whole
-        return float(steps * (like["took_s"] / like["steps_total"]).median())
-
-    def memory_gib(self, config: Config) -> float:
-        """What all processes of a run may have together, by runs like it; 0 where none has recorded it."""
-        like = self.like(config)
-        if like is None or MEMORY not in like or not like[MEMORY].notna().any():
-            return 0.0
-        return float(config.num_processes * like[MEMORY].max())
+def _expected_here(todo: Sequence[PlannedRun], took: Took) -> Iterator[str]:
+    """What is expected of runs of this machine, and what that rests on."""
+    found = [(run, took.estimate(run.config)) for run in todo]
+    known = [(run, estimate) for run, estimate in found if estimate]
+    if known:
+        # Of the machine a timed run takes all, another what it needs.
+        shares = [1.0 if run.is_timing else min(1.0, run.cores / cores()) for run, _ in known]
+        expected_s = sum(share * estimate.seconds for share, (_, estimate) in zip(shares, known, strict=True))
+        yield f"expected: {brief(expected_s / 60, 2)} min, while nothing else computes here"
+        yield f"by the durations of {basis([estimate for _, estimate in known])}"
+        if largest := max(took.memory_gib(run.config) for run in todo):
+            yield f"memory: up to {brief(largest, 2)} GiB a run, as the largest like these had"
+    unknown = [run.config for run, estimate in found if not estimate]
+    comparable = sum(took.comparable(config) is not None for config in unknown)
+    if none := len(unknown) - comparable:
+        yield f"not known of {counted(none, 'runs')}: none {LIKE_THESE} was measured"
+    if comparable:
+        yield f"not known of {counted(comparable, 'runs')}: no record tells how many steps an epoch has"
 
 
 def _print_array(number: int, array: JobArray, names: Mapping[str, str]) -> None:
@@ -160,8 +124,9 @@ class Expected:
     """Expected durations, from `Frames.runs`, which is asked once."""
 
     def __init__(self, runs: pd.DataFrame) -> None:
-        known = {*ALIKE, "step_s", "steps_per_epoch", "simulated"} <= {*runs}
+        known = {*ALIKE, "step_s", "simulated"} <= {*runs}
         measured = runs[runs["step_s"].notna() & runs["simulated"].ne(True)] if known else None
+        self.lengths = Lengths(runs)
         # By what they have in common, ALIKE.
         self.alike = {} if measured is None else dict(list(measured.groupby([*ALIKE])))
 
@@ -169,28 +134,22 @@ class Expected:
         """'expected: 0.4 node-hours', and by how many runs' step times."""
         used, unknown, node_s = set[str](), 0, 0.0
         for run in (run for job in array.jobs for run in job):
-            like = self.like(run.config)
+            like, steps = self.like(run.config), self.lengths.steps(run.config)
             # The length of a run whose variants take turns is open.
-            if like is None or run.config.variants:
+            if like is None or steps is None or run.config.variants:
                 unknown += 1
             else:
-                node_s += array.shape.nodes * seconds(run.config, like)
+                node_s += array.shape.nodes * steps * float(like["step_s"].median())
                 used |= set(like["run_id"])
         if not used:
             return "expected node-hours are not known: no run like these was measured there"
-        rest = f"; not known of {unknown} runs, none like them was measured there" if unknown else ""
+        rest = f"; of {counted(unknown, 'runs')} not known" if unknown else ""
         return (
-            f"expected: {hours(array, node_s / 3600)}, by the times of {len(used)} runs like these; "
-            f"what starting and validating take comes on top{rest}"
+            f"expected: {hours(array, node_s / 3600)}, "
+            f"by the step times of {counted(len(used), 'runs')} like these, measured there{rest}; "
+            "what starting and validating take comes on top"
         )
 
     def like(self, config: Config) -> pd.DataFrame | None:
         """The runs that measured the same method and network on the same machines, if there are any."""
         return self.alike.get(tuple(config.leaf(name) for name in ALIKE))
-
-
-def seconds(config: Config, like: pd.DataFrame) -> float:
-    """The time of a run's steps, by those of runs like it."""
-    train = config.train
-    whole = train.epochs * (train.epoch_steps or like["steps_per_epoch"].median())
-    return float((min(train.steps, whole) if train.steps else whole) * like["step_s"].median())

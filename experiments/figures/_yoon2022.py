@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.pictures.style import look, method_id
+from analysis.pictures.style import TELLING, look, method_id
 from analysis.pictures.summary import Theirs
 from analysis.published.dependent import BLOCKS
 from analysis.records.frames import Frames, records, remembered
@@ -110,7 +110,8 @@ def keys(frames: Frames, method: str, mode: str = "") -> list[str]:
     """The runs of a method (and timing mode), in the order of their seeds."""
     if not len(frames.runs):
         return []
-    told = [name for name in TELLING if name in frames.runs]
+    # Of a run's hundred columns those that say which method it is, and how it was timed.
+    told = [name for name in ("key", *TELLING, "timing.mode") if name in frames.runs]
     return [
         str(run["key"])
         for run in records(frames.runs.sort_values("seed")[told])
@@ -129,12 +130,6 @@ def present(frames: Frames, mode: str = "") -> list[str]:
     if not methods:
         raise ValueError(f"nothing to draw: there is no run{f' in timing mode {mode}' if mode else ''}")
     return methods
-
-
-# Of a run's hundred columns those that say which method it is, and how it was timed.
-TELLING = (
-    "key", "variant", "method.name", "method.scope", "method.feedback", "select", "overlap", "timing.mode",
-)  # fmt: skip
 
 
 # --- what is measured: functions of frames and of the methods that a claim names (`Claim.of`)

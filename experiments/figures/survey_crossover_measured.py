@@ -18,7 +18,7 @@ from analysis.pictures import captions, style
 from analysis.pictures.numbers import brief, number
 from analysis.records.frames import Frames, keys_of, remembered, restrict
 from analysis.records.steps import LAUNCHES, breakdown
-from analysis.stats import POSITIVE, Mixed, Value, over_units, taken
+from analysis.stats import POSITIVE, Mixed, Value, over_units, slowdown, taken
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _predicted
@@ -114,9 +114,10 @@ def by_link(frames: Frames) -> dict[str, Frames]:
     return {str(link): restrict(frames, keys_of(frames, {"cluster.link.name": link})) for link in ordered}
 
 
-def found_gbit_s(frames: Frames) -> float:
-    """The bandwidth of a link while both nodes send: of several launches the median."""
-    return float(frames.runs[FOUND].astype(float).median())
+def found_gbit_s(frames: Frames, seed: int | None = None) -> float:
+    """The bandwidth of a link while both nodes send: in one launch, or of several the median."""
+    found = frames.runs[FOUND] if seed is None else frames.runs[FOUND][frames.runs["seed"] == seed]
+    return float(found.astype(float).median())
 
 
 def _ends(frames: Frames) -> tuple[float, float]:
@@ -132,22 +133,25 @@ def ratio(frames: Frames, task: str, batch: int, link: str, method: str, baselin
 
 
 @remembered
-def launches(frames: Frames, task: str, batch: int) -> dict[int, Frames]:
-    """The runs of each launch that went over all links, by its number: the seed."""
-    own = cell(frames, task, batch)
-    of_seed = {
-        int(seed): restrict(own, keys_of(own, {"seed": seed})) for seed in captions.values(own, "seed")
-    }
-    return {seed: each for seed, each in of_seed.items() if len(by_link(each)) == len(by_link(own))}
+def seeds(frames: Frames, task: str, batch: int) -> list[int]:
+    """The launches that went over all links, by their numbers."""
+    own = cell(frames, task, batch).runs
+    if not len(own):
+        return []
+    links = own.groupby("seed")["cluster.link.name"].nunique()
+    return [int(seed) for seed in links.index[links == own["cluster.link.name"].nunique()]]
 
 
-def points(launch: Frames, method: str) -> tuple[list[float], list[float]]:
+def points(frames: Frames, task: str, batch: int, seed: int, method: str) -> tuple[list[float], list[float]]:
     """Bandwidths found in a launch, rising, and there a step of the method over one of overlapped dense."""
-    pairs = [
-        (found_gbit_s(of_link), value.value)
-        for of_link in by_link(launch).values()
-        if (value := yoon2022.ratio(of_link, method, DENSE, MODE))
-    ]
+    pairs = []
+    for of_link in by_link(cell(frames, task, batch)).values():
+        launch = set(keys_of(of_link, {"seed": seed}))
+        here, there = (
+            [key for key in yoon2022.keys(of_link, each, MODE) if key in launch] for each in (method, DENSE)
+        )
+        if value := slowdown(of_link, here, there):
+            pairs.append((found_gbit_s(of_link, seed), value.value))
     gbit_s, ratios = zip(*sorted(pairs), strict=True) if pairs else ((), ())
     return list(gbit_s), list(ratios)
 
@@ -155,7 +159,7 @@ def points(launch: Frames, method: str) -> tuple[list[float], list[float]]:
 @remembered
 def crossings(frames: Frames, task: str, batch: int, method: str) -> dict[int, float]:
     """The bandwidth up to which a method takes less than overlapped dense, by launch."""
-    found = {seed: points(launch, method) for seed, launch in launches(frames, task, batch).items()}
+    found = {seed: points(frames, task, batch, seed, method) for seed in seeds(frames, task, batch)}
     return {seed: crossing(*of_launch) for seed, of_launch in found.items() if of_launch[0]}
 
 
@@ -205,7 +209,9 @@ def predicted_ratio(of: Predicted, method: str, gbit_s: float) -> float:
 @remembered
 def predictions(frames: Frames, task: str, batch: int, method: str) -> dict[int, float]:
     """The predicted bandwidth, by launch."""
-    found = {seed: parts(launch, method) for seed, launch in launches(frames, task, batch).items()}
+    own = cell(frames, task, batch)
+    launches = ((seed, restrict(own, keys_of(own, {"seed": seed}))) for seed in seeds(frames, task, batch))
+    found = {seed: parts(launch, method) for seed, launch in launches}
     return {seed: predicted_crossing(of, method) for seed, of in found.items() if of}
 
 
@@ -275,8 +281,8 @@ def higher(frames: Frames, task: str, batch: int, method: str, faster: str) -> V
         ends = _ends(cell(frames, task, batch))
         raise Mixed(f"no two crossings to compare: {outside(slow, ends)}, {outside(fast, ends)}")
     pairs = []
-    for seed, launch in launches(frames, task, batch).items():
-        gbit_s, _ = points(launch, method)
+    for seed in seeds(frames, task, batch):
+        gbit_s, _ = points(frames, task, batch, seed, method)
         pairs.append([float(np.clip(of[seed], gbit_s[0], gbit_s[-1])) for of in (fast, slow)])
     return over_units([high / low for high, low in pairs], POSITIVE, LAUNCHES)
 

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from sparsify.comm import Comm
 from sparsify.core.bucket import FlatGradients, TensorKind
-from sparsify.core.gradients import flattened
+from sparsify.core.gradients import flattened, layout_of
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.engine import Engine, NonFinite, StepReport
 from sparsify.doors.handshake import shake_hands
@@ -75,6 +75,14 @@ class Fragment:
         self.names = [name for name, _ in self.parameters]
         self.sizes = [view.numel() for view in gradients.views if view.numel()]
         self.kinds = [TensorKind.of(p) for _, p in self.parameters]
+        self.strides = [p.stride() for _, p in self.parameters]
+        for name, p in self.parameters:
+            if layout_of(p) != p.stride():
+                raise ValueError(
+                    f"{name} has strides {p.stride()} for shape {tuple(p.shape)}: gaps, or elements that "
+                    "share memory, so that its anchor can't lie alike; make it contiguous first "
+                    "(`p.data = p.data.contiguous()`)"
+                )
         common = gradients.buckets, comm, timer, seed, select
         self.engine = Engine(method, *common)
         # Where anchors differ too: it has the same seed, so that it meets the same workers.
@@ -98,11 +106,13 @@ class Fragment:
         """This worker's parameters as (n,), in their own memory.
 
         Raises:
-            ValueError: a parameter is of another shape, type or device than at first, or frozen.
+            ValueError: a parameter is of another shape, type, device or memory layout than at first, or
+                frozen.
         """
-        for (name, p), kind in zip(self.parameters, self.kinds, strict=True):
-            if TensorKind.of(p) != kind or not p.requires_grad:
-                now = f"{TensorKind.of(p)}{'' if p.requires_grad else ', frozen'}"
+        for (name, p), kind, stride in zip(self.parameters, self.kinds, self.strides, strict=True):
+            if TensorKind.of(p) != kind or p.stride() != stride or not p.requires_grad:
+                laid_out = f", strides {p.stride()}" * (p.stride() != stride)
+                now = f"{TensorKind.of(p)}{laid_out}{'' if p.requires_grad else ', frozen'}"
                 raise ValueError(
                     f"{name} was {kind} and is now {now}, in the middle of local steps; convert or freeze it "
                     "first, then wrap the optimiser anew: its anchor can't follow"
@@ -150,6 +160,8 @@ class Fragment:
     def apply(self) -> None:
         """Move the anchor by the average drift, and the parameters to it: step 4."""
         drift, self.drift, mix = self.drift, [], self.strategy.mix
+        if not drift:  # sending it has failed, and somebody goes on
+            return
         if self.strategy.averages_models:
             torch._foreach_copy_(self.anchor, drift)
         else:

@@ -15,17 +15,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsify import ranges
 from sparsify.method import Dense, Method
-from sparsify.ranges import Count, Meta, MomentumFactor, Natural, Positive
+from sparsify.ranges import Count, Kept, MomentumFactor, Natural, Positive
 
 ANCHORS_AGREE = "anchors agree"  # a law that a method may break, and says so
-Kept = Annotated[float, Meta(ge=0, lt=1)]  # share of a worker's own parameters that an exchange leaves
 
 
 class Outer(ABC):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsify.comm import Comm
 from sparsify.core import chunks
-from sparsify.core.chunks import SIDE, Tiles
+from sparsify.core.chunks import Tiles
 from sparsify.core.timer import PhaseTimer
 from sparsify.feedback import DecayedFeedback
 from sparsify.kernels import Workspace
@@ -35,7 +35,7 @@ def demo(
     sign: bool = True,
     code: Code = "as_is",
     average: AverageOver = "senders",
-    side: Side = SIDE,
+    side: Side = 64,
     scope: Scope = "layer",
 ) -> DeMo:
     """DeMo: momentum that is never exchanged; each step sends the largest coefficients of its cosine

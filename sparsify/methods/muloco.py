@@ -17,7 +17,7 @@ def muloco(
     task.optimiser=muon. This is the outer side, with the rates of the paper's configurations.
 
     Args:
-        every: H.
+        every: H, steps of each worker's own from one average to the next.
         lr: of the outer step; their DiLoCo with AdamW has 0.8.
         momentum: Nesterov's; their DiLoCo has 0.9.
         bits: 32, as the parameters are; 8 or 4: the drift is rounded, see `qgz`, with a residual. Theirs

@@ -61,6 +61,7 @@ class QuantisedRegions:
     feedback: Any
     workspace: Workspace = field(metadata={"saved": False})
     codes: list[PackedCodes] = field(default_factory=list, metadata={"saved": False})
+    outgoing: Tensor | None = field(default=None, metadata={"saved": False})  # all regions' messages
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class QuantisedReduce(FeedbackMethod):
     ) -> int:
         lengths = regions(grad.numel(), comm.size, self.block)
         if len(state.codes) != comm.size:
+            state.outgoing = None
             state.codes = [PackedCodes.like(grad[:length], self.block, self.bits) for length in lengths]
         is_kept = self.feedback.residual(state.feedback) is not None
         work = state.workspace.buffer("work")
@@ -100,12 +102,16 @@ class QuantisedReduce(FeedbackMethod):
             messages = [codes.buffer for codes in state.codes]
         with timer.phase("exchange"):
             nbytes = [message.numel() for message in messages]
-            received = comm.all_to_all(torch.cat(messages), nbytes, [nbytes[comm.rank]] * comm.size)
+            if state.outgoing is None:
+                state.outgoing = torch.cat(messages)
+            torch.cat(messages, out=state.outgoing)
+            received = comm.all_to_all(state.outgoing, nbytes, [nbytes[comm.rank]] * comm.size)
             total, room = grad[start : start + mine.n], work[: mine.n]  # the gradient has been read
             total = total if grad.dtype == work.dtype else state.workspace.buffer("total")[: mine.n]
             total.zero_()
             for message in received:  # in the order of ranks
                 total.add_(self.decode(message, room, mine))
+            del received
             message = self.encode(total.div_(comm.size), room, mine)
             if (short := max(nbytes) - message.numel()) > 0:
                 message = torch.cat([message, message.new_zeros(short)])

@@ -1,7 +1,6 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from sparsify.core.chunks import SIDE
 from sparsify.feedback import DecayedFeedback
 from sparsify.local.strategy import HeavyBall, Local, Nesterov, Outer, Plain
 from sparsify.method import Sparsifier
@@ -31,7 +30,7 @@ def sparseloco(
     clip: bool = False,
     momentum: MomentumFactor = 0.0,
     nesterov: bool = False,
-    side: Side = SIDE,
+    side: Side = 64,
     scope: Literal["layer"] | Scope = "layer",
     density_warmup: Sequence[Density] = (),
 ) -> Local:

@@ -8,14 +8,13 @@ from torch import Tensor
 
 from sparsify import feedback as feedbacks
 from sparsify.core.codes import POWERS
-from sparsify.local.strategy import Kept, Local, Nesterov
+from sparsify.local.strategy import Local, Nesterov
 from sparsify.method import Dense, Method
 from sparsify.methods._quantise import PackedCodes, QuantisedAllGather, Quantiser, message_nbytes
-from sparsify.ranges import Count, MomentumFactor, Natural, Positive, checked
+from sparsify.ranges import Count, Kept, MomentumFactor, Natural, Positive, checked
 from sparsify.types import BucketContext
 
 BITS, SIGN = 4, 8
-BORDERS = [(low + high) / 2 for low, high in zip((0.0, *POWERS[:-1]), POWERS, strict=True)]
 
 
 @checked
@@ -68,7 +67,9 @@ class Powers(Quantiser):
         scale = torch.linalg.vector_norm(acc, torch.inf).float().reshape(1)
         divisor = torch.where(scale == 0, 1, scale).to(acc.dtype)  # 0 / 0 would be NaN
         torch.div(acc, divisor, out=work)
-        borders = torch.tensor(BORDERS, dtype=work.dtype, device=work.device)
+        pairs = zip((0.0, *POWERS[:-1]), POWERS, strict=True)
+        halfway = [(low + high) / 2 for low, high in pairs]
+        borders = torch.tensor(halfway, dtype=work.dtype, device=work.device)
         state.codes.copy_(torch.bucketize(work.abs(), borders, out_int32=True, right=True))
         state.codes.add_((work < 0).to(torch.uint8), alpha=SIGN)
         return state.write(scale)

@@ -19,11 +19,11 @@ def test_minutes_are_told_by_runs_like_these(here: Command, tmp_path: Path) -> N
     made.update(started="2026-01-01T00:00:00Z", ended="2026-01-01T01:00:00Z", memory={"host_gib": 0.75})
     said = fine(here("plan", *WORDS, "method=topk", "seed=1,2")).stdout
     assert "runs on this machine: 2 runs, 2 not measured yet" in said
-    assert "by the durations of 1 run like these" in said
+    assert "by the durations of 1 run of the same task, batch and place, scaled to as many steps; " in said
     assert "memory: up to 0.75 GiB a run, as the largest like these had" in said
     assert "`run` or `reproduce` with the same words makes them" in said
 
 
 def test_what_was_never_measured_is_said_to_be_unknown(here: Command) -> None:
     said = fine(here("plan", *WORDS, "method=dense", "workers=3", "task.batch_size=3")).stdout
-    assert "not known of 1 run: none like them was measured" in said
+    assert "not known of 1 run: none of the same task, batch and place was measured" in said

@@ -13,7 +13,7 @@ import pytest
 
 from analysis.claims import Verdict
 from analysis.records.configs import variant_configs
-from analysis.records.frames import Frames, empty, runs_frame, typed
+from analysis.records.frames import Frames, empty, keys_of, restrict, runs_frame, typed
 from analysis.stats import Mixed
 from experiments import figures
 from experiments.figures import _crossing
@@ -134,7 +134,8 @@ def test_a_launch_that_lacks_a_link_is_no_estimate() -> None:
 
 
 def test_at_the_predicted_bandwidth_both_take_as_long() -> None:
-    (of, *_) = item.launches(frames(), TASK, BATCH).values()
+    own = item.cell(frames(), TASK, BATCH)
+    of = restrict(own, keys_of(own, {"seed": item.seeds(frames(), TASK, BATCH)[0]}))
     for method in item.SELECTIONS:
         parts = there(item.parts(of, method))
         assert parts[:3] == pytest.approx((FORWARD_S, BACKWARD_S, SELECT_S[method]))

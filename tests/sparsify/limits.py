@@ -6,6 +6,7 @@ from typing import Any
 
 from sparsify.method import Method
 from sparsify.methods._chunked import ChunkTopK
+from sparsify.methods._tracked import Tracked
 from sparsify.methods.adacomp import AdaComp
 from sparsify.methods.deft import Deft
 from sparsify.methods.dgc import DgcSample, WithDenseVectors
@@ -20,6 +21,8 @@ def limits(method: Method, n: int, k: int, size: int) -> tuple[int, int]:
     """The least and the largest number of elements that one of `size` workers sends of n; k are asked for."""
     if isinstance(method, WithDenseVectors):  # vectors are sent whole
         return limits_of_selector(method.select, n, k, size)[0], n
+    if isinstance(method, Tracked):
+        return limits(method.method, n, k, size)
     if isinstance(method, AdaComp):  # at least one element, or the mark of an empty bin, for every bin
         return -(-n // max(method.conv_bin, method.other_bin)), n
     selector = getattr(method, "select", None)

@@ -324,7 +324,7 @@ def test_desloc_averages_each_moment_at_its_own_period_and_says_what_it_needs() 
         model = model_of()
         optimiser = wrapped(INNER.sgd, model, sparsify.desloc(1, 1, 1), comm)
         fill(model, comm.rank, 0)
-        with pytest.raises(ValueError, match=r"SGD keeps no 'exp_avg' of 2\.bias that could be averaged"):
+        with pytest.raises(ValueError, match=r"SGD keeps no 'exp_avg' of 2\.bias to be averaged"):
             optimiser.step()
 
     virtual.run(1, without)
@@ -450,6 +450,33 @@ def test_a_nan_in_a_local_step_is_named_before_the_exchange_and_the_anchor_is_ke
         assert torch.equal(start, end)
 
 
+def test_after_a_nan_all_go_on_from_the_anchor_with_a_late_average_missing() -> None:
+    """An average that was never made is not applied: anchors stay alike, and move again in the next round."""
+
+    def body(comm: Comm) -> list[Tensor]:
+        model = model_of()
+        optimiser = wrapped(INNER.sgd, model, local("topk", delay=2), comm)
+        anchors = [anchor(optimiser, model)]
+        for step in range(2 * EVERY + 3):
+            optimiser.zero_grad()
+            fill(model, comm.rank, step)
+            if (comm.rank, step) == (1, EVERY - 1):
+                there_grad(model[2].weight)[0] = torch.nan  # type: ignore[index]
+            try:
+                optimiser.step()
+            except NonFiniteDrift:
+                with torch.no_grad():
+                    nn.utils.vector_to_parameters(anchors[0].clone(), model.parameters())
+            anchors.append(anchor(optimiser, model))
+        return anchors
+
+    first, *others = virtual.run(SIZE, body)
+    for other in others:
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(first, other, strict=True))
+    moved = [at for at, (a, b) in enumerate(pairwise(first), 1) if not torch.equal(a, b)]
+    assert moved == [2 * EVERY + 2]
+
+
 def test_a_step_that_is_left_out_counts_so_all_exchange_together() -> None:
     def body(comm: Comm) -> Tensor:
         model = model_of()
@@ -556,6 +583,15 @@ def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
             optimiser.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
         with pytest.raises(ValueError, match="overlap=True averages while the steps of a delay go on"):
             sparsify.distribute(INNER.sgd([*model.parameters()]), model, local("topk"), comm, overlap=True)
+        gappy = nn.Linear(6, 4, dtype=torch.float64)
+        gappy.weight = nn.Parameter(torch.zeros(4, 12, dtype=torch.float64)[:, ::2])
+        with pytest.raises(ValueError, match=r"weight has strides \(12, 2\) for shape \(4, 6\): gaps"):
+            wrapped(INNER.sgd, gappy, local("topk"), comm)
+        turned = nn.Conv2d(2, 3, 2, dtype=torch.float64)
+        held = wrapped(INNER.sgd, turned, sparsify.localsgd(every=1), comm)
+        turned.to(memory_format=torch.channels_last)
+        with pytest.raises(ValueError, match=r"weight was .* and is now .*, strides \(8, 1, 4, 2\), in the"):
+            held.step()
         model[0].weight.requires_grad_(False)  # type: ignore[index]
         for _ in range(EVERY - 1):
             optimiser.step()

@@ -1,0 +1,81 @@
+"""EF21: what is compressed is the change of a worker's gradient, and the update is the sum of all changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from sparsify.comm import Comm
+from sparsify.core import huge_pages
+from sparsify.core.timer import PhaseTimer
+from sparsify.method import Method, Step
+from sparsify.ranges import Share
+from sparsify.types import (
+    DENSE_AT_DENSITY_1,
+    NOTHING_IS_LOST,
+    BucketContext,
+    PromisedBytes,
+    SeenStep,
+    work_dtype,
+)
+
+
+class TrackedState(NamedTuple):
+    """The method's own state, and two vectors."""
+
+    own: Any
+    tracker: Tensor  # (n,) h: this worker's gradient, smoothed
+    estimate: Tensor  # (n,) g: the sum of all that was delivered; alike on all workers
+
+
+@dataclass(frozen=True)
+class Tracked(Method):
+    """EF21 with momentum around a method with error feedback. Richtarik et al. 2021 (arXiv:2106.05203);
+    Fatkhullin et al. 2023 (arXiv:2305.15155), EF21-SGDM.
+
+    h' = (1 - eta) h + eta grad; each worker's estimate moves by C(h' - estimate), and the update is the mean
+    of the estimates. h' - estimate is what error feedback accumulates when it is given h' - h: so this is the
+    method, fed with differences, and a running sum of what it returns.
+
+    Args:
+        method: with error feedback in the gradient domain.
+        eta: share of the new gradient; 1 is EF21 without momentum.
+    """
+
+    method: Method
+    eta: Share
+
+    @property
+    def scope(self) -> str | float:
+        return self.method.scope
+
+    def density_at(self, epoch: int) -> float:
+        return self.method.density_at(epoch)
+
+    def init(self, like: Tensor, context: BucketContext) -> TrackedState:
+        tracker, estimate = (huge_pages.zeros_like(like, work_dtype(like.dtype)) for _ in range(2))
+        return TrackedState(self.method.init(like, context), tracker, estimate)
+
+    def aggregate(self, grad: Tensor, step: Step, state: TrackedState, comm: Comm, timer: PhaseTimer) -> int:
+        with timer.phase("select"):
+            grad.sub_(state.tracker).mul_(self.eta)
+            state.tracker.add_(grad)
+        sent = self.method.aggregate(grad, step, state.own, comm, timer)
+        with timer.phase("scatter"):
+            grad.copy_(state.estimate.add_(grad))
+        return sent
+
+    def residual(self, state: TrackedState) -> Tensor | None:
+        return self.method.residual(state.own)
+
+    def promised(self, seen: SeenStep) -> PromisedBytes | None:
+        return self.method.promised(seen)
+
+    def broken_laws(self) -> dict[str, str]:
+        running = "an update is the running estimate of the gradient, not what a step delivers"
+        broken = self.method.broken_laws() | {NOTHING_IS_LOST: running}
+        if self.eta < 1:
+            broken[DENSE_AT_DENSITY_1] = "the gradient is smoothed, from 0 on; with eta=1 it is not"
+        return broken
