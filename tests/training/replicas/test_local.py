@@ -40,6 +40,8 @@ def test_the_end_is_what_was_validated(tmp_path: Path) -> None:
         lived(tmp_path / str(steps), "cluster=virtual", f"train.steps={steps}") for steps in (13, 10)
     )
     assert at_13.manifest["weights"] == at_10.manifest["weights"]
+    last_13, last_10 = (recorded(attempt, 0, "epoch")[-1] for attempt in (at_13, at_10))
+    assert last_13["val_loss"] == last_10["val_loss"]
 
 
 def test_the_outer_momentum_is_not_the_inner_one() -> None:
