@@ -30,7 +30,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "topk, learning rate": partial(sparsify.build, "topk", density=0.1, feedback="learning_rate"),
 }
 # Each worker has a generator or a number of stages of its own; or regions, one a worker.
-REFUSED = ("exdyna", "oktopk", "qsgd", "randomk, permutations", "sidco", "terngrad")
+REFUSED = ("arctopk", "ef21", "exdyna", "oktopk", "qsgd", "randomk, permutations", "sidco", "terngrad")
 OTHER = repr(sparsify.build("gaussiank", density=0.5))
 KEYS = ("state", "param_groups", "method", "epoch")  # of an optimiser's state
 EVERY_LENGTH = ("indices", "blocks", "borders")  # parts whose number of elements changes while training
