@@ -55,16 +55,21 @@ class Plain(Outer):
 
 
 @dataclass(frozen=True)
-class Nesterov(Outer):
-    """m <- mu m + drift; theta <- theta - lr (drift + mu m): torch.optim.SGD(nesterov=True) on the drift.
-    DiLoCo, algorithm 1.
-    """
+class WithMomentum(Outer):
+    """Base of outer steps with momentum m, one for each tensor; DiLoCo's rates."""
 
     lr: Positive = 0.7
     momentum: MomentumFactor = 0.9
 
     def init(self, anchor: Sequence[Tensor]) -> list[Tensor]:
         return [torch.zeros_like(tensor) for tensor in anchor]
+
+
+@dataclass(frozen=True)
+class Nesterov(WithMomentum):
+    """m <- mu m + drift; theta <- theta - lr (drift + mu m): torch.optim.SGD(nesterov=True) on the drift.
+    DiLoCo, algorithm 1.
+    """
 
     def step(self, anchor: Sequence[Tensor], drift: Sequence[Tensor], state: list[Tensor]) -> None:
         torch._foreach_mul_(state, self.momentum)
@@ -74,16 +79,10 @@ class Nesterov(Outer):
 
 
 @dataclass(frozen=True)
-class HeavyBall(Outer):
+class HeavyBall(WithMomentum):
     """m <- mu m + drift; theta <- theta - lr m: torch.optim.SGD(momentum=mu). What several public codes call
     Nesterov, gensyn-ai/noloco's DiLoCo among them.
     """
-
-    lr: Positive = 0.7
-    momentum: MomentumFactor = 0.9
-
-    def init(self, anchor: Sequence[Tensor]) -> list[Tensor]:
-        return [torch.zeros_like(tensor) for tensor in anchor]
 
     def step(self, anchor: Sequence[Tensor], drift: Sequence[Tensor], state: list[Tensor]) -> None:
         torch._foreach_mul_(state, self.momentum)

@@ -250,7 +250,7 @@ def drifts(strategy: Local, rounds: int) -> list[Tensor]:
             )
             take()
 
-        fragment.take = taken  # type: ignore[method-assign]
+        fragment.take = taken  # type: ignore[method-assign]  # to see what is taken
         for step in range(rounds * EVERY):
             optimiser.zero_grad()
             fill(model, comm.rank, step)
@@ -306,7 +306,7 @@ def test_desloc_averages_each_moment_at_its_own_period_and_says_what_it_needs() 
     def body(comm: Comm) -> list[tuple[bool, ...]]:
         model = model_of()
         optimiser = wrapped(INNER.adamw, model, strategy, comm)
-        weight, alike = model[0].weight, list[tuple[bool, ...]]()  # type: ignore[index]
+        weight, alike = model.get_parameter("0.weight"), list[tuple[bool, ...]]()
         for step in range(12):
             optimiser.zero_grad()
             fill(model, comm.rank, step)
@@ -438,7 +438,7 @@ def test_a_nan_in_a_local_step_is_named_before_the_exchange_and_the_anchor_is_ke
             optimiser.zero_grad()
             fill(model, comm.rank, step)
             if (comm.rank, step) == (1, EVERY - 1):
-                there_grad(model[2].weight)[0] = torch.nan  # type: ignore[index]
+                there_grad(model.get_parameter("2.weight"))[0] = torch.nan
             try:
                 optimiser.step()
             except NonFiniteDrift as error:
@@ -461,7 +461,7 @@ def test_after_a_nan_all_go_on_from_the_anchor_with_a_late_average_missing() -> 
             optimiser.zero_grad()
             fill(model, comm.rank, step)
             if (comm.rank, step) == (1, EVERY - 1):
-                there_grad(model[2].weight)[0] = torch.nan  # type: ignore[index]
+                there_grad(model.get_parameter("2.weight"))[0] = torch.nan
             try:
                 optimiser.step()
             except NonFiniteDrift:
@@ -592,7 +592,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
         turned.to(memory_format=torch.channels_last)
         with pytest.raises(ValueError, match=r"weight was .* and is now .*, strides \(8, 1, 4, 2\), in the"):
             held.step()
-        model[0].weight.requires_grad_(False)  # type: ignore[index]
+        model.get_parameter("0.weight").requires_grad_(False)
         for _ in range(EVERY - 1):
             optimiser.step()
         with pytest.raises(ValueError, match=r"0\.weight was .* and is now .*, frozen, in the middle"):
