@@ -144,7 +144,7 @@ def check_command(words: Sequence[str], call: Callable[[Sequence[str]], tuple[in
     assert all(line.isprintable() for line in err.splitlines()), err
     assert code != 2 or err.startswith("experiments: ") or "\nexperiments: " in err, err
     if "--sbatch" in words:  # no word becomes a line of the script
-        begins = ("#", "srun ", "export ", sys.executable, "[", "x")
+        begins = ("#", "sh experiments/launch/begin.sh ", "srun ", "export ", sys.executable, "[", "x")
         assert all(not line or line.startswith(begins) or "job_hooks" in line for line in out.splitlines()), (
             out
         )

@@ -20,8 +20,8 @@ from experiments import commands
 from experiments.config import compose
 from experiments.worker import connect
 from slurm import environment
-from sparsify import names
 from sparsify.comm import virtual
+from sparsify.methods import per_step
 from tests.conftest import ROOT, environment_for, fine, process, python, refused
 from tests.sparsify import worker_functions
 from tests.sparsify.laws import live
@@ -60,7 +60,7 @@ def simulated() -> Found:
 @needs_horovod
 @pytest.mark.horovod
 def test_every_method_does_the_same_on_virtual_ranks_and_over_horovod(real: Found, simulated: Found) -> None:
-    for name in names():
+    for name in per_step():
         for ours, theirs in zip(simulated, real, strict=True):
             if ours[f"{name} reduced"]:  # Horovod's allreduce chooses the order of its sums
                 torch.testing.assert_close(ours[name], theirs[name], rtol=1e-12, atol=1e-12)
@@ -75,7 +75,7 @@ def test_every_collective_returns_what_virtual_ranks_get_for_every_type(
 ) -> None:
     for ours, theirs in zip(simulated, real, strict=True):
         assert ours.keys() <= theirs.keys()
-        collectives = ours.keys() - {*names(), *(f"{name} reduced" for name in names()), "heard"}
+        collectives = ours.keys() - {*per_step(), *(f"{name} reduced" for name in per_step()), "heard"}
         assert len(collectives) > 6 * len(worker_functions.TYPES)
         for name in collectives:
             assert torch.equal(ours[name], theirs[name]), (name, ours[name], theirs[name])
