@@ -164,8 +164,10 @@ class Config(Fields):
         "on a GPU, repeat forward and backward as one graph (timing.mode=production, no overlap): the "
         "same numbers",
     )
-    precision: Literal["fp32", "fp64", "tf32"] = setting(
-        "fp32", "tf32: NVIDIA's reduced products, where the GPU has them, which change the numbers"
+    precision: Literal["fp32", "fp64", "tf32", "bf16"] = setting(
+        "fp32",
+        "tf32: NVIDIA's reduced products, where the GPU has them, which change the numbers; bf16: products "
+        "in bfloat16 (torch.autocast), parameters and gradients in fp32",
     )
     train: Train = Train()
     timing: Timing = Timing()

@@ -60,6 +60,7 @@ class LoopSettings(NamedTuple):
     overlap: bool = False  # buckets are aggregated while backpropagation goes on
     recorder: CudaRecorder | None = None  # of forward and backward, to repeat them where nothing looks in
     late: Late = Late()
+    mixed: bool = False  # see `in_bf16`
 
 
 class Trainer:
@@ -84,6 +85,8 @@ class Trainer:
         self.task, self.data, self.comm, self.timer, self.settings = task, data, comm, timer, settings
         self.checkpointer = checkpointer
         self.model = task.model(data, seed, device, dtype)
+        if settings.mixed:
+            self.model.forward = in_bf16(self.model.forward, device)
         instrumented, named = InstrumentedComm(comm, timer, self.read_loss), self.model.named_parameters()
         self.local, self.overlap = None, None
         self.aggregator: Aggregator | LocalSteps
@@ -275,6 +278,20 @@ class Trainer:
             self.local.settle()
         agreed = self.local is not None or self.replica.agreed()
         return TrainedModel(self.model, searched(self.aggregator), graph, agreed)
+
+
+def in_bf16(forward: Callable[[Tensor], Tensor], device: torch.device) -> Callable[[Tensor], Tensor]:
+    """A model's forward with products in bfloat16, and backward with it; parameters, gradients and outputs
+    stay in single precision.
+    """
+
+    def computed(inputs: Tensor) -> Tensor:
+        # Without its cache of casts: parameters move between two calls, and a recorded graph keeps none.
+        with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
+            outputs = forward(inputs)
+        return outputs.float()
+
+    return computed
 
 
 def searched(aggregator: Aggregator | LocalSteps) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from sparsify.local.strategy import Local
 from sparsify.method import Method
 from sparsify.methods import REGISTRY as METHODS
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64, "bf16": torch.float32}
 FIRST_WITH_TF32 = (8, 0)  # compute capability: Ampere
 
 
@@ -122,6 +122,7 @@ def build_on(data: Dataset, config: Config, device: torch.device, turns: bool) -
         train=train,
         device=device,
         dtype=DTYPES[config.precision],
+        mixed=config.precision == "bf16",
         select=config.select,
         overlap=config.overlap,
         recorder=CudaRecorder(device) if device.type == "cuda" and config.cuda_graph else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -154,3 +155,28 @@ def test_the_test_set_is_seen_once_at_the_end_where_images_were_held_out(digits:
 def test_holding_out_all_images_is_refused(digits: Dataset) -> None:
     with pytest.raises(ValueError, match=r"train.held_out=1437 leaves none of the 1437 training images"):
         digits.holding_out(1437)
+
+
+def test_in_bf16_products_alone_are_short_and_a_training_goes_nearly_the_same_way(digits: Dataset) -> None:
+    def body(comm: virtual.VirtualComm, mixed: bool) -> tuple[set[Any], set[Any], list[float]]:
+        torch.set_num_threads(1)
+        log, products = Lines(), set()
+        one = trainer(
+            comm, PhaseTimer("production", comm.now), "topk", log, data=digits, steps=6, mixed=mixed,
+            train=Train(epoch_steps=6),
+        )  # fmt: skip
+        for layer in one.model.modules():
+            if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
+                layer.register_forward_hook(lambda layer, _, outs: products.add((layer.training, outs.dtype)))
+        kept = {p.dtype for p in one.run().model.parameters()} | {one.aggregator.gradients.flat.dtype}
+        return products, kept, [step["loss"] for step in log.of("step")]
+
+    (whole, kept, losses), (short, kept_too, near) = (
+        virtual.run(2, partial(body, mixed=mixed))[0] for mixed in (False, True)
+    )
+    both = (True, False)  # in training, and in rank 0's validation
+    assert whole == {(trains, torch.float32) for trains in both}
+    assert short == {(trains, torch.bfloat16) for trains in both}
+    assert kept == kept_too == {torch.float32}
+    assert near != losses
+    assert near == pytest.approx(losses, rel=0.05)
