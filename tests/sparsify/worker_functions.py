@@ -28,6 +28,8 @@ from experiments.launch import warm
 from experiments.launch.warm import ForkedWorker
 from experiments.training.settings import Late
 from slurm import environment
+from slurm.emulated import switch
+from slurm.emulated.network import EmulatedNetwork
 from sparsify import build, register
 from sparsify.comm import Comm, InstrumentedComm, WorkerLost
 from sparsify.comm.torch import TorchComm
@@ -155,6 +157,16 @@ def anchors_of_local_steps(comm: Comm, now: Callable[[], float]) -> dict[str, to
         if strategy.delay and isinstance(comm, TorchComm):
             found[f"{name} overlapped"] = rounds.lived(strategy, None, overlap=True)
     return found
+
+
+def sent_by_local_steps(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """See `rounds.sent_in_two_rounds`, by strategy."""
+    from tests.sparsify.local import rounds
+
+    own = os.environ["GLOO_SOCKET_IFNAME"]
+    return {
+        name: rounds.sent_in_two_rounds(strategy, comm, own) for name, strategy in rounds.STRATEGIES.items()
+    }
 
 
 def every_collective(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
@@ -556,12 +568,18 @@ def _loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float
 
 
 def on_processes(
-    body: Callable[..., object], size: int, folder: Path, comm: str = "torch", forks: bool = True
+    body: Callable[..., object],
+    size: int,
+    folder: Path,
+    comm: str = "torch",
+    forks: bool = True,
+    nodes: EmulatedNetwork | None = None,
 ) -> list[dict[str, torch.Tensor]]:
     """Run a function of this file as `size` processes, over gloo or Horovod.
 
     Args:
-        forks: they begin from one that has loaded torch; not over Horovod.
+        forks: they begin from one that has loaded torch; not over Horovod, nor on nodes.
+        nodes: each process is on its own one of these.
 
     Returns:
         What each returned; nothing of one that was lost.
@@ -569,10 +587,13 @@ def on_processes(
     # Shorter cycles than the millisecond of each negotiation of Horovod's: these tests make thousands.
     calm = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HOROVOD_CYCLE_TIME": "0.1"}
     calm["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
-    surroundings = {**os.environ, **calm}
+    surroundings = {**os.environ, **calm} | ({"GLOO_SOCKET_IFNAME": switch.INTERFACE} if nodes else {})
     orders = [(body.__name__, rank, size, str(folder), comm) for rank in range(size)]
     processes: Sequence[Any] = [
-        (_forked if forks and comm == "torch" else _of_its_own)(surroundings, each) for each in orders
+        _forked(surroundings, each)
+        if forks and comm == "torch" and not nodes
+        else _of_its_own(surroundings, each, nodes.enter(rank) if nodes else [])
+        for rank, each in enumerate(orders)
     ]
     try:
         assert [process.wait(timeout=200) for process in processes] == [0] * size
@@ -584,8 +605,10 @@ def on_processes(
     return [torch.load(path, weights_only=True) if path.exists() else {} for path in paths]
 
 
-def _of_its_own(surroundings: Mapping[str, str], orders: Sequence[object]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.sparsify.worker_functions", *map(str, orders)]
+def _of_its_own(
+    surroundings: Mapping[str, str], orders: Sequence[object], enter: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    command = [*enter, sys.executable, "-m", "tests.sparsify.worker_functions", *map(str, orders)]
     return subprocess.Popen(command, cwd=ROOT, env=surroundings)
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from slurm.emulated.network import EmulatedNetwork
 from sparsify.comm import virtual
+from tests.slurm.emulated.links import a_link, needs_namespaces
 from tests.sparsify import worker_functions
 from tests.sparsify.local.rounds import STRATEGIES
 from tests.sparsify.worker_functions import on_processes
@@ -27,3 +29,23 @@ def test_local_steps_are_the_same_on_virtual_ranks_and_on_gloo_processes(size: i
         assert len(overlapped) == 2
         for name in overlapped:
             assert torch.equal(theirs[name], theirs[name.removesuffix(" overlapped")]), name
+
+
+@needs_namespaces
+def test_what_is_counted_leaves_by_the_interface_and_nothing_between_exchanges(tmp_path: Path) -> None:
+    nodes = EmulatedNetwork(a_link(1e9), 2)
+    try:
+        found = on_processes(worker_functions.sent_by_local_steps, 2, tmp_path, nodes=nodes)
+    finally:
+        nodes.close()
+    acknowledgements = 400  # bytes, of what came at the end of the step before
+    for rank in found:
+        assert rank.keys() == STRATEGIES.keys()
+        for name, sent in rank.items():
+            left, counted = sent.T
+            exchanges = counted > 0
+            assert exchanges.sum() == 2 * STRATEGIES[name].fragments, name
+            assert (left[~exchanges] < acknowledgements).all(), (name, sent)
+            assert (left >= counted).all(), (name, sent)
+            # Headers, and gloo's own messages.
+            assert (left < 1.04 * counted + 6000)[exchanges].all(), (name, sent)
