@@ -20,7 +20,7 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import pandas as pd
 
-from analysis.records.columns import ALWAYS, COLUMNS
+from analysis.records.columns import ALWAYS, COLUMNS, IMPLIED
 from analysis.records.configs import flatten, labels
 from analysis.records.schema import ALL, DIVERGED, DONE, NUMBER, TEXT
 
@@ -76,11 +76,20 @@ def restrict(frames: Frames, keys: Collection[str]) -> Frames:
 def keys_of(frames: Frames, settings: Mapping[str, Any]) -> list[str]:
     """Keys of the runs that have these values in these columns; none where nothing recorded a column."""
     runs = frames.runs
-    if not len(runs) or not {*settings} <= {*runs}:
+    if not len(runs) or not {*settings} <= {*runs, *IMPLIED}:
         return []
     wanted = np.ones(len(runs), dtype=bool)
-    for column, value in settings.items():  # without a copy of the other columns, of which there are hundreds
-        wanted &= runs[column].eq(value).fillna(False).to_numpy(dtype=bool)
+    for name, value in settings.items():  # without a copy of the other columns, of which there are hundreds
+        if name in runs:
+            column = runs[name]
+            same = column.eq(value)
+            if not pd.api.types.is_numeric_dtype(column):  # where methods differ in the type, all are texts
+                same |= column.eq(str(_as_text(value)))
+            if IMPLIED.get(name) == value:
+                same |= column.isna()
+            wanted &= same.fillna(False).to_numpy(dtype=bool)
+        else:
+            wanted &= IMPLIED[name] == value
     return list(runs["key"][wanted])
 
 

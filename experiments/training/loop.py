@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.training.checkpoint import Checkpointer, TrainingState
-from experiments.training.datasets import Dataset
+from experiments.training.datasets import Dataset, Split
 from experiments.training.graph import CudaRecorder, RecordedWork
 from experiments.training.looks import CapturedEnergy, Looks, both
 from experiments.training.replicas.local import LocalSteps
@@ -234,18 +234,20 @@ class Trainer:
         return self.validates and self.is_due_after(step)
 
     def validation(self) -> Metrics | None:
-        """Metrics of the validation, on rank 0; within local steps, of what all workers have in common."""
-        if self.comm.rank != 0:
-            return None
-        with self.local.at_anchor() if self.local else nullcontext():
-            return self.task.evaluate(self.model, self.data, self.settings.dtype)
+        """Metrics of the validation, on rank 0."""
+        return self.evaluated() if self.comm.rank == 0 else None
 
     def tested(self, metrics: Metrics | None) -> Metrics | None:
         """Metrics of the test set after the last step, where training images stood in for it until then."""
         if metrics is None or self.data.unseen is None or self.done != self.settings.num_steps:
             return None
-        with self.local.at_anchor() if self.local else nullcontext():
-            return self.task.evaluate(self.model, self.data, self.settings.dtype, self.data.unseen)
+        return self.evaluated(self.data.unseen)
+
+    def evaluated(self, split: Split | None = None) -> Metrics:
+        """Metrics of this worker's model; within local steps as a rule of what all have in common."""
+        local = self.local if self.settings.train.evaluate == "anchor" else None
+        with local.at_anchor() if local else nullcontext():
+            return self.task.evaluate(self.model, self.data, self.settings.dtype, split)
 
     def say(self, line: str) -> None:
         """Tell people a line, once for all ranks."""

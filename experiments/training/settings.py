@@ -163,6 +163,12 @@ class Train(Fields):
         "for tuning: validate on so many training images, which are not trained on; on the test set at "
         "the end only",
     )
+    evaluate: Literal["anchor", "replica"] = setting(
+        "anchor",
+        "what is validated where workers step by themselves: what all have in common (anchor), or what "
+        "rank 0 has made of it since (replica)",
+        since="2026-11-26",
+    )
     look_every: Count | None = setting(
         None,
         "steps between two looks at what rank 0 selects from and selects: distributions, energy left "

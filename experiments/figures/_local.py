@@ -1,0 +1,40 @@
+"""What items on local steps share: trainings that differ from SparseLoCo's in named settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from analysis.records.frames import Frames, keys_of
+from experiments.config.run import Run, RunSettings
+from experiments.figures import papers
+from experiments.figures._runs import TRAINED, scale
+
+_DATA = papers.item("survey.local-why")
+# Settings of SparseLoCo in which a training may differ, and DiLoCo's.
+SPARSELOCO: RunSettings = _DATA["sparseloco"]
+DILOCO: RunSettings = _DATA["diloco"]
+COLUMN = "val_loss"
+# Streaming DiLoCo's smallest model, Table 5, as columns of the records.
+SCALE = {"task.name": "a transformer of 35 M parameters on C4"}
+SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
+MORE_SEEDS = {"smoke": [1], "laptop": [1, 2, 3, 4], "paper": [3, 4]}
+
+
+def whole(own: RunSettings) -> RunSettings:
+    """All settings by which a training is told from the others, given those in which it differs."""
+    return {**(DILOCO if own.get("method") == "diloco" else SPARSELOCO), **own}
+
+
+def trainings(profile: str, differ: Sequence[RunSettings], seeds: Sequence[int]) -> list[Run]:
+    """All of a seed before the next seed."""
+    shared: RunSettings = {**TRAINED, "profile": profile, **scale("local-why", profile)}
+    return [Run({**shared, **whole(own), "seed": seed}) for seed in seeds for own in differ]
+
+
+def keys(frames: Frames, own: RunSettings) -> list[str]:
+    """The runs of a training, one a seed."""
+    return keys_of(frames, _columns(whole(own)))
+
+
+def _columns(settings: RunSettings) -> Mapping[str, object]:
+    return {"method.name" if name == "method" else name: value for name, value in settings.items()}
