@@ -72,8 +72,8 @@ class OnlyAverage:
                 raise ValueError(
                     "a DistributedDataParallel averages these gradients too, so they travel twice, once of "
                     "it dense: train the model itself (`ddp.module`; with torch's replicate, Accelerate or a "
-                    "Trainer the one that they were given, unprepared), or take sparsify.register(ddp, "
-                    "method, optimiser) with a plain optimiser"
+                    "Trainer the one that they were given, unprepared), or, but for local steps, take "
+                    "sparsify.register(ddp, method, optimiser) with a plain optimiser"
                 )
 
     def check_there(self, model: nn.Module) -> None:

@@ -35,6 +35,13 @@ def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str
     states = list(saved) if isinstance(saved, Sequence) and not isinstance(saved, str) else []
     if not states:
         raise StateMismatch("give a list of all workers' saved states, in the order of their ranks")
+    if isinstance(states[0], Mapping) and "local" in states[0]:
+        if size == len(states):
+            return [dict(state) for state in states]
+        raise StateMismatch(
+            f"these are states of local steps, of {len(states)} workers, each with parameters of its own: "
+            f"for {size} begin anew from the anchor, saved within `with optimiser.at_anchor():`"
+        )
     if isinstance(states[0], Mapping) and "method" in states[0] and "buckets" not in states[0]:
         for state in states:
             check_keys("an optimiser's saved state", state, ("method", "epoch"), None)

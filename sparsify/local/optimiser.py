@@ -33,6 +33,7 @@ from sparsify.doors.states import (
 )
 from sparsify.doors.wrapping import Door, OwnSteps, broadcast, check_wrapped, communicator, parameters_of
 from sparsify.local.fragments import APART, Fragment, fragments_of
+from sparsify.local.loaded import LoadedAnew, check_unmarked, marked, unmarked
 from sparsify.local.strategy import Local
 from sparsify.ranges import Natural
 
@@ -107,6 +108,7 @@ class LocalOptimiser(Door, Front):
     ) -> None:
         def facts() -> dict[str, Any]:
             check_wrapped(optimiser, model)
+            check_unmarked(optimiser)
             if overlap and not strategy.delay:
                 raise ValueError(
                     "overlap=True averages while the steps of a delay go on, and delay=0 has none; build the "
@@ -150,6 +152,7 @@ class LocalOptimiser(Door, Front):
         self.num_steps = 0  # local ones
         self._background = Background(self.fragments[0].anchor[0].device) if overlap else None
         self._sent = list[Fragment]()  # on their way, in a thread
+        self._loaded, self._is_at_anchor = LoadedAnew(model, [p for _, p in named]), False
         self.num_elements = sum(sum(fragment.sizes) for fragment in self.fragments)
         self.last_report = self._nothing = StepReport(0, self.num_elements, 0, 0, 0)
 
@@ -173,6 +176,8 @@ class LocalOptimiser(Door, Front):
     @uncompiled
     def step_alone(self, closure: Callable[[], Any] | None = None) -> Any:
         """The first half of `step`: the inner optimiser's, for loops that time the two apart."""
+        self._check_outside("step")
+        self._loaded.check()
         if self.num_steps % self.strategy.every == 0:
             self._check_unchanged()
         loss = None
@@ -197,15 +202,21 @@ class LocalOptimiser(Door, Front):
     @contextmanager
     def at_anchor(self) -> Iterator[None]:
         """The model has the anchor's parameters within, which are alike on all workers, and afterwards this
-        worker's own again. Don't train within.
+        worker's own again.
+
+        Raises:
+            ValueError: within, from steps, exchanges and `state_dict`, which are of the worker's own.
         """
+        self._check_outside("at_anchor")
         pairs = [(own, anchor) for fragment in self.fragments for own, anchor in fragment.pairs()]
         kept = [own.clone() for own, _ in pairs]
         with torch.no_grad():
             torch._foreach_copy_([own for own, _ in pairs], [anchor for _, anchor in pairs])
+        self._is_at_anchor = True
         try:
             yield
         finally:
+            self._is_at_anchor = False
             with torch.no_grad():
                 torch._foreach_copy_([own for own, _ in pairs], kept)
 
@@ -217,6 +228,7 @@ class LocalOptimiser(Door, Front):
         Raises:
             NonFiniteDrift: as `step`.
         """
+        self._check_outside("exchange")
         self.num_steps += 1
         reports = list[StepReport]()
         for fragment in self.fragments:  # before others are sent: the thread works in order
@@ -263,6 +275,13 @@ class LocalOptimiser(Door, Front):
             torch._foreach_div_([p.grad for p in self._known if p.grad is not None], self.grad_scale)
         return False
 
+    def _check_outside(self, what: str) -> None:
+        if self._is_at_anchor:
+            raise ValueError(
+                f"{what} within `with optimiser.at_anchor():` would take the anchor for this worker's own "
+                "parameters; call it outside"
+            )
+
     def _check_unchanged(self) -> None:
         now = parameters_of(self.optimiser)
         if len(now) != len(self._known) or any(p is not q for p, q in zip(now, self._known, strict=True)):
@@ -280,7 +299,7 @@ class LocalOptimiser(Door, Front):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         inner = self.optimiser.state_dict()
-        saved: dict[str, Any] = {**inner, "epoch": self._epoch, NUM_STATES: len(inner["state"])}
+        saved: dict[str, Any] = {**marked(inner), "epoch": self._epoch, NUM_STATES: len(inner["state"])}
         saved["local"] = self.own_state_dict()
         for after in self._optimizer_state_dict_post_hooks.values():
             saved = after(self, saved) or saved
@@ -308,6 +327,7 @@ class LocalOptimiser(Door, Front):
 
     def own_state_dict(self) -> dict[str, Any]:
         """The part under `local`: what this worker has besides the inner optimiser's state and the epoch."""
+        self._check_outside("state_dict")
         self._settle()
         return {**self._described(), "fragments": [each.state_dict() for each in self.fragments]}
 
@@ -315,7 +335,7 @@ class LocalOptimiser(Door, Front):
         """Load what `check_own` let pass on all workers."""
         for fragment, saved in zip(self.fragments, local["fragments"], strict=True):
             fragment.restore_state(saved)
-        self.num_steps = local["step"]
+        self.num_steps, self._loaded.changed = local["step"], False
 
     def _settle(self) -> None:
         """Wait for what is on its way; its averages wait to be applied, as ever."""
@@ -337,7 +357,7 @@ class LocalOptimiser(Door, Front):
         check_keys("an optimiser's saved state", saved, SAVED, None)
         check_value("epoch", saved["epoch"], Natural | None)
         facts = self.check_own(saved["local"])
-        load_inner(self.optimiser, {key: part for key, part in saved.items() if key not in SAVED})
+        load_inner(self.optimiser, unmarked({key: part for key, part in saved.items() if key not in SAVED}))
         return {**facts, "epoch": saved["epoch"]}
 
     def check_own(self, local: Any) -> dict[str, Any]:
@@ -350,6 +370,12 @@ class LocalOptimiser(Door, Front):
                 f"the saved state is of {local['size']} workers, and there are {own['size']}; in the "
                 "middle of a round each worker has parameters of its own, so resume with as many, or begin "
                 "anew from the anchor, saved within `with optimiser.at_anchor():`"
+            )
+        if local["rank"] != own["rank"]:
+            raise StateMismatch(
+                f"the saved state is of rank {local['rank']}, and this is rank {own['rank']}; every worker "
+                "saves and loads its own. Where there is only one, load the anchor, saved within `with "
+                "optimiser.at_anchor():`, into the model before it is wrapped"
             )
         if local["strategy"] != own["strategy"]:
             raise StateMismatch(
