@@ -103,7 +103,7 @@ def facts(frames: Frames) -> dict[str, object]:
         "steps": f"{steps:,}", "every": every, "rounds": f"{steps // every:,}",
         "seeds": captions.listed(captions.values(frames, "seed")),
         "rates": captions.listed(map(number, captions.values(frames, "task.lr"))),
-        "inside": f"{100 * min(INSIDE):.0f} to {100 * max(INSIDE):.0f} %",
+        "inside": f"{number(100 * min(INSIDE))} to {number(100 * max(INSIDE))} %",
     }  # fmt: skip
 
 
