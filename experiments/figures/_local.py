@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from analysis.pictures import captions
+from analysis.pictures.numbers import number
 from analysis.records.frames import Frames, keys_of
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
@@ -34,6 +36,16 @@ def trainings(profile: str, differ: Sequence[RunSettings], seeds: Sequence[int])
 def keys(frames: Frames, own: RunSettings) -> list[str]:
     """The runs of a training, one a seed."""
     return keys_of(frames, _columns(whole(own)))
+
+
+def facts(frames: Frames) -> dict[str, object]:
+    """How long, how often exchanged, with which seeds and rates was trained."""
+    steps, every = int(frames.epochs["step"].max()), int(SPARSELOCO["method.every"])
+    return {
+        "steps": f"{steps:,}", "every": every, "rounds": f"{steps // every:,}",
+        "seeds": captions.listed(captions.values(frames, "seed")),
+        "rates": captions.listed(map(number, captions.values(frames, "task.lr"))),
+    }  # fmt: skip
 
 
 def _columns(settings: RunSettings) -> Mapping[str, object]:

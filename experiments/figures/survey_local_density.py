@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
-from analysis.pictures import captions, style
+from analysis.pictures import style
 from analysis.pictures.numbers import number
 from analysis.records.frames import Frames
 from analysis.stats import Value, curve, final, final_difference, over_units
@@ -98,13 +98,8 @@ def table(frames: Frames) -> Table:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    steps, every = int(frames.epochs["step"].max()), int(_local.SPARSELOCO["method.every"])
-    return {
-        "steps": f"{steps:,}", "every": every, "rounds": f"{steps // every:,}",
-        "seeds": captions.listed(captions.values(frames, "seed")),
-        "rates": captions.listed(map(number, captions.values(frames, "task.lr"))),
-        "inside": f"{number(100 * min(INSIDE))} to {number(100 * max(INSIDE))} %",
-    }  # fmt: skip
+    inside = f"{number(100 * min(INSIDE))} to {number(100 * max(INSIDE))} %"
+    return {**_local.facts(frames), "inside": inside}
 
 
 def claims() -> list[Claim]:

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from analysis import plots
 from analysis.claims import Claim
-from analysis.pictures import captions, style
-from analysis.pictures.numbers import number
+from analysis.pictures import style
 from analysis.records.frames import Frames
 from analysis.stats import Value, final, final_difference, final_ratio
 from analysis.tables import Table
@@ -21,7 +20,7 @@ from experiments.figures._local import COLUMN, MORE_SEEDS, SEEDS
 from experiments.figures.papers import claim
 
 TITLE = "What in SparseLoCo does the work: its parts switched one at a time"
-SCALE = _local.SCALE
+SCALE, facts = _local.SCALE, _local.facts
 _DATA = papers.item("survey.local-why")
 VARIANTS: Mapping[str, RunSettings] = _DATA["variants"]
 SMOKE: list[str] = _DATA["smoke"]
@@ -117,15 +116,6 @@ def _rows(frames: Frames, line: list[str]) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-def facts(frames: Frames) -> dict[str, object]:
-    steps, every = int(frames.epochs["step"].max()), int(_local.SPARSELOCO["method.every"])
-    return {
-        "steps": f"{steps:,}", "every": every, "rounds": f"{steps // every:,}",
-        "seeds": captions.listed(captions.values(frames, "seed")),
-        "rates": captions.listed(map(number, captions.values(frames, "task.lr"))),
-    }  # fmt: skip
-
-
 def claims() -> list[Claim]:
     return [
         claim(
@@ -161,5 +151,6 @@ def least_above(frames: Frames, names: list[str]) -> Value | None:
 
 def spread(frames: Frames, names: list[str]) -> Value | None:
     """The most by which one of these ends apart from the paper's, above or below."""
-    found = [above(frames, name, BASE) for name in names]
-    return None if None in found else max(filter(None, found), key=lambda each: abs(each.value))
+    pairs = [pair for name in names for pair in ((name, BASE), (BASE, name))]
+    found = [above(frames, *pair) for pair in pairs]
+    return None if None in found else max(filter(None, found), key=lambda each: each.value)
