@@ -182,8 +182,9 @@ def typed(name: str, frame: pd.DataFrame) -> pd.DataFrame:
         ordered[column] = np.full(len(frame), None, dtype=object)  # not NaN, which is no text
     for column in extra if name in LOGGED else ():
         ordered[column] = _plain(ordered[column])
-    # astype leaves each column by itself, and pandas warns of adding one to more than a hundred such.
-    return ordered.copy() if name == "runs" else ordered
+    # astype leaves each column by itself, which makes taking rows slow; and pandas warns of a hundred such.
+    together: pd.DataFrame = ordered.copy()
+    return together
 
 
 def _plain(column: pd.Series[Any]) -> pd.Series[Any]:

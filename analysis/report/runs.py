@@ -17,12 +17,23 @@ import pandas as pd
 from analysis.pictures import style, timeline
 from analysis.pictures.marks import ink
 from analysis.records import columns, configs, phases, steps
-from analysis.records.frames import NO_ROWS, Frames, became, is_missing, places, records
+from analysis.records.frames import (
+    NO_LOOKS,
+    NO_ROWS,
+    Frames,
+    became,
+    is_missing,
+    places,
+    records,
+    restrict,
+    steps_of,
+)
 from analysis.records.steps import with_outcomes
 
 HERE, SHIPPED = "this machine", "shipped"  # where the record of a run is from
 POINTS = 300  # of a curve over steps
 DRAWN_STEPS = 5  # in a timeline
+TOGETHER = 50  # runs whose warm steps are remembered at a time
 # What a group of runs has in common stands in columns; a label says what varies within it.
 GROUP = ("method.name", "task.name", "workers", "cluster.where", "timing.mode")
 # Columns of the table of runs: of a run, and of its configuration.
@@ -132,29 +143,31 @@ def of_frames(frames: Frames, origin: str) -> Iterator[RunPage]:
         return
     if not {*columns.OUTCOMES} <= {*frames.runs}:  # older tables lack them
         frames = with_outcomes(frames)
-    told = [name for name in TOLD if name in frames.runs]
-    spans = timeline.aligned(frames.spans).round({"start_ms": 4, "took_ms": 4})
-    at = {name: places(getattr(frames, name)) for name in ("steps", "epochs", "spans")}
-    for place, key in enumerate(map(str, frames.runs["key"])):
-        # Of a run a frame of the few columns that are needed: each column is an array of its own.
-        own = Frames(
-            frames.runs[told].iloc[place : place + 1],
-            *(
-                getattr(frames, name).take(at[name].get(key, NO_ROWS))
-                for name in ("steps", "epochs", "spans")
-            ),
-        )
-        yield _of_frames(own, key, origin, spans.take(at["spans"].get(key, NO_ROWS)))
+    narrow = frames._replace(runs=frames.runs[[name for name in TOLD if name in frames.runs]], looks=NO_LOOKS)
+    keys = [*map(str, frames.runs["key"])]
+    for first in range(0, len(keys), TOGETHER):
+        few = restrict(narrow, keys[first : first + TOGETHER])
+        spans = timeline.aligned(few.spans).round({"start_ms": 4, "took_ms": 4})
+        of_epochs, of_spans = places(few.epochs), places(few.spans)
+        for row, state in zip(records(few.runs), became(few.runs), strict=True):
+            of_run = few._replace(
+                epochs=few.epochs.take(of_epochs.get(row["key"], NO_ROWS)),
+                spans=few.spans.take(of_spans.get(row["key"], NO_ROWS)),
+            )
+            yield _of_frames(of_run, row, state, origin, spans.take(of_spans.get(row["key"], NO_ROWS)))
 
 
-def _of_frames(frames: Frames, key: str, origin: str, spans: pd.DataFrame) -> RunPage:
-    """A run; `spans` are its own, `timeline.aligned`."""
-    (row,) = records(frames.runs)
+def _of_frames(
+    frames: Frames, row: Mapping[str, Any], state: str, origin: str, spans: pd.DataFrame
+) -> RunPage:
+    """A run, of whose epochs and spans these frames are; `spans` are `timeline.aligned`."""
+    key = str(row["key"])
+    own = steps_of(frames, key)
     return RunPage(
         id=page_id(row["run_id"], key),
         run=row["run_id"],
         origin=origin,
-        state=became(frames.runs)[0],
+        state=state,
         config=json.loads(row["config_json"]),
         key=key,
         variant=key.partition("/")[2],
@@ -163,50 +176,44 @@ def _of_frames(frames: Frames, key: str, origin: str, spans: pd.DataFrame) -> Ru
         simulated=bool(row["simulated"]),
         provenance=configs.flatten(json.loads(row["provenance_json"])),
         parts={
-            "curves": _curves(frames),
-            "steps": _steps(frames),
-            "phases": _phases(frames, key),
-            "timeline": _timeline(frames, key, spans),
+            "curves": _curves(frames.epochs),
+            "steps": _steps(own),
+            "phases": _phases(frames, key) if len(own) else {},
+            "timeline": _timeline(frames, key, spans) if len(own) and len(spans) else [],
         },
     )
 
 
-def _curves(frames: Frames) -> dict[str, list[Any]]:
+def _curves(epochs: pd.DataFrame) -> dict[str, list[Any]]:
     """Measurements of each epoch."""
-    order = np.argsort(frames.epochs["epoch"].to_numpy(), kind="stable")
-    found = {
-        name: frames.epochs[name].to_numpy()[order]
-        for name in ("epoch", "step", *CURVES)
-        if name in frames.epochs
-    }
+    order = np.argsort(epochs["epoch"].to_numpy(), kind="stable")
+    found = {name: epochs[name].to_numpy()[order] for name in ("epoch", "step", *CURVES) if name in epochs}
     measured = [name for name in CURVES if name in found and not np.isnan(found[name]).all()]
     return {name: found[name].tolist() for name in ("epoch", "step", *measured)} if measured else {}
 
 
-def _steps(frames: Frames) -> dict[str, list[Any]]:
+def _steps(of_run: pd.DataFrame) -> dict[str, list[Any]]:
     """Loss on rank 0 and time on the slowest rank, of evenly chosen steps."""
-    if not len(frames.steps):
+    if not len(of_run):
         return {}
-    slowest = steps.slowest_rank(frames.steps)
+    slowest = steps.slowest_rank(of_run)
     chosen = slowest.iloc[_evenly(len(slowest), POINTS)]
-    with_loss = frames.steps[["step", "loss"]].dropna().drop_duplicates("step").set_index("step")["loss"]
-    loss = with_loss.reindex(chosen.index)
+    step, loss = of_run["step"].to_numpy(), of_run["loss"].to_numpy()
+    of_step = dict(
+        zip(step[~np.isnan(loss)][::-1].tolist(), loss[~np.isnan(loss)][::-1].tolist(), strict=True)
+    )
     ms = (1e3 * chosen).round(3)
-    return {"step": chosen.index.tolist(), "loss": loss.tolist(), "step_ms": ms.tolist()}
+    return {"step": chosen.index.tolist(), "loss": [*map(of_step.get, chosen.index)], "step_ms": ms.tolist()}
 
 
 def _phases(frames: Frames, key: str) -> dict[str, float]:
     """Mean milliseconds of each phase over ranks and warm steps, in the order of a step."""
-    if not len(frames.steps):
-        return {}
     means = 1e3 * steps.phase_seconds(frames, key).drop(columns="step").mean()
     return {str(phase): round(float(ms), 4) for phase, ms in means.items() if ms > 0}
 
 
 def _timeline(frames: Frames, key: str, spans: pd.DataFrame) -> list[dict[str, Any]]:
     """The typical step first, then others evenly; of each its spans: rank, phase, start and length in ms."""
-    if not len(spans) or not len(frames.steps):
-        return []
     typical = timeline.typical_step(frames, key)
     recorded = [step for step in np.unique(spans["step"]).tolist() if step != typical]
     others = [recorded[place] for place in _evenly(len(recorded), DRAWN_STEPS - 1)]
