@@ -7,7 +7,7 @@ sentences what was seen. Cells of a sweep (tasks, batches, links) are told one b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from analysis.pictures.captions import is_simulated
 from analysis.pictures.numbers import brief, counted, interval
@@ -35,6 +35,17 @@ class Theirs(NamedTuple):
 NOTHING = Theirs()
 
 
+class Pair(NamedTuple):
+    """Runs of a method, at one density where the cell has several, and those of its baseline."""
+
+    method: str  # by `method_id`
+    label: str
+    keys: list[str]
+    base: str
+    others: list[str]
+    alone: bool  # whether this is the method's only density here
+
+
 def in_words(frames: Frames, theirs: Mapping[str, Theirs] = {}) -> list[str]:
     """One sentence for each method beside the first, or dense, of each cell.
 
@@ -54,10 +65,10 @@ def precision(frames: Frames) -> str:
     where nothing took turns.
     """
     ratios = [
-        (found.half_width, look(method).label, look(base).label, found)
+        (found.half_width, pair.label, pair.base, found)
         for _, cell in _cells(frames)
-        for base, method, keys, others in _beside(cell)
-        if (found := _ratio(cell, keys, others)) is not None and found.low is not None
+        for pair in _pairs(cell)
+        if (found := _ratio(cell, pair)) is not None and found.low is not None
     ]
     if not ratios:
         return ""
@@ -79,70 +90,70 @@ def _cells(frames: Frames) -> Iterator[tuple[str, Frames]]:
         yield ", ".join(words), restrict(frames, rows["key"])
 
 
-def _beside(cell: Frames) -> Iterator[tuple[str, str, list[str], list[str]]]:
-    """Baseline and method by name, with their runs, of each method but the baseline."""
-    by_method = dict[str, list[str]]()
+def _pairs(cell: Frames) -> Iterator[Pair]:
+    """Each method but the baseline beside it, densities apart."""
+    found = dict[str, dict[Any, list[str]]]()
     for run in records(cell.runs.sort_values("seed", kind="stable")):
-        by_method.setdefault(method_id(run), []).append(str(run["key"]))
+        density = run.get("method.density")
+        by_density = found.setdefault(method_id(run), {})
+        by_density.setdefault(density if density == density else None, []).append(str(run["key"]))
     order = [*dict.fromkeys(method_id(run) for run in records(cell.runs))]
     base = next((name for name in order if name.startswith(DENSE)), order[0])
+    others = [key for keys in found[base].values() for key in keys]
     for method in [name for name in order if name != base][:MOST_METHODS]:
-        yield base, method, by_method[method], by_method[base]
+        alone = len(found[method]) == 1
+        for density, keys in found[method].items():
+            label = look(method).label + ("" if alone else f" at density {brief(density)}")
+            yield Pair(method, label, keys, look(base).label, others, alone)
 
 
 def _of_cell(name: str, cell: Frames, theirs: Mapping[str, Theirs]) -> Iterator[str]:
     where = f"{name}: " if name else ""
-    for base, method, keys, others in _beside(cell):
-        published = theirs.get(method, NOTHING)
-        if line := _timed(cell, base, method, keys, others, published) or _trained(
-            cell, base, method, keys, others, published
-        ):
+    for pair in _pairs(cell):
+        published = theirs.get(pair.method, NOTHING) if pair.alone else NOTHING  # which density theirs had
+        if line := _timed(cell, pair, published) or _trained(cell, pair, published):
             yield f"{where}{line}"
 
 
-def _timed(
-    cell: Frames, base: str, method: str, keys: list[str], others: list[str], published: Theirs
-) -> str:
-    ratio = _ratio(cell, keys, others)
+def _timed(cell: Frames, pair: Pair, published: Theirs) -> str:
+    ratio = _ratio(cell, pair)
     if ratio is None:
         return ""
     times = "simulated time" if is_simulated(cell) else "time"
     told = [
-        f"an iteration with {look(method).label} takes {_number(ratio)} of the {times} of "
-        f"{look(base).label}'s{_paper(published.ratio)}"
+        f"an iteration with {pair.label} takes {_number(ratio)} of the {times} of "
+        f"{pair.base}'s{_paper(published.ratio)}"
     ]
-    share = _share(cell, keys)
+    share = _share(cell, pair.keys)
     if share is not None:
         told.append(f"selection is {brief(share.value, 2)} % of it{_paper(published.select, ' %')}")
     return f"{', and '.join(told)} ({counted(ratio.n, ratio.of)})"
 
 
-def _trained(
-    cell: Frames, base: str, method: str, keys: list[str], others: list[str], published: Theirs
-) -> str:
+def _trained(cell: Frames, pair: Pair, published: Theirs) -> str:
     if TOP1 not in cell.epochs or not cell.epochs[TOP1].notna().any():
         return ""
     side = "below"
     try:
-        apart = final_difference(cell, others, keys, TOP1)
+        apart = final_difference(cell, pair.others, pair.keys, TOP1)
         if apart is not None and apart.value < 0:
-            apart, side = final_difference(cell, keys, others, TOP1), "above"
+            apart, side = final_difference(cell, pair.keys, pair.others, TOP1), "above"
     except Mixed:
         return ""
     if apart is None:
         return ""
     return (
-        f"{look(method).label} ends {_number(apart)} points of top-1 {side} {look(base).label}"
+        f"{pair.label} ends {_number(apart)} points of top-1 {side} {pair.base}"
         f"{_paper(published.behind, ' below')} ({counted(apart.n, apart.of)})"
     )
 
 
-def _ratio(cell: Frames, keys: list[str], others: list[str]) -> Value | None:
+def _ratio(cell: Frames, pair: Pair) -> Value | None:
     """None also where trainings are no timings, or where protocols differ."""
     if "group" not in cell.runs or not cell.runs["group"].notna().all() or not len(cell.steps):
         return None
     try:
-        return slowdown(cell, keys, others)
+        return slowdown(cell, pair.keys, pair.others)
     except Mixed:
         return None
 

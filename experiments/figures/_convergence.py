@@ -29,7 +29,7 @@ class Seeds(NamedTuple):
 
     look: style.Look
     keys: list[str]
-    method: str  # of the published curve below it
+    method: str  # of the published curve below it; empty where none was made like these
 
 
 def lines(frames: Frames) -> dict[str, Seeds]:
@@ -68,7 +68,7 @@ def _over_steps(frames: Frames, found: Mapping[str, Seeds], column: str, is_last
             xlabel="Optimiser steps" * is_last, **words,
         )
     ]  # fmt: skip
-    for method in dict.fromkeys(line.method for line in found.values()):
+    for method in filter(None, dict.fromkeys(line.method for line in found.values())):
         band = published.band(method, PUBLISHED[column])
         steps = band["epoch"] * yoon2022.STEPS_PER_EPOCH
         panels.append(plots.kind(marks.published_curve)(steps, band, style.look(method)))
@@ -86,8 +86,9 @@ def _at_the_end(
         marks.seeds(axes, place - ASIDE, [seed.value for seed in seeds if seed], line.look)
         if (mean := final(frames, line.keys, column)) and mean.low is not None:
             marks.mean_mark(axes, place - ASIDE / 3, mean, line.look)
-        jobs = published.by_machine(line.method, PUBLISHED[column])
-        marks.published_points(axes, place + ASIDE, jobs.iloc[-1].dropna().to_list(), line.look)
+        if line.method:
+            jobs = published.by_machine(line.method, PUBLISHED[column])
+            marks.published_points(axes, place + ASIDE, jobs.iloc[-1].dropna().to_list(), line.look)
     if is_last:
         plots.beside(axes, [line.look.label for line in found.values()])
         axes.set(xlabel="At the end", xlim=(-0.6, len(found) - 0.4))
@@ -106,7 +107,10 @@ def table(frames: Frames, found: Mapping[str, Seeds], columns: Mapping[str, str]
         {
             "method": line.look.label,
             **{word: final(frames, line.keys, column) for column, word in words.items()},
-            **{f"{word}, paper": papers.value(ENDS[column])[line.method] for column, word in words.items()},
+            **{
+                f"{word}, paper": papers.value(ENDS[column]).get(line.method)
+                for column, word in words.items()
+            },
             "seeds": len(line.keys),
         }
         for line in found.values()

@@ -42,7 +42,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 def lines(frames: Frames) -> dict[str, convergence.Seeds]:
     """One per method and density."""
     found = {
-        name: convergence.Seeds(LOOKS.get(name, style.look(name)), own, name.partition("-")[0])
+        name: convergence.Seeds(LOOKS.get(name, style.look(name)), own, "" if name == "topk-denser" else name)
         for name in METHODS
         if (own := keys(frames, name))
     }

@@ -44,6 +44,22 @@ def test_of_trainings_it_tells_where_they_end(tmp_path: Path) -> None:
     assert summary.precision(frames_of(store)) == ""
 
 
+def test_trainings_at_two_densities_are_told_apart_and_not_beside_a_paper_s_of_one(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for seed in range(3):
+        synthetic.learned(store, synthetic.learning_config("dense", seed))
+        for density in (0.001, 0.01):
+            config = synthetic.learning_config("topk", seed)
+            config["method"]["density"] = density
+            synthetic.learned(store, config)
+    told = summary.in_words(frames_of(store), THEIRS)
+    assert [line.partition(" ends ")[0] for line in told] == [
+        "Top-k at density 0.001",
+        "Top-k at density 0.01",
+    ]
+    assert all(line.endswith("points of top-1 below dense (3 runs)") for line in told)
+
+
 @pytest.mark.parametrize("theirs", [{}, THEIRS])
 def test_of_nothing_it_tells_nothing(theirs: dict[str, Theirs]) -> None:
     assert summary.in_words(empty(), theirs) == []
