@@ -23,7 +23,7 @@ from sparsify.doors.front import Front, uncompiled
 from sparsify.doors.handshake import agree, of_buffers, of_optimiser, of_wrapping
 from sparsify.doors.overlap import Overlap
 from sparsify.doors.scaling import check_scale, infinities, share_overflow
-from sparsify.doors.states import NUM_STATES, agree_to_load, load_whole, unless_refused
+from sparsify.doors.states import agree_to_load, load_whole, of_inner, unless_refused
 from sparsify.doors.toll import Toll, advice_for
 from sparsify.doors.used import Used
 from sparsify.doors.wrapping import (
@@ -374,9 +374,8 @@ class DistributedOptimiser(Door, Front):
         self._refuse_halfway("state_dict() came")
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
-        inner = self.optimiser.state_dict()
-        saved: dict[str, Any] = {**inner, "method": self.aggregator.state_dict(), "epoch": self._epoch}
-        saved[NUM_STATES] = len(inner["state"])
+        method = self.aggregator.state_dict()
+        saved = {**of_inner(self.optimiser), "method": method, "epoch": self._epoch}
         for after in self._optimizer_state_dict_post_hooks.values():
             saved = after(self, saved) or saved
         return saved

@@ -17,6 +17,8 @@ from sparsify.ranges import Count, Natural, shown
 
 FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
 GROUPS_AND_STATE = ("param_groups", "state")
+# In the groups of a saved state, which are what an optimiser keeps of it though it does not know them.
+MARK = "saved by sparsify"
 NUM_STATES = "num_states"  # number of parameters of which the inner optimiser remembers something
 TOP = {"format": Natural, "method": str, "step": Natural, "rank": Natural, "size": Count, "buckets": Any}
 
@@ -271,6 +273,36 @@ def load_whole(
     # Older ones have the inner optimiser's under a name of its own.
     load_inner(optimiser, saved.get("optimiser", saved))
     return facts
+
+
+def of_inner(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """The inner optimiser's part of a saved state, marked as a part of one."""
+    inner = optimiser.state_dict()
+    groups = [{**group, MARK: True} for group in inner["param_groups"]]
+    return {**inner, "param_groups": groups, NUM_STATES: len(inner["state"])}
+
+
+def unmarked(_: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved state as the inner optimiser knows it: a hook for its `load_state_dict`."""
+    groups = saved.get("param_groups")
+    if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
+        return dict(saved)
+    plain = [{key: part for key, part in group.items() if key != MARK} for group in groups]
+    return {**saved, "param_groups": plain}
+
+
+def check_unmarked(optimiser: torch.optim.Optimizer) -> None:
+    """Refuse an optimiser that has loaded, by itself, a state that a wrapped one saved.
+
+    Raises:
+        ValueError: it has.
+    """
+    if any(MARK in group for group in optimiser.param_groups):
+        raise ValueError(
+            "this optimiser has loaded a state that was saved by what sparsify.distribute returned, without "
+            "the rest of it, such as residuals; load it into what sparsify.distribute returns, each worker "
+            "its own; or, to go on without the rest, into `optimiser.optimiser` of that"
+        )
 
 
 def load_inner(optimiser: torch.optim.Optimizer, saved: Any) -> None:

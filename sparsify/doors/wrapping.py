@@ -22,6 +22,7 @@ from sparsify.comm import Comm, put
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Bucket, check_tensor
 from sparsify.doors.engine import Engine, StepReport
+from sparsify.doors.states import check_unmarked, unmarked
 from sparsify.method import Method
 
 # An epoch of CIFAR-10 has 1,563 steps for one worker with batches of 32, and 49 for 8 with 128.
@@ -151,6 +152,7 @@ def check_wrapped(optimiser: torch.optim.Optimizer, model: nn.Module) -> None:
             f"{type(optimiser).__name__} hides another optimiser, whose steps can't be watched through it; "
             "wrap the one inside first"
         )
+    check_unmarked(optimiser)
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             raise ValueError(
@@ -186,6 +188,7 @@ class OwnSteps:
         if (earlier := GUARDS.get(optimiser)) is not None:
             earlier.handle.remove()
         self.handle: RemovableHandle = optimiser.register_step_pre_hook(self.check)
+        optimiser.register_load_state_dict_pre_hook(unmarked)
         GUARDS[optimiser] = self
 
     def check(self, *_: Any) -> None:

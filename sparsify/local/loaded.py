@@ -1,45 +1,14 @@
-"""What is loaded in the wrong place: parameters into a model after its anchor was taken, which the next
-exchange would undo; a state of local steps into the inner optimiser alone, which would lose the rest of it.
-"""
+"""Parameters loaded into a model after its anchor was taken, which the next exchange would undo."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-MARK = "of local steps"  # in the groups of a saved state: torch's optimisers keep what they do not know
-
-
-def marked(inner: Mapping[str, Any]) -> dict[str, Any]:
-    """An inner optimiser's state, to be saved with that of local steps."""
-    return {**inner, "param_groups": [{**group, MARK: True} for group in inner["param_groups"]]}
-
-
-def unmarked(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as the inner optimiser knows it; whatever has no groups as it is."""
-    groups = saved.get("param_groups")
-    if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
-        return dict(saved)
-    plain = [{key: part for key, part in group.items() if key != MARK} for group in groups]
-    return {**saved, "param_groups": plain}
-
-
-def check_unmarked(optimiser: torch.optim.Optimizer) -> None:
-    """Refuse an inner optimiser that has loaded a state of local steps by itself.
-
-    Raises:
-        ValueError: it has.
-    """
-    if any(MARK in group for group in optimiser.param_groups):
-        raise ValueError(
-            "this optimiser has loaded a state that was saved in local steps, without their anchor and "
-            "residual; load that state into what sparsify.distribute returns, each worker its own"
-        )
 
 
 class LoadedAnew:

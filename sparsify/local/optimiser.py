@@ -23,17 +23,17 @@ from sparsify.doors.front import Front, uncompiled
 from sparsify.doors.handshake import agree, of_buffers, of_wrapping
 from sparsify.doors.overlap import Background
 from sparsify.doors.states import (
-    NUM_STATES,
     StateMismatch,
     agree_to_load,
     check_keys,
     check_value,
     load_inner,
+    of_inner,
     unless_refused,
 )
 from sparsify.doors.wrapping import Door, OwnSteps, broadcast, check_wrapped, communicator, parameters_of
 from sparsify.local.fragments import APART, Fragment, fragments_of
-from sparsify.local.loaded import LoadedAnew, check_unmarked, marked, unmarked
+from sparsify.local.loaded import LoadedAnew
 from sparsify.local.strategy import Local
 from sparsify.ranges import Natural
 
@@ -108,7 +108,6 @@ class LocalOptimiser(Door, Front):
     ) -> None:
         def facts() -> dict[str, Any]:
             check_wrapped(optimiser, model)
-            check_unmarked(optimiser)
             if overlap and not strategy.delay:
                 raise ValueError(
                     "overlap=True averages while the steps of a delay go on, and delay=0 has none; build the "
@@ -298,9 +297,7 @@ class LocalOptimiser(Door, Front):
         """State of the inner optimiser, and under `local` and `epoch` this worker's: save it per rank."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
-        inner = self.optimiser.state_dict()
-        saved: dict[str, Any] = {**marked(inner), "epoch": self._epoch, NUM_STATES: len(inner["state"])}
-        saved["local"] = self.own_state_dict()
+        saved = {**of_inner(self.optimiser), "epoch": self._epoch, "local": self.own_state_dict()}
         for after in self._optimizer_state_dict_post_hooks.values():
             saved = after(self, saved) or saved
         return saved
@@ -357,7 +354,7 @@ class LocalOptimiser(Door, Front):
         check_keys("an optimiser's saved state", saved, SAVED, None)
         check_value("epoch", saved["epoch"], Natural | None)
         facts = self.check_own(saved["local"])
-        load_inner(self.optimiser, unmarked({key: part for key, part in saved.items() if key not in SAVED}))
+        load_inner(self.optimiser, {key: part for key, part in saved.items() if key not in SAVED})
         return {**facts, "epoch": saved["epoch"]}
 
     def check_own(self, local: Any) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.doors.states import StateMismatch
 from sparsify.local.optimiser import LocalOptimiser
+from sparsify.local.strategy import Local
+from sparsify.method import Method
 from tests.sparsify.local.test_local import INNER, fill, flat, model_of, wrapped
 
 EVERY = 3
@@ -37,7 +39,7 @@ def lived(comm: Comm, steps: int) -> tuple[nn.Module, LocalOptimiser]:
     return model, optimiser
 
 
-def go_on(model: nn.Module, optimiser: LocalOptimiser, steps: range) -> None:
+def go_on(model: nn.Module, optimiser: torch.optim.Optimizer, steps: range) -> None:
     for step in steps:
         optimiser.zero_grad()
         fill(model, 0, step)
@@ -70,17 +72,28 @@ def test_a_state_loaded_after_the_model_or_before_it_goes_on(comm: Comm) -> None
         assert torch.equal(flat(again), flat(model))
 
 
-@alone
-def test_a_state_of_local_steps_is_not_loaded_into_the_inner_optimiser_alone(comm: Comm) -> None:
-    _, optimiser = lived(comm, 2)
-    saved, model = optimiser.state_dict(), model_of()
-    inner = INNER.adamw([*model.parameters()])
-    inner.load_state_dict(saved)
-    with pytest.raises(ValueError, match=r"load that state into what sparsify\.distribute returns"):
-        sparsify.distribute(inner, model, sparsify.diloco(every=EVERY), comm)
-    _, again = lived(comm, 0)
-    again.load_state_dict(saved)
-    assert not [key for group in again.optimiser.param_groups for key in group if "local" in key]
+@pytest.mark.parametrize("method", [sparsify.diloco(every=EVERY), sparsify.topk(0.5)], ids=["local", "topk"])
+def test_a_saved_state_loaded_into_the_inner_optimiser_before_it_is_wrapped_is_refused(
+    method: Local | Method,
+) -> None:
+    def body(comm: virtual.VirtualComm) -> None:
+        model, other = model_of(), model_of()
+        optimiser = sparsify.distribute(INNER.adamw([*model.parameters()]), model, method, comm)
+        go_on(model, optimiser, range(2))
+        saved, inner = copy.deepcopy(optimiser.state_dict()), INNER.adamw([*other.parameters()])
+        groups = [set(group) for group in inner.param_groups]
+        inner.load_state_dict(copy.deepcopy(saved))
+        with pytest.raises(ValueError, match=r"load it into what sparsify\.distribute returns"):
+            sparsify.distribute(inner, other, method, comm)
+
+        again = sparsify.distribute(INNER.adamw([*other.parameters()]), other, method, comm)
+        again.load_state_dict(copy.deepcopy(saved))
+        again.optimiser.load_state_dict(
+            copy.deepcopy(saved)
+        )  # as the documentation says: what was owed is lost
+        assert [set(group) for group in again.param_groups] == groups
+
+    virtual.run(1, body)
 
 
 @alone

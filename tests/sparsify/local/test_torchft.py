@@ -17,8 +17,8 @@ from sparsify.method import Dense
 from tests.sparsify.local.test_local import anchor, flat, wrapped
 
 # By delay and mix: of the fragment that a step of 3, 6, 9, 12, 15 exchanges, the replica and its anchor then.
-# Where the last anchor is missing, theirs stopped before it wrote it. A mix of 1 is left out: no replica would
-# ever see the others, which `Local` refuses.
+# Where the last anchor is missing, theirs stopped before it wrote it. Their mix of 1 is left out: no replica
+# would ever see the others, which `Local` refuses.
 PUBLISHED = {
     (0, 0.0): ((-11, -23, -35, -47, -59), (-11, -23, -35, -47)),
     (0, 0.5): ((-8, -17, -24.5, -32, -40.25), (-11, -23, -29, -35)),
