@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch.utils.hooks import RemovableHandle
+
+from sparsify.comm import WorkerLost
 
 F = TypeVar("F", bound=Callable[..., Any])
 MODES = ("train", "eval")
@@ -18,6 +21,22 @@ def uncompiled(function: F) -> F:
     gradients that change places are no graph.
     """
     return cast(F, torch.compiler.disable(function))
+
+
+def advised(function: F) -> F:
+    """A collective part of a step; where a worker is lost, it also tells what the user's loop may do wrong."""
+
+    @wraps(function)
+    def told(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except WorkerLost as lost:
+            raise WorkerLost(
+                f"{lost}; one has ended, or makes fewer steps than this one: all make as many, and who "
+                "leaves a batch out calls optimiser.skip()"
+            ) from lost
+
+    return cast(F, told)
 
 
 class Front(torch.optim.Optimizer):

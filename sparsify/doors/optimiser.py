@@ -19,7 +19,7 @@ from sparsify.core import host_sync
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.averages import OnlyAverage
 from sparsify.doors.engine import PartlyDelivered, StepReport
-from sparsify.doors.front import Front, uncompiled
+from sparsify.doors.front import Front, advised, uncompiled
 from sparsify.doors.handshake import agree, of_buffers, of_optimiser, of_wrapping
 from sparsify.doors.overlap import Overlap
 from sparsify.doors.scaling import check_scale, infinities, share_overflow
@@ -169,6 +169,7 @@ class DistributedOptimiser(Door, Front):
         self._is_aggregated = False  # a step that was skipped leaves it set
 
     @uncompiled
+    @advised
     def aggregate(self, scale: float | None = None) -> StepReport | None:
         """Average the gradients now; the next `step` then doesn't. None where a step must be skipped.
 

@@ -19,7 +19,7 @@ from sparsify.core import host_sync
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.averages import OnlyAverage
 from sparsify.doors.engine import StepReport
-from sparsify.doors.front import Front, uncompiled
+from sparsify.doors.front import Front, advised, uncompiled
 from sparsify.doors.handshake import agree, of_buffers, of_wrapping
 from sparsify.doors.overlap import Background
 from sparsify.doors.states import (
@@ -220,6 +220,7 @@ class LocalOptimiser(Door, Front):
                 torch._foreach_copy_([own for own, _ in pairs], kept)
 
     @uncompiled
+    @advised
     def exchange(self) -> StepReport:
         """The second half of `step`: count it, apply what is awaited, send what is due. Returns what was
         sent.

@@ -82,7 +82,7 @@ def test_a_batch_that_fails_on_one_worker_is_skipped_and_nothing_is_lost(
 def test_the_loss_of_a_worker_reaches_the_others_as_such(entry: str, tmp_path: Path) -> None:
     (folder := tmp_path / entry).mkdir()
     first, _ = on_processes(worker_functions.loss_of_a_worker_while_overlapping, 2, folder)
-    assert first["right"]
+    assert first["advised"] == (entry == "distribute")  # DDP has no skip()
 
 
 class Alone(TorchComm):
