@@ -24,7 +24,7 @@ def uncompiled(function: F) -> F:
 
 
 def advised(function: F) -> F:
-    """A collective part of a step; where a worker is lost, it also tells what the user's loop may do wrong."""
+    """A collective part of a step; where a worker is lost, it also tells what a loop may do wrong."""
 
     @wraps(function)
     def told(*args: Any, **options: Any) -> Any:
