@@ -144,8 +144,8 @@ class Fragment:
             engine.agree(own, self.names, self.sizes, None, error=NonFiniteDrift)
         engine.step += 1
         if not strategy.averages_models:
-            torch._foreach_neg_(own)
-            torch._foreach_add_(own, self.anchor)
+            for piece, anchor in zip(own, self.anchor, strict=True):
+                torch.sub(anchor, piece, out=piece)  # one pass over memory, where foreach would take two
         report = whole(engine, own, step)
         if self.of_anchors is not None:
             others = [piece.clone() for piece in self.anchor]
