@@ -93,6 +93,7 @@ class Claim:
     of: tuple[Any, ...] = ()
     id: str = ""  # stable, short: "ends-close"; derived from the text where there is none
     answers: tuple[str, ...] = ()  # the statements of papers that it answers, by their ids
+    revised: str = ""  # "2026-11-25: the mean of all lags, not one of them": when and how `ours` was changed
 
     def __post_init__(self) -> None:
         if self.kind in ("absolute", "ratio", "shape"):
@@ -126,16 +127,23 @@ class Claim:
             )
         return self.paper
 
-    @property
-    def rule(self) -> str:
-        """Digest of what decides: the quantity, its threshold and band, and the hardware that it is about.
+    def rule(self, declared: Mapping[str, Any]) -> str:
+        """Digest of what decides: the quantity, its threshold and band, the hardware it is about, and the
+        scale at which a number can be compared.
 
-        Words may be mended, and causes regrouped, without another rule.
+        Words may be mended, and causes regrouped, without another rule. Functions count by their names: who
+        changes what one computes says so in `revised`.
+
+        Args:
+            declared: what the paper ran, see `analysis.evidence.reduced`.
         """
+        given = {"revised": self.revised, "scale": declared if self.kind in NUMBERS else {}}
+        chance = {} if self.chance is None else {"chance": self.chance}
         return digest({
             "quantity": _rule_of(self.ours), "of": _rule_of(self.of), "unit": self.unit, "kind": self.kind,
             "tolerance": self.tolerance, "paper": self.paper if self.is_published else None,
             "accelerator": self.accelerator, "link": self.link, "timed": self.timed,
+            **{name: _rule_of(part) for name, part in given.items() if part}, **chance,
         })  # fmt: skip
 
 
@@ -155,6 +163,7 @@ class Verdict:
     link_found: float | None = None
     registered: bool | None = None  # was the rule there before the runs? None: there are none
     chance: float | None = None  # of an accuracy: percent of top-1 that guessing gives
+    rule: str = ""  # the digest of its rule
 
     @property
     def p_value(self) -> float:
@@ -187,7 +196,7 @@ def judge(
         frames: of the item's runs only.
         declared: what the paper ran, see `reduced`.
     """
-    return [_judge(claim, frames, declared, chance) for claim in claims]
+    return [replace(_judge(claim, frames, declared, chance), rule=claim.rule(declared)) for claim in claims]
 
 
 def _rule_of(part: Any) -> Any:
@@ -222,7 +231,11 @@ def _judge(claim: Claim, frames: Frames, declared: Mapping[str, Any], chance: Ch
         return Verdict(claim, None, "not comparable", where, mixed)
     if ours is None:
         return Verdict(claim, None, "not run", where, "no records of it")
-    facts = _facts(claim, evidence, of_task) if len(evidence.frames.runs) and not claim.rederived else {}
+    facts = (
+        _facts(claim, evidence, of_task, declared)
+        if len(evidence.frames.runs) and not claim.rederived
+        else {}
+    )
     verdict = Verdict(claim, ours, "not run", where, "", **facts)
     if why := "" if claim.rederived else _elsewhere(claim, evidence, scale, of_task):
         return replace(verdict, word="not comparable", reason=why)
@@ -246,9 +259,9 @@ def _kinds(claim: Claim, evidence: Evidence) -> list[str]:
     return [kind for kind, is_so in found.items() if is_so]
 
 
-def _facts(claim: Claim, evidence: Evidence, chance: Chance) -> dict[str, Any]:
+def _facts(claim: Claim, evidence: Evidence, chance: Chance, declared: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a verdict that tell what its records are."""
-    registered = {"registered": evidence.registered(claim.id, claim.rule)}
+    registered = {"registered": evidence.registered(claim.id, claim.rule(declared))}
     if not claim.timed:
         return registered | {"chance": evidence.chance(chance) or None}
     return registered | {

@@ -137,7 +137,7 @@ def as_csv(rows: Iterable[Row]) -> str:
             "reason": "; ".join(filter(None, (verdict.reason, verdict.flips))),
             "launches": _count(verdict.launches), "occasions": _count(verdict.occasions),
             "link_asked_gbit_s": _cell(verdict.link_asked), "link_found_gbit_s": _cell(verdict.link_found),
-            "rule": claim.rule, "registered": REGISTERED[verdict.registered],
+            "rule": verdict.rule, "registered": REGISTERED[verdict.registered],
             "chance": _cell(verdict.chance), "group": claim.group,
         })  # fmt: skip
     frame = pd.DataFrame(lines, columns=list(COLUMNS), dtype=object)
@@ -152,7 +152,8 @@ def notes(verdicts: Sequence[Verdict]) -> str:
 
 def note(claim: Claim) -> str:
     """Where its number was read, when it holds and why."""
-    return f"{claim.source}. {rule(claim)} {claim.reason}"
+    revised = f" Revised {claim.revised}." if claim.revised else ""
+    return f"{claim.source}. {rule(claim)} {claim.reason}{revised}"
 
 
 def paper_text(claim: Claim) -> str:

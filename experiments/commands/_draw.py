@@ -120,7 +120,7 @@ def draw(
 
 def _scale(item: str, frames: Frames) -> tuple[str, str]:
     """What the numbers of an item are of, in words and in short."""
-    paper = getattr(figures.load(item), "SCALE", {})
+    paper = figures.scale(item)
     if not len(frames.runs):
         told = [
             f"{SCALE_NAMES[leaf]} {value}"

@@ -18,9 +18,10 @@ which without an id has one that its text gives, and `caption`.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.figures import _contract, papers
 from experiments.figures._contract import PROFILES as PROFILES
@@ -153,6 +154,12 @@ def claims(item: str) -> list[Claim]:
     return _contract.identified(item, figure.claims()) if hasattr(figure, "claims") else []
 
 
+def scale(item: str) -> Mapping[str, Any]:
+    """What its paper ran, as columns of the records; nothing where it does not say."""
+    found: Mapping[str, Any] = getattr(load(item), "SCALE", {})
+    return found
+
+
 def rules() -> dict[str, str]:
     """The digest of each claim's rule, by the claim's id, of all items whose files can be read: what runs
     register when they begin.
@@ -161,7 +168,7 @@ def rules() -> dict[str, str]:
     for item in items():
         with contextlib.suppress(BrokenFile):  # whoever asks for that item is told
             check(item)
-            found |= {claim.id: claim.rule for claim in claims(item)}
+            found |= {claim.id: claim.rule(scale(item)) for claim in claims(item)}
     return found
 
 
@@ -170,7 +177,7 @@ def judge(item: str, frames: Frames) -> list[Verdict]:
     from analysis.claims import judge as judge_claims
     from experiments.tasks import chance
 
-    return judge_claims(claims(item), frames, getattr(load(item), "SCALE", {}), chance)
+    return judge_claims(claims(item), frames, scale(item), chance)
 
 
 def caption(item: str, frames: Frames, profile: str) -> str:

@@ -182,14 +182,16 @@ def claim(**more: Any) -> Claim:
     "other",
     [{"tolerance": 0.6}, {"paper": 2.1}, {"kind": "ordering"}, {"unit": "ms"}, {"of": ("dense",)},
      {"ours": lambda frames: ratio(frames)}, {"link": "ethernet_1g"}, {"accelerator": "A100"},
-     {"timed": True}],
+     {"timed": True}, {"revised": "2026-11-25: of all"}, {"chance": 0.0}],
 )  # fmt: skip
 def test_what_decides_is_in_the_rule(other: dict[str, Any]) -> None:
-    assert claim(**other).rule != claim().rule
+    assert claim(**other).rule({}) != claim().rule({})
 
 
 def test_words_are_not_in_the_rule() -> None:
-    assert claim(text="mended", reason="Mended.", group="cause", source="elsewhere").rule == claim().rule
+    assert claim(text="mended", reason="Mended.", group="cause", source="elsewhere").rule({}) == claim().rule(
+        {}
+    )
 
 
 @pytest.mark.registering
@@ -205,7 +207,7 @@ def test_words_are_not_in_the_rule() -> None:
 def test_a_rule_that_is_younger_than_one_of_the_runs_decides_nothing(
     rules: list[dict[str, str] | None], word: str, registered: bool
 ) -> None:
-    texts = [rule and json.dumps(rule).replace("RULE", claim().rule) for rule in rules]
+    texts = [rule and json.dumps(rule).replace("RULE", claim().rule({})) for rule in rules]
     (told,) = judge([claim()], runs(*({"rules_json": text} for text in texts)), {})
     assert (told.word, told.registered) == (word, registered)
     if not registered:
@@ -216,7 +218,7 @@ def test_a_rule_that_is_younger_than_one_of_the_runs_decides_nothing(
 def test_a_run_stores_the_rules_that_were_there_when_it_began(tmp_path: Path) -> None:
     store = Store(tmp_path)
     attempt = synthetic.timed(store, synthetic.config())
-    attempt.update(rules={"a.b": claim().rule})
+    attempt.update(rules={"a.b": claim().rule({})})
     frames, _ = from_attempts(store.all_valid())
     assert judge([claim()], frames, {})[0].word == "reproduced"
     assert judge([claim(tolerance=0.6)], frames, {})[0].word == "post hoc"
