@@ -93,6 +93,7 @@ class Claim:
     of: tuple[Any, ...] = ()
     id: str = ""  # stable, short: "ends-close"; derived from the text where there is none
     answers: tuple[str, ...] = ()  # the statements of papers that it answers, by their ids
+    stated: str = ""  # the paper's words, where the number in `paper` is ours for them
     revised: str = ""  # "2026-11-25: the mean of all lags, not one of them": when and how `ours` was changed
 
     def __post_init__(self) -> None:
@@ -106,7 +107,7 @@ class Claim:
     @property
     def is_published(self) -> bool:
         """Whether it has a published number."""
-        return isinstance(self.paper, int | float)
+        return isinstance(self.paper, int | float) and not self.stated
 
     def band(self, widen: float = 1.0) -> tuple[float, float]:
         """The lowest and highest value of ours for which the claim holds, at `widen` times its tolerance."""
@@ -141,7 +142,7 @@ class Claim:
         chance = {} if self.chance is None else {"chance": self.chance}
         return digest({
             "quantity": _rule_of(self.ours), "of": _rule_of(self.of), "unit": self.unit, "kind": self.kind,
-            "tolerance": self.tolerance, "paper": self.paper if self.is_published else None,
+            "tolerance": self.tolerance, "paper": self.paper if isinstance(self.paper, int | float) else None,
             "accelerator": self.accelerator, "link": self.link, "timed": self.timed,
             **{name: _rule_of(part) for name, part in given.items() if part}, **chance,
         })  # fmt: skip

@@ -129,7 +129,8 @@ def as_csv(rows: Iterable[Row]) -> str:
         claim, ours = verdict.claim, verdict.ours
         is_decided = verdict.word in DECISIVE
         lines.append({
-            "item": item, "id": claim.id, "claim": claim.text, "paper": claim.paper, "unit": claim.unit,
+            "item": item, "id": claim.id, "claim": claim.text, "paper": claim.stated or claim.paper,
+            "unit": claim.unit,
             **{name: _cell(getattr(ours, field, None)) for name, field in EDGES.items()},
             "n": ours.n if ours else "", "of": ours.of if ours else "",
             "verdict": verdict.word, "adjusted": adjusted_word,
@@ -158,6 +159,8 @@ def note(claim: Claim) -> str:
 
 def paper_text(claim: Claim) -> str:
     """The paper's value as it was published, with its unit."""
+    if claim.stated:
+        return claim.stated
     if isinstance(claim.paper, int | float):
         return f"{claim.paper:,} {claim.unit}".strip()
     return claim.paper or ABSENT

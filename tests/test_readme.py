@@ -318,7 +318,7 @@ class Said(NamedTuple):
 
 SAID = (
     Said("59.0 points of top-1 [51.9, 65.3] below Top-k", "fig3-level.randomk-ends-below"),
-    Said("5.4 [4.4, 6.3] in a", "fig3.dense-ends-above"),
+    Said("5.4 [4.4, 6.3] below dense with Top-k", "fig3.dense-ends-above"),
     Said("10.1 points [9.4, 10.9]", "why-gap.denser"),
     Said("7.27 times [7.16, 7.38] as long", "speed-logs.ratio.top-k-dense"),
     Said("23.8 times shorter [21.2, 26.7]", "fig4-fast.torch-longer-than-fused"),

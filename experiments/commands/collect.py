@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -213,9 +214,12 @@ def readme_verdicts(rows: Sequence[verdicts.Row]) -> str:
     return "\n".join(lines) + f"\n\n{counted(rows)}\n"
 
 
-def counted(rows: Iterable[verdicts.Row]) -> str:
-    """How often each word was reached, as a sentence."""
-    found = verdicts.counts(rows)
-    words = captions.listed([f"{number} {word}" for word, number in found.items()])
-    sentence = f"All {sum(found.values())} claims, those of one cause counted once: {words}."
+def counted(rows: Sequence[verdicts.Row]) -> str:
+    """How often each word remains when all are tested together, as a sentence."""
+    words = verdicts.adjusted(rows)
+    found = verdicts.counts(
+        (item, replace(verdict, word=word)) for word, (item, verdict) in zip(words, rows, strict=True)
+    )
+    told = captions.listed([f"{number} {word}" for word, number in found.items()])
+    sentence = f"All {sum(found.values())} claims, those of one cause counted once: {told}."
     return textwrap.fill(sentence, WIDTH)

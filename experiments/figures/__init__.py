@@ -213,8 +213,10 @@ def page(
     """The item as Markdown: picture, caption, verdicts, tables of numbers, the reasons of the tolerances."""
     from analysis import tables as written
     from analysis import verdicts as judged
+    from analysis.evidence import links_found
 
-    parts = [f"# {item}: {load(item).TITLE}\n"]
+    found = links_found(frames)
+    parts = [f"# {item}: {load(item).TITLE}{f'; found: {found}' if found else ''}\n"]
     if len(frames.runs) > 0 or profile == PUBLISHED:
         parts += [f"![{item}]({picture}.png)\n", f"{caption(item, frames, profile)}\n"]
     rows = [(item, verdict) for verdict in verdicts]

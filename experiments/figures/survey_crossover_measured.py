@@ -28,6 +28,7 @@ from experiments.figures._runs import TIMED, scale, variants
 from experiments.figures.papers import claim
 from experiments.figures.survey_crossover import break_even
 
+SCALE = yoon2022.TIMING_SCALE
 TITLE = "Up to which bandwidth Top-k beats overlapped dense training, measured"
 DENSE, SELECTIONS = "dense-buckets-overlapped", ("topk", "topk-fused")
 LOOKS = {"topk": style.look("topk")._replace(label="torch.topk"),

@@ -23,6 +23,7 @@ from experiments.figures.papers import claim, words
 from experiments.figures.survey_crossover_measured import DENSE as DENSE
 from experiments.figures.survey_crossover_measured import MODELS, SMALL, in_buckets
 
+SCALE = yoon2022.TRAINING_SCALE
 TITLE = "Validation accuracy against time, whole trainings over a slow link"
 TOPK, LINK, COLUMN = "topk-fused", "ethernet_200m", "val_top1"
 SEEDS = {"smoke": [0], "laptop": [0, 1, 2], "paper": [0, 1, 2]}

@@ -163,6 +163,14 @@ def test_a_claim_about_a_link_is_worded_by_what_was_found(
     assert told.link_found == found
 
 
+def test_of_links_that_differ_all_are_told_and_the_farthest_counts() -> None:
+    frames = over(1.0, 0.97)
+    frames.runs["provenance.machine.link.together_gbit_s"] = np.repeat([0.942, 0.923, 0.583, 0.942, 0.942], 2)
+    told = on(frames, timed=True, link="ethernet_1g")
+    assert told.claim.text == "faster over 0.58 to 0.94 Gbit/s (asked: 1)"
+    assert told.link_found == 0.583
+
+
 # --- rules
 
 
