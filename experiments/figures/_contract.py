@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from experiments.config.run import Run, RunOrWords
 from experiments.figures import papers
 from sparsify.core.spec import BrokenFile
+from sparsify.ranges import unknown
 
 if TYPE_CHECKING:  # listing the items must not wait for pandas
     from analysis import plots
@@ -125,9 +126,9 @@ def check_claims(item: str, module: ModuleType) -> None:
     if twice := [name for name, count in ids.items() if count > 1]:
         raise BrokenFile(f"{_line(module, 'claims')}: two claims have the id {twice[0]}")
     known = papers.statements()
-    if unknown := [name for claim in found for name in claim.answers if name not in known]:
+    if unsaid := [name for claim in found for name in claim.answers if name not in known]:
         raise BrokenFile(
-            f"{_line(module, 'claims')}: a claim answers {unknown[0]!r}, but no paper states that; see "
+            f"{_line(module, 'claims')}: a claim answers {unsaid[0]!r}, but no paper states that; see "
             f"{papers.FOLDER}"
         )
     if why := _ambiguous(module, found):
@@ -151,14 +152,17 @@ def _ambiguous(module: ModuleType, claims: Sequence[Claim]) -> str:
             f"{linkless[0].id or linkless[0].text!r} is about times over emulated links, but not over which: "
             "give link, a choice of conf/link"
         )
+    from experiments.config.choices import options
     from experiments.tasks import chance, has_accuracy
 
+    if strange := [claim for claim in measured if claim.link and claim.link.lower() not in options("link")]:
+        return f"{strange[0].id or strange[0].text!r}: {unknown('link', strange[0].link, options('link'))}"
     tasks = {str(run.settings["task"]) for run in runs if "task" in run.settings}
-    unknown = sorted(task for task in tasks if has_accuracy(task) and chance(task) is None)
+    levelless = sorted(task for task in tasks if has_accuracy(task) and chance(task) is None)
     trained = [claim for claim in measured if claim.unit in ACCURACY and not claim.timed]
-    if unknown and (open_ := [claim for claim in trained if claim.chance is None]):
+    if levelless and (open_ := [claim for claim in trained if claim.chance is None]):
         return (
-            f"{open_[0].id or open_[0].text!r} may be about accuracies of {unknown[0]}, but nobody knows "
+            f"{open_[0].id or open_[0].text!r} may be about accuracies of {levelless[0]}, but nobody knows "
             "what guessing gives there, by which trainings are told that learned nothing: give chance, "
             "percent of top-1"
         )

@@ -189,8 +189,8 @@ def test_a_claim_without_an_id_has_one_that_its_text_gives(write: Write) -> None
 def test_a_rule_that_leaves_open_what_it_is_about_is_refused_before_anything_runs(
     write: Write, here: Command
 ) -> None:
-    """A paper's number without what was run there, a time over no link, an accuracy whose chance level nobody
-    knows, a band around nothing; a question of one's own needs none of them.
+    """A paper's number without what was run there, a time over no link or an unknown one, an accuracy whose
+    chance level nobody knows, a band around nothing; a question of one's own needs none of them.
     """
     own, published = (QUESTION.replace("PAPER", paper) for paper in ("None", "1.5"))
     emulated, of_text = (
@@ -201,6 +201,7 @@ def test_a_rule_that_leaves_open_what_it_is_about_is_refused_before_anything_run
         (
             (LEAST, published, ["has a published number", "give SCALE"]),
             (emulated, own.replace(")]", ", timed=True)]"), ["over emulated links", "give link"]),
+            (LEAST, own.replace(")]", ", link='ethernet_2h')]"), ["ethernet_2h", "ethernet_2g"]),
             (of_text, own.replace('None, ""', 'None, "points"'), ["berttiny_text64", "what guessing gives"]),
             (LEAST, own.replace('"ordering"', '"ratio"'), ["a band around the paper's number", "take kind"]),
         )
