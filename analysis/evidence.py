@@ -116,7 +116,7 @@ class Evidence(NamedTuple):
         ends = runs[columns].bfill(axis="columns").iloc[:, 0]
         for task, end in zip(runs["task.name"], ends, strict=True):
             level = chance(str(task))
-            if level is not None and end <= AT_CHANCE * level:
+            if level is not None and pd.notna(end) and end <= AT_CHANCE * level:  # some validate nothing
                 return f"a training ends at {with_unit(end, '%')}; guessing gives {with_unit(level, '%')}"
         return ""
 

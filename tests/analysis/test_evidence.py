@@ -237,7 +237,12 @@ def test_a_run_stores_the_rules_that_were_there_when_it_began(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("ends", "word"),
-    [((40.0, 12.1), "holds"), ((40.0, 11.9), "not comparable"), ((9.8, 9.9), "not comparable")],
+    [
+        ((None, None), "holds"),
+        ((40.0, 12.1), "holds"),
+        ((40.0, 11.9), "not comparable"),
+        ((9.8, 9.9), "not comparable"),
+    ],
 )
 def test_a_training_that_ends_at_chance_decides_nothing(ends: tuple[float, float], word: str) -> None:
     frames = runs(*({"task.name": "cnn", "val_top1": end, "test_top1": None} for end in ends))
