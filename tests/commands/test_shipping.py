@@ -9,6 +9,7 @@ import pytest
 from analysis.records.attempts import from_attempts
 from analysis.records.configs import run_id
 from analysis.records.parquet import read_parquet
+from analysis.records.store import Store
 from experiments import figures
 from experiments.commands import collect
 from experiments.commands.collect import complete_figures, consolidate, thinned
@@ -71,6 +72,21 @@ def test_a_complete_figure_is_shipped_without_the_names_of_its_hosts(
     said += [frame.to_csv() for frame in read_parquet(elsewhere)]
     assert "host1 and host2" in "".join(said)
     assert "secret" not in "".join(said) + (tmp_path / "README.md").read_text()
+
+
+def test_a_training_that_is_made_again_keeps_the_rules_of_the_first_time(tmp_path: Path) -> None:
+    """Of the same seed the end was known; what is timed anew is new."""
+    old, new = Store(tmp_path / "old"), Store(tmp_path / "new")
+    for store, rules in ((old, {"a": "1", "b": "1"}), (new, {"a": "1", "b": "2", "c": "1"})):
+        synthetic.learned(store, synthetic.learning_config("topk", 0)).update(rules=rules)
+        synthetic.alternated(store, ["dense", "topk"], blocks=4)
+        for attempt in store.all_valid():
+            attempt.update(rules=rules)
+    before, again = (from_attempts(store.all_valid())[0] for store in (old, new))
+    known = collect.as_known(before, again).runs
+    trained = known["group"].isna()
+    assert set(known.loc[trained, "rules_json"]) == {'{"a": "1"}'}
+    assert set(known.loc[~trained, "rules_json"]) == set(again.runs["rules_json"])
 
 
 def test_a_figure_is_completed_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
