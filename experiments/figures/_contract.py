@@ -155,8 +155,10 @@ def _ambiguous(module: ModuleType, claims: Sequence[Claim]) -> str:
     from experiments.config.choices import options
     from experiments.tasks import chance, has_accuracy
 
-    if strange := [claim for claim in measured if claim.link and claim.link.lower() not in options("link")]:
-        return f"{strange[0].id or strange[0].text!r}: {unknown('link', strange[0].link, options('link'))}"
+    named = {link: claim for claim in measured if claim.link for link in claim.link.lower().split(" to ")}
+    if strange := [link for link in named if link not in options("link")]:
+        where = named[strange[0]]
+        return f"{where.id or where.text!r}: {unknown('link', strange[0], options('link'))}"
     tasks = {str(run.settings["task"]) for run in runs if "task" in run.settings}
     levelless = sorted(task for task in tasks if has_accuracy(task) and chance(task) is None)
     trained = [claim for claim in measured if claim.unit in ACCURACY and not claim.timed]
