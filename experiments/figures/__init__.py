@@ -216,7 +216,7 @@ def page(
     from analysis.evidence import links_found
 
     found = links_found(frames)
-    parts = [f"# {item}: {load(item).TITLE}{f'; found: {found}' if found else ''}\n"]
+    parts = [f"# {item}: {load(item).TITLE}{f' (found: {found})' if found else ''}\n"]
     if len(frames.runs) > 0 or profile == PUBLISHED:
         parts += [f"![{item}]({picture}.png)\n", f"{caption(item, frames, profile)}\n"]
     rows = [(item, verdict) for verdict in verdicts]

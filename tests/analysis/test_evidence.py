@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from analysis.claims import Claim, Verdict, _word, judge
-from analysis.evidence import Evidence
+from analysis.evidence import Evidence, links_found
 from analysis.records.attempts import from_attempts
 from analysis.records.frames import Frames, empty, reading, reads, remembered
 from analysis.records.store import Store
@@ -161,6 +161,14 @@ def test_a_claim_about_a_link_is_worded_by_what_was_found(
     assert (told.word, told.claim.text, told.scale) == ("holds", text, "emulated link")
     assert there(told.link_asked) == pytest.approx(asked)
     assert told.link_found == found
+
+
+def test_a_title_tells_what_was_found_where_that_is_not_what_was_asked_for() -> None:
+    off, as_asked = over(10.0, 2.5), over(1.0, 0.95)
+    assert links_found(off) == "2.5 Gbit/s (asked: 10)"
+    both = off._replace(runs=pd.concat([off.runs, as_asked.runs]))
+    assert links_found(both) == "2.5 Gbit/s (asked: 10)"
+    assert links_found(as_asked) == links_found(empty()) == ""
 
 
 def test_of_links_that_differ_all_are_told_and_the_farthest_counts() -> None:
