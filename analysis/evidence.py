@@ -138,7 +138,7 @@ def links_found(frames: Frames) -> str:
     told = [
         evidence.link()
         for _, runs in frames.runs.groupby(column, sort=False)
-        if (evidence := Evidence(frames._replace(runs=runs))).link_found is not None and evidence.is_off
+        if (evidence := Evidence(frames._replace(runs=runs))).is_off
     ]
     return captions.listed(dict.fromkeys(told)) if told else ""
 

@@ -247,5 +247,5 @@ def counted(rows: Sequence[verdicts.Row]) -> str:
         (item, replace(verdict, word=word)) for word, (item, verdict) in zip(words, rows, strict=True)
     )
     told = captions.listed([f"{number} {word}" for word, number in found.items()])
-    sentence = f"All {sum(found.values())} claims, those of one cause counted once: {told}."
+    sentence = f"All {sum(found.values())} claims, tested together, each cause counted once: {told}."
     return textwrap.fill(sentence, WIDTH)

@@ -17,6 +17,7 @@ from analysis.records.attempts import from_attempts
 from analysis.records.frames import Frames, empty, reading, reads, remembered
 from analysis.records.store import Store
 from analysis.stats import POSITIVE, Value, over_launches
+from analysis.verdicts import paper_text
 from tests.analysis import synthetic
 from tests.conftest import there
 
@@ -202,6 +203,19 @@ def claim(**more: Any) -> Claim:
 )  # fmt: skip
 def test_what_decides_is_in_the_rule(other: dict[str, Any]) -> None:
     assert claim(**other).rule({}) != claim().rule({})
+
+
+def test_what_a_paper_says_in_words_holds_and_is_not_reproduced() -> None:
+    said, number = claim(stated="about twice"), claim()
+    assert said.rule({}) == number.rule({})
+    assert [_word(each, ratio(empty()))[0] for each in (said, number)] == ["holds", "reproduced"]
+    assert paper_text(said) == "about twice"
+
+
+def test_the_scale_is_in_the_rule_of_a_number_alone() -> None:
+    scale = {"workers": 8}
+    assert claim(kind="ratio").rule(scale) != claim(kind="ratio").rule({})
+    assert claim().rule(scale) == claim().rule({})
 
 
 def test_words_are_not_in_the_rule() -> None:
