@@ -31,7 +31,7 @@ known-%: FORCE
 	@ls experiments/figures/[!_]*_$(subst -,_,$*).py experiments/figures/$(subst -,_,$(subst /,_,$*)).py 2>&1 | grep -qv 'No such' \
 	 || { echo "make reproduce-$*: there is no such figure; there are:" $$(ls experiments/figures | sed -n 's/^[^_][^_]*_\(.*\)\.py$$/\1/p' | tr _ -) >&2; exit 2; }
 
-test: $(VENV)/.dev ## the whole test suite that this machine can run, a process a core (CORES=1: one after the other)
+test: $(VENV)/.dev ## the whole test suite that this machine can run, two processes a core (CORES=1: one after the other)
 	@$(VENV)/bin/python -m pytest -n $(CORES) --maxprocesses=8 $(ARGS)
 
 # Tests must not depend on their order, nor on what earlier ones have left where all may write.

@@ -13,10 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
 from experiments.__main__ import main
 from experiments.launch import local
+from tests.slurm.devcluster import SLURMS, slurm_of
 from tests.slurm.devcluster import clusters as clusters
 from tests.slurm.devcluster import devcluster as devcluster
 from tests.slurm.devcluster import each_slurm as each_slurm
@@ -35,17 +37,15 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 # those of any file that makes something once for all of its tests. (--dist=loadgroup loses its groups with
 # pytest 9.2: its issue 1386.)
 TOGETHER = {
-    "tests/commands/test_doctor.py": "cluster",
-    "tests/launch/test_lines_of_docs.py": "cluster",
-    "tests/launch/test_slurm.py": "cluster",
-    "tests/slurm/test_devcluster.py": "cluster",
-    "tests/slurm/test_each_slurm.py": "cluster",
     "tests/sparsify/comm/test_horovod.py": "Horovod",
     "tests/sparsify/test_gpu.py": "GPU",
     "tests/sparsify/kernels/test_gpu_kernels.py": "GPU",
     "tests/bench/test_select.py": "benchmark",
 }
 MADE_ONCE = re.compile(r"scope=.(module|session)")
+PROCESS_BYTES = 2 * 10**9  # of a process of tests and what it starts
+MEMORY = Path("/dev/shm")  # a folder in memory, of most Linux systems
+MEMORY_BYTES = 4 * 10**9  # that all tests leave there at most
 
 
 @pytest.fixture(autouse=True)
@@ -77,13 +77,35 @@ def one_launch_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_configure() -> None:
     take_signals()
+    if in_memory():
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def in_memory() -> bool:
+    """May `tmp_path` lie in memory? What a test writes is synced to the disk as what users compute is, and
+    beside other programs that write, one sync takes seconds.
+    """
+    if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK):
+        return False
+    found = os.statvfs(MEMORY)
+    return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize > MEMORY_BYTES
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In an order drawn from $SHUFFLE, which is told; all processes of pytest-xdist draw the same."""
+    """What takes longest first. Or in an order drawn from $SHUFFLE, which is told; all processes of
+    pytest-xdist draw the same.
+    """
     if seed := os.environ.get("SHUFFLE"):
         print(f"SHUFFLE={seed}")
         random.Random(seed).shuffle(items)
+    else:
+        items.sort(key=lambda item: rank(group_of(item.nodeid)))
+
+
+def rank(group: str) -> int:
+    """Of a group, among those that begin: clusters, what else there is one of, whole files, single tests."""
+    kinds = (group in SLURMS, group in TOGETHER.values(), "::" not in group, True)
+    return kinds.index(True)
 
 
 def take_signals() -> None:
@@ -94,21 +116,37 @@ def take_signals() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two processes a core: for half of their time tests wait, for SLURM and for what they started."""
+    fit = psutil.virtual_memory().available // PROCESS_BYTES
+    return max(1, min(2 * (os.cpu_count() or 1), fit))
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Every other test goes to the process that is free first."""
+    """Groups go to the process that is free first, in the order of their tests."""
     from xdist.scheduler import LoadScopeScheduling
 
     class TogetherOrApart(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return TOGETHER.get(file) or (file if makes_once(file) else nodeid)
+            return group_of(nodeid)
 
+    config.option.loadscopereorder = False
     return TogetherOrApart(config, log)
 
 
+def group_of(nodeid: str) -> str:
+    """What the test shares with others, or its own name."""
+    file = nodeid.partition("::")[0]
+    text = text_of(file)
+    if "pytest.mark.slurm" in text:
+        return slurm_of(text, nodeid)
+    return TOGETHER.get(file) or (file if MADE_ONCE.search(text) else nodeid)
+
+
 @cache
-def makes_once(file: str) -> bool:
-    return MADE_ONCE.search((ROOT / file).read_text()) is not None
+def text_of(file: str) -> str:
+    return (ROOT / file).read_text()
 
 
 def environment_for(results: Path, **extra: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.records.columns import ALWAYS, COLUMNS
 from analysis.records.configs import flatten, variant_configs
 from analysis.records.files import Damaged, read_recorded
-from analysis.records.frames import Frames, runs_frame, typed
+from analysis.records.frames import Frames, no_rows, runs_frame, typed
 from analysis.records.log import whole_lines
 from analysis.records.schema import WHOLE, EpochLine, LogLine, LookLine, StepLine, fields_of
 from analysis.records.steps import with_outcomes
@@ -236,7 +236,7 @@ def _numbers(values: Sequence[Any]) -> np.ndarray:
 def _table(name: str, parts: Sequence[Columns]) -> pd.DataFrame:
     """The parts below each other; what one of them lacks is NaN there."""
     if not parts:
-        return typed(name, pd.DataFrame())
+        return no_rows(name)
     columns = [*ALWAYS[name], *(column for part in parts for column in part)]
     nothing = {id(part): np.full(len(part["key"]), np.nan) for part in parts}
     joined = {

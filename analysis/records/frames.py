@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -64,7 +64,18 @@ def diverged(frames: Frames) -> list[str]:
 
 def empty() -> Frames:
     """Frames of no runs, with all their columns."""
-    return Frames(*(typed(name, pd.DataFrame()) for name in Frames._fields))
+    return Frames(*map(no_rows, Frames._fields))
+
+
+def no_rows(name: str) -> pd.DataFrame:
+    """A frame of no runs, with all its columns."""
+    none: pd.DataFrame = _no_rows(name).copy()
+    return none
+
+
+@cache
+def _no_rows(name: str) -> pd.DataFrame:
+    return typed(name, pd.DataFrame())
 
 
 def restrict(frames: Frames, keys: Collection[str]) -> Frames:
@@ -177,7 +188,10 @@ def typed(name: str, frame: pd.DataFrame) -> pd.DataFrame:
             frame = frame.drop(columns=field.was).assign(**{new: known})
     extra = [column for column in frame.columns if column not in listed]
     kinds = {column: field.type for column, field in listed.items() if field.type != TEXT}
-    ordered: pd.DataFrame = frame.reindex(columns=[*listed, *extra]).astype(kinds)
+    ordered: pd.DataFrame = frame.reindex(columns=[*listed, *extra])
+    others = {column: kind for column, kind in ordered.dtypes.items() if kind != kinds.get(str(column), kind)}
+    if others:  # astype goes through all columns, also those that are of their type
+        ordered = ordered.astype({column: kinds[str(column)] for column in others})
     for column in listed.keys() - kinds.keys() - set(frame.columns):
         ordered[column] = np.full(len(frame), None, dtype=object)  # not NaN, which is no text
     for column in extra if name in LOGGED else ():
@@ -203,7 +217,7 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def _stack(name: str, tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
     filled = [table for table in tables if len(table)]
     if not filled:
-        return typed(name, pd.DataFrame())
+        return no_rows(name)
     columns = list(dict.fromkeys(column for table in filled for column in table.columns))
     both = pd.concat([typed(name, table.reindex(columns=columns)) for table in filled], ignore_index=True)
     texts = both.columns[(both.dtypes == TEXT) & ~both.columns.isin(COLUMNS[name])]

@@ -15,7 +15,7 @@ from analysis import TABLES
 from analysis.records.attempts import newest
 from analysis.records.columns import IMPLIED, OUTCOMES, RUNS
 from analysis.records.files import Damaged, read_note
-from analysis.records.frames import Frames, empty, restrict, stack, typed
+from analysis.records.frames import Frames, empty, no_rows, restrict, stack
 from analysis.records.parquet import listed, read_parquet
 from analysis.records.schema import RunIndex
 from analysis.records.steps import with_outcomes
@@ -134,7 +134,7 @@ def _read(folder: Path, tables: Iterable[str]) -> Frames:
 
 def _only(frames: Frames, tables: Iterable[str]) -> Frames:
     left_out = set(TABLES) - {"runs", *tables}
-    return frames._replace(**{name: typed(name, pd.DataFrame()) for name in left_out})
+    return frames._replace(**{name: no_rows(name) for name in left_out})
 
 
 def _as(column: pd.Series[Any], value: Any) -> Any:

@@ -34,7 +34,7 @@ from analysis.records.files import (
     write_atomic,
     write_json,
 )
-from analysis.records.frames import Frames, empty, records, runs_frame, stack, typed
+from analysis.records.frames import Frames, empty, no_rows, records, runs_frame, stack, typed
 from analysis.records.schema import NUMBER
 from analysis.records.store import Attempt, Store
 
@@ -281,7 +281,7 @@ def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:
     """Frame in `path`, a file that is named after it; an empty one where there is no file."""
     name = path.stem
     if raw is None:
-        return typed(name, pd.DataFrame())
+        return no_rows(name)
     try:
         file = pq.ParquetFile(io.BytesIO(raw))
         if _unpacked(file.metadata) > max(UNPACKED, PACKED * len(raw)):
@@ -290,7 +290,7 @@ def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:
             )
         # A text that stands in a million rows is in memory once.
         texts = [each.name for each in file.schema_arrow if pa.types.is_string(each.type)]
-        table = pq.read_table(io.BytesIO(raw), read_dictionary=texts)
+        table = pq.ParquetFile(io.BytesIO(raw), metadata=file.metadata, read_dictionary=texts).read()
         frame = table.to_pandas()
         found = frame.select_dtypes("category").columns
         frame = frame.assign(
@@ -309,6 +309,6 @@ def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:
         raise Damaged(path, f"is not as it was written: it has no column {missing[0]}")
     floats = {column: NUMBER for column, kind in frame.dtypes.items() if kind == np.float32}
     try:
-        return typed(name, frame.astype(floats))
+        return typed(name, frame.astype(floats) if floats else frame)
     except (TypeError, ValueError) as error:
         raise Damaged(path, f"is not as it was written: {error}") from error

@@ -17,6 +17,7 @@ from tests.launch.troubled import await_
 from tests.slurm.devcluster import Environment, of_this_venv, say
 from tests.test_readme import LINES, WITH_RUNS
 
+SLURM = "newer"
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 SMALL = ["profile=smoke", "task=cnn_digits"]
 SCRIPT = ROOT / "slurm" / "sweep.sbatch"
@@ -24,8 +25,8 @@ SCRIPTS_OWN = re.findall(r"^# +(sbatch .*)", SCRIPT.read_text(), re.MULTILINE)
 SBATCH = [*dict.fromkeys([*(line for _, line in LINES if line.startswith("sbatch ")), *SCRIPTS_OWN])]
 MINE = "cluster mine"  # from where on a page is about the user's own cluster
 ALONE = ("new", "doctor")  # have tests of their own: of the file, and with a cluster that has faults
-# What lines have as an example, and the development cluster otherwise.
-EXAMPLES = {"-p gpu": "-p devel", "--ntasks=8": "--ntasks=2", "--gres=gpu:8": "--gres=gpu:2"}
+# What lines have as an example, and the development cluster otherwise; and fewer runs.
+EXAMPLES = {"-p gpu": "-p devel", "--ntasks=8": "--ntasks=2", "--gres=gpu:8": "--gres=gpu:2", "0,1,2": "0"}
 
 
 def on_a_cluster() -> dict[str, str]:
@@ -80,7 +81,7 @@ def test_the_commands_for_a_cluster_work_in_their_order(bench: Bench, tmp_path: 
     for line in found:
         fine(carried_out(line, bench, {"SPARSIFY_CONF": str(tmp_path / "conf")}))
         bench.await_end([store.attempts(run)[-1] for run in store.runs()])
-    assert len(store.all_valid()) == len(store.runs()) > 12
+    assert len(store.all_valid()) == len(store.runs()) > 4
 
 
 @of_this_venv

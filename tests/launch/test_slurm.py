@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -17,9 +16,8 @@ from analysis.records.store import Attempt
 from experiments.launch.bad_nodes import note_failure
 from slurm import jobs, queue
 from tests.conftest import ROOT, fine, refused, there
-from tests.launch import trouble_there
 from tests.launch.trouble_there import Bench
-from tests.launch.troubled import await_, faults_in
+from tests.launch.troubled import await_
 from tests.slurm.devcluster import SCRIPTS, of_this_venv, say
 from tests.worker.runs import carry_out, orders
 
@@ -33,30 +31,6 @@ def bench(devcluster: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monkey
     for name, value in bench.reaching.items():
         monkeypatch.setenv(name, value)
     return bench
-
-
-@pytest.fixture(scope="module")
-def troubled(devcluster: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What is wrong with runs that all kinds of trouble happened to, all at the same time."""
-    bench = Bench(tmp_path_factory.mktemp("trouble"), devcluster)
-    os.environ.update(bench.reaching)
-    found: dict[str, Attempt] = {}
-    for first_seed in (0, 10, 20):  # a run that was quicker than its trouble shows nothing: another one
-        left = [name for name in trouble_there.TROUBLES if name not in found]
-        made = trouble_there.make_trouble(
-            bench, {name: [first_seed + at] for at, name in enumerate(left)} if left else {}
-        )
-        found |= {name: attempt for name, (attempt,) in made.items() if bench.was_interrupted(attempt)}
-    assert {*found} == {*trouble_there.TROUBLES}, "the others' runs were quicker than their trouble"
-    failures = bench.folders.scratch / "node-failures.jsonl"
-    blamed = [json.loads(line)["node"] for line in failures.read_text().splitlines()]
-    faults = {name: faults_in(attempt) for name, attempt in found.items()}
-    told = Path(bench.slurm_conf).with_name("log").joinpath("slurmctld.log").read_text().splitlines()
-    for name, of_kind in faults.items():
-        if of_kind:  # SLURM's side of it
-            job = str(found[name].job.id).partition("_")[0]
-            of_kind += [line for line in told if f"JobId={job}" in line or f" {trouble_there.DYING} " in line]
-    return {**faults, "blamed": blamed}
 
 
 def sif() -> bool:
@@ -169,15 +143,6 @@ def test_a_block_is_one_job(bench: Bench) -> None:
     begun = [attempt.manifest["started"] for attempt in attempts]
     assert [attempt.state for attempt in attempts] == ["ok"] * 2
     assert begun == sorted(begun)
-
-
-@pytest.mark.parametrize("name", [*trouble_there.TROUBLES])
-def test_nothing_is_lost_and_nothing_done_twice(name: str, troubled: dict[str, list[str]]) -> None:
-    assert troubled[name] == []
-
-
-def test_a_node_that_died_is_remembered_and_no_other(troubled: dict[str, list[str]]) -> None:
-    assert troubled["blamed"] == [trouble_there.DYING]
 
 
 def blame(bench: Bench, node: str) -> None:

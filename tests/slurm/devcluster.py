@@ -1,11 +1,14 @@
 """A real SLURM for tests: the development cluster of slurm/devcluster, brought up where it is not.
 
 $SPARSIFY_SLURM says which one: system, this machine's SLURM, or newer (`slurm/devcluster/install --newer`).
+Where it says nothing, a module of tests that has `SLURM = "newer"` is for that one, if it is there: the two
+are used side by side.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -20,6 +23,8 @@ PROGRAMS = ("sbatch", "slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd")
 # What makes a process speak to one cluster and not to another.
 NAMES = ("PATH", "SLURM_CONF", "SPARSIFY_DEVCLUSTER", "SPARSIFY_SLURM")
 Environment = dict[str, str]
+SLURMS = ("system", "newer")
+OF_MODULE = re.compile(r'^SLURM = "(\w+)"', re.MULTILINE)
 of_this_venv = pytest.mark.skipif(
     not (SCRIPTS.parent.parent / ".venv").exists(),
     reason="sweep.sbatch runs .venv of the checkout, and these tests run in another environment",
@@ -29,6 +34,14 @@ of_this_venv = pytest.mark.skipif(
 def chosen() -> str:
     """The SLURM that tests are for."""
     return os.environ.get("SPARSIFY_SLURM") or "system"
+
+
+def slurm_of(module: str, test: str = "") -> str:
+    """The SLURM that a module's tests are for, given its text, or one test of it, given its name."""
+    if "each_slurm" in module:
+        return next((slurm for slurm in SLURMS if slurm in re.split(r"[\[\]-]", test)), chosen())
+    wanted = OF_MODULE.search(module)
+    return chosen() if wanted is None or chosen() != "system" or lacking(wanted[1]) else wanted[1]
 
 
 @cache
@@ -102,13 +115,13 @@ def clusters() -> Iterator[Callable[[str], Environment]]:
         yield cache(lambda slurm: stack.enter_context(up(slurm)))
 
 
-@pytest.fixture(scope="session")
-def devcluster(clusters: Callable[[str], Environment]) -> Environment:
-    """The one that tests are for."""
-    return clusters(chosen())
+@pytest.fixture(scope="module")
+def devcluster(request: pytest.FixtureRequest, clusters: Callable[[str], Environment]) -> Environment:
+    """The one that the module's tests are for."""
+    return clusters(slurm_of(request.path.read_text()))
 
 
-@pytest.fixture(params=["system", "newer"])
+@pytest.fixture(params=SLURMS)
 def each_slurm(request: pytest.FixtureRequest, clusters: Callable[[str], Environment]) -> Environment:
     """One after the other."""
     return clusters(request.param)

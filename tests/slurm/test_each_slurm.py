@@ -81,8 +81,8 @@ def test_what_waits_is_queued_and_what_was_cancelled_is_not(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize(
-    "each_slurm", ["newer"], indirect=True
-)  # test_slurm.py does more of it with the other
+    "each_slurm", ["system"], indirect=True
+)  # test_trouble_there.py does more of it with the other
 def test_a_stop_and_a_dead_node_lose_nothing_and_the_node_is_blamed(bench: Bench) -> None:
     made = trouble_there.make_trouble(bench, {"signal": [0], "node": [1]})
     faults = {name: faults_in(attempt) for name, (attempt,) in made.items()}
