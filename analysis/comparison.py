@@ -148,12 +148,12 @@ class Comparison:
 
     def _measured(self, runs: pd.DataFrame) -> pd.DataFrame:
         """The runs that have `y`; of what was learned also those that diverged, which have no number."""
+        if self.y in runs and not runs[self.y].notna().any():
+            raise ValueError(f"none of these {len(runs)} runs has measured {self.y}")
         numbers = [str(name) for name in runs.select_dtypes("number")]
         if self.y not in numbers:
             raise ValueError(_unknown(f"no column y={self.y} with numbers", self.y, [*TITLES, *numbers]))
         known = runs[self.y].notna()
-        if not known.any():
-            raise ValueError(f"none of these {len(runs)} runs has measured {self.y}")
         is_learned = self.y.startswith(LEARNED) and "diverged" in runs
         found: pd.DataFrame = runs[known | runs["diverged"].notna()] if is_learned else runs[known]
         return found

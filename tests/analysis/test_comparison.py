@@ -130,6 +130,12 @@ def test_what_there_is_not_is_answered_with_what_there_is(
         compared.points(frames)
 
 
+def test_a_column_that_no_run_filled_is_not_said_to_be_absent(frames: Frames) -> None:
+    nobodys = frames._replace(runs=frames.runs.assign(memory=None))
+    with pytest.raises(ValueError, match="none of these 9 runs has measured memory"):
+        Comparison("method.density", "memory").points(nobodys)
+
+
 def test_values_are_shown_in_the_unit_that_fits_them(tmp_path: Path) -> None:
     store = Store(tmp_path)
     synthetic.timed(store, synthetic.config("topk"))

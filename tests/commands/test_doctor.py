@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,9 @@ def test_planted_faults_are_found_each_with_what_to_do(tmp_path: Path) -> None:
         "SCRIPTS": str(SCRIPTS), "PYTHON": sys.executable, "RUNTIME": runtime or "/dev/zero",
         "CONTAINER": "thin" if runtime else "none", "SPARSIFY_IMAGES": str(IMAGE.parent),
     }  # fmt: skip
-    surroundings = environment_for(results, **{**speaking_to(tmp_path / "s"), **own})
-    said = say(surroundings, "unshare", "--net", "bash", "-c", PLANTED)
+    with tempfile.TemporaryDirectory() as short:  # sockets have short names
+        surroundings = environment_for(results, **{**speaking_to(Path(short) / "s"), **own})
+        said = say(surroundings, "unshare", "--net", "bash", "-c", PLANTED)
     faults = dict(line.split(maxsplit=2)[1:] for line in said.splitlines() if line.startswith("FAULT"))
     assert "exit code 1" in said
     assert f"there is no Python {sys.executable} that starts" in faults["n2"]

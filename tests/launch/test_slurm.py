@@ -22,7 +22,8 @@ from tests.slurm.devcluster import SCRIPTS, of_this_venv, say
 from tests.worker.runs import carry_out, orders
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
-SMOKE = ("profile=smoke", "task=cnn_digits", "cluster=devcluster", "container=none")
+THERE = ("profile=smoke", "cluster=devcluster", "container=none")
+SMOKE = (*THERE, "task=vector", "train.validate=never")  # what trains nothing is loaded soonest
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_a_site_without_pyxis_is_told_so_before_anything_is_queued(bench: Bench)
 @pytest.mark.horovod
 def test_horovod_over_slurm_ends_with_the_weights_of_torch(bench: Bench, tmp_path: Path) -> None:
     pytest.importorskip("horovod", reason="there is no Horovod: `make horovod`")
-    fine(bench.command("run", "method=topk", *SMOKE, "comm=horovod", conf(bench)))
+    fine(bench.command("run", "method=topk", *THERE, "task=cnn_digits", "comm=horovod", conf(bench)))
     (attempt,) = bench.folders.store.all_valid()
     # Virtual ranks end with the weights of torch's processes, as tests/worker/test_resume.py has it.
     told, over_torch = orders(bench.folders.store, "method=topk", "cluster=virtual")
@@ -96,7 +97,7 @@ def test_horovod_over_slurm_ends_with_the_weights_of_torch(bench: Bench, tmp_pat
 
 @of_this_venv
 def test_plain_sbatch_makes_a_grid_in_one_allocation(bench: Bench, tmp_path: Path) -> None:
-    words = ["method=dense,topk", "method.density=0.01,0.05", "train.validate=never", *SMOKE]
+    words = ["method=dense,topk", "method.density=0.01,0.05", *SMOKE]
     log = tmp_path / "log"
     asked = ("--nodes=2", "--ntasks=2", "--exclusive", f"--output={log}", f"--chdir={ROOT}")
     script = ROOT / "slurm" / "sweep.sbatch"
@@ -217,8 +218,8 @@ def test_a_python_that_no_node_has_is_named(bench: Bench, tmp_path: Path) -> Non
 
 def test_a_run_that_needs_more_memory_than_there_is_fails_once_and_says_so(bench: Bench) -> None:
     done = bench.command(
-        "run", "method=topk", *SMOKE, conf(bench), "cluster.setup=['ulimit -v 3000000']", "train.steps=500",
-        "task.batch_size=700",
+        "run", "method=topk", *THERE, conf(bench), "cluster.setup=['ulimit -v 3000000']", "train.steps=500",
+        "task=cnn_digits", "task.batch_size=700",
     )  # fmt: skip
     assert done.returncode == 1, (done.stdout, done.stderr)
     assert "memory" in bench.command("status").stdout

@@ -17,7 +17,10 @@ from tests.launch.troubled import await_, faults_in
 from tests.slurm.devcluster import Environment, say
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
-SMOKE = ("profile=smoke", "task=cnn_digits", "cluster=devcluster", "container=none", "method=topk")
+SMOKE = (
+    "method=topk", "profile=smoke", "task=vector", "train.validate=never", "cluster=devcluster",
+    "container=none",
+)  # fmt: skip
 
 
 @pytest.fixture
