@@ -51,7 +51,7 @@ def picture(
         ylabel: of the first panel of each row; one for all, or one for each.
         keys: first entries of the legend, before all that has a label.
         loc: where the legend stands outside the panels.
-        ncols: of the legend; by default one for each entry.
+        ncols: of the legend; by default as many as fit, up to one for each entry.
         how: goes to `Figure.subplots`.
 
     Raises:
@@ -68,9 +68,19 @@ def picture(
         ):
             axes.set_ylabel(label or axes.get_ylabel())
         if entries := [*keys, *_labelled(grid.flat)]:
-            names = [str(entry.get_label()) for entry in entries]
-            figure.legend(entries, names, loc=loc, ncols=ncols or len(entries))
+            _legend(figure, entries, loc, [ncols] if ncols else range(len(entries), 0, -1))
     return figure
+
+
+def _legend(figure: Figure, entries: Sequence[Artist], loc: Any, ncols: Iterable[int]) -> None:
+    """In the first of these numbers of columns with which it is not wider than the figure, or the last."""
+    names = [str(entry.get_label()) for entry in entries]
+    for columns in ncols:
+        for wider in figure.legends:
+            wider.remove()
+        legend = figure.legend(entries, names, loc=loc, ncols=columns)
+        if legend.get_window_extent().width <= figure.bbox.width:
+            break
 
 
 def _labelled(panels: Iterable[Axes]) -> list[Artist]:
@@ -153,7 +163,7 @@ def _line(axes: Axes, line: Curve | Band) -> None:
     elif not len(line.x):
         return  # nothing was measured: no entry in the legend
     elif isinstance(line.y, pd.DataFrame):
-        curve(axes, line.x, line.y, line.look)
+        curve(axes, line.x, line.y, line.look, **line.how)
     elif isinstance(line.y, list) and isinstance(line.y[0], Value):
         points(axes, line.x, line.y, line.look, **line.how)
     else:

@@ -53,16 +53,18 @@ def canvas(
             axes.set_position((left, bottom, width, height))
 
 
-def curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:
+def curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look, alpha: float = 1.0, **how: Any) -> None:
     """A mean over epochs, and its interval as a band where there are enough runs for one."""
-    every = max(1, len(x) // 10)
-    axes.plot(
-        x, table["mean"], color=look.colour, marker=look.marker, markevery=every, label=look.label, zorder=3
-    )
+    usual: dict[str, Any] = {
+        "marker": look.marker,
+        "markevery": max(1, len(x) // 10),
+        "label": look.label,
+        "zorder": 3,
+    }
+    axes.plot(x, table["mean"], color=look.colour, alpha=alpha, **{**usual, **how})
     if table["low"].notna().any():
-        axes.fill_between(
-            x, table["low"], table["high"], color=look.colour, alpha=0.18, linewidth=0, zorder=2
-        )
+        faint: dict[str, Any] = {"alpha": 0.18 * alpha, "linewidth": 0, "zorder": 2}
+        axes.fill_between(x, table["low"], table["high"], color=look.colour, **faint)
 
 
 def published_curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:

@@ -107,7 +107,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         plots.curves(lines["bytes"], xlabel="Megabytes sent by a worker", xscale="log"),
         plots.curves(lines["steps"], xlabel="Optimiser steps", xlim=(0, None)),
     ]
-    return plots.picture(panels, 3.4, ylabel="Validation loss (nats a character)", sharey=True)
+    return plots.picture(panels, 3.8, ylabel="Validation loss (nats a character)", sharey=True)
 
 
 def table(frames: Frames) -> Table:

@@ -34,6 +34,26 @@ def test_what_was_not_measured_has_no_entry_in_the_legend() -> None:
     assert legend(plots.picture([plots.curves(lines)], 2.0)) == ["ours"]
 
 
+@pytest.mark.parametrize("entries", [2, 11])
+def test_a_legend_is_as_wide_as_its_entries_and_never_wider_than_the_figure(entries: int) -> None:
+    lines = [plots.Curve(OURS._replace(label=f"a method, H = {at}"), [1], [at]) for at in range(entries)]
+    figure = plots.picture([plots.curves(lines)], 2.0)
+    (shown,) = figure.legends
+    assert len(shown.get_texts()) == entries
+    assert shown.get_window_extent().width <= figure.bbox.width
+    figure.draw_without_rendering()  # which puts the texts into their places
+    rows = {round(text.get_window_extent().y0) for text in shown.get_texts()}
+    assert len(rows) == (1 if entries == 2 else 3)
+
+
+def test_a_table_is_drawn_as_its_curve_says() -> None:
+    table = pd.DataFrame({"mean": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.5, 2.5]})
+    figure = plots.picture([plots.curves([plots.Curve(OURS, [0, 1], table, {"alpha": 0.5, "ms": 3})])], 2.0)
+    (line,), (band,) = figure.axes[0].lines, figure.axes[0].collections
+    assert (line.get_alpha(), line.get_markersize()) == (0.5, 3)
+    assert band.get_alpha() == pytest.approx(0.09)
+
+
 def test_a_curve_is_of_numbers_of_values_or_of_a_table_and_one_without_an_x_goes_across() -> None:
     table = pd.DataFrame({"mean": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.5, 2.5]})
     lines: list[plots.Curve | plots.Band] = [
