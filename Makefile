@@ -27,9 +27,9 @@ reproduce-%: known-% $(VENV)/.train FORCE ## fig1, fig2, fig3, fig4 or speed: mi
 	@$(RUN) reproduce $* --report $(ARGS)
 
 # A figure that there is not is refused before anything is installed for it.
+FIGURES = $(shell ls experiments/figures | sed -n 's/^[^_][^_]*_\(.*\)\.py$$/\1/p' | tr _ -)
 known-%: FORCE
-	@ls experiments/figures/[!_]*_$(subst -,_,$*).py experiments/figures/$(subst -,_,$(subst /,_,$*)).py 2>&1 | grep -qv 'No such' \
-	 || { echo "make reproduce-$*: there is no such figure; there are:" $$(ls experiments/figures | sed -n 's/^[^_][^_]*_\(.*\)\.py$$/\1/p' | tr _ -) >&2; exit 2; }
+	@$(if $(filter $*,$(FIGURES)),,echo "make reproduce-$*: there is no such figure; there are: $(FIGURES)" >&2; exit 2)
 
 test: $(VENV)/.dev ## the whole test suite that this machine can run, two processes a core (CORES=1: one after the other)
 	@$(VENV)/bin/python -m pytest -n $(CORES) --maxprocesses=8 $(ARGS)

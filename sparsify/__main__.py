@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -10,9 +11,21 @@ from importlib.util import find_spec
 import sparsify
 from sparsify.core.checks import DISTRIBUTION, THEIRS
 
+NOBODY_READS = 141  # as a shell counts a program that SIGPIPE ended
+
 
 def main(words: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
+    try:
+        code = _told(words)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `sparsify | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        return NOBODY_READS
+
+
+def _told(words: Sequence[str] | None) -> int:
     if not hasattr(sparsify, "names"):  # theirs was installed over ours, or removed from it
         print(
             f"`import sparsify` does not find {DISTRIBUTION}, whose command this is, but what another "

@@ -57,6 +57,20 @@ def calls(folder: Path, words: str) -> int:
     return sum(line.startswith(words) for line in (folder / "calls").read_text().splitlines())
 
 
+@pytest.mark.parametrize("figure", ["fig99", "level", "yoon2022_fig4", "Fig4"])
+def test_a_figure_that_there_is_not_is_refused_before_anything_is_installed(
+    make: Make, tmp_path: Path, figure: str
+) -> None:
+    (items := tmp_path / "experiments" / "figures").mkdir(parents=True)
+    for name in ("__init__.py", "_runs.py", "yoon2022_fig4.py", "yoon2022_fig3_level.py"):
+        (items / name).touch()
+    done = make(f"reproduce-{figure}")
+    assert done.returncode == 2
+    assert f"reproduce-{figure}: there is no such figure; there are: fig3-level fig4\n" in done.stderr
+    assert calls(tmp_path, "-m") == 0
+    assert make("known-fig4").returncode == make("known-fig3-level").returncode == 0
+
+
 def test_an_environment_is_made_once(make: Make, tmp_path: Path) -> None:
     assert make("venv/.train").returncode == 0
     assert (calls(tmp_path, "-m venv"), calls(tmp_path, "-m pip")) == (1, 2)

@@ -14,6 +14,7 @@ COLOURS: dict[str, str] = (
     dict.fromkeys(IN_BAND, "green") | dict.fromkeys(OUT_OF_BAND, "red") | dict.fromkeys(UNDECIDED, "dim")
 )  # the others: yellow
 GAP = 2  # characters between two columns
+UNBROKEN = 12  # characters of a text that is not broken at its spaces, such as "19 h"
 CLIPPED = 24  # characters of a column that is cut, at least
 
 
@@ -62,8 +63,11 @@ def _widths(columns: Sequence[Sequence[str]], width: int, clipped: int | None = 
 
     What is left over goes to those whose texts are longest.
     """
-    least = [max((len(word) for text in texts for word in text.split()), default=1) for texts in columns]
     longest = [max(map(len, texts)) for texts in columns]
+    least = [
+        most if most <= UNBROKEN else max((len(word) for text in texts for word in text.split()), default=1)
+        for texts, most in zip(columns, longest, strict=True)
+    ]
     if clipped is not None:
         least[clipped] = min(CLIPPED, longest[clipped])
     fitting = [n for n in range(1, len(columns) + 1) if sum(least[:n]) + GAP * n + 1 <= width]

@@ -44,6 +44,17 @@ def test_a_table_fits_and_breaks_no_word(width: int, monkeypatch: pytest.MonkeyP
     assert text.index("Reduced scale") < text.index("verdict") < text.index("not")
 
 
+def test_a_short_text_stays_whole_so_that_a_run_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"run": "6414e186", "when": "19 h", "settings": "topk density=0.01 " * 9} for _ in range(3)]
+    terminal = Terminal()
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    _terminal.show(Table("", pd.DataFrame(rows)), clipped="settings")
+    assert terminal.getvalue().count("19 h") == 3
+    assert len(terminal.getvalue().strip().splitlines()) == 2 + len(rows)
+
+
 def test_a_word_is_coloured_unless_nobody_wants_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[32mholds" in shown(VERDICTS, 100, monkeypatch)
     plain = shown(VERDICTS, 100, monkeypatch, NO_COLOR="1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,12 @@ def test_one_method_is_explained_and_none_is_refused(site: Path) -> None:
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "no method 'topj' (did you mean 'topk'?)" in wrong.stderr
     assert python(site, "-m", "sparsify", "--version").stdout == f"{DISTRIBUTION} {sparsify.__version__}\n"
+
+
+@pytest.mark.parametrize("words", ["", "topk"])
+def test_a_reader_that_ends_early_sees_no_traceback(words: str) -> None:
+    """`| true` reads nothing; bash tells how both ended."""
+    command = f'"{sys.executable}" -m sparsify {words} | true; echo ${{PIPESTATUS[0]}}'
+    done = conftest.process("bash", "-c", command)
+    assert done.stdout.strip() in ("0", "141")  # 0 where the pipe was still open when all was written
+    assert done.stderr == ""
