@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from time import monotonic
 
 from analysis.occasions import APART_MIN, ENOUGH_OCCASIONS, occasions_of
 from analysis.records.configs import run_id
@@ -19,6 +20,7 @@ from experiments.launch.backends import carry_out
 from experiments.launch.diagnosis import POLICIES, RunFailed
 
 GROUP = "here"
+EARLY_S = 60.0  # between two pictures of runs that go on
 
 
 def reproduce(
@@ -82,7 +84,7 @@ def reproduce_item(
     early = EarlyPictures(item, profile, planned, optional, folders)
     for number, begun in enumerate(rounds, 1):
         try:
-            after = None if _would_disturb(begun) else early.draw
+            after = early.draw if len(begun) > 1 else None
             carry_out(begun, folders, figures.stem(item, profile), words, force, after)
         except RunFailed as failure:
             if POLICIES[failure.kind].stops:
@@ -99,7 +101,9 @@ def reproduce_item(
 
 
 class EarlyPictures:
-    """Pictures of an item while others of its runs go on: one whenever a further seed is whole."""
+    """Pictures of an item while others of its runs go on: with the first that is done, then at most one in
+    `EARLY_S`. Where times are measured on this machine, the next run begins after it is drawn.
+    """
 
     def __init__(
         self,
@@ -111,33 +115,25 @@ class EarlyPictures:
     ) -> None:
         self.item, self.profile, self.folders = item, profile, folders
         self.planned, self.optional = planned, optional
-        self.seeds = {run.config.seed for run in planned}
-        self.drawn = len(self._whole())
+        self.drawn, self.at = len(self._there()), -EARLY_S
 
-    def _whole(self) -> set[int]:
-        """The seeds of which nothing is missing."""
-        return self.seeds - {
-            run.config.seed for run in self.planned if not self.folders.store.valid(run.config)
-        }
+    def _there(self) -> list[PlannedRun]:
+        return [run for run in self.planned if self.folders.store.valid(run.config)]
 
     def draw(self) -> None:
         """Draw, if there is more to draw than before and not yet all."""
-        if not self.drawn < len(whole := self._whole()) < len(self.seeds):
+        there, now = self._there(), monotonic()
+        if not self.drawn < len(there) < len(self.planned) or now < self.at + EARLY_S:
             return
-        self.drawn = len(whole)
-        there = [run for run in self.planned if run.config.seed in whole]
-        optional = [config for config in self.optional if config.seed in whole]
+        self.drawn, self.at = len(there), now
+        of_all = f"{len(there)} of {len(self.planned)} runs"
+        names = _present(there, self.optional, self.folders)
         try:
-            drawn = draw_local(self.item, self.profile, _present(there, optional, self.folders), self.folders)
+            drawn = draw_local(self.item, self.profile, names, self.folders)
         except ValueError as error:
-            say(f"no picture of {len(whole)} seeds: {error}")
+            say(f"no picture of {of_all}: {error}")
         else:
-            say(f"{drawn.picture}, from {len(whole)} of {len(self.seeds)} seeds; it is drawn again with more")
-
-
-def _would_disturb(begun: Sequence[PlannedRun]) -> bool:
-    """Tell whether times are measured on this machine, which a drawing beside them would lengthen."""
-    return any(run.is_timing and not isinstance(run.config.cluster, SlurmCluster) for run in begun)
+            say(f"{drawn.picture}, from {of_all}; it is drawn again with more")
 
 
 def in_rounds(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:

@@ -72,7 +72,7 @@ def test_launches_are_drawn_after_each_and_all_else_is_carried_out_together() ->
     assert reproduce.in_rounds([]) == [[]]
 
 
-def test_trainings_are_drawn_whenever_all_of_a_further_seed_are_there(
+def test_what_is_there_is_drawn_with_the_first_run_and_then_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders, drawn = Folders(tmp_path), list[list[str]]()
@@ -82,14 +82,25 @@ def test_trainings_are_drawn_whenever_all_of_a_further_seed_are_there(
         return SimpleNamespace(picture=f"{item}-{profile}.png")
 
     monkeypatch.setattr(reproduce, "draw_local", draw_local)
-    (planned,) = reproduce.in_rounds([PlannedRun(config, None) for config in configs_of("fig3", "laptop")])
-    early = reproduce.EarlyPictures("fig3", "laptop", planned, [], folders)
+    planned = [PlannedRun(config, None) for config in configs_of("local-loss", "smoke", [])]
+    seconds = iter(range(0, 40 * len(planned), 40))  # a run every 40 s, and a picture a minute at most
+    monkeypatch.setattr(reproduce, "monotonic", lambda: next(seconds))
+    early = reproduce.EarlyPictures("local-loss", "smoke", planned, [], folders)
     for run in planned:
         synthetic.ended(folders.store, run.config.as_dict(), 80.0, 0.5)
         early.draw()
-    seeds = sorted({run.config.seed for run in planned})
-    each = len(planned) // len(seeds)
-    assert [len(names) for names in drawn] == [each * n for n in range(1, len(seeds))]  # the last is for all
+    assert len(planned) > 3
+    assert [len(names) for names in drawn] == [*range(1, len(planned), 2)]  # the last is for all
+
+
+def test_nothing_is_drawn_again_of_what_was_there_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = Folders(tmp_path)
+    monkeypatch.setattr(reproduce, "draw_local", lambda *_: pytest.fail("drawn"))
+    (planned,) = reproduce.in_rounds([PlannedRun(config, None) for config in configs_of("fig3", "laptop")])
+    synthetic.ended(folders.store, planned[0].config.as_dict(), 80.0, 0.5)
+    reproduce.EarlyPictures("fig3", "laptop", planned, [], folders).draw()
 
 
 def test_jobs_of_a_cluster_are_submitted_at_once() -> None:
