@@ -38,6 +38,11 @@ def the_run(words: Sequence[str], folders: Folders) -> Attempt:
             if names
             else "which run? There is none yet"
         )
+    if (shipped := shipped_run(words[0], folders)) is not None:
+        raise ValueError(
+            f"{shipped} is shipped with the repository: its logs and its record stayed on the machine that "
+            "made it; `why` and `list` show what is known of it"
+        )
     name = the_name(words[0], names)
     attempts = folders.store.attempts(name)
     if not attempts:
@@ -49,12 +54,30 @@ def the_name(word: str, names: Sequence[str]) -> str:
     """The one of these runs that a word is part of; the refusal of none and of several lists them. With its
     key may go the variant of which a table or a page tells.
     """
-    part = OF_VARIANT.sub(r"\1", word)
-    matching = [name for name in names if part in name]
+    matching = [name for name in names if without_variant(word) in name]
     if len(matching) != 1:
         there = listed(matching or names) or "none yet"
         raise ValueError(f"{len(matching)} runs match {quoted(word)}; there are: {there}")
     return matching[0]
+
+
+def without_variant(word: str) -> str:
+    """The part of a run's name in what a table or a page calls it."""
+    return OF_VARIANT.sub(r"\1", word)
+
+
+def shipped_run(word: str, folders: Folders) -> str | None:
+    """The one shipped run that a word is part of, where it is part of no run of this machine."""
+    part = without_variant(word)
+    if any(part in name for name in folders.store.runs()):
+        return None
+    from analysis.records.parquet import read_parquet  # pandas comes with it
+
+    with contextlib.suppress(Damaged):
+        names = {str(name) for name in read_parquet(folders.shipped, ["runs"]).runs["run_id"]}
+        matching = [name for name in names if part in name]
+        return matching[0] if len(matching) == 1 else None
+    return None
 
 
 def listed(names: Sequence[str]) -> str:

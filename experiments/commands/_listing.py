@@ -17,7 +17,7 @@ from analysis.records.frames import became, is_missing
 from analysis.records.schema import DONE
 from analysis.records.store import DAMAGED, Attempt
 from analysis.tables import Table
-from experiments.commands._find import states_of
+from experiments.commands._find import states_of, without_variant
 from experiments.commands._make import say
 from experiments.config.folders import Folders
 from sparsify.ranges import did_you_mean, quoted, shown
@@ -80,7 +80,11 @@ def filtered(runs: pd.DataFrame, words: Sequence[str]) -> pd.DataFrame:
 def _matching(runs: pd.DataFrame, word: str) -> Any:
     name, equals, text = word.partition("=")
     if not equals:
-        return _lists(runs, "items", [word]) | runs["run_id"].str.contains(word, regex=False)
+        part = without_variant(word)
+        is_named = runs["run_id"].str.contains(part, regex=False)
+        if part != word and "variant" in runs:
+            is_named &= runs["variant"].isna() | runs["variant"].eq(word[len(part) + 1 :])
+        return _lists(runs, "items", [word]) | is_named
     column = OTHERS.get(name, f"{name}.name" if name in CHOICES else name)
     wanted = text.split(",")
     if column in ("items", "sweeps"):

@@ -11,9 +11,11 @@ from analysis.records.store import DAMAGED, Attempt
 from experiments.commands._find import (
     attempts_of,
     labels_of_attempts,
+    listed,
     log_files,
     states_of,
     sweeps_named,
+    without_variant,
 )
 from experiments.commands._make import say
 from experiments.commands._words import SweepsAndRuns
@@ -40,6 +42,10 @@ def status(words: SweepsAndRuns) -> int:
     folders = Folders()
     chosen = sweeps_named(words, folders)
     if not chosen:
+        if here := [run for run in folders.store.runs() if any(without_variant(w) in run for w in words)]:
+            raise ValueError(
+                f"{listed(here)}: made on this machine, not submitted to a cluster; see `list` and `why`"
+            )
         names = ", ".join(sweep.name for sweep in submission.sweeps(folders, lambda line: None))
         if names:
             raise ValueError(f"no sweep or run {quoted(words[0])}; there are: {names}")

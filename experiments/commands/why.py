@@ -14,10 +14,10 @@ from analysis.records.files import Damaged
 from analysis.records.log import read_lines_as
 from analysis.records.store import Attempt
 from experiments.commands._find import (
-    OF_VARIANT,
     labels_of_attempts,
     last_lines,
     log_files,
+    shipped_run,
     states_of,
     the_run,
 )
@@ -53,18 +53,14 @@ def why(words: Runs, *, against: RunName | None = None) -> int:
 
 def _show_shipped(word: str, folders: Folders) -> bool:
     """Show the one shipped run that a word is part of, where it is part of no run of this machine."""
-    part = OF_VARIANT.sub(r"\1", word)
-    if any(part in name for name in folders.store.runs()):
+    if (name := shipped_run(word, folders)) is None:
         return False
     from experiments.commands._listing import every_run, table  # pandas comes with it
     from experiments.commands._terminal import show
 
     runs = every_run(folders)
-    found = runs[runs["run_id"].str.contains(part, regex=False)] if len(runs) else runs
-    if not len(found) or found["run_id"].nunique() > 1:
-        return False
-    print(found["run_id"].iloc[0])
-    show(table(found))
+    print(name)
+    show(table(runs[runs["run_id"] == name]))
     print("shipped with the repository; its logs stayed on the machine that made it")
     return True
 

@@ -100,6 +100,20 @@ def test_the_command_lists_a_line_per_run(here: Command, tmp_path: Path) -> None
     assert here("list", "method=dgc", "source=own").returncode == 1
 
 
+def test_what_a_table_calls_a_run_is_a_name_for_every_command(here: Command, tmp_path: Path) -> None:
+    shipped = every_run(Folders(tmp_path / "results"))
+    row = shipped[shipped["variant"].eq("dense")].iloc[0]
+    run, key = row["run_id"], row["run_id"].rpartition("-")[2]
+    for word in (f"{key[:8]}/dense", f"{key}-dense"):  # of `list`, and of a page's address
+        found = filtered(shipped, [word])
+        assert (set(found["run_id"]), set(found["variant"])) == ({run}, {"dense"})
+        assert run in fine(here("why", word)).stdout
+        refused(here("logs", word), f"{run} is shipped with the repository")
+        refused(here("why", word, "--against", word), f"{run} is shipped with the repository")
+    own = synthetic.timed(Folders(tmp_path / "results").store, with_density(0.01, 0))
+    refused(here("status", own.key[:8]), f"{own.run_id}: made on this machine, not submitted")
+
+
 def test_hostile_names_are_shown_and_not_obeyed(folders: Folders) -> None:
     runs = every_run(folders)
     runs.loc[0, "state"] = "[red]ok[/red] | \x1b[31m"
