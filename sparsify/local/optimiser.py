@@ -177,7 +177,8 @@ class LocalOptimiser(Door, Front):
         """The first half of `step`: the inner optimiser's, for loops that time the two apart."""
         self._check_outside("step")
         self._loaded.check()
-        if self.num_steps % self.strategy.every == 0:
+        held = sum(len(group["params"]) for group in self.optimiser.param_groups)
+        if self.num_steps % self.strategy.every == 0 or held != len(self._known):
             self._check_unchanged()
         loss = None
         if not self._is_skipped_by_scaler():
@@ -287,7 +288,8 @@ class LocalOptimiser(Door, Front):
         if len(now) != len(self._known) or any(p is not q for p, q in zip(now, self._known, strict=True)):
             raise ValueError(
                 "the optimiser has other parameters than when it was wrapped; wrap it anew: "
-                "sparsify.distribute(optimiser.optimiser, ...); a round begins with it"
+                "sparsify.distribute(optimiser.optimiser, ...); with it begin a round, the residual and the "
+                "outer step's momentum"
             )
         self._average_once.check()
         self._average_once.check_there(self._model)

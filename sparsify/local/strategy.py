@@ -135,6 +135,11 @@ class Local:
                 f"method={self.method!r} does not average; give Local one of every step, such as "
                 "sparsify.build('topk', density=0.01)"
             )
+        if not isinstance(self.outer, Outer):
+            raise ValueError(
+                f"outer={self.outer!r} is no outer step; take Plain, Nesterov or HeavyBall of "
+                "sparsify.local.strategy, or a class of your own that is an Outer"
+            )
         if self.fragments > self.every:
             raise ValueError(
                 f"fragments={self.fragments} can't take turns within every={self.every} steps; take fewer "

@@ -560,6 +560,18 @@ def test_evaluation_at_the_anchor_gives_the_replica_back() -> None:
     virtual.run(2, body)
 
 
+def test_a_parameter_that_joins_the_inner_optimiser_in_mid_round_is_refused_in_the_next_step() -> None:
+    def body(comm: Comm) -> None:
+        optimiser = wrapped(INNER.sgd, model_of(), local("topk"), comm)
+        optimiser.step()
+        optimiser.optimiser.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+        with pytest.raises(ValueError, match="has other parameters than when it was wrapped; wrap it anew"):
+            optimiser.step()
+        assert optimiser.steps == 1
+
+    virtual.run(2, body)
+
+
 def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match="every=0 is out of range"):
         sparsify.diloco(every=0)
@@ -567,6 +579,8 @@ def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
         ({"fragments": 5}, "fragments=5 can't take turns within every=4"),
         ({"delay": 4}, "delay=4 steps: the next exchange"), ({"mix": 1.0}, "mix=1.0 is out of range"),
         ({"method": sparsify.localsgd()}, "does not average; give Local one of every step"),
+        ({"outer": "nesterov"}, "outer='nesterov' is no outer step; take Plain, Nesterov"),
+        ({"outer": None}, "outer=None is no outer step"),
     ]  # fmt: skip
     for how, told in bad:
         with pytest.raises(ValueError, match=told):
