@@ -111,7 +111,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def table(frames: Frames) -> Table:
-    """Loss, perplexity and bytes at the end of each method's trainings."""
+    """Loss and bytes at the end of each method's trainings."""
     rows = [
         {
             "method": label(name, every), "loss": final(frames, own, COLUMN),
