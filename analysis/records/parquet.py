@@ -8,7 +8,7 @@ import hashlib
 import io
 import multiprocessing
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -38,7 +38,8 @@ from analysis.records.frames import Frames, empty, no_rows, records, runs_frame,
 from analysis.records.schema import NUMBER
 from analysis.records.store import Attempt, Store
 
-RUNS_OF_A_PART = 250
+# At most so many runs, with so many bytes of logs, are read together: as tables they take many times as much.
+RUNS_OF_A_PART, BYTES_OF_A_PART = 250, 32 * 2**20
 SCHEMA_KEY = "schema"  # in a file's metadata; older files have none, and are of schema 1
 # What reading a file may take: PACKED times its bytes, which is 50 times what tables of runs do.
 UNPACKED, PACKED = 2**28, 1000
@@ -63,18 +64,43 @@ def write_parquet(frames: Frames, folder: Path) -> list[Path]:
     ]
 
 
-def collect(store: Store, folder: Path, processes: int = 1) -> tuple[dict[str, int], list[str]]:
+def shares(store: Store, runs: Iterable[str]) -> Iterator[list[str]]:
+    """These runs in their order, so many at a time that they are in memory together."""
+    share, room = list[str](), BYTES_OF_A_PART
+    for run in runs:
+        size = _log_bytes(store.root / run)
+        if share and (size > room or len(share) == RUNS_OF_A_PART):
+            yield share
+            share, room = [], BYTES_OF_A_PART
+        share.append(run)
+        room -= size
+    if share:
+        yield share
+
+
+def _log_bytes(folder: Path) -> int:
+    with contextlib.suppress(OSError):  # it may be removed meanwhile
+        return sum(path.stat().st_size for path in folder.glob("*/*.jsonl"))
+    return 0
+
+
+def collect(
+    store: Store, folder: Path, processes: int = 1, told: Callable[[list[Path]], Iterable[Path]] = iter
+) -> tuple[dict[str, int], list[str]]:
     """All runs of a store as Parquet files in `folder`; returns how many, and what was left out.
 
     Every log is read and compared with its digest: part by part, by so many processes, so that ten thousand
     runs need no more memory than the table of their steps.
+
+    Args:
+        told: is given the parts, and gives them back one by one, each when it is done.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    runs = store.runs()
     with part_folder(folder) as parts:
-        paths = [parts / str(first) for first in range(0, max(1, len(runs)), RUNS_OF_A_PART)]
-        shares = [runs[int(path.name) : int(path.name) + RUNS_OF_A_PART] for path in paths]
-        notes = [note for own in _each_part(store, shares, paths, processes) for note in own]
+        each = [*shares(store, store.runs())] or [[]]
+        paths = [parts / str(number) for number in range(len(each))]
+        written = _each_part(store, each, paths, processes)
+        notes = [note for _, own in zip(told(paths), written, strict=True) for note in own]
         every = [pq.read_table(path / "runs.parquet").to_pandas() for path in paths]
         rows = runs_frame([row for part in every for row in records(part)])
         _write(folder / "runs.parquet", [_arrow("runs", rows)])
@@ -86,13 +112,14 @@ def collect(store: Store, folder: Path, processes: int = 1) -> tuple[dict[str, i
 
 def _each_part(
     store: Store, shares: Sequence[Sequence[str]], paths: Sequence[Path], processes: int
-) -> Iterable[list[str]]:
+) -> Iterator[list[str]]:
     parts = [store] * len(paths), shares, paths
     if min(processes, len(paths)) < 2:
-        return map(_write_part, *parts)
+        yield from map(_write_part, *parts)
+        return
     # A forked process could wait for a lock that a thread of this one held.
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return [*pool.map(_write_part, *parts)]
+        yield from pool.map(_write_part, *parts)
 
 
 def _write_part(store: Store, runs: Sequence[str], path: Path) -> list[str]:
@@ -190,9 +217,10 @@ def listed(store: Store, runs: Sequence[str], folder: Path) -> tuple[pd.DataFram
     made_from = before[ORIGIN] if ORIGIN in before else [None] * len(before)
     is_known = [origins.get(run, "") == was for run, was in zip(before["run_id"], made_from, strict=True)]
     parts, notes = [before[np.array(is_known, bool)]], list[str]()
-    todo = [run for run in runs if run not in set(parts[0]["run_id"])]
-    for first in range(0, len(todo), RUNS_OF_A_PART):
-        fresh, own_notes = newest(store, todo[first : first + RUNS_OF_A_PART])
+    known = set(parts[0]["run_id"])
+    todo = [run for run in runs if run not in known]
+    for share in shares(store, todo):
+        fresh, own_notes = newest(store, share)
         parts.append(fresh.runs.assign(**{ORIGIN: fresh.runs["run_id"].map(origins)}))
         notes += own_notes
     rows = parts[0]

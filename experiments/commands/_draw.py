@@ -23,7 +23,7 @@ from analysis.records.schema import RunIndex
 from analysis.tables import Table
 from experiments import figures
 from experiments.commands import _terminal as terminal
-from experiments.commands._make import say
+from experiments.commands._make import say, told_now_and_then
 from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import remark
 from experiments.launch.local import cores
@@ -167,7 +167,8 @@ def redraw_all(folders: Folders, items: Sequence[str]) -> tuple[list[Drawn], boo
     names = [(item, profile) for item in items for profile in figures.profiles(item)]
     every, all_written = list[Drawn](), True
     found = (_or_error(partial(stored, *name, folders, shipped)) for name in names)
-    for (item, profile), drawn in zip(names, draw_each(names, found, folders.figures), strict=True):
+    each = draw_each(names, found, folders.figures)
+    for (item, profile), drawn in zip(told_now_and_then(names, "figures"), each, strict=True):
         if isinstance(drawn, OSError):
             say(f"{item}-{profile} can't be written: {drawn.filename2 or drawn.filename}: {drawn.strerror}")
             all_written = False

@@ -12,6 +12,7 @@ from analysis.records.frames import Frames, empty
 from analysis.tables import Table
 from experiments import figures
 from experiments.commands._draw import or_nothing, stored
+from experiments.commands._make import told_now_and_then
 from experiments.commands._terminal import show
 from experiments.config.folders import Folders
 from experiments.figures import papers
@@ -38,7 +39,8 @@ def claims() -> int:
 
     folders = Folders()
     shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty()
-    judged = {item: judged_of(item, folders, shipped) for item in figures.shipped()}
+    items = told_now_and_then(figures.shipped(), "figures")
+    judged = {item: judged_of(item, folders, shipped) for item in items}
     lines = list(lines_of(papers.statements().values(), judged))
     show(Table("", pd.DataFrame(lines, columns=Answer._fields)))
     print(json.dumps(counted(lines)))

@@ -4,6 +4,7 @@ import json
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from analysis.report.content import MARKS
 from experiments import figures
 from experiments.commands._draw import draw_each, runs_of, sound, stored_shipped
 from experiments.commands._findings import chosen
+from experiments.commands._make import told_now_and_then
 from experiments.config.folders import ROOT, Folders
 from experiments.figures.runs import configs_of, more_configs_of
 from experiments.launch.local import cores
@@ -58,7 +60,8 @@ def consolidate(folders: Folders) -> Iterator[str]:
     """All valid runs of this checkout into results/records."""
     if left := remove_parts(folders.results):
         yield f"removed {left} files and folders that a process had not finished when it was killed"
-    counts, notes = parquet.collect(folders.store, folders.records, cores())
+    told = partial(told_now_and_then, what="parts of the runs")
+    counts, notes = parquet.collect(folders.store, folders.records, cores(), told)
     yield from notes
     yield f"{', '.join(f'{count} {name}' for name, count in counts.items())} in {folders.records}"
 

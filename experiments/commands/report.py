@@ -35,8 +35,6 @@ from sparsify.methods import REGISTRY as METHODS
 GROUP = "results"
 KINDS = ("svg", "pdf", "png", "csv", "tex", "md")  # of a figure's files, in the order of their links
 SHIPPED_RUNS, OWN_RUNS = "runs-shipped", "runs-here"  # rows, as `Site.keep` keeps them
-BATCH = 250  # runs that are read together at most
-BATCH_BYTES = 12 * 2**20  # of their files, unless one alone has more: as tables they take many times as much
 
 
 def report(*, drawn: bool = False, follow: bool = False) -> int:
@@ -270,23 +268,9 @@ def _making(item: str, profile: str) -> tuple[str, ...]:
     return drawn, f"python -m experiments reproduce {item} profile={profile}"
 
 
-def _batches(folders: Folders, every: Sequence[str]) -> Iterator[list[str]]:
-    """Runs that are in memory at the same time."""
-    batch, room = list[str](), BATCH_BYTES
-    for name in every:
-        size = sum(nbytes for *_, nbytes in map(_stat, (folders.store.root / name).glob("*/*.jsonl")))
-        if batch and (size > room or len(batch) == BATCH):
-            yield batch
-            batch, room = [], BATCH_BYTES
-        batch.append(name)
-        room -= size
-    if batch:
-        yield batch
-
-
 def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:
     """These runs of this machine, many read together, which takes a fifth of the time of one by one."""
-    for names in told_now_and_then([*_batches(folders, every)], "batches of runs"):
+    for names in told_now_and_then([*parquet.shares(folders.store, every)], "batches of runs"):
         valid = {name: attempt for name in names if (attempt := folders.store.newest_valid(name))}
         frames, notes = from_attempts(valid.values())
         found = defaultdict[str, list[RunPage]](list)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from analysis.records import parquet
 from analysis.records.files import read_as
 from analysis.records.frames import Frames
 from analysis.records.parquet import read_parquet
@@ -225,15 +226,17 @@ def test_a_report_follows_what_runs_do(
 
 
 @pytest.mark.usefixtures("nothing_shipped")
-@pytest.mark.parametrize(("bound", "at_most", "together"), [("BATCH", 2, 2), ("BATCH_BYTES", 1, 1)])
+@pytest.mark.parametrize(
+    ("bound", "at_most", "together"), [("RUNS_OF_A_PART", 2, 2), ("BYTES_OF_A_PART", 1, 1)]
+)
 def test_runs_are_read_in_batches_each_once(
     bound: str, at_most: int, together: int, here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of so many runs, and of so many bytes: long trainings take gigabytes together."""
-    monkeypatch.setattr(report, bound, at_most)
+    monkeypatch.setattr(parquet, bound, at_most)
     store = Folders(tmp_path / "results").store
     made = [synthetic.timed(store, synthetic.config("topk", seed=seed)) for seed in range(5)]
-    batches = [*report._batches(Folders(tmp_path / "results"), store.runs())]
+    batches = [*parquet.shares(store, store.runs())]
     assert [run for batch in batches for run in batch] == store.runs()
     assert {*map(len, batches[:-1])} == {together}
     again = store.begin(synthetic.config("topk", seed=0))
