@@ -127,7 +127,7 @@ def _scale(item: str, frames: Frames) -> tuple[str, str]:
             for leaf, value in paper.items()
             if isinstance(value, str | int | float)
         ]
-        return ": ".join(filter(None, ("Published facts", ", ".join(told)))), ""
+        return ": ".join(filter(None, ("Published facts", ", ".join(told)))), "published"
     return "; ".join(filter(None, (captions.scale(frames), reduced(frames, paper)))), captions.scale_label(
         frames
     )

@@ -157,10 +157,14 @@ def submit_missing(
                 _submit_array(array, sweep, f"a{number}", folders, code, force, cache(say))
             except queue.Unsure:  # it may be queued
                 raise
-            except ValueError:
+            except ValueError as error:
                 if number == 0:  # nothing was queued, so there is no sweep
                     shutil.rmtree(sweep.folder)
-                raise
+                    raise
+                raise ValueError(
+                    f"{error}; of {len(found)} arrays the first {number} are queued: `cancel "
+                    f"{sweep.folder.name}` ends them, the same `submit` once more queues the others"
+                ) from error
         return sweep.folder
 
 

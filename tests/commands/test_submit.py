@@ -80,3 +80,16 @@ def test_what_is_missing_is_told_before_anything_is_submitted(
     assert not programs.words("sbatch")
     assert not (tmp_path / "results/sweeps").exists()
     assert not Folders(tmp_path / "results").store.runs()
+
+
+def test_where_a_later_array_is_refused_it_is_told_what_is_queued(
+    programs: Programs, here: Command, tmp_path: Path
+) -> None:
+    programs.prints("scontrol", "ClusterName = here")
+    programs.prints("squeue", "JOBID|STATE|REASON|NODELIST|END_TIME|NAME|COMMAND")
+    programs.prints("sbatch", "12", unless="/a1/")
+    words = (*ON_SLURM, "cluster.slurm_conf=null", "workers=1,2", "sweep=odd")
+    done = here("submit", *words)
+    refused(done, "of 2 arrays the first 1 are queued: `cancel odd", "`submit` once more queues the others")
+    runs = Folders(tmp_path / "results").store
+    assert len([run for run in runs.runs() if runs.attempts(run)[-1].job.id]) == 1
