@@ -286,10 +286,11 @@ def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:
                 newer = newest.get(attempts[-1])
                 told += [
                     *folders.store.faults(name),
-                    *([f"a newer attempt is {newer.word}"] if newer else []),
+                    *(["an older attempt is done, whose numbers these are"] if newer else []),
                 ]
                 why = "; ".join(told)
-                yield from (replace(run, why=why) for run in found[name])
+                for run in found[name]:  # as `list` and `status` have it, it is what its newest attempt is
+                    yield replace(run, why=why, state=newer.word if newer else run.state)
             else:
                 attempt = valid.get(name, attempts[-1])
                 fault = attempt.fault(verify=True) or next(

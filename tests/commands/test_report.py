@@ -244,5 +244,7 @@ def test_runs_are_read_in_batches_each_once(
     assert here("report").returncode == 0
     found = {row["run"]: row for row in rows(tmp_path / "results" / "report")}
     assert set(found) == {attempt.run_id for attempt in made}
-    assert {row["state"] for row in found.values()} == {"done"}
-    assert found[made[0].run_id]["why"] == "a newer attempt is failed"
+    states = {run: row["state"] for run, row in found.items()}
+    assert states == {attempt.run_id: "done" for attempt in made} | {made[0].run_id: "failed"}
+    assert found[made[0].run_id]["why"] == "an older attempt is done, whose numbers these are"
+    assert "| failed |" in here("list", "seed=0").stdout  # no two of them tell of it otherwise
