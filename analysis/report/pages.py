@@ -175,7 +175,8 @@ def write(
     site.page("methods", methods=methods)
     origins = Counter(origin for _, origin in {(run.run, ORIGINS[run.origin]) for run in runs})
     groups = [(paper, [*of_paper]) for paper, of_paper in groupby(items, key=lambda item: item.paper)]
-    first = site.page("index", groups=groups, counts=counts, notes=notes, origins=origins, found=found)
+    told: dict[str, Any] = {"counts": counts, "origins": origins, "rows": len(runs), "notes": notes}
+    first = site.page("index", groups=groups, found=found, **told)
     site.data("written", site.digest())  # last, for pages that are open look at it, to be read again
     return first
 
