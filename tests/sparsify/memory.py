@@ -1,4 +1,6 @@
-"""Memory that a method takes besides gradient and residual: every malloc of a worker's process is counted."""
+"""Memory that a method takes besides gradient and residual, and local steps besides the inner optimiser's:
+every malloc of a worker's process is counted.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from torch.nn import Parameter
 
+import sparsify
 from sparsify.comm import Comm
 from sparsify.doors.aggregator import Aggregator
 from tests.conftest import ROOT
@@ -22,6 +26,9 @@ NBYTES = 4 * N  # of n floats
 DENSITY = 0.01
 SCALE = 0.001  # of the gradients: fixed thresholds then select about as few as the others
 STEPS, SETTLED = 7, 6  # what is held is looked at from so many steps on
+EVERY, ROUNDS = 8, 2  # local steps, and how often they are averaged
+LOCAL = ("localsgd", "diloco", "streaming_diloco", "sparseloco", "muloco", "desloc", "noloco")
+LOCALLY = "exchange"  # what of theirs is looked at in the place of a search
 SEARCHES = ("fused", "torch")  # in the order of the columns
 HEADING = "memory"  # of the first of them
 QUIET, WAIT_S = 3, 0.001  # looks that find the same: gloo's threads let go of a message somewhat later
@@ -70,14 +77,15 @@ class Counter:
 
 
 def memory_of_methods(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """(held, taken) of each method and search, on one of several processes."""
+    """(held, taken) of each method and search, and of local steps, on one of several processes."""
     torch.set_num_threads(1)
     gc.freeze()  # what was imported is not looked through again for each method
-    return {
+    found = {
         f"{name} {select}": torch.tensor(memory_of(name, select, comm))
         for name in METHODS
         for select in SEARCHES
     }
+    return found | {name: torch.tensor(memory_of_local(name, comm)) for name in LOCAL}
 
 
 def memory_of(name: str, select: str, comm: Comm) -> Memory:
@@ -101,13 +109,38 @@ def memory_of(name: str, select: str, comm: Comm) -> Memory:
     return Memory((max(between[SETTLED:]) - bare) / NBYTES, max(taken) / NBYTES)
 
 
+def memory_of_local(name: str, comm: Comm) -> Memory:
+    """What local steps hold beyond parameters, gradients and AdamW's state, and what an exchange takes."""
+    counter, own = Counter(), torch.Generator().manual_seed(comm.rank)
+    side = SIDE // 2
+    model = nn.Sequential(*(nn.Linear(side, side, bias=False) for _ in range(4)))  # n, which fragments divide
+    strategy = sparsify.build(name, every=EVERY)
+    optimiser = sparsify.distribute(torch.optim.AdamW(model.parameters(), lr=SCALE), model, strategy, comm)
+    between, taken = list[int](), list[int]()
+    for _ in range(ROUNDS * EVERY):
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter).normal_(0, SCALE, generator=own)
+        optimiser.step_alone()
+        before = counter.live()
+        taken.append(counter.most_in(optimiser.exchange) - before)
+        between.append(counter.live())
+    last = slice(-EVERY, None)
+    del optimiser, model, parameter
+    gc.collect()
+    bare = 4 * NBYTES + counter.live()
+    return Memory((max(between[last]) - bare) / NBYTES, max(taken[last]) / NBYTES)
+
+
 def table() -> dict[str, dict[str, Memory]]:
-    """What docs/methods.md states of each method, by search."""
+    """What docs/methods.md states of each method, by search, and of local steps."""
     lines = (ROOT / "docs/methods.md").read_text().splitlines()
     cells = [[cell.strip() for cell in line.split("|")] for line in lines]
-    at = next(row for row in cells if row[1:2] == ["name"]).index(HEADING)
-    return {
-        row[1].strip("`"): dict(zip(SEARCHES, map(Memory.of, row[at : at + len(SEARCHES)]), strict=True))
-        for row in cells
-        if len(row) > at and row[1].strip("`") in METHODS
+    at, at_locally = (row.index(HEADING) for row in cells if row[1:2] == ["name"] and HEADING in row)
+    named = {row[1].strip("`"): row for row in cells if len(row) > at_locally}
+    every_step = {
+        name: dict(zip(SEARCHES, map(Memory.of, named[name][at : at + len(SEARCHES)]), strict=True))
+        for name in METHODS
+        if name in named
     }
+    locally = {name: {LOCALLY: Memory.of(named[name][at_locally])} for name in LOCAL if name in named}
+    return every_step | locally

@@ -13,7 +13,7 @@ import torch
 from sparsify.kernels import trouble_with_native
 from sparsify.kernels.native_library import COMPILERS
 from tests.sparsify.laws import METHODS
-from tests.sparsify.memory import SEARCHES, Memory, table
+from tests.sparsify.memory import LOCAL, LOCALLY, SEARCHES, Memory, table
 from tests.sparsify.worker_functions import memory_of_methods, on_processes
 
 COMPILER = next(filter(None, map(shutil.which, COMPILERS)), None)
@@ -39,7 +39,8 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Mem
     def most(key: str) -> Memory:
         return Memory(*torch.stack([worker[key] for worker in workers]).amax(dim=0).tolist())
 
-    return {name: {select: most(f"{name} {select}") for select in SEARCHES} for name in METHODS}
+    every_step = {name: {select: most(f"{name} {select}") for select in SEARCHES} for name in METHODS}
+    return every_step | {name: {LOCALLY: most(name)} for name in LOCAL}
 
 
 def test_the_table_of_methods_has_what_each_takes(counted: dict[str, dict[str, Memory]]) -> None:
