@@ -30,8 +30,8 @@ def arctopk(
 
     S = mean of G V / sqrt(rank), V Gaussian and alike on all workers: an all-reduce of `rank` numbers a row.
     The rows of the largest |S| are all-reduced. Written after the abstract and a public implementation, whose
-    defaults these are; that one begins with 1,000 dense steps, this one does not. Vectors, and matrices too narrow for a sketch, are
-    sent whole.
+    defaults these are; that one begins with 1,000 dense steps, this one does not. Vectors, and matrices too
+    narrow for a sketch, are sent whole.
 
     Args:
         density: share of the rows that are sent.
