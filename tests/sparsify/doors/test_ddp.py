@@ -112,6 +112,10 @@ def test_only_a_model_that_takes_a_hook_gets_one() -> None:
         sparsify.register(fresh, method, comm=object(), group=dist.group.WORLD)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="is not a method; build one"):
         sparsify.register(fresh, "topk")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(
+        ValueError, match="nothing would be left to exchange after local steps; train the model"
+    ):
+        sparsify.register(fresh, sparsify.sparseloco())  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="ModuleList has 2 inside, to be registered one by one"):
         sparsify.register(nn.ModuleList([ddp, fresh]), method)
     averaging = sparsify.distribute(torch.optim.SGD(fresh.parameters(), lr=0.1), fresh.module, method)

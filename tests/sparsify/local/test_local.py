@@ -510,12 +510,15 @@ def test_a_step_that_is_left_out_counts_so_all_exchange_together() -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
-def test_accumulation_clipping_schedules_and_closures_stay_local() -> None:
-    """Two half batches, a clipped norm, a schedule of the inner optimiser: as without local steps."""
+@pytest.mark.parametrize("scheduled", ["inner", "inner before it is wrapped", "outer"])
+def test_accumulation_clipping_schedules_and_closures_stay_local(scheduled: str) -> None:
+    """Two half batches, a clipped norm, a schedule of whichever optimiser: as without local steps."""
     strategy = sparsify.localsgd(every=EVERY)
 
-    def plain(optimiser: Any, inner: torch.optim.Optimizer, model: nn.Module) -> Tensor:
-        schedule = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: 1 / (1 + step))
+    def schedule_of(optimiser: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+        return torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 / (1 + step))
+
+    def plain(optimiser: Any, schedule: torch.optim.lr_scheduler.LambdaLR, model: nn.Module) -> Tensor:
         for step in range(6):
 
             def closure(step: int = step) -> Tensor:
@@ -531,11 +534,13 @@ def test_accumulation_clipping_schedules_and_closures_stay_local() -> None:
     def body(comm: Comm) -> Tensor:
         model = model_of()
         inner = INNER.adamw([*model.parameters()])
-        return plain(sparsify.distribute(inner, model, strategy, comm), inner, model)
+        early = schedule_of(inner) if "before" in scheduled else None
+        optimiser = sparsify.distribute(inner, model, strategy, comm)
+        return plain(optimiser, early or schedule_of(inner if scheduled == "inner" else optimiser), model)
 
     model = model_of()
     inner = INNER.adamw([*model.parameters()])
-    assert torch.equal(virtual.run(1, body)[0], plain(inner, inner, model))
+    assert torch.equal(virtual.run(1, body)[0], plain(inner, schedule_of(inner), model))
 
 
 def test_a_grad_scaler_skips_alone_and_the_step_counts() -> None:
