@@ -130,8 +130,8 @@ class EarlyPictures:
         names = _present(there, self.optional, self.folders)
         try:
             drawn = draw_local(self.item, self.profile, names, self.folders)
-        except ValueError as error:
-            say(f"no picture of {of_all}: {error}")
+        except Exception as error:  # told now, and raised with the last picture: it ends no run
+            say(f"no picture of {of_all}: {str(error) or type(error).__name__}")
         else:
             say(f"{drawn.picture}, from {of_all}; it is drawn again with more")
 

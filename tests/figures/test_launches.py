@@ -93,6 +93,20 @@ def test_what_is_there_is_drawn_with_the_first_run_and_then_now_and_then(
     assert [len(names) for names in drawn] == [*range(1, len(planned), 2)]  # the last is for all
 
 
+def test_an_early_picture_that_fails_is_told_and_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("dense")
+
+    monkeypatch.setattr(reproduce, "draw_local", broken)
+    planned = [PlannedRun(config, None) for config in configs_of("local-loss", "smoke", [])]
+    early = reproduce.EarlyPictures("local-loss", "smoke", planned, [], folders := Folders(tmp_path))
+    synthetic.ended(folders.store, planned[0].config.as_dict(), 80.0, 0.5)
+    early.draw()
+    assert f"no picture of 1 of {len(planned)} runs: 'dense'" in capsys.readouterr().err
+
+
 def test_nothing_is_drawn_again_of_what_was_there_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
