@@ -45,7 +45,7 @@ def test_a_table_fits_and_breaks_no_word(width: int, monkeypatch: pytest.MonkeyP
 
 
 def test_a_short_text_stays_whole_so_that_a_run_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"run": "6414e186", "when": "19 h", "settings": "topk density=0.01 " * 9} for _ in range(3)]
+    rows = [{"run": "6414e186", "age": "19 h", "settings": "topk density=0.01 " * 9} for _ in range(3)]
     terminal = Terminal()
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("NO_COLOR", "1")
