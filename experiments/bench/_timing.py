@@ -16,8 +16,9 @@ from analysis.records.store import now
 from experiments.bench import Device
 from experiments.bench._runner import Record
 from experiments.config import code_version
+from experiments.worker.cores import cpu_model
 from experiments.worker.memory import free_bytes
-from experiments.worker.provenance import cpu_model, provenance
+from experiments.worker.provenance import provenance
 from sparsify.core import host_sync
 
 TimedCall = Callable[[], object]

@@ -20,6 +20,7 @@ from experiments.launch.arrays import JobArray, arrays, sbatch_texts
 from experiments.launch.attempt import lacking
 from experiments.launch.local import cores
 from experiments.launch.progress_bar import labels_of
+from experiments.worker.cores import cpu_model
 
 GROUP = "cluster"
 LISTED = 30  # jobs that are described one by one
@@ -70,8 +71,6 @@ def _print_here(
     """Runs of this machine, and how long they would take together."""
     print(f"{name} on this machine: {len(planned)} runs, {len(todo)} not measured yet")
     if todo:
-        from experiments.worker.provenance import cpu_model  # with torch
-
         for line in _expected_here(todo, Took(every_run(folders), Machine(cpu_model(), cores()))):
             print(f"    {line}")
     print("`run` or `reproduce` with the same words makes them")

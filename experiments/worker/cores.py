@@ -1,4 +1,6 @@
-"""Has each worker a core for each of its threads? Two hardware threads of a core do the work of about one."""
+"""The processor's cores: has each worker one for each of its threads? Two hardware threads of one core do the
+work of about one.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,16 @@ class OwnCores(NamedTuple):
         """Those that the system leaves to it; none where it does not say."""
         cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
         return cls(platform.node(), threads, sorted({siblings(cpu) for cpu in cpus}))
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def siblings(cpu: int) -> str:

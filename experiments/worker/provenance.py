@@ -8,13 +8,13 @@ import os
 import platform
 import subprocess
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
 from experiments.config import code_version
+from experiments.worker.cores import cpu_model
 from experiments.worker.hardware import bus
 from slurm import environment, gpus
 from sparsify.core import huge_pages
@@ -62,16 +62,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def cpu_model() -> str:
-    """The processor's name."""
-    path = Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _output(command: list[str]) -> str | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
@@ -20,7 +21,20 @@ def uncompiled(function: F) -> F:
     """A function that `torch.compile` leaves to Python, also within a step that it compiles: collectives and
     gradients that change places are no graph.
     """
-    return cast(F, torch.compiler.disable(function))
+
+    @wraps(function)
+    def left(*args: Any, **options: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:  # nobody compiles, and to load the compiler takes a second
+            return function(*args, **options)
+        return disabled(function)(*args, **options)
+
+    return cast(F, left)
+
+
+@cache
+def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for good, once the compiler is loaded."""
+    return cast(Callable[..., Any], torch.compiler.disable(function))
 
 
 def advised(function: F) -> F:

@@ -26,7 +26,10 @@ SBATCH = [*dict.fromkeys([*(line for _, line in LINES if line.startswith("sbatch
 MINE = "cluster mine"  # from where on a page is about the user's own cluster
 ALONE = ("new", "doctor")  # have tests of their own: of the file, and with a cluster that has faults
 # What lines have as an example, and the development cluster otherwise; and fewer runs.
-EXAMPLES = {"-p gpu": "-p devel", "--ntasks=8": "--ntasks=2", "--gres=gpu:8": "--gres=gpu:2", "0,1,2": "0"}
+EXAMPLES = {
+    "-p gpu": "-p devel", "--ntasks=8": "--ntasks=2", "--gres=gpu:8": "--gres=gpu:2", "0,1,2": "0",
+    "density=0.001,0.01": "density=0.01",
+}  # fmt: skip
 
 
 def on_a_cluster() -> dict[str, str]:

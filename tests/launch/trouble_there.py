@@ -203,7 +203,7 @@ def kill_its_node(bench: Bench, attempt: Attempt) -> None:
         pause=0.5,
     )
     if attempt.state != "ok" and CANCELLED in bench.told(attempt):
-        bench.submit(f"seed={seed_of(attempt)}", *THERE, BIG_BATCHES)
+        bench.submit(f"seed={seed_of(attempt)}", *THERE, *SLOW)
 
 
 def let_it_run(bench: Bench, attempt: Attempt) -> None:
@@ -215,27 +215,28 @@ def let_it_run(bench: Bench, attempt: Attempt) -> None:
     job = str(attempt.job.id)
     await_(lambda: not goes_on(attempt), f"the end of job {job}", patience([attempt]), pause=0.5)
     if attempt.state != "ok" and TIMED_OUT in bench.told(attempt):
-        bench.submit(f"seed={seed_of(attempt)}", *ELSEWHERE, *SLOW_STEPS)
+        bench.submit(f"seed={seed_of(attempt)}", *ELSEWHERE, *SLOWEST)
 
 
 DYING = "n4"  # the others' jobs stay away from it
 CANCELLED = f"ON {DYING} CANCELLED AT"  # as SLURM says of a step that it ended
 ELSEWHERE = (f"cluster.exclude={DYING}",)
 THERE = ("cluster.workers_per_node=2", f"cluster.sbatch=['--nodelist={DYING}']")
-BIG_BATCHES = "task.batch_size=64"  # or most runs are over before they are told
-SLOWER = (*ELSEWHERE, BIG_BATCHES)
-STILL_SLOWER = (*ELSEWHERE, "task.batch_size=384")  # the command that cancels takes seconds
+# Steps wait, or most runs are over before they are told: 8 s in all, however fast the machine is.
+SLOW = ("late.draw=constant", "late.s=0.02")
+SLOWER = (*ELSEWHERE, *SLOW)
+SLOWEST = ("late.draw=constant", "late.s=0.05")  # 20 s
+STILL_SLOWER = (*ELSEWHERE, *SLOWEST)  # the command that cancels takes seconds
 # SLURM counts limits in minutes; told to stop 50 s before the end is told to stop after some seconds.
-SLOW_STEPS = ("late.draw=constant", "late.s=0.05")  # 20 s in all, however fast the machine is
 TIMED_OUT = "DUE TO TIME LIMIT"  # as SLURM says of a job that it ended
-ONE_MINUTE = (*ELSEWHERE, *SLOW_STEPS, "cluster.time_min=1", "cluster.signal_delay_s=50")
+ONE_MINUTE = (*ELSEWHERE, *SLOWEST, "cluster.time_min=1", "cluster.signal_delay_s=50")
 TROUBLES: dict[str, tuple[Trouble, tuple[str, ...]]] = {
     "kill": (kill_a_worker, SLOWER),
     "signal": (tell_to_stop, SLOWER),
     "cancel": (cancel_and_submit_again, STILL_SLOWER),
     "task": (kill_its_task, SLOWER),
     "batch": (kill_its_script, SLOWER),
-    "node": (kill_its_node, (*THERE, BIG_BATCHES)),
+    "node": (kill_its_node, (*THERE, *SLOW)),
     "time": (let_it_run, ONE_MINUTE),
 }
 

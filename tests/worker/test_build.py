@@ -1,0 +1,41 @@
+"""What a worker prepares before it builds its run."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.conftest import fine, python
+
+LEAN = """
+import sys
+from experiments.worker.build import prepare_optimisers
+from tests.worker import test_build
+prepare_optimisers()
+print(*test_build.trained(), "torch._dynamo" in sys.modules)
+"""
+
+
+def trained() -> list[float]:
+    """Where each optimiser of the tasks comes to, and has been loaded anew in between."""
+    ends = []
+    for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.Muon):
+        matrix = nn.Parameter(torch.arange(6.0).reshape(2, 3).cos())
+        optimiser = kind([matrix], lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 / (1 + step))
+        for _ in range(3):
+            optimiser.zero_grad()
+            matrix.square().sum().backward()
+            optimiser.step()
+            schedule.step()
+            optimiser.load_state_dict(optimiser.state_dict())
+        assert matrix.grad is not None
+        assert matrix.grad_fn is None
+        ends.append(float(matrix.detach().double().sum()))
+    return ends
+
+
+def test_optimisers_step_without_torch_s_compiler_to_the_same_bits() -> None:
+    *ends, is_loaded = fine(python("-c", LEAN)).stdout.split()
+    assert [*map(float, ends)] == trained()
+    assert is_loaded == "False"
