@@ -5,12 +5,13 @@ Hydra composes the files of conf/; no other file sees a DictConfig.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -27,7 +28,7 @@ from yaml import YAMLError
 
 from analysis.records.columns import IMPLIED
 from analysis.records.configs import flatten, measured_config, run_key
-from experiments.config.choices import FIXED, GROUPS, REGISTRIES, folders, options, settable
+from experiments.config.choices import FIXED, GROUPS, REGISTRIES, files, folders, options, settable
 from experiments.config.conf_files import check_references, text_of, unusable
 from experiments.config.config import Config, NamedVariant, check_together, check_variants, types, types_of
 from experiments.config.machines import AnyCluster, NoContainer, SlurmCluster
@@ -47,6 +48,13 @@ class Composed:
     types: Mapping[str, Any]  # of every leaf
     on_gpu: Mapping[str, Any]  # settings of the recipe where device=cuda
     needed: tuple[str, ...]  # leaves without a default
+
+
+class Values(NamedTuple):
+    """What Hydra makes of choices."""
+
+    said: dict[str, Any]
+    refer: bool  # do some of them to others, as in ${task.name}?
 
 
 def resolve(asked: RunOrWords) -> Config:
@@ -159,8 +167,7 @@ def _composed(choices: tuple[tuple[str, str], ...], *folders: Path) -> Composed:
     """The config of these choices: what conf/ says, else the defaults of fields and signatures."""
     for group, option in choices:
         check_choice(group, option)
-    words = tuple(f"{key}={value}" for key, value in choices if key != "inside")
-    said = dict(_hydras(words, *folders))
+    said = _said({key: value for key, value in choices if key != "inside"}, folders)
     on_gpu, of_methods = said.pop("on_gpu", {}), said.pop("method_defaults", {})
     said["cluster"] = _joined_in_nodes(said["cluster"], dict(choices).get("inside"), folders)
     needed = list[str]()
@@ -192,6 +199,28 @@ def _composed(choices: tuple[tuple[str, str], ...], *folders: Path) -> Composed:
     return Composed(Config.built(said), allowed, on_gpu, tuple(needed))
 
 
+def _said(choices: Mapping[str, str], folders: tuple[Path, ...]) -> dict[str, Any]:
+    """What Hydra composes. Methods and tasks without a file differ in their name alone, if nothing refers to
+    it: one stands for all, and the name is put in afterwards.
+    """
+    names = {noun: choices[noun] for noun in REGISTRIES if choices.get(noun, "") in _without_file(noun)}
+    firsts = {noun: _without_file(noun)[0] for noun in names}
+    with contextlib.suppress(ValueError):  # which names what was asked for
+        values = _hydras(_words({**choices, **firsts}), *folders)
+        said = values.said
+        if not values.refer and all(said[noun]["name"] == first for noun, first in firsts.items()):
+            return {**said, **{noun: {**said[noun], "name": name} for noun, name in names.items()}}
+    return dict(_hydras(_words(choices), *folders).said)
+
+
+def _words(choices: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(f"{key}={value}" for key, value in choices.items())
+
+
+def _without_file(noun: str) -> list[str]:
+    return sorted({*REGISTRIES[noun].names()} - {*files(noun)})
+
+
 def _joined_in_nodes(
     cluster: dict[str, Any], inside: str | None, folders: tuple[Path, ...]
 ) -> dict[str, Any]:
@@ -205,7 +234,7 @@ def _joined_in_nodes(
     if name is None or cluster.get("where") != "virtual":
         return cluster
     check_choice("inside", str(name))
-    return {**cluster, "inside": _hydras((f"link={name}",), *folders)["cluster"]["link"]}
+    return {**cluster, "inside": _hydras((f"link={name}",), *folders).said["cluster"]["link"]}
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -230,7 +259,7 @@ class CheckedFiles(FileConfigSource):
 
 
 @cache
-def _hydras(choices: tuple[str, ...], *folders: Path) -> dict[str, Any]:
+def _hydras(choices: tuple[str, ...], *folders: Path) -> Values:
     """The values that Hydra composes from these choices of groups, in a sixth of a second."""
     store = ConfigStore.instance()
     for registry in REGISTRIES.values():
@@ -248,7 +277,7 @@ def _hydras(choices: tuple[str, ...], *folders: Path) -> dict[str, Any]:
         names = {group: str(chosen[group]) for group in ("cluster", "link", "container", "profile", "recipe")}
         with open_dict(composed):
             del composed["hydra"]
-        check_references(OmegaConf.to_container(composed, resolve=False))
+        check_references(raw := OmegaConf.to_container(composed, resolve=False))
         plain = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         why = next(filter(None, map(str.strip, str(error).splitlines())), "")
@@ -258,7 +287,7 @@ def _hydras(choices: tuple[str, ...], *folders: Path) -> dict[str, Any]:
             f"{' '.join(choices)}: files of conf/ include each other without end; look at their `defaults`"
         ) from None
     assert isinstance(plain, dict)  # the root of a composed config is a mapping
-    return _named({str(key): value for key, value in plain.items()}, names)
+    return Values(_named({str(key): value for key, value in plain.items()}, names), "${" in str(raw))
 
 
 def _named(config: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from experiments.config import choices, compose
@@ -27,9 +29,28 @@ def test_a_hyperparameter_is_left_out_where_a_method_lacks_it() -> None:
         name_and_configs(["method=dense", "method.density=0.01"])
 
 
+@pytest.mark.parametrize("refer", [False, True])
+def test_one_method_stands_for_all_where_nothing_refers_to_it(
+    refer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hydra composes as many files anew; what it makes of each choice is the same."""
+    (tmp_path / "cluster").mkdir()
+    comment = "of ${method.name}" if refer else "of mine"
+    text = f"defaults:\n- generic_slurm\n- _self_\ncomment: {comment}\n"
+    (tmp_path / "cluster" / "mine.yaml").write_text(text)
+    monkeypatch.setenv("SPARSIFY_CONF", str(tmp_path))
+    folders = choices.folders()
+    for method, task in (("dgc", "vector"), ("topk_layerwise", "cnn_digits"), ("sparseloco", "gpt_ptbchars")):
+        for cluster, recipe in (("mine", "yoon2022"), ("virtual", "none")):
+            chosen = {"method": method, "task": task, "cluster": cluster, "recipe": recipe}
+            whole = compose._hydras(compose._words(chosen), *folders)
+            assert compose._said(chosen, tuple(folders)) == whole.said
+            assert whole.refer == (refer and cluster == "mine")
+
+
 def test_words_say_more_than_conf_and_conf_more_than_defaults() -> None:
     choices_of = ["task=vgg16_digits", "method=topk_layerwise", "profile=smoke"]
-    said = dict(compose._leaves(compose._hydras(tuple(choices_of), *choices.folders())))
+    said = dict(compose._leaves(compose._hydras(tuple(choices_of), *choices.folders()).said))
     assert said["train.steps"] == 8
     chosen = compose.resolve(choices_of)
     assert all(name == "method_defaults" or chosen.leaf(name) == value for name, value in said.items())

@@ -35,7 +35,7 @@ Units = Literal["words", "characters"]  # that text is cut into, and that are nu
 def _digits(name: str, repeats: int, channels: int, root: Path | None, device: torch.device) -> Dataset:
     """The 1,797 handwritten digits, 8 x 8, that scikit-learn carries (Alpaydin and Kaynak 1998).
 
-    Each pixel becomes `repeats` x `repeats` and the one channel `channels`; a fifth of each kind is for tests.
+    Each pixel becomes `repeats` x `repeats` and the one channel `channels`; a fifth of each is for tests.
     """
     table = torch.from_numpy(np.loadtxt(_of_scikit_learn("digits.csv.gz"), np.uint8, delimiter=","))
     images, labels = table[:, :64].reshape(-1, 8, 8, 1), table[:, 64].long()
