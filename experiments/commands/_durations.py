@@ -14,7 +14,7 @@ from analysis.records.loading import OWN
 from experiments.config.config import Config
 from experiments.config.machines import VirtualCluster
 
-VIRTUAL, MEMORY = "virtual", "memory.host_gib"
+VIRTUAL, MEMORY, GPU_MEMORY = "virtual", "memory.host_gib", "memory.gpu_gib"
 # Runs are compared that have these in common: of a network, a batch and a place.
 SAME = ("task.name", "task.batch_size", "cluster.where", "timing.mode", "device")
 TOGETHER = ("workers", "cluster.link.name")  # real processes share cores and a link: of those also these

@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.pictures.numbers import brief, counted
 from analysis.records.configs import run_id
-from experiments.commands._durations import LIKE_THESE, Lengths, Machine, Took, basis
+from experiments.commands._durations import GPU_MEMORY, LIKE_THESE, MEMORY, Lengths, Machine, Took, basis
 from experiments.commands._find import check_on_slurm
 from experiments.commands._listing import every_run
 from experiments.commands._make import say
@@ -61,6 +61,8 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
         _print_array(number, array, names)
         if expected is not None:
             print(f"    {expected.sentence(array)}")
+            if memory := expected.memory(array):
+                print(f"    memory: {memory}, as the largest like these had")
     print("`--sbatch` shows what sbatch is given; `submit` with the same words submits")
     return 0
 
@@ -148,6 +150,18 @@ class Expected:
             f"by the step times of {counted(len(used), 'runs')} like these, measured there{rest}; "
             "what starting and validating take comes on top"
         )
+
+    def memory(self, array: JobArray) -> str:
+        """'up to 2 GiB of a node and 5 GiB of each GPU'; empty where none like these has recorded it."""
+        like = [found for job in array.jobs for run in job if (found := self.like(run.config)) is not None]
+        parts = []
+        for name, times, whose in (
+            (MEMORY, array.shape.tasks_per_node, "a node"),
+            (GPU_MEMORY, 1, "each GPU"),
+        ):
+            known = pd.concat([found[name] for found in like if name in found] or [pd.Series()]).dropna()
+            parts += [f"{brief(times * known.max(), 2)} GiB of {whose}"] if len(known) else []
+        return f"up to {' and '.join(parts)}" if parts else ""
 
     def like(self, config: Config) -> pd.DataFrame | None:
         """The runs that measured the same method and network on the same machines, if there are any."""

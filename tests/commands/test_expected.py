@@ -61,6 +61,16 @@ def test_other_machines_and_numbers_of_workers_say_nothing(tmp_path: Path, chang
     assert expected.like(other.config) is None
 
 
+def test_memory_is_that_of_the_largest_run_alike_and_of_all_tasks_of_a_node(tmp_path: Path) -> None:
+    runs, run = measured(tmp_path), planned()
+    assert Expected(runs.drop(columns=["memory.host_gib"], errors="ignore")).memory(array(run)) == ""
+    runs["memory.host_gib"], tasks = 1.5, array(run).shape.tasks_per_node
+    assert Expected(runs).memory(array(run)) == f"up to {tasks * 1.5:g} GiB of a node"
+    of_both = Expected(runs.assign(**{"memory.gpu_gib": 4.0})).memory(array(run, planned("dense")))
+    assert of_both.endswith(" GiB of a node and 4 GiB of each GPU")
+    assert Expected(runs).memory(array(planned("dense"))) == ""
+
+
 def test_what_nothing_is_known_of_is_said(tmp_path: Path) -> None:
     runs = measured(tmp_path)
     both = array(planned(), planned("dense"))
