@@ -164,7 +164,7 @@ def write(
     ]
     every.sort(key=lambda row: row[0].word not in DECISIVE)  # those of an item stay together
     counts = {word: n for word in WORDS if (n := sum(row.word == word for _, row in rows))}
-    site.page("verdicts", counts=counts, judged=every)
+    site.page("verdicts", counts=counts, judged=every, titles={item.stem: item.title for item in items})
     labels = every_label(runs)
     site.data("runs", table(runs, labels))
     site.data("methods", settings(runs, labels))

@@ -56,10 +56,11 @@
       : null;
   }
 
-  function show([run, looks]) {
+  function show([run, looks, figures]) {
+    const titles = new Map(figures);
     document.title = `${run.label}: a run`;
     const state = element("span", { class: `word ${run.state === "done" ? "plain" : "bad"}` }, run.state);
-    const items = run.items.flatMap((item, at) => [at ? ", " : "Drawn in ", element("a", { href: `item-${encodeURIComponent(item)}.html` }, item)]);
+    const items = run.items.flatMap((item, at) => [at ? ", " : "Drawn in ", element("a", { href: `item-${encodeURIComponent(item)}.html` }, titles.get(item) ?? item)]);
     const name = run.variant ? `${run.run}, variant ${run.variant}` : run.run;
     main.replaceChildren(...[
       element("h1", {}, run.label),
@@ -76,7 +77,7 @@
   }
 
   function open() {
-    Promise.all([report.loadRun(location.hash.slice(1)), report.load("looks")]).then(show, (error) => {
+    Promise.all([report.loadRun(location.hash.slice(1)), report.load("looks"), report.load("figures")]).then(show, (error) => {
       main.replaceChildren(element("h1", {}, "No such run"), element("p", {}, error.message), element("p", {}, element("a", { href: "runs.html" }, "All runs")));
     });
   }

@@ -13,6 +13,8 @@ Promise.all([report.load("runs"), report.load("figures")]).then(([columns, figur
   const every = Array.from({ length: count }, (_, at) => at);
   const texts = every.map((at) =>
     [columns.label, columns.drawn_as, columns.run, columns.task, columns.state, columns.origin, columns.mode, columns.items].map((column) => column[at]).join(" ").toLowerCase());
+  const titles = new Map(figures);
+  const titled = (item) => (titles.has(item) ? `${titles.get(item)} (${item})` : item);
   const form = document.querySelector("form.filters");
   const fields = [...form.elements].filter((field) => field.name);
   const table = document.getElementById("runs");
@@ -25,7 +27,7 @@ Promise.all([report.load("runs"), report.load("figures")]).then(([columns, figur
   for (const field of fields.filter((one) => one.tagName === "SELECT")) {
     const column = columns[field.name === "item" ? "items" : field.name];
     const values = [...new Set(column.flat())].filter((value) => value !== null && value !== undefined).sort();
-    field.append(...values.map((value) => element("option", {}, String(value))));
+    field.append(...values.map((value) => element("option", { value: String(value) }, field.name === "item" ? titled(value) : String(value))));
   }
 
   function go(changes) {
