@@ -51,8 +51,9 @@ _PHASES = {
 _FIRST = {name: _STEP[name] for name in ("step", "epoch", "start_s", "step_s")}
 MEANS = _of_run(_STEP, "mean of its steps")
 LAST = {name: field for name, field in _of_run(_EPOCH, "at the last epoch").items() if name not in MEANS}
-RUNS = {**_LISTED["settings"], **LAST, **_LISTED["quality"], **_LISTED["times"], **MEANS, **_LISTED["facts"]}
-OUTCOMES = (*LAST, *_LISTED["quality"], "step_s", "samples_per_s", *MEANS, "took_s")
+_QUALITY, _TIMES, _ROUNDS = (_LISTED[kind] for kind in ("quality", "times", "rounds"))
+RUNS = {**_LISTED["settings"], **LAST, **_QUALITY, **_TIMES, **MEANS, **_ROUNDS, **_LISTED["facts"]}
+OUTCOMES = (*LAST, *_QUALITY, *_TIMES, *MEANS, *_ROUNDS, "took_s")
 COLUMNS: dict[str, dict[str, Field]] = {
     "runs": RUNS,
     "steps": {**_LISTED["steps"], **_FIRST, **_PHASES, **_STEP},

@@ -276,7 +276,10 @@ class StepLine(
         Whole | None, Field("", "in which turn, of variants that take turns; 0 is warm-up", since=SECOND)
     ] = None
     messages: Annotated[
-        Maybe, Field("", "latency terms of its collectives, as its backend carries them out", since=SECOND)
+        Maybe,
+        Field(
+            "", "latency terms of its collectives, as its backend carries them out", of_run=True, since=SECOND
+        ),
     ] = None
     predicted_s: Annotated[
         Maybe, Field("s", "that they should take on the emulated link as found; 0 without one", since=SECOND)

@@ -23,6 +23,8 @@ SETTLED = 0.02  # warm: the rolling median moves by less than this fraction from
 ENOUGH_RUNS = 3  # with so many there is an interval over runs, and over launches in place of their blocks
 # Data sets of text, with which the names of their tasks end: their loss is the mean of -ln p of a word.
 TEXTS = ("ptb", "ptb64", "ptbchars", "text", "text64", "textchars")
+# Numbers of a step that add up over a round, and what they are called of it.
+ROUNDS = {"wire_bytes": "round_bytes", "messages": "round_messages"}
 LAUNCHES, BLOCKS = "launches", "blocks"  # kinds of units: groups of processes, and turns within one
 
 
@@ -255,12 +257,41 @@ def outcomes(frames: Frames) -> pd.DataFrame:
     means = of_rank0.reindex(runs.index).combine_first(of_epochs)
     for column in MEANS:
         found[column] = means[column].reindex(runs.index)
+    of_rounds = rounds(frames)
+    for column, name in ROUNDS.items():
+        found[name] = of_rounds[column].reindex(runs.index)
     # Records have dates in any form of the standard, and perhaps in years that pandas has not.
     began, ended = (
         pd.to_datetime(pd.Series(runs.get(name), runs.index), utc=True, format="ISO8601", errors="coerce")
         for name in ("started", "ended")
     )
     found["took_s"] = (ended - began).dt.total_seconds()
+    return found
+
+
+def rounds(frames: Frames) -> pd.DataFrame:
+    """What rank 0 sent in a round of `method.every` steps, by key: the mean over the whole rounds.
+
+    What is sent within a round counts in it, and what only some rounds send in those: of fragments each once,
+    of a moment with a longer period its share. Of a training whose steps are not there, up to the last
+    validation that ends a round; without one it is NaN.
+    """
+    runs = frames.runs.set_index("key")
+    every = pd.to_numeric(runs.get("method.every", pd.Series(np.nan, runs.index)))
+    steps = frames.steps[frames.steps["rank"] == 0].reindex(columns=["key", "step", *ROUNDS])
+    period = steps["key"].map(every)
+    of_round = steps.groupby(["key", (steps["step"] // period).rename("round")])[[*ROUNDS]]
+    lengths = of_round.size()
+    is_whole = lengths == every.reindex(lengths.index, level="key")
+    of_steps = of_round.sum(min_count=1)[is_whole].groupby(level="key").mean()
+
+    epochs = frames.epochs.reindex(columns=["key", "step", *ROUNDS]).sort_values(["key", "step"])
+    made = epochs.groupby("key")["step"].diff().fillna(epochs["step"])
+    together = epochs[[*ROUNDS]].mul(made, axis="index").groupby(epochs["key"]).cumsum()
+    number = epochs["step"] / epochs["key"].map(every)
+    ends = (number % 1 == 0) & (number > 0)
+    of_epochs = together.div(number, axis="index")[ends].groupby(epochs["key"]).last()
+    found: pd.DataFrame = of_steps.reindex(runs.index).combine_first(of_epochs.reindex(runs.index))
     return found
 
 

@@ -7,6 +7,7 @@
     ["val_top1", "Validation top-1 (%)"], ["test_top1", "Test top-1 (%)"], ["val_loss", "Validation loss"],
     ["val_perplexity", "Validation perplexity"], ["test_loss", "Test loss"],
     ["step_s", "Step (ms)", 1000], ["samples_per_s", "Speed (samples/s)"], ["wire_bytes", "Bytes a worker sends a step"],
+    ["round_bytes", "Bytes a worker sends a round"], ["messages", "Messages a step"], ["round_messages", "Messages a round"],
   ];
   // Where two runs differ in one of these, a difference of outcomes is not that of their methods alone.
   const PROTOCOL = ["task.name", "task.batch_size", "workers", "precision", "timing.mode", "train.epochs", "cluster.where", "cluster.link.name"];

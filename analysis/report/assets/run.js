@@ -7,6 +7,7 @@
     ["val_top1", "Validation top-1", "%"], ["test_top1", "Test top-1", "%"], ["val_loss", "Validation loss", ""],
     ["val_perplexity", "Validation perplexity", ""], ["test_loss", "Test loss", ""], ["train_loss", "Training loss", ""],
     ["step_s", "Step, mean of the slowest rank", "ms", 1000], ["samples_per_s", "Speed", "samples/s"], ["wire_bytes", "Bytes a worker sends a step", "B"],
+    ["round_bytes", "Bytes a worker sends a round", "B"], ["messages", "Messages a step", ""], ["round_messages", "Messages a round", ""],
     ["sent_density", "Density sent", ""], ["update_density", "Density of the update", ""], ["took_s", "Took", "s"],
   ];
 

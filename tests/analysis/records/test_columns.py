@@ -39,7 +39,8 @@ def everything(tmp_path: Path, here: Command) -> Frames:
             "task=gpt_text",
             "task.width=16",
             "task.batch_size=2",
-            "method=dense",
+            "method=localsgd",
+            "method.every=2",
             "profile=smoke",
             data,
         )

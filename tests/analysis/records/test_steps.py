@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 
 from analysis.pictures import captions
 from analysis.records.attempts import from_attempts, of_attempt
-from analysis.records.frames import Frames
-from analysis.records.steps import WINDOW, breakdown, outcomes, step_seconds, warm, warm_up
+from analysis.records.frames import Frames, empty, runs_frame, typed
+from analysis.records.steps import WINDOW, breakdown, outcomes, rounds, step_seconds, warm, warm_up
 from analysis.records.store import Store
 from tests.analysis import synthetic
 
@@ -94,6 +95,58 @@ def test_a_number_that_no_run_has_is_no_outcome_and_stops_no_other(frames: Frame
     assert whole["wire_bytes"].notna().any()
     assert without["wire_bytes"].isna().all()
     assert without["step_s"].equals(whole["step_s"])
+
+
+EVERY = 4
+# Bytes in each local step, of 14, from the step that ends a round on; and what a whole round sends.
+SENT_AT = {
+    "an exchange a round": ([0, 0, 0, 9] * 3 + [0, 0], 9.0),
+    "two fragments": ([0, 5, 0, 9] * 3 + [0, 5], 14.0),
+    "a moment every third": ([0, 0, 0, 9, 0, 0, 0, 9, 0, 0, 0, 15, 0, 0], 11.0),
+    "every step": ([2] * 14, 8.0),
+}
+
+
+def of_rounds(steps: bool, validated: tuple[int, ...]) -> pd.DataFrame:
+    """The rounds of runs that sent this, from their steps or from their validations."""
+    of_runs = {name: np.array(sent, dtype=float) for name, (sent, _) in SENT_AT.items()}
+    shared = {"run_id": "r", "workers": 2, "timing.warmup_steps": 0, "task.name": "gpt_ptbchars"}
+    periods = {name: {} if name == "none" else {"method.every": EVERY} for name in (*of_runs, "none")}
+    rows = [{"key": name, **shared, **period} for name, period in periods.items()]
+    lines = [
+        {
+            "key": name, "rank": rank, "step": step, "epoch": 1, "start_s": 0.0, "step_s": 1.0,
+            "wire_bytes": nbytes * (1 + rank), "messages": nbytes / 2,
+        }
+        for name, sent in [*of_runs.items(), ("none", np.ones(14))]
+        for rank in (0, 1)
+        for step, nbytes in enumerate(sent)
+    ]  # fmt: skip
+    epochs = [
+        {"key": name, "epoch": at, "step": end, "wire_bytes": sent[first:end].mean()}
+        for name, sent in of_runs.items()
+        for at, (first, end) in enumerate(pairwise((0, *validated)), 1)
+    ]
+    tables = {"steps": lines if steps else [], "epochs": epochs}
+    return rounds(
+        empty()._replace(
+            runs=runs_frame(rows),
+            **{name: typed(name, pd.DataFrame(of)) for name, of in tables.items() if of},
+        )
+    )
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_round_has_what_its_steps_sent_whatever_is_sent_when(steps: bool) -> None:
+    found = of_rounds(steps, (3, 12, 14))
+    for name, (_, sent) in SENT_AT.items():
+        assert found["wire_bytes"][name] == pytest.approx(sent, rel=1e-12)
+        assert found["messages"][name] == sent / 2 if steps else np.isnan(found["messages"][name])
+    assert np.isnan(found["wire_bytes"]["none"])
+
+
+def test_of_a_training_without_steps_no_round_is_known_where_no_validation_ends_one() -> None:
+    assert of_rounds(False, (3, 13))["wire_bytes"].isna().all()
 
 
 def test_perplexity_follows_from_the_loss_of_text_and_of_nothing_else(frames: Frames) -> None:
