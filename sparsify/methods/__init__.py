@@ -19,10 +19,10 @@ def names() -> list[str]:
 
 
 def per_step() -> list[str]:
-    """Methods that average every step's gradients. The others are strategies of local steps: they have
-    `every`.
+    """Methods that average every step's gradients. The others are strategies of local steps: their first
+    hyperparameter is `every`.
     """
-    return [name for name in names() if "every" not in defaults(name)]
+    return [name for name in names() if [*defaults(name)][:1] != ["every"]]
 
 
 def defaults(name: str) -> dict[str, Any]:

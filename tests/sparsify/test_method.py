@@ -67,6 +67,11 @@ def test_a_wrapped_method_is_asked_like_the_one_inside() -> None:
     assert wrapped.num_warmup_epochs == 2
 
 
+def test_methods_of_every_step_are_all_but_the_strategies_of_local_steps() -> None:
+    """Stable Top-K among them, whose `every` is of another kind: no law leaves it out."""
+    assert per_step() == [name for name in sparsify.names() if isinstance(sparsify.build(name), Method)]
+
+
 def test_every_method_answers_all_that_loops_ask() -> None:
     asked = {name for name in vars(Method) if not name.startswith("_")}
     for name in per_step():
