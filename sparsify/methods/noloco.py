@@ -23,7 +23,8 @@ def noloco(every: Count = 50, lr: Positive = 0.7, momentum: MomentumFactor = 0.5
     With phi_i the anchor of worker i, which is its own, theta_i its parameters and the means over the pair:
     m_i <- mu m_i + lr mean(theta - phi) + lr (mean(phi) - phi_i); phi_i <- phi_i + m_i; theta_i <- phi_i. Two
     messages of a whole model for each worker and round. Workers do not agree, by design: what is evaluated is
-    one worker's model. With an odd number of workers one stays alone in each round.
+    one worker's model. With an odd number of workers one stays alone in each round and sends nothing; it is
+    counted as the others are.
 
     Args:
         every: steps from one round to the next. In the published configurations their DiLoCo has 100.

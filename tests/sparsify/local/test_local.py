@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +22,7 @@ from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local, Nesterov, O
 from sparsify.method import Dense, Method
 from sparsify.methods import per_step
 from sparsify.methods.noloco import pairs
-from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, BucketContext
+from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, BucketContext, SeenStep
 
 MakeInner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SIZE, EVERY = 3, 4
@@ -314,6 +315,36 @@ def test_noloco_is_its_formula_and_its_anchors_differ_as_it_says(size: int) -> N
     for ours, theirs in zip(found, phi, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     assert torch.equal(found[0], found[1]) == (size == 2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_noloco_counts_two_models_a_round_and_an_odd_worker_out_sends_none_of_them(size: int) -> None:
+    """All are charged what a worker with a partner sends, as for every collective; nobody alone counts."""
+    strategy, rounds = sparsify.noloco(every=EVERY), 6
+    lives = live(strategy, size, rounds * EVERY, check=False)
+    n = lives[0].optimiser.num_elements
+    nbytes = n * torch.float64.itemsize * (size > 1)
+    for lived in lives:
+        assert lived.sent == lived.counted == [*[0] * (EVERY - 1), 2 * nbytes] * rounds
+    seen = SeenStep(((n,),), n, torch.float64, size, 0, [])
+    assert strategy.method.promised(seen) == (nbytes, nbytes)
+    draws = strategy.method.init(torch.empty(n), BucketContext(0, 0, 0))
+    for route in (pairs(size, draws.key()) for _ in range(rounds)):
+        assert len({source for source, _ in route}) == len(route) == size - size % 2
+
+
+def test_a_round_sends_each_fragment_once_and_a_moment_in_rounds_of_its_own() -> None:
+    fragments = sparsify.streaming_diloco(every=EVERY, fragments=2, delay=1)
+    sent = in_rounds(live(fragments, steps=6 * EVERY)[0].sent)
+    assert sent == in_rounds(live(replace(fragments, fragments=1), steps=6 * EVERY)[0].sent)
+    assert len(set(sent)) == 1
+    moments = sparsify.desloc(every=EVERY, first_moment=2, second_moment=3)
+    once, *others = in_rounds(live(moments, steps=6 * EVERY)[0].sent)
+    assert [each / once for each in others] == [2, 2, 2, 1, 3]
+
+
+def in_rounds(sent: list[int]) -> list[int]:
+    return [sum(sent[first : first + EVERY]) for first in range(0, len(sent), EVERY)]
 
 
 def test_desloc_averages_each_moment_at_its_own_period_and_says_what_it_needs() -> None:
