@@ -279,7 +279,7 @@ def rounds(frames: Frames) -> pd.DataFrame:
     runs = frames.runs.set_index("key")
     every = pd.to_numeric(runs.get("method.every", pd.Series(np.nan, runs.index)))
     steps = frames.steps[frames.steps["rank"] == 0].reindex(columns=["key", "step", *ROUNDS])
-    period = steps["key"].map(every)
+    period = steps["key"].map(every).astype(float)  # of no steps they would be texts
     of_round = steps.groupby(["key", (steps["step"] // period).rename("round")])[[*ROUNDS]]
     lengths = of_round.size()
     is_whole = lengths == every.reindex(lengths.index, level="key")
@@ -288,7 +288,7 @@ def rounds(frames: Frames) -> pd.DataFrame:
     epochs = frames.epochs.reindex(columns=["key", "step", *ROUNDS]).sort_values(["key", "step"])
     made = epochs.groupby("key")["step"].diff().fillna(epochs["step"])
     together = epochs[[*ROUNDS]].mul(made, axis="index").groupby(epochs["key"]).cumsum()
-    number = epochs["step"] / epochs["key"].map(every)
+    number = epochs["step"] / epochs["key"].map(every).astype(float)
     ends = (number % 1 == 0) & (number > 0)
     of_epochs = together.div(number, axis="index")[ends].groupby(epochs["key"]).last()
     found: pd.DataFrame = of_steps.reindex(runs.index).combine_first(of_epochs.reindex(runs.index))

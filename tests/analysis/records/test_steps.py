@@ -127,13 +127,9 @@ def of_rounds(steps: bool, validated: tuple[int, ...]) -> pd.DataFrame:
         for name, sent in of_runs.items()
         for at, (first, end) in enumerate(pairwise((0, *validated)), 1)
     ]
-    tables = {"steps": lines if steps else [], "epochs": epochs}
-    return rounds(
-        empty()._replace(
-            runs=runs_frame(rows),
-            **{name: typed(name, pd.DataFrame(of)) for name, of in tables.items() if of},
-        )
-    )
+    tables = {"steps": pd.DataFrame(lines)[: len(lines) * steps], "epochs": pd.DataFrame(epochs)}
+    typed_ones = {name: typed(name, table) for name, table in tables.items()}
+    return rounds(empty()._replace(runs=runs_frame(rows), **typed_ones))
 
 
 @pytest.mark.parametrize("steps", [True, False])
