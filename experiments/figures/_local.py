@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from analysis.pictures import captions
 from analysis.pictures.numbers import number
+from analysis.records.columns import OUTCOMES
 from analysis.records.frames import Frames, keys_of
+from analysis.records.steps import with_outcomes
+from analysis.stats import Value, final
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._runs import TRAINED, scale
@@ -16,6 +20,7 @@ _DATA = papers.item("survey.local-why")
 SPARSELOCO: RunSettings = _DATA["sparseloco"]
 DILOCO: RunSettings = _DATA["diloco"]
 COLUMN = "val_loss"
+KILO = 1e-3
 # Streaming DiLoCo's smallest model, Table 5, as columns of the records.
 SCALE = {"task.name": "a transformer of 35 M parameters on C4"}
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
@@ -36,6 +41,35 @@ def trainings(profile: str, differ: Sequence[RunSettings], seeds: Sequence[int])
 def keys(frames: Frames, own: RunSettings) -> list[str]:
     """The runs of a training, one a seed."""
     return keys_of(frames, _columns(whole(own)))
+
+
+def loss(frames: Frames, own: Sequence[str]) -> dict[str, object]:
+    """Cells of a table: the loss at the end, and e to it."""
+    found = final(frames, own, COLUMN)
+    return {"loss": found, "perplexity": found and _perplexity(found)}
+
+
+def _perplexity(loss: Value) -> Value:
+    """Among how many characters the next one is left to guess, with the interval of the loss."""
+    low, high = (None if edge is None else math.exp(edge) for edge in (loss.low, loss.high))
+    return loss._replace(value=math.exp(loss.value), low=low, high=high, floor=1.0)
+
+
+def told(frames: Frames) -> Frames:
+    """These frames, whose runs have their outcomes: records from before one was added lack it."""
+    return frames if {*OUTCOMES} <= {*frames.runs} else with_outcomes(frames)
+
+
+def outcome(frames: Frames, own: Sequence[str], column: str) -> float | None:
+    """An outcome of `told` runs, the mean over seeds; None where it was not recorded."""
+    mean = float(frames.runs.loc[frames.runs["key"].isin(own), column].astype(float).mean())
+    return None if math.isnan(mean) else mean
+
+
+def round_kb(frames: Frames, own: Sequence[str]) -> float | None:
+    """Kilobytes that a worker sent in a round."""
+    nbytes = outcome(frames, own, "round_bytes")
+    return None if nbytes is None else KILO * nbytes
 
 
 def facts(frames: Frames) -> dict[str, object]:

@@ -84,17 +84,19 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def table(frames: Frames) -> Table:
     """Loss at the end, by density."""
+    frames = _local.told(frames)
     dense = _local.keys(frames, DILOCO)
+    shown = [(number(density), own) for density, own in by_density(frames).items()]
     rows = [
         {
-            "density": number(density), "loss": final(frames, own, COLUMN),
-            "above DiLoCo": _above(frames, own, dense), "seeds": len(own),
+            "density": density, **_local.loss(frames, own),
+            "above DiLoCo": _above(frames, own, dense) if own is not dense else None,
+            "in a round": _local.round_kb(frames, own), "seeds": len(own),
         }
-        for density, own in by_density(frames).items()
+        for density, own in [*shown, *([("1 (DiLoCo)", dense)] if dense else [])]
     ]  # fmt: skip
-    if dense:
-        rows.append({"density": "1 (DiLoCo)", "loss": final(frames, dense, COLUMN), "seeds": len(dense)})
-    return Table.of("At the end of the trainings", rows, {"loss": "nats", "above DiLoCo": "nats"})
+    units = {"loss": "nats", "above DiLoCo": "nats", "in a round": "kB"}
+    return Table.of("At the end of the trainings", rows, units, papers.words("survey.local-density.note"))
 
 
 def facts(frames: Frames) -> dict[str, object]:

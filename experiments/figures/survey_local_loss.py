@@ -15,10 +15,10 @@ from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import number
 from analysis.records.frames import Frames, keys_of
-from analysis.stats import Value, curve, final, final_difference, final_ratio
+from analysis.stats import Value, curve, final_difference, final_ratio
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
-from experiments.figures import papers
+from experiments.figures import _local, papers
 from experiments.figures._runs import TRAINED, scale
 from experiments.figures.papers import claim
 
@@ -35,6 +35,7 @@ LOCAL: Mapping[str, RunSettings] = _DATA["local"]
 LOOKS: Mapping[str, style.Look] = {name: style.Look(*look) for name, look in _DATA["looks"].items()}
 DENSE, DILOCO, SPARSELOCO, DEMO = "dense", "diloco", "sparseloco", "demo"
 MEGA = 1e-6
+ENOUGH_ROUNDS = 200  # that a training should have: what is sent of a round is a small part of what has moved
 
 
 def runs(profile: str) -> list[Run]:
@@ -110,18 +111,31 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return plots.picture(panels, 3.8, ylabel="Validation loss (nats a character)", sharey=True)
 
 
-def table(frames: Frames) -> Table:
-    """Loss and bytes at the end of each method's trainings."""
-    rows = [
-        {
-            "method": label(name, every), "loss": final(frames, own, COLUMN),
-            "over dense": _over(frames, own), "sent by a worker": sent(frames, own),
-            "times fewer bytes": _fewer(frames, own), "seeds": len(own),
-        }
-        for name, every, own in trained(frames)
-    ]  # fmt: skip
-    note = papers.words("survey.local-loss.note")
-    return Table.of("At the end of the trainings", rows, {"loss": "nats", "sent by a worker": "MB"}, note)
+def table(frames: Frames) -> list[Table]:
+    """Loss and bytes at the end of each method's trainings; what a worker sent by step and by round."""
+    frames = _local.told(frames)
+    ends, sending = list[dict[str, Any]](), list[dict[str, Any]]()
+    for name, every, own in trained(frames):
+        method = label(name, every)
+        ends.append({
+            "method": method, **_local.loss(frames, own), "over dense": _over(frames, own),
+            "sent by a worker": sent(frames, own), "times fewer bytes": _fewer(frames, own),
+            "seeds": len(own),
+        })  # fmt: skip
+        by_step, messages, of_round = (
+            _local.outcome(frames, own, column) for column in ("wire_bytes", "messages", "round_messages")
+        )
+        sending.append({
+            "method": method, "rounds": _steps(frames) // every if every else None,
+            "in a step": None if by_step is None else _local.KILO * by_step,
+            "in a round": _local.round_kb(frames, own),
+            "messages in a step": messages, "messages in a round": of_round,
+        })  # fmt: skip
+    note, by_round = (papers.words(f"survey.local-loss.{part}") for part in ("note", "by-round"))
+    return [
+        Table.of("At the end of the trainings", ends, {"loss": "nats", "sent by a worker": "MB"}, note),
+        Table.of("Sent by a worker", sending, {"in a step": "kB", "in a round": "kB"}, by_round),
+    ]
 
 
 def _over(frames: Frames, own: Sequence[str]) -> Value | None:
@@ -134,11 +148,17 @@ def _fewer(frames: Frames, own: Sequence[str]) -> float | None:
     return sent(frames, dense) / sent(frames, own) if dense else None
 
 
+def _steps(frames: Frames) -> int:
+    return int(frames.epochs["step"].max())
+
+
 def facts(frames: Frames) -> dict[str, object]:
-    steps = int(frames.epochs["step"].max())
-    rounds = [f"{steps // every:,} with H = {every}" for every in _periods(frames, DILOCO)]
+    steps, periods = _steps(frames), _periods(frames, DILOCO)
+    rounds = [f"{steps // every:,} with H = {every}" for every in periods]
+    few = [str(every) for every in periods if steps // every < ENOUGH_ROUNDS]
+    aim = f", fewer than the {ENOUGH_ROUNDS} aimed at with H = {captions.listed(few)}" if few else ""
     return {
-        "steps": f"{steps:,}", "rounds": captions.listed(rounds),
+        "steps": f"{steps:,}", "rounds": captions.listed(rounds) + aim,
         "seeds": captions.listed(captions.values(frames, "seed")),
         "rates": captions.listed(map(number, captions.values(frames, "task.lr"))),
     }  # fmt: skip

@@ -12,7 +12,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import style
 from analysis.records.frames import Frames
-from analysis.stats import Value, final, final_difference, final_ratio
+from analysis.stats import Value, final_difference, final_ratio
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _local, papers
@@ -26,6 +26,11 @@ VARIANTS: Mapping[str, RunSettings] = _DATA["variants"]
 SMOKE: list[str] = _DATA["smoke"]
 # How many, and the training in which all of them divide.
 WORKERS: Mapping[int, str] = _DATA["workers"]
+# Trainings by how values travel: bits of a value, and the squared error in percent of the squared values.
+CODES: Mapping[str, Mapping[str, float]] = _DATA["codes"]
+UNITS = {
+    "error, bell": "%", "error, heavy tails": "%", "loss": "nats", "above": "nats", "in a round": "kB",
+}  # fmt: skip
 BASE, DILOCO = "paper", "DiLoCo"
 LINE = {"linestyle": "-", "marker": "", "lw": 1, "zorder": 1}
 
@@ -95,21 +100,31 @@ def _panel(frames: Frames, question: Switched) -> plots.Panel | None:
 
 def table(frames: Frames) -> list[Table]:
     """Loss of every training at the end, and against the one that it is compared with, by question."""
-    note = papers.words("survey.local-why.note")
-    return [
-        Table.of(question.title, rows, {"loss": "nats", "above": "nats"}, note)
-        for question in QUESTIONS
-        if (rows := [row for line in question.lines for row in _rows(frames, line)])
-    ]
+    frames, tables = _local.told(frames), list[Table]()
+    for question in QUESTIONS:
+        rows = [row for line in question.lines for row in _rows(frames, line)]
+        if rows:
+            units = {name: unit for name, unit in UNITS.items() if name in rows[0]}
+            tables.append(Table.of(question.title, rows, units, papers.words(_note(question))))
+    return tables
+
+
+def _note(question: Switched) -> str:
+    return "survey.local-why.codes" if _is_of_codes(question.lines[0]) else "survey.local-why.note"
+
+
+def _is_of_codes(line: list[str]) -> bool:
+    return CODES.keys() == {*line}
 
 
 def _rows(frames: Frames, line: list[str]) -> list[dict[str, object]]:
     first = line[0]
     return [
         {
-            "training": name, "loss": final(frames, own, COLUMN),
+            "training": name, **(CODES[name] if _is_of_codes(line) else {}), **_local.loss(frames, own),
             "above": above(frames, name, first) if name != first else None,
-            "compared with": "" if name == first else first, "seeds": len(own),
+            "compared with": "" if name == first else first,
+            "in a round": _local.round_kb(frames, own), "seeds": len(own),
         }
         for name in line
         if (own := keys(frames, name))

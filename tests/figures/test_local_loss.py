@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -66,10 +67,25 @@ def test_verdicts_follow_from_the_losses() -> None:
 def test_picture_and_table_have_every_method_and_period() -> None:
     of = frames()
     assert len(item.draw(of, "laptop").axes) == 2
-    methods = list(item.table(of).frame["method"])
+    methods = list(item.table(of)[0].frame["method"])
     assert methods[0] == "AdamW, every step"
     assert "SparseLoCo, H = 30" in methods
     assert len(methods) == len(METHODS)
+
+
+def test_what_is_sent_stands_by_step_and_by_round_and_rounds_are_told() -> None:
+    of = frames()
+    ends, sent = (table.frame.set_index("method") for table in item.table(of))
+    assert ends["perplexity"]["DiLoCo, H = 30"].value == pytest.approx(np.exp(2.12))
+    assert sent["in a step"]["DiLoCo, H = 30"] == pytest.approx(100.0)
+    assert sent["in a round"]["DiLoCo, H = 30"] == pytest.approx(3000.0)
+    assert sent["rounds"]["DiLoCo, H = 30"] == EPOCHS * STEPS // 30
+    assert sent["messages in a round"].isna().all()  # these records have none
+    assert np.isnan(sent["in a round"]["AdamW, every step"])
+    assert (
+        item.facts(of)["rounds"]
+        == "24 with H = 5 and 4 with H = 30, fewer than the 200 aimed at with H = 5 and 30"
+    )
 
 
 @pytest.mark.parametrize("profile", ["smoke", "laptop", "paper"])

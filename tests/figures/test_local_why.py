@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,6 +15,7 @@ from experiments.figures import _local
 from experiments.figures import survey_local_density as density
 from experiments.figures import survey_local_why as why
 from tests.conftest import there
+from tests.sparsify.core.test_codes import BITS, gaussian_choice, heavy_tailed_choice, trip
 
 
 def frames(losses: Mapping[str, tuple[RunSettings, float]]) -> Frames:
@@ -39,6 +41,35 @@ def test_a_training_is_told_from_all_others() -> None:
     found = of(dict.fromkeys(why.VARIANTS, 2.0))
     for name in why.VARIANTS:
         assert why.keys(found, name) == [f"{name}-0", f"{name}-1"]
+
+
+def test_the_errors_of_codes_are_the_library_s_on_what_top_k_leaves() -> None:
+    tensors, k = 51, 16 * 64
+    drawn = {"bell": gaussian_choice, "heavy tails": heavy_tailed_choice}
+    for tails, choice in drawn.items():
+        values = choice(16 * tensors).view(tensors, k)
+        for name, told in why.CODES.items():
+            word = _local.whole(why.VARIANTS[name])["method.code"]
+            read = trip(word, values.flatten(), [k] * tensors).view(tensors, k)
+            errors = (read - values).square().sum(1) / values.square().sum(1)
+            assert 100 * float(errors.median()) == pytest.approx(told[f"error, {tails}"], rel=5e-3, abs=1e-10)
+            assert told["bits a value"] == BITS[word]
+
+
+def test_tables_have_perplexity_bytes_of_a_round_and_what_codes_take_away() -> None:
+    found = of({"paper": 2.0, "fp32": 1.9, "symmetric 2 bits": 1.95, "a replica": 2.1})
+    sent = found.epochs.assign(step=2000, wire_bytes=300.0)  # 2000 steps are 200 rounds
+    tables = {table.title: table.frame for table in why.table(found._replace(epochs=sent))}
+    codes, evaluated = (
+        tables["How many bits a value?"],
+        tables["What is evaluated, and how fast a residual decays"],
+    )
+    assert list(codes["training"]) == ["paper", "fp32", "symmetric 2 bits"]
+    assert list(codes["bits a value"]) == [2, 32, 2]
+    assert list(codes["in a round"]) == pytest.approx([3.0] * 3)
+    assert [each.value for each in codes["perplexity"]] == pytest.approx(np.exp([2.05, 1.95, 2.0]))
+    assert list(evaluated.columns) == [name for name in codes if name not in why.CODES["paper"]]
+    assert pd.isna(why.table(found)[0].frame["in a round"]).all()  # as 2007 steps end no round
 
 
 def test_what_lies_below_is_as_far_apart_as_what_lies_above() -> None:
