@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import yaml
+from msgspec import yaml
 
 from sparsify.ranges import Count, MomentumFactor, NotNegative, Portion, Positive
 
@@ -260,7 +260,7 @@ def _preset(
     return build
 
 
-_DATA = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_bytes())
+_DATA = yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes())
 ROWS, _CHANCE = _DATA["tasks"], _DATA["chance"]
 PRESETS: dict[str, "Callable[..., Task]"] = {name: _preset(**row) for name, row in ROWS.items()}
 

@@ -186,6 +186,6 @@ def claim_each(
 
 @cache
 def _content(paper: str) -> Mapping[str, Any]:
-    import yaml  # listing the papers needs no reader
+    from msgspec import yaml  # by libyaml, in a tenth of the time; listing the papers needs no reader
 
-    return yaml.safe_load((FOLDER / f"{paper}.yaml").read_text()) or {}
+    return yaml.decode((FOLDER / f"{paper}.yaml").read_bytes()) or {}
