@@ -56,6 +56,12 @@ class Exchange(Part, ABC):
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: Any) -> Delivery:
         """One worker's selection in, the total over all workers out. Alike on all workers, to the bit."""
 
+    def exchange_together(
+        self, part: Sparse, n: int, ks: Sequence[int], comm: Comm, states: Sequence[Any]
+    ) -> Delivery:
+        """`exchange` of several buckets, whose space has n elements, where it `joins` them."""
+        return self.exchange(part, n, sum(ks), comm, None)
+
 
 @dataclass(frozen=True)
 class AllGather(Exchange):
@@ -194,6 +200,16 @@ def sum_by_rank(received: Sequence[Sparse]) -> Sparse:
     for part in received:  # distinct within each, so the order of the sum is fixed
         values.index_add_(0, torch.searchsorted(indices, part.indices.long()), part.values)
     return Sparse(indices, values)
+
+
+def scatter(total: list[Sparse | Slice], scale: float, grad: Tensor, wide: Tensor | None) -> None:
+    """grad (n,) <- scale x the sum of `total`, in a fixed order: within a part indices are distinct."""
+    into = grad if wide is None else wide
+    into.zero_()
+    for part in total:
+        part.add_to(into, alpha=scale)
+    if wide is not None:
+        grad.copy_(wide)
 
 
 def differences(positions: Sequence[int]) -> list[int]:

@@ -30,6 +30,17 @@ class Feedback(Part, ABC):
 
     takes_pieces: ClassVar[bool] = False  # does `operands` hand the gradient on as it is, in pieces too?
 
+    def __init_subclass__(cls) -> None:
+        if "operands" in vars(cls) and "weight" not in vars(cls):
+            cls.weight = None  # type: ignore[assignment,method-assign]  # said of other operands
+
+    @property
+    def weight(self) -> float | None:
+        """What `operands` multiplies the state with, which is the residual, and no more than that; None where
+        it does anything else. For selectors that do it while they search, and add the gradient.
+        """
+        return None
+
     @property
     def joins(self) -> bool:
         """True if several buckets' can be kept at once: unless `retain` is its own, and for one alone."""
@@ -119,6 +130,10 @@ class ErrorFeedback(Feedback):
 
     takes_pieces: ClassVar[bool] = True
 
+    @property
+    def weight(self) -> float:
+        return 1.0
+
     def init(self, like: Tensor) -> Tensor:
         return huge_pages.zeros_like(like, work_dtype(like.dtype))
 
@@ -147,6 +162,10 @@ class DecayedFeedback(ErrorFeedback):
     """
 
     decay: Share = 0.95
+
+    @property
+    def weight(self) -> float:
+        return self.decay
 
     def broken_laws(self) -> dict[str, str]:
         decayed = "the residual decays, by 1 - decay in each step; with decay=1 nothing is lost"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsify import cost, ranges
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
-from sparsify.exchange import Exchange
+from sparsify.exchange import Exchange, scatter
 from sparsify.feedback import Feedback, LearningRateFeedback, sparse
 from sparsify.kernels import JointKernel, Workspace
 from sparsify.kernels.joint import cut, matched, split_like
@@ -25,7 +25,6 @@ from sparsify.types import (
     BucketContext,
     PromisedBytes,
     SeenStep,
-    Slice,
     Sparse,
     exactly,
     work_dtype,
@@ -157,6 +156,11 @@ class Together(NamedTuple):
         """Feedback's states."""
         return [state.feedback for state in self.states]
 
+    @property
+    def ks(self) -> list[int]:
+        """Elements that are asked for, of each bucket."""
+        return [num_selected(n, self.steps[0].step_density) for n in self.joint.sizes]
+
 
 @dataclass(frozen=True)
 class Sparsifier(FeedbackMethod):
@@ -215,45 +219,66 @@ class Sparsifier(FeedbackMethod):
 
     def aggregate_together(self, those: Together, comm: Comm, timer: PhaseTimer) -> int:
         """`aggregate` of several buckets."""
-        part, ks = self.select_together(those, comm, timer)
-        return self.deliver_together(part, sum(ks), those, comm, timer)
+        part, _ = self.select_together(those, comm, timer)
+        return self.deliver_together(part, those, comm, timer)
 
     def select_together(self, those: Together, comm: Comm, timer: PhaseTimer) -> tuple[Sparse, list[int]]:
         """What this worker sends of their space, and how many elements that is of each bucket."""
-        joint, density = those.joint, those.steps[0].step_density
+        joint = those.joint
         with timer.phase("select"):
-            accs, addends = self.feedback.operands_together(
-                those.grads, those.sizes, [step.lr for step in those.steps], those.feedbacks
-            )
-            if self.searches_together:
-                ks = [num_selected(n, density) for n in joint.sizes]
-                part = joint.topk(accs, addends, ks)
+            if (found := self.select_at_once(those)) is not None:
+                accs, (part, ks) = those.feedbacks, found
             else:
-                parts, pieces = [], cut(addends, joint.sizes) if addends else [list[Tensor]() for _ in accs]
-                for acc, rest, state in zip(accs, pieces, those.states, strict=True):
-                    if len(rest) > 1:
-                        torch._foreach_add_(split_like(acc, rest), rest)
-                    last, k = rest[0] if len(rest) == 1 else None, num_selected(acc.numel(), density)
-                    chosen = self.select.accumulate_and_select(acc, last, k, comm, state.select)
-                    parts.append(chosen.of(acc))
-                part, ks = joint.joined(parts), [one.indices.numel() for one in parts]
+                accs, addends = self.feedback.operands_together(
+                    those.grads, those.sizes, [step.lr for step in those.steps], those.feedbacks
+                )
+                if self.searches_together:
+                    part, ks = joint.topk(accs, addends, those.ks), those.ks
+                else:
+                    parts = [*self._select_each(those, accs, addends, comm)]
+                    part, ks = joint.joined(parts), [one.indices.numel() for one in parts]
         if any(step.watch for step in those.steps):
             for step, acc, own in zip(those.steps, accs, joint.split(part, ks), strict=True):
                 if step.watch:
                     step.watch(acc, own)
         return part, ks
 
-    def deliver_together(self, part: Sparse, k: int, those: Together, comm: Comm, timer: PhaseTimer) -> int:
-        """`deliver` of what `select_together` chose, k elements where that is known."""
-        joint = those.joint
+    def _select_each(
+        self, those: Together, accs: Sequence[Tensor], addends: Sequence[Tensor], comm: Comm
+    ) -> Iterator[Sparse]:
+        """The same of one bucket after the other, given the feedback's operands."""
+        pieces = cut(addends, those.sizes) if addends else [list[Tensor]() for _ in accs]
+        for acc, rest, state, k in zip(accs, pieces, those.states, those.ks, strict=True):
+            if len(rest) > 1:
+                torch._foreach_add_(split_like(acc, rest), rest)
+            last = rest[0] if len(rest) == 1 else None
+            yield self.select.accumulate_and_select(acc, last, k, comm, state.select).of(acc)
+
+    def select_at_once(
+        self, those: Together, anchors: Sequence[Tensor] = ()
+    ) -> tuple[Sparse, list[int]] | None:
+        """The same by one pass over memory, see `Selector.search_together`."""
+        if (weight := self.feedback.weight) is None:
+            return None
+        states = [state.select for state in those.states]
+        return self.select.search_together(those.feedbacks, those.grads, those.ks, states, weight, anchors)
+
+    def exchange_together(self, part: Sparse, those: Together, comm: Comm, timer: PhaseTimer) -> list[Sparse]:
+        """Exchange what was chosen, and keep the rest. Their total."""
+        joint, states = those.joint, [state.exchange for state in those.states]
         with timer.phase("exchange"):
-            delivery = self.exchange.exchange(part, joint.num_elements, k, comm, None)
+            delivery = self.exchange.exchange_together(part, joint.num_elements, those.ks, comm, states)
         with timer.phase("select"):
             self.feedback.retain_together(delivery, those.feedbacks, joint)
+        return sparse(delivery.total)
+
+    def deliver_together(self, part: Sparse, those: Together, comm: Comm, timer: PhaseTimer) -> int:
+        """`deliver` of what `select_together` chose."""
+        joint, total = those.joint, self.exchange_together(part, those, comm, timer)
         with timer.phase("scatter"):
             wide = [state.total.buffer("total") for state in those.states if state.total]
             scale = 1 / comm.size if self.average else 1.0
-            joint.add(wide or those.grads, sparse(delivery.total), scale, clears=True)
+            joint.add(wide or those.grads, total, scale, clears=True)
             if wide:
                 pairs = list(matched(wide, those.grads))
                 torch._foreach_copy_([rounded for _, rounded in pairs], [total for total, _ in pairs])
@@ -363,16 +388,6 @@ class Dense(Method):
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
         return exactly(cost.all_reduce(seen.n * seen.dtype.itemsize, seen.size))
-
-
-def scatter(total: list[Sparse | Slice], scale: float, grad: Tensor, wide: Tensor | None) -> None:
-    """grad (n,) <- scale x the sum of `total`, in a fixed order: within a part indices are distinct."""
-    into = grad if wide is None else wide
-    into.zero_()
-    for part in total:
-        part.add_to(into, alpha=scale)
-    if wide is not None:
-        grad.copy_(wide)
 
 
 def num_selected(n: int, density: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -22,6 +23,7 @@ from sparsify.types import (
     PromisedBytes,
     SeenStep,
     Selection,
+    Sparse,
     between,
     index_dtype,
     scrambled,
@@ -51,6 +53,26 @@ class Selector(Part, ABC):
     ) -> Selection:
         """acc (n,) += grad (n,) if there is one, then as `select`; some do both in one pass."""
         return self.select(acc if grad is None else acc.add_(grad), k, comm, state)
+
+    def search_together(
+        self,
+        accs: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        ks: Sequence[int],
+        states: Sequence[Any],
+        weight: float,
+        anchors: Sequence[Tensor] = (),
+    ) -> tuple[Sparse, list[int]] | None:
+        """Of several buckets acc <- weight x acc + grad; what is chosen of their space, and how many elements
+        that is of each. None where it can't be done at once, and nothing has changed.
+
+        Args:
+            accs: (n,) of each bucket.
+            grads: tensors (m,) that follow each other in the space.
+            anchors: such tensors, too; then anchor - grad is added in the place of grad, which becomes a copy
+                of the anchor.
+        """
+        return None
 
 
 class ExactlyK(Selector):

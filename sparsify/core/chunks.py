@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
 import torch
@@ -121,16 +121,6 @@ def share_of(size: int, k: int, n: int) -> int:
     return min(size, max(1, ((k + 1) * size - 1) // n))
 
 
-@cache
-def counts_of(shapes: tuple[tuple[int, ...], ...], side: int, k: int) -> tuple[int, ...]:
-    """Elements to choose of each tensor, where k of all are asked for."""
-    counts = [0] * len(shapes)
-    n = sum(torch.Size(shape).numel() for shape in shapes)
-    for grid in cut(shapes, side):
-        counts[grid.tensor] += grid.num_chunks * share_of(grid.size, k, n)
-    return tuple(counts)
-
-
 class TileBlock(NamedTuple):
     """Some of a grid's chunks, which follow each other."""
 
@@ -185,7 +175,8 @@ def _blocks(at: int, grid: Grid, room: int) -> Iterator[TileBlock]:
 class Quota(NamedTuple):
     """How many elements are chosen, K of all chunks together."""
 
-    k: int  # that was asked for
+    ks: tuple[int, ...]  # that were asked for, of each bucket
+    counts: tuple[int, ...]  # of each tensor
     each: tuple[int, ...]  # of a chunk, by grid
     firsts: tuple[int, ...]  # which of the K is the first of each grid; and K
     starts: Tensor  # (K,) of the chunk that each of the K lies in: its first element,
@@ -200,38 +191,64 @@ class Quota(NamedTuple):
 
 
 class Tiles:
-    """The chunks of one bucket. K elements are chosen of them, chunk by chunk, and by ascending place within
-    a chunk; a place counts a chunk's elements row by row, from 0. Nothing of n elements is kept.
+    """The chunks of a bucket, or of several that follow each other. K elements are chosen of them, chunk by
+    chunk, and by ascending place within a chunk; a place counts a chunk's elements row by row, from 0.
+    Nothing of n elements is kept.
+
+    Where k is asked for, one number is that of the only bucket, and several are those of each.
 
     Args:
-        shapes: of the bucket's tensors, which follow each other.
+        shapes: of the tensors, which follow each other.
         side: the most that a side of a chunk may have.
+        buckets: how many tensors each bucket has; by default one has all.
 
     Raises:
         ValueError: `side` below 1, or above 64, where places would need more than 12 bits.
     """
 
     def __init__(
-        self, shapes: Sequence[Sequence[int]], side: int = SIDE, device: torch.device | None = None
+        self,
+        shapes: Sequence[Sequence[int]],
+        side: int = SIDE,
+        device: torch.device | None = None,
+        buckets: Sequence[int] = (),
     ) -> None:
         ranges.check("side", side, Side)
         assert side * side <= MOST_PLACES
         self.shapes, self.side = tuple(map(tuple, shapes)), side
         self.grids = cut(self.shapes, side)
-        self.n = sum(torch.Size(shape).numel() for shape in self.shapes)
+        self.buckets = tuple(buckets) or (len(self.shapes),)
+        sizes = [torch.Size(shape).numel() for shape in self.shapes]
+        ends = [*accumulate(self.buckets, initial=0)]
+        self.ns = [sum(sizes[begin:end]) for begin, end in pairwise(ends)]  # of each bucket
+        self.n = sum(self.ns)
         self.device = torch.device("cpu") if device is None else device
         self.narrow = index_dtype(self.n)
         self._quota: Quota | None = None
 
-    def counts(self, k: int) -> tuple[int, ...]:
+    def counts(self, k: int | Sequence[int]) -> tuple[int, ...]:
         """Elements that are chosen of each tensor, where k of all n are asked for."""
-        return counts_of(self.shapes, self.side, k)
+        return self.quota(k).counts
 
-    def quota(self, k: int) -> Quota:
+    def chosen(self, k: int | Sequence[int]) -> list[int]:
+        """Elements that are chosen of each bucket."""
+        counts = iter(self.counts(k))
+        return [sum(islice(counts, tensors)) for tensors in self.buckets]
+
+    def quota(self, k: int | Sequence[int]) -> Quota:
         """What is chosen where k of all n are asked for; kept until another k is."""
-        if self._quota is None or self._quota.k != k:
-            each = tuple(share_of(grid.size, k, self.n) for grid in self.grids)
+        ks = (k,) if isinstance(k, int) else tuple(k)
+        if self._quota is None or self._quota.ks != ks:
+            asked = [
+                (few, n)
+                for few, n, tensors in zip(ks, self.ns, self.buckets, strict=True)
+                for _ in range(tensors)
+            ]
+            each = tuple(share_of(grid.size, *asked[grid.tensor]) for grid in self.grids)
             totals = [few * grid.num_chunks for few, grid in zip(each, self.grids, strict=True)]
+            counts = [0] * len(self.shapes)
+            for grid, chosen in zip(self.grids, totals, strict=True):
+                counts[grid.tensor] += chosen
             starts = [torch.empty(0, dtype=torch.int64, device=self.device)]
             for grid, few in zip(self.grids, each, strict=True):
                 starts.append(grid.starts(self.device)[:, None].expand(-1, few).reshape(-1))
@@ -242,17 +259,18 @@ class Tiles:
                 )
                 for numbers in ([grid.columns for grid in self.grids], [grid.width for grid in self.grids])
             )
-            self._quota = Quota(k, each, firsts, torch.cat(starts).to(self.narrow), columns, widths, slabs)
+            first_of_each = torch.cat(starts).to(self.narrow)
+            self._quota = Quota(ks, tuple(counts), each, firsts, first_of_each, columns, widths, slabs)
         return self._quota
 
-    def places(self, indices: Tensor, k: int) -> Tensor:
+    def places(self, indices: Tensor, k: int | Sequence[int]) -> Tensor:
         """(K,) indices of chosen elements -> (K,): their places, from 0 to 4095."""
         quota = self.quota(k)
         inside = indices.to(self.narrow) - quota.starts
         down = inside // quota.columns
         return inside.sub_(down * quota.columns).add_(down.mul_(quota.widths))
 
-    def indices(self, places: Tensor, k: int) -> Tensor:
+    def indices(self, places: Tensor, k: int | Sequence[int]) -> Tensor:
         """The inverse of `places`: (K,) -> (K,) int64."""
         quota = self.quota(k)
         across = places.to(self.narrow, copy=True)

@@ -172,7 +172,7 @@ class Engine:
     ) -> list[StepReport]:
         """The same of one group."""
         method, comm, timer, states = self.method, self.comm, self.timer, [self.states[at] for at in ats]
-        joint, sizes = self._joint_for(ats, grads, is_one), [self.sizes[at] for at in ats]
+        joint, sizes = self.joint_for(ats, grads, is_one), [self.sizes[at] for at in ats]
         if joint is None:
             pieces = cut(grads, sizes)
             return [
@@ -224,7 +224,7 @@ class Engine:
         torch._foreach_copy_(grads, views)
         return report
 
-    def _joint_for(self, ats: Sequence[int], grads: Sequence[Tensor], is_one: bool) -> JointKernel | None:
+    def joint_for(self, ats: Sequence[int], grads: Sequence[Tensor], is_one: bool) -> JointKernel | None:
         """What searches these buckets at once, and writes to them; None: each goes its own way."""
         method = self.method
         if not isinstance(method, Sparsifier) or not self.together:

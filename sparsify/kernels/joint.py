@@ -66,6 +66,23 @@ class JointKernel:
         for memory, places in zip(into, split_like(space, into), strict=True):
             memory.masked_fill_(places, 0)
 
+    def moves(self, anchors: Sequence[Tensor], owns: Sequence[Tensor]) -> bool:
+        """True if `move` works with these."""
+        return False
+
+    def move(
+        self,
+        anchors: Sequence[Tensor],
+        owns: Sequence[Tensor],
+        parts: Sequence[Sparse],
+        alpha: float,
+        rate: float,
+    ) -> None:
+        """Two spaces that are alike: each += rate x the sum of (alpha x each part), the latter with one
+        rounding, as torch's add has it.
+        """
+        raise NotImplementedError
+
     def joined(self, parts: Iterable[Sparse]) -> Sparse:
         """Parts of each bucket as one of the space."""
         dtype = index_dtype(self.num_elements)

@@ -37,8 +37,10 @@ constexpr int64_t FEW = 1 << 12;  // up to so many are compared 31 times, more a
 constexpr int64_t ROOM = 8;  // candidates beyond 1/8 of all elements are not collected: all are looked through
 constexpr Key NOTHING = 0xffffffffu;  // a bound that nothing reaches
 constexpr int64_t RUN = 8;  // elements in a row of the sample: half a cache line
+constexpr int64_t LANES = 16;  // floats of a vector
 
-enum Kind : int32_t { NONE, FP32, BF16, FP16 };  // of the gradient; NONE: there is nothing to add
+// Of the gradient; NONE: there is nothing to add. DRIFT, of chunks: an anchor less parameters, which become the anchor.
+enum Kind : int32_t { NONE, FP32, BF16, FP16, DRIFT };
 enum Level : int32_t { SCALAR, AVX2, AVX512 };
 
 Key key_of(float value) {
@@ -251,7 +253,7 @@ void in_threads(int64_t parts, const Work& work) {
   for (auto& other : others) other.join();
 }
 
-int64_t size_of(int32_t kind) { return kind == FP32 ? 4 : 2; }
+int64_t size_of(int32_t kind) { return kind == BF16 || kind == FP16 ? 2 : 4; }
 
 // Elements from `start` on, up to `end`, of a bucket, and their gradient. The pieces of a bucket follow each other.
 struct Piece {
@@ -343,15 +345,21 @@ __attribute__((target("avx2"))) int64_t num_reaching_avx2(const int32_t* keys, i
   return reached;
 }
 
-__attribute__((target("avx512f"))) int64_t num_reaching_avx512(const int32_t* keys, int64_t count, int32_t bound) {
-  int32_t reached = 0;
-  for (int64_t i = 0; i < count; ++i) reached += keys[i] >= bound;
+__attribute__((target("avx512f,popcnt"))) int64_t num_reaching_avx512(
+    const int32_t* keys, int64_t count, int32_t bound) {
+  const __m512i least = _mm512_set1_epi32(bound);
+  int64_t reached = 0;
+  for (int64_t i = 0; i < count; i += 16) {
+    const __mmask16 here = count - i < 16 ? (1 << (count - i)) - 1 : 0xffff;
+    const __m512i some = _mm512_maskz_loadu_epi32(here, keys + i);
+    reached += __builtin_popcount(_mm512_mask_cmpge_epi32_mask(here, some, least));
+  }
   return reached;
 }
 #endif
 
 // The k-th largest of few keys, counted from 1, but for its last bits: bit by bit, the largest bound that k of them
-// reach. Nothing is guessed wrongly, as branches of a partial sort are.
+// reach; or one below it that no more than k reach. Nothing is guessed wrongly, as branches of a partial sort are.
 Key kth_largest(const std::vector<int32_t>& keys, int64_t k, int32_t level, int last_bits) {
   int32_t known = 0;
   for (int bit = 30; bit >= last_bits; --bit) {
@@ -365,6 +373,7 @@ Key kth_largest(const std::vector<int32_t>& keys, int64_t k, int32_t level, int 
 #endif
       reached = num_reaching(keys.data(), count, bound);
     if (reached >= k) known = bound;
+    if (reached == k) break;  // long before the last bit, unless some are equal
   }
   return static_cast<Key>(known);
 }
@@ -552,7 +561,6 @@ struct Search {
 // The sum of squares of x from begin to end, in lanes that are added in a fixed order.
 template <Kind kind>
 double squares_scalar(const void* x, int64_t begin, int64_t end) {
-  constexpr int64_t LANES = 16;
   float sums[LANES] = {};
   int64_t i = begin;
   for (; i + LANES <= end; i += LANES)
@@ -647,7 +655,7 @@ void clear(const Memory* memories, int64_t num_memories) {
 #endif
 }
 
-// act(element, i) for the place of the part's i-th element.
+// act(memory, place in it, i) for the part's i-th element.
 template <typename Do>
 void at_each(const Memory* memories, int64_t num_memories, const Part& part, const Do& act) {
   const Memory *now = memories, *const end = memories + num_memories;
@@ -655,15 +663,50 @@ void at_each(const Memory* memories, int64_t num_memories, const Part& part, con
     const int64_t index = part.indices[i];
     if (index < now->start || index >= now->end)  // indices mostly ascend, so this is rare
       now = std::upper_bound(memories, end, index, [](int64_t at, const Memory& one) { return at < one.end; });
-    act(now->at[index - now->start], i);
+    act(*now, index - now->start, i);
   }
 }
 
-// Equal chunks of a matrix inside a bucket: tiles of height x width, `across` of them side by side, in `down` rows. Of
-// each chunk k elements are looked for; they are written from `out` on, chunk by chunk.
+// Equal chunks of a matrix: tiles of height x width, `across` of them side by side, in `down` rows. Of each chunk k
+// elements are looked for; they are written from `out` on, chunk by chunk, with the first one's index counted as `base`.
 struct Grid {
-  int64_t start, columns, height, width, down, across, k, out;
+  float* acc;
+  char* grad;           // of whatever kind; of DRIFT the parameters
+  const float* anchor;  // of DRIFT
+  int64_t base, columns, height, width, down, across, k, out;
 };
+
+// A stretch: to = acc <- weight x acc + grad, each rounded.
+template <Kind kind>
+inline __attribute__((always_inline)) void add_up(
+    float* __restrict to, float* __restrict acc, char* __restrict grad, const float* __restrict anchor, float weight,
+    int64_t width) {
+  if (kind == DRIFT) {
+    float* __restrict own = reinterpret_cast<float*>(grad);
+    for (int64_t i = 0; i < width; ++i) {
+      to[i] = acc[i] = weight * acc[i] + (anchor[i] - own[i]);
+      own[i] = anchor[i];
+    }
+  } else if (kind == NONE) {
+    for (int64_t i = 0; i < width; ++i) to[i] = acc[i];
+  } else {
+    for (int64_t i = 0; i < width; ++i) to[i] = acc[i] = weight * acc[i] + load<kind>(grad, i);
+  }
+}
+
+#ifdef HAS_X86
+template <Kind kind>
+__attribute__((target("avx2"))) void add_up_avx2(
+    float* to, float* acc, char* grad, const float* anchor, float weight, int64_t width) {
+  add_up<kind>(to, acc, grad, anchor, weight, width);
+}
+
+template <Kind kind>
+__attribute__((target("avx512f"))) void add_up_avx512(
+    float* to, float* acc, char* grad, const float* anchor, float weight, int64_t width) {
+  add_up<kind>(to, acc, grad, anchor, weight, width);
+}
+#endif
 
 constexpr int64_t BESIDE = 16;  // chunks that are read at once: 4 KB in a row of memory, 256 KB of a nearer cache
 constexpr int64_t SMALL = 512;  // elements of a chunk that are compared without a guess
@@ -671,38 +714,40 @@ constexpr Key LOWER = 1 << 21;  // a chunk's border less so much, 0.75 to 0.88 o
 
 // The k largest of chunks of at most CHUNK elements, one after the other, by one thread.
 struct ChunkSearch {
-  float* acc;
-  const void* grad;
+  float weight;  // of the acc
   int32_t level;
   Key guess = NOTHING;  // what probably more than k elements of the next chunk reach
   std::vector<Span> spans = {Span{}};
-  int32_t places[CHUNK], chosen[CHUNK];
-  float room[BESIDE * CHUNK], rivals[CHUNK];
+  int32_t places[CHUNK + LANES], chosen[CHUNK];
+  float room[BESIDE * CHUNK], rivals[CHUNK + LANES];
   float* values = room;  // of the chunk that is searched
 
-  // acc += grad; the elements of chunks that lie side by side, chunk by chunk. Memory is read along its rows: the rows
-  // of one chunk are far apart, and no processor would look for them by itself.
+  // acc <- weight x acc + grad; the elements of chunks that lie side by side, chunk by chunk. Memory is read along its
+  // rows: the rows of one chunk are far apart, and no processor would look for them by itself.
   template <Kind kind>
   void read(const Grid& grid, int64_t first, int64_t count) {
+    auto add = add_up<kind>;
+#ifdef HAS_X86
+    if (level == AVX512) add = add_up_avx512<kind>;
+    if (level == AVX2) add = add_up_avx2<kind>;
+#endif
     const int64_t width = grid.width;
     for (int64_t row = 0; row < grid.height; ++row)
       for (int64_t at = 0; at < count; ++at) {
         const int64_t begin = first + row * grid.columns + at * width;
-        float* __restrict to = room + at * CHUNK + row * width;
-        float* __restrict from = acc + begin;
-        const char* __restrict more = static_cast<const char*>(grad) + begin * size_of(kind);
-        if (kind == NONE) std::memcpy(to, from, width * sizeof(float));
-        else
-          for (int64_t i = 0; i < width; ++i) to[i] = from[i] += load<kind>(more, i);
+        char* const grad = kind == NONE ? nullptr : grid.grad + begin * size_of(kind);
+        const float* const anchor = kind == DRIFT ? grid.anchor + begin : nullptr;
+        add(room + at * CHUNK + row * width, grid.acc + begin, grad, anchor, weight, width);
       }
   }
 
-  // The k largest of `count` chunks side by side, of which the first begins at `first`.
-  void run(const Grid& grid, int64_t first, int64_t count, int32_t kind, int64_t* indices, float* found) {
+  // The k largest of `count` chunks side by side, of which the first begins at `first` in its matrix.
+  void run(const Grid& grid, int64_t first, int64_t count, int32_t kind, int32_t* indices, float* found) {
     switch (kind) {
       case FP32: read<FP32>(grid, first, count); break;
       case BF16: read<BF16>(grid, first, count); break;
       case FP16: read<FP16>(grid, first, count); break;
+      case DRIFT: read<DRIFT>(grid, first, count); break;
       default: read<NONE>(grid, first, count);
     }
     for (int64_t at = 0; at < count; ++at) {
@@ -711,8 +756,34 @@ struct ChunkSearch {
     }
   }
 
+#ifdef HAS_X86
+  // Without a branch, for it would be guessed wrongly as often as not.
+  __attribute__((target("avx512f,popcnt"))) int64_t collect_avx512(Key bound) {
+    const __m512i magnitude = _mm512_set1_epi32(MAGNITUDE), least = _mm512_set1_epi32(static_cast<int32_t>(bound));
+    const __m512i step = _mm512_set1_epi32(LANES);
+    __m512i here = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    int64_t found = 0;
+    for (int64_t at = 0; at < CHUNK; at += LANES) {
+      const __m512i bits = _mm512_loadu_si512(values + at);
+      const __mmask16 some = _mm512_cmpge_epu32_mask(_mm512_and_si512(bits, magnitude), least);
+      _mm512_storeu_si512(rivals + found, _mm512_maskz_compress_epi32(some, bits));
+      _mm512_storeu_si512(places + found, _mm512_maskz_compress_epi32(some, here));
+      found += __builtin_popcount(some);
+      here = _mm512_add_epi32(here, step);
+    }
+    return found;
+  }
+#endif
+
   // What reaches the bound, by ascending place.
   int64_t collect(int64_t size, Key bound) {
+#ifdef HAS_X86
+    if (level == AVX512) {
+      int64_t found = collect_avx512(bound);
+      while (found && places[found - 1] >= size) --found;  // zeros that fill the row
+      return found;
+    }
+#endif
     Marks marks;
     int64_t found = 0;
     uint64_t some = mark<NONE>(values, nullptr, 0, CHUNK, bound, level, marks);
@@ -734,7 +805,7 @@ struct ChunkSearch {
     return kth_largest(keys, k, level, ROUGH);
   }
 
-  void search(const Grid& grid, int64_t first, int64_t* indices, float* found) {
+  void search(const Grid& grid, int64_t first, int32_t* indices, float* found) {
     const int64_t size = grid.height * grid.width, k = grid.k;
     const bool is_small = size <= SMALL || k > size / 2;
     int64_t total = 0;
@@ -746,9 +817,12 @@ struct ChunkSearch {
     spans[0] = is_small ? Span{nullptr, values, size, 0} : Span{places, rivals, total, 0};
     const Border at = border(spans, k, level);
     emit(spans, at, k, 0, chosen, found);
+    // The row of a place is place / width; a product is the same, for places are less than 2^12, and faster.
+    const uint32_t width = static_cast<uint32_t>(grid.width), inverse = ((1u << 24) + width - 1) / width;
+    const int64_t base = grid.base + first, skipped = grid.columns - grid.width;
     for (int64_t i = 0; i < k; ++i) {
-      const uint32_t place = chosen[i], width = static_cast<uint32_t>(grid.width);
-      indices[i] = first + place / width * grid.columns + place % width;
+      const int64_t row = int64_t{chosen[i]} * inverse >> 24;
+      indices[i] = static_cast<int32_t>(base + chosen[i] + row * skipped);
     }
     if (!is_small) guess = at.key > LOWER ? at.key - LOWER : NOTHING;
   }
@@ -842,12 +916,46 @@ void sparsify_add(
     const Memory* memories, int64_t num_memories, const Part* parts, int64_t num_parts, float alpha, int32_t clears) {
   if (clears) clear(memories, num_memories);
   for (const Part* part = parts; part != parts + num_parts; ++part)
-    at_each(memories, num_memories, *part, [&](float& element, int64_t i) { element += alpha * part->values[i]; });
+    at_each(memories, num_memories, *part, [&](const Memory& to, int64_t at, int64_t i) {
+      to.at[at] += alpha * part->values[i];
+    });
 }
 
 // 0 wherever the part has elements.
 void sparsify_clear_at(const Memory* memories, int64_t num_memories, const Part* part) {
-  at_each(memories, num_memories, *part, [](float& element, int64_t) { element = 0; });
+  at_each(memories, num_memories, *part, [](const Memory& to, int64_t at, int64_t) { to.at[at] = 0; });
+}
+
+// Two spaces of memories of the same lengths: the anchor += rate x the sum of (alpha x each part), with one rounding
+// for `rate`, as torch's add has it; the other, which was the anchor, becomes it again. Each part has the elements of a
+// memory before those of the next.
+void sparsify_move(
+    const Memory* anchors, const Memory* owns, int64_t num_memories, const Part* parts, int64_t num_parts, float alpha,
+    float rate) {
+  std::vector<Part> left(parts, parts + num_parts), here(left);
+  for (int64_t memory = 0; memory < num_memories; ++memory) {
+    const int64_t start = anchors[memory].start, end = anchors[memory].end;
+    for (int64_t at = 0; at < num_parts; ++at) {
+      Part &all = left[at], &some = here[at];
+      some = {all.indices, all.values, 0};
+      while (some.count < all.count && all.indices[some.count] < end) ++some.count;
+      all = {all.indices + some.count, all.values + some.count, all.count - some.count};
+    }
+    float *const anchor = anchors[memory].at, *const own = owns[memory].at;
+    const auto each = [&](const auto& act) {
+      for (const Part& part : here)
+        for (int64_t i = 0; i < part.count; ++i) act(part.indices[i] - start, part.values[i]);
+    };
+    if (num_parts == 1) {
+      each([&](int64_t at, float value) { own[at] = anchor[at] = std::fma(rate, 0 + alpha * value, anchor[at]); });
+      continue;
+    }
+    // The sum is taken in the other space.
+    each([&](int64_t at, float) { own[at] = 0; });
+    each([&](int64_t at, float value) { own[at] += alpha * value; });
+    each([&](int64_t at, float) { anchor[at] = std::fma(rate, own[at], anchor[at]), own[at] = 0; });  // each sum once
+    each([&](int64_t at, float) { own[at] = anchor[at]; });
+  }
 }
 
 // The Euclidean norm of each stretch of so many elements of tensors that follow each other, none of which ends within
@@ -869,23 +977,23 @@ void sparsify_norms(
   }
 }
 
-// acc (n) += grad (n), if there is one; the k largest magnitudes of each chunk, by ascending place in it. The chunks of
-// all grids cover the n elements.
+// acc (n) <- weight x acc + grad (n), if there is one; the k largest magnitudes of each chunk, by ascending place in it.
+// The chunks of all grids cover the n elements.
 void sparsify_chunks(
-    const Grid* grids, int64_t count, float* acc, const void* grad, int32_t kind, int64_t n, int32_t level,
-    int64_t threads, int64_t* indices, float* values) {
+    const Grid* grids, int64_t count, float weight, int32_t kind, int64_t n, int32_t level, int64_t threads,
+    int32_t* indices, float* values) {
   int64_t rows = 0;
   for (const Grid* grid = grids; grid != grids + count; ++grid) rows += grid->down;
   const int64_t parts = std::min(num_parts(n, threads), std::max<int64_t>(rows, 1));
   in_threads(parts, [&](int64_t part) {
-    const std::unique_ptr<ChunkSearch> search(new ChunkSearch{acc, grad, level});
+    const std::unique_ptr<ChunkSearch> search(new ChunkSearch{weight, level});
     int64_t row = 0;
     const int64_t begin = rows * part / parts, end = rows * (part + 1) / parts;
     for (const Grid* grid = grids; grid != grids + count; row += grid->down, ++grid) {
       const int64_t from = std::max(begin - row, int64_t{0}), to = std::min(end - row, grid->down);
       for (int64_t down = from; down < to; ++down)
         for (int64_t across = 0; across < grid->across; across += BESIDE) {
-          const int64_t first = grid->start + down * grid->height * grid->columns + across * grid->width;
+          const int64_t first = down * grid->height * grid->columns + across * grid->width;
           const int64_t out = grid->out + (down * grid->across + across) * grid->k;
           search->run(*grid, first, std::min(BESIDE, grid->across - across), kind, indices + out, values + out);
         }

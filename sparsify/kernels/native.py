@@ -158,7 +158,7 @@ class NativeJoint(JointKernel):
         memories = self._memories(into)
         if memories is None or not are_messages(parts):
             return super().add(into, parts, alpha, clears)
-        table = np.array([(*map(Tensor.data_ptr, part), len(part.indices)) for part in parts], dtype=np.int64)
+        table = self._parts(parts)
         self.library.sparsify_add(
             memories.ctypes.data, len(memories), table.ctypes.data, len(parts), alpha, clears
         )
@@ -167,8 +167,29 @@ class NativeJoint(JointKernel):
         memories = self._memories(into)
         if memories is None or not are_messages([part]):
             return super().clear_at(into, part)
-        table = np.array([*map(Tensor.data_ptr, part), len(part.indices)], dtype=np.int64)
+        table = self._parts([part])
         self.library.sparsify_clear_at(memories.ctypes.data, len(memories), table.ctypes.data)
+
+    def moves(self, anchors: Sequence[Tensor], owns: Sequence[Tensor]) -> bool:
+        return [*map(len, anchors)] == [*map(len, owns)] and are_plain(anchors) and are_plain(owns)
+
+    def move(
+        self,
+        anchors: Sequence[Tensor],
+        owns: Sequence[Tensor],
+        parts: Sequence[Sparse],
+        alpha: float,
+        rate: float,
+    ) -> None:
+        memories, copies = self._memories(anchors), self._memories(owns)
+        assert memories is not None
+        assert copies is not None
+        assert are_messages(parts)
+        table = self._parts(parts)
+        self.library.sparsify_move(
+            memories.ctypes.data, copies.ctypes.data, len(memories), table.ctypes.data, len(parts), alpha,
+            rate,
+        )  # fmt: skip
 
     def stats(self) -> SearchStats:
         return self.done
@@ -180,6 +201,11 @@ class NativeJoint(JointKernel):
         ends = numbers[:, 1].cumsum()
         assert ends[-1] == self.num_elements
         return np.stack([numbers[:, 0], ends - numbers[:, 1], ends], axis=1)
+
+    @staticmethod
+    def _parts(parts: Sequence[Sparse]) -> Numbers:
+        """struct Part of each."""
+        return np.array([(*map(Tensor.data_ptr, part), len(part.indices)) for part in parts], dtype=np.int64)
 
     def _table(self, tensors: Sequence[Tensor], keeps: bool = False) -> Numbers | None:
         """struct Numbers of each; None of what is no float32 without gaps. `keeps` it for when these come

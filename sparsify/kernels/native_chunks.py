@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparsify.core.chunks import Tiles
-from sparsify.kernels.native import LEVELS, Numbers, added, library, pointer, supports
+from sparsify.kernels.native import KINDS, LEVELS, Numbers, are_plain, library
 from sparsify.types import Sparse
+
+DRIFT = 4  # enum Kind
+
+
+class Lying(NamedTuple):
+    """Where each grid lies among tensors that follow each other."""
+
+    sizes: list[int]  # of these
+    at: Numbers  # which one
+    offset: Numbers  # elements of it before the grid
 
 
 class NativeChunks:
-    """Searches a bucket's chunks in as many threads as torch has; raises `Unavailable` where there is no
-    native library. Of equal magnitudes the smallest places are taken.
+    """Searches the chunks of a bucket, or of several, in as many threads as torch has; raises `Unavailable`
+    where there is no native library. Of equal magnitudes the smallest places are taken.
 
     Args:
         tiles: the chunks.
@@ -24,32 +37,63 @@ class NativeChunks:
         self.library, self.tiles = library(), tiles
         best = int(self.library.sparsify_level())
         self.level = best if level is None else min(best, LEVELS.index(level))
-        self.k = -1
-        self.table: Numbers = np.empty((0, 8), dtype=np.int64)  # struct Grid of each
+        self.ks = tuple[int, ...]()
+        self.table: Numbers = np.zeros((len(tiles.grids), 11), dtype=np.int64)  # struct Grid of each
+        self.lying = [Lying([], self.table[:0, 0], self.table[:0, 0])] * 3
 
-    def serves(self, acc: Tensor, grad: Tensor | None) -> bool:
-        """True if it can search the sum of these."""
-        does = acc.dtype == torch.float32 and acc.is_contiguous() and supports(acc)
-        return does and (grad is None or (supports(grad) and grad.shape == acc.shape))
+    def largest(
+        self,
+        accs: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        ks: Sequence[int],
+        weight: float = 1.0,
+        anchors: Sequence[Tensor] = (),
+    ) -> Sparse | None:
+        """acc <- weight x acc + grad, each product and sum rounded; then as `Tiles.largest`, with indices of
+        int32. None where these can't be read, and nothing has changed.
 
-    def largest(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
-        """acc (n,) += grad (n,), if there is one; then as `Tiles.largest`. Both as `serves` has it."""
-        quota, tiles = self.tiles.quota(k), self.tiles
-        assert acc.numel() == tiles.n
-        if k != self.k:
-            rows = zip(tiles.grids, quota.each, quota.firsts, strict=False)
-            self.table = np.array(
-                [
-                    (grid.start, grid.columns, grid.height, grid.width, grid.down, grid.across, few, first)
-                    for grid, few, first in rows
-                ],
-                dtype=np.int64,
-            )
-            self.k = k
-        indices, values = torch.empty(quota.total, dtype=torch.int64), torch.empty(quota.total)
-        grad, kind = added(grad)
+        Args:
+            accs: tensors (m,) float32 that follow each other, as the chunks do.
+            grads: such tensors, too, of any type that `KINDS` has; none where nothing is added.
+            weight: where nothing is added it has to be 1.
+            anchors: tensors as `grads` of float32. Then anchor - grad is added instead, and what was `grads`
+                becomes a copy of the anchors.
+        """
+        quota, table = self.tiles.quota(ks), self.table
+        kinds = {grad.dtype for grad in grads}
+        fits = are_plain(accs) and len(kinds) < 2 and kinds <= {*KINDS} and are_plain(grads, *kinds)
+        if not fits or (anchors and not (are_plain(anchors) and kinds == {torch.float32})):
+            return None
+        for column, tensors in enumerate((accs, grads, anchors)):
+            if tensors and not self._find(column, tensors):
+                return None
+        if tuple(ks) != self.ks:
+            rows = zip(self.tiles.grids, quota.each, quota.firsts, strict=False)
+            table[:, 3:] = [
+                (grid.start, grid.columns, grid.height, grid.width, grid.down, grid.across, few, first)
+                for grid, few, first in rows
+            ] or table[:, 3:]
+            self.ks = tuple(ks)
+        found = Sparse(torch.empty(quota.total, dtype=torch.int32), torch.empty(quota.total))
+        kind = DRIFT if anchors else KINDS[kinds.pop()] if kinds else 0
         self.library.sparsify_chunks(
-            self.table.ctypes.data, len(self.table), acc.data_ptr(), pointer(grad), kind, acc.numel(),
-            self.level, torch.get_num_threads(), indices.data_ptr(), values.data_ptr(),
+            table.ctypes.data, len(table), weight, kind, self.tiles.n, self.level,
+            torch.get_num_threads(), found.indices.data_ptr(), found.values.data_ptr(),
         )  # fmt: skip
-        return Sparse(indices, values)
+        return found
+
+    def _find(self, column: int, tensors: Sequence[Tensor]) -> bool:
+        """Write the addresses of the grids' first elements; False where a grid does not lie in one tensor."""
+        lying, sizes = self.lying[column], [tensor.numel() for tensor in tensors]
+        if lying.sizes != sizes:
+            ends = np.cumsum([0, *sizes])
+            starts = np.array([grid.start for grid in self.tiles.grids], dtype=np.int64)
+            stops = starts + [grid.rows * grid.columns for grid in self.tiles.grids]
+            at = np.searchsorted(ends, starts, side="right") - 1
+            if ends[-1] != self.tiles.n or (stops > ends[at + 1]).any():
+                return False
+            lying = self.lying[column] = Lying(sizes, at, starts - ends[at])
+        addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
+        width = tensors[0].element_size()
+        self.table[:, column] = addresses[lying.at] + width * lying.offset
+        return True

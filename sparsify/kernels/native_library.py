@@ -208,7 +208,8 @@ def load(path: Path) -> ctypes.CDLL:
         ("add", None, [pointer, long, pointer, long, ctypes.c_float, int32]),
         ("clear_at", None, [pointer, long, pointer]),
         ("norms", None, [pointer, pointer, long, int32, int32, long, pointer]),
-        ("chunks", None, [pointer, long, pointer, pointer, int32, long, int32, long, pointer, pointer]),
+        ("move", None, [pointer, pointer, long, pointer, long, ctypes.c_float, ctypes.c_float]),
+        ("chunks", None, [pointer, long, ctypes.c_float, int32, long, int32, long, pointer, pointer]),
     ):  # fmt: skip
         function = getattr(library, f"sparsify_{name}")
         function.argtypes, function.restype = arguments, result
@@ -245,9 +246,9 @@ def try_out(library: ctypes.CDLL) -> None:
         library.sparsify_norms(at(tensor), at(tensor) + 8, 1, 1, level, 1, at(seen))
         assert abs(seen[0] - norm) < 1e-3 * norm, level
         # Tiles that lie side by side, 4 x 1000.
-        grid, spots = array("q", [0, TRIED // 4, 4, 1000, 1, TRIED // 4000, 7, 0]), array("q", bytes(8 * 35))
-        _, read = empty(35)
-        library.sparsify_chunks(at(grid), 1, at(acc), 0, 0, TRIED, level, 1, at(spots), at(read))
+        grid = array("q", [at(acc), 0, 0, 0, TRIED // 4, 4, 1000, 1, TRIED // 4000, 7, 0])
+        spots, read = empty(35)
+        library.sparsify_chunks(at(grid), 1, 1.0, 0, TRIED, level, 1, at(spots), at(read))
         assert [numbers[i] for i in spots] == list(read), level
         for first in range(0, TRIED // 4, 1000):
             tile = [row + i for row in range(first, TRIED, TRIED // 4) for i in range(1000)]
@@ -263,6 +264,17 @@ def try_out(library: ctypes.CDLL) -> None:
     assert not any(acc[i] for i in largest)
     library.sparsify_add(at(memories), 2, 0, 0, 1.0, 1)
     assert not any(acc)
+    both = part * 2
+    for parts, alpha in ((1, 1.0), (2, 0.5)):
+        spaces = array("f", numbers), array("f", numbers)
+        tables = [
+            array("q", [at(space), 7, 7 + half, at(space) + 4 * half, 7 + half, 7 + TRIED])
+            for space in spaces
+        ]
+        library.sparsify_move(*map(at, tables), 2, at(both), parts, alpha, -1.0)
+        assert spaces[0] == spaces[1]
+        assert [i for i in range(TRIED) if spaces[0][i] != numbers[i]] == largest
+        assert not any(spaces[0][i] for i in largest)
 
 
 def empty(size: int) -> tuple[array[Any], array[Any]]:

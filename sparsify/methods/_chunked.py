@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparsify.comm import Comm
 from sparsify.core.checks import check_k
-from sparsify.core.chunks import SIDE, Tiles, counts_of
+from sparsify.core.chunks import SIDE, Tiles
 from sparsify.core.codes import SCALE, Membership, ValueCode, code_named
 from sparsify.core.packing import pack_places, places_nbytes, unpack_places
 from sparsify.core.wire import joined, split
@@ -44,12 +44,23 @@ class Tiled:
         """Those of a bucket like this one; where its shapes are unknown, of one vector."""
         return cls(Tiles(context.shapes or (tuple(like.shape),), side, like.device))
 
+    @staticmethod
+    def together(states: Sequence[Tiled], kept: Tiles | None) -> Tiles:
+        """The chunks of several buckets that follow each other: those that were kept, if they are these."""
+        each = [state.tiles for state in states]
+        shapes = tuple(shape for tiles in each for shape in tiles.shapes)
+        buckets = tuple(len(tiles.shapes) for tiles in each)
+        if kept is not None and (kept.shapes, kept.buckets) == (shapes, buckets):
+            return kept
+        return Tiles(shapes, each[0].side, each[0].device, buckets)
+
 
 @dataclass
 class SearchState(Tiled):
     """The chunks, and what searches them on CPUs, where it works; else torch's operators do."""
 
     native: NativeChunks | None = field(default=None, metadata={"saved": False})
+    joint: NativeChunks | None = field(default=None, metadata={"saved": False})  # from this bucket on
 
 
 @dataclass(frozen=True)
@@ -76,9 +87,29 @@ class ChunkTopK(OnePass, ExactlyK):
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: SearchState
     ) -> Selection:
         check_k(k, acc.numel())
-        if state.native is not None and state.native.serves(acc, grad):
-            return Selection(*state.native.largest(acc, grad, k))
+        if state.native is not None:
+            found = state.native.largest([acc], [] if grad is None else [grad], [k])
+            if found is not None:
+                return Selection(found.indices.long(), found.values)
         return Selection(*state.tiles.largest(acc if grad is None else acc.add_(grad), k))
+
+    def search_together(
+        self,
+        accs: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        ks: Sequence[int],
+        states: Sequence[SearchState],
+        weight: float,
+        anchors: Sequence[Tensor] = (),
+    ) -> tuple[Sparse, list[int]] | None:
+        first = states[0]
+        if first.native is None:
+            return None
+        tiles = Tiled.together(states, None if first.joint is None else first.joint.tiles)
+        if first.joint is None or first.joint.tiles is not tiles:
+            first.joint = NativeChunks(tiles)
+        found = first.joint.largest(accs, grads, ks, weight, anchors)
+        return None if found is None else (found, tiles.chosen(ks))
 
 
 class Received(NamedTuple):
@@ -94,6 +125,7 @@ class GatherState(Tiled):
 
     parts: Membership | None = field(default=None, metadata={"saved": False})  # of the last k
     senders: Tensor | None = field(default=None, metadata={"saved": False})  # (n,) int16, 0 between steps
+    joint: GatherState | None = field(default=None, metadata={"saved": False})  # of buckets from this one on
 
 
 @dataclass(frozen=True)
@@ -116,6 +148,8 @@ class ChunkGather(Exchange):
             one of an even number, as in templar. Each worker sends its norms, so all decide alike.
         side: of the selector's chunks.
     """
+
+    joins: ClassVar[bool] = True
 
     code: Code = "symmetric2"
     average: AverageOver = "workers"
@@ -149,22 +183,35 @@ class ChunkGather(Exchange):
         return GatherState(Tiled.like(like, context, self.side).tiles)
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: GatherState) -> Delivery:
+        return self._exchange(part, n, [k], comm, state)
+
+    def exchange_together(
+        self, part: Sparse, n: int, ks: Sequence[int], comm: Comm, states: Sequence[GatherState]
+    ) -> Delivery:
+        first = states[0]
+        tiles = Tiled.together(states, None if first.joint is None else first.joint.tiles)
+        if first.joint is None or first.joint.tiles is not tiles:
+            first.joint = GatherState(tiles)
+        return self._exchange(part, n, ks, comm, first.joint)
+
+    def _exchange(self, part: Sparse, n: int, ks: Sequence[int], comm: Comm, state: GatherState) -> Delivery:
         tiles, dtype = state.tiles, part.values.dtype
-        if len(part.indices) != tiles.quota(k).total:
+        if len(part.indices) != tiles.quota(ks).total:
             raise ValueError(
                 f"{len(part.indices)} elements were chosen, and chunks of at most {self.side} x {self.side} "
-                f"have {tiles.quota(k).total} for {k=} of {n}; choose them by ChunkTopK(side={self.side})"
+                f"have {tiles.quota(ks).total} for k={sum(ks)} of {n}; choose them by "
+                f"ChunkTopK(side={self.side})"
             )
-        if state.parts is None or state.parts.counts != tiles.counts(k):
-            state.parts = Membership.of(tiles.counts(k), part.values)
+        if state.parts is None or state.parts.counts != tiles.counts(ks):
+            state.parts = Membership.of(tiles.counts(ks), part.values)
         coded = self._code.encode(part.values, state.parts)
         mine = Sparse(part.indices, self._code.decode(coded, state.parts, dtype))
         norms = [state.parts.sum(mine.values.double().square()).sqrt_().to(SCALE)] if self.clip else []
-        message = joined(*norms, coded, pack_places(tiles.places(part.indices, k)))
+        message = joined(*norms, coded, pack_places(tiles.places(part.indices, ks)))
         received = [
             Received(mine, norms[0] if norms else None)
             if rank == comm.rank
-            else self._read(theirs, k, dtype, tiles, state.parts)
+            else self._read(theirs, ks, part, tiles, state.parts)
             for rank, theirs in enumerate(comm.all_gather(message))
         ]
         total = self._clipped(received, state.parts) if self.clip else [one.part for one in received]
@@ -173,7 +220,8 @@ class ChunkGather(Exchange):
         return Delivery([*total], [mine])
 
     def calls(self, seen: SeenStep) -> list[Call]:
-        counts = counts_of(seen.shapes, self.side, seen.k)
+        # All workers choose as many; it is the number alone that counts, whichever tensors they are of.
+        counts = [max(seen.selected), *[0] * (len(seen.shapes) - 1)]
         return [Call("all_gather", sum(self._fields(counts, seen.work)))]
 
     @property
@@ -185,11 +233,15 @@ class ChunkGather(Exchange):
         norms = SCALE.itemsize * len(counts) if self.clip else 0
         return norms, self._code.nbytes(counts, dtype), places_nbytes(sum(counts))
 
-    def _read(self, message: Tensor, k: int, dtype: torch.dtype, tiles: Tiles, parts: Membership) -> Received:
+    def _read(
+        self, message: Tensor, ks: Sequence[int], mine: Sparse, tiles: Tiles, parts: Membership
+    ) -> Received:
+        """A message of elements of the same types as `mine`."""
+        dtype = mine.values.dtype
         sizes = self._fields(parts.counts, dtype)
         kinds = (SCALE, sizes[0] // SCALE.itemsize), (torch.uint8, sizes[1]), (torch.uint8, sizes[2])
         norms, coded, places = split(message, *kinds)
-        indices = tiles.indices(unpack_places(places, len(parts.tensors)), k)
+        indices = tiles.indices(unpack_places(places, len(parts.tensors)), ks).to(mine.indices.dtype)
         values = self._code.decode(coded, parts, dtype)
         return Received(Sparse(indices, values), norms if self.clip else None)
 
@@ -220,4 +272,4 @@ class ChunkGather(Exchange):
             for indices, values in total
         ]
         for part in total:
-            senders.index_fill_(0, part.indices, 0)
+            senders.index_fill_(0, part.indices.long(), 0)

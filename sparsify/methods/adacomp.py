@@ -12,8 +12,9 @@ from sparsify.comm import Comm, gather_uneven
 from sparsify.core import host_sync, huge_pages
 from sparsify.core.timer import PhaseTimer
 from sparsify.core.wire import joined, split
+from sparsify.exchange import scatter
 from sparsify.feedback import ErrorFeedback
-from sparsify.method import Method, Step, scatter
+from sparsify.method import Method, Step
 from sparsify.ranges import Meta, Scope, checked
 from sparsify.types import (
     DENSE_AT_DENSITY_1,

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sparsify.core.chunks import (
     Tiles,
-    counts_of,
     cut,
     largest_divisor,
     largest_of_rows,
@@ -202,9 +201,17 @@ def test_looking_at_folds_first_finds_the_same(size: int, k: int) -> None:
     assert all(len(set(row)) == k for row in largest_of_rows(keys, k).tolist())
 
 
-def test_counts_are_known_without_tensors() -> None:
+def test_counts_of_tensors_and_of_buckets() -> None:
+    """Of several buckets each has its own k: a tensor of 7 alone gives one of its own."""
     of = ((1009, 8), (7,), (0,), (64, 64))
-    assert counts_of(of, 64, num_selected(numel([*of]), 1 / 64)) == (64 + 62, 1, 0, 64)
+    assert tiles([*of]).counts(num_selected(numel([*of]), 1 / 64)) == (64 + 62, 1, 0, 64)
+    several = Tiles(of, buckets=[1, 2, 1])
+    ks = [num_selected(n, 0.3) for n in several.ns]
+    assert several.ns == [8072, 7, 4096]
+    assert several.counts(ks) == (1228 + 1193, 2, 0, 1228)
+    assert several.chosen(ks) == [1228 + 1193, 2, 1228]
+    alone = [Tiles(shapes).counts(k) for shapes, k in zip([of[:1], of[1:3], of[3:]], ks, strict=True)]
+    assert sum(alone, ()) == several.counts(ks)
 
 
 def test_sides_beyond_12_bits_are_refused() -> None:

@@ -15,7 +15,8 @@ from sparsify.kernels.native import KINDS, LEVELS, best_level
 from sparsify.kernels.native_chunks import NativeChunks
 from sparsify.method import num_selected
 from sparsify.methods._chunked import ChunkTopK
-from sparsify.types import BucketContext
+from sparsify.types import BucketContext, Sparse
+from tests.conftest import there
 
 pytestmark = pytest.mark.skipif(bool(trouble_with_native()), reason=str(trouble_with_native()))
 Shapes = list[tuple[int, ...]]
@@ -39,7 +40,8 @@ def check(
     tiles, k = Tiles(of), num_selected(acc.numel(), density)
     summed = acc.clone() if grad is None else acc + grad
     theirs = tiles.largest(summed, k)
-    indices, values = NativeChunks(tiles, level).largest(acc, grad, k)
+    found = there(NativeChunks(tiles, level).largest([acc], [] if grad is None else [grad], [k]))
+    indices, values = found.indices.long(), found.values
     torch.testing.assert_close(acc, summed, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(values, acc[indices], rtol=0, atol=0, equal_nan=True)
     places, at = tiles.places(indices, k), 0
@@ -97,7 +99,8 @@ def test_threads_choose_alike() -> None:
     try:
         for number in (1, 2, 5):
             torch.set_num_threads(number)
-            found.append(NativeChunks(Tiles(of)).largest(random(n), random(n, 1), n // 64))
+            chunks = NativeChunks(Tiles(of))
+            found.append(there(chunks.largest([random(n)], [random(n, 1)], [n // 64])))
     finally:
         torch.set_num_threads(threads)
     for one in found[1:]:
@@ -120,3 +123,53 @@ def test_the_selector_takes_them_where_they_work() -> None:
     virtual.run(1, body)
     assert torch.equal(chosen[0], chosen[1])
     assert torch.equal(chosen[0], chosen[2])
+
+
+@pytest.mark.parametrize("level", levels())
+def test_drift_is_added_to_what_is_left_of_the_residual_and_parameters_go_back_to_the_anchor(
+    level: str,
+) -> None:
+    """Of several buckets, whose tensors lie in memories of their own: to the bit what one operator after the
+    other gives, each bucket by itself.
+    """
+    of: Shapes = [(128, 192), (1000,), (0,), (67, 65), (3,)]
+    sizes = [*map(prod, of)]
+    tiles = Tiles(of, buckets=[1, 3, 1])
+    ks = [num_selected(n, 1 / 64) for n in tiles.ns]
+    accs, own, anchors = ([random(n, seed + n) for n in sizes] for seed in (1, 2, 3))
+    accs = [accs[0], torch.cat(accs[1:4]), accs[4]]  # of each bucket
+    residual, drift = torch.cat(accs), torch.cat(anchors) - torch.cat(own)
+    before, chunks = [anchor.clone() for anchor in anchors], NativeChunks(tiles, level)
+    for _ in range(2):  # the second time with kept tables
+        summed = residual * 0.95 + drift
+        found = there(chunks.largest(accs, own, ks, 0.95, anchors))
+        residual, drift = torch.cat(accs), torch.zeros(len(drift))
+        assert torch.equal(residual, summed)
+        assert all(map(torch.equal, own, before))
+        assert all(map(torch.equal, anchors, before))
+        first, base = 0, 0
+        for n, k, count, shapes in zip(
+            tiles.ns, ks, tiles.chosen(ks), (of[:1], of[1:4], of[4:]), strict=True
+        ):
+            theirs = Tiles(shapes).largest(summed[base : base + n], k)
+            ours = Sparse(*(part[first : first + count] for part in found))
+            assert torch.equal(ours.indices.long() - base, theirs.indices)
+            assert torch.equal(ours.values, theirs.values)
+            first, base = first + count, base + n
+
+
+def test_what_it_cannot_read_is_left_as_it_is() -> None:
+    """Other types, gaps, a chunk in two memories."""
+    chunks, n = NativeChunks(Tiles([(64, 64)])), 4096
+    acc, grad = random(n), random(n, 1)
+    for accs, grads, anchors in (
+        ([acc.double()], [grad], []),
+        ([acc], [grad.double()], []),
+        ([acc], [grad.bfloat16()], [grad]),
+        ([acc.repeat(2)[::2]], [grad], []),
+        ([acc], [*grad.split(1000)], []),
+        ([acc], [grad[1:]], []),
+    ):
+        before = accs[0].clone()
+        assert chunks.largest(accs, grads, [64], 0.5, anchors) is None
+        assert torch.equal(accs[0], before)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsify.comm import Comm, CountingComm, virtual
-from sparsify.core.chunks import Tiles, counts_of
+from sparsify.core.chunks import Tiles
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors import states
 from sparsify.exchange import AllGather, Exchange
@@ -179,7 +179,7 @@ def test_bytes_counted_are_bytes_promised(code: Code, clip: bool, dtype: torch.d
     for size, density in ((1, 0.01), (2, 1 / 64), (3, 0.3)):
         exchange, n = ChunkGather(code, clip=clip), numel(WIDE)
         k = num_selected(n, density)
-        sent = [sum(counts_of(tuple(WIDE), 64, k))] * size
+        sent = [Tiles(WIDE).quota(k).total] * size
         promised = exchange.promised(SeenStep(tuple(WIDE), k, dtype, size, 0, sent))
         counted = [nbytes for _, _, nbytes in exchanged(exchange, numbers(size, WIDE), WIDE, density, dtype)]
         assert counted == [promised.least] * size == [promised.most] * size
