@@ -18,6 +18,7 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.doors.engine import Engine, NonFinite, StepReport
 from sparsify.doors.handshake import shake_hands
 from sparsify.doors.states import StateMismatch, check_finite, check_keys, check_part, dump, restore
+from sparsify.local.at_once import moved
 from sparsify.local.strategy import Local
 from sparsify.method import Dense, Step
 
@@ -91,7 +92,7 @@ class Fragment:
         self.anchor = [piece.clone() for piece in self.own()]
         self.outer = strategy.outer.init(self.anchor)
         self.drift = list[Tensor]()  # averaged, to be applied
-        self.watch: Callable[[list[Tensor]], None] = lambda average: None  # told of each average
+        self.watch: Callable[[list[Tensor]], None] | None = None  # told of each average
 
     def is_due(self, step: int) -> bool:
         """True if it is exchanged after this local step, counted from 1."""
@@ -143,6 +144,9 @@ class Fragment:
         if check:
             engine.agree(own, self.names, self.sizes, None, error=NonFiniteDrift)
         engine.step += 1
+        at_once = strategy.is_plain and self.watch is None
+        if at_once and (report := moved(engine, own, self.anchor, step)) is not None:
+            return report
         if not strategy.averages_models:
             for piece, anchor in zip(own, self.anchor, strict=True):
                 torch.sub(anchor, piece, out=piece)  # one pass over memory, where foreach would take two
@@ -153,14 +157,15 @@ class Fragment:
             torch._foreach_add_(own, self.anchor)
             torch._foreach_sub_(own, others)
         self.drift = own
-        self.watch(own)
+        if self.watch is not None:
+            self.watch(own)
         return report
 
     @torch.no_grad()
     def apply(self) -> None:
         """Move the anchor by the average drift, and the parameters to it: step 4."""
         drift, self.drift, mix = self.drift, [], self.strategy.mix
-        if not drift:  # sending it has failed, and somebody goes on
+        if not drift:  # it was moved at once; or sending has failed, and somebody goes on
             return
         if self.strategy.averages_models:
             torch._foreach_copy_(self.anchor, drift)

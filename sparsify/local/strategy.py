@@ -163,6 +163,12 @@ class Local:
         """True if a worker meets few others, so that anchors differ and have to be pulled together."""
         return ANCHORS_AGREE in self.method.broken_laws()
 
+    @property
+    def is_plain(self) -> bool:
+        """True if all that follows an average is a step by it, of the anchor and of every worker alike."""
+        plain = type(self.outer) is Plain and not self.averages_models
+        return plain and self.is_replaced and not self.pulls
+
     def broken_laws(self) -> dict[str, str]:
         """The laws of local steps that can't hold, and why."""
         broken = self.method.broken_laws()
