@@ -54,8 +54,8 @@ def sparseloco(
         momentum: of the outer step, 0 as published; heavy ball.
         nesterov: Nesterov's momentum instead, as DiLoCo has.
         side: the most that a side of a chunk may have.
-        scope: of what k is the whole part of the density: of a tensor (`layer`), of the whole model (`global`),
-            or of so many MB; each chunk gets its share of that. Chunks are the same, and all travel together.
+        scope: what k is taken of, which each chunk has its share of: a tensor (`layer`), the whole model
+            (`global`), or so many MB. Chunks are the same, and all travel in one message.
         density_warmup: lower bounds of the density for the first epochs, one each.
 
     Raises:

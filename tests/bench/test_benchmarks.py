@@ -13,7 +13,7 @@ import torch
 
 from analysis.records.attempts import newest
 from analysis.records.store import Store
-from experiments.bench import auto, overlap
+from experiments.bench import auto, local, overlap
 from experiments.bench.records import RANKS, STEPS, invent
 from experiments.commands._advice import Known
 from experiments.config import compose
@@ -168,3 +168,27 @@ def test_one_thread_block_alone_finds_the_same() -> None:
     pytest.importorskip("triton")
     surroundings = environment_for(ROOT / "results", TRITON_INTERPRET="1")
     fine(python("-c", ONE_BLOCK, env=surroundings))
+
+
+def test_local_steps_are_timed_beside_what_they_replace(here: Command, tmp_path: Path) -> None:
+    small = ("--layers", "1", "--width", "40", "--vocabulary", "50", "--launches", "1", "--turns", "3")
+    done = here("bench", "local", *small)
+    last = last_of(done)
+    start, *rows = lines_of(tmp_path / "results", "local")
+    assert (start["launches"], start["turns"]) == (1, 3)
+    assert [(row["row"], row["beside"]) for row in rows] == [pair[:2] for pair in local.TARGETS]
+    for row in rows:
+        assert row["n"] == rows[0]["n"] == 24_360
+        assert last[f"{row['row']} / {row['beside']}"] == row["ratio"]
+        assert row["ratio"]["n"] == len(row["samples_ms"]) == 1
+        assert {len(clocks["cpu"]) for pair in row["samples_ms"] for clocks in pair} == {3}
+    assert "wanted" not in done.stdout  # of the default size alone
+
+
+def test_targets_of_local_steps_are_met_up_to_them() -> None:
+    ratio = {"median": 2.0, "low": 1.9, "high": 2.2, "n": 5}
+    line = {"sparseloco / topk, layer": ratio, "local step / inner step": {**ratio, "median": 1.02}}
+    assert local.verdicts(line) == [
+        "sparseloco / topk, layer: at most 2 wanted, 2 [1.9, 2.2], n = 5 measured: met",
+        "local step / inner step: at most 1.01 wanted, 1.02 [1.9, 2.2], n = 5 measured: MISSED",
+    ]
