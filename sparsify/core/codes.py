@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
@@ -253,6 +254,7 @@ class Statistical2(Means):
         return means + mean.mul(0)[:, None], codes  # where the mean is not finite, no bin's is
 
 
+@cache
 def code_named(word: Code) -> ValueCode:
     """The code that methods offer by this word."""
     codes: dict[str, ValueCode] = {

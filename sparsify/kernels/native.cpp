@@ -773,6 +773,24 @@ struct ChunkSearch {
     }
     return found;
   }
+
+  // As `emit`: of the first `total` rivals those from the border on, and their places, in the place of all.
+  __attribute__((target("avx512f,popcnt"))) void emit_avx512(Border border, int64_t total) {
+    const __m512i magnitude = _mm512_set1_epi32(MAGNITUDE);
+    const __m512i least = _mm512_set1_epi32(static_cast<int32_t>(border.key));
+    int64_t found = 0;
+    for (int64_t at = 0; at < total; at += LANES) {
+      const __mmask16 there = total - at < LANES ? (1 << (total - at)) - 1 : 0xffff;
+      const __m512i bits = _mm512_loadu_si512(rivals + at), here = _mm512_loadu_si512(places + at);
+      const __m512i keys = _mm512_and_si512(bits, magnitude);
+      uint32_t some = _mm512_mask_cmpgt_epu32_mask(there, keys, least);
+      for (uint32_t ties = _mm512_mask_cmpeq_epu32_mask(there, keys, least); ties && border.ties; ties &= ties - 1)
+        some |= ties & -ties, --border.ties;
+      _mm512_storeu_si512(rivals + found, _mm512_maskz_compress_epi32(some, bits));
+      _mm512_storeu_si512(places + found, _mm512_maskz_compress_epi32(some, here));
+      found += __builtin_popcount(some);
+    }
+  }
 #endif
 
   // What reaches the bound, by ascending place.
@@ -816,13 +834,21 @@ struct ChunkSearch {
     }
     spans[0] = is_small ? Span{nullptr, values, size, 0} : Span{places, rivals, total, 0};
     const Border at = border(spans, k, level);
-    emit(spans, at, k, 0, chosen, found);
+    const int32_t* inside = chosen;
+#ifdef HAS_X86
+    if (level == AVX512 && !is_small) {
+      emit_avx512(at, total);
+      std::memcpy(found, rivals, k * sizeof(float));
+      inside = places;
+    } else
+#endif
+      emit(spans, at, k, 0, chosen, found);
     // The row of a place is place / width; a product is the same, for places are less than 2^12, and faster.
     const uint32_t width = static_cast<uint32_t>(grid.width), inverse = ((1u << 24) + width - 1) / width;
     const int64_t base = grid.base + first, skipped = grid.columns - grid.width;
     for (int64_t i = 0; i < k; ++i) {
-      const int64_t row = int64_t{chosen[i]} * inverse >> 24;
-      indices[i] = static_cast<int32_t>(base + chosen[i] + row * skipped);
+      const int64_t row = int64_t{inside[i]} * inverse >> 24;
+      indices[i] = static_cast<int32_t>(base + inside[i] + row * skipped);
     }
     if (!is_small) guess = at.key > LOWER ? at.key - LOWER : NOTHING;
   }
@@ -974,6 +1000,33 @@ void sparsify_norms(
     });
     for (int64_t part = 0; part < parts; ++part) total += sums[part];
     norms[at] = static_cast<float>(std::sqrt(total));
+  }
+}
+
+// Statistical2 of sparsify.core.codes: of tensors that follow each other, so many values each, the means of the four
+// bins and each value's bin. As torch's operators round it: sums in float one after the other, squares in double.
+void sparsify_statistical2(const float* values, const int64_t* counts, int64_t num, float* means, uint8_t* codes) {
+  for (const int64_t* count = counts; count != counts + num; values += *count, codes += *count, ++count) {
+    const float number = static_cast<float>(*count);
+    float sum = 0;
+    for (int64_t i = 0; i < *count; ++i) sum += values[i];
+    const float mean = sum / std::max(number, 1.0f);
+    double squares = 0;
+    for (int64_t i = 0; i < *count; ++i) {
+      const double centred = values[i] - mean;
+      squares += centred * centred;
+    }
+    const float deviation = static_cast<float>(std::sqrt(squares / std::max(number - 1.0f, 1.0f)));
+    const float width = deviation > 0 ? 1.5f * deviation : 1.0f;
+    for (int64_t i = 0; i < *count; ++i) {
+      const float at = (values[i] - mean) / width + 2.0f;
+      codes[i] = (at > 0.5f) + (at >= 1.5f) + (at > 2.5f);  // the nearest of 0 to 3, of two the even one
+    }
+    float sums[4] = {};
+    int64_t inside[4] = {};
+    for (int64_t i = 0; i < *count; ++i) sums[codes[i]] += values[i], ++inside[codes[i]];
+    for (int bin = 0; bin < 4; ++bin)
+      *means++ = sums[bin] / std::max(static_cast<float>(inside[bin]), 1.0f) + mean * 0.0f;
   }
 }
 

@@ -208,6 +208,7 @@ def load(path: Path) -> ctypes.CDLL:
         ("add", None, [pointer, long, pointer, long, ctypes.c_float, int32]),
         ("clear_at", None, [pointer, long, pointer]),
         ("norms", None, [pointer, pointer, long, int32, int32, long, pointer]),
+        ("statistical2", None, [pointer, pointer, long, pointer, pointer]),
         ("move", None, [pointer, pointer, long, pointer, long, ctypes.c_float, ctypes.c_float]),
         ("chunks", None, [pointer, long, ctypes.c_float, int32, long, int32, long, pointer, pointer]),
     ):  # fmt: skip
@@ -264,6 +265,12 @@ def try_out(library: ctypes.CDLL) -> None:
     assert not any(acc[i] for i in largest)
     library.sparsify_add(at(memories), 2, 0, 0, 1.0, 1)
     assert not any(acc)
+    # Two tensors; the deviation of the first is 0.82, so that -1, 0 and 1 are in three bins.
+    values, counts = array("f", [-1, -1, 0, 0, 0, 1, 1, 9]), array("q", [7, 1])
+    means, bins = array("f", bytes(32)), array("B", bytes(8))
+    library.sparsify_statistical2(at(values), at(counts), 2, at(means), at(bins))
+    assert list(means) == [0, -1, 0, 1, 0, 0, 9, 0]
+    assert list(bins) == [1, 1, 2, 2, 2, 3, 3, 2]
     both = part * 2
     for parts, alpha in ((1, 1.0), (2, 0.5)):
         spaces = array("f", numbers), array("f", numbers)

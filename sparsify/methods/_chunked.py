@@ -18,6 +18,7 @@ from sparsify.core.wire import joined, split
 from sparsify.exchange import Exchange
 from sparsify.kernels import trouble_with_native
 from sparsify.kernels.native_chunks import NativeChunks
+from sparsify.kernels.native_codes import NativeStatistical2
 from sparsify.ranges import AverageOver, Code, Side
 from sparsify.select import ExactlyK, OnePass
 from sparsify.types import (
@@ -226,6 +227,8 @@ class ChunkGather(Exchange):
 
     @property
     def _code(self) -> ValueCode:
+        if self.code == "statistical2" and not trouble_with_native():
+            return NativeStatistical2()
         return code_named(self.code)
 
     def _fields(self, counts: Sequence[int], dtype: torch.dtype) -> tuple[int, int, int]:

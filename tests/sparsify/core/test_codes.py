@@ -202,4 +202,4 @@ def test_codes_have_names() -> None:
     assert found == [PlainValues, PlainValues, PlainValues, Int8, E3M0, Symmetric2, Statistical2]
     assert [word for word in WORDS if code_named(word).is_exact] == ["as_is", "fp32"]
     with pytest.raises(ValueError, match=r"no code 'int4'.*; there are: as_is, bf16, e3m0, fp32, int8"):
-        code_named("int4")  # type: ignore[arg-type]  # a wrong word, as an unchecked script has it
+        code_named("int4")  # a wrong word, as an unchecked script has it

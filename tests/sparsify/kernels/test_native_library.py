@@ -28,6 +28,7 @@ void sparsify_above() {}
 void sparsify_add() {}
 void sparsify_clear_at() {}
 void sparsify_norms() {}
+void sparsify_statistical2() {}
 void sparsify_move() {}
 void sparsify_chunks() {}
 }
