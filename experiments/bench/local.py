@@ -37,7 +37,7 @@ TARGETS = (
 )
 
 
-class LaunchAsked(NamedTuple):
+class LocalAsked(NamedTuple):
     """What the process of a launch is told."""
 
     part: Part
@@ -86,7 +86,7 @@ def local(
 
     def measure(case: Record) -> Iterator[Record]:
         asked = [
-            LaunchAsked(case["part"], layers, width, vocabulary, density, turns, at) for at in range(launches)
+            LocalAsked(case["part"], layers, width, vocabulary, density, turns, at) for at in range(launches)
         ]
         yield from rows_of([launched(one) for one in asked])
 
@@ -132,7 +132,7 @@ def verdicts(line: Record) -> list[str]:
     return said
 
 
-def launched(asked: LaunchAsked) -> Record:
+def launched(asked: LocalAsked) -> Record:
     """What a fresh process found."""
     with tempfile.TemporaryDirectory() as folder:
         spawn(work, (asked, folder), nprocs=1)
@@ -140,14 +140,14 @@ def launched(asked: LaunchAsked) -> Record:
     return found
 
 
-def work(rank: int, asked: LaunchAsked, folder: str) -> None:
+def work(rank: int, asked: LocalAsked, folder: str) -> None:
     """The process of a launch."""
     torch.set_num_threads(1)
     (found,) = virtual.run(1, lambda comm: timed(asked, comm))
     (Path(folder) / "found.json").write_text(json.dumps(found))
 
 
-def timed(asked: LaunchAsked, comm: virtual.VirtualComm) -> Record:
+def timed(asked: LocalAsked, comm: virtual.VirtualComm) -> Record:
     """All rows of a part, in each turn in another order."""
     ready = (exchanges if asked.part == "exchange" else steps)(asked, comm)
     order = random.Random(asked.launch)
@@ -167,7 +167,7 @@ def timed(asked: LaunchAsked, comm: virtual.VirtualComm) -> Record:
 Row = tuple[Callable[[], object], Callable[[], object]]  # what goes before, untimed, and what is timed
 
 
-def exchanges(asked: LaunchAsked, comm: virtual.VirtualComm) -> dict[str, Row]:
+def exchanges(asked: LocalAsked, comm: virtual.VirtualComm) -> dict[str, Row]:
     """The exchange after one step of SGD, and Top-k of such gradients."""
     found, draws = dict[str, Row](), torch.Generator().manual_seed(asked.launch)
     model = decoder(asked)
@@ -189,7 +189,7 @@ def exchanges(asked: LaunchAsked, comm: virtual.VirtualComm) -> dict[str, Row]:
     return found
 
 
-def steps(asked: LaunchAsked, comm: virtual.VirtualComm) -> dict[str, Row]:
+def steps(asked: LocalAsked, comm: virtual.VirtualComm) -> dict[str, Row]:
     """AdamW's step, and the same within a round."""
     models = decoder(asked), decoder(asked)
     for model in models:
@@ -200,7 +200,7 @@ def steps(asked: LaunchAsked, comm: virtual.VirtualComm) -> dict[str, Row]:
     return {"inner step": (lambda: None, alone.step), "local step": (lambda: None, optimiser.step)}
 
 
-def decoder(asked: LaunchAsked) -> nn.Module:
+def decoder(asked: LocalAsked) -> nn.Module:
     """Alike whenever it is made."""
     torch.manual_seed(0)
     return GPT(asked.vocabulary, CONTEXT, asked.width, asked.layers, HEADS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ class JointKernel:
     """
 
     name = "one by one"
+    moves: ClassVar[bool] = False  # is there a `move`?
 
     def __init__(self, sizes: Sequence[int], kernels: Sequence[Kernel] = ()) -> None:
         self.sizes, self.kernels = list(sizes), list(kernels)
@@ -66,10 +68,6 @@ class JointKernel:
         for memory, places in zip(into, split_like(space, into), strict=True):
             memory.masked_fill_(places, 0)
 
-    def moves(self, anchors: Sequence[Tensor], owns: Sequence[Tensor]) -> bool:
-        """True if `move` works with these."""
-        return False
-
     def move(
         self,
         anchors: Sequence[Tensor],
@@ -78,8 +76,8 @@ class JointKernel:
         alpha: float,
         rate: float,
     ) -> None:
-        """Two spaces that are alike: each += rate x the sum of (alpha x each part), the latter with one
-        rounding, as torch's add has it.
+        """Two spaces that are alike, of float32: each += rate x the sum of (alpha x each part), the latter
+        with one rounding, as torch's add has it. Parts are those of several buckets, in the order of these.
         """
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 from operator import is_
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +116,8 @@ class NativeJoint(JointKernel):
     float16 whose sums are float32. Where memories or messages hold anything else, torch's operators write.
     """
 
+    moves: ClassVar[bool] = True
+
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__(sizes)
         self.library = library()
@@ -170,9 +172,6 @@ class NativeJoint(JointKernel):
         table = self._parts([part])
         self.library.sparsify_clear_at(memories.ctypes.data, len(memories), table.ctypes.data)
 
-    def moves(self, anchors: Sequence[Tensor], owns: Sequence[Tensor]) -> bool:
-        return [*map(len, anchors)] == [*map(len, owns)] and are_plain(anchors) and are_plain(owns)
-
     def move(
         self,
         anchors: Sequence[Tensor],
@@ -182,8 +181,9 @@ class NativeJoint(JointKernel):
         rate: float,
     ) -> None:
         memories, copies = self._memories(anchors), self._memories(owns)
-        assert memories is not None
-        assert copies is not None
+        assert memories is not None, "anchors must be float32 without gaps, on the CPU"
+        assert copies is not None, "so must their copies"
+        parts = [Sparse(indices.int(), values) for indices, values in parts]
         assert are_messages(parts)
         table = self._parts(parts)
         self.library.sparsify_move(

@@ -25,12 +25,12 @@ def moved(engine: Engine, own: Sequence[Tensor], anchor: Sequence[Tensor], step:
         own, anchor: tensors (m,) that follow each other, of the same lengths.
     """
     method, ats = engine.method, range(len(engine.buckets))
-    if not isinstance(method, Sparsifier) or not method.takes_pieces:
+    if type(method) is not Sparsifier or not method.takes_pieces:  # one with a step of its own takes that
         return None
     if len(set(engine.kinds)) > 1 or engine.num_elements > MOST_TOGETHER:  # they travel in several messages
         return None
     joint = engine.joint_for(ats, own, False)
-    if joint is None or not joint.moves(anchor, own):
+    if joint is None or not joint.moves:
         return None
     those = Together(joint, own, engine.sizes, [step] * len(ats), engine.states)
     with engine.timer.phase("select"):
