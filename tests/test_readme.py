@@ -322,7 +322,7 @@ SAID = (
     Said("10.1 points [9.4, 10.9]", "why-gap.denser"),
     Said("7.27 times [7.16, 7.38] as long", "speed-logs.ratio.top-k-dense"),
     Said("23.8 times shorter [21.2, 26.7]", "fig4-fast.torch-longer-than-fused"),
-    Said("0.94 [0.91, 0.96] of dense's time", "speed-fast.fused-over-dense"),
+    Said("1.15 [1.13, 1.17]", "speed-fast.torch-over-dense"),
     Said("7.7 times [7.5, 7.9] as fast", "crossover-measured.narrow.vgg16-32.topk-fused"),
     Said("1.10 times [1.10, 1.11] the loss", "local-loss.as-good-at-30.30"),
     Said("DeMo at 1.07 [1.07, 1.08]", "local-loss.demo-as-good"),
