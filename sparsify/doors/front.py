@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
@@ -22,19 +22,17 @@ def uncompiled(function: F) -> F:
     gradients that change places are no graph.
     """
 
+    disabled = list[Callable[..., Any]]()  # the same, made once the compiler is there
+
     @wraps(function)
     def left(*args: Any, **options: Any) -> Any:
         if "torch._dynamo" not in sys.modules:  # nobody compiles, and to load the compiler takes a second
             return function(*args, **options)
-        return disabled(function)(*args, **options)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args, **options)
 
     return cast(F, left)
-
-
-@cache
-def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for good, once the compiler is loaded."""
-    return cast(Callable[..., Any], torch.compiler.disable(function))
 
 
 def advised(function: F) -> F:
