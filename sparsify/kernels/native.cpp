@@ -37,6 +37,7 @@ constexpr int64_t FEW = 1 << 12;  // up to so many are compared 31 times, more a
 constexpr int64_t ROOM = 8;  // candidates beyond 1/8 of all elements are not collected: all are looked through
 constexpr Key NOTHING = 0xffffffffu;  // a bound that nothing reaches
 constexpr int64_t RUN = 8;  // elements in a row of the sample: half a cache line
+constexpr int64_t AHEAD = 32;  // elements of a part that are fetched before they are written to
 constexpr int64_t LANES = 16;  // floats of a vector
 
 // Of the gradient; NONE: there is nothing to add. DRIFT, of chunks: an anchor less parameters, which become the anchor.
@@ -973,7 +974,13 @@ void sparsify_move(
         for (int64_t i = 0; i < part.count; ++i) act(part.indices[i] - start, part.values[i]);
     };
     if (num_parts == 1) {
-      each([&](int64_t at, float value) { own[at] = anchor[at] = std::fma(rate, 0 + alpha * value, anchor[at]); });
+      const Part& part = here[0];
+      for (int64_t i = 0; i < part.count; ++i) {
+        const int64_t at = part.indices[i] - start, ahead = part.indices[std::min(i + AHEAD, part.count - 1)] - start;
+        __builtin_prefetch(anchor + ahead, 1);
+        __builtin_prefetch(own + ahead, 1);
+        own[at] = anchor[at] = std::fma(rate, 0 + alpha * part.values[i], anchor[at]);
+      }
       continue;
     }
     // The sum is taken in the other space.

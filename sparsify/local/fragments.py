@@ -12,12 +12,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsify.comm import Comm
+from sparsify.core import huge_pages
 from sparsify.core.bucket import FlatGradients, TensorKind
 from sparsify.core.gradients import flattened, layout_of
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.engine import Engine, NonFinite, StepReport
 from sparsify.doors.handshake import shake_hands
 from sparsify.doors.states import StateMismatch, check_finite, check_keys, check_part, dump, restore
+from sparsify.kernels.joint import split_like
 from sparsify.local.at_once import moved
 from sparsify.local.strategy import Local
 from sparsify.method import Dense, Step
@@ -89,7 +91,7 @@ class Fragment:
         # Where anchors differ too: it has the same seed, so that it meets the same workers.
         self.of_anchors = Engine(method, *common) if strategy.pulls else None
         self.of_states = [Engine(Dense("layer"), *common) for _ in strategy.states]
-        self.anchor = [piece.clone() for piece in self.own()]
+        self.anchor = copies_of(self.own())
         self.outer = strategy.outer.init(self.anchor)
         self.drift = list[Tensor]()  # averaged, to be applied
         self.watch: Callable[[list[Tensor]], None] | None = None  # told of each average
@@ -111,7 +113,7 @@ class Fragment:
                 frozen.
         """
         for (name, p), kind, stride in zip(self.parameters, self.kinds, self.strides, strict=True):
-            if TensorKind.of(p) != kind or p.stride() != stride or not p.requires_grad:
+            if (p.shape, p.dtype, p.device) != kind or p.stride() != stride or not p.requires_grad:
                 laid_out = f", strides {p.stride()}" * (p.stride() != stride)
                 now = f"{TensorKind.of(p)}{laid_out}{'' if p.requires_grad else ', frozen'}"
                 raise ValueError(
@@ -245,6 +247,17 @@ class Fragment:
             engine.restore_state(one)
         found = restore(self.state(), saved["state"])
         self.outer, self.drift = found.outer, found.drift
+
+
+def copies_of(pieces: Sequence[Tensor]) -> list[Tensor]:
+    """A copy of each; on a CPU in one memory, in huge pages, unless they are of several types."""
+    first = pieces[0]
+    if not first.is_cpu or len({(piece.dtype, piece.device) for piece in pieces}) > 1:
+        return [piece.clone() for piece in pieces]
+    memory = huge_pages.advise(first.new_empty(sum(piece.numel() for piece in pieces)))
+    copies = split_like(memory, pieces)
+    torch._foreach_copy_(copies, [*pieces])
+    return copies
 
 
 def whole(engine: Engine, pieces: Sequence[Tensor], step: Step) -> StepReport:

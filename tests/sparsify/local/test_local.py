@@ -16,7 +16,7 @@ from torch.nn import functional
 import sparsify
 from sparsify.comm import Comm, CountingComm, virtual
 from sparsify.doors.states import StateMismatch
-from sparsify.local.fragments import NonFiniteDrift, block_of, fragments_of
+from sparsify.local.fragments import NonFiniteDrift, block_of, copies_of, fragments_of
 from sparsify.local.optimiser import LocalOptimiser
 from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local, Nesterov, Outer, Plain
 from sparsify.method import Dense, Method
@@ -665,3 +665,15 @@ def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
             optimiser.step()
 
     virtual.run(1, body)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, torch.bfloat16)])
+def test_copies_of_parameters_are_alike_and_their_own(dtypes: tuple[torch.dtype, ...]) -> None:
+    pieces = [torch.randn(n).to(dtype) for n, dtype in zip((5, 3), dtypes, strict=True)]
+    copies = copies_of(pieces)
+    for piece, other in zip(pieces, copies, strict=True):
+        assert other.dtype == piece.dtype
+        assert torch.equal(other, piece)
+        before = piece.clone()
+        other.zero_()
+        assert torch.equal(piece, before)
