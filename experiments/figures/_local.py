@@ -20,6 +20,7 @@ _DATA = papers.item("survey.local-why")
 SPARSELOCO: RunSettings = _DATA["sparseloco"]
 DILOCO: RunSettings = _DATA["diloco"]
 COLUMN = "val_loss"
+LARGEST = 700.0  # nats, of which e to them is a number
 KILO = 1e-3
 # Streaming DiLoCo's smallest model, Table 5, as columns of the records.
 SCALE = {"task.name": "a transformer of 35 M parameters on C4"}
@@ -50,9 +51,12 @@ def loss(frames: Frames, own: Sequence[str]) -> dict[str, object]:
 
 
 def _perplexity(loss: Value) -> Value:
-    """Among how many characters the next one is left to guess, with the interval of the loss."""
-    low, high = (None if edge is None else math.exp(edge) for edge in (loss.low, loss.high))
-    return loss._replace(value=math.exp(loss.value), low=low, high=high, floor=1.0)
+    """Among how many characters the next one is left to guess, with the interval of the loss; without one
+    where two seeds say so little that e to its end is no number.
+    """
+    low, high = loss.low, loss.high
+    low, high = (None, None) if high is None or high > LARGEST else (math.exp(low or 0.0), math.exp(high))
+    return loss._replace(value=math.exp(min(loss.value, LARGEST)), low=low, high=high, floor=1.0)
 
 
 def told(frames: Frames) -> Frames:

@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 
 from analysis.records.frames import Frames, empty, runs_frame, typed
+from analysis.stats import Value
 from experiments import figures
+from experiments.figures import _local
 from experiments.figures import survey_local_loss as item
 from experiments.figures.runs import configs_of, more_configs_of
 from tests.conftest import there
@@ -94,3 +96,8 @@ def test_every_method_and_period_is_trained_with_each_seed(profile: str) -> None
     per_seed = 3 + 2 * len(item.EVERY[profile])
     assert len(first) == per_seed * len(item.SEEDS[profile])
     assert len(more) == per_seed * len(item.MORE_SEEDS[profile])
+
+
+def test_two_seeds_that_say_little_have_a_perplexity_without_an_interval() -> None:
+    assert _local._perplexity(Value(2.0, 1.0, 1e4)) == Value(np.exp(2.0), floor=1.0)
+    assert _local._perplexity(Value(2.0, 1.0, 3.0)) == Value(np.exp(2.0), np.e, np.exp(3.0), floor=1.0)
