@@ -20,7 +20,7 @@ _DATA = papers.item("survey.local-why")
 SPARSELOCO: RunSettings = _DATA["sparseloco"]
 DILOCO: RunSettings = _DATA["diloco"]
 COLUMN = "val_loss"
-LARGEST = 700.0  # nats, of which e to them is a number
+LARGEST = 20.0  # nats, to which perplexity is told: e to them is more than any text has characters
 KILO = 1e-3
 # Streaming DiLoCo's smallest model, Table 5, as columns of the records.
 SCALE = {"task.name": "a transformer of 35 M parameters on C4"}
@@ -47,16 +47,16 @@ def keys(frames: Frames, own: RunSettings) -> list[str]:
 def loss(frames: Frames, own: Sequence[str]) -> dict[str, object]:
     """Cells of a table: the loss at the end, and e to it."""
     found = final(frames, own, COLUMN)
-    return {"loss": found, "perplexity": found and _perplexity(found)}
+    return {"loss": found, "perplexity": _perplexity(found) if found and found.value <= LARGEST else None}
 
 
 def _perplexity(loss: Value) -> Value:
     """Among how many characters the next one is left to guess, with the interval of the loss; without one
-    where two seeds say so little that e to its end is no number.
+    where two seeds say so little that it has no end.
     """
     low, high = loss.low, loss.high
     low, high = (None, None) if high is None or high > LARGEST else (math.exp(low or 0.0), math.exp(high))
-    return loss._replace(value=math.exp(min(loss.value, LARGEST)), low=low, high=high, floor=1.0)
+    return loss._replace(value=math.exp(loss.value), low=low, high=high, floor=1.0)
 
 
 def told(frames: Frames) -> Frames:

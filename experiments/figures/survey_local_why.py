@@ -11,6 +11,7 @@ from typing import NamedTuple
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import style
+from analysis.pictures.numbers import number
 from analysis.records.frames import Frames
 from analysis.stats import Value, final_difference, final_ratio
 from analysis.tables import Table
@@ -32,6 +33,7 @@ UNITS = {
     "error, bell": "%", "error, heavy tails": "%", "loss": "nats", "above": "nats", "in a round": "kB",
 }  # fmt: skip
 BASE, DILOCO = "paper", "DiLoCo"
+FURTHEST = 1.0  # nats that are drawn; what diverged ends beyond
 LINE = {"linestyle": "-", "marker": "", "lw": 1, "zorder": 1}
 
 
@@ -72,7 +74,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     shown = [panel for panel in panels if panel is not None]
     if not shown:
         raise ValueError(plots.EMPTY)
-    return plots.picture(shown, 1.1 * len(shown), rows=len(shown), keys=(), sharex=True)
+    return plots.picture(shown, 1.8 * len(shown), rows=len(shown), keys=(), sharex=True)
 
 
 def _panel(frames: Frames, question: Switched) -> plots.Panel | None:
@@ -87,13 +89,17 @@ def _panel(frames: Frames, question: Switched) -> plots.Panel | None:
         return None
     look = style.look("topk")._replace(label="")
     places = range(len(found))
-    means = plots.Curve(look, [each.value for *_, each in found], places)
+    means = plots.Curve(look, [min(each.value, FURTHEST) for *_, each in found], places)
     intervals = [
-        plots.Curve(look, (each.low, each.high), (at, at), LINE)
+        plots.Curve(look, (max(each.low, -FURTHEST), min(each.high, FURTHEST)), (at, at), LINE)
         for at, (*_, each) in enumerate(found)
-        if each.low is not None
+        if each.low is not None and each.high is not None
     ]
-    labels = [name if first == BASE else f"{name} (over {first})" for name, first, _ in found]
+    labels = [
+        f"{name}{'' if first == BASE else f' (over {first})'}"
+        f"{f': +{number(each.value)}' if each.value > FURTHEST else ''}"
+        for name, first, each in found
+    ]
     zero = plots.Curve(style.look("dense")._replace(label=""), (0, 0), (-0.5, len(found) - 0.5), LINE)
     return plots.dots([zero, *intervals, means], rows=labels, grid="x", title=question.title)
 
