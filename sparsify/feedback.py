@@ -30,10 +30,6 @@ class Feedback(Part, ABC):
 
     takes_pieces: ClassVar[bool] = False  # does `operands` hand the gradient on as it is, in pieces too?
 
-    def __init_subclass__(cls) -> None:
-        if "operands" in vars(cls) and "weight" not in vars(cls):
-            cls.weight = None  # type: ignore[assignment,method-assign]  # said of other operands
-
     @property
     def weight(self) -> float | None:
         """What `operands` multiplies the state with, which is the residual, and no more than that; None where
@@ -131,8 +127,8 @@ class ErrorFeedback(Feedback):
     takes_pieces: ClassVar[bool] = True
 
     @property
-    def weight(self) -> float:
-        return 1.0
+    def weight(self) -> float | None:
+        return 1.0 if type(self).operands is ErrorFeedback.operands else None
 
     def init(self, like: Tensor) -> Tensor:
         return huge_pages.zeros_like(like, work_dtype(like.dtype))
@@ -164,8 +160,8 @@ class DecayedFeedback(ErrorFeedback):
     decay: Share = 0.95
 
     @property
-    def weight(self) -> float:
-        return self.decay
+    def weight(self) -> float | None:
+        return self.decay if type(self).operands is DecayedFeedback.operands else None
 
     def broken_laws(self) -> dict[str, str]:
         decayed = "the residual decays, by 1 - decay in each step; with decay=1 nothing is lost"

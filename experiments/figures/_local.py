@@ -20,7 +20,7 @@ _DATA = papers.item("survey.local-why")
 SPARSELOCO: RunSettings = _DATA["sparseloco"]
 DILOCO: RunSettings = _DATA["diloco"]
 COLUMN = "val_loss"
-LARGEST = 20.0  # nats, to which perplexity is told: e to them is more than any text has characters
+LARGEST = 20.0  # nats, to which perplexity is told: e to them is more than any vocabulary has entries
 KILO = 1e-3
 # Streaming DiLoCo's smallest model, Table 5, as columns of the records.
 SCALE = {"task.name": "a transformer of 35 M parameters on C4"}

@@ -6,6 +6,7 @@ Not a figure of a paper; the claims are those of SparseLoCo and Streaming DiLoCo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isnan
 from typing import NamedTuple
 
 from analysis import plots
@@ -95,13 +96,15 @@ def _panel(frames: Frames, question: Switched) -> plots.Panel | None:
         for at, (*_, each) in enumerate(found)
         if each.low is not None and each.high is not None
     ]
-    labels = [
-        f"{name}{'' if first == BASE else f' (over {first})'}"
-        f"{f': +{number(each.value)}' if each.value > FURTHEST else ''}"
-        for name, first, each in found
-    ]
+    labels = [_label(name, first, each.value) for name, first, each in found]
     zero = plots.Curve(style.look("dense")._replace(label=""), (0, 0), (-0.5, len(found) - 0.5), LINE)
     return plots.dots([zero, *intervals, means], rows=labels, grid="x", title=question.title)
+
+
+def _label(name: str, first: str, above: float) -> str:
+    """A training's row; with its number, or without one, where it is not drawn at its place."""
+    place = "" if above <= FURTHEST else ": diverged" if isnan(above) else f": +{number(above)}"
+    return f"{name}{'' if first == BASE else f' (over {first})'}{place}"
 
 
 def table(frames: Frames) -> list[Table]:

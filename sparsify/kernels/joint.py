@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ class JointKernel:
     """
 
     name = "one by one"
-    moves: ClassVar[bool] = False  # is there a `move`?
 
     def __init__(self, sizes: Sequence[int], kernels: Sequence[Kernel] = ()) -> None:
         self.sizes, self.kernels = list(sizes), list(kernels)
@@ -79,7 +77,12 @@ class JointKernel:
         """Two spaces that are alike, of float32: each += rate x the sum of (alpha x each part), the latter
         with one rounding, as torch's add has it. Parts are those of several buckets, in the order of these.
         """
-        raise NotImplementedError
+        total = anchors[0].new_zeros(self.num_elements)
+        for part in parts:
+            part.add_to(total, alpha)
+        torch._foreach_add_(
+            [*anchors, *owns], [*split_like(total, anchors), *split_like(total, owns)], alpha=rate
+        )
 
     def joined(self, parts: Iterable[Sparse]) -> Sparse:
         """Parts of each bucket as one of the space."""

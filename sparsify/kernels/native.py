@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 from operator import is_
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -116,8 +116,6 @@ class NativeJoint(JointKernel):
     float16 whose sums are float32. Where memories or messages hold anything else, torch's operators write.
     """
 
-    moves: ClassVar[bool] = True
-
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__(sizes)
         self.library = library()
@@ -181,10 +179,9 @@ class NativeJoint(JointKernel):
         rate: float,
     ) -> None:
         memories, copies = self._memories(anchors), self._memories(owns)
-        assert memories is not None, "anchors must be float32 without gaps, on the CPU"
-        assert copies is not None, "so must their copies"
         parts = [Sparse(indices.int(), values) for indices, values in parts]
-        assert are_messages(parts)
+        if memories is None or copies is None or not are_messages(parts):
+            return super().move(anchors, owns, parts, alpha, rate)
         table = self._parts(parts)
         self.library.sparsify_move(
             memories.ctypes.data, copies.ctypes.data, len(memories), table.ctypes.data, len(parts), alpha,

@@ -30,7 +30,7 @@ def moved(engine: Engine, own: Sequence[Tensor], anchor: Sequence[Tensor], step:
     if len(set(engine.kinds)) > 1 or engine.num_elements > MOST_TOGETHER:  # they travel in several messages
         return None
     joint = engine.joint_for(ats, own, False)
-    if joint is None or not joint.moves:
+    if joint is None:
         return None
     those = Together(joint, own, engine.sizes, [step] * len(ats), engine.states)
     with engine.timer.phase("select"):

@@ -80,6 +80,12 @@ def test_what_lies_below_is_as_far_apart_as_what_lies_above() -> None:
     assert why.spread(found, [*names, "fp32"]) is None
 
 
+def test_what_diverged_is_drawn_at_the_edge_with_its_number() -> None:
+    assert why._label("clipped", why.BASE, 0.1) == "clipped"
+    assert why._label("8 senders", "8 workers", 2.5) == "8 senders (over 8 workers): +2.5"
+    assert why._label("clipped", why.BASE, float("nan")) == "clipped: diverged"
+
+
 def test_the_best_density_of_each_side_counts() -> None:
     losses = dict(zip(density.DENSITIES["paper"], (2.5, 2.2, 2.1, 2.0, 2.1, 2.3, 2.05), strict=True))
     found = frames({

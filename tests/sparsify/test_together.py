@@ -239,6 +239,23 @@ def test_parts_are_added_in_their_order_wherever_memories_begin(make: Any, name:
     assert torch.equal(torch.cat(memories), expected.index_fill(0, parts[0].indices.long(), 0))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("make", [plain, pytest.param(NativeJoint, marks=needs_native)])
+def test_two_spaces_that_are_alike_move_alike_by_the_sum_of_parts(make: Any, count: int) -> None:
+    n, before = sum(SIZES), torch.cat(space(SIZES, seed=2))
+    parts = [
+        Sparse(torch.arange(at % 2, n, 20, dtype=torch.int32), values)  # some places are of several
+        for at, values in enumerate(space([len(range(at % 2, n, 20)) for at in range(count)]))
+    ]
+    total = torch.zeros(n)
+    for part in parts:
+        total.index_add_(0, part.indices, part.values * 0.25)
+    anchors, owns = ([piece.clone() for piece in before.split(SIZES)] for _ in range(2))
+    make(SIZES).move(anchors, owns, parts, 0.25, -1.0)
+    assert torch.equal(torch.cat(anchors), before - total)
+    assert all(map(torch.equal, anchors, owns))
+
+
 @needs_native
 def test_more_than_caches_hold_is_cleared_whole() -> None:
     sizes = [3, 2**22, 1, 5]
