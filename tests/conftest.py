@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
@@ -100,6 +101,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         random.Random(seed).shuffle(items)
     else:
         items.sort(key=lambda item: rank(group_of(item.nodeid)))
+
+
+def pytest_collection_finish() -> None:
+    """Nobody looks for garbage in what is loaded by now: most of it stays to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def rank(group: str) -> int:

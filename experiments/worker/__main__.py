@@ -32,8 +32,9 @@ def main(
     if Attempt(Path(orders.attempt)).is_valid():
         return 0  # SLURM has started its job again, for another run or because the node died late
     try:
-        from experiments.worker.build import prepare_optimisers  # torch comes with it
-        from experiments.worker.run import execute
+        with worker_process.kept():
+            from experiments.worker.build import prepare_optimisers  # torch comes with it
+            from experiments.worker.run import execute
 
         prepare_optimisers()
         execute(orders, place, start_folder, stop)

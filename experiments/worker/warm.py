@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from experiments.worker import run as run
-from slurm.worker_process import STOP_SIGNALS
+from slurm.worker_process import STOP_SIGNALS, kept
+
+with kept():
+    from experiments.worker import run as run
 
 # Workers take them once they listen; this process ends with the one that started it.
 signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

@@ -88,6 +88,7 @@ def test_a_data_set_downloads_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(data_root, "ROOT", tmp_path)
     monkeypatch.setattr(data_root, "DATASETS", package)
     monkeypatch.setattr(data_root, "reachable", lambda host: True)
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # its process finds the package here
     data_root.files_of.cache_clear()
     files, said, root = data_root.files_of("nothing"), list[str](), tmp_path / "data"
     assert files == Files("Nothing", "nothing", "localhost", "0 MiB")

@@ -20,13 +20,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import importlib
 import inspect
 import json
 import math
 import os
 import random
-import re
 import sys
 import threading
 import time
@@ -44,8 +42,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.sparsify.kernels.accesses import Access, Memory, Site, meetings
+from tests.sparsify.kernels.interpreter import interpreter, patching_once
 
-READ = ((3, 6), (3, 9))  # versions of Triton, torch 2.11's to 2.15's, whose runtime/interpreter.py was read
 OFTEN = (1.0, 0.5, 0.2, 0.05)  # how likely a launch's programs hand the baton on, at each access
 CUT = 0.4  # how likely an access of many elements is cut in two
 TELL_S = 60  # between two lines about a long run
@@ -130,11 +128,11 @@ class Concurrent:
     def __enter__(self) -> Concurrent:
         self.interpreter = interpreter()
         self.builder = self.interpreter.interpreter_builder
-        execute, patch = self.interpreter.GridExecutor.__call__, self.interpreter._patch_lang
-        patched = set[int]()
+        self.stack = ExitStack()
+        self.stack.enter_context(patching_once())
+        execute = self.interpreter.GridExecutor.__call__
 
         def call(executor: Any, *args: Any, **options: Any) -> None:
-            patched.clear()
             kernel = executor.fn
             executor.fn = Gathered(kernel, self)
             self.memory = Memory.of([*args, *options.values(), *self.lent])
@@ -143,17 +141,8 @@ class Concurrent:
             finally:
                 executor.fn = kernel
 
-        def patch_once(kernel: Any) -> Any:
-            """Triton does it at each call of a function, which takes most of the time."""
-            if id(kernel.__globals__) in patched:
-                return None
-            patched.add(id(kernel.__globals__))
-            return patch(kernel)
-
-        self.stack = ExitStack()
         replace = mock.patch.object
         self.stack.enter_context(replace(self.interpreter.GridExecutor, "__call__", call))
-        self.stack.enter_context(replace(self.interpreter, "_patch_lang", patch_once))
         # Whether integers overflow is asked elsewhere, and takes a third of the time.
         options = dataclasses.replace(self.builder.options, sanitize_overflow=False)
         self.stack.enter_context(replace(self.builder, "options", options))
@@ -390,20 +379,6 @@ def _bind(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..
         return hook(original, *args, *options.values())
 
     return hooked
-
-
-def interpreter() -> Any:
-    """Triton's module, if it is one that was read, and if Triton interprets."""
-    triton = importlib.import_module("triton")
-    version = tuple(int(number) for number in re.findall(r"\d+", triton.__version__)[:2])
-    if not READ[0] <= version <= READ[1]:
-        raise RuntimeError(
-            f"Triton {triton.__version__}: programs can be run at once in the interpreters of 3.6 to 3.9, "
-            "which were read; read this one's runtime/interpreter.py, then change READ"
-        )
-    if not triton.knobs.runtime.interpret:
-        raise RuntimeError("set TRITON_INTERPRET=1 before Triton is imported")
-    return importlib.import_module("triton.runtime.interpreter")
 
 
 # --- the long run

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from sparsify.core import host_sync
 from sparsify.kernels import Eager
 from sparsify.types import SearchStats, Sparse
 from tests.conftest import python, there
+from tests.sparsify.kernels.interpreter import patching_once
 
 CUDA = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -36,6 +38,12 @@ QUIET = pytest.mark.filterwarnings(
 
 if CUDA or INTERPRETED:  # else the import would settle how Triton works in this process
     from sparsify.kernels import gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def less_slow() -> Iterator[None]:
+    with patching_once() if INTERPRETED else nullcontext():
+        yield
 
 
 def own(number: int) -> torch.Generator:

@@ -21,6 +21,7 @@ from tests.sparsify.kernels.test_gpu_kernels import (
     INTERPRETED,
     QUIET,
     expected,
+    less_slow,
     normal,
     own,
     passed_in_the_interpreter,
@@ -28,6 +29,7 @@ from tests.sparsify.kernels.test_gpu_kernels import (
 )
 from tests.sparsify.laws import build, live
 
+__all__ = ["less_slow"]  # a fixture is found by its name in this module
 SMALL: dict[str, Any] = {"tile": 256, "fewest": 1}  # the interpreter is slow
 N = 600  # three shares
 
