@@ -176,6 +176,7 @@ def slowdown(frames: Frames, keys: Sequence[str], baseline: Sequence[str]) -> Va
     return phase_ratio(frames, keys, baseline, "slowest")
 
 
+@remembered
 def phase_ratio(frames: Frames, keys: Sequence[str], baseline: Sequence[str], phase: str) -> Value | None:
     """Time of a phase in `keys` over that in `baseline`: the mean of the logarithms of its paired ratios.
 
@@ -365,6 +366,7 @@ def _seeds(frames: Frames) -> pd.Series[Any]:
     return by_key
 
 
+@remembered
 def _last(frames: Frames, keys: Sequence[str], column: str) -> pd.Series[float]:
     """`column` at each run's last epoch, by seed; NaN of a run that diverged. Only of runs that validated."""
     reads(keys)

@@ -47,7 +47,7 @@ def canvas(
         engine = figure.get_layout_engine()
         assert engine is not None, "the layout is constrained"
         engine.execute(figure)
-        figure.set_layout_engine("none")  # laid out once, not again for every file format
+        figure.set_layout_engine(None)  # laid out once, not again for every file format
         for axes in figure.axes:  # the last bits of what the layout solves are not always the same
             left, bottom, width, height = (round(edge, 6) for edge in axes.get_position().bounds)
             axes.set_position((left, bottom, width, height))

@@ -30,7 +30,7 @@ WORDS = {*keyword.kwlist, "nan"}
 LOGGED = ("steps", "epochs")  # tables with numbers that no field is for
 P = ParamSpec("P")
 R = TypeVar("R")
-_FOUND: dict[tuple[int, int], dict[Any, Any]] = {}  # by the identity of runs and of steps
+_FOUND: dict[tuple[int, ...], dict[Any, Any]] = {}  # by the identities of tables
 _READ: ContextVar[set[str] | None] = ContextVar("_READ", default=None)
 NO_ROWS = np.array([], dtype=int)
 NO_LOOKS = pd.DataFrame({name: pd.Series(dtype=field.type) for name, field in ALWAYS["looks"].items()})
@@ -272,18 +272,19 @@ def reads(keys: Iterable[str]) -> None:
 
 
 def remembered(function: Callable[Concatenate[Frames, P], R]) -> Callable[Concatenate[Frames, P], R]:
-    """Calls a function of runs and steps once for the same frames and arguments, for as long as the frames
-    live. Neither they nor what it returns may be changed in place.
+    """Calls a function of runs, steps and epochs once for the same frames and arguments, for as long as the
+    frames live. Neither they nor what it returns may be changed in place.
     """
 
     @wraps(function)
     def found(frames: Frames, /, *args: P.args, **kwargs: P.kwargs) -> R:
         named = [(name, _hashable(kwargs[name])) for name in sorted(kwargs)]
         call = (function, *map(_hashable, args), *named)
-        key = (id(frames.runs), id(frames.steps))
+        tables = (frames.runs, frames.steps, frames.epochs)
+        key = tuple(map(id, tables))
         if key not in _FOUND:
             _FOUND[key] = {}
-            for table in (frames.runs, frames.steps):  # another table may get its identity afterwards
+            for table in tables:  # another table may get its identity afterwards
                 weakref.finalize(table, _FOUND.pop, key, None)
         kept = _FOUND[key]
         if call not in kept:

@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 def await_(
-    condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S, pause: float = 0.1
+    condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S, pause: float = 0.2
 ) -> None:
     deadline = time.monotonic() + deadline_s
     while not condition():
