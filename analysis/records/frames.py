@@ -194,8 +194,11 @@ def typed(name: str, frame: pd.DataFrame) -> pd.DataFrame:
         ordered = ordered.astype({column: kinds[str(column)] for column in others})
     for column in listed.keys() - kinds.keys() - set(frame.columns):
         ordered[column] = np.full(len(frame), None, dtype=object)  # not NaN, which is no text
-    for column in extra if name in LOGGED else ():
+    plain = extra if name in LOGGED else ()
+    for column in plain:
         ordered[column] = _plain(ordered[column])
+    if list(ordered.columns) == list(frame.columns) and not others and not plain:
+        return ordered  # as they were written
     # astype leaves each column by itself, which makes taking rows slow; and pandas warns of a hundred such.
     together: pd.DataFrame = ordered.copy()
     return together

@@ -38,6 +38,7 @@ from analysis.records.frames import Frames, empty, no_rows, records, runs_frame,
 from analysis.records.schema import NUMBER
 from analysis.records.store import Attempt, Store
 
+pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps as much as the tables took
 # At most so many runs, with so many bytes of logs, are read together: as tables they take many times as much.
 RUNS_OF_A_PART, BYTES_OF_A_PART = 250, 32 * 2**20
 SCHEMA_KEY = "schema"  # in a file's metadata; older files have none, and are of schema 1
@@ -181,9 +182,7 @@ def read_parquet(folder: Path, names: Collection[str] = Frames._fields) -> Frame
     """
     paths = [folder / f"{name}.parquet" for name in Frames._fields]
     raws = [_bytes(path) if path.stem in names else None for path in paths]
-    found = Frames(*map(_as_table, paths, raws))
-    pa.default_memory_pool().release_unused()  # which would keep as much as the tables take
-    return found
+    return Frames(*map(_as_table, paths, raws))
 
 
 def newest_frames(
@@ -319,14 +318,14 @@ def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:
         # A text that stands in a million rows is in memory once.
         texts = [each.name for each in file.schema_arrow if pa.types.is_string(each.type)]
         table = pq.ParquetFile(io.BytesIO(raw), metadata=file.metadata, read_dictionary=texts).read()
-        frame = table.to_pandas()
-        found = frame.select_dtypes("category").columns
-        frame = frame.assign(
-            **{text: frame[text].astype(object).where(frame[text].notna(), None) for text in found}
-        )
+        made_for = (table.schema.metadata or {}).get(SCHEMA_KEY.encode(), b"1").decode(errors="replace")
+        # Column by column, each of which Arrow gives up when the next one comes.
+        frame = _wide(table).to_pandas(self_destruct=True)
+        del table
+        for text in frame.select_dtypes("category").columns:
+            frame[text] = frame[text].astype(object).where(frame[text].notna(), None)
     except (pa.ArrowException, OSError) as error:
         raise Damaged(path, "is not a whole Parquet file") from error
-    made_for = (table.schema.metadata or {}).get(SCHEMA_KEY.encode(), b"1").decode(errors="replace")
     if made_for != str(schema.SCHEMA):
         raise Damaged(path, f"has schema {made_for}, and this code reads schema {schema.SCHEMA}")
     older = {field.was: column for column, field in COLUMNS[name].items()}
@@ -335,8 +334,13 @@ def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:
     needed += OF_EVERY_RUN if name == "runs" and len(frame) else ()
     if missing := [column for column in needed if column not in there]:
         raise Damaged(path, f"is not as it was written: it has no column {missing[0]}")
-    floats = {column: NUMBER for column, kind in frame.dtypes.items() if kind == np.float32}
     try:
-        return typed(name, frame.astype(floats) if floats else frame)
+        return typed(name, frame)
     except (TypeError, ValueError) as error:
         raise Damaged(path, f"is not as it was written: {error}") from error
+
+
+def _wide(table: pa.Table) -> pa.Table:
+    """Numbers of twice the size, as frames have them, where files have smaller ones."""
+    wide = [field.with_type(pa.float64()) if field.type == pa.float32() else field for field in table.schema]
+    return table.cast(pa.schema(wide, table.schema.metadata))
