@@ -22,8 +22,7 @@ from analysis.records.steps import BLOCKS, ENOUGH_RUNS, LAUNCHES, Units, has_blo
 
 CONFIDENCE = 0.95
 # How many samples make a verdict possible, by their kind: no number of our own blocks does. Windows are those
-# behind the speeds that a paper's authors logged, logged blocks those of their iterations, whose likeness is
-# allowed for (analysis.published). What values printed in a paper say of each other has no error.
+# behind the speeds that a paper's authors logged, logged blocks those of their iterations (analysis.published).
 RUNS, WINDOWS, LOGGED = "runs", "windows", "logged blocks"
 PRINTED, COUNTED = "printed values", "counts"  # without an error of their own
 ENOUGH = {RUNS: ENOUGH_RUNS, LAUNCHES: 5, WINDOWS: 30, LOGGED: 30, PRINTED: 1, COUNTED: 1}
