@@ -22,7 +22,7 @@ from analysis.records.steps import BLOCKS, ENOUGH_RUNS, LAUNCHES, Units, has_blo
 
 CONFIDENCE = 0.95
 # How many samples make a verdict possible, by their kind: no number of our own blocks does. Windows are those
-# behind the speeds that a paper's authors logged, logged blocks those of their iterations (analysis.published).
+# behind the speeds that authors logged, logged blocks those of their iterations (analysis.published).
 RUNS, WINDOWS, LOGGED = "runs", "windows", "logged blocks"
 PRINTED, COUNTED = "printed values", "counts"  # without an error of their own
 ENOUGH = {RUNS: ENOUGH_RUNS, LAUNCHES: 5, WINDOWS: 30, LOGGED: 30, PRINTED: 1, COUNTED: 1}
@@ -372,8 +372,7 @@ def _last(frames: Frames, keys: Sequence[str], column: str) -> pd.Series[float]:
     epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
     recorded = (epochs.groupby("key")[column].transform("count") > 0) | epochs["key"].isin(diverged(frames))
     last = epochs[recorded].set_index("key")[column].groupby(level="key", sort=False).tail(1)
-    by_seed: pd.Series[float] = last.rename(index=_seeds(frames))
-    return by_seed
+    return last.rename(index=_seeds(frames))  # type: ignore[no-any-return]
 
 
 def _paired(
