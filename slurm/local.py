@@ -64,6 +64,7 @@ class LocalWorkers:
         per_node: int = 1,
     ) -> None:
         self.folder, self.size, self.network = folder, size, network
+        self.has_lost_network = False
         self.codes: dict[int, int] = {}
         self.failed_at: float | None = None
         self.processes: dict[int, WorkerProcess] = {}
@@ -85,14 +86,16 @@ class LocalWorkers:
         """Exit code by rank, negative for a signal, once all have ended; None while workers run.
 
         Once one has failed the others get a moment, then they are stopped: those did not fail, and have none.
+        So are all whose network has ended.
         """
+        self.has_lost_network = self.has_lost_network or (self.network is not None and self.network.is_gone)
         for rank, process in self.processes.items():
             if rank not in self.codes and (code := process.poll()) is not None:
                 self.codes[rank] = exit_code(code)
                 with contextlib.suppress(FileNotFoundError):  # the folder was removed: its owner will see
                     note_exit(self.folder, rank, self.codes[rank])
         if len(self.codes) < self.size:
-            if not any(self.codes.values()):
+            if not any(self.codes.values()) and not self.has_lost_network:
                 return None
             self.failed_at = self.failed_at or time.monotonic()
             if time.monotonic() - self.failed_at <= GRACE_S:

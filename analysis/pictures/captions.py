@@ -149,7 +149,7 @@ def scale_label(frames: Frames) -> str:
 
 
 def emulated(frames: Frames) -> str:
-    """Bandwidth and latency that were found of links which token buckets slow down; empty without any."""
+    """Bandwidth and latency that were found of emulated links, and how busy a relay was; empty if none."""
     prefix = "provenance.machine.link."
     if f"{prefix}asked_gbit_s" not in frames.runs:
         return ""
@@ -163,9 +163,20 @@ def emulated(frames: Frames) -> str:
             f"{name} {number(seen['asked_gbit_s'].iloc[0])} Gbit/s asked, {number(pairs)} found between two "
             f"nodes, {number(seen['together_gbit_s'].min())} with all sending at once, latency "
             f"{number(round(1e6 * seen['latency_s'].max()))} us ({'' if delayed else 'not delayed; '}"
-            f"{number(1e6 * seen['asked_latency_s'].iloc[0])} us asked)"
+            f"{number(1e6 * seen['asked_latency_s'].iloc[0])} us asked){_relayed(runs)}"
         )
     return f" Emulated links, as the workers found them: {'; '.join(found)}." if found else ""
+
+
+def _relayed(runs: pd.DataFrame) -> str:
+    """How much of a core the relay of these runs took, and how many packets it handed over late."""
+    if "relay.packets" not in runs or not (runs["relay.packets"] > 0).any():
+        return ""
+    busy = 100 * float((runs["relay.cpu_s"] / runs["relay.seconds"]).max())
+    late = 100 * float((runs["relay.late"] / runs["relay.packets"]).max())
+    return (
+        f" by a relay that took {busy:.2g} % of a core at most, with {late:.2g} % of packets over 1 ms late"
+    )
 
 
 def code(frames: Frames) -> str:

@@ -173,6 +173,7 @@ class Manifest(Struct, frozen=True):
     alternated: Alternated | None = None
     diverged: Divergence | None = None
     memory: MemoryPeak | None = None
+    relay: dict[Name, Finite] = {}  # what the relay of an emulated network did, see relay.cpp
     resumed: list[Resumption] = []
     step: Whole | None = None
     why: str | None = None

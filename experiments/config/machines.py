@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from experiments.training.settings import Fields, setting
 from sparsify.cost import Link, Network
-from sparsify.ranges import Count, Meta, Natural, NotNegative
+from sparsify.ranges import Count, Meta, Natural, NotNegative, Positive
 
 # A line break would be a second line of a batch script; a lone surrogate is no character, and in no record.
 SHOWN = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z"
@@ -17,6 +17,7 @@ LongOption = Annotated[str, Meta(pattern=rf"^--\w{SHOWN}", description="a long o
 PortRange = Annotated[
     str, Meta(pattern=r"^[0-9]{1,5}-[0-9]{1,5}\Z", description="two numbers, such as 50000-50100")
 ]
+LostShare = Annotated[float, Meta(ge=0, lt=1)]  # if all is lost, nothing is joined
 Threads = Annotated[int, Meta(ge=1, le=1024)]
 Minutes = Annotated[int, Meta(ge=1, le=366 * 24 * 60)]
 ArraySize = Annotated[int, Meta(ge=1, le=4_000_001)]  # SLURM's own limit
@@ -58,7 +59,18 @@ class NamedLink(Fields):
 
     name: Annotated[Text, "the file of conf/link"]
     alpha_s: NotNegative | None = setting(None, "seconds to start a message, for simulated runs")
-    beta_s_per_byte: NotNegative | None = setting(None, "seconds a byte takes, for simulated runs")
+    beta_s_per_byte: NotNegative | None = setting(
+        None, "seconds a byte takes, of what a node sends, for simulated runs and emulated links"
+    )
+    down_s_per_byte: Positive | None = setting(
+        None,
+        "seconds a byte takes of what a node receives; null: as much (emulated links)",
+        since="2026-11-27",
+    )
+    jitter_s: NotNegative = setting(
+        0.0, "seconds that a packet takes longer at most, at random (emulated links)", since="2026-11-27"
+    )
+    loss: LostShare = setting(0.0, "share of packets that get lost (emulated links)", since="2026-11-27")
 
     def numbers(self, group: str) -> Link:
         """The model of this link, for simulated runs and predictions.
@@ -112,6 +124,9 @@ class EmulatedCluster(AnyCluster):
     where: Annotated[Literal["netns"], "as processes of this machine, in network namespaces"]
     workers_per_node: Threads = setting(
         1, "workers that share a network namespace, and its link to the others"
+    )
+    by: Literal["auto", "netem", "relay"] = setting(
+        "auto", "what delays packets: the kernel's netem, our relay; auto: netem where the kernel has it"
     )
 
 

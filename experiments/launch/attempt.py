@@ -60,6 +60,7 @@ def begin_attempt(
     array: str | None = None,
     slurm: str | None = None,
     network: dict[str, Any] | None = None,
+    relay: str | None = None,
 ) -> Begun:
     """Begin an attempt, or take up the last one where it can go on. The caller holds the run's lock, or knows
     that nobody else begins it.
@@ -71,6 +72,7 @@ def begin_attempt(
             sweep has a folder of its own, for its job may be requeued; what earlier ones left stays.
         slurm: the name of the cluster that the job is submitted to.
         network: facts about the emulated one, for the record.
+        relay: the file in which its relay tells what it has done, if it has one.
 
     Raises:
         Held: somebody is still at the last one.
@@ -93,6 +95,7 @@ def begin_attempt(
         interface=getattr(config.cluster, "interface", None),
         image=image_facts(image_of(config)),
         network=network,
+        relay=relay,
     ).write(Path(begun.orders))
     attempt.note_job(JobNote(job, slurm, os.getuid() if sweep else None))
     attempt.update(

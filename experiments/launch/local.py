@@ -23,9 +23,10 @@ from experiments.launch.attempt import begin_attempt, run_lock, worker_command
 from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed, diagnose
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
 from experiments.launch.warm import WarmCommand
-from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check
+from slurm.emulated.network import By, EmulatedLink, EmulatedNetwork, check
 from slurm.local import LocalWorkers
 
+NETWORK_LOST = "the emulated network ended: what joins its nodes was killed; the workers were stopped"
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -114,8 +115,8 @@ class Here:
     def __init__(
         self, planned: Sequence[PlannedRun], folders: Folders, progress: ProgressBar, force: bool = False
     ) -> None:
-        for link, nodes in {(link, run.config.num_nodes): None for run in planned if (link := link_of(run))}:
-            check(link, nodes)
+        for asked in dict.fromkeys(asked for run in planned if (asked := asked_of(run))):
+            check(*asked)
         self.running, self.saved = list[RunningHere](), list[Attempt]()
         self.folders, self.progress, self.force = folders, progress, force
         self.waiting = sorted(planned, key=self._has_failed)
@@ -199,8 +200,9 @@ class Here:
             if network := network_of(planned):
                 undo.callback(network.close)
             begun = begin_attempt(
-                planned, self.folders, anew=anew, network=network.facts if network else None
-            )
+                planned, self.folders, anew=anew, network=network.facts if network else None,
+                relay=str(network.statistics) if network and network.statistics else None,
+            )  # fmt: skip
             command, per_node = worker_command(planned, self.folders, ROOT), planned.config.workers_per_node
             warm = WarmCommand.of(command) if may_be_forked(planned, self.are_alone) else None
             workers = LocalWorkers(warm or command, begun.orders, begun.folder, size, network, per_node)
@@ -241,6 +243,8 @@ class Here:
                 why = f"told to stop, saved at step {attempt.saved_step():,}: run again to go on"
                 raise RunFailed(why, "preempted", attempt)
             kind, why = diagnose(folder, codes, run.workers.size)
+            if run.workers.has_lost_network:
+                kind, why = "killed", NETWORK_LOST
             if not run.folder.is_there():
                 kind, why = "disturbed", f"{attempt.path} was removed while the run was under way"
             elif kind != "held":  # else its manifest is another's
@@ -279,15 +283,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def link_of(planned: PlannedRun) -> EmulatedLink | None:
-    """The link between the nodes of a run with cluster=netns; None for other runs."""
+def asked_of(planned: PlannedRun) -> tuple[EmulatedLink, int, By] | None:
+    """The links, nodes and delaying of a run with cluster=netns; None for other runs."""
     cluster = planned.config.cluster
     if not isinstance(cluster, EmulatedCluster):
         return None
-    return EmulatedLink(cluster.link.name, cluster.link.alpha_s, cluster.link.beta_s_per_byte)
+    link = EmulatedLink(**{name: getattr(cluster.link, name) for name in EmulatedLink._fields})
+    return link, planned.config.num_nodes, cluster.by
 
 
 def network_of(planned: PlannedRun) -> EmulatedNetwork | None:
     """Begin the network of a run with cluster=netns; None for other runs."""
-    link = link_of(planned)
-    return EmulatedNetwork(link, planned.config.num_nodes) if link else None
+    asked = asked_of(planned)
+    return EmulatedNetwork(*asked) if asked else None

@@ -6,27 +6,41 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.records.files import read_note
 from experiments.config.machines import NamedLink
 from experiments.worker.hardware_claims import OTHERWISE
+from slurm.emulated.network import LONG_S
 from sparsify.comm import Comm, gather_json
 from sparsify.cost import ALGORITHMS, TEXTBOOK, Cost
 
 CPU = torch.device("cpu")
-ROUND_TRIPS, ROUNDS = 20, 11
-# Bytes of one of P parts. From 1 MiB on, gloo's two directions of a connection may take turns.
-CALIBRATED = (2**9, 2**13, 2**16, 2**18, 2**19)
-SMALL = CALIBRATED[:2]
 COMPUTED, PASSES = 2**20, 16  # elements, and how often they are passed over: some ms of computing
-TRANSFER_S = 0.1  # that the transfer of a probe takes at the bandwidth asked for
+TRANSFER_S, WAYS = 0.1, 20  # that a transfer takes at the bandwidth asked for, at least: seconds, delays
 LEAST_BYTES, MOST_BYTES = 2**18, 2**26
-REPEATS = 5
 TOLERANCE = 0.1  # of the bandwidth asked for; headers take 0.05 of Ethernet's
+
+
+class Effort(NamedTuple):
+    """How often and how much is sent."""
+
+    round_trips: int
+    repeats: int  # of a transfer
+    sizes: tuple[int, ...]  # of collectives, bytes of one of P parts
+    rounds: int  # of them, after a first one in which memory is mapped
+    small: int  # so many of the sizes are tried beside computing as well
+
+
+# From 1 MiB on, gloo's two directions of a connection may take turns.
+NEAR = Effort(20, 5, (2**9, 2**13, 2**16, 2**18, 2**19), 11, small=2)
+# Waiting for cores is nothing beside a long way.
+FAR = Effort(5, 3, (2**9, 2**16, 2**19), 2, small=0)
 
 
 class ProbedLink(NamedTuple):
@@ -47,7 +61,7 @@ class ProbedLink(NamedTuple):
 
 
 def probe(comm: Comm, link: NamedLink, per_node: int) -> ProbedLink:
-    """Collective. Takes about 5 seconds at 4 nodes and 1 Gbit/s.
+    """Collective. Takes about 5 seconds at 4 nodes and 1 Gbit/s, and half a minute where a way takes 50 ms.
 
     Args:
         link: with alpha and beta.
@@ -58,17 +72,20 @@ def probe(comm: Comm, link: NamedLink, per_node: int) -> ProbedLink:
     assert link.alpha_s is not None
     first = range(0, comm.size, per_node)
     ring = [(node, first[(at + 1) % len(first)]) for at, node in enumerate(first)]
-    size = round(min(max(TRANSFER_S / beta_s_per_byte, LEAST_BYTES), MOST_BYTES))
+    effort = NEAR if link.alpha_s < LONG_S else FAR
+    size = round(min(max(max(TRANSFER_S, WAYS * link.alpha_s) / beta_s_per_byte, LEAST_BYTES), MOST_BYTES))
     few, many = torch.zeros(1), torch.zeros(size // 4)
     comm.permute(many, ring)  # connections are made, and TCP's windows opened
-    ping_pong = [_fastest(comm, partial(there_and_back, comm, few, few, pair), ROUND_TRIPS) for pair in ring]
-    pairs = [_fastest(comm, partial(there_and_back, comm, many, few, pair), REPEATS) for pair in ring]
-    together = _fastest(comm, partial(comm.permute, many, ring), REPEATS)
-    kinds, computing_s = calibrated(comm, ring[0])
+    ping_pong = [
+        _fastest(comm, partial(there_and_back, comm, few, few, pair), effort.round_trips) for pair in ring
+    ]
+    pairs = [_fastest(comm, partial(there_and_back, comm, many, few, pair), effort.repeats) for pair in ring]
+    together = _fastest(comm, partial(comm.permute, many, ring), effort.repeats)
+    kinds, computing_s = calibrated(comm, ring[0], effort)
     return ProbedLink(
         asked_gbit_s=gbit_s(1.0, beta_s_per_byte),
-        pairs_gbit_s=[gbit_s(size, seconds) for seconds in pairs],
-        together_gbit_s=gbit_s(size, together),
+        pairs_gbit_s=[gbit_s(size, seconds - way) for seconds, way in zip(pairs, ping_pong, strict=True)],
+        together_gbit_s=gbit_s(size, together - max(ping_pong)),
         asked_latency_s=link.alpha_s,
         latency_s=max(ping_pong) / 2,
         kinds=kinds,
@@ -96,7 +113,9 @@ def _fastest(comm: Comm, transfer: Callable[[], object], rounds: int) -> float:
     return fastest
 
 
-def calibrated(comm: Comm, pair: tuple[int, int]) -> tuple[dict[str, tuple[float, float]], float]:
+def calibrated(
+    comm: Comm, pair: tuple[int, int], effort: Effort = NEAR
+) -> tuple[dict[str, tuple[float, float]], float]:
     """Alpha and beta of each kind of collective, with all that workers on this machine's cores wait for each
     other; and how many seconds an exchange takes longer where the workers compute before and after it, as in
     a training: who has left it takes a core from those who still receive.
@@ -106,16 +125,18 @@ def calibrated(comm: Comm, pair: tuple[int, int]) -> tuple[dict[str, tuple[float
     Args:
         pair: from whom to whom a permutation goes.
     """
-    cases = [ProbeCase.of(comm, kind, size, pair) for kind in TEXTBOOK for size in CALIBRATED]
-    seconds = _measured(comm, cases, passes=0)
+    cases = [ProbeCase.of(comm, kind, size, pair) for kind in TEXTBOOK for size in effort.sizes]
+    seconds = _measured(comm, cases, effort.rounds, passes=0)
     of_kinds = {kind: [at for at, case in enumerate(cases) if case.kind == kind] for kind in TEXTBOOK}
     found = {kind: fitted([cases[at].cost for at in own], seconds[own]) for kind, own in of_kinds.items()}
-    small = [at for at, case in enumerate(cases) if case.size in SMALL]
-    longer = _measured(comm, [cases[at] for at in small], PASSES) - seconds[small]
+    small = [at for at, case in enumerate(cases) if case.size in effort.sizes[: effort.small]]
+    if not small:
+        return found, 0.0
+    longer = _measured(comm, [cases[at] for at in small], effort.rounds, PASSES) - seconds[small]
     return found, max(0.0, float(np.median(longer)))
 
 
-def _measured(comm: Comm, cases: Sequence[ProbeCase], passes: int) -> np.ndarray:
+def _measured(comm: Comm, cases: Sequence[ProbeCase], rounds: int, passes: int) -> np.ndarray:
     """(cases,) seconds of each, from when the last worker enters a collective until the last one leaves it:
     the median of its rounds but the first. The workers are processes of one machine, whose clock they share.
     Collective.
@@ -125,7 +146,7 @@ def _measured(comm: Comm, cases: Sequence[ProbeCase], passes: int) -> np.ndarray
     """
     took: list[list[tuple[float, float]]] = [[] for _ in cases]
     order, computed = random.Random(0), torch.zeros(COMPUTED)  # the same order for all workers
-    for _ in range(1 + ROUNDS):  # in the first one, memory is mapped
+    for _ in range(1 + rounds):  # in the first one, memory is mapped
         for at in order.sample(range(len(cases)), len(cases)):
             for _ in range(passes):
                 computed += 1
@@ -183,6 +204,12 @@ def fitted(costs: Sequence[Cost], seconds: np.ndarray) -> tuple[float, float]:
 def gbit_s(size: float, seconds: float) -> float:
     """Gbit/s of so many bytes in so many seconds."""
     return float(f"{8e-9 * size / seconds:.3g}")
+
+
+def of_relay(statistics: str | None) -> dict[str, Any]:
+    """What the relay of an emulated network has told last, for the record; nothing where there is none."""
+    found = read_note(Path(statistics), dict[str, float]) if statistics else None
+    return {"relay": found} if found else {}
 
 
 def mismatches(name: str, found: ProbedLink) -> list[str]:

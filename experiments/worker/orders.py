@@ -21,6 +21,7 @@ class Orders(msgspec.Struct, frozen=True):
     interface: str | None = None  # of the network on which they meet; None: the one of the host's name
     image: dict[str, Any] | None = None  # facts about it, for the record
     network: dict[str, Any] | None = None  # facts about the emulated one, for the record
+    relay: str | None = None  # the file in which its relay tells what it has done
 
     def write(self, path: Path) -> None:
         """Leave them where workers will look."""

@@ -27,6 +27,7 @@ from experiments.training.stop import Preempted, Stop
 from experiments.worker import hardware, memory
 from experiments.worker.build import Built, build, precision_of, prepare_device
 from experiments.worker.connect import connect
+from experiments.worker.link_probe import of_relay
 from experiments.worker.orders import Orders
 from experiments.worker.provenance import provenance, state
 from slurm.environment import WorkerPlace
@@ -117,7 +118,7 @@ def execute(
             raise
         if place.rank == 0:
             after, peak = state(device), memory.peak(device)
-            facts = outcome.facts()
+            facts = {**outcome.facts(), **of_relay(orders.relay)}
             attempt.finish(config.workers, simulated=is_virtual, after=after, memory=peak, **facts)
 
 

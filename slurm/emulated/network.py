@@ -10,14 +10,19 @@ import subprocess
 import sys
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from slurm.emulated import switch
+from slurm.emulated.relay import program
 from slurm.worker_process import before_exec
 
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 NAMESPACES = (("unshare", "--net"), ("unshare", "--map-root-user", "--net"))  # as root; as anybody else
+BY_RELAY = "take cluster.by=relay, which needs none"
+MOST_RELAYED = 10e9  # bits a second: of one it takes a tenth of a core
 INSTEAD = "take cluster=virtual, which simulates the link, or another machine"
+By = Literal["auto", "netem", "relay"]
+LONG_S = 1e-3  # from there on, a delay is not what starting a message takes anyway
 END_S = 10.0  # that the holder gets to end by itself
 
 
@@ -27,6 +32,14 @@ class EmulatedLink(NamedTuple):
     name: str  # a choice of conf/link
     alpha_s: float | None
     beta_s_per_byte: float | None
+    down_s_per_byte: float | None = None  # None: as much as the other way
+    jitter_s: float = 0.0
+    loss: float = 0.0
+
+    @property
+    def is_long(self) -> bool:
+        """Does it matter that its packets take their time, or are lost?"""
+        return (self.alpha_s or 0) >= LONG_S or bool(self.jitter_s or self.loss or self.down_s_per_byte)
 
 
 class MadeNetwork(NamedTuple):
@@ -34,8 +47,13 @@ class MadeNetwork(NamedTuple):
 
     pid: int  # of the holder
     nodes: list[int]  # of each the descriptor by which the holder keeps its namespace
+    by: str  # who makes its links slow: buckets, netem as well, or a relay
     delay_s: float  # of what a node sends; 0 where the kernel can't delay
     congestion: str  # TCP's congestion control
+    window_bytes: int  # that TCP may have under way
+    mtu: int | None = None  # of a relay: the largest packet
+    queue_s: float | None = None  # of a relay: the longest wait in a queue
+    statistics: int | None = None  # of a relay: its descriptor of a file
 
 
 class EmulatedNetwork:
@@ -43,15 +61,26 @@ class EmulatedNetwork:
 
     Args:
         nodes: how many.
+        by: who holds back what travels far: netem, a relay, or auto: netem where the kernel has it.
 
     Raises:
         ValueError: this machine can't have one, or the link can't be emulated.
     """
 
-    def __init__(self, link: EmulatedLink, nodes: int) -> None:
+    def __init__(self, link: EmulatedLink, nodes: int, by: By = "auto") -> None:
         check_link(link, nodes)
         as_root = has_root()
-        asked = {"nodes": nodes, "alpha_s": link.alpha_s, "beta_s_per_byte": link.beta_s_per_byte}
+        asked = {
+            "nodes": nodes,
+            **{name: value for name, value in link._asdict().items() if value is not None},
+        }
+        if by == "netem" and not has_netem(as_root):
+            raise ValueError(
+                f"cluster.by=netem: this kernel has none (tc qdisc add ... netem fails); {BY_RELAY}"
+            )
+        if by == "relay" or (link.is_long and not has_netem(as_root)):
+            check_rate(link)
+            asked |= {"relay": str(program())}
         self.in_user_namespace = not as_root
         command = [*NAMESPACES[not as_root], sys.executable, switch.__file__, json.dumps(asked)]
         self.holder = subprocess.Popen(
@@ -86,7 +115,19 @@ class EmulatedNetwork:
     @property
     def facts(self) -> dict[str, Any]:
         """Facts for the record."""
-        return {"delay_s": self.made.delay_s, "congestion": self.made.congestion}
+        apart = ("pid", "nodes", "statistics")
+        found = {name: fact for name, fact in self.made._asdict().items() if name not in apart}
+        return {name: fact for name, fact in found.items() if fact is not None}
+
+    @property
+    def statistics(self) -> Path | None:
+        """The file for what the relay has done, for as long as it is there; None without one."""
+        return None if (file := self.made.statistics) is None else Path(f"/proc/{self.made.pid}/fd/{file}")
+
+    @property
+    def is_gone(self) -> bool:
+        """Has its holder ended, or the relay that it goes on as? Nothing joins the nodes any more."""
+        return self.holder.poll() is not None
 
     def close(self) -> None:
         """End it; it is gone once the processes on its nodes are."""
@@ -110,10 +151,30 @@ def check_link(link: EmulatedLink, nodes: int) -> None:
             f"link={link.name} has beta_s_per_byte={link.beta_s_per_byte}, so there is no bandwidth to "
             "emulate; choose a link with a number above 0, such as link=ethernet_1g"
         )
+    if link.jitter_s > (link.alpha_s or 0):
+        raise ValueError(
+            f"link={link.name} has jitter_s={link.jitter_s:g} and alpha_s={link.alpha_s or 0:g}, and no "
+            "packet comes before it was sent; take a jitter that is no longer than the delay"
+        )
     if nodes > switch.MOST_NODES:
         raise ValueError(
             f"an emulated network has {switch.MOST_NODES} nodes at most, and this one would have {nodes}; "
             "take fewer workers, or a larger cluster.workers_per_node, or cluster=virtual"
+        )
+
+
+def check_rate(link: EmulatedLink) -> None:
+    """Check that a relay can carry what a node of this link sends and receives.
+
+    Raises:
+        ValueError: it can't.
+    """
+    assert link.beta_s_per_byte is not None
+    rate = switch.bandwidth(min(link.beta_s_per_byte, link.down_s_per_byte or link.beta_s_per_byte))
+    if rate > MOST_RELAYED:
+        raise ValueError(
+            f"link={link.name} has {rate / 1e9:g} Gbit/s, and a relay carries {MOST_RELAYED / 1e9:g} at "
+            "most; take a slower link, or alpha_s below 1 ms without jitter and loss, which needs no relay"
         )
 
 
@@ -148,11 +209,18 @@ def has_root() -> bool:
     )
 
 
-def check(link: EmulatedLink, nodes: int) -> None:
+@cache
+def has_netem(as_root: bool) -> bool:
+    """Can this kernel delay packets?"""
+    words = [*NAMESPACES[not as_root], "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+def check(link: EmulatedLink, nodes: int, by: By = "auto") -> None:
     """Try it, before anything is begun.
 
     Raises:
         ValueError: this machine can't emulate this link.
     """
     check_link(link, nodes)
-    EmulatedNetwork(link, 1).close()
+    EmulatedNetwork(link, 1, by).close()

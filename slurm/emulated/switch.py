@@ -1,8 +1,12 @@
-"""The process that holds an emulated network: a bridge, and nodes that are joined to it by slow cables.
+"""The process that holds an emulated network: nodes, and what their slow cables end in, a bridge or a relay.
 
 Started in a network namespace of its own, the switch (`unshare --net`), it makes one more per node, all
 without a name: they live as long as this process, and those that entered them; then the kernel removes them,
 with all that is in them. Nothing of the machine's own network is touched, and nothing is left behind.
+
+A cable to the bridge is slow by the kernel's token buckets, and long where the kernel has netem. Where it has
+not, long cables are TUN devices whose other ends the relay has: relay.cpp, the program that this process goes
+on as.
 
 Run as a file, by any Python, with the standard library alone: the development cluster's scripts do so, too.
 
@@ -15,14 +19,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 INTERFACE = "eth0"  # of every node
@@ -42,6 +48,16 @@ LEAST_QUEUE = 4 * 2**20  # bytes, so that all workers may send to one without lo
 # takes fair queues (fq_codel) against that, which not every kernel has.
 OWN_QUEUE_S = 5e-4
 CONGESTION = "reno"
+TUN, TUNSETIFF, TUN_WITHOUT_HEADER = "/dev/net/tun", 0x400454CA, 0x1001  # linux/if_tun.h
+# Over a long link a bundle takes a small share of the delay: fewer are cheaper for the relay. TCP begins with
+# as many bytes as over Ethernet, ten packets (RFC 6928).
+BUNDLE_SHARE, FIRST_BYTES = 1 / 40, 14_600
+# What TCP may have under way, in round trips at the full rate: one fills the link, the system counts what a
+# packet takes in memory as well, and the window opens past what fits.
+WINDOWS, LEAST_WINDOW = 4, 2**18
+# A queue of a long link holds what comes in two round trips: a connection that lost something is still as
+# fast as the link.
+QUEUE_WAYS = 4
 
 
 def bandwidth(beta_s_per_byte: float) -> int:
@@ -52,6 +68,16 @@ def bandwidth(beta_s_per_byte: float) -> int:
 def bundle(rate: int) -> int:
     """Bytes that travel at once at a rate of so many bits per second."""
     return round(min(max(BUNDLE_S * rate / 8, LEAST_BUNDLE), MOST_BUNDLE))
+
+
+def long_bundle(rate: int, delay_s: float) -> int:
+    """The same over a long link, with its headers."""
+    return round(min(max(BUNDLE_SHARE * delay_s * rate / 8, bundle(rate)), MOST_BUNDLE))
+
+
+def window(rate: int, delay_s: float) -> int:
+    """Bytes that TCP may have under way over a link, so that it is the link that limits it."""
+    return round(max(WINDOWS * 2 * delay_s * rate / 8, LEAST_WINDOW))
 
 
 def bucket(rate: int) -> str:
@@ -66,6 +92,17 @@ def bucket(rate: int) -> str:
 def address(node: int) -> str:
     """Address of a node, counted from 0."""
     return f"{NETWORK}.{(node + 1) // 256}.{(node + 1) % 256}"
+
+
+class Cable(NamedTuple):
+    """What was asked for: `conf/link`, and the relay."""
+
+    alpha_s: float  # of a packet's way
+    beta_s_per_byte: float  # of what a node sends
+    down_s_per_byte: float = 0.0  # of what it receives; 0: as much
+    jitter_s: float = 0.0  # that a packet takes longer at most
+    loss: float = 0.0  # share of packets
+    relay: str = ""  # the program; without it, the kernel makes cables slow
 
 
 class SetUpFailed(Exception):
@@ -103,11 +140,16 @@ def _call(name: str, *arguments: int) -> None:
         raise SetUpFailed(f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
-def prepare_tcp(rate: int) -> str:
-    """No IPv6, short queues, and the usual congestion control where there is it; returns the one that there
-    is. A pause between two exchanges does not let TCP forget how fast the link is.
+def prepare_tcp(rate: int, delay_s: float = 0.0) -> dict[str, Any]:
+    """No IPv6, short queues, windows for the delay, and the usual congestion control where there is it;
+    returns what there is. A pause between two exchanges does not let TCP forget how fast the link is.
     """
     settings = Path("/proc/sys/net")
+    windows = [settings / f"ipv4/tcp_{kind}mem" for kind in "rw"]
+    for path in windows:
+        least, usual, most = path.read_text().split()
+        with contextlib.suppress(OSError):  # as below
+            path.write_text(f"{least} {usual} {max(int(most), window(rate, delay_s))}")
     asked = {
         "ipv6/conf/all/disable_ipv6": 1,
         "ipv4/tcp_slow_start_after_idle": 0,
@@ -117,17 +159,59 @@ def prepare_tcp(rate: int) -> str:
     for name, value in asked.items():
         with contextlib.suppress(OSError):  # containers may forbid it
             (settings / name).write_text(str(value))
-    return (settings / "ipv4/tcp_congestion_control").read_text().strip()
+    congestion = (settings / "ipv4/tcp_congestion_control").read_text().strip()
+    return {
+        "congestion": congestion, "window_bytes": min(int(path.read_text().split()[-1]) for path in windows)
+    }  # fmt: skip
 
 
-def build(nodes: int, alpha_s: float, beta_s_per_byte: float) -> dict[str, Any]:
-    """Make it all; see `main` for what is returned."""
-    rate, switch = bandwidth(beta_s_per_byte), this_namespace()
-    run("ip", ["link set lo up", "link add switch type bridge", "link set switch up"])
-    kept, congestion, delay_s = [], "", alpha_s
+def relayed(nodes: int, asked: Cable) -> tuple[dict[str, Any], list[str]]:
+    """Nodes with long cables; and the words of the relay that has the other ends."""
+    slow, fast = sorted(map(bandwidth, (asked.beta_s_per_byte, asked.down_s_per_byte)))
+    kept, devices, tcp, size = [], [], {}, long_bundle(slow, asked.alpha_s)
     for node in range(nodes):
         kept.append(new_namespace())
-        congestion = prepare_tcp(rate)
+        devices.append(device(INTERFACE))
+        tcp = prepare_tcp(fast, asked.alpha_s)
+        run("ip", [
+            "link set lo up",
+            f"addr add {address(node)}/16 dev {INTERFACE}",
+            f"link set {INTERFACE} mtu {size} txqueuelen 10000 up",
+            f"route change {NETWORK}.0.0/16 dev {INTERFACE} initcwnd {max(1, round(FIRST_BYTES / size))}",
+        ])  # fmt: skip
+    statistics = os.memfd_create("statistics")  # a file that goes with its last reader
+    for descriptor in (statistics, *kept, *devices):
+        os.set_inheritable(descriptor, True)
+    queue_s = max(QUEUE_S, QUEUE_WAYS * asked.alpha_s)
+    numbers = (
+        asked.alpha_s, asked.jitter_s, asked.loss, asked.beta_s_per_byte, asked.down_s_per_byte, queue_s, 0
+    )  # fmt: skip
+    words = [f"{number:.12g}" for number in numbers]
+    made = {"nodes": kept, "by": "relay", "delay_s": asked.alpha_s, "mtu": size, "queue_s": queue_s, **tcp}
+    return {**made, "statistics": statistics}, [*words, *map(str, (statistics, *devices))]
+
+
+def device(name: str) -> int:
+    """A new TUN device of this namespace: what is written to its descriptor comes out of it as if a wire had
+    brought it.
+    """
+    try:
+        descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), TUN_WITHOUT_HEADER))
+    except OSError as error:
+        raise SetUpFailed(f"{TUN}: {error.strerror}") from error
+    return descriptor
+
+
+def bridged(nodes: int, asked: Cable) -> dict[str, Any]:
+    """Nodes with slow cables to a bridge."""
+    rate, switch = bandwidth(asked.beta_s_per_byte), this_namespace()
+    down, alpha_s = bandwidth(asked.down_s_per_byte), asked.alpha_s
+    run("ip", ["link set lo up", "link add switch type bridge", "link set switch up"])
+    kept, tcp, delay_s = [], {}, alpha_s
+    for node in range(nodes):
+        kept.append(new_namespace())
+        tcp = prepare_tcp(rate, alpha_s)
         pipe = f"/proc/{os.getpid()}/fd/{switch}"
         run("ip", [
             "link set lo up",
@@ -136,32 +220,46 @@ def build(nodes: int, alpha_s: float, beta_s_per_byte: float) -> dict[str, Any]:
             f"link set {INTERFACE} gso_max_size {bundle(rate)} up",
         ])  # fmt: skip
         run("tc", [f"qdisc add dev {INTERFACE} root handle 1: {bucket(rate)}"])
-        delay_s = delay_s and delay(delay_s)
+        delay_s = delay_s and delay(delay_s, asked.jitter_s, asked.loss)
     enter(switch)
     ports = [f"port{node}" for node in range(nodes)]
     run("ip", [f"link set {port} gso_max_size {bundle(rate)} master switch up" for port in ports])
-    run("tc", [f"qdisc add dev {port} root {bucket(rate)}" for port in ports])
-    return {"nodes": kept, "delay_s": delay_s, "congestion": congestion}
+    run("tc", [f"qdisc add dev {port} root {bucket(down)}" for port in ports])
+    return {"nodes": kept, "by": "netem" if delay_s else "buckets", "delay_s": delay_s, **tcp}
 
 
-def delay(seconds: float) -> float:
+def delay(seconds: float, jitter_s: float = 0.0, loss: float = 0.0) -> float:
     """Delay what this node sends; returns by how much: 0 where the kernel has no netem."""
+    words = [f"delay {seconds * 1e6:g}us"]
+    words += [f"{jitter_s * 1e6:g}us"] if jitter_s else []
+    words += [f"loss {100 * loss:g}%"] if loss else []
     packets = 10_000  # more than are ever under way
     try:
-        run("tc", [f"qdisc add dev {INTERFACE} parent 1:1 netem delay {seconds * 1e6:g}us limit {packets}"])
+        run("tc", [f"qdisc add dev {INTERFACE} parent 1:1 netem {' '.join(words)} limit {packets}"])
     except SetUpFailed:
         return 0.0
     return seconds
 
 
-def main(asked: str, stay: bool = False) -> int:
-    """Writes {"pid", "nodes": a descriptor of this process for each, "delay_s", "congestion"}, or {"why"}."""
+def main(words: str, stay: bool = False) -> int:
+    """Writes {"pid", "nodes": a descriptor of this process for each, "by": who makes cables slow, "delay_s",
+    "congestion", "window_bytes"}, with a relay "mtu", "queue_s" and "statistics" (a descriptor) as well; or
+    {"why"}.
+    """
+    told = json.loads(words)
+    asked = Cable(**{name: told[name] for name in Cable._fields if name in told})
+    asked = asked._replace(down_s_per_byte=asked.down_s_per_byte or asked.beta_s_per_byte)
     try:
-        made = {"pid": os.getpid(), **build(**json.loads(asked))}
+        if asked.relay:
+            made, relay = relayed(told["nodes"], asked)
+        else:
+            made, relay = bridged(told["nodes"], asked), []
     except (SetUpFailed, OSError) as error:
         print(json.dumps({"why": str(error)}), flush=True)
         return 2
-    print(json.dumps(made), flush=True)
+    print(json.dumps({"pid": os.getpid(), **made}), flush=True)
+    if asked.relay:
+        os.execv(asked.relay, [f"relay {words}", *relay])
     if stay:
         signal.pause()
     while os.read(0, 1):

@@ -106,7 +106,7 @@ def test_links_belong_to_clusters() -> None:
         ("cluster=mars", ["no cluster 'mars'", "local, ", "neuron_a100"]),
         ("profile=huge", ["no profile 'huge'", "laptop, paper, smoke"]),
         ("recipe=shi", ["no recipe 'shi'", "yoon2022"]),
-        ("link=wifi", ["no link 'wifi'", "ethernet"]),
+        ("link=carrier_pigeon", ["no link 'carrier_pigeon'", "ethernet"]),
         ("method.densty=0.1", ["no key 'method.densty'", "did you mean 'method.density'", "method.scope"]),
         ("task.rate=1", ["no key 'task.rate'", "task.lr"]),
         ("train.epoch=2", ["no key 'train.epoch'", "did you mean 'train.epochs'"]),

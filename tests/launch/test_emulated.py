@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from analysis.pictures import captions
+from analysis.records.attempts import of_attempt
 from analysis.records.files import read_json
 from analysis.records.store import Store
 from experiments.config import compose
@@ -17,13 +20,16 @@ from experiments.launch import local
 from slurm.emulated import network
 from slurm.emulated.network import EmulatedLink
 from tests.conftest import ROOT, Command, environment_for, fine, refused
-from tests.slurm.emulated.links import await_gone, needs_namespaces
+from tests.slurm.emulated.links import await_gone, needs_namespaces, needs_tun, processes
 from tests.worker.runs import wait_for
 
 RUN = (
     "cluster=netns", "task=cnn_digits", "profile=smoke", "workers=3", "cluster.workers_per_node=2",
     "launch.on_mismatch=label", "train.validate=never",
 )  # fmt: skip
+
+
+LONG = ("cluster.by=relay", "cluster.link.beta_s_per_byte=8e-8")
 
 
 def alone(alpha_s: str) -> EmulatedLink:
@@ -47,6 +53,46 @@ def test_a_run_s_workers_meet_over_the_link_and_its_record_says_what_they_found(
     # On the loopback interface it would be ten times as much, whatever else the machine does.
     assert max(machine["link"]["pairs_gbit_s"]) < 1.2
     await_gone(alone("0.000123"))
+
+
+@needs_tun
+@needs_namespaces
+@pytest.mark.own_processes
+def test_a_run_over_a_long_link_says_what_its_relay_did(here: Command, tmp_path: Path) -> None:
+    """Its workers sent nothing but what it handed over."""
+    fine(here("run", *RUN, *LONG, "method=topk", "cluster.link.alpha_s=0.002125"))
+    (attempt,) = Store(tmp_path / "results" / "runs").all_valid()
+    found, relay = attempt.manifest["provenance"]["machine"]["link"], attempt.manifest["relay"]
+    assert (found["by"], found["delay_s"]) == ("relay", 0.002125)
+    assert found["latency_s"] > 0.002125
+    assert max(found["pairs_gbit_s"]) < 0.12
+    assert relay["bytes"] > 2 * 0.8e7  # a transfer of the probe, to each node
+    assert "over 1 ms late" in captions.emulated(of_attempt(attempt)[0])
+    await_gone(alone("0.002125"))
+
+
+@needs_tun
+@needs_namespaces
+def test_a_relay_that_is_killed_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+    words = [*RUN, *LONG, "method=dense", "train.steps=100000", "cluster.link.alpha_s=0.002126"]
+    command = [sys.executable, "-m", "experiments", "run", *words]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment_for(tmp_path / "results"), stderr=subprocess.PIPE, text=True
+    ) as starter:
+        wait_for(tmp_path, "results/launch/*/worker2.json")
+        (relay,) = [pid for pid in processes(alone("0.002126")) if program_of(pid).startswith("relay-")]
+        os.kill(relay, signal.SIGKILL)
+        _, said = starter.communicate(timeout=60)
+    assert starter.returncode == 1
+    assert "failed: the emulated network ended" in said
+    store = Store(tmp_path / "results" / "runs")
+    (attempt,) = store.attempts(*store.runs())
+    assert (attempt.state, attempt.manifest["failure"]) == ("failed", "killed")
+    await_gone(alone("0.002126"))
+
+
+def program_of(pid: int) -> str:
+    return (Path("/proc") / str(pid) / "exe").resolve().name
 
 
 @needs_namespaces

@@ -101,6 +101,20 @@ def test_an_emulated_link_is_told_with_the_least_that_was_found_in_any_run(tmp_p
     )
 
 
+def test_a_relay_is_told_with_the_most_that_it_had_to_do(tmp_path: Path) -> None:
+    found = {
+        "asked_gbit_s": 0.1, "pairs_gbit_s": [0.0995], "together_gbit_s": 0.0994, "asked_latency_s": 0.05,
+        "latency_s": 0.0507, "delay_s": 0.05,
+    }  # fmt: skip
+    frames = timed(tmp_path, ("dense", {}), ("topk", {}), machine={"link": found})
+    work = {"relay.cpu_s": 1.8, "relay.seconds": 72.0, "relay.late": 800, "relay.packets": 40_000}
+    told = pd.concat([frames.runs, pd.DataFrame([work, work | {"relay.late": 900}])], axis="columns")
+    assert captions.emulated(frames._replace(runs=told)).endswith(
+        "latency 50,700 us (50,000 us asked) by a relay that took 2.5 % of a core at most, with 2.2 % of "
+        "packets over 1 ms late."
+    )
+
+
 def test_a_label_says_what_was_found_and_not_what_to_do(tmp_path: Path) -> None:
     why = "gpu=a100 was asked for, but n1 has V100; choose another partition"
     frames = timed(tmp_path, ("dense", {}), machine={"mismatch": [why]})

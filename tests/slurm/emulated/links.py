@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm.emulated import network
+from slurm.emulated import network, switch
 from slurm.emulated.network import EmulatedLink
 
 NUMBERS = itertools.count(1)
@@ -27,9 +27,14 @@ def may_have_networks() -> bool:
 needs_namespaces = pytest.mark.skipif(not may_have_networks(), reason="this machine allows no namespaces")
 
 
+needs_tun = pytest.mark.skipif(
+    not os.access(switch.TUN, os.R_OK | os.W_OK), reason=f"nobody may use {switch.TUN} here"
+)
+
+
 def a_link(bytes_per_s: float) -> EmulatedLink:
     """One that no other network of this machine has: its processes are known by its alpha."""
-    return EmulatedLink("test", os.getpid() + next(NUMBERS) / 1000, 1 / bytes_per_s)
+    return EmulatedLink("test", (1000 * os.getpid() + next(NUMBERS)) * 1e-13, 1 / bytes_per_s)
 
 
 def processes(link: EmulatedLink) -> list[int]:

@@ -211,7 +211,7 @@ def test_what_the_kernel_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_in_a_user_namespace_both_are_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     made = EmulatedNetwork.__new__(EmulatedNetwork)
-    made.made, made.in_user_namespace = network.MadeNetwork(12, [4, 5], 0.0, "reno"), True
+    made.made, made.in_user_namespace = network.MadeNetwork(12, [4, 5], "buckets", 0.0, "reno", 2**18), True
     user = ["--user=/proc/12/ns/user", "--preserve-credentials"]
     assert made.enter(1) == ["nsenter", *user, "--net=/proc/12/fd/5", "--"]
     made.in_user_namespace = False

@@ -64,9 +64,9 @@ def test_what_the_kernel_can_delay_is_delayed_and_what_not_is_said(monkeypatch: 
 def test_why_something_can_not_be_made_is_said_in_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def build(**asked: Any) -> dict[str, Any]:
+    def bridged(nodes: int, asked: switch.Cable) -> dict[str, Any]:
         raise switch.SetUpFailed("tc: Error: Specified qdisc kind is unknown.")
 
-    monkeypatch.setattr(switch, "build", build)
-    assert switch.main("{}") == 2
+    monkeypatch.setattr(switch, "bridged", bridged)
+    assert switch.main('{"nodes": 2, "alpha_s": 0, "beta_s_per_byte": 8e-9}') == 2
     assert capsys.readouterr().out == '{"why": "tc: Error: Specified qdisc kind is unknown."}\n'

@@ -1,0 +1,174 @@
+"""Links with distance: packets take as long as asked, at the rates asked, in their order; what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from slurm.emulated import relay, switch
+from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check, has_netem, has_root
+from slurm.worker_process import lifeline
+from tests.slurm.emulated.links import await_gone, needs_namespaces, needs_tun
+
+WAY_S, UP, DOWN = 0.02, 2e6, 8e6  # seconds one way; bytes a second up and down
+# Both ends in one process, which goes from node to node (setns), so that one clock tells all.
+MEASURED = """
+import json, os, socket, sys, time
+from slurm.emulated import switch
+from slurm.worker_process import end_with_stdin
+end_with_stdin()
+asked = json.loads(sys.argv[1])
+def at(node):
+    switch.enter(os.open(f"/proc/{asked['pid']}/fd/{asked['nodes'][node]}", os.O_RDONLY))
+at(0); server = socket.create_server((switch.address(0), 5000))
+at(1); out = socket.create_connection((switch.address(0), 5000))
+back = server.accept()[0]
+for end in (out, back):
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def sent(here, there, content):
+    began = time.perf_counter()
+    here.setblocking(False); there.setblocking(False)
+    left, got = memoryview(content), b""
+    while len(got) < len(content):
+        for _ in range(64):
+            try:
+                left = left[here.send(left[:1 << 16]):] if left else left
+                got += there.recv(1 << 20)
+            except BlockingIOError:
+                pass
+        time.sleep(1e-4)
+    assert got == content
+    return time.perf_counter() - began
+drawn = os.urandom(asked["bytes"])
+ways = [sent(out, back, b"1") for _ in range(5)] + [sent(back, out, b"2") for _ in range(5)]
+sent(out, back, drawn)  # TCP's window opens
+print(json.dumps({"ways": ways, "many_s": sent(out, back, drawn)}))
+"""
+
+
+def far(**also: float) -> EmulatedLink:
+    """A long link that no other test has at this time."""
+    return EmulatedLink("test", WAY_S + os.getpid() * 1e-9, 1 / UP, 1 / DOWN, **also)
+
+
+@contextmanager
+def network(link: EmulatedLink, nodes: int = 2) -> Iterator[EmulatedNetwork]:
+    made = EmulatedNetwork(link, nodes, by="relay")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Taken(NamedTuple):
+    """Seconds of a byte each way, ten times, and of many bytes up from node 1 to node 0."""
+
+    ways: list[float]
+    many_s: float
+
+
+def measured(made: EmulatedNetwork, num_bytes: int) -> Taken:
+    """What sending takes."""
+    asked = json.dumps({"pid": made.made.pid, "nodes": made.made.nodes, "bytes": num_bytes})
+    command = [*made.enter(0), sys.executable, "-c", MEASURED, asked]
+    done = subprocess.run(command, stdin=lifeline(), capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return Taken(**json.loads(done.stdout))
+
+
+@needs_tun
+@needs_namespaces
+def test_a_packet_takes_the_delay_and_many_take_the_slower_rate_as_well() -> None:
+    """No less than asked; that it is not much more is measured before each run, on a quiet machine."""
+    with network(far()) as made:
+        found = measured(made, 1_000_000)
+        assert min(found.ways) >= WAY_S
+        assert found.many_s >= WAY_S + 0.99 * 1_000_000 / UP
+        assert made.facts["by"] == "relay"
+        assert made.facts["delay_s"] == pytest.approx(WAY_S, rel=0.01)
+        assert made.facts["window_bytes"] >= 4 * 2 * WAY_S * DOWN
+
+
+@needs_tun
+@needs_namespaces
+def test_what_gets_lost_or_takes_longer_comes_whole_and_in_order_all_the_same() -> None:
+    """That is TCP's work; the relay tells how many packets it lost."""
+    with network(far(jitter_s=0.005, loss=0.05)) as made:
+        measured(made, 300_000)
+        assert made.statistics is not None
+        told = wait_for_packets(made.statistics)
+        assert told["lost"] > 0
+        assert told["bytes"] > 2 * 300_000
+
+
+def wait_for_packets(statistics: Path) -> dict[str, float]:
+    """What the relay has told, after the next time that it tells."""
+    before, deadline = statistics.read_text(), time.monotonic() + 30
+    while (now := statistics.read_text()) == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    told: dict[str, float] = json.loads(now)
+    return told
+
+
+@needs_tun
+@needs_namespaces
+def test_nothing_is_left_of_a_relay_and_who_waits_for_it_is_told() -> None:
+    link = far()
+    with network(link, 3) as made:
+        statistics = made.statistics
+        assert not made.is_gone
+        os.kill(made.made.pid, signal.SIGKILL)
+        await_gone(link)
+        assert made.holder.wait(10)
+        assert made.is_gone
+    assert statistics is not None
+    assert not statistics.exists()
+
+
+def test_a_packet_does_not_come_before_it_was_sent() -> None:
+    with pytest.raises(
+        ValueError, match=r"link=test has jitter_s=1 and alpha_s=0.02.*no longer than the delay"
+    ):
+        check(far(jitter_s=1.0), 2)
+
+
+@needs_namespaces
+def test_what_a_relay_can_not_carry_and_what_a_kernel_can_not_do_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"link=fast has 80 Gbit/s, and a relay carries 10 at most; take a slower"
+    ):
+        check(EmulatedLink("fast", 0.02, 1e-10), 2, by="relay")
+    if not has_netem(has_root()):
+        with pytest.raises(
+            ValueError, match=r"cluster.by=netem: this kernel has none.*take cluster.by=relay"
+        ):
+            check(far(), 2, by="netem")
+
+
+def test_a_machine_without_a_compiler_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"no compiler for its relay: none of c\+\+, g\+\+, clang\+\+"):
+        relay.program()
+
+
+def test_packets_are_large_where_a_way_is_long_and_small_where_the_rate_is_low() -> None:
+    assert switch.long_bundle(10**8, 0.05) == 15_625  # 1.25 ms of a way of 50
+    assert switch.long_bundle(10**9, 0.05) == switch.MOST_BUNDLE
+    assert switch.long_bundle(10**6, 0.05) == switch.LEAST_BUNDLE
+
+
+def test_tcp_may_have_under_way_what_fills_the_link() -> None:
+    assert switch.window(10**8, 0.05) == 4 * 1_250_000
+    assert switch.window(10**9, 5e-5) == switch.LEAST_WINDOW
