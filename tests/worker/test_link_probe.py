@@ -37,6 +37,8 @@ def test_headers_and_noise_are_no_difference(pairs: list[float], together: float
 def test_a_tenth_off_is_said_with_the_worst_that_was_found(
     pairs: list[float], together: float, worst: str
 ) -> None:
+    slow = FOUND._replace(pairs_gbit_s=pairs, together_gbit_s=together)
+    assert bool(mismatches("wifi", slow, loses=True)) == (slow.gbit_s > FOUND.asked_gbit_s)
     (said,) = mismatches("ethernet_1g", FOUND._replace(pairs_gbit_s=pairs, together_gbit_s=together))
     assert said.startswith(
         f"link=ethernet_1g was asked for, 1 Gbit/s, and the workers found {worst} between nodes; choose"
