@@ -133,6 +133,10 @@ def _timed(cell: Frames, pair: Pair, published: Theirs) -> str:
 def _trained(cell: Frames, pair: Pair, published: Theirs) -> str:
     if TOP1 not in cell.epochs or not cell.epochs[TOP1].notna().any():
         return ""
+    if any(
+        cell.runs["seed"][cell.runs["key"].isin(keys)].duplicated().any() for keys in (pair.keys, pair.others)
+    ):
+        return ""  # trainings that differ in more than their seed, which no difference of two sides is of
     side = "below"
     try:
         apart = final_difference(cell, pair.others, pair.keys, TOP1)

@@ -94,7 +94,7 @@ def _panel(frames: Frames, question: Switched) -> plots.Panel | None:
     intervals = [
         plots.Curve(look, (max(each.low, -FURTHEST), min(each.high, FURTHEST)), (at, at), LINE)
         for at, (*_, each) in enumerate(found)
-        if each.low is not None and each.high is not None
+        if each.low is not None and each.high is not None and each.low < FURTHEST
     ]
     labels = [_label(name, first, each.value) for name, first, each in found]
     zero = plots.Curve(style.look("dense")._replace(label=""), (0, 0), (-0.5, len(found) - 0.5), LINE)

@@ -18,11 +18,11 @@ from tests.conftest import there
 from tests.sparsify.core.test_codes import BITS, gaussian_choice, heavy_tailed_choice, trip
 
 
-def frames(losses: Mapping[str, tuple[RunSettings, float]]) -> Frames:
-    """Two seeds of each training, given its settings and the loss that seed 0 ends at."""
+def frames(losses: Mapping[str, tuple[RunSettings, float]], seeds: int = 2) -> Frames:
+    """So many seeds of each training, given its settings and the loss that seed 0 ends at."""
     rows, epochs = list[dict[str, Any]](), list[dict[str, Any]]()
     for name, (own, loss) in losses.items():
-        for seed in (0, 1):
+        for seed in range(seeds):
             chosen = {"method.name" if key == "method" else key: value for key, value in own.items()}
             if chosen.get("train.evaluate") == "anchor":
                 del chosen["train.evaluate"]  # as records leave it out
@@ -33,8 +33,8 @@ def frames(losses: Mapping[str, tuple[RunSettings, float]]) -> Frames:
     return empty()._replace(runs=runs_frame(rows), epochs=typed("epochs", pd.DataFrame(epochs)))
 
 
-def of(losses: dict[str, float]) -> Frames:
-    return frames({name: (_local.whole(why.VARIANTS[name]), loss) for name, loss in losses.items()})
+def of(losses: dict[str, float], seeds: int = 2) -> Frames:
+    return frames({name: (_local.whole(why.VARIANTS[name]), loss) for name, loss in losses.items()}, seeds)
 
 
 def test_a_training_is_told_from_all_others() -> None:
@@ -84,6 +84,11 @@ def test_what_diverged_is_drawn_at_the_edge_with_its_number() -> None:
     assert why._label("clipped", why.BASE, 0.1) == "clipped"
     assert why._label("8 senders", "8 workers", 2.5) == "8 senders (over 8 workers): +2.5"
     assert why._label("clipped", why.BASE, float("nan")) == "clipped: diverged"
+    found = of({"paper": 2.0, "momentum 0.9": 50.0, "momentum 0.95": 900.0, "clipped": 2.1}, seeds=3)
+    lines = [line for axes in why.draw(found, "laptop").axes for line in axes.lines]
+    drawn = np.concatenate([np.asarray(line.get_xdata(), dtype=float) for line in lines])
+    assert len(lines) == 3  # zero, an interval, the means
+    assert abs(drawn).max() == why.FURTHEST
 
 
 def test_the_best_density_of_each_side_counts() -> None:

@@ -44,6 +44,17 @@ def test_of_trainings_it_tells_where_they_end(tmp_path: Path) -> None:
     assert summary.precision(frames_of(store)) == ""
 
 
+def test_trainings_that_differ_in_more_than_their_seed_are_not_taken_together(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for seed in range(3):
+        synthetic.learned(store, synthetic.learning_config("dense", seed))
+        for momentum in (0.0, 0.5):
+            config = synthetic.learning_config("topk", seed)
+            config["method"]["momentum"] = momentum
+            synthetic.learned(store, config)
+    assert summary.in_words(frames_of(store), THEIRS) == []
+
+
 def test_trainings_at_two_densities_are_told_apart_and_not_beside_a_paper_s_of_one(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for seed in range(3):
