@@ -28,6 +28,10 @@ from tests.slurm.devcluster import each_slurm as each_slurm
 # core of its own.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
+# Where Python is told to keep nothing that it compiles, each of a thousand processes compiles all of our code.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 ROOT = Path(__file__).parent.parent
 THE_USERS = ("DATA_ROOT", "FORCE", "SPARSIFY_CONF", "SPARSIFY_RESULTS")  # settings that no test is to see
 T = TypeVar("T")
