@@ -28,7 +28,7 @@ from tests.slurm.devcluster import each_slurm as each_slurm
 # core of its own.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
-# Where Python is told to keep nothing that it compiles, each of a thousand processes compiles all of our code.
+# Where Python is told to keep nothing that it compiles, each of a thousand processes compiles our code anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
