@@ -34,13 +34,21 @@ class Cost(NamedTuple):
 class Link:
     """A network in the alpha-beta model: seconds to start a message, and for each byte of it; finite, 0 or
     more.
+
+    Args:
+        way_s: seconds that a byte travels, of a link with distance. Messages that are in flight together
+            share it: a collective takes `WAYS` of them.
+        first_bytes: TCP's window where a connection begins, or begins anew after a pause. Infinite where
+            windows stay as open as the link needs them.
     """
 
     alpha_s: float
     beta_s_per_byte: float
+    way_s: float = 0.0
+    first_bytes: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("alpha_s", "beta_s_per_byte"):
+        for name in ("alpha_s", "beta_s_per_byte", "way_s"):
             if not 0 <= (seconds := getattr(self, name)) < math.inf:
                 raise ValueError(
                     f"{name}={seconds} is out of range: it must be a number of at least 0; a negative or "
@@ -48,8 +56,22 @@ class Link:
                 )
 
     def seconds(self, cost: Cost) -> float:
-        """Seconds that a collective of this cost takes."""
+        """Seconds that a collective of this cost takes, but for its way."""
         return cost.messages * self.alpha_s + cost.sent_bytes * self.beta_s_per_byte
+
+    def opening_s(self, nbytes: int, connections: int = 1) -> float:
+        """Seconds in which nothing is sent, because TCP's window is smaller than what is under way: it begins
+        with `first_bytes`, doubles with each round trip (slow start), and waits for the rest of it until it
+        holds what the link does. Cardwell, Savage and Anderson 2000, section II, without loss.
+
+        Args:
+            nbytes: of all connections together, which share the link.
+        """
+        window, stalled_s, sent, round_trip_s = self.first_bytes * connections, 0.0, 0.0, 2 * self.way_s
+        while sent + window < nbytes and window * self.beta_s_per_byte < round_trip_s:
+            stalled_s += round_trip_s - window * self.beta_s_per_byte
+            sent, window = sent + window, 2 * window
+        return stalled_s
 
 
 def rounds(size: int) -> int:
@@ -103,7 +125,18 @@ def ring_all_gather(nbytes: int, size: int) -> Cost:
     return Cost(size - 1, all_gather(nbytes, size).sent_bytes)
 
 
+def direct_all_reduce(nbytes: int, size: int) -> Cost:
+    """Bytes of `all_reduce`; a message to each other worker, twice (`sparsify.comm.direct`)."""
+    return Cost(2 * (size - 1), all_reduce(nbytes, size).sent_bytes)
+
+
+def direct_all_gather(nbytes: int, size: int) -> Cost:
+    """Bytes of `all_gather`; a message to each other worker, all at once."""
+    return Cost(size - 1, all_gather(nbytes, size).sent_bytes)
+
+
 Form = Callable[[int, int], Cost]  # of bytes and workers; for `permute`, of bytes and pairs
+RINGS = ("all_reduce", "all_gather")  # of gloo
 TEXTBOOK: Mapping[str, Form] = {
     "all_reduce": all_reduce,
     "all_gather": all_gather,
@@ -118,7 +151,28 @@ ALGORITHMS: Mapping[str, Mapping[str, Form]] = {
     # a binomial tree, alltoallv.cc P-1 messages to each other worker in turn. torch's ProcessGroupGloo calls
     # them with their defaults.
     "gloo": {**TEXTBOOK, "all_reduce": ring_all_reduce, "all_gather": ring_all_gather},
+    "direct": {**TEXTBOOK, "all_reduce": direct_all_reduce, "all_gather": direct_all_gather},
 }
+# How many ways a collective of P workers takes one after the other. In gloo's rings who sends waits for the
+# word of who receives, which is a way as well; so it is of an all-to-all and a permutation, if all come at
+# the same time. Those below in a broadcast's tree have sent their word long before.
+Ways = Callable[[int], int]
+_DISTANT: Mapping[str, Ways] = {
+    "all_to_all": lambda size: 2 * (size > 1), "broadcast": lambda size: rounds(size) + (size > 1),
+    "permute": lambda size: 2,
+}  # fmt: skip
+WAYS: Mapping[str, Mapping[str, Ways]] = {
+    "textbook": {
+        "all_reduce": lambda size: 2 * rounds(size), "all_gather": rounds,
+        "all_to_all": lambda size: int(size > 1), "broadcast": rounds, "permute": lambda size: 1,
+    },
+    "gloo": {
+        **_DISTANT, "all_reduce": lambda size: 4 * (size - 1), "all_gather": lambda size: 2 * (size - 1),
+    },
+    "direct": {
+        **_DISTANT, "all_reduce": lambda size: 4 * (size > 1), "all_gather": lambda size: 2 * (size > 1),
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -167,22 +221,35 @@ class Network:
         """
         form = ALGORITHMS[self.algorithm][call]
         if self.inside is None:
-            return self.between.seconds(form(nbytes, size))
+            return self.between.seconds(form(nbytes, size)) + self._distance_s(call, nbytes, size)
         local, nodes = min(self.per_node, size), -(-size // self.per_node)
         if nodes == 1:
             return self.inside.seconds(form(nbytes, size))
         if call == "all_to_all":  # `local` - 1 messages inside the node, and one to each worker elsewhere
             stays = nbytes * (local - 1) // (size - 1)
             leaves = Cost(size - local, (nbytes - stays) * local)
-            return self.inside.seconds(Cost(local - 1, stays)) + self.between.seconds(leaves)
+            inside = self.inside.seconds(Cost(local - 1, stays))
+            return inside + self.between.seconds(leaves) + self._distance_s(call, leaves.sent_bytes, nodes)
         inner, outer = (nodes, local) if call == "all_gather" else (1, 1)
-        inside = self.inside.seconds(form(inner * nbytes, local))
-        return inside + self.between.seconds(form(outer * nbytes, nodes))
+        inside, nbytes = self.inside.seconds(form(inner * nbytes, local)), outer * nbytes
+        return inside + self.between.seconds(form(nbytes, nodes)) + self._distance_s(call, nbytes, nodes)
+
+    def _distance_s(self, call: str, nbytes: int, nodes: int) -> float:
+        """Seconds on the way, and those in which TCP's windows open: what goes to all others has a connection
+        to each, a ring and a tree have one to send by.
+        """
+        if not self.between.way_s:
+            return 0.0
+        ways = WAYS[self.algorithm][call](nodes)
+        to_all = call == "all_to_all" or (self.algorithm == "direct" and call in RINGS)
+        connections = max(1, nodes - 1) if to_all else 1
+        sent = ALGORITHMS[self.algorithm][call](nbytes, nodes).sent_bytes
+        return ways * self.between.way_s + self.between.opening_s(sent, connections)
 
     def permute_seconds(self, nbytes: int, route: Sequence[tuple[int, int]]) -> float:
         """Seconds of tensors of `nbytes` along each (source, destination) of `route`."""
         if self.inside is None:
-            return self.between.seconds(permute(nbytes, len(route)))
+            return self._permute_s(nbytes, len(route))
         nodes = [(source // self.per_node, to // self.per_node) for source, to in route]
         leaving = [pair for pair in nodes if pair[0] != pair[1]]
         # Of each node how many leave and how many arrive; a link carries both ways at once.
@@ -190,8 +257,13 @@ class Network:
         busiest = max((count for load in loads for count in load.values()), default=0)
         return max(
             self.inside.seconds(permute(nbytes, len(nodes) - len(leaving))),
-            self.between.seconds(permute(busiest * nbytes, len(leaving))),
+            self._permute_s(busiest * nbytes, len(leaving)),
         )
+
+    def _permute_s(self, nbytes: int, pairs: int) -> float:
+        between, ways = self.between, WAYS[self.algorithm]["permute"](2)
+        apart_s = ways * between.way_s + between.opening_s(nbytes) if pairs and between.way_s else 0.0
+        return between.seconds(permute(nbytes, pairs)) + apart_s
 
 
 class PublishedCost(NamedTuple):

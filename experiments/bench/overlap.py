@@ -50,7 +50,7 @@ class SlowComm(CountingComm):
 
     def _count(self, kind: str, nbytes: int, size: int) -> None:
         super()._count(kind, nbytes, size)
-        collective = self.forms[kind](nbytes, size)
+        collective, _ = self.priced(kind, nbytes, size)
         self.asked += collective
         time.sleep(self.link.seconds(collective))
 

@@ -150,6 +150,13 @@ class Config(Fields):
     comm: Literal["torch", "horovod"] = setting(
         "torch", "torch.distributed (gloo on CPUs, nccl on GPUs), or Horovod"
     )
+    collectives: Literal["auto", "backend", "direct"] = setting(
+        "auto",
+        "how all-reduce and all-gather travel: as comm has them (backend: gloo's rings), to everybody at "
+        "once (direct); auto: over an emulated link with distance what its probe finds quicker for a size; "
+        "else backend",
+        since="2026-11-27",
+    )
     select: Literal["auto", "torch", "fused"] = setting(
         "auto",
         "who searches gradients: torch (torch.topk and the like, as published), fused (one pass over "
@@ -265,6 +272,11 @@ def check_together(config: Config) -> None:
     if is_virtual and config.comm == "horovod":
         raise ValueError(
             "comm=horovod joins processes, and cluster=virtual runs all workers in one; take cluster=local"
+        )
+    if config.collectives == "direct" and is_virtual:
+        raise ValueError(
+            "collectives=direct is how processes send, and cluster=virtual has none: its link has no rings "
+            "to replace; leave it out, or take cluster=local"
         )
     if config.overlap and (is_virtual or config.timing.mode != "production"):
         raise ValueError(

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from experiments.training.settings import Fields, setting
+from slurm.emulated.network import LONG_S
 from sparsify.cost import Link, Network
 from sparsify.ranges import Count, Meta, Natural, NotNegative, Positive
 
+START_S = 5e-5  # that starting a message takes where alpha is the way: as link=ethernet_1g has it
 # A line break would be a second line of a batch script; a lone surrogate is no character, and in no record.
 SHOWN = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z"
 Text = Annotated[str, Meta(pattern=rf"^(?=.*\S){SHOWN}", description="some text without control characters")]
@@ -55,7 +57,9 @@ class Container(NoContainer):
 
 @dataclass(frozen=True)
 class NamedLink(Fields):
-    """The link that joins workers; where it is simulated, a message takes alpha + beta x bytes."""
+    """The link that joins workers; where it is simulated, a message takes alpha + beta x bytes. From 1 ms on
+    alpha is a way that several messages travel at once.
+    """
 
     name: Annotated[Text, "the file of conf/link"]
     alpha_s: NotNegative | None = setting(None, "seconds to start a message, for simulated runs")
@@ -82,7 +86,10 @@ class NamedLink(Fields):
             ValueError: a number is missing.
         """
         if self.alpha_s is not None and self.beta_s_per_byte is not None:
-            return Link(self.alpha_s, self.beta_s_per_byte)
+            slower = max(self.beta_s_per_byte, self.down_s_per_byte or 0.0)
+            if self.alpha_s < LONG_S:
+                return Link(self.alpha_s, slower)
+            return Link(START_S, slower, way_s=self.alpha_s)
         missing = [name for name in ("alpha_s", "beta_s_per_byte") if getattr(self, name) is None]
         raise ValueError(
             f"{group}={self.name} has no {' and no '.join(missing)}, and virtual ranks need a link "
@@ -127,6 +134,11 @@ class EmulatedCluster(AnyCluster):
     )
     by: Literal["auto", "netem", "relay"] = setting(
         "auto", "what delays packets: the kernel's netem, our relay; auto: netem where the kernel has it"
+    )
+    windows: Literal["raised", "system"] = setting(
+        "raised",
+        "what TCP may have under way: raised to what the link holds, and kept in pauses; or the system's",
+        since="2026-11-27",
     )
 
 

@@ -288,7 +288,8 @@ def asked_of(planned: PlannedRun) -> tuple[EmulatedLink, int, By] | None:
     cluster = planned.config.cluster
     if not isinstance(cluster, EmulatedCluster):
         return None
-    link = EmulatedLink(**{name: getattr(cluster.link, name) for name in EmulatedLink._fields})
+    own = {name: getattr(cluster.link, name) for name in EmulatedLink._fields if hasattr(cluster.link, name)}
+    link = EmulatedLink(**own, windows=cluster.windows)
     return link, planned.config.num_nodes, cluster.by
 
 

@@ -18,7 +18,8 @@ from experiments.config.machines import NamedLink
 from experiments.worker.hardware_claims import OTHERWISE
 from slurm.emulated.network import LONG_S
 from sparsify.comm import Comm, gather_json
-from sparsify.cost import ALGORITHMS, TEXTBOOK, Cost
+from sparsify.comm.direct import KINDS, DirectComm
+from sparsify.cost import TEXTBOOK, Cost, Link
 
 CPU = torch.device("cpu")
 COMPUTED, PASSES = 2**20, 16  # elements, and how often they are passed over: some ms of computing
@@ -40,7 +41,7 @@ class Effort(NamedTuple):
 # From 1 MiB on, gloo's two directions of a connection may take turns.
 NEAR = Effort(20, 5, (2**9, 2**13, 2**16, 2**18, 2**19), 11, small=2)
 # Waiting for cores is nothing beside a long way.
-FAR = Effort(5, 3, (2**9, 2**16, 2**19), 2, small=0)
+FAR = Effort(5, 3, (2**9, 2**17, 2**19), 2, small=0)
 
 
 class ProbedLink(NamedTuple):
@@ -53,6 +54,8 @@ class ProbedLink(NamedTuple):
     latency_s: float  # half of a round trip of a few bytes between two workers, the largest of all pairs
     kinds: dict[str, tuple[float, float]]  # of each collective: alpha and beta, fitted to a few sizes
     computing_s: float  # that an exchange takes longer where workers compute before and after it
+    direct: dict[str, tuple[float, float]]  # of each that is sent to everybody at once, where a way is long
+    direct_bytes: dict[str, float]  # up to which that was quicker, of those tried
 
     @property
     def gbit_s(self) -> float:
@@ -82,6 +85,7 @@ def probe(comm: Comm, link: NamedLink, per_node: int) -> ProbedLink:
     pairs = [_fastest(comm, partial(there_and_back, comm, many, few, pair), effort.repeats) for pair in ring]
     together = _fastest(comm, partial(comm.permute, many, ring), effort.repeats)
     kinds, computing_s = calibrated(comm, ring[0], effort)
+    direct, direct_bytes = compared(comm, ring[0], effort) if effort is FAR else ({}, {})
     return ProbedLink(
         asked_gbit_s=gbit_s(1.0, beta_s_per_byte),
         pairs_gbit_s=[gbit_s(size, seconds - way) for seconds, way in zip(pairs, ping_pong, strict=True)],
@@ -90,7 +94,30 @@ def probe(comm: Comm, link: NamedLink, per_node: int) -> ProbedLink:
         latency_s=max(ping_pong) / 2,
         kinds=kinds,
         computing_s=computing_s,
+        direct=direct,
+        direct_bytes=direct_bytes,
     )
+
+
+def compared(
+    comm: Comm, pair: tuple[int, int], effort: Effort
+) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
+    """Of each collective that may be sent to everybody at once (`sparsify.comm.direct`) alpha and beta, and
+    the bytes up to which that was quicker than the backend's own at every size tried. Where many bytes come
+    to a worker from all others at once, queues overflow. Collective.
+    """
+    at_once, found, most = DirectComm(comm), dict[str, tuple[float, float]](), dict[str, float]()
+    for kind in KINDS:
+        cases = [ProbeCase.of(of, kind, size, pair) for size in effort.sizes for of in (comm, at_once)]
+        seconds = _measured(comm, cases, effort.rounds, passes=0)
+        slower = seconds[1::2] >= seconds[::2]
+        tried = int(np.argmax(slower)) if slower.any() else len(slower)  # the first so many are quicker
+        if not tried:
+            continue
+        own = [case.cost for case in cases[1::2][:tried]]
+        found[kind] = fitted(own, seconds[1::2][:tried])
+        most[kind] = float(cases[2 * tried - 1].nbytes)
+    return found, most
 
 
 def there_and_back(comm: Comm, data: Tensor, answer: Tensor, pair: tuple[int, int]) -> None:
@@ -167,6 +194,7 @@ class ProbeCase(NamedTuple):
     size: int
     do: Callable[[], object]
     cost: Cost
+    nbytes: int  # that a worker brings
 
     @classmethod
     def of(
@@ -183,8 +211,8 @@ class ProbeCase(NamedTuple):
             "permute": partial(comm.permute, data, [pair]),
         }
         sent = data.nbytes - 4 * share if kind == "all_to_all" else data.nbytes
-        form = ALGORITHMS[getattr(comm, "algorithm", "textbook")][kind]
-        return cls(kind, size, do[kind], form(sent, 1 if kind == "permute" else comm.size))
+        cost, _ = comm.priced(kind, sent, 1 if kind == "permute" else comm.size)
+        return cls(kind, size, do[kind], cost, sent)
 
 
 def fitted(costs: Sequence[Cost], seconds: np.ndarray) -> tuple[float, float]:
@@ -204,6 +232,19 @@ def fitted(costs: Sequence[Cost], seconds: np.ndarray) -> tuple[float, float]:
 def gbit_s(size: float, seconds: float) -> float:
     """Gbit/s of so many bytes in so many seconds."""
     return float(f"{8e-9 * size / seconds:.3g}")
+
+
+def over_link(comm: Comm, how: str, found: Mapping[str, Any] | None) -> Comm:
+    """The communicator whose collectives travel as `collectives` asks.
+
+    Args:
+        how: auto, backend or direct.
+        found: a `ProbedLink` as it is recorded; None where nothing was probed.
+    """
+    direct = {kind: Link(*fit) for kind, fit in (found or {}).get("direct", {}).items()}
+    if how == "direct":
+        return DirectComm(comm, links=direct)
+    return DirectComm(comm, found["direct_bytes"], direct) if how == "auto" and found and direct else comm
 
 
 def of_relay(statistics: str | None) -> dict[str, Any]:

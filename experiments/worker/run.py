@@ -27,7 +27,7 @@ from experiments.training.stop import Preempted, Stop
 from experiments.worker import hardware, memory
 from experiments.worker.build import Built, build, precision_of, prepare_device
 from experiments.worker.connect import connect
-from experiments.worker.link_probe import of_relay
+from experiments.worker.link_probe import of_relay, over_link
 from experiments.worker.orders import Orders
 from experiments.worker.provenance import provenance, state
 from slurm.environment import WorkerPlace
@@ -134,18 +134,18 @@ def record(started: Started, comm: Comm) -> RunOutcome:
     facts["machine"] = hardware.check(config, settings.device, comm, started.network)
     if not isinstance(config.cluster, VirtualCluster):
         facts["machine"] |= hardware.shared_cores(config.threads, comm, settings.device)
-    if isinstance(comm, TorchComm) and "link" in facts["machine"]:
-        kinds = facts["machine"]["link"]["kinds"]
-        comm.links = {kind: Link(alpha_s, beta) for kind, (alpha_s, beta) in kinds.items()}
+    link = facts["machine"].get("link")
+    if isinstance(comm, TorchComm) and link:
+        comm.links = {kind: Link(alpha_s, beta) for kind, (alpha_s, beta) in link["kinds"].items()}
     checkpointer = Checkpointer(attempt, comm, log, stop, config.launch.checkpoint_min, settings.device)
     done = checkpointer.find()
     if comm.rank == 0:
         attempt.start(done, facts["host"], steps=run.num_steps, provenance=facts)
     try:
         if run.variants:
-            return take_turns(run, comm, log, told, checkpointer)
-        timer = run.timer(config.timing.mode, comm, done)
-        training = Trainer(run.task, run.data, run.method, comm, timer, log, settings, checkpointer)
+            return take_turns(run, comm, link, log, told, checkpointer)
+        timer, over = run.timer(config.timing.mode, comm, done), over_link(comm, config.collectives, link)
+        training = Trainer(run.task, run.data, run.method, over, timer, log, settings, checkpointer)
         try:
             trained, diverged = training.run(told), None
         except NonFinite as error:
@@ -167,15 +167,21 @@ def no_progress(step: int) -> None:
 def take_turns(
     run: Built,
     comm: Comm,
+    link: Mapping[str, Any] | None,
     log: RankLog,
     progress: Callable[[int], None],
     checkpointer: Checkpointer,
 ) -> RunOutcome:
-    """Train the variants in turns, and say what became of each."""
+    """Train the variants in turns, and say what became of each.
+
+    Args:
+        link: what the probe found, if it did.
+    """
 
     def variant(name: str, built: Built) -> VariantTraining:
         own, timer = TurnLog(log, name), built.timer(built.config.timing.mode, comm)
-        training = Trainer(built.task, built.data, built.method, comm, timer, own, built.settings)
+        over = over_link(comm, built.config.collectives, link)
+        training = Trainer(built.task, built.data, built.method, over, timer, own, built.settings)
         return VariantTraining(training, own)
 
     def after_block(steps: int) -> None:

@@ -35,6 +35,7 @@ class EmulatedLink(NamedTuple):
     down_s_per_byte: float | None = None  # None: as much as the other way
     jitter_s: float = 0.0
     loss: float = 0.0
+    windows: str = "raised"  # TCP's; or the system's
 
     @property
     def is_long(self) -> bool:

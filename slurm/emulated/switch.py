@@ -102,6 +102,7 @@ class Cable(NamedTuple):
     down_s_per_byte: float = 0.0  # of what it receives; 0: as much
     jitter_s: float = 0.0  # that a packet takes longer at most
     loss: float = 0.0  # share of packets
+    windows: str = "raised"  # TCP's; else the system's
     relay: str = ""  # the program; without it, the kernel makes cables slow
 
 
@@ -140,19 +141,19 @@ def _call(name: str, *arguments: int) -> None:
         raise SetUpFailed(f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
-def prepare_tcp(rate: int, delay_s: float = 0.0) -> dict[str, Any]:
-    """No IPv6, short queues, windows for the delay, and the usual congestion control where there is it;
-    returns what there is. A pause between two exchanges does not let TCP forget how fast the link is.
+def prepare_tcp(rate: int, delay_s: float = 0.0, raised: bool = True) -> dict[str, Any]:
+    """No IPv6, short queues, the usual congestion control where there is it, and, if `raised`, windows for
+    the delay, which a pause between two exchanges does not close; returns what there is.
     """
     settings = Path("/proc/sys/net")
     windows = [settings / f"ipv4/tcp_{kind}mem" for kind in "rw"]
-    for path in windows:
+    for path in windows if raised else ():
         least, usual, most = path.read_text().split()
         with contextlib.suppress(OSError):  # as below
             path.write_text(f"{least} {usual} {max(int(most), window(rate, delay_s))}")
     asked = {
         "ipv6/conf/all/disable_ipv6": 1,
-        "ipv4/tcp_slow_start_after_idle": 0,
+        **({"ipv4/tcp_slow_start_after_idle": 0} if raised else {}),
         "ipv4/tcp_limit_output_bytes": round(max(OWN_QUEUE_S * rate / 8, 2 * bundle(rate))),
         "ipv4/tcp_congestion_control": CONGESTION,
     }
@@ -172,7 +173,7 @@ def relayed(nodes: int, asked: Cable) -> tuple[dict[str, Any], list[str]]:
     for node in range(nodes):
         kept.append(new_namespace())
         devices.append(device(INTERFACE))
-        tcp = prepare_tcp(fast, asked.alpha_s)
+        tcp = prepare_tcp(fast, asked.alpha_s, asked.windows == "raised")
         run("ip", [
             "link set lo up",
             f"addr add {address(node)}/16 dev {INTERFACE}",
@@ -211,7 +212,7 @@ def bridged(nodes: int, asked: Cable) -> dict[str, Any]:
     kept, tcp, delay_s = [], {}, alpha_s
     for node in range(nodes):
         kept.append(new_namespace())
-        tcp = prepare_tcp(rate, alpha_s)
+        tcp = prepare_tcp(rate, alpha_s, asked.windows == "raised")
         pipe = f"/proc/{os.getpid()}/fd/{switch}"
         run("ip", [
             "link set lo up",

@@ -65,6 +65,13 @@ class Comm(Protocol):
     def barrier(self) -> None:
         """Returns on each worker after the last one has called it."""
 
+    def priced(self, kind: str, nbytes: int, size: int) -> tuple[cost.Cost, float]:
+        """Cost of a collective by its algorithm (`kind` and `nbytes` as in `cost.Network.seconds`), and the
+        seconds that it takes by `links`: 0 where nobody has measured it.
+        """
+        collective = cost.ALGORITHMS[self.algorithm][kind](nbytes, size)
+        return collective, self.links[kind].seconds(collective) if kind in self.links else 0.0
+
     def lagged_max(self, number: int) -> int:
         """Hand in this worker's number, 0 or more; returns the largest that any worker handed in at the call
         before this one, 0 at the first call. Numbers travel while the workers do something else.
@@ -135,7 +142,6 @@ class CountingComm(Comm):
 
     def __init__(self, comm: Comm) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.forms, self.links = cost.ALGORITHMS[comm.algorithm], comm.links
         self.sent_bytes = self.messages = self.collectives = 0
         self.predicted_s = 0.0  # of all collectives, on `links`; 0 without
 
@@ -172,6 +178,9 @@ class CountingComm(Comm):
     def barrier(self) -> None:
         self.comm.barrier()
 
+    def priced(self, kind: str, nbytes: int, size: int) -> tuple[cost.Cost, float]:
+        return self.comm.priced(kind, nbytes, size)
+
     def lagged_max(self, number: int) -> int:
         return self.comm.lagged_max(number)  # no part of a step: neither counted nor timed
 
@@ -181,12 +190,11 @@ class CountingComm(Comm):
         return self.sent_bytes, self.messages, self.predicted_s
 
     def _count(self, kind: str, nbytes: int, size: int) -> None:
-        collective = self.forms[kind](nbytes, size)
+        collective, seconds = self.priced(kind, nbytes, size)
         self.collectives += 1
         self.sent_bytes += collective.sent_bytes
         self.messages += collective.messages
-        if kind in self.links:
-            self.predicted_s += self.links[kind].seconds(collective)
+        self.predicted_s += seconds
 
     def _run(self, begin: Callable[[], Callable[[], T]]) -> T:
         """Carry out a collective: `begin` begins it, and returns what waits for its result."""

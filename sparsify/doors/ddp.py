@@ -264,7 +264,7 @@ class DDPHook(Door):
         comm, size = self.engine.comm, self.comm.size
         work = dist.all_reduce(buffer.div_(size), group=group, async_op=True)
         assert work is not None
-        n, sent = buffer.numel(), comm.forms["all_reduce"](buffer.nbytes, size)
+        n, (sent, _) = buffer.numel(), comm.priced("all_reduce", buffer.nbytes, size)
         self._parts.append(StepReport(n, n, sent.sent_bytes, 0, sent.messages))
         future: Future[Tensor] = work.get_future()
         return future.then(lambda done: back(done.value()[0]))

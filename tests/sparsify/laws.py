@@ -87,7 +87,7 @@ class Share(NamedTuple):
 class GroupOfOne:
     """As much of a communicator as one worker without others needs."""
 
-    rank, size, algorithm, links = 0, 1, Comm.algorithm, Comm.links
+    rank, size, algorithm, links, priced = 0, 1, Comm.algorithm, Comm.links, Comm.priced
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor

@@ -239,6 +239,34 @@ def test_bytes_over_both_links_of_two_nodes_of_four(call: str, inside: int, betw
     assert Network(BYTE, NONE, 4).seconds(call, 1200, 8) == between
 
 
+def test_a_way_is_paid_as_often_as_an_algorithm_waits_for_it() -> None:
+    far = Link(0.0, 0.0, way_s=1.0)
+    ways = {
+        name: [Network(far, algorithm=name).seconds(call, 100, 8) for call in ("all_reduce", "all_gather")]
+        for name in cost.ALGORITHMS
+    }
+    assert ways == {"textbook": [6, 3], "gloo": [28, 14], "direct": [4, 2]}
+    assert Network(far, algorithm="direct").permute_seconds(100, [(0, 1)]) == 2
+    assert Network(far).permute_seconds(100, []) == 0
+    # Between two nodes of four workers as between two workers; inside there is none.
+    assert Network(far, Link(0.0, 0.0), 4, "gloo").seconds("all_reduce", 100, 8) == 4
+
+
+@pytest.mark.parametrize("algorithm", cost.ALGORITHMS)
+def test_one_worker_has_no_way_to_go(algorithm: str) -> None:
+    far = Network(Link(1.0, 1.0, 1.0, 10.0), algorithm=algorithm)
+    assert all(far.seconds(call, 100, 1) == 0 for call in ("all_reduce", "all_gather", "broadcast"))
+
+
+def test_a_window_doubles_until_it_holds_what_the_link_does() -> None:
+    link = Link(0.0, 1.0, way_s=8.0, first_bytes=2.0)  # a round trip carries 16 bytes
+    # It sends 2 and waits for 14 seconds, 4 and waits for 12, 8 and waits for 8; 16 fill the round trip.
+    assert [link.opening_s(sent) for sent in (2, 3, 6, 7, 14, 15, 1000)] == [0, 14, 14, 26, 26, 34, 34]
+    assert link.opening_s(1000, connections=2) == 12 + 8  # as if it had begun with 4
+    assert Link(0.0, 1.0, way_s=8.0).opening_s(1000) == 0
+    assert Network(link).seconds("all_reduce", 1000, 2) == 1000 + 34 + 2 * 8
+
+
 def test_a_permutation_takes_as_long_as_its_busiest_node() -> None:
     within, across = [(0, 1), (2, 3)], [(0, 2), (1, 3), (2, 0)]
     network = Network(BYTE, Link(0.0, 0.5), 2)
@@ -269,7 +297,7 @@ def test_no_algorithm_sends_other_bytes_than_are_counted(algorithm: str, size: i
 def test_impossible_networks_are_refused() -> None:
     with pytest.raises(ValueError, match="per_node=0: a node has at least one worker"):
         Network(SLOW, FAST, 0)
-    with pytest.raises(ValueError, match="no algorithm 'tree'; there are: textbook, gloo"):
+    with pytest.raises(ValueError, match="no algorithm 'tree'; there are: textbook, gloo, direct"):
         Network(SLOW, algorithm="tree")
 
 

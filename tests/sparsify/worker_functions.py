@@ -32,6 +32,7 @@ from slurm.emulated import switch
 from slurm.emulated.network import EmulatedNetwork
 from sparsify import build, register
 from sparsify.comm import Comm, InstrumentedComm, WorkerLost
+from sparsify.comm.direct import DirectComm
 from sparsify.comm.torch import TorchComm
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.aggregator import Aggregator
@@ -193,6 +194,19 @@ def every_collective(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Te
     found["no elements"] = torch.stack(comm.all_gather(torch.zeros(0, 2)))
     found["one number"] = torch.stack(comm.all_gather(torch.tensor(comm.rank)))
     return found
+
+
+def directly(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Collectives that are sent to everybody at once, and a step of dense training by them."""
+    direct, drawn = DirectComm(comm), torch.Generator().manual_seed(comm.rank)
+    mine, p = torch.randn(5, 3, generator=drawn), nn.Parameter(torch.zeros(7))
+    found = {"sum": direct.all_reduce(mine.clone())}
+    found |= {f"of {rank}": theirs for rank, theirs in enumerate(direct.all_gather(mine))}
+    aggregator = Aggregator(build("dense"), [("p", p)], direct)
+    (p * torch.randn(7, generator=drawn)).sum().backward()
+    aggregator.aggregate()
+    assert p.grad is not None
+    return {**found, "average": p.grad.clone()}
 
 
 def words_of_votes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:

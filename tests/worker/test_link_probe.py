@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from experiments.worker import hardware, link_probe
 from experiments.worker.hardware import MachineMismatch
 from experiments.worker.link_probe import ProbedLink, mismatches
 from sparsify.comm import virtual
+from sparsify.comm.direct import DirectComm
 
 LINK = {"name": "ethernet_1g", "alpha_s": 5e-5, "beta_s_per_byte": 8e-9}
 FOUND = ProbedLink(
@@ -23,6 +25,8 @@ FOUND = ProbedLink(
     latency_s=6e-5,
     kinds={"all_reduce": (1e-4, 8e-9)},
     computing_s=1e-3,
+    direct={"all_gather": (1e-5, 9e-9)},
+    direct_bytes={"all_gather": 1000.0},
 )
 
 
@@ -96,3 +100,41 @@ def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same() -> None:
         ((b, a),) for a, b in ring
     }
     assert {route for route in routes if len(route) > 1} == {ring}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most"),
+    [
+        ([2, 1, 2, 1, 2, 1], 3 * 4000.0),  # of each size the backend's own, then the direct one
+        ([2, 1, 2, 1, 1, 2], 3 * 400.0),
+        ([1, 2, 2, 1, 2, 1], None),
+    ],
+)
+def test_a_collective_is_sent_directly_up_to_where_that_was_quicker_at_every_size(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float], most: float | None
+) -> None:
+    monkeypatch.setattr(link_probe, "_measured", lambda *_, **__: np.array(seconds, dtype=float))
+    effort = link_probe.Effort(1, 1, (40, 400, 4000), 1, small=0)
+
+    def body(comm: virtual.VirtualComm) -> Any:
+        return link_probe.compared(comm, (0, 1), effort)
+
+    for fits, found in virtual.run(3, body):
+        assert fits.keys() == found.keys() == ({"all_reduce", "all_gather"} if most else set())
+        assert found.get("all_reduce") == most
+        assert found.get("all_gather") == (most / 3 if most else None)  # its own part of three
+
+
+def test_the_word_collectives_decides_how_they_travel() -> None:
+    def body(comm: virtual.VirtualComm) -> list[list[bool]]:
+        found = FOUND._asdict()
+        near = found | {"direct": {}, "direct_bytes": {}}
+        cases = [("backend", found), ("auto", near), ("auto", None), ("auto", found), ("direct", None)]
+        sizes = (10, 2000)
+        return [
+            [isinstance(of, DirectComm) and of.is_direct("all_gather", size) for size in sizes]
+            for of in (link_probe.over_link(comm, *case) for case in cases)
+        ]
+
+    no, some, every = [False, False], [True, False], [True, True]
+    assert virtual.run(2, body) == [[no, no, no, some, every]] * 2

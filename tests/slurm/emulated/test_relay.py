@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -56,7 +56,7 @@ print(json.dumps({"ways": ways, "many_s": sent(out, back, drawn)}))
 """
 
 
-def far(**also: float) -> EmulatedLink:
+def far(**also: Any) -> EmulatedLink:
     """A long link that no other test has at this time."""
     return EmulatedLink("test", WAY_S + os.getpid() * 1e-9, 1 / UP, 1 / DOWN, **also)
 

@@ -1,0 +1,86 @@
+"""Collectives that are sent to everybody at once: the same numbers, in fewer steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsify import cost
+from sparsify.comm import Comm, CountingComm, virtual
+from sparsify.comm.direct import DirectComm
+from tests.sparsify.worker_functions import directly, on_processes
+
+SIZES = [1, 2, 3, 5]
+
+
+def brought(rank: int, kind: str) -> Tensor:
+    """Something of its own for each rank."""
+    drawn = torch.Generator().manual_seed(rank)
+    return {
+        "plain": torch.randn(7, 3, generator=drawn),
+        "none": torch.zeros(0),
+        "one": torch.randn((), generator=drawn),
+        "gaps": torch.randn(6, 4, generator=drawn)[:, ::2],
+        "whole numbers": torch.randint(9, (5,), generator=drawn),
+        "doubles": torch.randn(11, dtype=torch.float64, generator=drawn),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["plain", "none", "one", "gaps", "whole numbers", "doubles"])
+@pytest.mark.parametrize("size", SIZES)
+def test_numbers_are_those_of_the_other_communicator_to_the_bit(size: int, kind: str) -> None:
+    def body(comm: Comm) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+        mine, direct = brought(comm.rank, kind), DirectComm(comm)
+        again = mine.clone()
+        total = direct.all_reduce(again)
+        assert total is again  # in place
+        return comm.all_reduce(mine.clone()), total, comm.all_gather(mine), direct.all_gather(mine)
+
+    for expected, total, gathered, directly_gathered in virtual.run(size, body):
+        assert torch.equal(total, expected)
+        assert total.shape == expected.shape
+        assert all(map(torch.equal, directly_gathered, gathered))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_get_the_bits_of_virtual_ranks_also_where_they_sum(size: int, tmp_path: Path) -> None:
+    real = on_processes(directly, size, tmp_path)
+    simulated = virtual.run(size, lambda comm: directly(comm, comm.now))
+    for theirs, ours in zip(real, simulated, strict=True):
+        assert theirs.keys() == ours.keys()
+        assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_as_many_bytes_are_counted_and_a_message_to_each_other_worker(size: int) -> None:
+    def body(comm: virtual.VirtualComm) -> list[tuple[int, int]]:
+        counts = []
+        for of in (DirectComm(comm), comm):
+            for call in ("all_reduce", "all_gather"):
+                counting = CountingComm(of)
+                getattr(counting, call)(torch.zeros(size * 10))
+                counts.append(counting.counted[:2])
+        return counts
+
+    for reduced, gathered, textbook_reduced, textbook_gathered in virtual.run(size, body):
+        assert (reduced[0], gathered[0]) == (textbook_reduced[0], textbook_gathered[0])
+        assert (reduced[1], gathered[1]) == (2 * (size - 1), size - 1)
+
+
+def test_what_is_larger_than_it_may_be_travels_as_before() -> None:
+    links, slow = {"all_gather": cost.Link(1.0, 0.0)}, {"all_gather": cost.Link(100.0, 0.0)}
+
+    def body(comm: virtual.VirtualComm) -> tuple[list[bool], float]:
+        comm.links = slow
+        direct = DirectComm(comm, {"all_gather": 40}, links)
+        counting = CountingComm(direct)
+        counting.all_gather(torch.zeros(10))
+        counting.all_gather(torch.zeros(11))
+        asked = [("all_gather", 40), ("all_gather", 41), ("all_reduce", 1), ("permute", 1)]
+        return [direct.is_direct(*each) for each in asked], counting.predicted_s
+
+    # Of three workers: two messages at once, or two rounds of a tree.
+    assert virtual.run(3, body) == [([True, False, False, False], 2.0 + 200.0)] * 3
