@@ -21,6 +21,7 @@ from sparsify.doors.handshake import shake_hands
 from sparsify.doors.states import StateMismatch, check_finite, check_keys, check_part, dump, restore
 from sparsify.kernels.joint import split_like
 from sparsify.local.at_once import moved
+from sparsify.local.few_messages import whole
 from sparsify.local.strategy import Local
 from sparsify.method import Dense, Step
 
@@ -258,12 +259,6 @@ def copies_of(pieces: Sequence[Tensor]) -> list[Tensor]:
     copies = split_like(memory, pieces)
     torch._foreach_copy_(copies, [*pieces])
     return copies
-
-
-def whole(engine: Engine, pieces: Sequence[Tensor], step: Step) -> StepReport:
-    """Average all that an engine has, in place."""
-    count = len(engine.buckets)
-    return engine.average(range(count), pieces, [step] * count)
 
 
 def fragments_of(named: Named, count: int) -> list[list[tuple[str, Parameter]]]:

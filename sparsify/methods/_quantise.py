@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -197,25 +197,54 @@ class QuantisedAllGather(FeedbackMethod):
     def aggregate(
         self, grad: Tensor, step: Step, state: QuantisedState, comm: Comm, timer: PhaseTimer
     ) -> int:
-        work = state.workspace.buffer("work")
         with timer.phase("select"):
-            acc = self.feedback.accumulate(grad, step.lr, state.feedback)
-            mine = self.quantise.encode(acc, work, state.quantise)
+            mine = self._written(grad, step, state)
+        with timer.phase("exchange"):
+            messages = comm.all_gather(mine)
+        self._read(messages, mine, grad, state, timer)
+        return grad.numel()
+
+    def aggregate_each(
+        self,
+        grads: Sequence[Tensor],
+        step: Step,
+        states: Sequence[QuantisedState],
+        comm: Comm,
+        timer: PhaseTimer,
+    ) -> int:
+        """`aggregate` of several buckets, in one message."""
+        with timer.phase("select"):
+            mine = [self._written(grad, step, state) for grad, state in zip(grads, states, strict=True)]
+            lengths = [len(message) for message in mine]
+        with timer.phase("exchange"):
+            received = [message.split(lengths) for message in comm.all_gather(torch.cat(mine))]
+        for messages, own, grad, state in zip(zip(*received, strict=True), mine, grads, states, strict=True):
+            self._read(messages, own, grad, state, timer)
+        return sum(grad.numel() for grad in grads)
+
+    def _written(self, grad: Tensor, step: Step, state: QuantisedState) -> Tensor:
+        acc = self.feedback.accumulate(grad, step.lr, state.feedback)
+        return self.quantise.encode(acc, state.workspace.buffer("work"), state.quantise)
+
+    def _read(
+        self, messages: Sequence[Tensor], mine: Tensor, grad: Tensor, state: QuantisedState, timer: PhaseTimer
+    ) -> None:
+        """Write the average of the messages of all workers, and keep what was rounded off this one's."""
+        work = state.workspace.buffer("work")
         with timer.phase("exchange"):
             # The gradient has been read: its own buffer serves for the sum, but for half types.
             total = grad if grad.dtype == work.dtype else state.workspace.buffer("total")
             total.zero_()
-            for message in comm.all_gather(mine):
+            for message in messages:
                 total.add_(self.quantise.decode(message, work, state.quantise))
         with timer.phase("select"):
             if self.feedback.residual(state.feedback) is not None:
                 delivered = Slice(0, self.quantise.decode(mine, work, state.quantise))
                 self.feedback.retain(Delivery([], [delivered]), state.feedback)
         with timer.phase("scatter"):
-            total = total.sign_() if self.majority else total.div_(comm.size)
+            total = total.sign_() if self.majority else total.div_(len(messages))
             if total is not grad:
                 grad.copy_(total)
-        return grad.numel()
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
         return exactly(cost.all_gather(self.quantise.nbytes(seen.n), seen.size))

@@ -1,0 +1,66 @@
+"""A fragment's tensors travel together: the same bits, in few messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sparsify
+from sparsify.comm import CountingComm, virtual
+from sparsify.local import few_messages
+from sparsify.local.few_messages import groups
+
+SIZES = [
+    (7, 3),
+    (5,),
+    (),
+    (64, 2),
+    (1,),
+]  # whose codes of four bits end within a byte, and off a float's place
+WAYS: list[tuple[str, dict[str, Any]]] = [
+    ("diloco", {}), ("localsgd", {}), ("muloco", {}), ("streaming_diloco", {"fragments": 1, "delay": 0}),
+    ("streaming_diloco", {"fragments": 1, "delay": 0, "feedback": "gradient"}), ("desloc", {}),
+    ("sparseloco", {"density": 0.25}),
+]  # fmt: skip
+
+
+def trained(comm: virtual.VirtualComm, name: str, settings: dict[str, Any]) -> tuple[list[Tensor], int]:
+    """The parameters after three rounds of two steps, and the collectives of the last one."""
+    drawn = torch.Generator().manual_seed(0)
+    model = nn.ParameterList([nn.Parameter(torch.randn(size, generator=drawn)) for size in SIZES])
+    counting, own = CountingComm(comm), torch.Generator().manual_seed(1 + comm.rank)
+    strategy = sparsify.build(name, every=2, **settings)
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    if name == "desloc":
+        inner = torch.optim.AdamW(model.parameters(), 0.1)  # type: ignore[assignment]
+    optimiser = sparsify.distribute(inner, model, strategy, comm=counting)
+    before = 0
+    for step in range(6):
+        before = counting.collectives if step == 5 else before
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=own)
+        optimiser.step()
+    return [p.detach().clone() for p in model.parameters()], counting.collectives - before
+
+
+@pytest.mark.parametrize(("name", "settings"), WAYS)
+def test_together_tensors_become_what_they_become_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, Any]
+) -> None:
+    together = virtual.run(3, lambda comm: trained(comm, name, settings))
+    monkeypatch.setattr(few_messages, "MOST_BYTES", 1)
+    apart = virtual.run(3, lambda comm: trained(comm, name, settings))
+    for (ours, few), (theirs, many) in zip(together, apart, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+        assert few <= many
+    if name != "sparseloco":  # whose message was one in both
+        assert together[0][1] < apart[0][1]
+
+
+def test_a_message_holds_as_many_tensors_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_messages, "MOST_BYTES", 10)
+    assert list(groups([4, 4, 4, 20, 1, 9, 1])) == [[0, 1], [2], [3], [4, 5], [6]]
+    assert list(groups([])) == []
