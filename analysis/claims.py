@@ -224,21 +224,25 @@ def _judge(claim: Claim, frames: Frames, declared: Mapping[str, Any], chance: Ch
     evidence = Evidence.of(frames, keys)
     level = claim.chance
     of_task = chance if level is None else lambda task: level
-    link = evidence.link() if keys or ours else claim.link  # what read nothing was not measured
+    times = evidence.of_times() if claim.derived else evidence
+    link = times.link() if keys or ours else claim.link  # what read nothing was not measured
     claim = replace(claim, text=claim.text.replace(LINK, link))
     scale = "" if claim.rederived else reduced(evidence.frames, declared)
-    where = "; ".join(filter(None, (scale, *_kinds(claim, evidence))))
+    where = "; ".join(filter(None, (scale, *_kinds(claim, times))))
     if mixed:
         return Verdict(claim, None, "not comparable", where, mixed)
     if ours is None:
         return Verdict(claim, None, "not run", where, "no records of it")
     facts = (
-        _facts(claim, evidence, of_task, declared)
+        {
+            **_facts(claim, times, of_task),
+            "registered": evidence.registered(claim.id, claim.rule(declared)),
+        }
         if len(evidence.frames.runs) and not claim.rederived
         else {}
     )
     verdict = Verdict(claim, ours, "not run", where, "", **facts)
-    if why := "" if claim.rederived else _elsewhere(claim, evidence, scale, of_task):
+    if why := "" if claim.rederived else _elsewhere(claim, times, scale, of_task):
         return replace(verdict, word="not comparable", reason=why)
     flips = _flips(claim, evidence.frames)
     if verdict.registered is False:
@@ -260,12 +264,11 @@ def _kinds(claim: Claim, evidence: Evidence) -> list[str]:
     return [kind for kind, is_so in found.items() if is_so]
 
 
-def _facts(claim: Claim, evidence: Evidence, chance: Chance, declared: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(claim: Claim, evidence: Evidence, chance: Chance) -> dict[str, Any]:
     """The fields of a verdict that tell what its records are."""
-    registered = {"registered": evidence.registered(claim.id, claim.rule(declared))}
     if not claim.timed:
-        return registered | {"chance": evidence.chance(chance) or None}
-    return registered | {
+        return {"chance": evidence.chance(chance) or None}
+    return {
         "launches": len(evidence.launches), "occasions": evidence.occasions,
         "link_asked": evidence.link_asked, "link_found": evidence.link_found,
     }  # fmt: skip

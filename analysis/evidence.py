@@ -46,6 +46,14 @@ class Evidence(NamedTuple):
         runs = frames.runs[frames.runs["key"].isin(keys)] if keys else frames.runs
         return cls(frames._replace(runs=runs))
 
+    def of_times(self) -> Evidence:
+        """The same without virtual ranks where processes are there as well: of what is put together from both
+        these alone gave times.
+        """
+        runs = self.frames.runs
+        measured = runs[~runs["simulated"].fillna(False).astype(bool)] if "simulated" in runs else runs
+        return Evidence(self.frames._replace(runs=measured)) if len(measured) else self
+
     @property
     def launches(self) -> pd.DataFrame:
         """A row for each group of processes that was started: when it was."""

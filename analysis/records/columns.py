@@ -65,7 +65,7 @@ COLUMNS: dict[str, dict[str, Field]] = {
 ALWAYS = {**COLUMNS, "runs": {name: RUNS[name] for name in ("key", "run_id", "group", "variant")}}
 # What settings mean that records of before they were added lack; so these keep their keys.
 IMPLIED: dict[str, Any] = {
-    "comm": "torch", "container": "none", "train.evaluate": "anchor",
+    "comm": "torch", "container": "none", "train.evaluate": "anchor", "collectives": "auto",
     **{name: field.implied for name, field in RUNS.items() if field.implied is not UNSET},
     "variants": {}, "late": {"draw": "none", "s": 0, "spread": 0, "rank": None},
 }  # fmt: skip

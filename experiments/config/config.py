@@ -128,7 +128,16 @@ USED_OF_LATE = {
     "published": (),
 }  # fmt: skip
 # In what variants may differ: all else belongs to the group of processes and to its data, which they share.
-MAY_DIFFER = ("method", "select", "overlap", "cuda_graph", "timing.mode", "train.validate", "task.momentum")
+MAY_DIFFER = (
+    "method",
+    "select",
+    "collectives",
+    "overlap",
+    "cuda_graph",
+    "timing.mode",
+    "train.validate",
+    "task.momentum",
+)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,28 @@ def test_short_steps_share_a_vote_and_long_ones_do_not(step_s: float, fewest: in
     assert fewest <= alone.votes <= most
 
 
+def test_votes_that_travel_for_long_are_rare() -> None:
+    now, waited = [0.0], [0.0]
+
+    class Travels(CountsVotes):
+        """A vote of which a worker waits for what is left of 1.4 s."""
+
+        cast_at = 0.0
+
+        def lagged_max(self, word: int) -> int:
+            left = max(0.0, self.cast_at + 1.4 - now[0])
+            now[0], waited[0] = now[0] + left, waited[0] + left
+            self.cast_at = now[0]
+            return super().lagged_max(word)
+
+    agreement = Agreement(cast(Comm, Travels()), Stop(), None, lambda: now[0])
+    for _ in range(10_000):
+        now[0] += 0.1
+        agreement.after_step()
+    assert waited[0] < 0.01 * now[0]
+    assert agreement.votes_s <= stop_rules.SELDOM_S
+
+
 def test_rank_0s_clock_says_when_to_save_and_once() -> None:
     def body(comm: virtual.VirtualComm) -> list[int]:
         now = [0.0]
