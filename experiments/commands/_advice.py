@@ -71,7 +71,12 @@ class Question:
     select_s: Mapping[str, Range]  # by method: selecting, packing, merging
     overlap: tuple[float, float, float] = OVERLAP
     skew: float = SKEW
-    every: int = 1  # H, local steps from one exchange to the next
+    every: tuple[int, ...] = (1,)  # H, local steps from one exchange to the next
+
+    @property
+    def is_local(self) -> bool:
+        """True if it asks for local steps as well."""
+        return max(self.every) > 1
 
 
 class Prediction(NamedTuple):
@@ -97,9 +102,13 @@ INPUTS = COMPUTE, SELECT, ALPHA, BETA, SHARED = (
 def ranked(question: Question) -> list[Prediction]:
     """Dense and every method whose selection time is known, the quickest first."""
     dense = StepTime(question, "dense")
-    others = [name for name in ("dense", *question.select_s) if name != "dense" or question.every > 1]
-    every = question.every
-    steps = (dense, *(StepTime(question, name, every) for name in told_now_and_then(others, "methods")))
+    others = [
+        (name, every)
+        for every in question.every
+        for name in ("dense", *question.select_s)
+        if (name, every) != ("dense", 1)
+    ]
+    steps = (dense, *(StepTime(question, *each) for each in told_now_and_then(others, "methods")))
     return sorted((predicted(step, dense) for step in steps), key=lambda found: found.step.value)
 
 
@@ -122,7 +131,10 @@ class StepTime:
         alpha, beta = LATENCY ** inputs.get(ALPHA, 0), BANDWIDTH ** inputs.get(BETA, 0)
 
         def slower(link: Link) -> Link:
-            return Link(link.alpha_s * alpha, link.beta_s_per_byte * beta)
+            way_s = link.way_s * GIVEN ** inputs.get(ALPHA, 0)
+            return replace(
+                link, alpha_s=link.alpha_s * alpha, beta_s_per_byte=link.beta_s_per_byte * beta, way_s=way_s
+            )
 
         network = self.question.network
         inside = network.inside and slower(network.inside)
@@ -221,6 +233,13 @@ class Known:
         return restrict(frames, runs.loc[whole, "key"])
 
     @cached_property
+    def parameters(self) -> dict[str, int]:
+        """n of each task of which some run, whoever made it, says it."""
+        runs = loading.load(self.folders.results, ("runs",)).runs
+        known = runs.dropna(subset=["parameters"]) if "parameters" in runs else runs.head(0)
+        return {str(task): int(n) for task, n in zip(known["task.name"], known["parameters"], strict=True)}
+
+    @cached_property
     def like(self) -> Frames:
         """Runs on the accelerator that the cluster names; without one those on a CPU."""
         runs = self.records.runs
@@ -249,7 +268,8 @@ class Known:
         task = self.config["task"]
         if "elements" in task:
             return int(task["elements"])
-        return self.measured.get(task["name"]) or MODELS.get(task["name"])
+        name = task["name"]
+        return self.measured.get(name) or MODELS.get(name) or self.parameters.get(name)
 
     def compute_s(self) -> Range | None:
         """A dense step's time but for what communicating takes; None where it is not known."""

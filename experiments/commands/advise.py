@@ -16,8 +16,10 @@ from experiments.commands._terminal import show
 from experiments.commands._words import SettingWords, own_words
 from experiments.config import compose
 from experiments.config.folders import Folders
+from experiments.config.machines import NamedLink
+from sparsify.comm.direct import DIRECT
 from sparsify.core.selections import SLICES
-from sparsify.cost import Link, Network
+from sparsify.cost import Network
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.methods import per_step
 from sparsify.ranges import LARGEST, Count, Meta, Portion, Positive, Share, check, unknown
@@ -31,12 +33,17 @@ Seconds = (
     | Annotated[str, Meta(pattern=rf"^{NUMBER}\.\.{NUMBER}\Z", description="a range such as 0.1..0.2")]
 )
 Names = Annotated[str, Meta(description="names with commas")]
+Counts = Annotated[
+    str, Meta(pattern=r"^[1-9]\d{0,8}(,[1-9]\d{0,8})*\Z", description="numbers with commas, such as 1,15,30")
+]
+FAR = (1, 5, 15, 30)  # H, where the link has distance and nothing else is asked
 Elements = Annotated[
     int, Meta(ge=1, le=LARGEST, description="a whole number, or the name of a published model")
 ]
 OWN: dict[str, Any] = {  # words that no run has
     "compute_s": Seconds, "parameters": Elements | str, "density": Share, "overlap": Portion,
-    "skew": Annotated[float, Meta(ge=1, le=SLICES)], "methods": Names, "every": Count, SELECT: Seconds,
+    "skew": Annotated[float, Meta(ge=1, le=SLICES)], "methods": Names, "every": Count | Counts,
+    SELECT: Seconds,
 }  # fmt: skip
 DENSITY = 0.001
 
@@ -53,8 +60,9 @@ def advise(words: SettingWords, *, save: str | None = None) -> int:
             seconds of a step but for selecting and communicating; select_s.METHOD=, seconds that a method
             selects; both may be a range, as 0.1..0.2; parameters=, elements of the model, or the name of a
             published one; density=, k/n; overlap=, what two workers' selections have in common, and skew=;
-            methods=, which, with commas (topk-fused: with the fused kernel); every=, H: each method averages
-            what H local steps have moved, and is compared with dense in every step.
+            methods=, which, with commas (topk-fused: with the fused kernel); every=, H, or several with
+            commas: each method averages what H local steps have moved, and is compared with dense in every
+            step. Over a link with distance (alpha_s of 1 ms and more) it is 1,5,15,30.
         save: the name of the files that are written.
     """
     config, given = _split(words)
@@ -119,7 +127,7 @@ def _question(given: Mapping[str, Any], known: Known) -> tuple[Question, list[st
         {name: each for name, each in select_s.items() if name in (wanted or select_s)},
         (given["overlap"],) * 3 if "overlap" in given else _advice.OVERLAP,
         given.get("skew", _advice.SKEW),
-        given.get("every", 1),
+        _every(given, network),
     )
     return question, [name for name in LISTED if name not in select_s]
 
@@ -141,11 +149,18 @@ def _network(config: Mapping[str, Any]) -> Network:
             f"cluster={cluster['name']}: link={link['name']} has no alpha and beta, so what communication "
             "takes can't be predicted; choose another link=, as ethernet_10g or nvlink3"
         )
-    between, fast = (
-        Link(one["alpha_s"], one["beta_s_per_byte"]) if one else None for one in (link, cluster.get("inside"))
-    )
-    assert between is not None
-    return Network(between, fast, int(cluster.get("workers_per_node") or 1))
+    between, inside = NamedLink.built(link).numbers("link"), cluster.get("inside")
+    fast = NamedLink.built(inside).numbers("inside") if inside else None
+    algorithm = DIRECT if between.way_s else "textbook"
+    return Network(between, fast, int(cluster.get("workers_per_node") or 1), algorithm)
+
+
+def _every(given: Mapping[str, Any], network: Network) -> tuple[int, ...]:
+    """H, each once."""
+    asked = given.get("every", FAR if network.between.way_s else 1)
+    if isinstance(asked, str):
+        asked = [int(number) for number in asked.split(",")]
+    return tuple(dict.fromkeys([asked] if isinstance(asked, int) else asked))
 
 
 def _range(name: str, given: Mapping[str, Any]) -> Range | None:
@@ -195,13 +210,7 @@ def _table(
     rows = [
         {
             "method": style.look(one.method).label
-            + (
-                f", every {one.every} steps"
-                if one.every > 1
-                else ", every step"
-                if question.every > 1
-                else ""
-            ),
+            + (f", every {one.every} steps" if one.every > 1 else ", every step" * question.is_local),
             "step": one.step.times(1e3),
             "computing": 1e3 * one.compute_s,
             "selecting": 1e3 * one.select_s,
@@ -242,14 +251,18 @@ def _note(question: Question, known: Known, left_out: Sequence[str]) -> str:
         else ""
     )
     local = (
-        f" Methods that average every {question.every} steps select and communicate so rarely; what that "
-        "does to the model is not predicted, nor what the outer step takes."
-    ) * (question.every > 1)
+        " Methods that average every so many steps select and communicate so rarely; what that does to the "
+        "model is not predicted, nor what the outer step takes."
+    ) * question.is_local
+    far = (
+        " Everybody sends to everybody at once (collectives=direct), which over this link takes fewer ways "
+        "than rings; a way is known within a tenth."
+    ) * bool(question.network.between.way_s)
     return (
         "Predicted, not measured; nothing overlaps, nobody is late. Where numbers come from: "
         f"{'; '.join(sources)}. Communicating: simulated by the alpha-beta model. Intervals: what the inputs "
         f"may be off by, latency by a factor of {_advice.LATENCY:g}, bandwidth of {_advice.BANDWIDTH:g}, a "
         f"single measurement or a given number of {_advice.GIVEN:g}, the others from the slowest to the "
         f"quickest run; overlap of two workers' selections {least:g} to {most:g}."
-        f"{flat}{missing}{local}"
+        f"{flat}{missing}{local}{far}"
     )

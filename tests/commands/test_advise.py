@@ -37,7 +37,7 @@ def test_a_step_is_the_sum_of_its_parts_and_the_quickest_comes_first() -> None:
 
 
 def test_local_steps_select_and_communicate_once_a_round_and_are_compared_with_dense_in_every_step() -> None:
-    found = {(one.method, one.every): one for one in _advice.ranked(question(every=10))}
+    found = {(one.method, one.every): one for one in _advice.ranked(question(every=(10,)))}
     plain = {one.method: one for one in _advice.ranked(question())}
     assert set(found) == {("dense", 1), ("dense", 10), ("topk", 10)}
     assert found["dense", 1] == plain["dense"]
@@ -95,6 +95,19 @@ def test_a_table_says_how_often_a_method_averages(here: Command) -> None:
     for label in ("dense, every step", "dense, every 30 steps", "Top-k, every 30 steps"):
         assert f"| {label} |" in done.stdout
     assert "what that does to the model is not predicted" in done.stdout
+
+
+def test_over_a_link_with_distance_local_steps_are_ranked_as_well(here: Command) -> None:
+    words = ["link=internet_100m_50ms", "workers=4", "parameters=resnet50", "compute_s=0.12", "methods=dense"]
+    done = fine(here("advise", *words))
+    for each in ("every step", "every 5 steps", "every 15 steps", "every 30 steps"):
+        assert f"| dense, {each} |" in done.stdout
+    assert "Everybody sends to everybody at once" in done.stdout
+    few = fine(here("advise", *words, "every=1,100"))
+    assert "| dense, every 100 steps |" in few.stdout
+    assert "every 30 steps" not in few.stdout
+    for wrong in ("0", "1,x", "5,,6"):
+        assert here("advise", *words, f"every={wrong}").returncode == 2
 
 
 def test_nodes_have_a_link_of_their_own_inside(here: Command) -> None:
