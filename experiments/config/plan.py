@@ -80,7 +80,8 @@ def profile_of(asked: Run | Sequence[str]) -> str:
 
 
 def plan_runs(wanted: Sequence[Config], say: Callable[[str], None]) -> list[PlannedRun]:
-    """Runs whose data sets were found, and whose GPU is there where it is to be this machine's.
+    """Runs whose data sets were found, and whose GPU is there where it is to be this machine's; each once,
+    where words made several alike (`seed=3`).
 
     Raises:
         ValueError: no data, or no GPU.
@@ -93,7 +94,8 @@ def plan_runs(wanted: Sequence[Config], say: Callable[[str], None]) -> list[Plan
             what, instead = ("profile=paper (device=cuda)", "profile=laptop")
         raise ValueError(f"{what} needs an NVIDIA GPU, and there is none; take {instead}")
     say_once = cache(say)
-    return [PlannedRun(*data_root.find(config, say_once)) for config in wanted]
+    distinct = {run_id(config): config for config in wanted}
+    return [PlannedRun(*data_root.find(config, say_once)) for config in distinct.values()]
 
 
 def missing(planned: Sequence[PlannedRun], folders: Folders, say: Callable[[str], None]) -> list[PlannedRun]:

@@ -72,7 +72,9 @@ def _trajectories(profile: str, seeds: Sequence[int]) -> list[Run]:
 def _whole(profile: str) -> list[Run]:
     """Trainings in real time, of the first seed."""
     shared: RunSettings = {**TRAINED, "profile": profile, **scale("local-loss", profile)}
-    over: RunSettings = {"cluster": "netns", "link": LINK, "launch.on_mismatch": "label"}
+    over: RunSettings = {
+        "cluster": "netns", "link": LINK, "launch.on_mismatch": "label", "device": "cpu",
+    }  # fmt: skip
     return [Run({**shared, **over, **_settings(*each), "seed": 0}) for each in WHOLE[profile]]
 
 

@@ -92,3 +92,9 @@ def test_how_long_variants_take_turns_is_no_word_for_the_trainings_beside_them()
     assert {config["alternate"]["limit_min"] for config in trainings} == {15}
     with pytest.raises(ValueError, match=r"alternate.limit_min is of runs whose variants take turns"):
         more_configs_of("fig2", "laptop", words)
+
+
+def test_what_words_make_alike_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_root, "find", lambda config, say: (config, None))
+    configs = more_configs_of("local-loss", "laptop", ["seed=3"])
+    assert (len(configs), len(plan_runs(configs, print))) == (3 * 11, 11)
