@@ -26,6 +26,7 @@ from experiments.figures import (
     shi2019_shi_selection,
     survey_crossover,
     survey_crossover_measured,
+    survey_distance,
     survey_internet_loss,
     survey_link_model,
     survey_local_costs,
@@ -63,8 +64,8 @@ from tests.conftest import Command, refused
 SHIPPED: list[_contract.Figure] = [
     eghlidi2020_eghlidi_table1, eghlidi2020_eghlidi_table1_published, eghlidi2020_eghlidi_table2,
     shi2019_shi_bound, shi2019_shi_convergence, shi2019_shi_distribution, shi2019_shi_scaling,
-    shi2019_shi_selection, survey_crossover, survey_crossover_measured, survey_internet_loss,
-    survey_link_model, survey_local_costs,
+    shi2019_shi_selection, survey_crossover, survey_crossover_measured, survey_distance,
+    survey_internet_loss, survey_link_model, survey_local_costs,
     survey_local_density, survey_local_loss, survey_local_why,
     survey_methods, survey_time_to_accuracy,
     yoon2022_fig1, yoon2022_fig2, yoon2022_fig3, yoon2022_fig3_level, yoon2022_fig3_logs,

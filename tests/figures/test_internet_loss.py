@@ -55,7 +55,7 @@ def frames(whole: float | None = None, launches: int = 3) -> Frames:
             })  # fmt: skip
             for step in range(30):
                 exchanges = local_s is None or step % 5 == 4
-                took = (exchanging_s if exchanges else local_s) * (1 + 0.1 * seed)
+                took = (exchanging_s if exchanges or local_s is None else local_s) * (1 + 0.1 * seed)
                 steps += [
                     {"key": key, "rank": rank, "step": step, "epoch": 0, "block": step // 10, "step_s": took,
                      "wire_bytes": 100.0 * exchanges} for rank in (0, 1)
