@@ -174,6 +174,7 @@ class Manifest(Struct, frozen=True):
     diverged: Divergence | None = None
     memory: MemoryPeak | None = None
     relay: dict[Name, Finite] = {}  # what the relay of an emulated network did, see relay.cpp
+    interface: dict[Name, Finite] = {}  # what its nodes' interfaces sent
     resumed: list[Resumption] = []
     step: Whole | None = None
     why: str | None = None

@@ -16,8 +16,9 @@ from torch import Tensor
 from analysis.records.files import read_note
 from experiments.config.machines import NamedLink
 from experiments.worker.hardware_claims import OTHERWISE
+from slurm.emulated import counters
 from slurm.emulated.network import LONG_S
-from sparsify.comm import Comm, gather_json
+from sparsify.comm import Comm, CountingComm, gather_json
 from sparsify.comm.direct import KINDS, DirectComm
 from sparsify.cost import TEXTBOOK, Cost, Link
 
@@ -263,3 +264,79 @@ def mismatches(name: str, found: ProbedLink, loses: bool = False) -> list[str]:
         "between nodes; choose a link that this machine's cores can carry, wait until it is quiet, "
         f"{OTHERWISE}"
     ]
+
+
+# --- bytes of the interface, beside those that were counted
+
+# Headers of a packet over what it carries (Ethernet's, IP's and TCP's, 66 bytes of 1,448), and half as many
+# acknowledgements; gloo's words and TCP's acknowledgements of a small message to one other worker.
+HEADERS, SMALL_BYTES = 0.08, 1024
+LARGEST_SEGMENT = 2**16
+
+
+class Meter(CountingComm):
+    """Counts the bytes that this worker really sends, beside what `sparsify.cost` says of collectives: in a
+    permutation and a broadcast not all send.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        super().__init__(comm)
+        self.began, self.really, self.calls = counters.read(), 0.0, 0
+
+    def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
+        self.really += tensor.nbytes * sum(source == self.rank for source, _ in route)
+        return super().permute(tensor, route)
+
+    def barrier(self) -> None:
+        self.calls += 1
+        super().barrier()
+
+    def lagged_max(self, number: int) -> int:
+        self.calls += 1
+        return super().lagged_max(number)
+
+    def _count(self, kind: str, nbytes: int, size: int) -> None:
+        super()._count(kind, nbytes, size)
+        self.calls += 1
+        if kind == "broadcast":  # each of the others gets it once, from whomever
+            self.really += nbytes * (size - 1) / size
+        elif kind != "permute":
+            cost, _ = self.priced(kind, nbytes, size)
+            self.really += cost.sent_bytes
+
+    def found(self) -> dict[str, float] | None:
+        """Bytes of all workers since this was made, for the record; None where they are on no nodes of their
+        own. Collective.
+        """
+        now = counters.read()
+        if self.began is None or now is None:
+            return None
+        own = [
+            now.sent_bytes - self.began.sent_bytes,
+            self.really,
+            now.resent - self.began.resent,
+            self.calls,
+        ]
+        sums = np.array(gather_json(self.comm, own, CPU), dtype=float).sum(axis=0)
+        names = ("sent_bytes", "counted_bytes", "resent", "calls")
+        return dict(zip(names, map(float, sums), strict=True))
+
+
+def uncounted(found: Mapping[str, float], size: int) -> str:
+    """A sentence where an interface has sent other bytes than were counted, by more than headers and resent
+    segments explain; else nothing.
+
+    Args:
+        found: by a `Meter`.
+        size: number of workers.
+    """
+    sent, counted = found["sent_bytes"], found["counted_bytes"]
+    more = HEADERS * counted + SMALL_BYTES * size * found["calls"] + LARGEST_SEGMENT * found["resent"]
+    if counted <= sent <= counted + more:
+        return ""
+    return (
+        f"the interfaces of all nodes sent {sent:,.0f} bytes, and {counted:,.0f} were counted, to which "
+        f"headers, acknowledgements and {found['resent']:,.0f} segments that were sent again add "
+        f"{more:,.0f} at most; something is sent that nobody counts, or the other way round: please report "
+        f"it, {OTHERWISE}"
+    )

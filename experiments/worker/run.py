@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,7 +28,7 @@ from experiments.training.stop import Preempted, Stop
 from experiments.worker import hardware, memory
 from experiments.worker.build import Built, build, precision_of, prepare_device
 from experiments.worker.connect import connect
-from experiments.worker.link_probe import of_relay, over_link
+from experiments.worker.link_probe import Meter, of_relay, over_link, uncounted
 from experiments.worker.orders import Orders
 from experiments.worker.provenance import provenance, state
 from slurm.environment import WorkerPlace
@@ -55,10 +56,11 @@ class RunOutcome(NamedTuple):
     graph: str | None  # of rank 0, see `loop.TrainedModel`
     alternated: dict[str, Any] | None = None  # how the turns ended, and what became of each variant
     diverged: dict[str, Any] | None = None  # a `schema.Divergence`
+    interface: dict[str, float] | None = None  # bytes over an emulated link, see `link_probe.Meter`
 
     def facts(self) -> dict[str, Any]:
         """All fields by name, without what did not happen."""
-        special = ("alternated", "diverged")
+        special = ("alternated", "diverged", "interface")
         return {name: value for name, value in self._asdict().items() if name not in special or value}
 
 
@@ -135,27 +137,70 @@ def record(started: Started, comm: Comm) -> RunOutcome:
     if not isinstance(config.cluster, VirtualCluster):
         facts["machine"] |= hardware.shared_cores(config.threads, comm, settings.device)
     link = facts["machine"].get("link")
+    meter = None
     if isinstance(comm, TorchComm) and link:
         comm.links = {kind: Link(alpha_s, beta) for kind, (alpha_s, beta) in link["kinds"].items()}
+        comm = meter = Meter(comm)
     checkpointer = Checkpointer(attempt, comm, log, stop, config.launch.checkpoint_min, settings.device)
     done = checkpointer.find()
     if comm.rank == 0:
         attempt.start(done, facts["host"], steps=run.num_steps, provenance=facts)
     try:
         if run.variants:
-            return take_turns(run, comm, link, log, told, checkpointer)
-        timer, over = run.timer(config.timing.mode, comm, done), over_link(comm, config.collectives, link)
-        training = Trainer(run.task, run.data, run.method, over, timer, log, settings, checkpointer)
-        try:
-            trained, diverged = training.run(told), None
-        except NonFinite as error:
-            # Made for its learning curve, it has shown one; not all workers may know of what one saw alone.
-            if error.noticed is None or not training.validates:
-                raise
-            trained = training.give_up()
-            diverged = {"step": error.step, "made": training.done, "why": error.where}
+            outcome = take_turns(run, comm, link, log, told, checkpointer)
+        else:
+            outcome = train(run, comm, link, log, told, checkpointer, done)
     finally:
         log.flush(durable=True)
+    # Workers of one node reach each other past its interface.
+    return (
+        outcome._replace(interface=metered(meter, config))
+        if meter and config.workers_per_node == 1
+        else outcome
+    )
+
+
+def metered(meter: Meter, config: Config) -> dict[str, float] | None:
+    """The bytes that all interfaces sent, beside those that were counted. Collective.
+
+    Raises:
+        MachineMismatch: on all workers alike, if they differ by more than headers; unless
+            launch.on_mismatch=label.
+    """
+    found = meter.found()
+    if found and (why := uncounted(found, meter.size)):
+        if config.launch.on_mismatch == "stop":
+            raise hardware.MachineMismatch(why)
+        if meter.rank == 0:
+            print(why, file=sys.stderr)
+    return found
+
+
+def train(
+    run: Built,
+    comm: Comm,
+    link: Mapping[str, Any] | None,
+    log: RankLog,
+    told: Callable[[int], None],
+    checkpointer: Checkpointer,
+    done: int,
+) -> RunOutcome:
+    """Train, from `done` steps on, and say what became of it.
+
+    Args:
+        link: what the probe found, if it did.
+    """
+    config = run.config
+    timer, over = run.timer(config.timing.mode, comm, done), over_link(comm, config.collectives, link)
+    training = Trainer(run.task, run.data, run.method, over, timer, log, run.settings, checkpointer)
+    try:
+        trained, diverged = training.run(told), None
+    except NonFinite as error:
+        # Made for its learning curve, it has shown one; not all workers may know of what one saw alone.
+        if error.noticed is None or not training.validates:
+            raise
+        trained = training.give_up()
+        diverged = {"step": error.step, "made": training.done, "why": error.where}
     outcome = outcome_of(trained, comm, run.num_steps, run.steps_per_epoch)
     return outcome._replace(diverged=diverged)
 

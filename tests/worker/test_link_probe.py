@@ -12,7 +12,9 @@ from experiments.config.config import Config
 from experiments.config.machines import NamedLink
 from experiments.worker import hardware, link_probe
 from experiments.worker.hardware import MachineMismatch
-from experiments.worker.link_probe import ProbedLink, mismatches
+from experiments.worker.link_probe import Meter, ProbedLink, mismatches
+from slurm.emulated import counters
+from slurm.emulated.counters import Counters
 from sparsify.comm import virtual
 from sparsify.comm.direct import DirectComm
 
@@ -138,3 +140,48 @@ def test_the_word_collectives_decides_how_they_travel() -> None:
 
     no, some, every = [False, False], [True, False], [True, True]
     assert virtual.run(2, body) == [[no, no, no, some, every]] * 2
+
+
+def test_a_meter_counts_what_each_worker_really_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "read", lambda: Counters(1000, 3))
+
+    def body(comm: virtual.VirtualComm) -> Any:
+        meter, ten = Meter(comm), torch.zeros(10)  # 40 bytes
+        DirectComm(meter).all_gather(ten)  # to three others
+        meter.all_reduce(ten)  # 60 bytes each
+        meter.permute(ten, [(0, 1), (2, 3)])  # of two workers
+        meter.broadcast(ten)  # to three others, by whomever
+        meter.barrier()
+        return meter.found(), meter.sent_bytes
+
+    for found, textbook in virtual.run(4, body):
+        assert found == {
+            "sent_bytes": 0,
+            "counted_bytes": 4 * 120 + 4 * 60 + 80 + 120,
+            "resent": 0,
+            "calls": 20,
+        }
+        assert textbook == 120 + 60 + 40 + 80
+
+
+def test_without_a_node_of_its_own_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "read", lambda: None)
+    assert virtual.run(2, lambda comm: Meter(comm).found()) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("sent", "resent", "is_told"),
+    [
+        (1_000_000, 0, False),
+        (1_070_000, 0, False),
+        (1_300_000, 0, True),
+        (1_300_000, 4, False),
+        (990_000, 0, True),
+    ],
+)
+def test_more_than_headers_is_told_and_so_is_less_than_was_counted(
+    sent: float, resent: float, is_told: bool
+) -> None:
+    found = {"sent_bytes": sent, "counted_bytes": 1_000_000.0, "resent": resent, "calls": 5.0}
+    assert bool(why := link_probe.uncounted(found, 2)) == is_told
+    assert not is_told or f"sent {sent:,.0f} bytes, and 1,000,000 were counted" in why
