@@ -27,6 +27,7 @@ MODES = {
     "production": "production (nothing synchronises inside a step)",
     "as_published": "as published (host clocks, validation inside the timed loop)",
 }
+BUSY, LATE = 90.0, 10.0  # % of a core, and of packets, from which on a relay held its link up
 
 
 def values(frames: Frames, column: str) -> list[Any]:
@@ -174,8 +175,10 @@ def _relayed(runs: pd.DataFrame) -> str:
         return ""
     busy = 100 * float((runs["relay.cpu_s"] / runs["relay.seconds"]).max())
     late = 100 * float((runs["relay.late"] / runs["relay.packets"]).max())
+    is_overrun = busy > BUSY or late > LATE
     return (
         f" by a relay that took {busy:.2g} % of a core at most, with {late:.2g} % of packets over 1 ms late"
+        f"{': *the relay, not the link, was the bottleneck*' * is_overrun}"
     )
 
 

@@ -101,6 +101,13 @@ def test_an_emulated_link_is_told_with_the_least_that_was_found_in_any_run(tmp_p
     )
 
 
+@pytest.mark.parametrize(("cpu_s", "late", "is_told"), [(60, 3999, False), (70, 0, True), (1, 4100, True)])
+def test_a_relay_that_was_the_bottleneck_is_called_so(cpu_s: float, late: int, is_told: bool) -> None:
+    work = {"relay.cpu_s": cpu_s, "relay.seconds": 72.0, "relay.late": late, "relay.packets": 40_000}
+    told = captions._relayed(pd.DataFrame([work]))
+    assert ("the relay, not the link, was the bottleneck" in told) == is_told
+
+
 def test_a_relay_is_told_with_the_most_that_it_had_to_do(tmp_path: Path) -> None:
     found = {
         "asked_gbit_s": 0.1, "pairs_gbit_s": [0.0995], "together_gbit_s": 0.0994, "asked_latency_s": 0.05,
