@@ -17,13 +17,14 @@ from analysis.evidence import Evidence
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import brief, number
 from analysis.records.frames import Frames, keys_of, remembered, restrict
-from analysis.records.steps import LAUNCHES, warm
+from analysis.records.steps import LAUNCHES
 from analysis.stats import POSITIVE, Value, curve, final, over_units
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
-from experiments.figures import papers
+from experiments.figures import _rounds, papers
 from experiments.figures import survey_local_loss as local_loss
 from experiments.figures._reaching import Steps, all_reach, seconds_to, sooner, steps_to
+from experiments.figures._rounds import Taken
 from experiments.figures._runs import TIMED, TRAINED, scale
 from experiments.figures.papers import claim, words
 
@@ -101,33 +102,10 @@ def timed(frames: Frames, name: str) -> list[str]:
     return keys_of(frames, {**chosen, "collectives": own.get("collectives", "auto")})
 
 
-class Taken(NamedTuple):
-    """Seconds of a method's steps in one launch."""
-
-    local_s: float  # without an exchange; 0 where every step has one
-    exchanging_s: float
-
-    def step_s(self, every: int | None) -> float:
-        """The mean step of a training that exchanges every so many steps."""
-        return (
-            self.exchanging_s if every is None else self.local_s + (self.exchanging_s - self.local_s) / every
-        )
-
-
 @remembered
 def taken(frames: Frames, name: str) -> dict[int, Taken]:
-    """By launch. Workers end an exchange together, so that a mean over ranks is what each of them spends; the
-    median over blocks of their means.
-    """
-    found = dict[int, Taken]()
-    for key in timed(frames, name):
-        seed = int(frames.runs.loc[frames.runs["key"] == key, "seed"].iloc[0])
-        steps = warm(frames, key).steps
-        exchanges = steps["wire_bytes"] > 0
-        means = steps.groupby(["block", exchanges])["step_s"].mean().unstack()
-        medians = means.median()
-        found[seed] = Taken(float(medians.get(False, 0.0)), float(medians[True]))
-    return found
+    """By launch."""
+    return _rounds.taken(frames, timed(frames, name))
 
 
 def step_s(frames: Frames, name: str, every: int | None) -> Value | None:

@@ -36,8 +36,8 @@ def frames(launches: int = 3, off: float = 0.05, windows: float | None = None) -
             for rank in range(2):  # who waits, and who is waited for
                 steps.append({
                     "key": key, "rank": rank, "step": step, "epoch": 0, "block": 1 + step // 3,
-                    "step_s": 2 * took, "wait_s": 0.25 * took * rank, "transfer_s": took * (1 - 0.25 * rank), "wire_bytes": 100,
-                    "messages": 4, "predicted_s": took * (1 + off),
+                    "step_s": 2 * took, "wait_s": 0.25 * took * rank, "transfer_s": took * (1 - 0.25 * rank),
+                    "wire_bytes": 100, "messages": 4, "predicted_s": took * (1 + off),
                 })  # fmt: skip
 
     for seed in range(launches):

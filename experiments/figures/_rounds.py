@@ -1,0 +1,40 @@
+"""What a step takes where some exchange and others do not: at every H, from launches at one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from analysis.records.frames import Frames
+from analysis.records.steps import warm
+
+
+class Taken(NamedTuple):
+    """Seconds of a method's steps in one launch."""
+
+    local_s: float  # without an exchange; 0 where every step has one
+    exchanging_s: float
+    a_round: int = 1  # exchanges of local steps in a round: of fragments in turns one each
+
+    def step_s(self, every: int | None) -> float:
+        """The mean step of a training that exchanges every so many steps."""
+        if every is None:
+            return self.exchanging_s
+        return self.local_s + self.a_round * (self.exchanging_s - self.local_s) / every
+
+
+def taken(frames: Frames, keys: Sequence[str], a_round: int = 1) -> dict[int, Taken]:
+    """By launch. Workers end an exchange together, so that a mean over ranks is what each of them spends; the
+    median over blocks of their means.
+
+    Args:
+        keys: of one method's launches.
+    """
+    found = dict[int, Taken]()
+    for key in keys:
+        seed = int(frames.runs.loc[frames.runs["key"] == key, "seed"].iloc[0])
+        steps = warm(frames, key).steps
+        exchanges = steps["wire_bytes"] > 0
+        medians = steps.groupby(["block", exchanges])["step_s"].mean().unstack().median()
+        found[seed] = Taken(float(medians.get(False, 0.0)), float(medians[True]), a_round)
+    return found
