@@ -32,7 +32,6 @@ TITLE = "Loss of a small language model against time, over a link with distance"
 SCALE, COLUMN = local_loss.SCALE, local_loss.COLUMN
 _DATA = papers.item("survey.internet-loss")
 LINK: str = _DATA["link"]
-TIMED_AS: Mapping[str, RunSettings] = _DATA["timed"]  # what takes turns, by name
 DENSE, RINGS = "dense", "dense-rings"
 Compared = tuple[str, int | None]  # a method, and its H
 COMPARED: list[Compared] = [(name, every) for name, every in _DATA["compared"]]
@@ -44,12 +43,24 @@ SHARES = (5.0, 10.0, 15.0, 20.0)  # all of them in the table
 def runs(profile: str) -> list[Run]:
     own = {"link": LINK, **scale("internet-loss", profile)}
     shared = {**TIMED, "profile": profile, **_shared(profile), **own}
-    timed = Run({**shared, "timing.mode": "production"}, TIMED_AS)
-    return [timed, *_trajectories(profile, local_loss.SEEDS[profile]), *_whole(profile)]
+    turns = {_case(each): _turn(each) for each in _planned(profile)}
+    in_turns = Run({**shared, "timing.mode": "production"}, turns)
+    return [in_turns, *_trajectories(profile, local_loss.SEEDS[profile]), *_whole(profile)]
 
 
 def more_runs(profile: str) -> list[Run]:
     return _trajectories(profile, local_loss.MORE_SEEDS[profile])
+
+
+def _planned(profile: str) -> list[Compared]:
+    """Those that a profile compares: local steps at the H of local-loss."""
+    return [(name, every) for name, every in COMPARED if every in (None, *local_loss.EVERY[profile])]
+
+
+def _turn(each: Compared) -> RunSettings:
+    """In what a method in turns differs; rates don't matter to times, and all take the task's."""
+    own = {key: value for key, value in _settings(*each).items() if not key.startswith("task.")}
+    return {**own, "collectives": "backend"} if each[0] == RINGS else own
 
 
 def _shared(profile: str) -> RunSettings:
@@ -65,8 +76,8 @@ def _trajectories(profile: str, seeds: Sequence[int]) -> list[Run]:
     return [
         Run({**shared, **_settings(name, every), "seed": seed})
         for seed in seeds
-        for name, every in COMPARED
-        if name != RINGS and (every is None or every in local_loss.EVERY[profile])
+        for name, every in _planned(profile)
+        if name != RINGS
     ]
 
 
@@ -80,7 +91,7 @@ def _whole(profile: str) -> list[Run]:
 
 
 def _settings(name: str, every: int | None) -> RunSettings:
-    own = {**local_loss.EVERY_STEP, **local_loss.LOCAL}[name]
+    own = {**local_loss.EVERY_STEP, **local_loss.LOCAL}[DENSE if name == RINGS else name]
     return own if every is None else {**own, "method.every": every}
 
 
@@ -89,41 +100,43 @@ def _settings(name: str, every: int | None) -> RunSettings:
 
 def trained(frames: Frames, name: str, every: int | None, where: str = "virtual") -> list[str]:
     """The trainings of a method, one a seed; those in real time are on emulated nodes."""
-    if name == RINGS:  # which differs from dense in time alone
-        name = DENSE
-    chosen: dict[str, Any] = {"method.name": name, "cluster.where": where, "train.validate": "epoch"}
-    return keys_of(frames, chosen if every is None else {**chosen, "method.every": every})
+    return keys_of(frames, {**_chosen(name, every), "cluster.where": where, "train.validate": "epoch"})
 
 
-def timed(frames: Frames, name: str) -> list[str]:
+def _chosen(name: str, every: int | None) -> dict[str, Any]:
+    """What tells a method; rings differ from dense in time alone."""
+    own: dict[str, Any] = {"method.name": DENSE if name == RINGS else name}
+    return own if every is None else {**own, "method.every": every}
+
+
+def timed(frames: Frames, each: Compared) -> list[str]:
     """The launches in which a method took turns."""
-    own = TIMED_AS[name]
-    chosen = {"method.name": own["method"], "cluster.where": "netns", "train.validate": "never"}
-    return keys_of(frames, {**chosen, "collectives": own.get("collectives", "auto")})
+    chosen = {**_chosen(*each), "cluster.where": "netns", "train.validate": "never"}
+    return keys_of(frames, {**chosen, "collectives": "backend" if each[0] == RINGS else "auto"})
 
 
 @remembered
-def taken(frames: Frames, name: str) -> dict[int, Taken]:
+def taken(frames: Frames, each: Compared) -> dict[int, Taken]:
     """By launch."""
-    return _rounds.taken(frames, timed(frames, name))
+    return _rounds.taken(frames, timed(frames, each))
 
 
 def step_s(frames: Frames, name: str, every: int | None) -> Value | None:
     """Seconds of a step, over launches."""
-    found = [each.step_s(every) for each in taken(frames, name).values()]
+    found = [each.step_s(every) for each in taken(frames, (name, every)).values()]
     return over_units(found, POSITIVE, LAUNCHES) if found else None
 
 
 def times(frames: Frames, slow: Compared, fast: Compared) -> Value | None:
     """A step of the slow one over one of the fast one, paired by launch."""
-    here, there = taken(frames, slow[0]), taken(frames, fast[0])
+    here, there = taken(frames, slow), taken(frames, fast)
     pairs = [here[seed].step_s(slow[1]) / there[seed].step_s(fast[1]) for seed in here if seed in there]
     return over_units(pairs, POSITIVE, LAUNCHES) if pairs else None
 
 
 def compared(frames: Frames) -> list[Compared]:
     """Those that were both trained and timed."""
-    return [each for each in COMPARED if trained(frames, *each) and taken(frames, each[0])]
+    return [each for each in COMPARED if trained(frames, *each) and taken(frames, each)]
 
 
 def target(frames: Frames, share: float = SHARE) -> float | None:
@@ -245,7 +258,7 @@ def _steps(axes: plots.Axes, /, frames: Frames, found: Sequence[Compared]) -> No
 @remembered
 def computing_s(frames: Frames) -> float:
     """Seconds of a local step, which exchanges nothing: the mean over launches and methods that have any."""
-    found = [each.local_s for name in TIMED_AS for each in taken(frames, name).values() if each.local_s]
+    found = [own.local_s for each in COMPARED for own in taken(frames, each).values() if own.local_s]
     return float(np.mean(found)) if found else 0.0
 
 
@@ -292,7 +305,7 @@ def _time(frames: Frames, each: Compared, share: float) -> Value | None:
 
 
 def _step_row(frames: Frames, each: Compared) -> dict[str, object]:
-    own, step = taken(frames, each[0]).values(), step_s(frames, *each)
+    own, step = taken(frames, each).values(), step_s(frames, *each)
     assert step is not None, "it was timed"
     local, exchanging = ([getattr(one, name) for one in own] for name in ("local_s", "exchanging_s"))
     return {
@@ -312,8 +325,8 @@ def facts(frames: Frames) -> dict[str, object]:
     return {
         "link": Evidence(_of_link(frames)).link(), "share": number(SHARE), "target": brief(level or 0.0),
         "never": f" Not in all seeds: {captions.listed(never)}." * bool(never),
-        "launches": len(taken(frames, DENSE)), "seeds": captions.listed(captions.values(frames, "seed")),
-        "every": _DATA["timed"]["sparseloco"]["method.every"],
+        "launches": len(taken(frames, (DENSE, None))),
+        "seeds": captions.listed(captions.values(frames, "seed")),
     }  # fmt: skip
 
 
