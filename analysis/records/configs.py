@@ -12,7 +12,10 @@ from analysis.records.columns import IMPLIED
 # Where and how a run is started. They change neither the mathematics nor the meaning of a record.
 LAUNCH_FIELDS = ("data", "launch", "profile", "recipe")
 # The part of a cluster's description that affects measurements; partitions, accounts and limits do not.
-CLUSTER_FIELDS = ("name", "where", "gpu", "link", "inside", "workers_per_node")
+CLUSTER_FIELDS = ("name", "where", "gpu", "link", "inside", "workers_per_node", "windows")
+# In what variants may differ, and what records leave out where it is implied: one that does not have it does
+# not have the first variant's instead, which the run has as a whole.
+BY_VARIANT = ("collectives",)
 # What tells runs apart is looked for in this order, then among the method's own leaves and the others.
 TOLD_BY = (
     "method.name", "method.density", "task.name", "workers", "cluster.name", "cluster.link.name",
@@ -56,7 +59,7 @@ def variant_configs(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The variants that take turns in a run, by name, each as the config of a run of its own; {} in an
     ordinary run.
     """
-    shared = {name: value for name, value in config.items() if name != "variants"}
+    shared = {name: value for name, value in config.items() if name not in ("variants", *BY_VARIANT)}
     return {parts["name"]: _with(shared, parts) for parts in config.get("variants") or []}
 
 

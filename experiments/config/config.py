@@ -113,11 +113,13 @@ class NamedVariant(Fields):
     config: Config  # as of a run of its own
 
     def as_dict(self) -> dict[str, Any]:
-        """The name, and this variant's parts of MAY_DIFFER."""
+        """The name, and this variant's parts of MAY_DIFFER, without what records leave out."""
         parts: dict[str, Any] = {"name": self.name}
+        recorded = self.config.as_dict()
         for dotted in MAY_DIFFER:
             above, _, name = dotted.rpartition(".")
-            if (value := self.config.leaf(dotted)) is not None:
+            value = self.config.leaf(dotted)
+            if value is not None and (above or name in recorded):
                 (parts.setdefault(above, {}) if above else parts)[name] = value
         return parts
 

@@ -116,9 +116,10 @@ def error(frames: Frames, quantile: float) -> Value | None:
     """This quantile of |predicted / measured - 1| in percent, over exchanges, delays and P; by launch."""
     found = raised(frames)
     far = found[found["delay"] >= FAR_S]
+    if not len(far):
+        return None
     errors = 100 * (far["predicted"] / far["measured"] - 1).abs()
-    by_launch = errors.groupby(far["seed"]).quantile(quantile)
-    return over_units(list(by_launch), POSITIVE, LAUNCHES) if len(by_launch) else None
+    return over_units(list(errors.groupby(far["seed"]).quantile(quantile)), POSITIVE, LAUNCHES)
 
 
 # --- picture and table
@@ -142,7 +143,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
                 if delays:
                     lines.append(plots.Curve(named, [1e3 * delay for delay in delays], values, dashed))
         title = f"P = {size}"
-        panels.append(plots.curves(lines, xlabel="One way (ms)", title=title, xlim=(0, None), ylim=(0, None)))
+        # A limit ends the scaling that panels share: only the last one knows how high all lines go.
+        low: dict[str, Any] = {"ylim": (0, None)} if size == sizes[-1] else {}
+        panels.append(plots.curves(lines, xlabel="One way (ms)", title=title, xlim=(0, None), **low))
     return plots.picture(panels, 3.4, ylabel="Seconds in collectives, a step", sharey=True)
 
 
@@ -170,19 +173,23 @@ def table(frames: Frames) -> list[Table]:
 
 
 def _windows(found: pd.DataFrame) -> list[dict[str, object]]:
-    """Both kinds of windows side by side, where the system's were tried."""
+    """Both kinds of windows side by side, where the system's were tried; their ratio is paired by launch."""
     auto = found[found["how"] == "auto"]
-    means = auto.pivot_table(index=["workers", "delay", "exchange"], columns="windows", values="measured")
-    if not {"raised", "system"} <= {*means}:
+    cells = ["workers", "delay", "exchange"]
+    by_launch = auto.pivot_table(index=[*cells, "seed"], columns="windows", values="measured")
+    if not {"raised", "system"} <= {*by_launch}:
         return []
-    return [
-        {
-            "exchange": _label(str(row["exchange"])), "P": int(row["workers"]),
-            "raised": 1e3 * row["raised"], "as the system has them": 1e3 * row["system"],
-            "times as long": row["system"] / row["raised"],
+    rows = []
+    for (size, _, name), of in by_launch.dropna().groupby(level=cells):
+        both = {
+            windows: over_units(list(of[windows]), POSITIVE, LAUNCHES) for windows in ("raised", "system")
         }
-        for row in means.dropna().reset_index().to_dict("records")
-    ]  # fmt: skip
+        ratio = over_units(list(of["system"] / of["raised"]), POSITIVE, LAUNCHES)
+        rows.append({
+            "exchange": _label(str(name)), "P": size, "raised": both["raised"].times(1e3),
+            "as the system has them": both["system"].times(1e3), "times as long": ratio, "launches": len(of),
+        })  # fmt: skip
+    return rows
 
 
 def _row(frames: Frames, cell: Mapping[str, Any], of: pd.DataFrame) -> dict[str, object]:

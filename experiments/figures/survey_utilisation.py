@@ -59,7 +59,7 @@ Cell = tuple[float, float]  # Gbit/s asked, seconds of a way
 
 def cells(frames: Frames) -> list[Cell]:
     """The links that were measured, the slowest first."""
-    if not len(frames.runs):
+    if "cluster.link.beta_s_per_byte" not in frames.runs:
         return []
     columns = frames.runs[["cluster.link.beta_s_per_byte", "cluster.link.alpha_s"]].dropna()
     return sorted(
@@ -69,6 +69,8 @@ def cells(frames: Frames) -> list[Cell]:
 
 def keys(frames: Frames, name: str, cell: Cell) -> list[str]:
     """The launches of a method over a link."""
+    if cell not in cells(frames):
+        return []
     own = frames.runs[(8e-9 / frames.runs["cluster.link.beta_s_per_byte"] - cell[0]).abs() < 1e-6]
     here = set(own.loc[own["cluster.link.alpha_s"] == cell[1], "key"])
     return [key for key in keys_of(frames, {"method.name": name}) if key in here]

@@ -15,7 +15,7 @@ from sparsify.doors.engine import Engine, StepReport
 from sparsify.kernels.joint import split_like
 from sparsify.method import Dense, Step
 
-MOST_BYTES = 2**26  # of tensors that travel together: what a message takes of memory besides
+MOST_BYTES = 2**24  # of tensors that travel together: what a message takes of memory besides
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ import pytest
 
 from analysis.records.configs import measured_config, run_id, run_key, variant_configs
 from experiments.config import compose
+from experiments.config.config import Config
 
 BASE = ["task=cnn_digits", "cluster=local", "train.validate=never"]
 DENSE, TOPK = "dense:'method=dense'", "topk:'method=topk method.density_warmup=[]'"
@@ -22,6 +23,19 @@ def test_each_variant_is_the_config_of_its_own_words() -> None:
     for name, words in (("dense", ["method=dense"]), ("topk", ["method=topk", "method.density_warmup=[]"])):
         alone = compose.resolve([*BASE, *words])
         assert found[name] == {key: value for key, value in alone.items() if key != "variants"}
+
+
+def test_what_records_leave_out_of_a_variant_is_not_the_first_ones() -> None:
+    rings = "rings:'method=dense collectives=backend'"
+    config = compose.resolve([*BASE, variants(rings, DENSE)])
+    for recorded in (config.as_dict(), config):
+        found = {name: each.get("collectives") for name, each in variant_configs(recorded).items()}
+        assert found == {"rings": "backend", "dense": None}
+    again = Config.of(config.as_dict())
+    assert {each.name: each.config.collectives for each in again.variants} == {
+        "rings": "backend",
+        "dense": "auto",
+    }
 
 
 def test_the_run_is_named_by_its_turns_and_its_key_knows_their_order() -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from analysis.records.configs import run_id
 from analysis.records.frames import Frames, empty, runs_frame, typed
 from experiments.figures import survey_distance as item
+from experiments.figures.runs import configs_of
 from tests.conftest import there
 
 DELAYS, SIZES = (0.0, 0.05), (2, 8)
@@ -73,7 +75,7 @@ def test_windows_as_the_system_has_them_are_a_table_of_their_own() -> None:
     titles = [table.title for table in item.table(without)]
     assert [table.title for table in item.table(with_them)] == [*titles, "TCP's windows"]
     windows = item.table(with_them)[-1].frame
-    assert list(windows["times as long"]) == pytest.approx([1.5])
+    assert [(each.value, each.n) for each in windows["times as long"]] == [(pytest.approx(1.5), 3)]
     assert len(item.raised(with_them)) == len(item.raised(without))
     assert there(item.error(with_them, 0.9)).value == pytest.approx(5.0)
 
@@ -91,3 +93,14 @@ def test_every_exchange_takes_turns_and_dense_has_a_panel_for_each_number_of_wor
     assert names["topk-backend"] == {**names["topk"], "collectives": "backend"}
     drawn = item.draw(frames(), "laptop")
     assert [axes.get_title() for axes in drawn.axes] == ["P = 2", "P = 8"]
+
+
+def test_every_cell_is_a_run_of_its_own() -> None:
+    configs = configs_of("distance", "laptop")
+    assert len({run_id(config) for config in configs}) == len(configs)
+
+
+def test_the_longest_time_is_inside_the_picture() -> None:
+    found = frames()
+    longest = item.raised(found)["measured"].max()
+    assert min(axes.get_ylim()[1] for axes in item.draw(found, "laptop").axes) >= longest

@@ -19,9 +19,10 @@ from tests.conftest import Command, loaded_by, refused
 ITEMS = sorted(figures.shipped())
 # Of runs that these are not like; each has tests of its own.
 APART = (
-    "crossover", "crossover-measured", "eghlidi-table1", "link-model", "local-density", "local-loss",
-    "local-why", "shi-bound", "shi-convergence", "shi-distribution", "shi-scaling", "shi-selection",
-    "stable-costs", "stable-dgc", "stable-heatmap", "stable-sweep", "stable-throughput", "time-to-accuracy",
+    "crossover", "crossover-measured", "distance", "eghlidi-table1", "internet-loss", "link-model",
+    "local-density", "local-loss", "local-why", "shi-bound", "shi-convergence", "shi-distribution",
+    "shi-scaling", "shi-selection", "stable-costs", "stable-dgc", "stable-heatmap", "stable-sweep",
+    "stable-throughput", "time-to-accuracy", "utilisation",
 )  # fmt: skip
 MEASURED = [item for item in ITEMS if figures.has_runs(item) and item not in APART]
 PROFILES = ("smoke", "laptop", "paper")

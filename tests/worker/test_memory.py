@@ -31,9 +31,11 @@ def rank_mb(*words: str) -> float:
 
 
 def test_a_rank_of_local_steps_holds_parameters_optimiser_and_anchor_besides() -> None:
-    """4 MB a tensor: gradient, parameters, anchor, Nesterov's momentum; task vector's SGD has none."""
-    assert rank_mb("method=diloco") == pytest.approx(4 * 4e6 / MB, rel=0.01)
-    assert rank_mb("method=localsgd") == pytest.approx(3 * 4e6 / MB, rel=0.01)
+    """4 MB a tensor: gradient, parameters, anchor, Nesterov's momentum, and one message, for so much travels
+    together; task vector's SGD has none.
+    """
+    assert rank_mb("method=diloco") == pytest.approx(5 * 4e6 / MB, rel=0.01)
+    assert rank_mb("method=localsgd") == pytest.approx(4 * 4e6 / MB, rel=0.01)
     # The residual; and 1.6 % of the elements: where they lie, and in which chunk.
     assert 4 * 4e6 / MB < rank_mb("method=sparseloco") < 4.3 * 4e6 / MB
 
