@@ -324,8 +324,8 @@ SAID = (
     Said("23.8 times shorter [21.2, 26.7]", "fig4-fast.torch-longer-than-fused"),
     Said("1.15 [1.13, 1.17]", "speed-fast.torch-over-dense"),
     Said("7.7 times [7.5, 7.9] as fast", "crossover-measured.narrow.vgg16-32.topk-fused"),
-    Said("1.10 times [1.10, 1.11] the loss", "local-loss.as-good-at-30.30"),
-    Said("DeMo at 1.07 [1.07, 1.08]", "local-loss.demo-as-good"),
+    Said("1.10 times [1.09, 1.11] the loss", "local-loss.as-good-at-30.30"),
+    Said("DeMo at 1.08 [1.07, 1.09]", "local-loss.demo-as-good"),
     Said("0.206 nats [0.197, 0.216]", "local-why.no-momentum-needed"),
 )
 

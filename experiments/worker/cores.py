@@ -45,6 +45,14 @@ def siblings(cpu: int) -> str:
         return str(cpu)
 
 
+def spare(cpus: Sequence[int], wanted: int) -> list[int]:
+    """The CPUs of the last core, where the others are as many as are wanted; none elsewhere."""
+    cores = dict[str, list[int]]()
+    for cpu in sorted(cpus):
+        cores.setdefault(siblings(cpu), []).append(cpu)
+    return [*cores.values()][-1] if len(cores) > wanted else []
+
+
 def crowded(workers: Sequence[OwnCores]) -> list[str]:
     """A sentence for each group of workers that have fewer cores among them than they compute with."""
     groups = list[tuple[set[tuple[str, str]], list[OwnCores]]]()

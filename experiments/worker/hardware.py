@@ -16,7 +16,7 @@ import torch
 from experiments.config.config import Config
 from experiments.config.machines import AnyCluster, EmulatedCluster, SlurmCluster, VirtualCluster
 from experiments.worker import link_probe
-from experiments.worker.cores import OwnCores, crowded
+from experiments.worker.cores import OwnCores, crowded, spare
 from experiments.worker.hardware_claims import (
     NO_CLAIM,
     OTHERWISE,
@@ -62,11 +62,17 @@ def settings(link: str, node: Mapping[str, gpus.NodeGpu]) -> dict[str, str]:
     return NO_PEERS if kind_of(link) == "pcie" and (has_nvlink or not node) else {}
 
 
-def prepare(config: Config, place: WorkerPlace, device: torch.device) -> None:
-    """Make the link true, before the group starts. Under Horovod, NCCL reads the same variables."""
+def prepare(
+    config: Config, place: WorkerPlace, device: torch.device, network: Mapping[str, Any] | None = None
+) -> None:
+    """Make the link true, before the group starts. Under Horovod, NCCL reads the same variables.
+
+    Args:
+        network: facts about the emulated one.
+    """
     if is_emulated(config.cluster):
-        per_node = config.workers_per_node
-        take_cores(place.rank // per_node, -(-place.size // per_node))
+        per_node, of_relay = config.workers_per_node, (network or {}).get("relay_cpus", ())
+        take_cores(place.rank // per_node, -(-place.size // per_node), of_relay)
     if device.type == "cuda" and not isinstance(config.cluster, VirtualCluster):
         environment.offer(settings(config.cluster.link.name, gpus.survey()))
 
@@ -208,16 +214,28 @@ class SchedAttr(ctypes.Structure):
     )  # fmt: skip
 
 
-def take_cores(node: int, nodes: int) -> None:
+def take_cores(node: int, nodes: int, of_relay: Sequence[int] = ()) -> None:
     """Let this thread, and those that it starts, run on the cores of this node only, in short slices.
 
     Nothing happens where the system has no such thing, or somebody has dealt out cores already.
+
+    Args:
+        of_relay: CPUs that no node has.
     """
     shorten()
-    if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        if len(cores) == os.cpu_count():
-            os.sched_setaffinity(0, share_of_cores(cores, node, nodes))
+    if cores := sorted({*own_cpus()} - {*of_relay}):
+        os.sched_setaffinity(0, share_of_cores(cores, node, nodes))
+
+
+def cpus_for_relay(config: Config) -> list[int]:
+    """The CPUs of a core for the relay alone; none where the workers' threads need all."""
+    return spare(own_cpus(), config.num_processes * config.threads)
+
+
+def own_cpus() -> set[int]:
+    """The machine's CPUs; none where the system has no such thing, or somebody has dealt them out already."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set[int]()
+    return cpus if len(cpus) == os.cpu_count() else set()
 
 
 def share_of_cores(cores: Sequence[int], node: int, nodes: int) -> list[int]:

@@ -92,7 +92,7 @@ def execute(
     """
     config, attempt = Config.of(orders.config), Attempt(Path(orders.attempt))
     device = prepare_device(config, place)
-    hardware.prepare(config, place, device)
+    hardware.prepare(config, place, device, orders.network)
     run = build(config, Path(orders.data_root) if orders.data_root else None, device)
     if is_virtual := isinstance(config.cluster, VirtualCluster):
         memory.check([*run.variants.values()] or [run], config.workers)

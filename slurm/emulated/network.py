@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -55,6 +56,7 @@ class MadeNetwork(NamedTuple):
     mtu: int | None = None  # of a relay: the largest packet
     queue_s: float | None = None  # of a relay: the longest wait in a queue
     statistics: int | None = None  # of a relay: its descriptor of a file
+    relay_cpus: list[int] | None = None  # on which it runs; None: on any
 
 
 class EmulatedNetwork:
@@ -63,12 +65,15 @@ class EmulatedNetwork:
     Args:
         nodes: how many.
         by: who holds back what travels far: netem, a relay, or auto: netem where the kernel has it.
+        relay_cpus: on which a relay runs, if there is one; empty: on any.
 
     Raises:
         ValueError: this machine can't have one, or the link can't be emulated.
     """
 
-    def __init__(self, link: EmulatedLink, nodes: int, by: By = "auto") -> None:
+    def __init__(
+        self, link: EmulatedLink, nodes: int, by: By = "auto", relay_cpus: Sequence[int] = ()
+    ) -> None:
         check_link(link, nodes)
         as_root = has_root()
         asked = {
@@ -81,7 +86,7 @@ class EmulatedNetwork:
             )
         if by == "relay" or (link.is_long and not has_netem(as_root)):
             check_rate(link)
-            asked |= {"relay": str(program())}
+            asked |= {"relay": str(program()), "relay_cpus": [*relay_cpus]}
         self.in_user_namespace = not as_root
         command = [*NAMESPACES[not as_root], sys.executable, switch.__file__, json.dumps(asked)]
         self.holder = subprocess.Popen(

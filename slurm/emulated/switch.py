@@ -200,7 +200,10 @@ def device(name: str) -> int:
         descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), TUN_WITHOUT_HEADER))
     except OSError as error:
-        raise SetUpFailed(f"{TUN}: {error.strerror}") from error
+        raise SetUpFailed(
+            f"a long link needs TUN devices, and {TUN} gives none: {error.strerror}; load the module (modprobe "
+            f"tun), or give the container --device={TUN}"
+        ) from error
     return descriptor
 
 
@@ -244,8 +247,8 @@ def delay(seconds: float, jitter_s: float = 0.0, loss: float = 0.0) -> float:
 
 def main(words: str, stay: bool = False) -> int:
     """Writes {"pid", "nodes": a descriptor of this process for each, "by": who makes cables slow, "delay_s",
-    "congestion", "window_bytes"}, with a relay "mtu", "queue_s" and "statistics" (a descriptor) as well; or
-    {"why"}.
+    "congestion", "window_bytes"}, with a relay "mtu", "queue_s", "statistics" (a descriptor) and, if asked
+    for, "relay_cpus" as well; or {"why"}.
     """
     told = json.loads(words)
     asked = Cable(**{name: told[name] for name in Cable._fields if name in told})
@@ -253,6 +256,9 @@ def main(words: str, stay: bool = False) -> int:
     try:
         if asked.relay:
             made, relay = relayed(told["nodes"], asked)
+            if cpus := told.get("relay_cpus"):
+                os.sched_setaffinity(0, cpus)  # it keeps them as this process goes on as it
+                made["relay_cpus"] = cpus
         else:
             made, relay = bridged(told["nodes"], asked), []
     except (SetUpFailed, OSError) as error:
