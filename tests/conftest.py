@@ -69,6 +69,12 @@ def workers_are_forked(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
         monkeypatch.setattr(local, "may_be_forked", lambda *_: True)
 
 
+@pytest.fixture(autouse=True)
+def others_may_emulate_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of tests do so at once, beside measurements; what they find of links is not tested."""
+    monkeypatch.setattr(local, "EMULATION", f"emulation-of-tests-{os.getpid()}")
+
+
 @pytest.fixture
 def one_launch_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Invented times of one launch decide: what is tested is the quantity."""

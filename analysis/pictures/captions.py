@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.pictures.numbers import brief, number
 from analysis.pictures.style import TELLING, look, method_id
+from analysis.records.columns import was_bottleneck
 from analysis.records.frames import Frames, of_run
 from analysis.records.frames import diverged as diverged_in
 from analysis.records.frames import label as label_of
@@ -27,7 +28,6 @@ MODES = {
     "production": "production (nothing synchronises inside a step)",
     "as_published": "as published (host clocks, validation inside the timed loop)",
 }
-BUSY, LATE = 90.0, 10.0  # % of a core, and of packets, from which on a relay held its link up
 
 
 def values(frames: Frames, column: str) -> list[Any]:
@@ -175,7 +175,9 @@ def _relayed(runs: pd.DataFrame) -> str:
         return ""
     busy = 100 * float((runs["relay.cpu_s"] / runs["relay.seconds"]).max())
     late = 100 * float((runs["relay.late"] / runs["relay.packets"]).max())
-    is_overrun = busy > BUSY or late > LATE
+    told = runs[[column for column in runs if str(column).startswith("relay.")]]
+    told = told.rename(columns=lambda column: str(column).removeprefix("relay."))
+    is_overrun = any(map(was_bottleneck, told.dropna(subset=["packets"]).to_dict("records")))
     return (
         f" by a relay that took {busy:.2g} % of a core at most, with {late:.2g} % of packets over 1 ms late"
         f"{': *the relay, not the link, was the bottleneck*' * is_overrun}"

@@ -69,6 +69,8 @@ IMPLIED: dict[str, Any] = {
     **{name: field.implied for name, field in RUNS.items() if field.implied is not UNSET},
     "variants": {}, "late": {"draw": "none", "s": 0, "spread": 0, "rank": None},
 }  # fmt: skip
+# Shares of a core, and of the packets, from which on a relay held its link up.
+BUSY, LATE = 0.9, 0.1
 BEGIN, END = "<!-- columns: written by `python -m analysis.records.columns` -->", "<!-- end of columns -->"
 PAGE = Path(__file__).parent.parent.parent / "docs" / "records.md"
 
@@ -84,6 +86,17 @@ def unit(name: str) -> str:
     """The unit of a column of `runs`."""
     field = describe("runs", name)
     return field.unit if field else ""
+
+
+def was_bottleneck(relay: Mapping[str, float]) -> bool:
+    """Did the relay of an emulated link, rather than the link, limit what was sent?
+
+    Args:
+        relay: the columns `relay.*` of a run by their last words; empty where there was none.
+    """
+    if not relay.get("packets"):
+        return False
+    return relay["cpu_s"] > BUSY * relay["seconds"] or relay["late"] > LATE * relay["packets"]
 
 
 def markdown() -> Iterator[str]:

@@ -61,6 +61,11 @@ def holder(path: Path) -> str | None:
     return "a process of another machine or container"
 
 
+def folder_of_machine() -> Path:
+    """The folder of locks that are for this user's processes on this machine."""
+    return Path(tempfile.gettempdir()) / f"sparsify-locks-{os.geteuid()}"
+
+
 class Lock:
     """A lock that one process holds at a time, by the file at `path`.
 
@@ -114,7 +119,7 @@ class Lock:
 
     def _stand_in(self) -> None:
         """Go on with a file of this machine's."""
-        folder = Path(tempfile.gettempdir()) / f"sparsify-locks-{os.geteuid()}"
+        folder = folder_of_machine()
         if self.of_this_machine:
             raise ValueError(
                 f"no file can be locked in {folder}, nor where the results are: set TMPDIR or "

@@ -4,6 +4,7 @@ bootstrap intervals. As a program, a worker of it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import re
@@ -28,7 +29,7 @@ from experiments.config.config import Config
 from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import PlannedRun
 from experiments.config.run import Run
-from experiments.launch.local import network_of
+from experiments.launch.local import asked_of, network_of, only_emulation
 from experiments.worker import connect, hardware
 from experiments.worker.build import prepare_device
 from experiments.worker.link_probe import ProbeCase, fitted, there_and_back
@@ -162,10 +163,14 @@ def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
         [sys.executable, "-m", "experiments.bench.link"],
         str(ROOT), config["threads"], None, [], config["device"] == "cuda",
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as name:
-        folder, network = Path(name), network_of(PlannedRun(config, None))
-        orders = folder / "orders.json"
-        write_json(orders, {"config": config.as_dict(), "sizes": sizes, "repeats": repeats})
+    with contextlib.ExitStack() as held:
+        folder, planned = Path(held.enter_context(tempfile.TemporaryDirectory())), PlannedRun(config, None)
+        if asked_of(planned):
+            held.enter_context(only_emulation())
+        network, orders = network_of(planned), folder / "orders.json"
+        facts = network.facts if network else None
+        told = {"config": config.as_dict(), "sizes": sizes, "repeats": repeats, "network": facts}
+        write_json(orders, told)
         workers = LocalWorkers(command, str(orders), folder, config.workers, network, config.workers_per_node)
         try:
             while (ended := workers.poll()) is None:
@@ -177,9 +182,9 @@ def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
             logs = [path.read_text().strip().splitlines() for path in sorted(folder.glob("worker*_log.err"))]
             said = [lines[-1] for lines in logs if lines] or ["without a word"]
             raise ValueError(f"a worker failed: {said[0]}")
-        told = read_json(folder / "found.json")
-        assert told is not None, "a worker that ended well has written it"
-        return list(told["cases"])
+        found = read_json(folder / "found.json")
+        assert found is not None, "a worker that ended well has written it"
+        return list(found["cases"])
 
 
 def main(orders_file: Path, folder: Path) -> int:
@@ -189,7 +194,7 @@ def main(orders_file: Path, folder: Path) -> int:
     assert orders is not None, orders_file
     config = Config.of(orders["config"])
     device = prepare_device(config, place)
-    hardware.prepare(config, place, device)
+    hardware.prepare(config, place, device, orders["network"])
     comm = connect.open_group(config, place, folder, True, None, device)
     found = measure(comm, config, device, orders["sizes"], orders["repeats"])
     if place.rank == 0:

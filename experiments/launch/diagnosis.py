@@ -11,10 +11,14 @@ from typing import Any
 import msgspec
 import yaml
 
+from analysis.records.columns import was_bottleneck
 from analysis.records.files import read_note
 from analysis.records.store import Attempt
 from experiments.worker.errors import DISK_FULL, KINDS
 
+OVERRUN = (
+    "the relay, not the link, was the bottleneck; run it again on a quiet machine, or over a slower link"
+)
 DISK_FULL_BYTES = 64 * 1024  # with less than that free, a worker can't even leave a note of how it ended
 
 
@@ -88,9 +92,9 @@ def of_job(state: str | None) -> tuple[str, str]:
 
 
 def crowded(manifest: Mapping[str, Any]) -> list[str]:
-    """What is to be said of workers that shared cores."""
+    """What is to be said of workers that shared cores, and of a relay that had too little of one."""
     machine = (manifest.get("provenance") or {}).get("machine") or {}
-    return [*machine.get("crowded", [])]
+    return [*machine.get("crowded", []), *[OVERRUN] * was_bottleneck(manifest.get("relay") or {})]
 
 
 class Interrupted(KeyboardInterrupt):

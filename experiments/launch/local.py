@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from analysis.records import schema
+from analysis.records import locks, schema
 from analysis.records.configs import run_id
 from analysis.records.files import Watched, read_note
 from analysis.records.locks import Lock
@@ -23,10 +23,12 @@ from experiments.launch.attempt import begin_attempt, run_lock, worker_command
 from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed, diagnose
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
 from experiments.launch.warm import WarmCommand
+from experiments.worker.cores import spare
 from slurm.emulated.network import By, EmulatedLink, EmulatedNetwork, check
 from slurm.local import LocalWorkers
 
 NETWORK_LOST = "the emulated network ended: what joins its nodes was killed; the workers were stopped"
+EMULATION = "emulation"  # the lock of who emulates links
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -109,14 +111,19 @@ class Here:
     and the attempt's manifest says why.
 
     Raises:
-        ValueError: this machine can't emulate a link that one of the runs asks for.
+        ValueError: this machine can't emulate a link that one of the runs asks for, or another process does
+            so already.
     """
 
     def __init__(
         self, planned: Sequence[PlannedRun], folders: Folders, progress: ProgressBar, force: bool = False
     ) -> None:
-        for asked in dict.fromkeys(asked for run in planned if (asked := asked_of(run))):
+        emulated = dict.fromkeys(asked for run in planned if (asked := asked_of(run)))
+        for asked in emulated:
             check(*asked)
+        self.held = contextlib.ExitStack()  # until all have ended
+        if emulated:
+            self.held.enter_context(only_emulation())
         self.running, self.saved = list[RunningHere](), list[Attempt]()
         self.folders, self.progress, self.force = folders, progress, force
         self.waiting = sorted(planned, key=self._has_failed)
@@ -135,7 +142,7 @@ class Here:
         Raises:
             RunFailed: at its end, the first run that failed.
         """
-        with self.signals:
+        with self.held, self.signals:
             try:
                 yield
             except BaseException as error:
@@ -283,6 +290,27 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@contextlib.contextmanager
+def only_emulation() -> Iterator[None]:
+    """Nobody else of this user emulates links on this machine inside the block: two runs at once would take
+    each other's cores, and neither would find its link.
+
+    Raises:
+        ValueError: somebody does.
+    """
+    lock = Lock(locks.folder_of_machine() / f"{EMULATION}.lock")
+    if not lock.acquire(patience_s=0):
+        raise ValueError(
+            f"{locks.holder(lock.path) or 'another process'} has a run with cluster=netns under way, and two "
+            "at once would take each other's cores, so that neither finds its link; begin when it has ended, "
+            "or take cluster=virtual, which simulates the link"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def asked_of(planned: PlannedRun) -> tuple[EmulatedLink, int, By] | None:
     """The links, nodes and delaying of a run with cluster=netns; None for other runs."""
     cluster = planned.config.cluster
@@ -294,6 +322,9 @@ def asked_of(planned: PlannedRun) -> tuple[EmulatedLink, int, By] | None:
 
 
 def network_of(planned: PlannedRun) -> EmulatedNetwork | None:
-    """Begin the network of a run with cluster=netns; None for other runs."""
-    asked = asked_of(planned)
-    return EmulatedNetwork(*asked) if asked else None
+    """Begin the network of a run with cluster=netns; None for other runs.
+
+    What its workers compute with is theirs; where there is one more core, its relay has that.
+    """
+    asked, config = asked_of(planned), planned.config
+    return EmulatedNetwork(*asked, spare(config.num_processes * config.threads)) if asked else None

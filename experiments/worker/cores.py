@@ -45,10 +45,16 @@ def siblings(cpu: int) -> str:
         return str(cpu)
 
 
-def spare(cpus: Sequence[int], wanted: int) -> list[int]:
-    """The CPUs of the last core, where the others are as many as are wanted; none elsewhere."""
+def all_cpus() -> set[int]:
+    """The machine's CPUs; none where nobody can deal them out, or somebody has already."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set[int]()
+    return cpus if len(cpus) == os.cpu_count() else set()
+
+
+def spare(wanted: int) -> list[int]:
+    """The CPUs of the machine's last core, where the others are as many as are wanted; else none."""
     cores = dict[str, list[int]]()
-    for cpu in sorted(cpus):
+    for cpu in sorted(all_cpus()):
         cores.setdefault(siblings(cpu), []).append(cpu)
     return [*cores.values()][-1] if len(cores) > wanted else []
 

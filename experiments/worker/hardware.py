@@ -16,7 +16,7 @@ import torch
 from experiments.config.config import Config
 from experiments.config.machines import AnyCluster, EmulatedCluster, SlurmCluster, VirtualCluster
 from experiments.worker import link_probe
-from experiments.worker.cores import OwnCores, crowded, spare
+from experiments.worker.cores import OwnCores, all_cpus, crowded
 from experiments.worker.hardware_claims import (
     NO_CLAIM,
     OTHERWISE,
@@ -223,19 +223,8 @@ def take_cores(node: int, nodes: int, of_relay: Sequence[int] = ()) -> None:
         of_relay: CPUs that no node has.
     """
     shorten()
-    if cores := sorted({*own_cpus()} - {*of_relay}):
+    if cores := sorted(all_cpus() - {*of_relay}):
         os.sched_setaffinity(0, share_of_cores(cores, node, nodes))
-
-
-def cpus_for_relay(config: Config) -> list[int]:
-    """The CPUs of a core for the relay alone; none where the workers' threads need all."""
-    return spare(own_cpus(), config.num_processes * config.threads)
-
-
-def own_cpus() -> set[int]:
-    """The machine's CPUs; none where the system has no such thing, or somebody has dealt them out already."""
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set[int]()
-    return cpus if len(cpus) == os.cpu_count() else set()
 
 
 def share_of_cores(cores: Sequence[int], node: int, nodes: int) -> list[int]:

@@ -21,6 +21,9 @@ PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsente
 NAMESPACES = (("unshare", "--net"), ("unshare", "--map-root-user", "--net"))  # as root; as anybody else
 BY_RELAY = "take cluster.by=relay, which needs none"
 MOST_RELAYED = 10e9  # bits a second: of one it takes a tenth of a core
+# Beyond these the probe, which sends some MB and waits for a hundred ways, takes hours or never ends: TCP
+# waits twice as long after each answer that does not come.
+MOST = {"alpha_s": 10.0, "loss": 0.3, "beta_s_per_byte": 8e-6, "down_s_per_byte": 8e-6}
 INSTEAD = "take cluster=virtual, which simulates the link, or another machine"
 By = Literal["auto", "netem", "relay"]
 LONG_S = 1e-3  # from there on, a delay is not what starting a message takes anyway
@@ -157,6 +160,11 @@ def check_link(link: EmulatedLink, nodes: int) -> None:
             f"link={link.name} has beta_s_per_byte={link.beta_s_per_byte}, so there is no bandwidth to "
             "emulate; choose a link with a number above 0, such as link=ethernet_1g"
         )
+    for name, most in MOST.items():
+        if (asked := getattr(link, name) or 0) > most:
+            raise ValueError(
+                f"link={link.name} has {name}={asked:g}, and no run would end over it; take {most:g} at most"
+            )
     if link.jitter_s > (link.alpha_s or 0):
         raise ValueError(
             f"link={link.name} has jitter_s={link.jitter_s:g} and alpha_s={link.alpha_s or 0:g}, and no "

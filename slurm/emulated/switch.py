@@ -201,8 +201,8 @@ def device(name: str) -> int:
         fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), TUN_WITHOUT_HEADER))
     except OSError as error:
         raise SetUpFailed(
-            f"a long link needs TUN devices, and {TUN} gives none: {error.strerror}; load the module (modprobe "
-            f"tun), or give the container --device={TUN}"
+            f"a long link needs TUN devices, and {TUN} gives none: {error.strerror}; load the module "
+            f"(modprobe tun), or give the container --device={TUN}"
         ) from error
     return descriptor
 

@@ -16,7 +16,8 @@ from analysis.records.files import read_json
 from analysis.records.store import Store
 from experiments.config import compose
 from experiments.config.plan import PlannedRun
-from experiments.launch import local
+from experiments.launch import diagnosis, local
+from experiments.worker import link_probe
 from slurm.emulated import network
 from slurm.emulated.network import EmulatedLink
 from tests.conftest import ROOT, Command, environment_for, fine, refused
@@ -55,6 +56,19 @@ def test_a_run_s_workers_meet_over_the_link_and_its_record_says_what_they_found(
     await_gone(alone("0.000123"))
 
 
+@needs_namespaces
+@pytest.mark.own_processes
+def test_a_run_s_record_has_the_bytes_of_the_interfaces(here: Command, tmp_path: Path) -> None:
+    """Of workers with a node each: what was counted, and headers."""
+    words = [word for word in RUN if not word.startswith("cluster.workers_per_node")]
+    fine(here("run", *words, "method=topk", "cluster.link.alpha_s=0.000127"))
+    (attempt,) = Store(tmp_path / "results" / "runs").all_valid()
+    found = attempt.manifest["interface"]
+    assert 0 < found["counted_bytes"] <= found["sent_bytes"]
+    assert link_probe.uncounted(found, 3) == ""
+    await_gone(alone("0.000127"))
+
+
 @needs_tun
 @needs_namespaces
 @pytest.mark.own_processes
@@ -77,7 +91,11 @@ def test_a_relay_that_is_killed_ends_the_run_with_a_sentence(tmp_path: Path) -> 
     words = [*RUN, *LONG, "method=dense", "train.steps=100000", "cluster.link.alpha_s=0.002126"]
     command = [sys.executable, "-m", "experiments", "run", *words]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment_for(tmp_path / "results"), stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=environment_for(tmp_path / "results", TMPDIR=str(tmp_path)),
+        stderr=subprocess.PIPE,
+        text=True,
     ) as starter:
         wait_for(tmp_path, "results/launch/*/worker2.json")
         (relay,) = [pid for pid in processes(alone("0.002126")) if program_of(pid).startswith("relay-")]
@@ -100,7 +118,10 @@ def test_a_starter_that_is_killed_leaves_no_worker_and_no_network(tmp_path: Path
     words = [*RUN, "method=dense", "train.steps=100000", "cluster.link.alpha_s=0.000124"]
     command = [sys.executable, "-m", "experiments", "run", *words]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment_for(tmp_path / "results"), stderr=subprocess.DEVNULL
+        command,
+        cwd=ROOT,
+        env=environment_for(tmp_path / "results", TMPDIR=str(tmp_path)),
+        stderr=subprocess.DEVNULL,
     ) as starter:
         wait_for(tmp_path, "results/launch/*/progress.json")
         starter.send_signal(signal.SIGKILL)
@@ -132,6 +153,37 @@ def test_a_machine_that_can_not_says_so_before_anything_is_begun(
     monkeypatch.setattr(network, "has_root", refuse)
     refused(here("run", *RUN, "method=dense"), "tc is not on the PATH")
     assert not (tmp_path / "results" / "runs").exists()
+
+
+@needs_namespaces
+def test_two_at_once_are_refused_before_anything_is_begun(here: Command, tmp_path: Path) -> None:
+    """One that ends lets the next one begin."""
+    with local.only_emulation():
+        refused(
+            here("run", *RUN, "method=dense"), "has a run with cluster=netns under way", "cluster=virtual"
+        )
+    assert not (tmp_path / "results" / "runs").exists()
+    with local.only_emulation():
+        pass
+
+
+def test_bad_numbers_of_a_link_are_refused_before_anything_is_begun(here: Command, tmp_path: Path) -> None:
+    for words, why in {
+        "alpha_s=-0.05": "0 or more",
+        "loss=1": "must be a number in [0, 1)",
+        "loss=0.9": "no run would end over it",
+        "jitter_s=0.06": "no packet comes before it was sent",
+        "beta_s_per_byte=1e-10": "a relay carries 10 at most",
+    }.items():
+        words = ("link=internet_100m_50ms", "cluster.by=relay", f"cluster.link.{words}")
+        refused(here("run", *RUN, *words, "method=dense"), why)
+    assert not (tmp_path / "results" / "runs").exists()
+
+
+@pytest.mark.parametrize(("late", "is_told"), [(9, False), (11, True)])
+def test_a_run_whose_relay_was_the_bottleneck_says_so(late: int, is_told: bool) -> None:
+    relay = {"cpu_s": 1.0, "seconds": 60.0, "packets": 100, "late": late}
+    assert diagnosis.crowded({"relay": relay}) == [diagnosis.OVERRUN] * is_told
 
 
 def test_a_timed_run_on_emulated_links_is_alone_on_the_machine() -> None:

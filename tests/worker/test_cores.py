@@ -10,7 +10,8 @@ import pytest
 
 from analysis.pictures import captions
 from analysis.records import loading
-from experiments.worker.cores import OwnCores, crowded
+from experiments.worker import cores
+from experiments.worker.cores import OwnCores, crowded, spare
 from tests.conftest import Command, fine
 from tests.worker.runs import manifests
 
@@ -40,6 +41,22 @@ def test_workers_need_a_core_for_each_thread(
     for text, words in zip(found, said, strict=True):
         assert text.startswith(words)
         assert "cluster.sbatch=['--hint=nomultithread']" in text
+
+
+@pytest.mark.parametrize(("wanted", "left"), [(1, [3, 7]), (3, [3, 7]), (4, []), (8, [])])
+def test_the_last_core_is_to_spare_where_the_others_are_enough(
+    monkeypatch: pytest.MonkeyPatch, wanted: int, left: list[int]
+) -> None:
+    monkeypatch.setattr(cores, "all_cpus", lambda: set(range(8)))
+    monkeypatch.setattr(cores, "siblings", lambda cpu: HYPER[cpu % 4])
+    assert spare(wanted) == left
+
+
+def test_cores_that_somebody_has_dealt_out_are_nobody_s_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", None, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert spare(1) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")

@@ -98,6 +98,19 @@ def test_cores_that_somebody_has_dealt_out_are_left(monkeypatch: pytest.MonkeyPa
     assert in_a_thread(taken) == cores
 
 
+def test_the_relay_s_cores_are_no_node_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[list[int]] = []
+    monkeypatch.setattr(hardware, "all_cpus", lambda: set(range(6)))
+    monkeypatch.setattr(hardware, "shorten", lambda: None)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: taken.append([*cpus]))
+    config = compose.resolve(["task=vector", "train.validate=never", "cluster=netns", "workers=2"])
+    for rank in range(2):
+        place = WorkerPlace(rank, 2, rank)
+        hardware.prepare(config, place, torch.device("cpu"), {"relay_cpus": [2, 5]})
+        hardware.prepare(config, place, torch.device("cpu"), {})
+    assert taken == [[0, 1], [0, 1, 2], [3, 4], [3, 4, 5]]
+
+
 @needs_slices
 def test_who_takes_cores_has_short_slices() -> None:
     def taken() -> float | None:
@@ -112,7 +125,7 @@ def test_only_workers_of_emulated_nodes_take_cores(
     monkeypatch: pytest.MonkeyPatch, where: str, taken: list[tuple[int, int]]
 ) -> None:
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(hardware, "take_cores", lambda node, nodes: asked.append((node, nodes)))
+    monkeypatch.setattr(hardware, "take_cores", lambda node, nodes, _: asked.append((node, nodes)))
     per_node = ["cluster.workers_per_node=2"] * (where == "netns")
     config = compose.resolve(
         ["task=vector", "train.validate=never", f"cluster={where}", "workers=5", *per_node]

@@ -101,6 +101,19 @@ def test_a_packet_takes_the_delay_and_many_take_the_slower_rate_as_well() -> Non
 
 @needs_tun
 @needs_namespaces
+def test_a_relay_runs_where_it_is_told_to() -> None:
+    (cpu, *_) = cpus = sorted(os.sched_getaffinity(0))
+    for asked in ([cpu], []):
+        made = EmulatedNetwork(far(), 2, "relay", asked)
+        try:
+            assert sorted(os.sched_getaffinity(made.made.pid)) == (asked or cpus)
+            assert made.facts.get("relay_cpus") == (asked or None)
+        finally:
+            made.close()
+
+
+@needs_tun
+@needs_namespaces
 def test_what_gets_lost_or_takes_longer_comes_whole_and_in_order_all_the_same() -> None:
     """That is TCP's work; the relay tells how many packets it lost."""
     with network(far(jitter_s=0.005, loss=0.05)) as made:
@@ -134,6 +147,31 @@ def test_nothing_is_left_of_a_relay_and_who_waits_for_it_is_told() -> None:
         assert made.is_gone
     assert statistics is not None
     assert not statistics.exists()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"alpha_s": 11.0}, "alpha_s=11, and no run would end over it; take 10 at most"),
+        ({"loss": 0.9}, "loss=0.9, and no run would end over it; take 0.3 at most"),
+        ({"beta_s_per_byte": 1.0}, "beta_s_per_byte=1, and"),
+        ({"down_s_per_byte": 1.0}, "down_s_per_byte=1, and"),
+    ],
+)
+def test_a_link_over_which_no_run_would_end_is_refused(numbers: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=f"link=test has {words}"):
+        check(far()._replace(**numbers), 2)
+
+
+def test_a_machine_without_tun_devices_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(switch, "relayed", lambda nodes, asked: switch.device("eth0"))
+    monkeypatch.setattr(switch, "TUN", "/dev/null")  # no device of that kind
+    assert switch.main('{"nodes": 2, "alpha_s": 0.05, "beta_s_per_byte": 8e-8, "relay": "none"}') == 2
+    why = json.loads(capsys.readouterr().out)["why"]
+    assert why.startswith("a long link needs TUN devices, and /dev/null gives none: ")
+    assert "load the module (modprobe tun)" in why
 
 
 def test_a_packet_does_not_come_before_it_was_sent() -> None:
