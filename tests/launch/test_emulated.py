@@ -168,15 +168,15 @@ def test_two_at_once_are_refused_before_anything_is_begun(here: Command, tmp_pat
 
 
 def test_bad_numbers_of_a_link_are_refused_before_anything_is_begun(here: Command, tmp_path: Path) -> None:
-    for words, why in {
+    for number, why in {
         "alpha_s=-0.05": "0 or more",
         "loss=1": "must be a number in [0, 1)",
         "loss=0.9": "no run would end over it",
         "jitter_s=0.06": "no packet comes before it was sent",
         "beta_s_per_byte=1e-10": "a relay carries 10 at most",
     }.items():
-        words = ("link=internet_100m_50ms", "cluster.by=relay", f"cluster.link.{words}")
-        refused(here("run", *RUN, *words, "method=dense"), why)
+        words = ("link=internet_100m_50ms", "cluster.by=relay", f"cluster.link.{number}", "method=dense")
+        refused(here("run", *RUN, *words), why)
     assert not (tmp_path / "results" / "runs").exists()
 
 

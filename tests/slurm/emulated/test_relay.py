@@ -158,7 +158,7 @@ def test_nothing_is_left_of_a_relay_and_who_waits_for_it_is_told() -> None:
         ({"down_s_per_byte": 1.0}, "down_s_per_byte=1, and"),
     ],
 )
-def test_a_link_over_which_no_run_would_end_is_refused(numbers: dict[str, float], words: str) -> None:
+def test_a_link_over_which_no_run_would_end_is_refused(numbers: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"link=test has {words}"):
         check(far()._replace(**numbers), 2)
 
