@@ -33,9 +33,9 @@ def trained(comm: virtual.VirtualComm, name: str, settings: dict[str, Any]) -> t
     model = nn.ParameterList([nn.Parameter(torch.randn(size, generator=drawn)) for size in SIZES])
     counting, own = CountingComm(comm), torch.Generator().manual_seed(1 + comm.rank)
     strategy = sparsify.build(name, every=2, **settings)
-    inner = torch.optim.SGD(model.parameters(), 0.1)
+    inner: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 0.1)
     if name == "desloc":
-        inner = torch.optim.AdamW(model.parameters(), 0.1)  # type: ignore[assignment]
+        inner = torch.optim.AdamW(model.parameters(), 0.1)
     optimiser = sparsify.distribute(inner, model, strategy, comm=counting)
     before = 0
     for step in range(6):
