@@ -55,8 +55,9 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
     from sparsify.methods.streaming_diloco import streaming_diloco as streaming_diloco
     from sparsify.methods.terngrad import terngrad as terngrad
     from sparsify.methods.topk import topk as topk
+    from sparsify.sharded.sharding import shard
 
-__all__ = ["build", "defaults", "distribute", "names", "redistribute", "register"]
+__all__ = ["build", "defaults", "distribute", "names", "redistribute", "register", "shard"]
 __version__ = "0.1.0"
 
 check_unmixed(Path(__file__).parent)
@@ -66,6 +67,7 @@ WITH_TORCH = {
     "distribute": ("sparsify.local.distributing", "distribute"),
     "redistribute": ("sparsify.doors.redistribution", "redistribute"),
     "register": ("sparsify.doors.ddp", "DDPHook"),
+    "shard": ("sparsify.sharded.sharding", "shard"),
 }
 
 

@@ -215,7 +215,8 @@ def test_the_diffs_put_topk_into_a_plain_loop_and_into_ddp(tmp_path: Path) -> No
     """Before and after, on two gloo processes: after, the workers train together, and well."""
     for found in on_processes(worker_functions.readme_diffs, 2, tmp_path):
         diffs = {name.rpartition(" ")[0] for name in found} - {""}
-        assert diffs == {"README.md train", "docs/own-training.md train", "docs/own-training.md train_ddp"}
+        own = {f"docs/own-training.md {name}" for name in ("train", "train_ddp", "train_sharded")}
+        assert diffs == {"README.md train", *own}
         for name in diffs:
             before, after = found[f"{name} before"], found[f"{name} after"]
             assert after[0] < 0.5 * found["untrained"][0]  # this worker's loss

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,13 @@ COPIES = 3  # of the gradient around the search, which take turns
 AROUND = ("add", "aggregate", "around")
 
 
+class Launch(Protocol):
+    """As much of what the processes of a launch are told as is needed to start them."""
+
+    @property
+    def workers(self) -> int: ...
+
+
 class LaunchAsked(NamedTuple):
     """What the processes of a launch are told."""
 
@@ -53,7 +60,7 @@ class LaunchAsked(NamedTuple):
 Samples = dict[str, dict[str, list[float]]]  # way -> clock -> ms of each turn
 
 
-def launched(work: Callable[..., None], asked: LaunchAsked) -> Any:
+def launched(work: Callable[..., None], asked: Launch) -> Any:
     """What rank 0 of these processes wrote."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +68,7 @@ def launched(work: Callable[..., None], asked: LaunchAsked) -> Any:
         return json.loads((Path(folder) / "found.json").read_text())
 
 
-def meet(rank: int, asked: LaunchAsked, folder: str) -> TorchComm:
+def meet(rank: int, asked: Launch, folder: str) -> TorchComm:
     torch.set_num_threads(1)
     return TorchComm.start(f"file://{folder}/rendezvous", rank, asked.workers, torch.device("cpu"))
 

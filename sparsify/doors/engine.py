@@ -286,6 +286,7 @@ class Engine:
         used: Sequence[bool] | None,
         looks: bool = True,
         error: type[NonFinite] = NonFinite,
+        among: Comm | None = None,
     ) -> list[bool]:
         """Of each parameter, has any worker used it? One host synchronisation and a small allgather; and
         again where a norm is not finite.
@@ -295,15 +296,17 @@ class Engine:
             names, sizes: of each parameter.
             used: of each parameter, has this worker used it? None: all workers use all.
             looks: at the gradients, too.
+            among: all who must know; by default those who average.
 
         Raises:
             NonFinite: `error`, on all workers if any has a NaN or Inf; residuals are untouched.
         """
+        among = among or self.comm
         norms = norms_of(grads, sizes) if looks else grads[0].new_ones(len(sizes), dtype=torch.float32)
         told = [norms.view(torch.int32)]
         if used is not None:
             told.append(host_sync.to_device(used, norms, torch.int32))
-        everyone = torch.stack(self.comm.all_gather(torch.stack(told)))  # (workers, 1 or 2, parameters)
+        everyone = torch.stack(among.all_gather(torch.stack(told)))  # (workers, 1 or 2, parameters)
         bits = everyone[:, 0]
         facts = [(bits & INFINITY == INFINITY).any(), (bits == bits[0]).all(), bits.any()]
         if used is not None:
@@ -313,11 +316,11 @@ class Engine:
         )
         if is_infinite:
             stretches = [piece for own in cut(grads, sizes) for piece in own or [grads[0][:0]]]
-            flags = self.comm.all_gather(finite_elements(stretches).int())
+            flags = among.all_gather(finite_elements(stretches).int())
             for rank, theirs in enumerate(host_sync.to_host(torch.stack(flags))):
                 if not all(theirs):  # else a norm has overflowed
                     raise error(rank, self.step, names[theirs.index(0)])
-        if looks and is_any and self.comm.size > 1:
+        if looks and is_any and among.size > 1:
             self._tell_alike(is_alike)
         return anywhere if used is not None else [True] * len(sizes)
 

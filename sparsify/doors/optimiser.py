@@ -376,7 +376,7 @@ class DistributedOptimiser(Door, Front):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         method = self.aggregator.state_dict()
-        saved = {**of_inner(self.optimiser), "method": method, "epoch": self._epoch}
+        saved = {**of_inner(self.optimiser), "method": method, "epoch": self.told_epoch}
         for after in self._optimizer_state_dict_post_hooks.values():
             saved = after(self, saved) or saved
         return saved
@@ -392,7 +392,7 @@ class DistributedOptimiser(Door, Front):
             check = partial(load_whole, state_dict, self.optimiser, self.aggregator.check_state)
             agree_to_load(self.comm, self.aggregator.source.flat.device, check)
         self.aggregator.restore_state(state_dict["method"])
-        self._epoch = state_dict["epoch"]
+        self.told_epoch = state_dict["epoch"]
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 

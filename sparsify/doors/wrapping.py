@@ -228,7 +228,7 @@ class Door:
         self.comm, self.scaler = comm, scaler if scaler is not None and scaler.is_enabled() else None
         self._steps_per_epoch = steps_per_epoch
         self._warmup = [method.density_at(epoch) for epoch in range(method.num_warmup_epochs + 1)]
-        self._epoch: int | None = None  # that somebody has set
+        self.told_epoch: int | None = None  # that somebody has set; saved
         self._began: tuple[int | None, int] = None, 0  # an epoch that was set, and its first step
         self._tells = comm.rank == 0  # warn where an epoch of the warm-up does not end
 
@@ -240,7 +240,7 @@ class Door:
     @property
     def epoch(self) -> int:
         """Number of epochs before this one: follows from `steps_per_epoch`, or is what somebody has set."""
-        return self.steps // self._steps_per_epoch if self._steps_per_epoch else self._epoch or 0
+        return self.steps // self._steps_per_epoch if self._steps_per_epoch else self.told_epoch or 0
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
@@ -248,7 +248,7 @@ class Door:
             raise ValueError("the epoch follows from steps_per_epoch; leave one of them out")
         if operator.index(epoch) < 0:
             raise ValueError(f"{epoch=} is out of range: epochs are counted from 0")
-        self._epoch = operator.index(epoch)
+        self.told_epoch = operator.index(epoch)
 
     def check_step(self, optimiser: torch.optim.Optimizer | None) -> None:
         """What must hold in every step, at both doors."""
@@ -260,20 +260,20 @@ class Door:
         """Refuse a step of an unknown epoch, and warn of an epoch that does not end."""
         if len(set(self._warmup)) == 1 or self._steps_per_epoch is not None:
             return
-        if self._epoch is None:
+        if self.told_epoch is None:
             raise ValueError(
                 "the method's density falls in the first epochs (density_warmup), and nobody says which "
                 "one this is; pass steps_per_epoch=, or set .epoch, counted from 0, before each begins"
             )
-        if self._epoch != self._began[0]:
-            self._began = self._epoch, self.steps
-        is_late = self._epoch < len(self._warmup) - 1 and self.steps - self._began[1] >= LONG_EPOCH_STEPS
+        if self.told_epoch != self._began[0]:
+            self._began = self.told_epoch, self.steps
+        is_late = self.told_epoch < len(self._warmup) - 1 and self.steps - self._began[1] >= LONG_EPOCH_STEPS
         if is_late and self._tells:
             self._tells = False
             # No `warnings.warn`, which may be an error, and then the other workers wait for this one.
             log.warning(
-                f".epoch has been {self._epoch} for {LONG_EPOCH_STEPS} steps, so the density stays at "
-                f"{self._warmup[self._epoch]:g} and does not fall to {self._warmup[-1]:g} (density_warmup); "
+                f".epoch has been {self.told_epoch} for {LONG_EPOCH_STEPS} steps, so the density stays at "
+                f"{self._warmup[self.epoch]:g} and does not fall to {self._warmup[-1]:g} (density_warmup); "
                 "unless an epoch is that long, set .epoch before each one, or pass "
                 "steps_per_epoch=len(batches)"
             )

@@ -300,7 +300,7 @@ class LocalOptimiser(Door, Front):
         """State of the inner optimiser, and under `local` and `epoch` this worker's: save it per rank."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
-        saved = {**of_inner(self.optimiser), "epoch": self._epoch, "local": self.own_state_dict()}
+        saved = {**of_inner(self.optimiser), "epoch": self.told_epoch, "local": self.own_state_dict()}
         for after in self._optimizer_state_dict_post_hooks.values():
             saved = after(self, saved) or saved
         return saved
@@ -321,7 +321,7 @@ class LocalOptimiser(Door, Front):
                 self.comm, self.fragments[0].anchor[0].device, partial(self._check_state, state_dict)
             )
         self.restore_own(state_dict["local"])
-        self._epoch = state_dict["epoch"]
+        self.told_epoch = state_dict["epoch"]
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 

@@ -85,6 +85,15 @@ def test_overlap_says_the_gain_and_records_every_sample(tmp_path: Path) -> None:
         assert record["communication_ms"] == pytest.approx(record["backward_ms"])
 
 
+def test_shard_compares_whole_steps_with_those_of_torch_alone(tmp_path: Path) -> None:
+    words = ("--width", "8", "--layers", "1", "--batch", "1", "--length", "4", "--turns", "2")
+    last = last_of(bench(tmp_path, "shard", *words, "--launches", "1", "--ways", "dense", "topk_bucket"))
+    assert [*last["cpu_over_hsdp"]] == [*last["wall_over_hsdp"]] == ["dense", "topk_bucket"]
+    _, *rows = lines_of(tmp_path, "shard")
+    assert [row["row"] for row in rows] == ["hsdp", "dense", "topk_bucket"]
+    assert all(len(row["samples_ms"][0]["wall"]) == 2 for row in rows)
+
+
 def test_a_delayed_link_takes_as_long_as_it_was_asked_to() -> None:
     sent = Cost(100, 10**6)
     for seconds in (0.001, 1.0):

@@ -45,6 +45,7 @@ from tests.sparsify import laws
 from tests.sparsify.doors import uses_ddp, uses_odd, uses_overlap
 from tests.sparsify.laws import SHAPES
 from tests.sparsify.memory import memory_of_methods as memory_of_methods
+from tests.sparsify.sharded import uses_sharded
 from tests.training.digits import Lines, trainer, weights
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -350,6 +351,11 @@ def uses_of_ddp(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]
     return found
 
 
+def uses_of_shards(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """What this worker found on all grids of so many workers."""
+    return uses_sharded.all_uses(comm.size)
+
+
 def odd_workers(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """What this worker is told in every case in which one is odd; and under DDP in a step with `debug`."""
     torch.set_num_threads(1)
@@ -460,7 +466,8 @@ def _model() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
 
 
 def _weights(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    parts = [getattr(p.detach(), "full_tensor", p.detach)() for p in model.parameters()]  # of DTensors, too
+    return torch.cat([part.flatten() for part in parts])
 
 
 def _steps(model: nn.Module, optimiser: torch.optim.Optimizer, which: range, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""What tests of the doors share: a process group without other processes."""
+"""What tests of the library share: a process group without other processes."""
 
 from __future__ import annotations
 

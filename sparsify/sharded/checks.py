@@ -1,0 +1,50 @@
+"""What can be averaged unit by unit, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from sparsify.doors.wrapping import check_momentum, parameters_of
+from sparsify.method import Dense, Method
+
+Named = Sequence[tuple[str, nn.Parameter]]
+
+
+def check_shardable(method: Method, optimiser: torch.optim.Optimizer, parameters: Named) -> None:
+    """Refuse what can't average unit by unit, or does not fit together."""
+    if not isinstance(optimiser, torch.optim.Optimizer):
+        raise ValueError(
+            f"{type(optimiser).__name__} is no optimiser; sparsify.shard takes a model, its optimiser, and a "
+            "method, in this order"
+        )
+    if isinstance(getattr(optimiser, "optimiser", None), torch.optim.Optimizer):
+        raise ValueError(
+            "this optimiser averages by itself; hand over the one inside (`optimiser.optimiser`)"
+        )
+    if not hasattr(method, "aggregate"):
+        raise ValueError(
+            f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
+        )
+    check_momentum(optimiser, method)
+    known = set(map(id, parameters_of(optimiser)))
+    for name, p in parameters:
+        if id(p) not in known:
+            raise ValueError(
+                f"{name} is not the optimiser's, with whose state its residual is saved; make one optimiser "
+                "of all that is trained, after fully_shard, which replaces the parameters"
+            )
+    if isinstance(method, Dense):
+        return
+    if method.needs_whole_gradient:
+        raise ValueError(
+            "clip_norm needs the norm of the whole gradient, and units are exchanged one after the other; "
+            "leave it out, and clip the average after backward (clip_grad_norm_)"
+        )
+    if method.scope == "global":
+        raise ValueError(
+            "scope='global' chooses from the gradient of the whole model, and FSDP reduces it unit by unit; "
+            "take scope='layer', a size in MB, or, for Top-k, 'bucket': a unit"
+        )

@@ -1,0 +1,87 @@
+"""Within a replica: a reduce-scatter of gradients that are rounded to a few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsify.comm import CountingComm
+from sparsify.comm.torch import TorchComm
+from sparsify.feedback import NoFeedback
+from sparsify.method import Method
+from sparsify.methods._quantise import PackedCodes
+from sparsify.methods.qgz import QuantisedReduce
+
+
+class QuantisedScatter:
+    """The first half of `sparsify.qgz`, as FSDP2 asks for it (torch.distributed.fsdp's ReduceScatter): every
+    worker rounds what each other one sums, sends it there by an all-to-all, and sums what comes in single
+    precision. Wang et al. 2023 (ZeRO++, arXiv:2306.10209).
+
+    Attributes:
+        sent_bytes: bytes that this worker sent, until now.
+    """
+
+    def __init__(self, method: Method) -> None:
+        check_within(method)
+        assert isinstance(method, QuantisedReduce)
+        self.method = method
+        self._comms = dict[dist.ProcessGroup, CountingComm]()
+        self._codes = dict[tuple[int, torch.device], PackedCodes]()
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(comm.sent_bytes for comm in self._comms.values())
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for what goes in or comes out."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """(workers * n,) -> (n,), the sum over the workers of this worker's part, or their mean."""
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ValueError(
+                "set_gradient_divide_factor scales in torch's own reduce-scatter, which within= replaces; "
+                "leave one of them out"
+            )
+        method, n = self.method, output_tensor.numel()
+        comm = self._comms.setdefault(group, CountingComm(TorchComm(group)))
+        room = output_tensor.new_empty(n, dtype=torch.float32)
+        codes = self._codes.setdefault((n, room.device), PackedCodes.like(room, method.block, method.bits))
+        messages = [method.encode(theirs.float(), room, codes).clone() for theirs in input_tensor.split(n)]
+        lengths = [len(message) for message in messages]
+        received = comm.all_to_all(torch.cat(messages), lengths, lengths)
+        total = torch.zeros_like(room)
+        for message in received:  # in the order of ranks
+            total.add_(method.decode(message, room, codes))
+        output_tensor.copy_(total.div_(comm.size) if op == dist.ReduceOp.AVG else total)
+
+
+def check_within(method: Method | None) -> None:
+    """Refuse what has no reduce-scatter of rounded gradients.
+
+    Raises:
+        ValueError: it is no `qgz` without feedback.
+    """
+    if method is None:
+        return
+    if not isinstance(method, QuantisedReduce):
+        raise ValueError(
+            f"within={method!r} has no reduce-scatter; within a replica take sparsify.qgz(bits=8), or None "
+            "for torch's own"
+        )
+    if not isinstance(method.feedback, NoFeedback):
+        raise ValueError(
+            "within a replica nobody keeps a residual of what is rounded; take sparsify.qgz(feedback='none')"
+        )

@@ -1,0 +1,216 @@
+"""The units of a model that `fully_shard` made. The one file that knows torch's private names of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+# `set_all_reduce_hook` and its kin are marked experimental: these versions have been tried, and others may
+# hand over something else.
+FIRST, LAST = (2, 11), (2, 15)
+HOOK, SCATTER = "_all_reduce_hook", "_reduce_scatter_comm"
+
+
+@dataclass
+class Unit:
+    """What `fully_shard` gathers and reduces together: the parameters of a module, but for those of units
+    inside it. A worker has a shard of each, and gets their gradients as one flat tensor, each padded to the
+    size that the first worker has.
+    """
+
+    name: str
+    module: Any  # an FSDPModule
+    group: Any  # torch's FSDPParamGroup
+    names: list[str]  # of its trained parameters, in the order in which their gradients lie
+    parameters: list[Parameter]  # DTensors
+    shapes: list[tuple[int, ...]]  # of their shards, padded
+    dtype: torch.dtype  # in which gradients are reduced
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each shard, padded."""
+        return [torch.Size(shape).numel() for shape in self.shapes]
+
+    @property
+    def device(self) -> torch.device:
+        """Where gradients are reduced, also those of parameters that are kept on the host."""
+        found: torch.device = self.group.device
+        return found
+
+    @property
+    def shards(self) -> dist.ProcessGroup:
+        """The workers that share a replica."""
+        mesh_info = self.group.mesh_info
+        found: dist.ProcessGroup = mesh_info.shard_process_group
+        return found
+
+    @property
+    def replicas(self) -> dist.ProcessGroup | None:
+        """The workers that have the same shard, where the unit averages over them by itself (HSDP)."""
+        found: dist.ProcessGroup | None = getattr(self.group.mesh_info, "replicate_process_group", None)
+        return found
+
+    @property
+    def waits(self) -> bool:
+        """True in a backward pass that is told not to reduce between replicas yet:
+        `set_requires_all_reduce(False)`.
+        """
+        return not self.group.all_reduce_grads
+
+    def average_here(self, hook: Callable[[Tensor], None]) -> None:
+        """Let `hook` change a shard's gradients in place, as they come from the reduce-scatter: (n,), the
+        mean over the replica's workers. In the place of the unit's own all-reduce, if it has one.
+        """
+        self.average_within()
+        self.module.set_all_reduce_hook(hook)
+
+    def average_within(self) -> None:
+        """Take the unit's own all-reduce between replicas away, if it has one."""
+        if self.replicas is not None:
+            self.group.mesh_info = without_replicas(self.group.mesh_info)
+
+    def check(self, grad: Tensor) -> None:
+        """Refuse gradients of others than of all trained parameters.
+
+        Raises:
+            ValueError: there are fewer or more, or of another type.
+        """
+        if grad.dtype != self.dtype:
+            raise ValueError(
+                f"{self.name} is reduced in {grad.dtype}, and was in {self.dtype} when it was sharded; its "
+                "residual can't follow: call sparsify.shard anew after the change"
+            )
+        if (n := sum(self.sizes)) != grad.numel():
+            raise ValueError(
+                f"{self.name} has {n} trained elements on this worker, and {grad.numel()} have a gradient: a "
+                "parameter was not used in this step, or frozen or unfrozen since; call "
+                "model.set_reduce_scatter_unused_params(True) where torch has it, give such a part a unit of "
+                "its own (fully_shard), or call sparsify.shard anew"
+            )
+
+    def scatter_by(self, scatter: Any) -> None:
+        """Let another one reduce within the shards, see `torch.distributed.fsdp`'s ReduceScatter."""
+        self.module.set_custom_reduce_scatter(scatter)
+
+
+def without_replicas(mesh_info: Any) -> Any:
+    """What HSDP knows of its mesh, of the shards alone."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+    found: Any = FSDPMeshInfo(mesh_info.mesh, shard_mesh_dim=mesh_info.shard_mesh_dim)
+    for name in ("dp_mesh_dims", "spmd_mesh", "is_spmd_mesh", "reduce_scatter_process_group"):
+        if hasattr(mesh_info, name):
+            setattr(found, name, getattr(mesh_info, name))
+    return found
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """All units of a model that train something, the outermost first.
+
+    Raises:
+        ValueError: it has none, or one of a kind that gradients can't be taken from; or torch is of a version
+            that this library does not know.
+    """
+    check_version()
+    from torch.distributed.fsdp import FSDPModule
+
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = [
+        unit
+        for name, module in model.named_modules()
+        if isinstance(module, FSDPModule) and (unit := unit_of(name or "the whole model", module, names))
+    ]
+    sharded = {id(p) for unit in found for p in unit.parameters}
+    check_sharded(model, found, sharded)
+    return found
+
+
+def unit_of(name: str, module: Any, names: Mapping[int, str]) -> Unit | None:
+    """That of one module; None where it trains nothing."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    groups = [group for group in groups if any(one.sharded_param.requires_grad for one in group.fsdp_params)]
+    if not groups:
+        return None
+    if len(groups) > 1:
+        raise ValueError(
+            f"{name} has parameters on {len(groups)} meshes; give each kind a unit of its own: "
+            "fully_shard(part, mesh=...) before fully_shard(model)"
+        )
+    (group,) = groups
+    trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
+    policy, kept = group.mp_policy, trained[0].sharded_param.dtype
+    return Unit(
+        name,
+        module,
+        group,
+        [names.get(id(one.sharded_param), "?") for one in trained],
+        [one.sharded_param for one in trained],
+        [tuple(one.padded_sharded_param_size) for one in trained],
+        policy.reduce_dtype or policy.param_dtype or kept,
+    )
+
+
+def check_version() -> None:
+    """Refuse a torch that nobody has tried this with.
+
+    Raises:
+        ValueError: it is older or newer.
+    """
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    if not FIRST <= (major, minor) <= LAST:
+        known = " to ".join(".".join(map(str, version)) for version in (FIRST, LAST))
+        raise ValueError(
+            f"sparsify.shard works with torch {known}, and this is {torch.__version__}: FSDP2's hooks are "
+            "marked experimental, and may hand over something else here; take one of those versions"
+        )
+
+
+def check_sharded(model: nn.Module, units: list[Unit], sharded: set[int]) -> None:
+    """Refuse a model of which something would not be averaged, or by another one."""
+    if not units:
+        kind = type(model).__name__
+        advice = "call torch.distributed.fsdp.fully_shard on its blocks and on itself first"
+        if kind == "FullyShardedDataParallel":
+            advice = "FSDP1 has no hook for it: call fully_shard, its successor, in its place"
+        elif any(type(module).__name__ == "DistributedDataParallel" for module in model.modules()):
+            advice = "for DistributedDataParallel take sparsify.register"
+        raise ValueError(f"shard takes a model that is sharded, and this {kind} is not; {advice}")
+    for name, p in model.named_parameters():
+        if p.requires_grad and id(p) not in sharded:
+            raise ValueError(
+                f"{name} is trained and in no unit, so that nobody would average it; call fully_shard on the "
+                "whole model as well, or freeze it"
+            )
+    for unit in units:
+        if getattr(unit.group, HOOK) is not None:
+            raise ValueError(
+                f"{unit.name} has an all-reduce hook already, and takes no other; leave that one out, or "
+                "shard the model anew"
+            )
+        for name, p in zip(unit.names, unit.parameters, strict=True):
+            if len(sharding_dims(p)) > 1:
+                raise ValueError(
+                    f"{name} is divided along {len(sharding_dims(p))} dimensions of its mesh, as tensor "
+                    "parallelism does; shard takes those that fully_shard alone has divided"
+                )
+
+
+def sharding_dims(p: Tensor) -> list[int]:
+    """Dimensions of its mesh along which a DTensor is divided."""
+    placements = getattr(p, "placements", ())
+    return [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
+
+
+def local(p: Tensor) -> Tensor:
+    """What this worker has of a DTensor, in its own memory; any other tensor itself."""
+    part: Tensor = p.to_local() if hasattr(p, "to_local") else p
+    return part.detach()
