@@ -16,7 +16,7 @@ from sparsify.comm import put
 from sparsify.core.bucket import Bucket, grouped
 from sparsify.doors.engine import Engine, NonFinite, StepReport, while_alive
 from sparsify.doors.handshake import agree, of_optimiser, of_wrapping, shake_hands
-from sparsify.doors.toll import Toll, advice_for
+from sparsify.doors.toll import Toll
 from sparsify.doors.wrapping import Door, group_in, rates_of, stepped_by_scaler
 from sparsify.method import Dense, Method, Step
 from sparsify.sharded.checks import Named, check_shardable
@@ -114,7 +114,9 @@ class ShardHook(Door):
         self._parameters = parameters
         self._waiting = dict[int, Tensor]()  # by unit, what is exchanged with the next gradients
         self._steps, self._parts = list[Step](), list[StepReport]()  # of this step
-        self._toll = Toll(self.engine.comm, advice_for(self.engine.joins, len(buckets)))
+        self._toll, self._tells = Toll(self.engine.comm, ""), self._everyone.rank == 0
+        if not self._tells:
+            self._toll.samples = None
         self._saved = Saved(self, optimiser, dict(parameters), grid, self.check_between_steps)
         self.scatter = None if within is None else QuantisedScatter(within)
         for at, unit in enumerate(self.units):

@@ -72,8 +72,12 @@ class Unit:
 
     def average_within(self) -> None:
         """Take the unit's own all-reduce between replicas away, if it has one."""
-        if self.replicas is not None:
-            self.group.mesh_info = without_replicas(self.group.mesh_info)
+        if self.replicas is None:
+            return
+        group, own = self.group, without_replicas(self.group.mesh_info)
+        if group.post_forward_mesh_info is group.mesh_info:  # else parameters would move between two meshes
+            group.post_forward_mesh_info = own
+        group.mesh_info = own
 
     def check(self, grad: Tensor) -> None:
         """Refuse gradients of others than of all trained parameters.
