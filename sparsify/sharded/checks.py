@@ -13,6 +13,14 @@ from sparsify.method import Dense, Method
 Named = Sequence[tuple[str, nn.Parameter]]
 
 
+def inner_of(optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimiser whose steps can be watched: Accelerate and Lightning hide it in one of their own."""
+    for name in ("optimizer", "_optimizer"):
+        if isinstance(inner := getattr(optimiser, name, None), torch.optim.Optimizer):
+            return inner_of(inner)
+    return optimiser
+
+
 def check_shardable(method: Method, optimiser: torch.optim.Optimizer, parameters: Named) -> None:
     """Refuse what can't average unit by unit, or does not fit together."""
     if not isinstance(optimiser, torch.optim.Optimizer):

@@ -19,7 +19,7 @@ from sparsify.doors.handshake import agree, of_optimiser, of_wrapping, shake_han
 from sparsify.doors.toll import Toll
 from sparsify.doors.wrapping import Door, group_in, rates_of, stepped_by_scaler
 from sparsify.method import Dense, Method, Step
-from sparsify.sharded.checks import Named, check_shardable
+from sparsify.sharded.checks import Named, check_shardable, inner_of
 from sparsify.sharded.grid import Grid
 from sparsify.sharded.reduce_scatter import QuantisedScatter, check_within
 from sparsify.sharded.saved import Saved
@@ -92,7 +92,7 @@ class ShardHook(Door):
         steps_per_epoch: int | None = None,
         debug: bool = False,
     ) -> None:
-        self.units = units_of(model)
+        self.units, optimiser = units_of(model), inner_of(optimiser)
         grid = grid_of(self.units, group_in(replicas))
         self._everyone, parameters = grid.everyone(), named_parameters(self.units)
 

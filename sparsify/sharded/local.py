@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from sparsify.doors.wrapping import group_in
 from sparsify.local.optimiser import LocalOptimiser
 from sparsify.local.strategy import Local
+from sparsify.sharded.checks import inner_of
 from sparsify.sharded.hook import grid_of
 from sparsify.sharded.units import local, units_of
 
@@ -42,7 +43,7 @@ class ShardedLocal(LocalOptimiser):
         steps_per_epoch: int | None = None,
         debug: bool = False,
     ) -> None:
-        units = units_of(model)
+        units, optimiser = units_of(model), inner_of(optimiser)
         grid = grid_of(units, group_in(replicas))
         if not isinstance(optimiser, torch.optim.Optimizer):
             raise ValueError(
