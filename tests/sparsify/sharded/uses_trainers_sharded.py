@@ -138,14 +138,11 @@ def in_lightning(net: Net, way: Way, folder: Path) -> nn.Module:
     callbacks = [kept, *([own(eval(way.method))] if way.method else [])]
     trainer = lightning.Trainer(
         accelerator="cpu", devices=REPLICAS * SHARDS, max_epochs=EPOCHS, logger=False,
-        strategy=strategies.ModelParallelStrategy(data_parallel_size=REPLICAS * SHARDS, tensor_parallel_size=1),
+        strategy=strategies.ModelParallelStrategy(REPLICAS * SHARDS, tensor_parallel_size=1),
         callbacks=callbacks, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    trainer.fit(
-        Module(),
-        DataLoader(Examples(), BATCH),
-        ckpt_path=str(folder / "epoch=0.ckpt") if way.is_resumed else None,
-    )
+    first = str(folder / "epoch=0.ckpt") if way.is_resumed else None
+    trainer.fit(Module(), DataLoader(Examples(), BATCH), ckpt_path=first)
     return net
 
 
@@ -154,7 +151,8 @@ def in_transformers(net: Net, way: Way, folder: Path) -> nn.Module:
     accelerate: Any = importlib.import_module("accelerate")
     settings = transformers.TrainingArguments(
         output_dir=str(folder), use_cpu=True, num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH,
-        max_grad_norm=MAX_NORM, learning_rate=0.01, save_strategy="epoch", logging_strategy="no", disable_tqdm=True, report_to=[],
+        max_grad_norm=MAX_NORM, learning_rate=0.01, save_strategy="epoch", logging_strategy="no",
+        disable_tqdm=True, report_to=[],
         fsdp=True, fsdp_config={
             "version": 2, "transformer_layer_cls_to_wrap": ["Linear"], "cpu_ram_efficient_loading": False,
             "state_dict_type": "SHARDED_STATE_DICT",
