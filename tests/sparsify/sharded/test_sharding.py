@@ -82,6 +82,7 @@ def test_replicas_agree_and_nothing_is_lost(name: str, grid: tuple[int, int], us
         torch.testing.assert_close(got[0] + owed.mean(0), seen.mean(0), rtol=1e-4, atol=1e-5)
         assert seen.any()
         assert owed.any()
+        assert owed.shape[1] == int(column[0][f"{name}: bytes"][2])  # one residual a shard
 
 
 @pytest.mark.parametrize(("grid", "name"), [case for case in CASES if "topk" in case[1][:4]], ids=str)

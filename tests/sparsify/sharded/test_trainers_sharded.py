@@ -25,9 +25,8 @@ def test_a_trainer_of_sharded_models_trains_as_without_and_resumes_to_the_bit(
     for package in NEEDED.get(trainer, (trainer,)):
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    words = ("--standalone", "--nproc-per-node", str(SIZE), "-m")
-    program = (f"{__package__}.uses_trainers_sharded", trainer, str(tmp_path))
-    fine(python("-m", "torch.distributed.run", *words, *program, env={**os.environ, **CALM}))
+    program = ("tests.sparsify.sharded.uses_trainers_sharded", trainer, str(tmp_path))
+    fine(python("-m", *program, env={**os.environ, **CALM}))
     ranks: list[dict[str, dict[str, Any]]] = [torch.load(tmp_path / f"{rank}.pt") for rank in range(SIZE)]
     for found in ranks:
         assert torch.equal(found["dense"]["weights"], found["alone"]["weights"])

@@ -1,13 +1,15 @@
 """Training sharded models in other people's trainers, with the recipes of docs/trainers.md and without.
 
-As a program, `torchrun -m tests.sparsify.sharded.uses_trainers_sharded TRAINER FOLDER`, it is one of the
-workers.
+As a program, `python -m tests.sparsify.sharded.uses_trainers_sharded TRAINER FOLDER`, it starts the workers
+as torchrun does, but from a process that has loaded the trainer already.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader
 
 import sparsify
@@ -169,12 +172,35 @@ def in_transformers(net: Net, way: Way, folder: Path) -> nn.Module:
 
 
 Trainer = Callable[[Net, Way, Path], nn.Module]
+PACKAGES = {
+    "accelerate": ["accelerate.utils"], "transformers": ["accelerate.utils", "transformers.trainer"],
+    "lightning": ["lightning.pytorch.strategies"],
+}  # fmt: skip
 TRAINERS: dict[str, Trainer] = {
     "accelerate": in_accelerate, "transformers": in_transformers, "lightning": in_lightning,
 }  # fmt: skip
 
 
 def main(trainer: str, folder: Path) -> None:
+    for package in PACKAGES[trainer]:
+        importlib.import_module(package)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start_processes(work, (trainer, folder, port), nprocs=REPLICAS * SHARDS, start_method="fork")
+
+
+def work(rank: int, trainer: str, folder: Path, port: int) -> None:
+    size = REPLICAS * SHARDS
+    told = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_PORT": port,
+    }
+    os.environ |= {name: str(value) for name, value in told.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "tests"}
     torch.set_num_threads(1)
     hooks, shard = list[ShardHook](), sparsify.shard
     found: dict[str, Any] = {}
