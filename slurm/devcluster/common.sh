@@ -53,7 +53,7 @@ marked() {
 pids() {
     case $1 in
     n[0-9]*) marked slurmd "$1" ;;
-    switch) marked python3 "$1" ;;
+    switch) marked 'python3|relay-.*' "$1" ;; # the holder of the network, or the relay that it became
     *) marked "$1" "$1" ;;
     esac
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 from slurm.emulated import switch
 from slurm.emulated.relay import program
-from slurm.worker_process import before_exec
 
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 NAMESPACES = (("unshare", "--net"), ("unshare", "--map-root-user", "--net"))  # as root; as anybody else
@@ -77,19 +77,10 @@ class EmulatedNetwork:
     def __init__(
         self, link: EmulatedLink, nodes: int, by: By = "auto", relay_cpus: Sequence[int] = ()
     ) -> None:
-        check_link(link, nodes)
+        from slurm.worker_process import before_exec  # needs more than Python alone, which `main` has
+
+        asked = asked_of(link, nodes, by, relay_cpus)
         as_root = has_root()
-        asked = {
-            "nodes": nodes,
-            **{name: value for name, value in link._asdict().items() if value is not None},
-        }
-        if by == "netem" and not has_netem(as_root):
-            raise ValueError(
-                f"cluster.by=netem: this kernel has none (tc qdisc add ... netem fails); {BY_RELAY}"
-            )
-        if by == "relay" or (link.is_long and not has_netem(as_root)):
-            check_rate(link)
-            asked |= {"relay": str(program()), "relay_cpus": [*relay_cpus]}
         self.in_user_namespace = not as_root
         command = [*NAMESPACES[not as_root], sys.executable, switch.__file__, json.dumps(asked)]
         self.holder = subprocess.Popen(
@@ -147,6 +138,33 @@ class EmulatedNetwork:
             self.holder.wait(END_S)
         self.holder.kill()
         self.holder.wait()
+
+
+def asked_of(
+    link: EmulatedLink, nodes: int, by: By = "auto", relay_cpus: Sequence[int] = ()
+) -> dict[str, Any]:
+    """What the holder of such a network is told, see `slurm.emulated.switch`.
+
+    Raises:
+        ValueError: as `EmulatedNetwork`.
+    """
+    check_link(link, nodes)
+    as_root = has_root()
+    asked: dict[str, Any] = {name: value for name, value in link._asdict().items() if value is not None}
+    if by == "netem" and not has_netem(as_root):
+        raise ValueError(f"cluster.by=netem: this kernel has none (tc qdisc add ... netem fails); {BY_RELAY}")
+    if by == "relay" or (link.is_long and not has_netem(as_root)):
+        check_rate(link)
+        asked |= {"relay": str(program()), "relay_cpus": [*relay_cpus]}
+    return {"nodes": nodes, **asked}
+
+
+def described(path: Path) -> EmulatedLink:
+    """The link that a file of conf/link describes: its numbers, a line each."""
+    numbers = re.findall(r"^(\w+): *([-+.\de]+)", path.read_text(), re.MULTILINE)
+    return EmulatedLink(path.stem, **{"alpha_s": None, "beta_s_per_byte": None} | {
+        name: float(number) for name, number in numbers if name in EmulatedLink._fields
+    })  # fmt: skip
 
 
 def check_link(link: EmulatedLink, nodes: int) -> None:
@@ -238,3 +256,17 @@ def check(link: EmulatedLink, nodes: int, by: By = "auto") -> None:
     """
     check_link(link, nodes)
     EmulatedNetwork(link, 1, by).close()
+
+
+def main(path: str, nodes: str) -> int:
+    """For the development cluster: what its holder is told of a link's file."""
+    try:
+        print(json.dumps(asked_of(described(Path(path)), int(nodes))))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

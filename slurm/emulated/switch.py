@@ -266,6 +266,10 @@ def main(words: str, stay: bool = False) -> int:
         return 2
     print(json.dumps({"pid": os.getpid(), **made}), flush=True)
     if asked.relay:
+        if stay:  # it ends with its standard input, which then nobody closes
+            reads, writes = os.pipe()
+            os.dup2(reads, 0)
+            os.set_inheritable(writes, True)
         os.execv(asked.relay, [f"relay {words}", *relay])
     if stay:
         signal.pause()

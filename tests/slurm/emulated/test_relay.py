@@ -55,6 +55,16 @@ sent(out, back, drawn)  # TCP's window opens
 print(json.dumps({"ways": ways, "many_s": sent(out, back, drawn)}))
 """
 
+# Seconds until another node says that nobody listens there.
+KNOCK = """
+import socket, sys, time
+began = time.perf_counter()
+try:
+    socket.create_connection((sys.argv[1], 9))
+except ConnectionRefusedError:
+    print(time.perf_counter() - began)
+"""
+
 
 def far(**also: Any) -> EmulatedLink:
     """A long link that no other test has at this time."""
@@ -210,3 +220,33 @@ def test_packets_are_large_where_a_way_is_long_and_small_where_the_rate_is_low()
 def test_tcp_may_have_under_way_what_fills_the_link() -> None:
     assert switch.window(10**8, 0.05) == 4 * 1_250_000
     assert switch.window(10**9, 5e-5) == switch.LEAST_WINDOW
+
+
+@needs_namespaces
+def test_a_relay_that_is_to_stay_outlives_its_starter() -> None:
+    """As the development cluster starts it: by Python alone, from a link's file, with nothing on its input."""
+    words = [sys.executable, "-m", "slurm.emulated.network", str(ROOT / "conf/link/wifi.yaml"), "2"]
+    asked = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert (told := json.loads(asked))["jitter_s"] == 0.005
+    if not told.get("relay") or not has_root():
+        pytest.skip("this kernel delays by itself, or this user has no network namespaces of the machine's")
+    command = ["unshare", "--net", sys.executable, switch.__file__, asked, "stay"]
+    holder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        made = json.loads(holder.stdout.readline())
+        assert made["by"] == "relay"
+        enter = ["nsenter", f"--net=/proc/{made['pid']}/fd/{made['nodes'][0]}", "--"]
+        knock = [*enter, sys.executable, "-c", KNOCK, switch.address(1)]
+        assert float(subprocess.run(knock, capture_output=True, text=True, check=True).stdout) > 0.01
+        assert holder.poll() is None
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_a_link_that_can_not_be_emulated_is_refused_by_the_program_too() -> None:
+    words = [sys.executable, "-m", "slurm.emulated.network", str(ROOT / "conf/link/loopback.yaml"), "2"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "so there is no bandwidth to emulate" in done.stderr
