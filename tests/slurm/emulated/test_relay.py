@@ -18,6 +18,7 @@ import pytest
 from slurm.emulated import relay, switch
 from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check, has_netem, has_root
 from slurm.worker_process import lifeline
+from tests.conftest import ROOT
 from tests.slurm.emulated.links import await_gone, needs_namespaces, needs_tun
 
 WAY_S, UP, DOWN = 0.02, 2e6, 8e6  # seconds one way; bytes a second up and down
@@ -224,10 +225,11 @@ def test_tcp_may_have_under_way_what_fills_the_link() -> None:
 
 @needs_namespaces
 def test_a_relay_that_is_to_stay_outlives_its_starter() -> None:
-    """As the development cluster starts it: by Python alone, from a link's file, with nothing on its input."""
+    """As the development cluster starts it: by Python alone, from a link's file, without any input."""
     words = [sys.executable, "-m", "slurm.emulated.network", str(ROOT / "conf/link/wifi.yaml"), "2"]
     asked = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert (told := json.loads(asked))["jitter_s"] == 0.005
+    told = json.loads(asked)
+    assert told["jitter_s"] == 0.005
     if not told.get("relay") or not has_root():
         pytest.skip("this kernel delays by itself, or this user has no network namespaces of the machine's")
     command = ["unshare", "--net", sys.executable, switch.__file__, asked, "stay"]
