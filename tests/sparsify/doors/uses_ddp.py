@@ -194,6 +194,18 @@ def accumulated(rank: int, syncs: bool, **how: Any) -> Lived:
     return training.lived()
 
 
+def toggled(rank: int, **how: Any) -> Lived:
+    """The same as nanoGPT's script tells DDP."""
+    training = Training(rank, **how)
+    for step in range(4):
+        training.optimiser.zero_grad()
+        for part in range(2):
+            training.ddp.require_backward_grad_sync = part == 1
+            training.backward(2 * step + part)
+        training.step()
+    return training.lived()
+
+
 def joined(rank: int, **how: Any) -> Lived:
     """The second worker has fewer batches."""
     training = Training(rank, **how)
@@ -293,6 +305,7 @@ USES: dict[str, Callable[..., Lived]] = {
     "complex": partial(plain, kind=Turning),
     "complex, adacomp, nothing": partial(plain, kind=Turning, method="adacomp"),
     "no_sync": partial(accumulated, syncs=False),
+    "toggled": toggled,
     "twice": partial(accumulated, syncs=True),
     "join": joined,
     "two models": two_models,
