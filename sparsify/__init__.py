@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
     from sparsify.doors.ddp import DDPHook as register
     from sparsify.doors.redistribution import redistribute
     from sparsify.local.distributing import distribute
+    from sparsify.local.sharding import shard
     from sparsify.methods.adacomp import adacomp as adacomp
     from sparsify.methods.arctopk import arctopk as arctopk
     from sparsify.methods.blockrandomk import blockrandomk as blockrandomk
@@ -55,7 +56,6 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
     from sparsify.methods.streaming_diloco import streaming_diloco as streaming_diloco
     from sparsify.methods.terngrad import terngrad as terngrad
     from sparsify.methods.topk import topk as topk
-    from sparsify.sharded.sharding import shard
 
 __all__ = ["build", "defaults", "distribute", "names", "redistribute", "register", "shard"]
 __version__ = "0.1.0"
@@ -67,7 +67,7 @@ WITH_TORCH = {
     "distribute": ("sparsify.local.distributing", "distribute"),
     "redistribute": ("sparsify.doors.redistribution", "redistribute"),
     "register": ("sparsify.doors.ddp", "DDPHook"),
-    "shard": ("sparsify.sharded.sharding", "shard"),
+    "shard": ("sparsify.local.sharding", "shard"),
 }
 
 

@@ -115,6 +115,10 @@ class Method(ABC):
         """Bytes that a worker sends of a bucket in a step, see `Part.promised`; None: no closed form."""
         return None
 
+    def reduce_scatter(self) -> Any:
+        """Its half within a replica, as `fully_shard` takes it (`set_custom_reduce_scatter`); None: none."""
+        return None
+
     def broken_laws(self) -> dict[str, str]:
         """The laws that can't hold, and why."""
         return {}

@@ -37,7 +37,7 @@ COPIES = 3  # of the gradient around the search, which take turns
 AROUND = ("add", "aggregate", "around")
 
 
-class Launch(Protocol):
+class OfWorkers(Protocol):
     """As much of what the processes of a launch are told as is needed to start them."""
 
     @property
@@ -60,7 +60,7 @@ class LaunchAsked(NamedTuple):
 Samples = dict[str, dict[str, list[float]]]  # way -> clock -> ms of each turn
 
 
-def launched(work: Callable[..., None], asked: Launch) -> Any:
+def launched(work: Callable[..., None], asked: OfWorkers) -> Any:
     """What rank 0 of these processes wrote."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def launched(work: Callable[..., None], asked: Launch) -> Any:
         return json.loads((Path(folder) / "found.json").read_text())
 
 
-def meet(rank: int, asked: Launch, folder: str) -> TorchComm:
+def meet(rank: int, asked: OfWorkers, folder: str) -> TorchComm:
     torch.set_num_threads(1)
     return TorchComm.start(f"file://{folder}/rendezvous", rank, asked.workers, torch.device("cpu"))
 

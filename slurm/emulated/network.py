@@ -161,10 +161,9 @@ def asked_of(
 
 def described(path: Path) -> EmulatedLink:
     """The link that a file of conf/link describes: its numbers, a line each."""
-    numbers = re.findall(r"^(\w+): *([-+.\de]+)", path.read_text(), re.MULTILINE)
-    return EmulatedLink(path.stem, **{"alpha_s": None, "beta_s_per_byte": None} | {
-        name: float(number) for name, number in numbers if name in EmulatedLink._fields
-    })  # fmt: skip
+    found = re.findall(r"^(\w+): *([-+.\de]+)", path.read_text(), re.MULTILINE)
+    numbers: dict[str, Any] = {name: float(number) for name, number in found if name in EmulatedLink._fields}
+    return EmulatedLink(path.stem, None, None)._replace(**numbers)
 
 
 def check_link(link: EmulatedLink, nodes: int) -> None:

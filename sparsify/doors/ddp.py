@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Bucket, FlatGradients, TensorKind, in_backward_order, num_reals, shape_of
+from sparsify.core.used import Used
 from sparsify.doors.averages import OnlyAverage
 from sparsify.doors.engine import (
     Engine,
@@ -31,7 +32,6 @@ from sparsify.doors.full import Flags, FullBucket, KnownBucket, dense, used_anyw
 from sparsify.doors.handshake import agree, of_optimiser, of_tensors, of_wrapping, shake_hands
 from sparsify.doors.overlap import Background
 from sparsify.doors.toll import Toll, advice_for
-from sparsify.doors.used import Used
 from sparsify.doors.wrapping import (
     Door,
     check_method,

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
 from sparsify.core import host_sync
+from sparsify.core.used import Used
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.averages import OnlyAverage
 from sparsify.doors.engine import PartlyDelivered, StepReport
@@ -25,7 +26,6 @@ from sparsify.doors.overlap import Overlap
 from sparsify.doors.scaling import check_scale, infinities, share_overflow
 from sparsify.doors.states import agree_to_load, load_whole, of_inner, unless_refused
 from sparsify.doors.toll import Toll, advice_for
-from sparsify.doors.used import Used
 from sparsify.doors.wrapping import (
     Door,
     OwnSteps,

@@ -13,6 +13,7 @@ from sparsify.feedback import ErrorFeedback, Feedback, LowPass, NoFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import FeedbackMethod, Step
 from sparsify.methods._quantise import PackedCodes, in_blocks, message_nbytes, scaled_blocks
+from sparsify.methods._scatter import QuantisedScatter
 from sparsify.ranges import Count, Scope, Share, checked
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -153,6 +154,13 @@ class QuantisedReduce(FeedbackMethod):
         for scale, values in scaled_blocks(scales.to(out.dtype), self.block, out):
             values.mul_(scale)
         return out
+
+    def reduce_scatter(self) -> QuantisedScatter:
+        if not isinstance(self.feedback, NoFeedback):
+            raise ValueError(
+                "within a replica nobody keeps a residual of what is rounded; take qgz(feedback='none')"
+            )
+        return QuantisedScatter(self)
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
         nbytes = [message_nbytes(n, self.block, self.bits) for n in regions(seen.n, seen.size, self.block)]

@@ -43,9 +43,9 @@ from sparsify.methods import per_step
 from tests.conftest import ROOT, there
 from tests.sparsify import laws
 from tests.sparsify.doors import uses_ddp, uses_odd, uses_overlap
+from tests.sparsify.doors.sharded import uses_sharded
 from tests.sparsify.laws import SHAPES
 from tests.sparsify.memory import memory_of_methods as memory_of_methods
-from tests.sparsify.sharded import uses_sharded
 from tests.training.digits import Lines, trainer, weights
 
 METHODS: dict[str, dict[str, Any]] = {

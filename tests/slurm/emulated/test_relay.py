@@ -244,7 +244,7 @@ def test_a_relay_that_is_to_stay_outlives_its_starter() -> None:
         assert holder.poll() is None
     finally:
         holder.kill()
-        holder.wait()
+        holder.communicate()
 
 
 def test_a_link_that_can_not_be_emulated_is_refused_by_the_program_too() -> None:

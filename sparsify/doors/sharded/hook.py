@@ -16,14 +16,13 @@ from sparsify.comm import put
 from sparsify.core.bucket import Bucket, grouped
 from sparsify.doors.engine import Engine, NonFinite, StepReport, while_alive
 from sparsify.doors.handshake import agree, of_optimiser, of_wrapping, shake_hands
+from sparsify.doors.sharded.checks import Named, check_shardable, inner_of, scatter_of
+from sparsify.doors.sharded.grid import ShardGrid
+from sparsify.doors.sharded.saved import Saved
+from sparsify.doors.sharded.units import Unit, local, units_of
 from sparsify.doors.toll import Toll
 from sparsify.doors.wrapping import Door, group_in, rates_of, stepped_by_scaler
 from sparsify.method import Dense, Method, Step
-from sparsify.sharded.checks import Named, check_shardable, inner_of
-from sparsify.sharded.grid import Grid
-from sparsify.sharded.reduce_scatter import QuantisedScatter, check_within
-from sparsify.sharded.saved import Saved
-from sparsify.sharded.units import Unit, local, units_of
 
 
 class NonFiniteShard(NonFinite):
@@ -98,7 +97,7 @@ class ShardHook(Door):
 
         def facts() -> dict[str, Any]:
             check_shardable(method, optimiser, parameters)
-            check_within(within)
+            scatter_of(within)
             told = of_wrapping(
                 model, optimiser, method, within=repr(within), seed=seed, check=check, debug=debug,
                 steps_per_epoch=steps_per_epoch,
@@ -118,7 +117,7 @@ class ShardHook(Door):
         if not self._tells:
             self._toll.samples = None
         self._saved = Saved(self, optimiser, dict(parameters), grid, self.check_between_steps)
-        self.scatter = None if within is None else QuantisedScatter(within)
+        self.scatter = scatter_of(within)
         for at, unit in enumerate(self.units):
             unit.average_here(partial(self._take, at))
             if self.scatter is not None:
@@ -200,14 +199,14 @@ def local_of(named: tuple[str, nn.Parameter]) -> nn.Parameter:
     return nn.Parameter(local(named[1]), requires_grad=False)
 
 
-def share_out(model: nn.Module, grid: Grid) -> None:
+def share_out(model: nn.Module, grid: ShardGrid) -> None:
     """Give all replicas the parameters and buffers of the first one. All travel on one device."""
     for tensor in map(local, (*model.parameters(), *model.buffers())):
         if tensor.numel():
             put(grid.replicas.broadcast(tensor.to(grid.device)), tensor)
 
 
-def grid_of(units: Sequence[Unit], replicas: dist.ProcessGroup | None) -> Grid:
+def grid_of(units: Sequence[Unit], replicas: dist.ProcessGroup | None) -> ShardGrid:
     """The workers of these units: their own replicas, or those that were handed over.
 
     Raises:
@@ -234,7 +233,7 @@ def grid_of(units: Sequence[Unit], replicas: dist.ProcessGroup | None) -> Grid:
             raise ValueError(
                 f"the model's own mesh has the replicas {mine}, and replicas= has {theirs}; leave it out"
             )
-    return Grid.of(own or replicas, first.shards, first.device)
+    return ShardGrid.of(own or replicas, first.shards, first.device)
 
 
 def buckets_of(units: Sequence[Unit], method: Method) -> tuple[list[Bucket], list[list[int]]]:

@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from sparsify.doors.sharded.checks import inner_of
+from sparsify.doors.sharded.hook import grid_of
+from sparsify.doors.sharded.units import local, units_of
 from sparsify.doors.wrapping import group_in
 from sparsify.local.optimiser import LocalOptimiser
 from sparsify.local.strategy import Local
-from sparsify.sharded.checks import inner_of
-from sparsify.sharded.hook import grid_of
-from sparsify.sharded.units import local, units_of
 
 
 class ShardedLocal(LocalOptimiser):

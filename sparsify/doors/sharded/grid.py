@@ -17,7 +17,7 @@ from sparsify.core import host_sync
 NAMES = ("replicate", "shard")
 
 
-class Grid(NamedTuple):
+class ShardGrid(NamedTuple):
     """Both groups of this worker."""
 
     replicas: TorchComm  # those with the same shard
@@ -26,7 +26,9 @@ class Grid(NamedTuple):
     device: torch.device  # on which tensors travel
 
     @classmethod
-    def of(cls, replicas: dist.ProcessGroup | None, shards: dist.ProcessGroup, device: torch.device) -> Grid:
+    def of(
+        cls, replicas: dist.ProcessGroup | None, shards: dist.ProcessGroup, device: torch.device
+    ) -> ShardGrid:
         """The grid that these groups make up. Collective, over all its workers.
 
         Raises:

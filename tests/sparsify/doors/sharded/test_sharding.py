@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import sparsify
-from sparsify.sharded import units
+from sparsify.doors.sharded import units
 from tests.sparsify import worker_functions
-from tests.sparsify.sharded.uses_sharded import (
+from tests.sparsify.doors.sharded.uses_sharded import (
     GRIDS,
     KINDS,
     NAMES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,23 @@ def inner_of(optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:
         if isinstance(inner := getattr(optimiser, name, None), torch.optim.Optimizer):
             return inner_of(inner)
     return optimiser
+
+
+def scatter_of(within: Method | None) -> Any:
+    """The reduce-scatter of this method; None of none.
+
+    Raises:
+        ValueError: it has none, or one that would keep a residual.
+    """
+    if within is None:
+        return None
+    found = within.reduce_scatter() if isinstance(within, Method) else None
+    if found is None:
+        raise ValueError(
+            f"within={within!r} has no reduce-scatter; within a replica take sparsify.qgz(bits=8), or None "
+            "for torch's own"
+        )
+    return found
 
 
 def check_shardable(method: Method, optimiser: torch.optim.Optimizer, parameters: Named) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -11,10 +11,21 @@ from torch import Tensor
 
 from sparsify.comm import CountingComm
 from sparsify.comm.torch import TorchComm
-from sparsify.feedback import NoFeedback
-from sparsify.method import Method
 from sparsify.methods._quantise import PackedCodes
-from sparsify.methods.qgz import QuantisedReduce
+
+
+class Rounds(Protocol):
+    """As much of a method as is needed here."""
+
+    @property
+    def block(self) -> int: ...
+    @property
+    def bits(self) -> int: ...
+    def encode(self, values: Tensor, work: Tensor, codes: PackedCodes) -> Tensor:
+        """(m,) -> (bytes,), rounded."""
+
+    def decode(self, message: Tensor, out: Tensor, codes: PackedCodes) -> Tensor:
+        """The inverse, into `out` (m,)."""
 
 
 class QuantisedScatter:
@@ -26,9 +37,7 @@ class QuantisedScatter:
         sent_bytes: bytes that this worker sent, until now.
     """
 
-    def __init__(self, method: Method) -> None:
-        check_within(method)
-        assert isinstance(method, QuantisedReduce)
+    def __init__(self, method: Rounds) -> None:
         self.method = method
         self._comms = dict[dist.ProcessGroup, CountingComm]()
         self._codes = dict[tuple[int, torch.device], PackedCodes]()
@@ -66,22 +75,3 @@ class QuantisedScatter:
         for message in received:  # in the order of ranks
             total.add_(method.decode(message, room, codes))
         output_tensor.copy_(total.div_(comm.size) if op == dist.ReduceOp.AVG else total)
-
-
-def check_within(method: Method | None) -> None:
-    """Refuse what has no reduce-scatter of rounded gradients.
-
-    Raises:
-        ValueError: it is no `qgz` without feedback.
-    """
-    if method is None:
-        return
-    if not isinstance(method, QuantisedReduce):
-        raise ValueError(
-            f"within={method!r} has no reduce-scatter; within a replica take sparsify.qgz(bits=8), or None "
-            "for torch's own"
-        )
-    if not isinstance(method.feedback, NoFeedback):
-        raise ValueError(
-            "within a replica nobody keeps a residual of what is rounded; take sparsify.qgz(feedback='none')"
-        )

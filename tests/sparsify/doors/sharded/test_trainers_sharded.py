@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import fine, python
-from tests.sparsify.sharded.uses_trainers_sharded import REPLICAS, SHARDS, TRAINERS
+from tests.sparsify.doors.sharded.uses_trainers_sharded import REPLICAS, SHARDS, TRAINERS
 
 NEEDED = {"transformers": ("transformers", "accelerate")}
 CALM = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -25,7 +25,7 @@ def test_a_trainer_of_sharded_models_trains_as_without_and_resumes_to_the_bit(
     for package in NEEDED.get(trainer, (trainer,)):
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    program = ("tests.sparsify.sharded.uses_trainers_sharded", trainer, str(tmp_path))
+    program = ("tests.sparsify.doors.sharded.uses_trainers_sharded", trainer, str(tmp_path))
     fine(python("-m", *program, env={**os.environ, **CALM}))
     ranks: list[dict[str, dict[str, Any]]] = [torch.load(tmp_path / f"{rank}.pt") for rank in range(SIZE)]
     for found in ranks:

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from sparsify.doors.sharded.hook import ShardHook
+from sparsify.local.of_shards import ShardedLocal
 from sparsify.local.strategy import Local
 from sparsify.method import Method
-from sparsify.sharded.hook import ShardHook
-from sparsify.sharded.local import ShardedLocal
 
 
 @overload

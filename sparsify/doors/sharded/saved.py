@@ -14,9 +14,9 @@ from torch.nn import Parameter
 
 from sparsify.doors.engine import while_alive
 from sparsify.doors.handshake import digest
+from sparsify.doors.sharded.grid import ShardGrid
 from sparsify.doors.states import FORMAT, StateMismatch, agree_to_load, named_parts
 from sparsify.doors.wrapping import Door, parameters_of
-from sparsify.sharded.grid import Grid
 
 OURS = "sparsify."  # begins the names of what is ours in the state of a parameter
 FACTS, LENGTH = f"{OURS}facts", ".length"
@@ -38,7 +38,7 @@ class Saved:
         door: Door,
         optimiser: torch.optim.Optimizer,
         parameters: Mapping[str, Parameter],
-        grid: Grid,
+        grid: ShardGrid,
         check: Callable[[str], None],
     ) -> None:
         check_not_loaded(optimiser)

@@ -1,7 +1,7 @@
 """Training sharded models in other people's trainers, with the recipes of docs/trainers.md and without.
 
-As a program, `python -m tests.sparsify.sharded.uses_trainers_sharded TRAINER FOLDER`, it starts the workers
-as torchrun does, but from a process that has loaded the trainer already.
+As a program, `python -m tests.sparsify.doors.sharded.uses_trainers_sharded TRAINER FOLDER`, it starts the
+workers as torchrun does, but from a process that has loaded the trainer already.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader
 
 import sparsify
-from sparsify.sharded.hook import ShardHook
+from sparsify.doors.sharded.hook import ShardHook
 from tests.conftest import ROOT
+from tests.sparsify.doors.sharded.uses_sharded import NAMES
 from tests.sparsify.doors.uses_trainers import BATCH, EPOCHS, Examples
-from tests.sparsify.sharded.uses_sharded import NAMES
 
 REPLICAS, SHARDS, MAX_NORM = 2, 2, 0.5
 ON_THE_PAGE = 'sparsify.build("topk", density=0.01, scope="bucket")'

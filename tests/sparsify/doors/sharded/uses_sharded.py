@@ -28,8 +28,8 @@ from torch.utils.checkpoint import checkpoint
 import sparsify
 from sparsify.comm.torch import TorchComm
 from sparsify.doors.engine import NonFinite, StepReport
+from sparsify.doors.sharded.hook import ShardHook
 from sparsify.method import Step
-from sparsify.sharded.hook import ShardHook
 
 GRIDS = [(2, 2), (2, 3), (3, 2)]  # replicas, shards
 NAMES = ("replicate", "shard")
