@@ -20,6 +20,7 @@ from analysis.records.frames import Frames
 OFF = 0.1  # share by which a link may be off what was asked for, and still be called by that
 AT_CHANCE = 1.2  # a training ends at chance up to this multiple of what guessing gives
 EMULATED = "netns"  # the kind of cluster whose links are token buckets on one machine
+LONG_S = 1e-3  # of a way: from there on it matters
 RULES = "rules_json"  # the column of the rules that were registered when a run began
 TOP1 = ("test_top1", "val_top1")
 Chance = Callable[[str], float | None]  # of a task's name: percent of top-1 that guessing gives
@@ -101,14 +102,24 @@ class Evidence(NamedTuple):
         return asked is not None and found is not None and abs(found / asked - 1) > OFF
 
     def link(self) -> str:
-        """The link by what was found: '1 Gbit/s', '0.86 Gbit/s (asked: 1)', '2 to 3 Gbit/s (asked: 10)'."""
+        """The link by what was found: '1 Gbit/s', '0.86 Gbit/s (asked: 1)', '2 to 3 Gbit/s (asked: 10)';
+        where it has a length, with that: '0.1 Gbit/s and 50 ms one way'.
+        """
         asked, found = self.link_asked, self.link_found
         if asked is None or found is None:
             return f"{number(asked)} Gbit/s (asked)" if asked else "emulated links"
         if not self.is_off:
-            return f"{number(asked)} Gbit/s"
+            return f"{number(asked)} Gbit/s{self._length()}"
         ends = dict.fromkeys(brief(each, 2) for each in (self.links_found[0], self.links_found[-1]))
-        return f"{' to '.join(ends)} Gbit/s (asked: {number(asked)})"
+        return f"{' to '.join(ends)} Gbit/s (asked: {number(asked)}){self._length()}"
+
+    def _length(self) -> str:
+        """Of a link with one length, that matters."""
+        runs, column = self.frames.runs, "cluster.link.alpha_s"
+        if column not in runs:
+            return ""
+        ways = pd.to_numeric(runs.loc[runs["cluster.where"] == EMULATED, column]).unique()
+        return f" and {number(1e3 * ways[0])} ms one way" if len(ways) == 1 and ways[0] >= LONG_S else ""
 
     def registered(self, claim: str, digest: str) -> bool:
         """Tell whether every run was begun when the claim had this very rule."""

@@ -282,7 +282,7 @@ def _end(frames: Frames, run: dict[Any, Any]) -> str:
 def _ends(frames: Frames, groups: pd.DataFrame) -> str:
     """The same of many groups."""
     widths = pd.to_numeric(groups["alternated.half_width"]).dropna() * 100
-    baselines = frames.runs.drop_duplicates("group")["variant"]
+    baselines = groups["variant"]  # the first of each; other runs are in no group
     limited = groups[groups["alternated.stopped"] == "limit"]
     limits = listed(map(number, sorted(set(limited["alternate.limit_min"]))))
     at_limit = f", {len(limited)} of them by the limit of {limits} minutes" * bool(len(limited))
