@@ -164,3 +164,17 @@ def test_seeds_are_counted_by_seed_whatever_else_runs_of_a_method_differ_in(tmp_
                 synthetic.ended(store, synthetic.learning_config(method, seed, workers=workers), 50.0, 1.0)
     told = captions.training(from_attempts(store.all_valid())[0])
     assert "; 2 seeds per method." in told
+
+
+def test_of_many_launches_the_turns_are_told_together_and_runs_of_no_group_are_left_out() -> None:
+    groups = [f"g{at}" for at in range(captions.FEW + 1)]
+    rows: list[dict[str, Any]] = [
+        {"group": group, "variant": variant, "alternate.block_steps": 3, "alternate.limit_min": 1.0,
+         "alternated.half_width": 0.01 * (at + 1), "alternated.stopped": "limit"}
+        for at, group in enumerate(groups)
+        for variant in ("dense", "topk")
+    ]  # fmt: skip
+    frames = empty()._replace(runs=pd.DataFrame([*rows, {"group": None, "variant": None}]))
+    told = captions.turns(frames)
+    assert f"half-width of 1 to {len(groups)} %: {len(groups)} launches ended" in told
+    assert "ratio to dense had" in told
