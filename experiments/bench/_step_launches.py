@@ -11,7 +11,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -42,6 +42,15 @@ class OfWorkers(Protocol):
 
     @property
     def workers(self) -> int: ...
+
+
+class TurnsAsked(OfWorkers, Protocol):
+    """The same of one whose processes take turns."""
+
+    @property
+    def turns(self) -> int: ...
+    @property
+    def launch(self) -> int: ...
 
 
 class LaunchAsked(NamedTuple):
@@ -95,15 +104,21 @@ def time_ways(rank: int, asked: LaunchAsked, folder: str) -> None:
     """
     comm = meet(rank, asked, folder)
     setup = WaySetup(asked.network, asked.layers, asked.density, asked.bucket_mb, rank)
-    steps = {name: WAYS[name](setup) for name in asked.ways}
-    order = random.Random(asked.launch)
+    take_turns(comm, asked, {name: WAYS[name](setup) for name in asked.ways}, folder)
+
+
+def take_turns(
+    comm: TorchComm, asked: TurnsAsked, steps: Mapping[str, Callable[[], object]], folder: str
+) -> None:
+    """Time these steps, in each turn in another order, the same on all workers; the end of a launch."""
+    order, names = random.Random(asked.launch), [*steps]
     took = torch.zeros(asked.turns, len(steps), len(CLOCKS), dtype=torch.float64)
     with no_collection():
         for turn in range(-WARM_UP, asked.turns):
             gc.collect()  # what cycles hold of the turn before
             for at in order.sample(range(len(steps)), len(steps)):
                 comm.barrier()
-                spent = taken(steps[asked.ways[at]])
+                spent = taken(steps[names[at]])
                 if turn >= 0:
                     took[turn, at] = torch.tensor(spent)
     everyone = torch.stack(comm.all_gather(took))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -15,14 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import sparsify
-from experiments.bench._runner import Bench, Record, rounded
-from experiments.bench._step_launches import CLOCKS, launched, meet, part, taken
-from experiments.bench._timing import device_of, facts, no_collection
+from experiments.bench._runner import Bench, Record
+from experiments.bench._step_launches import CLOCKS, launched, meet, take_turns
+from experiments.bench._timing import device_of, facts
 from experiments.bench.step import times
 from sparsify.method import Method
 from sparsify.ranges import Count, Share
 
-WARM_UP = 3  # steps before any is counted
 HSDP = "hsdp"  # torch's own
 OURS: dict[str, Callable[[float], Method]] = {
     "dense": lambda density: sparsify.dense(),
@@ -93,25 +90,8 @@ def time_ways(rank: int, asked: Any, folder: str) -> None:
     """Steps of all ways, in each turn in another order, the same on all workers."""
     comm = meet(rank, asked, folder)
     mesh = init_device_mesh("cpu", asked.grid, mesh_dim_names=("replicate", "shard"))
-    names = [HSDP, *asked.ways]
-    steps = [step_of(name, mesh, asked) for name in names]
-    order = random.Random(asked.launch)
-    took = torch.zeros(asked.turns, len(steps), len(CLOCKS), dtype=torch.float64)
-    with no_collection():
-        for turn in range(-WARM_UP, asked.turns):
-            gc.collect()  # what cycles hold of the turn before
-            for at in order.sample(range(len(steps)), len(steps)):
-                comm.barrier()
-                spent = taken(steps[at])
-                if turn >= 0:
-                    took[turn, at] = torch.tensor(spent)
-    everyone = torch.stack(comm.all_gather(took))
-    of_clocks = dict(zip(CLOCKS, (everyone[..., 0].sum(0), everyone[..., 1].amax(0)), strict=True))
-    found = {
-        name: {clock: [rounded(ms) for ms in each[:, at].tolist()] for clock, each in of_clocks.items()}
-        for at, name in enumerate(names)
-    }
-    part(comm, found, folder)
+    steps = {name: step_of(name, mesh, asked) for name in (HSDP, *asked.ways)}
+    take_turns(comm, asked, steps, folder)
 
 
 def step_of(name: str, mesh: DeviceMesh, asked: Any) -> Callable[[], None]:

@@ -59,6 +59,7 @@ class ShardedLocal(LocalOptimiser):
         for unit in units:
             unit.average_within()
 
+    # As in `Front`: properties, which can't be set, hence the type checker's objection.
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """Parameter groups of the optimiser of the sharded model."""
