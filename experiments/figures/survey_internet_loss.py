@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis import plots
+from analysis import plots, rounds
 from analysis.claims import Claim
 from analysis.evidence import Evidence
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import brief, number
+from analysis.reaching import Steps, all_reach, seconds_to, sooner, steps_to
 from analysis.records.frames import Frames, keys_of, remembered, restrict
 from analysis.records.steps import LAUNCHES
+from analysis.rounds import Taken
 from analysis.stats import POSITIVE, Value, curve, final, over_units
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
-from experiments.figures import _rounds, papers
+from experiments.figures import papers
 from experiments.figures import survey_local_loss as local_loss
-from experiments.figures._reaching import Steps, all_reach, seconds_to, sooner, steps_to
-from experiments.figures._rounds import Taken
 from experiments.figures._runs import TIMED, TRAINED, scale
 from experiments.figures.papers import claim, words
 
@@ -118,7 +118,7 @@ def timed(frames: Frames, each: Compared) -> list[str]:
 @remembered
 def taken(frames: Frames, each: Compared) -> dict[int, Taken]:
     """By launch."""
-    return _rounds.taken(frames, timed(frames, each))
+    return rounds.taken(frames, timed(frames, each))
 
 
 def step_s(frames: Frames, name: str, every: int | None) -> Value | None:

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import plots
+from analysis import plots, rounds
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import brief, number, with_interval
 from analysis.records.frames import Frames, keys_of, remembered
 from analysis.records.steps import LAUNCHES, warm
+from analysis.rounds import Taken
 from analysis.stats import POSITIVE, Mixed, Value, over_units
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
-from experiments.figures import _rounds, papers
+from experiments.figures import papers
 from experiments.figures._crossing import ABOVE, BELOW, crossing, mean, outside
-from experiments.figures._rounds import Taken
 from experiments.figures._runs import TIMED, scale
 from experiments.figures.papers import claim, words
 
@@ -113,7 +113,7 @@ def found_gbit_s(frames: Frames, cell: Cell, seed: int | None = None) -> float:
 @remembered
 def taken(frames: Frames, name: str, cell: Cell, timed: int | None = None) -> dict[int, Taken]:
     """By launch; see `keys`."""
-    return _rounds.taken(frames, keys(frames, name, cell, timed), FRAGMENTS if name == STREAMING else 1)
+    return rounds.taken(frames, keys(frames, name, cell, timed), FRAGMENTS if name == STREAMING else 1)
 
 
 @remembered

@@ -17,6 +17,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import number
+from analysis.reaching import Steps, seconds_to, sooner, steps_to
 from analysis.records.frames import Frames, keys_of, remembered
 from analysis.stats import Value, curve, final_ratio, slowdown, taken, throughput
 from analysis.tables import Table
@@ -35,7 +36,6 @@ from experiments.figures._large import (
     WORKERS,
     methods,
 )
-from experiments.figures._reaching import Steps, seconds_to, sooner, steps_to
 from experiments.figures._runs import TIMED, TRAINED, crossed, each
 from experiments.figures.papers import claim
 

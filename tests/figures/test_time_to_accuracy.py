@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 from analysis.claims import Verdict
+from analysis.reaching import Reached, reached, seconds_to, sooner, steps_to
 from analysis.records.frames import Frames, empty, runs_frame, typed
 from analysis.stats import Value
 from experiments import figures
 from experiments.figures import survey_time_to_accuracy as item
-from experiments.figures._reaching import Reached, reached, seconds_to, sooner, steps_to
 from experiments.figures.runs import configs_of, more_configs_of
 from tests.conftest import there
 
