@@ -102,10 +102,18 @@ def in_memory() -> bool:
     return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize > MEMORY_BYTES
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--method", help="only tests of one method: those that have its name as a parameter")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes longest first. Or in an order drawn from $SHUFFLE, which is told; all processes of
     pytest-xdist draw the same.
     """
+    if method := config.getoption("--method"):
+        others = [item for item in items if parameters(item).get("name") != method]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
     if seed := os.environ.get("SHUFFLE"):
         print(f"SHUFFLE={seed}")
         random.Random(seed).shuffle(items)
@@ -117,6 +125,12 @@ def pytest_collection_finish() -> None:
     """Nobody looks for garbage in what is loaded by now: most of it stays to the end."""
     gc.collect()
     gc.freeze()
+
+
+def parameters(item: pytest.Item) -> dict[str, Any]:
+    """What a test is parametrised with."""
+    found: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return found
 
 
 def rank(group: str) -> int:

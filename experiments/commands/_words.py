@@ -30,6 +30,7 @@ class Kind(Enum):
     RUN = "RUN"  # part of a run's name
     SWEEP = "SWEEP"  # part of a sweep's name
     BENCH = "NAME"  # a benchmark
+    ENTRY = "ENTRY"  # of the benchmark with rules
     FILTER = "FILTER"  # what a run must be: method=topk, sweep=thesis, fig3, part of its name
 
 
@@ -39,6 +40,7 @@ ItemsAndSettings = Annotated[Sequence[str], Kind.ITEM, Kind.SETTING]
 Runs = Annotated[Sequence[str], Kind.RUN]
 SweepsAndRuns = Annotated[Sequence[str], Kind.SWEEP, Kind.RUN]
 Filters = Annotated[Sequence[str], Kind.FILTER]
+Entries = Annotated[Sequence[str], Kind.ENTRY, Kind.SETTING]
 RunName = Annotated[str, Kind.RUN]
 BenchName = Annotated[str, Kind.BENCH]
 

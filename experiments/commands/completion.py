@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from experiments import commands, figures
 from experiments.bench import REGISTRY as BENCHMARKS
+from experiments.benchmark import entries
 from experiments.commands._words import Kind, Parser, fill, kinds
 from experiments.config import choices
 from experiments.config.config import types_of
@@ -83,6 +84,7 @@ def _completer(found: Sequence[Kind], given: Sequence[str]) -> Callable[..., lis
             Kind.SETTING: lambda: settings(prefix, given),
             Kind.RUN: Folders().store.runs,
             Kind.BENCH: BENCHMARKS.names,
+            Kind.ENTRY: lambda: sorted({*choices.REGISTRIES["method"].names(), *entries.shipped()}),
             Kind.FILTER: lambda: _of_runs(prefix, given),
             Kind.SWEEP: lambda: sorted(path.name for path in Folders().sweeps.glob("*")),
         }

@@ -163,6 +163,11 @@ class Train(Fields):
         "for tuning: validate on so many training images, which are not trained on; on the test set at "
         "the end only",
     )
+    validate_on: Count | None = setting(
+        None,
+        "validate, and test, on so many examples at most, always the same; null: on all",
+        since="2026-11-27",
+    )
     evaluate: Literal["anchor", "replica"] = setting(
         "anchor",
         "what is validated where workers step by themselves: what all have in common (anchor), or what "

@@ -99,6 +99,8 @@ def build(config: Config, data_root: Path | None, device: torch.device) -> Built
     data = datasets.load(task.dataset, data_root, device)
     if config.train.held_out:
         data = data.holding_out(config.train.held_out)
+    if config.train.validate_on:
+        data = data.validated_on(config.train.validate_on)
     turns = bool(config.variants)
     variants = {each.name: build_on(data, each.config, device, turns) for each in config.variants}
     return build_on(data, config, device, turns)._replace(variants=variants)

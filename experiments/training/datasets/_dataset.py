@@ -61,6 +61,19 @@ class Dataset:
         name = f"{self.name} ({count:,} training {self.noun} held out)"
         return replace(self, name=name, train=kept, test=held_out, unseen=self.test)
 
+    def validated_on(self, count: int) -> Dataset:
+        """Validated, and tested, on `count` examples at most: the same whatever the seed of a run."""
+
+        def some(split: Split) -> Split:
+            order = torch.randperm(len(split.labels), generator=Generator().manual_seed(0))
+            chosen = order[:count].to(split.labels.device)
+            return Split(*(part[chosen] for part in split))
+
+        if count >= len(self.test.labels):
+            return self
+        name = f"{self.name} (validated on {count:,} {self.noun})"
+        return replace(self, name=name, test=some(self.test), unseen=self.unseen and some(self.unseen))
+
     @property
     def pixels(self) -> int:
         return self.test.images.shape[1]

@@ -1,0 +1,187 @@
+"""What an entry comes to on each task, number of workers and link, beside the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import pandas as pd
+
+from analysis import rounds
+from analysis.benchmark.files import Entered
+from analysis.reaching import Steps, all_reach, seconds_to, sooner, steps_to
+from analysis.records.frames import Frames, diverged
+from analysis.records.steps import LAUNCHES
+from analysis.stats import POSITIVE, Value, final, over_units
+
+BASELINE = "dense"
+COLUMN = "val_loss"
+MEGA = 1e-6
+Word = Literal["baseline", "faster", "slower", "inconclusive", "misses the target", "not timed"]
+WORDS: tuple[Word, ...] = get_args(Word)
+Targets = Mapping[str, Mapping[int, float]]  # by task and workers
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An entry on one task, by so many workers, over one link."""
+
+    entry: str
+    task: str
+    workers: int
+    link: str
+    word: Word
+    sooner: Value | None  # times as soon at the target as the baseline, over seeds and launches
+    minutes: Value | None  # to the target; None where a seed misses it
+    step_ms: Value | None  # the mean step
+    times: Value | None  # the baseline's step over its own
+    reached: int  # seeds at the target
+    seeds: int
+    launches: int
+    target: float
+    loss: Value | None  # at the end of the budget; None where a seed diverged
+    sent_mb: float | None  # by a worker until the target; of the whole budget where that is missed
+    gbit_s: float | None  # found, all nodes sending at once
+    delay_ms: float | None  # found, one way
+    dates: tuple[str, str]  # of its launches, or its trainings
+    machine: str
+
+
+def targets(baseline: Entered, share: float) -> Targets:
+    """The loss that the baseline has at this share of its budget, the median over its seeds."""
+    frames = baseline.frames
+    return {
+        task: {workers: _at(frames, keys, share) for workers, keys in own.trainings.items()}
+        for task, own in baseline.statement.tasks.items()
+    }
+
+
+def _at(frames: Frames, keys: Sequence[str], share: float) -> float:
+    epochs = frames.epochs[frames.epochs["key"].isin(keys)]
+    number = round(share * int(epochs["epoch"].max() + 1)) - 1
+    return float(epochs.loc[epochs["epoch"] == number, COLUMN].median())
+
+
+def cells(entered: Entered, baseline: Entered, aims: Targets) -> list[Cell]:
+    """All cells of an entry, those that were not timed among them.
+
+    Args:
+        baseline: the entry with whose trainings its own are compared, seed by seed.
+    """
+    found = list[Cell]()
+    for task, own in entered.statement.tasks.items():
+        for workers, keys in own.trainings.items():
+            level = aims[task][workers]
+            reach = steps_to(entered.frames, keys, COLUMN, level, falls=True)
+            theirs = baseline.statement.tasks[task].trainings[workers]
+            slow = steps_to(baseline.frames, theirs, COLUMN, level, falls=True)
+            for link, launches in own.launches[workers].items():
+                beside = own.baseline[workers][link]
+                found.append(_cell(entered, (task, workers, link), level, (reach, slow), (launches, beside)))
+    return found
+
+
+def _cell(
+    entered: Entered,
+    place: tuple[str, int, str],
+    level: float,
+    reaching: tuple[Steps, Steps],
+    launched: tuple[Sequence[str], Sequence[str]],
+) -> Cell:
+    (task, workers, link), (own, slow), frames = place, reaching, entered.frames
+    keys = entered.statement.tasks[task].trainings[workers]
+    taken, theirs = (_step_s(frames, each) for each in launched)
+    pairs = [theirs[seed] / taken[seed] for seed in taken if seed in theirs]
+    step = over_units([*taken.values()], POSITIVE, LAUNCHES) if taken else None
+    times = over_units(pairs, POSITIVE, LAUNCHES) if pairs else None
+    gain = sooner(slow, own, times) if times else None
+    is_baseline = entered.statement.name == BASELINE
+    rows = frames.runs[frames.runs["key"].isin(launched[0] or keys)]
+    dates = sorted(str(at)[:10] for at in rows["started"].dropna()) or [""]
+    return Cell(
+        entered.statement.name, task, workers, link,
+        word=_word(own, gain, is_baseline),
+        sooner=None if is_baseline else gain,
+        minutes=seconds_to(own, step.value / 60) if step else None,
+        step_ms=step.times(1e3) if step else None,
+        times=times,
+        reached=sum(np.isfinite(each.at) for each in own.values()),
+        seeds=len(own), launches=len(taken), target=level,
+        loss=None if {*keys} & {*diverged(frames)} else final(frames, keys, COLUMN),
+        sent_mb=_sent_mb(frames, keys, own),
+        gbit_s=_median(rows, "provenance.machine.link.together_gbit_s"),
+        delay_ms=_times(1e3, _median(rows, "provenance.machine.link.latency_s")),
+        dates=(dates[0], dates[-1]),
+        machine=", ".join(dict.fromkeys(map(str, rows["provenance.cpu"].dropna()))),
+    )  # fmt: skip
+
+
+def _word(own: Steps, gain: Value | None, is_baseline: bool) -> Word:
+    """The rule's word: only an interval that excludes 1 says faster or slower."""
+    if not all_reach(own):
+        return "misses the target"
+    if is_baseline:
+        return "baseline"
+    if gain is None:
+        return "not timed"
+    if gain.low is not None and gain.low > 1:
+        return "faster"
+    if gain.high is not None and gain.high < 1:
+        return "slower"
+    return "inconclusive"
+
+
+def _step_s(frames: Frames, keys: Sequence[str]) -> dict[int, float]:
+    """Seconds of the mean step, by launch."""
+    if not keys:
+        return {}
+    row = frames.runs[frames.runs["key"].isin(keys)].iloc[0]
+    every, fragments = row.get("method.every"), row.get("method.fragments")
+    every = None if every is None or np.isnan(every) else int(every)
+    a_round = 1 if fragments is None or np.isnan(fragments) else int(fragments)
+    return {seed: own.step_s(every) for seed, own in rounds.taken(frames, keys, a_round).items()}
+
+
+def _sent_mb(frames: Frames, keys: Sequence[str], own: Steps) -> float | None:
+    """Megabytes that a worker sent until the target, the mean over seeds; of all steps if one misses it."""
+    per_step = frames.runs.loc[frames.runs["key"].isin(keys), "wire_bytes"].mean()
+    total = frames.runs.loc[frames.runs["key"].isin(keys), "steps_total"].mean()
+    steps = float(np.mean([each.at for each in own.values()])) if all_reach(own) else float(total)
+    return None if np.isnan(per_step) else float(per_step * steps * MEGA)
+
+
+def _median(rows: pd.DataFrame, column: str) -> float | None:
+    value = rows[column].astype(float).median() if column in rows else np.nan
+    return None if np.isnan(value) else float(value)
+
+
+def _times(unit: float, value: float | None) -> float | None:
+    return None if value is None else unit * value
+
+
+def table_of(found: Sequence[Cell], task: str, workers: int, link: str) -> list[Cell]:
+    """The rows of one table: the baseline first, then by the times as soon; what misses stands last."""
+    own = [cell for cell in found if (cell.task, cell.workers, cell.link) == (task, workers, link)]
+
+    def place(cell: Cell) -> tuple[bool, bool, float]:
+        missing = cell.word in ("misses the target", "not timed")
+        return cell.word != "baseline", missing, -(cell.sooner.value if cell.sooner else 0.0)
+
+    return sorted(own, key=place)
+
+
+def order_of(found: Sequence[Cell], link: str) -> list[tuple[str, float]]:
+    """Entries with the geometric mean of their times as soon over a link's cells, which says how alike two
+    measurements order them; 0 for a cell whose target is missed. It is no rank: the page shows none.
+    """
+    names = dict.fromkeys(cell.entry for cell in found)
+    scores = list[tuple[str, float]]()
+    for name in names:
+        own = [cell for cell in found if (cell.entry, cell.link) == (name, link)]
+        gains = [0.0 if cell.word == "misses the target" or not cell.sooner else cell.sooner.value
+                 for cell in own if cell.word != "baseline"]  # fmt: skip
+        if gains:
+            scores.append((name, float(np.mean(gains))))
+    return scores

@@ -1,0 +1,111 @@
+"""An entry's file: its statement and its tables, in one archive that others can check."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from analysis.benchmark.statement import Statement
+from analysis.records import parquet
+from analysis.records.files import Damaged, write_atomic
+from analysis.records.frames import Frames
+from analysis.records.public import public
+from analysis.records.steps import with_outcomes
+
+STATEMENT = "entry.json"
+SUFFIX = ".entry"
+TABLES = ("runs", "epochs", "steps")
+MOST_BYTES = 2**26  # of each member, unpacked
+WHEN = (2026, 1, 1, 0, 0, 0)  # of every member, so that the same content is the same file
+
+
+class Entered(NamedTuple):
+    """An entry and its records."""
+
+    statement: Statement
+    frames: Frames
+    path: Path
+
+
+def write(path: Path, statement: Statement, frames: Frames) -> Path:
+    """The file, replaced as a whole. Of steps it has those of launches alone."""
+    frames = public(_thinned(with_outcomes(frames)))
+    with tempfile.TemporaryDirectory() as folder:
+        parquet.write_parquet(frames, Path(folder))
+        raws = {f"{name}.parquet": (Path(folder) / f"{name}.parquet").read_bytes() for name in TABLES}
+    statement = msgspec.structs.replace(
+        statement, tables={name: hashlib.sha256(raw).hexdigest() for name, raw in raws.items()}
+    )
+    text = msgspec.json.format(msgspec.json.encode(statement), indent=1)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, raw in {STATEMENT: text, **raws}.items():
+            archive.writestr(zipfile.ZipInfo(name, WHEN), raw, zipfile.ZIP_DEFLATED)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, packed.getvalue())
+    return path
+
+
+def _thinned(frames: Frames) -> Frames:
+    timed = frames.runs.loc[frames.runs["train.validate"].eq("never"), "key"]
+    steps = frames.steps[frames.steps["key"].isin(timed)]
+    return frames._replace(
+        steps=steps.reset_index(drop=True), spans=frames.spans.iloc[:0], looks=frames.looks.iloc[:0]
+    )
+
+
+def read(path: Path) -> Entered:
+    """An entry, whose tables are as its statement says.
+
+    Raises:
+        Damaged: it is no entry's file, or was changed.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            raws = {info.filename: _member(archive, info, path) for info in archive.infolist()}
+    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise Damaged(path, f"is no entry's file: {error}") from error
+    if {*raws} != {STATEMENT, *(f"{name}.parquet" for name in TABLES)}:
+        raise Damaged(path, f"is no entry's file: it holds {', '.join(sorted(raws)) or 'nothing'}")
+    try:
+        statement = msgspec.json.decode(raws[STATEMENT], type=Statement)
+    except msgspec.MsgspecError as error:
+        raise Damaged(path, f"says what no entry says: {error}") from error
+    for name, digest in statement.tables.items():
+        if hashlib.sha256(raws.get(name, b"")).hexdigest() != digest:
+            raise Damaged(path, f"was changed: {name} is not what its statement has the digest of")
+    if {*statement.tables} != {*raws} - {STATEMENT}:
+        raise Damaged(path, "has a table without a digest")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in statement.tables:
+            (Path(folder) / name).write_bytes(raws[name])
+        frames = parquet.read_parquet(Path(folder), TABLES)
+    return Entered(statement, frames, path)
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> bytes:
+    if info.file_size > MOST_BYTES:
+        raise Damaged(path, f"holds {info.filename} of {info.file_size:,} bytes; an entry has less")
+    with archive.open(info) as member:
+        return member.read(MOST_BYTES)
+
+
+def read_all(folders: list[Path]) -> tuple[list[Entered], list[str]]:
+    """The newest file of each entry and tier in these folders, and a line on each that can't be read."""
+    found, notes = dict[tuple[str, str], Entered](), list[str]()
+    for path in (path for folder in folders for path in sorted(folder.glob(f"*{SUFFIX}"))):
+        try:
+            entered = read(path)
+        except Damaged as damage:
+            notes.append(damage.brief)
+            continue
+        place = (entered.statement.tier, entered.statement.name)
+        if place not in found or found[place].statement.written < entered.statement.written:
+            found[place] = entered
+    return [*found.values()], notes

@@ -1,0 +1,61 @@
+"""What the file of an entry says, beside its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+# Keys of runs, as in the tables: of a training its own, of a launch the variant's.
+Keys = Sequence[str]
+ByWorkers = Mapping[int, Any]
+
+
+class Tried(Struct, frozen=True):
+    """A trial."""
+
+    rate: float  # times the task's
+    searched: Mapping[str, Any]  # its values
+    key: str
+
+
+class Found(Struct, frozen=True):
+    """A law as it was found."""
+
+    name: str
+    holds: bool
+    why: str = ""
+
+
+class OnTask(Struct, frozen=True):
+    """An entry on one task."""
+
+    about: str
+    trials: Sequence[Tried]
+    lr: float  # chosen
+    searched: Mapping[str, Any]  # chosen
+    trainings: Mapping[int, Keys]  # by workers
+    launches: Mapping[int, Mapping[str, Keys]]  # by workers and link
+    baseline: Mapping[int, Mapping[str, Keys]]  # the same of the baseline, which took turns with it
+
+
+class Statement(Struct, frozen=True):
+    """An entry."""
+
+    version: int
+    rules: str  # SHA-256
+    tier: str
+    name: str
+    about: str
+    method: str
+    settings: Mapping[str, Any]
+    search: Mapping[str, Sequence[Any]]
+    on: Mapping[str, Mapping[str, Any]]
+    timed: Mapping[str, Any]
+    claims: Sequence[str]
+    laws: Sequence[Found]
+    code: str  # the method's file
+    tasks: Mapping[str, OnTask]
+    tables: Mapping[str, str] = {}  # SHA-256 of each
+    written: str = ""

@@ -1,0 +1,177 @@
+"""A small training by which laws of an entry are checked that no test in one process can see.
+
+    python -m experiments.benchmark._probe ENTRY.json whole | first FILE | second FILE | processes FOLDER RANK
+
+It prints a digest of rank 0's weights after each step, as a list in JSON, and ends with a sentence and exit
+code 3 where the entry's own file reaches past what it is given: files, sockets, programs, or
+torch.distributed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import sparsify
+from sparsify.comm import Comm, virtual
+from sparsify.methods import REGISTRY as METHODS
+
+SIZE, STEPS, HALF = 2, 20, 8  # HALF lies within a round of most local steps
+PAST = 3  # exit code
+READ_AS_CODE = (".py", ".pyc", ".so", ".pyi")
+# Audited events that no method has a use for.
+REACHING = (
+    "socket.", "subprocess.", "os.system", "os.fork", "os.posix_spawn", "os.exec", "mmap.", "ctypes.",
+    "shutil.", "urllib.", "open", "os.open", "shm", "gc.get_objects", "gc.get_referrers",
+)  # fmt: skip
+OF_GROUPS = (
+    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "all_to_all",
+    "broadcast_object_list", "all_to_all_single", "reduce_scatter", "reduce_scatter_tensor", "send", "recv",
+    "isend", "irecv", "gather", "scatter", "reduce", "batch_isend_irecv", "new_group", "barrier",
+)  # fmt: skip
+
+
+class PastIt(Exception):
+    """The entry's file reached past what it is given."""
+
+
+def caught(path: str, what: str) -> None:
+    """End this process if `path` is what asked for it, by itself or through others but the library."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name == path:
+            print(f"{Path(path).name}, line {frame.f_lineno}: {what}", file=sys.stderr)
+            sys.stderr.flush()
+            import os
+
+            os._exit(PAST)  # which no `except` of the file swallows
+        if "importlib" in name or "/sparsify/kernels/" in name or "/sparsify/comm/" in name:
+            return
+        frame = frame.f_back
+
+
+def watch(path: str) -> None:
+    """From now on end this process where the file at `path` reaches past what it is given."""
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event.startswith(REACHING):
+            asked = str(arguments[0]) if arguments else ""
+            if not asked.endswith(READ_AS_CODE):
+                caught(path, f"{event} {asked:.80}: a method has nothing but what it is handed")
+
+    sys.addaudithook(hook)
+    for name in OF_GROUPS:
+        if hasattr(dist, name):
+            setattr(dist, name, _guarded(getattr(dist, name), path))
+
+
+def _guarded(function: Callable[..., Any], path: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*values: Any, **named: Any) -> Any:
+        caught(path, f"torch.distributed.{function.__name__}: a method communicates by Comm alone")
+        return function(*values, **named)
+
+    return call
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 24), nn.Tanh(), nn.Linear(24, 8))
+
+
+def loss(network: nn.Module, rank: int, step: int) -> torch.Tensor:
+    """Of a batch that is this worker's own."""
+    draws = torch.Generator().manual_seed(1000 * step + rank)
+    inputs, labels = torch.randn(16, 32, generator=draws), torch.randint(8, (16,), generator=draws)
+    return nn.functional.cross_entropy(network(inputs), labels)
+
+
+class Training:
+    """One worker's."""
+
+    def __init__(self, method: Any, comm: Comm) -> None:
+        self.network, self.comm = model(), comm
+        inner = torch.optim.SGD(self.network.parameters(), lr=0.05)
+        self.optimiser = sparsify.distribute(inner, self.network, method, comm, steps_per_epoch=STEPS)
+
+    def steps(self, which: range) -> list[str]:
+        """A digest of the weights after each step."""
+        found = []
+        for step in which:
+            self.optimiser.zero_grad()
+            loss(self.network, self.comm.rank, step).backward()
+            self.optimiser.step()
+            weights = torch.cat([p.detach().flatten() for p in self.network.parameters()])
+            found.append(hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16])
+        return found
+
+    def saved(self) -> dict[str, Any]:
+        """Its state."""
+        return {"model": self.network.state_dict(), "optimiser": self.optimiser.state_dict()}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.network.load_state_dict(saved["model"])
+        self.optimiser.load_state_dict(saved["optimiser"])
+
+
+def whole(method: Any) -> list[str]:
+    return virtual.run(SIZE, lambda comm: Training(method, comm).steps(range(STEPS)))[0]
+
+
+def first(method: Any, file: str) -> list[str]:
+    def body(comm: Comm) -> tuple[list[str], dict[str, Any]]:
+        training = Training(method, comm)
+        return training.steps(range(HALF)), training.saved()
+
+    found = virtual.run(SIZE, body)
+    torch.save([saved for _, saved in found], file)
+    return found[0][0]
+
+
+def second(method: Any, file: str) -> list[str]:
+    saved = torch.load(file, weights_only=True)
+
+    def body(comm: Comm) -> list[str]:
+        training = Training(method, comm)
+        training.load(saved[comm.rank])
+        return training.steps(range(HALF, STEPS))
+
+    return virtual.run(SIZE, body)[0]
+
+
+def processes(method: Any, folder: str, rank: str) -> list[str]:
+    store = dist.FileStore(f"{folder}/store", SIZE)
+    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=SIZE)
+    from sparsify.comm.torch import TorchComm
+
+    found = Training(method, TorchComm()).steps(range(STEPS))
+    dist.destroy_process_group()
+    return found
+
+
+def main(declared: str, way: str, *more: str) -> None:
+    torch.set_num_threads(1)
+    settings = json.loads(Path(declared).read_text())
+    path = str(METHODS.folder / f"{settings['method']}.py")
+    ways: dict[str, Callable[..., list[str]]]
+    ways = {"whole": whole, "first": first, "second": second, "processes": processes}
+    watch(path)
+    method = METHODS.build(settings["method"], settings["values"])
+    print(json.dumps(ways[way](method, *more)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,233 @@
+"""From an entry to its file: tuned, trained, timed, in stages that go on where they were stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from analysis.benchmark.cells import BASELINE, COLUMN
+from analysis.benchmark.files import SUFFIX, Entered, read_all, write
+from analysis.benchmark.statement import Found, OnTask, Statement, Tried
+from analysis.records import parquet
+from analysis.records.configs import run_id, run_key
+from analysis.records.frames import Frames, is_missing
+from analysis.records.store import Attempt
+from experiments.benchmark.entries import (
+    Chosen,
+    Entry,
+    base_rate,
+    launches,
+    trajectories,
+    trials,
+)
+from experiments.benchmark.laws import Law
+from experiments.benchmark.rules import Tier, digest, rules
+from experiments.config import compose
+from experiments.config.config import Config
+from experiments.config.folders import Folders
+from experiments.config.run import Run
+from sparsify.methods import REGISTRY as METHODS
+
+ENTRIES = "entries"  # a folder of results/ and of results/shipped/
+
+
+class Unfair(ValueError):
+    """An entry that breaks a rule."""
+
+
+def folders_of_entries(folders: Folders) -> list[Path]:
+    """Where entries' files lie: the repository's, and this checkout's own."""
+    return [folders.shipped / ENTRIES, folders.results / ENTRIES]
+
+
+def resolved(run: Run, profile: str) -> Config:
+    """A run of the benchmark as a config."""
+    return compose.resolve({"profile": profile, **run.settings} if not run.variants else
+                           Run({"profile": profile, **run.settings}, run.variants))  # fmt: skip
+
+
+class Entering:
+    """An entry on its way, in a checkout."""
+
+    def __init__(self, entry: Entry, tier: str, folders: Folders) -> None:
+        self.entry, self.name, self.tier, self.folders = entry, tier, rules().tier(tier), folders
+        self.trials = trials(entry, self.tier)
+
+    def config(self, run: Run) -> Config:
+        """One of its runs as a config."""
+        return resolved(run, self.name)
+
+    def tuning(self) -> list[Config]:
+        """The trainings of its trials."""
+        return [self.config(trial.run) for trial in self.trials]
+
+    def check_trials(self) -> None:
+        """Refuse trainings by the rules' tuning seed that are none of the entry's trials.
+
+        Raises:
+            Unfair: there are some; with what to do.
+        """
+        own = {run_id(config) for config in self.tuning()}
+        tasks = {str(task.settings["task"]) for task in self.tier.tasks.values()}
+        more = [
+            attempt.run_id for attempt in self.folders.store.all_valid()
+            if attempt.run_id not in own and self._is_trial(attempt, tasks)
+        ]  # fmt: skip
+        if more:
+            raise Unfair(
+                f"{self.entry.name} has {len(more)} trainings on the benchmark's tuning data beyond its "
+                f"{rules().trials.number} trials, such as {more[0]}: an entry is tuned by its trials alone "
+                "(rule 5, docs/benchmark.md#equal-tuning). If its search space was another one then, give "
+                "it the first one again"
+            )
+
+    def _is_trial(self, attempt: Attempt, tasks: set[str]) -> bool:
+        config = attempt.config
+        values = {f"method.{name}": value for name, value in config["method"].items() if name != "name"}
+        fixed = {key: value for key, value in self.entry.settings.items() if key != "method"}
+        return (
+            config["method"]["name"] == self.entry.method
+            and config["task"]["name"] in tasks
+            and config["seed"] == rules().trials.seed
+            and bool(config["train"].get("held_out"))
+            and all(values.get(key) == value for key, value in fixed.items())
+        )
+
+    def chosen(self) -> dict[str, Chosen]:
+        """Its best settings by task: the trial with the lowest loss on held-out examples.
+
+        Raises:
+            Unfair: none of a task's trials ended with a number.
+        """
+        found = dict[str, Chosen]()
+        losses = self._losses([self.config(trial.run) for trial in self.trials])
+        for name, task in self.tier.tasks.items():
+            own = [
+                (losses[run_id(self.config(trial.run))], trial) for trial in self.trials if trial.task == name
+            ]
+            ended = [(loss, trial) for loss, trial in own if loss is not None]
+            if not ended:
+                raise Unfair(
+                    f"{self.entry.name}: none of the {len(own)} trials on {name} ended with a loss that is a "
+                    f"number, at rates up to {max(trial.rate for _, trial in own):g} times "
+                    f"{base_rate(self.entry, name, task):g}"
+                )
+            _, best = min(ended, key=lambda pair: pair[0])
+            found[name] = Chosen(base_rate(self.entry, name, task) * best.rate, best.searched)
+        return found
+
+    def _losses(self, configs: Sequence[Config]) -> dict[str, float | None]:
+        """The last loss of each training, by its run; None of one that diverged."""
+        names = [run_id(config) for config in configs]
+        frames = self.frames(names)
+        last = frames.epochs.sort_values("epoch").groupby("key")[COLUMN].last()
+        by_run = dict(zip(frames.runs["run_id"], frames.runs["key"], strict=True))
+        found = {name: last.get(by_run[name]) if name in by_run else None for name in names}
+        return {
+            name: None if loss is None or is_missing(loss) else float(loss) for name, loss in found.items()
+        }
+
+    def frames(self, names: Sequence[str]) -> Frames:
+        """The records of these runs, each as its digests say."""
+        found, notes = parquet.newest_frames(self.folders.store, names, self.folders.records, verify=True)
+        if notes:
+            raise Unfair(f"{self.entry.name}: {notes[0]}; run `enter` again, which makes it anew")
+        return found
+
+    def training(self, chosen: Mapping[str, Chosen]) -> list[Config]:
+        """The trainings that count."""
+        return [self.config(run) for run in trajectories(self.entry, self.tier, chosen)]
+
+
+def timed(entering: Sequence[Entering], chosen: Mapping[str, Mapping[str, Chosen]]) -> list[Config]:
+    """The launches in which these take turns; the first is the baseline."""
+    first = entering[0]
+    return [first.config(run) for run in launches([each.entry for each in entering], first.tier, chosen)]
+
+
+def statement(
+    own: Entering, chosen: Mapping[str, Chosen], launched: Sequence[Config], laws: Sequence[Law]
+) -> Statement:
+    """What the entry's file says."""
+    entry, trained = own.entry, own.training(chosen)
+    path = METHODS.folder / f"{entry.method}.py"
+    tasks = dict[str, OnTask]()
+    for name, task in own.tier.tasks.items():
+        tried = [
+            Tried(trial.rate, trial.searched, run_key(own.config(trial.run)))
+            for trial in own.trials if trial.task == name
+        ]  # fmt: skip
+        of_task = [config for config in trained if _is_of(config, own.tier, name)]
+        turns = [config for config in launched if _is_of(config, own.tier, name)]
+        tasks[name] = OnTask(
+            task.about, tried, chosen[name].lr, chosen[name].searched,
+            {n: [run_key(config) for config in of_task if config.workers == n] for n in own.tier.workers},
+            _by_link(turns, own.tier, entry.name), _by_link(turns, own.tier, BASELINE),
+        )  # fmt: skip
+    return Statement(
+        rules().version, digest(), own.name, entry.name, entry.about, entry.method, entry.settings,
+        entry.search, entry.on, entry.timed, entry.claims,
+        [Found(law.name, law.holds, law.why) for law in laws],
+        path.read_text() if path.exists() else "", tasks,
+        written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )  # fmt: skip
+
+
+def _is_of(config: Config, tier: Tier, name: str) -> bool:
+    return bool(config.task.name == tier.tasks[name].settings["task"])
+
+
+def _by_link(turns: Sequence[Config], tier: Tier, variant: str) -> dict[int, dict[str, list[str]]]:
+    return {
+        workers: {
+            link: [
+                f"{run_key(config)}/{variant}" for config in turns
+                if config.workers == workers and config.leaf("cluster.link.name") == link
+            ]
+            for link in tier.links
+        }
+        for workers in tier.workers
+    }  # fmt: skip
+
+
+def keys_of(found: Statement) -> Iterator[str]:
+    """Every run that a statement rests on."""
+    for own in found.tasks.values():
+        yield from (tried.key for tried in own.trials)
+        for keys in own.trainings.values():
+            yield from keys
+        for of_links in (*own.launches.values(), *own.baseline.values()):
+            for keys in of_links.values():
+                yield from keys
+
+
+def file_of(folders: Folders, tier: str, name: str) -> Path:
+    """Where an entry's file is written."""
+    return folders.results / ENTRIES / f"{name}-{tier}-v{rules().version}{SUFFIX}"
+
+
+def pack(own: Entering, found: Statement, configs: Sequence[Config]) -> Path:
+    """Write an entry's file, of the records of these runs."""
+    frames = own.frames([run_id(config) for config in configs])
+    wanted = {*keys_of(found)}
+    frames = frames._replace(
+        **{
+            name: table[table["key"].isin(wanted)].reset_index(drop=True)
+            for name, table in zip(frames._fields, frames, strict=True)
+        }
+    )
+    return write(file_of(own.folders, own.name, own.entry.name), found, frames)
+
+
+def baseline(folders: Folders, tier: str) -> Entered | None:
+    """The baseline's file by the rules of today; None where there is none."""
+    entered, _ = read_all(folders_of_entries(folders))
+    return next(
+        (
+            each for each in entered
+            if (each.statement.tier, each.statement.name) == (tier, BASELINE)
+            and each.statement.version == rules().version
+        ),
+        None,
+    )  # fmt: skip

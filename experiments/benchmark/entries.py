@@ -1,0 +1,194 @@
+"""What takes part, and which runs each entry is made of."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import Struct, convert, yaml
+
+from experiments.benchmark.rules import Task, Tier, launch, rules, training
+from experiments.config.run import Run, RunSettings
+from sparsify import ranges
+from sparsify.core.spec import REQUIRED, constant
+from sparsify.methods import REGISTRY as METHODS
+
+FILE = Path(__file__).with_name("entries.yaml")
+SEARCH = "SEARCH"  # a constant of a method's file: what is searched
+BASELINE = "dense"
+
+
+class Entry(Struct, frozen=True):
+    """A method as it takes part."""
+
+    name: str
+    settings: Mapping[str, Any]  # its method, and what stays fixed
+    about: str = ""
+    search: Mapping[str, Sequence[float]] = {}  # by the method's parameter, the default first
+    on: Mapping[str, Mapping[str, Any]] = {}  # by task
+    timed: Mapping[str, Any] = {}
+    claims: Sequence[str] = ()
+
+    @property
+    def method(self) -> str:
+        """The name of its method."""
+        return str(self.settings["method"])
+
+
+class Trial(NamedTuple):
+    """One of the trainings on which an entry is tuned."""
+
+    task: str
+    rate: float  # times the task's
+    searched: RunSettings
+    run: Run
+
+
+@cache
+def shipped() -> dict[str, Entry]:
+    """The entries of the repository."""
+    found = yaml.decode(FILE.read_bytes())
+    return {name: convert({"name": name, **own}, Entry) for name, own in found.items()}
+
+
+def entry(name: str, fixed: RunSettings = {}) -> Entry:  # noqa: B006  # nobody changes it
+    """The entry of this name: the repository's, or a method as its file has it.
+
+    Args:
+        fixed: settings of the method; then the entry is its author's own, and `name` may be new if they name
+            a method.
+
+    Raises:
+        ValueError: no such entry or method; a setting that is not the method's, or a search that breaks the
+            rules.
+    """
+    if name in shipped() and not fixed:
+        return shipped()[name]
+    if name in shipped():
+        raise ValueError(
+            f"{name} is an entry of the repository, with settings of its own: give yours another name, as in "
+            f"`enter {name}-mine method={shipped()[name].method} ...`"
+        )
+    method = str(fixed.get("method", name))
+    if method not in METHODS.names():
+        known = sorted({*shipped(), *METHODS.names()})
+        raise ValueError(ranges.unknown("entry or method", method, known))
+    if strangers := [key for key in fixed if key != "method" and not key.startswith("method.")]:
+        raise ValueError(
+            f"{strangers[0]} is not for an entry to choose: tasks, links and workers are the rules' "
+            "(docs/benchmark.md); give settings of the method (method.NAME=...)"
+        )
+    found = Entry(name, {"method": method, **fixed}, METHODS.summary(method), _searched(method, fixed))
+    return found
+
+
+def _searched(method: str, fixed: RunSettings) -> dict[str, Sequence[float]]:
+    """What the method's file says is searched, without what is fixed."""
+    path = METHODS.folder / f"{method}.py"
+    given = constant(path, SEARCH) if path.exists() else None
+    if given is None:
+        return {}
+    parameters, where = METHODS.parameters(method), f"{SEARCH} in {path.name}"
+    if not isinstance(given, Mapping) or len(given) > rules().most_numbers:
+        raise ValueError(
+            f"{where} must be a dict of at most {rules().most_numbers} of the method's parameters, each with "
+            "the values to try"
+        )
+    for name, values in given.items():
+        if name not in parameters:
+            raise ValueError(f"{where}: {ranges.unknown('parameter', name, list(parameters))}")
+        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+            raise ValueError(f"{where}: {name} must have a list of values, the default first")
+        for value in values:
+            ranges.check(f"{where}: {name}", value, parameters[name].allowed)
+    return {name: values for name, values in given.items() if f"method.{name}" not in fixed}
+
+
+def defaults_missing(entry: Entry) -> list[str]:
+    """Parameters of the method that have no default and that the entry leaves open."""
+    open_ = [name for name, default in METHODS.defaults(entry.method).items() if default == REQUIRED]
+    return [name for name in open_ if f"method.{name}" not in entry.settings and name not in entry.search]
+
+
+def base_rate(entry: Entry, name: str, task: Task) -> float:
+    """The learning rate that those of the trials are multiples of."""
+    return float(entry.on.get(name, {}).get("task.lr", task.lr))
+
+
+def own_settings(entry: Entry, name: str) -> RunSettings:
+    """An entry's settings on a task, without the rate."""
+    both = {**entry.settings, **entry.on.get(name, {})}
+    return {key: value for key, value in both.items() if key != "task.lr"}
+
+
+def trials(entry: Entry, tier: Tier) -> list[Trial]:
+    """All of them: on each task each rate once, with values drawn from the space; the first has what is
+    default. What is drawn follows from the version, the entry's name and the task.
+    """
+    return [trial for name, task in tier.tasks.items() for trial in _trials_on(entry, tier, name, task)]
+
+
+def _trials_on(entry: Entry, tier: Tier, name: str, task: Task) -> Iterator[Trial]:
+    how = rules().trials
+    points = [dict(zip(entry.search, point, strict=True)) for point in product(*entry.search.values())]
+    drawn = random.Random(f"{rules().version} {entry.name} {name}")
+    # The default first, then all points in turns, in an order drawn anew for each turn.
+    order = [points[0]]
+    while len(order) < how.number:
+        order += drawn.sample(points, len(points))
+    shared = {**training(tier, task, how.workers), **own_settings(entry, name)}
+    for rate, point in islice(zip(rules().rates, order, strict=False), how.number):
+        values: RunSettings = {f"method.{key}": value for key, value in point.items()}
+        tuned = {
+            "train.held_out": task.held_out, "seed": how.seed,
+            "task.lr": base_rate(entry, name, task) * rate,
+        }  # fmt: skip
+        yield Trial(name, rate, values, Run({**shared, **values, **tuned}))
+
+
+class Chosen(NamedTuple):
+    """An entry's own best settings on a task."""
+
+    lr: float
+    searched: RunSettings
+
+
+def trajectories(entry: Entry, tier: Tier, chosen: Mapping[str, Chosen]) -> list[Run]:
+    """The trainings that count: all of a seed before the next seed."""
+    return [
+        Run({**_of_task(entry, tier, name, workers, chosen[name]), "seed": seed})
+        for seed in rules().seeds
+        for name in tier.tasks
+        for workers in tier.workers
+    ]
+
+
+def _of_task(entry: Entry, tier: Tier, name: str, workers: int, best: Chosen) -> RunSettings:
+    shared = {**training(tier, tier.tasks[name], workers), **own_settings(entry, name)}
+    return {**shared, **best.searched, "task.lr": best.lr}
+
+
+def launches(entries: Sequence[Entry], tier: Tier, chosen: Mapping[str, Mapping[str, Chosen]]) -> list[Run]:
+    """Where the entries take turns, the baseline first: a group of processes for each task, number of
+    workers and link, and that for each launch.
+    """
+    return [
+        Run(
+            {**launch(tier, task, workers, link), "seed": number},
+            {each.name: turn(each, name, chosen[each.name][name]) for each in entries},
+        )
+        for number in rules().launches
+        for name, task in tier.tasks.items()
+        for workers in tier.workers
+        for link in tier.links
+    ]
+
+
+def turn(entry: Entry, name: str, best: Chosen) -> RunSettings:
+    """In what an entry differs from the others; rates don't matter to times, and all take the task's."""
+    own = {**own_settings(entry, name), **best.searched, **entry.timed}
+    return {key: value for key, value in own.items() if not key.startswith("task.") or key == "task.momentum"}

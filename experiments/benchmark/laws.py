@@ -1,0 +1,173 @@
+"""The laws of an entry, before it costs hours: the suite's, what its file may use, and three that need
+processes of their own.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from experiments.benchmark._probe import HALF, PAST, SIZE
+from experiments.benchmark.entries import Entry
+from experiments.config.folders import ROOT
+from sparsify.methods import REGISTRY as METHODS
+
+# A method's file may import these, and nothing by which data, files or other processes can be reached.
+IMPORTS = {
+    "__future__", "abc", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "itertools",
+    "math", "numpy", "operator", "sparsify", "torch", "types", "typing", "warnings",
+}  # fmt: skip
+FORBIDDEN = {"open", "exec", "eval", "compile", "__import__", "globals", "breakpoint", "input"}
+PARTS = {("torch", name) for name in ("distributed", "load", "save", "hub", "multiprocessing")}
+PARTS |= {("numpy", "memmap"), ("sparsify", "comm.virtual")}
+LIMIT_S = 900
+
+
+class Law(Struct, frozen=True):
+    """A law as it was found."""
+
+    name: str
+    holds: bool
+    why: str = ""  # it does not, or is excused
+
+
+class Broken(ValueError):
+    """An entry breaks a law that it does not name."""
+
+
+class Probe(NamedTuple):
+    """A process of `_probe`, and what it said."""
+
+    digests: list[str]
+    why: str  # it ended without
+
+
+def check(entry: Entry, say: Callable[[str], None]) -> list[Law]:
+    """All laws of an entry, those that it is excused from among them.
+
+    Raises:
+        Broken: one that it is not excused from, with what to do.
+    """
+    found = [*static(entry)]
+    if broken := [law for law in found if not law.holds]:
+        raise Broken(_sentence(entry, broken))
+    say(f"{entry.name}: the law suite of {entry.method}, and its trainings in processes of their own")
+    found += [*_suite(entry), *_apart(entry)]
+    if broken := [law for law in found if not law.holds]:
+        raise Broken(_sentence(entry, broken))
+    excused = METHODS.build(entry.method, values(entry)).broken_laws()
+    return [*found, *(Law(name, False, why) for name, why in excused.items())]
+
+
+def values(entry: Entry) -> dict[str, Any]:
+    """The method's values, with the defaults of what is searched."""
+    fixed = {key[7:]: value for key, value in entry.settings.items() if key.startswith("method.")}
+    return {**{name: tried[0] for name, tried in entry.search.items()}, **fixed}
+
+
+def _sentence(entry: Entry, broken: list[Law]) -> str:
+    lines = "; ".join(f"{law.name}: {law.why}" for law in broken)
+    return f"{entry.name} can't enter: {lines} (rule 2, docs/benchmark.md#laws-first)"
+
+
+def static(entry: Entry) -> Iterator[Law]:
+    """What the method's file may use, as far as its text shows it."""
+    path = METHODS.folder / f"{entry.method}.py"
+    faults = [*_faults(path)] if path.exists() else []
+    yield Law("nothing but what it is handed", not faults, "; ".join(faults))
+
+
+def _faults(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = list[str]()
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            names = [f"{node.value.id}.{node.attr}"] if node.value.id in ("torch", "numpy", "np") else []
+        elif isinstance(node, ast.Name) and node.id in FORBIDDEN:
+            yield f"{path.name}, line {node.lineno}: {node.id} is no part of a method"
+        for name in names:
+            top, _, rest = name.replace("np.", "numpy.", 1).partition(".")
+            if top not in IMPORTS or any(top == one and rest.startswith(part) for one, part in PARTS):
+                yield f"{path.name}, line {node.lineno}: {name} is not for methods to use"  # type: ignore[attr-defined]
+
+
+def _suite(entry: Entry) -> Iterator[Law]:
+    """The repository's tests that have the method as a parameter."""
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--method",
+        entry.method, "tests/sparsify/test_laws.py", "tests/sparsify/local",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if "No module named pytest" in done.stderr:
+        raise ValueError("the law suite needs pytest: `make .venv/.dev` installs it")
+    nothing = done.returncode == 5  # of a strategy of local steps no test has the name
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("E  ", "FAILED", "ERROR"))]
+    why = "" if done.returncode == 0 or nothing else "; ".join(line[:200] for line in lines[-3:])
+    yield Law("the law suite", done.returncode == 0 or nothing, why or "it failed" * bool(done.returncode))
+
+
+def _apart(entry: Entry) -> Iterator[Law]:
+    """Laws that need processes of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        declared = Path(folder) / "entry.json"
+        declared.write_text(json.dumps({"method": entry.method, "values": values(entry)}))
+        whole, first = _probe(declared, "whole"), _probe(declared, "first", f"{folder}/saved.pt")
+        second = _probe(declared, "second", f"{folder}/saved.pt") if not first.why else first
+        started = [_start(declared, "processes", folder, str(rank)) for rank in range(SIZE)]
+        joined = [_end(process) for process in started]
+    failed = [each.why for each in (whole, first, second, *joined) if each.why]
+    yield Law("it trains, and reaches for nothing else", not failed, "; ".join(dict.fromkeys(failed)))
+    if failed:
+        return
+    resumed = _same(whole.digests[HALF:], second.digests)
+    yield Law(
+        "all state is saved", resumed == len(second.digests),
+        f"after {resumed} of {len(second.digests)} steps it goes on otherwise in another process than "
+        "without having been saved: some state is outside of state_dict",
+    )  # fmt: skip
+    alike = min(_same(whole.digests, each.digests) for each in joined)
+    yield Law(
+        "processes and virtual workers do the same", alike == len(whole.digests),
+        f"after {alike} steps workers in processes of their own do otherwise than virtual ones, which share "
+        "memory: what they exchange must go through Comm",
+    )  # fmt: skip
+
+
+def _same(one: list[str], other: list[str]) -> int:
+    """Number of steps that agree, from the first."""
+    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=True))])
+
+
+def _start(declared: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "experiments.benchmark._probe", str(declared), *words]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _end(process: subprocess.Popen[str]) -> Probe:
+    try:
+        output, errors = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return Probe([], f"it did not end within {LIMIT_S} s")
+    said = errors.strip().splitlines()
+    if process.returncode:
+        last = said[-1] if said else f"exit code {process.returncode}"
+        return Probe([], last if process.returncode == PAST else f"its training ended: {last}")
+    return Probe(json.loads(output.strip().splitlines()[-1]), "")
+
+
+def _probe(declared: Path, *words: str) -> Probe:
+    return _end(_start(declared, *words))

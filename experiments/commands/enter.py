@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+
+from analysis.benchmark.cells import BASELINE, Cell, cells, targets
+from analysis.benchmark.files import Entered, read, read_all
+from analysis.pictures.numbers import brief, counted, with_interval
+from analysis.records.configs import run_id
+from experiments.benchmark import checking, laws
+from experiments.benchmark.entering import (
+    Entering,
+    Unfair,
+    baseline,
+    file_of,
+    folders_of_entries,
+    pack,
+    statement,
+    timed,
+)
+from experiments.benchmark.entries import Chosen, Entry, entry, shipped
+from experiments.benchmark.laws import Law
+from experiments.benchmark.rules import rules
+from experiments.commands._durations import Machine, Took
+from experiments.commands._listing import every_run
+from experiments.commands._make import say, told
+from experiments.commands._words import Entries
+from experiments.config import code_version
+from experiments.config.config import Config
+from experiments.config.folders import Folders
+from experiments.config.plan import missing, plan_runs
+from experiments.config.run import Run
+from experiments.launch.backends import carry_out
+from experiments.launch.local import cores
+from experiments.worker.cores import cpu_model
+
+GROUP = "here"
+TIER = "laptop"
+LISTED = 12  # cells that are shown
+
+
+def enter(words: Entries, *, plan: bool = False, check: str | None = None, draw: int | None = None) -> int:
+    """Enter a method into the benchmark with rules: laws, tuning, trainings, times, and a file to send.
+
+    It goes on where it was stopped. docs/benchmark.md has the rules.
+
+    Args:
+        words: entries, or a method of yours, with what of it stays fixed: mymethod method.density=0.01; a
+            name of its own with method=NAME. profile=laptop is the tier. None: all of the repository's.
+        plan: say what it would take, and do nothing.
+        check: an entry's file that somebody else made: digests, rules, laws, and one of its trainings again.
+        draw: the number from which that training is drawn; otherwise one that nobody knows.
+    """
+    folders = Folders()
+    if check is not None:
+        if words:
+            raise ValueError(f"--check takes a file, and nothing beside it: leave {words[0]} out")
+        return _check(Path(check), folders, draw)
+    if draw is not None:
+        raise ValueError("--draw is for --check FILE")
+    tier, entered = _asked(words)
+    own = {each.name: Entering(each, tier, folders) for each in entered}
+    if plan:
+        for line in _plan([*own.values()], folders):
+            print(line)
+        return 0
+    first = _first(own, tier, folders)
+    found = {each.entry.name: _laws(each.entry, folders) for each in own.values()}
+    try:
+        return _made(own, first, found, folders)
+    except Unfair as unfair:
+        raise ValueError(str(unfair)) from unfair
+
+
+def _asked(words: Sequence[str]) -> tuple[str, list[Entry]]:
+    """The tier, and the entries that words name."""
+    names = [word for word in words if "=" not in word]
+    settings = dict(Run.of([word for word in words if "=" in word]).settings)
+    tier = str(settings.pop("profile", TIER))
+    rules().tier(tier)
+    if settings and len(names) != 1:
+        raise ValueError(
+            f"{next(iter(settings))} is of one entry, and {len(names) or 'no'} names stand before it: enter "
+            "them one by one"
+        )
+    return tier, [entry(name, settings) for name in dict.fromkeys(names or shipped())]
+
+
+def _first(own: Mapping[str, Entering], tier: str, folders: Folders) -> Entered | None:
+    """The baseline's file, which all are compared with; None where the baseline is among what is entered."""
+    if BASELINE in own:
+        return None
+    if (found := baseline(folders, tier)) is None:
+        raise ValueError(
+            f"the baseline has no entry of tier {tier} here, and targets are its: enter it first, "
+            f"`enter {BASELINE} profile={tier}`"
+        )
+    return found
+
+
+def _laws(each: Entry, folders: Folders) -> list[Law]:
+    """The laws of an entry, as they were found with this code."""
+    kept = folders.records / "laws" / f"{each.name}.json"
+    made_from = [code_version.sources(), msgspec.to_builtins(each)]
+    try:
+        known = msgspec.json.decode(kept.read_bytes())
+        if known["made_from"] == msgspec.to_builtins(made_from):
+            return msgspec.convert(known["laws"], list[Law])
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or not whole: it can be made again
+        pass
+    found = laws.check(each, say)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(msgspec.json.encode({"made_from": made_from, "laws": found}))
+    return found
+
+
+def _made(
+    own: Mapping[str, Entering], first: Entered | None, found: Mapping[str, list[Law]], folders: Folders
+) -> int:
+    """All stages, and what they came to."""
+    for each in own.values():
+        each.check_trials()
+    _carry_out([config for each in own.values() for config in each.tuning()], "trials", folders)
+    chosen = {name: each.chosen() for name, each in own.items()}
+    for name, of_tasks in chosen.items():
+        say(f"{name}: " + "; ".join(f"{task} {_settings(best)}" for task, best in of_tasks.items()))
+    trained = {name: each.training(chosen[name]) for name, each in own.items()}
+    _carry_out([config for configs in trained.values() for config in configs], "trainings", folders)
+    turns = list[Entering]()
+    if first is None:
+        turns = [own[BASELINE], *(each for name, each in own.items() if name != BASELINE)]
+    else:
+        turns = [Entering(shipped()[BASELINE], next(iter(own.values())).name, folders), *own.values()]
+        chosen[BASELINE] = {
+            name: Chosen(task.lr, dict(task.searched)) for name, task in first.statement.tasks.items()
+        }
+    launched = timed(turns, chosen) if len(turns) > 1 else []
+    _carry_out(launched, "launches", folders)
+    for name, each in own.items():
+        said = statement(each, chosen[name], launched, found[name])
+        print(pack(each, said, [*each.tuning(), *trained[name], *launched]))
+    _show([read(file_of(folders, each.name, name)) for name, each in own.items()], first)
+    return 0
+
+
+def _settings(best: Chosen) -> str:
+    values = "".join(f" {key.partition('.')[2]}={value}" for key, value in best.searched.items())
+    return f"lr={brief(best.lr)}{values}"
+
+
+def _carry_out(configs: Sequence[Config], what: str, folders: Folders) -> None:
+    planned = plan_runs(configs, say)
+    todo = missing(planned, folders, say)
+    say(f"{what}: {len(planned)}, {len(todo)} to make")
+    with told():
+        carry_out(todo, folders, f"enter-{what}", ["enter"])
+
+
+def _show(entered: Sequence[Entered], first: Entered | None) -> None:
+    """The cells of what was entered."""
+    base = first or next(each for each in entered if each.statement.name == BASELINE)
+    aims = targets(base, rules().share)
+    for each in entered:
+        found = cells(each, base, aims)
+        for cell in found[:LISTED]:
+            print("  " + sentence(cell))
+        if len(found) > LISTED:
+            print(f"  ... and {len(found) - LISTED} more: `make benchmark` shows all")
+
+
+def sentence(cell: Cell) -> str:
+    """A cell in a line."""
+    gain = f": {with_interval(cell.sooner)} times as soon as {BASELINE}" if cell.sooner else ""
+    where = f"{cell.task}, {cell.workers} workers, {cell.link}"
+    reached = f" ({cell.reached} of {cell.seeds} seeds at the target)" if cell.reached < cell.seeds else ""
+    return f"{cell.entry} on {where}: {cell.word}{gain}{reached}"
+
+
+def _plan(own: Sequence[Entering], folders: Folders) -> Iterator[str]:
+    """Runs and hours of each stage. Settings that tuning chooses change no duration."""
+    tier = own[0].name
+    defaults = {
+        each.entry.name: {trial.task: Chosen(1.0, trial.searched) for trial in reversed(each.trials)}
+        for each in own
+    }
+    with_base = [each for each in own if each.entry.name == BASELINE]
+    others = [each for each in own if each.entry.name != BASELINE]
+    turns = [*(with_base or [Entering(shipped()[BASELINE], tier, folders)]), *others]
+    defaults[BASELINE] = {name: Chosen(1.0, {}) for name in turns[0].tier.tasks}
+    stages = {
+        "trials": [config for each in own for config in each.tuning()],
+        "trainings": [config for each in own for config in each.training(defaults[each.entry.name])],
+        "launches": timed(turns, defaults) if others else [],
+    }
+    entered, _ = read_all(folders_of_entries(folders))
+    known = [every_run(folders), *(each.frames.runs.assign(source="shipped") for each in entered)]
+    took = Took(pd.concat(known, ignore_index=True), Machine(cpu_model(), cores()))
+    hours, unknown = 0.0, 0
+    for what, configs in stages.items():
+        expected = {run_id(config): took.estimate(config) for config in configs}
+        seconds = [each.seconds for each in expected.values() if each]
+        none, at_once = len(configs) - len(seconds), 1 if what == "launches" else cores()
+        hours, unknown = hours + sum(seconds) / at_once / 3600, unknown + none
+        rest = f", not known of {none}" if none else ""
+        yield f"{what}: {len(configs)}, {brief(sum(seconds) / at_once / 60)} min expected{rest}"
+    how = ", of launches by those in which others took turns" if not unknown else ""
+    yield f"{brief(hours)} h on {counted(cores(), 'cores')}, while nothing else computes here{how}"
+
+
+def _check(path: Path, folders: Folders, draw: int | None) -> int:
+    """Somebody else's file."""
+    if not path.is_file():
+        raise ValueError(f"{path} is no file; --check takes what `enter` wrote, results/entries/NAME.entry")
+    faults, done = list[str](), list[str]()
+    for line in checking.check(path, folders, draw, _carry_one(folders)):
+        (faults if line.is_fault else done).append(line.text)
+        print(("✗ " if line.is_fault else "✓ ") + line.text, flush=True)
+    print(f"{path.name}: {'refused' if faults else 'as the rules ask'}")
+    return 1 if faults else 0
+
+
+def _carry_one(folders: Folders) -> checking.CarryOut:
+    def carry(configs: Sequence[Config]) -> None:
+        planned = plan_runs(configs, say)
+        with told():
+            carry_out(planned, folders, "enter-check", ["enter", "--check"], force=True)
+
+    return carry
