@@ -14,7 +14,7 @@ RUN := $(VENV)/bin/python -m experiments
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-shuffled lint docs figures claims validate report collect bench gpu-first gpu-wheels horovod transformers sif slurm-up slurm-down clean FORCE
+.PHONY: help test test-shuffled lint docs figures claims validate report benchmark collect bench gpu-first gpu-wheels horovod transformers sif slurm-up slurm-down clean FORCE
 # A prerequisite that is never up to date: pattern rules can't be phony.
 FORCE: ;
 
@@ -59,6 +59,9 @@ validate: $(VENV)/.figures ## reads all stored records and compares them with th
 
 report: $(VENV)/.figures ## pages on every figure, verdict and run, to read in a browser; needs no torch
 	@$(RUN) report $(ARGS)
+
+benchmark: $(VENV)/.figures ## the benchmark with rules: pages on every entry and link, from stored records; needs no torch
+	@$(RUN) benchmark $(ARGS)
 
 collect: $(VENV)/.figures ## all runs into results/records/*.parquet
 	@$(RUN) collect $(ARGS)

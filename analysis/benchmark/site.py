@@ -1,0 +1,240 @@
+"""The benchmark's pages: static, for browsers that read them from a disk, and readable without scripts.
+
+index.html           what is compared, and every link with what became of it
+link-NAME.html       a Pareto picture, and a table for each task and number of workers
+entry-NAME.html      what a method does, its laws, settings and cells
+cells.html           all cells, to be filtered
+rules.html, words.html
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import msgspec
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+
+from analysis import plots
+from analysis.benchmark.cells import BASELINE, WORDS, Cell, table_of
+from analysis.benchmark.files import Entered
+from analysis.pictures import style
+from analysis.pictures.numbers import brief, number, with_interval
+from analysis.records.files import write_atomic
+from analysis.report.pages import SOURCE as REPORT
+
+HERE = Path(__file__).parent
+OURS = ".made-by-benchmark"  # without this file in it a folder is not replaced
+MARKS: Mapping[str, tuple[str, str]] = {
+    "baseline": ("·", "plain"), "faster": ("✓", "good"), "slower": ("✗", "bad"),
+    "inconclusive": ("?", "middling"), "misses the target": ("✗", "bad"), "not timed": ("·", "plain"),
+}  # fmt: skip
+# Of the repository's entries; others have those of their names.
+LOOKS = {
+    "dense": "dense", "topk": "topk", "dgc": "dgc", "gaussiank": "gaussiank", "oktopk": "oktopk",
+    "powersgd": "powersgd",
+}  # fmt: skip
+COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#332288", "#44AA99", "#999933")
+MARKERS = "^vDhX*P<>dH8"
+LONGEST_S = 3600 * 24
+
+
+class Told(NamedTuple):
+    """What a link's page and the front page say of a link, beside its cells."""
+
+    name: str
+    about: str  # what was asked for, and whose it is
+    found: str  # by probes
+
+
+class Claimed(NamedTuple):
+    """A number of an entry's paper, and what became of it here."""
+
+    text: str
+    paper: str
+    ours: str
+    word: str
+
+
+class Task(NamedTuple):
+    name: str
+    about: str
+
+
+class Content(NamedTuple):
+    """All that the pages show."""
+
+    tier: str
+    version: int
+    entered: Sequence[Entered]
+    cells: Sequence[Cell]
+    links: Sequence[Told]
+    tasks: Sequence[Task]
+    workers: Sequence[int]
+    claimed: Mapping[str, Sequence[Claimed]]  # by entry
+    checked: str  # what composing is worth, in a sentence
+    rules: str  # Markdown
+    notes: Sequence[str] = ()  # on what could not be shown
+
+
+def write(folder: Path, content: Content) -> Path:
+    """All pages; returns the first one.
+
+    Raises:
+        ValueError: the folder holds something else.
+    """
+    if folder.exists() and not (folder / OURS).is_file() and any(folder.iterdir()):
+        raise ValueError(
+            f"{folder} would have to be replaced, and no benchmark was written there (it has no file "
+            f"{OURS}): move it"
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / OURS).touch()
+    shutil.copyfile(REPORT / "assets" / "report.css", folder / "report.css")
+    shutil.copyfile(HERE / "templates" / "benchmark.css", folder / "benchmark.css")
+    shutil.copyfile(HERE / "templates" / "cells.js", folder / "cells.js")
+    pages = _Pages(folder, content)
+    for link in content.links:
+        pages.link(link)
+    for each in content.entered:
+        pages.entry(each)
+    pages.page("cells", cells=_sorted(content.cells))
+    pages.page("rules", text=Markup(MarkdownIt().render(content.rules)))
+    known: list[tuple[str, str]] = msgspec.yaml.decode((HERE / "words.yaml").read_bytes())
+    pages.page("words", known=known)
+    counts = {
+        link.name: {
+            word: n for word in WORDS
+            if (n := sum((cell.link, cell.word) == (link.name, word) for cell in content.cells))
+        }
+        for link in content.links
+    }  # fmt: skip
+    best = {
+        name: Counter(cell.word for cell in content.cells if cell.entry == name) for name in _names(content)
+    }
+    return pages.page("index", counts=counts, best=best)
+
+
+def _names(content: Content) -> list[str]:
+    return [each.statement.name for each in content.entered]
+
+
+def _sorted(cells: Sequence[Cell]) -> list[Cell]:
+    return sorted(cells, key=lambda cell: (cell.link, cell.task, cell.workers, cell.word != "baseline"))
+
+
+class _Pages:
+    def __init__(self, folder: Path, content: Content) -> None:
+        self.folder, self.content = folder, content
+        self.templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(HERE / "templates"),
+            autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        )  # fmt: skip
+        self.templates.filters |= {
+            "value": with_interval, "brief": lambda value: "" if value is None else brief(value),
+            "number": number,
+        }  # fmt: skip
+        self.templates.globals |= {
+            "marks": MARKS, "content": content, "baseline": BASELINE, "words": WORDS,
+            "about": {task.name: task.about for task in content.tasks},
+        }  # fmt: skip
+
+    def page(self, template: str, name: str = "", **values: Any) -> Path:
+        path = self.folder / f"{name or template}.html"
+        text = self.templates.get_template(f"{template}.html").render(page=name or template, **values)
+        write_atomic(path, text, durable=False)  # it can be made again
+        return path
+
+    def link(self, link: Told) -> None:
+        """A link's page and picture."""
+        own = [cell for cell in self.content.cells if cell.link == link.name]
+        timed = [cell for cell in own if cell.step_ms and cell.loss]
+        if timed:
+            figure = pareto(timed, [task.name for task in self.content.tasks], self.content.workers)
+            style.save(figure, self.folder, f"link-{link.name}")
+            for kind in ("png", "pdf"):
+                (self.folder / f"link-{link.name}.{kind}").unlink()
+        tables = [
+            (task, workers, table_of(own, task.name, workers, link.name))
+            for task in self.content.tasks
+            for workers in self.content.workers
+        ]
+        has_rows = [table for table in tables if table[2]]
+        self.page("link", f"link-{link.name}", link=link, tables=has_rows, pictured=bool(timed))
+
+    def entry(self, each: Entered) -> None:
+        """An entry's card."""
+        said = each.statement
+        own = [cell for cell in self.content.cells if cell.entry == said.name]
+        runs = each.frames.runs
+        timed = runs[runs["train.validate"].eq("never") & runs["variant"].eq(said.name)]
+        trained = runs[runs["cluster.where"].eq("virtual")]
+
+        def mean(rows: Any, column: str) -> float | None:
+            found = rows[column].astype(float).mean() if column in rows and len(rows) else float("nan")
+            return None if found != found else float(found)
+
+        facts = {
+            "memory_mib": _times(1024, mean(timed, "memory.host_gib")),
+            "waits": mean(each.frames.epochs, "host_syncs"),
+            "kb": _times(1e-3, mean(trained, "wire_bytes")),
+            "messages": mean(trained, "messages"),
+            "density": mean(trained, "sent_density"),
+        }
+        self.page("entry", f"entry-{said.name}", said=said, cells=_sorted(own), facts=facts,
+                  claimed=self.content.claimed.get(said.name, ()))  # fmt: skip
+
+
+def _times(unit: float, value: float | None) -> float | None:
+    return None if value is None else unit * value
+
+
+def look(name: str, place: int) -> style.Look:
+    """An entry's look: the method's in all figures, else one that its place gives."""
+    if name in LOOKS:
+        return style.look(LOOKS[name])._replace(label=name)
+    return style.Look(name, COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)], "")
+
+
+def pareto(cells: Sequence[Cell], tasks: Sequence[str], workers: Sequence[int]) -> plots.Figure:
+    """Of a link: loss at the end of the budget against the hours that the budget takes; what no other is
+    before in both is joined by a line.
+    """
+    names = list(dict.fromkeys(cell.entry for cell in cells))
+    looks = {name: look(name, place) for place, name in enumerate(names)}
+    panels = [
+        _panel(
+            [cell for cell in cells if (cell.task, cell.workers) == (task, size)],
+            looks,
+            f"{task}, {size} workers",
+        )
+        for size in workers
+        for task in tasks
+    ]  # fmt: skip
+    return plots.picture(
+        panels, 2.2 * len(workers) + 1.0, rows=len(workers), ylabel="Loss at the end of the budget (nats)"
+    )
+
+
+@plots.kind
+def _panel(axes: plots.Axes, /, cells: Sequence[Cell], looks: Mapping[str, style.Look], title: str) -> None:
+    points = [(each.step_ms.value, each.loss.value, each) for each in cells if each.step_ms and each.loss]
+    front, lowest = list[tuple[float, float]](), float("inf")
+    for x, y, _ in sorted(points, key=lambda point: point[:2]):
+        if y < lowest:
+            lowest = y
+            front.append((x, y))
+    axes.plot(*zip(*front, strict=True), color="#BBBBBB", linewidth=0.8, zorder=0) if front else None
+    for x, y, cell in points:
+        own = looks[cell.entry]
+        face = own.colour if cell.word != "misses the target" else "none"
+        axes.plot([x], [y], own.marker, color=own.colour, markerfacecolor=face, ms=4.5, label=own.label)
+    if cells:
+        axes.axhline(cells[0].target, **plots.GREY)
+    axes.set(title=title, xscale="log", xlabel="Mean step (ms)")
