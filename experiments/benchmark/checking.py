@@ -21,7 +21,7 @@ from analysis.records.files import Damaged
 from analysis.records.frames import Frames
 from experiments.benchmark import laws
 from experiments.benchmark.entering import baseline, keys_of, resolved
-from experiments.benchmark.entries import Chosen, Entry, base_rate, shipped, trajectories, trials, turn
+from experiments.benchmark.entries import Chosen, Entry, rate_of, shipped, trajectories, trials, turn
 from experiments.benchmark.rules import Tier, digest, launch, rules
 from experiments.config.config import Config
 from experiments.config.folders import Folders
@@ -167,7 +167,7 @@ def _of_tuning(entered: Entered) -> Iterator[Line]:
             )
             return
         best = task.trials[int(np.nanargmin(losses))]
-        rate = base_rate(own, name, tier.tasks[name]) * best.rate
+        rate = rate_of(own, name, tier.tasks[name], best.rate)
         if not np.isclose(rate, task.lr) or dict(best.searched) != dict(task.searched):
             yield Line(f"{name}: what was trained is not the best of its trials (lr={rate:g})", True)
             return

@@ -18,6 +18,7 @@ from experiments.benchmark.entries import (
     Entry,
     base_rate,
     launches,
+    rate_of,
     trajectories,
     trials,
 )
@@ -114,7 +115,7 @@ class Entering:
                     f"{base_rate(self.entry, name, task):g}"
                 )
             _, best = min(ended, key=lambda pair: pair[0])
-            found[name] = Chosen(base_rate(self.entry, name, task) * best.rate, best.searched)
+            found[name] = Chosen(rate_of(self.entry, name, task, best.rate), best.searched)
         return found
 
     def _losses(self, configs: Sequence[Config]) -> dict[str, float | None]:

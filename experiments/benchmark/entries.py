@@ -119,6 +119,11 @@ def base_rate(entry: Entry, name: str, task: Task) -> float:
     return float(entry.on.get(name, {}).get("task.lr", task.lr))
 
 
+def rate_of(entry: Entry, name: str, task: Task, rate: float) -> float:
+    """The learning rate of a trial."""
+    return float(f"{base_rate(entry, name, task) * rate:.6g}")
+
+
 def own_settings(entry: Entry, name: str) -> RunSettings:
     """An entry's settings on a task, without the rate."""
     both = {**entry.settings, **entry.on.get(name, {})}
@@ -145,7 +150,7 @@ def _trials_on(entry: Entry, tier: Tier, name: str, task: Task) -> Iterator[Tria
         values: RunSettings = {f"method.{key}": value for key, value in point.items()}
         tuned = {
             "train.held_out": task.held_out, "seed": how.seed,
-            "task.lr": base_rate(entry, name, task) * rate,
+            "task.lr": rate_of(entry, name, task, rate),
         }  # fmt: skip
         yield Trial(name, rate, values, Run({**shared, **values, **tuned}))
 

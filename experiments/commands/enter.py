@@ -122,7 +122,8 @@ def _made(
 ) -> int:
     """All stages, and what they came to."""
     for each in own.values():
-        each.check_trials()
+        if each.name != "smoke":  # which is for trying, and is not shown
+            each.check_trials()
     _carry_out([config for each in own.values() for config in each.tuning()], "trials", folders)
     chosen = {name: each.chosen() for name, each in own.items()}
     for name, of_tasks in chosen.items():
