@@ -1,6 +1,6 @@
 """A small training by which laws of an entry are checked that no test in one process can see.
 
-    python -m experiments.benchmark._probe ENTRY.json whole | first FILE | second FILE | processes FOLDER RANK
+    python -m experiments.benchmark._probe ENTRY.json whole FOLDER | second FOLDER | processes FOLDER RANK
 
 It prints a digest of rank 0's weights after each step, as a list in JSON, and ends with a sentence and exit
 code 3 where the entry's own file reaches past what it is given: files, sockets, programs, or
@@ -127,32 +127,31 @@ class Training:
         self.optimiser.load_state_dict(saved["optimiser"])
 
 
-def whole(method: Any) -> list[str]:
-    return virtual.run(SIZE, lambda comm: Training(method, comm).steps(range(STEPS)))[0]
-
-
-def first(method: Any, file: str) -> list[str]:
-    def body(comm: Comm) -> tuple[list[str], dict[str, Any]]:
-        training = Training(method, comm)
-        return training.steps(range(HALF)), training.saved()
-
-    found = virtual.run(SIZE, body)
-    torch.save([saved for _, saved in found], file)
-    return found[0][0]
-
-
-def second(method: Any, file: str) -> list[str]:
-    saved = torch.load(file, weights_only=True)
+def whole(method: Any, folder: str) -> list[str]:
+    """All steps; the state after HALF of them goes into a file of each rank."""
 
     def body(comm: Comm) -> list[str]:
         training = Training(method, comm)
-        training.load(saved[comm.rank])
+        found = training.steps(range(HALF))
+        torch.save(training.saved(), f"{folder}/{comm.rank}.pt")
+        return found + training.steps(range(HALF, STEPS))
+
+    return virtual.run(SIZE, body)[0]
+
+
+def second(method: Any, folder: str) -> list[str]:
+    """The steps after HALF of them, from the state that `whole` has saved."""
+
+    def body(comm: Comm) -> list[str]:
+        training = Training(method, comm)
+        training.load(torch.load(f"{folder}/{comm.rank}.pt", weights_only=True))
         return training.steps(range(HALF, STEPS))
 
     return virtual.run(SIZE, body)[0]
 
 
 def processes(method: Any, folder: str, rank: str) -> list[str]:
+    """All steps, as one of SIZE processes."""
     store = dist.FileStore(f"{folder}/store", SIZE)
     dist.init_process_group("gloo", store=store, rank=int(rank), world_size=SIZE)
     from sparsify.comm.torch import TorchComm
@@ -167,7 +166,7 @@ def main(declared: str, way: str, *more: str) -> None:
     settings = json.loads(Path(declared).read_text())
     path = str(METHODS.folder / f"{settings['method']}.py")
     ways: dict[str, Callable[..., list[str]]]
-    ways = {"whole": whole, "first": first, "second": second, "processes": processes}
+    ways = {"whole": whole, "second": second, "processes": processes}
     watch(path)
     method = METHODS.build(settings["method"], settings["values"])
     print(json.dumps(ways[way](method, *more)))

@@ -30,6 +30,7 @@ from sparsify.core.spec import BrokenFile
 from sparsify.methods import REGISTRY as METHODS
 
 CarryOut = Callable[[Sequence[Config]], None]
+OTHER = "topk"  # an entry of the repository
 NEAR = 2e-3  # by which a loss may differ on another machine, as a share: the same weights, other roundings
 HEADERS = (
     0.95,
@@ -123,28 +124,26 @@ def _expected(own: Entry, tier: Tier, said: Statement) -> dict[str, Config]:
     chosen = {name: Chosen(task.lr, dict(task.searched)) for name, task in said.tasks.items()}
     found = [trial.run for trial in trials(own, tier)] + trajectories(own, tier, chosen)
     expected = {run_key(config): config for config in (resolved(run, said.tier) for run in found)}
-    return expected | {key: resolved(run, said.tier) for key, run in _turns(own, tier, said, chosen)}
+    return expected | dict(_turns(own, tier, said, chosen))
 
 
 def _turns(
     own: Entry, tier: Tier, said: Statement, chosen: Mapping[str, Chosen]
-) -> Iterator[tuple[str, Run]]:
-    """The key of each turn in a launch, the baseline's among them, and the run that it is as one of its own:
-    who else took turns is open.
+) -> Iterator[tuple[str, Config]]:
+    """The key of each turn in a launch, the baseline's among them, and its config: who else took turns is
+    open, and another stands for them.
     """
-    plain = {name: Chosen(0.0, {}) for name in chosen}
+    base, other = shipped()[BASELINE], shipped()[OTHER]
     for name, task in said.tasks.items():
-        for entry, best, by_workers in (
-            (own, chosen, task.launches), (shipped()[BASELINE], plain, task.baseline),
-        ):  # fmt: skip
+        best = {BASELINE: Chosen(0.0, {}), OTHER: Chosen(0.0, {}), own.name: chosen[name]}
+        turns = {each.name: turn(each, name, best[each.name]) for each in (other, base, own)}
+        for entry, by_workers in ((own, task.launches), (base, task.baseline)):
             for workers, of_links in by_workers.items():
                 for link, keys in of_links.items():
-                    shared = {
-                        **launch(tier, tier.tasks[name], workers, link),
-                        **turn(entry, name, best[name]),
-                    }
+                    shared = launch(tier, tier.tasks[name], workers, link)
                     for number, key in zip(rules().launches, keys, strict=False):
-                        yield key, Run({**shared, "seed": number})
+                        config = resolved(Run({**shared, "seed": number}, turns), said.tier)
+                        yield key, next(each.config for each in config.variants if each.name == entry.name)
 
 
 def _is_as_said(key: str, row: pd.Series[Any], expected: Mapping[str, Config]) -> bool:
@@ -221,7 +220,7 @@ def _of_laws(entered: Entered) -> Iterator[Line]:
         )  # fmt: skip
         return
     try:
-        found = laws.check(entry_of(said), lambda _: None)
+        found = laws.check_laws(entry_of(said), lambda _: None)
     except (laws.Broken, BrokenFile) as broken:
         yield Line(str(broken), True)
         return

@@ -24,7 +24,7 @@ from sparsify.methods import REGISTRY as METHODS
 # A method's file may import these, and nothing by which data, files or other processes can be reached.
 IMPORTS = {
     "__future__", "abc", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "itertools",
-    "math", "numpy", "operator", "sparsify", "torch", "types", "typing", "warnings",
+    "math", "numpy", "operator", "sparsify", "statistics", "torch", "types", "typing", "warnings",
 }  # fmt: skip
 FORBIDDEN = {"open", "exec", "eval", "compile", "__import__", "globals", "breakpoint", "input"}
 PARTS = {("torch", name) for name in ("distributed", "load", "save", "hub", "multiprocessing")}
@@ -51,19 +51,18 @@ class Probe(NamedTuple):
     why: str  # it ended without
 
 
-def check(entry: Entry, say: Callable[[str], None]) -> list[Law]:
+def check_laws(entry: Entry, say: Callable[[str], None]) -> list[Law]:
     """All laws of an entry, those that it is excused from among them.
 
     Raises:
         Broken: one that it is not excused from, with what to do.
     """
-    found = [*static(entry)]
-    if broken := [law for law in found if not law.holds]:
-        raise Broken(_sentence(entry, broken))
-    say(f"{entry.name}: the law suite of {entry.method}, and its trainings in processes of their own")
-    found += [*_suite(entry), *_apart(entry)]
-    if broken := [law for law in found if not law.holds]:
-        raise Broken(_sentence(entry, broken))
+    say(f"{entry.name}: the laws of {entry.method}, the suite's and those of processes of their own")
+    found = list[Law]()
+    for part in (_static, _apart, _suite):  # what is quick first
+        found += part(entry)
+        if broken := [law for law in found if not law.holds]:
+            raise Broken(_sentence(entry, broken))
     excused = METHODS.build(entry.method, values(entry)).broken_laws()
     return [*found, *(Law(name, False, why) for name, why in excused.items())]
 
@@ -79,14 +78,15 @@ def _sentence(entry: Entry, broken: list[Law]) -> str:
     return f"{entry.name} can't enter: {lines} (rule 2, docs/benchmark.md#laws-first)"
 
 
-def static(entry: Entry) -> Iterator[Law]:
+def _static(entry: Entry) -> Iterator[Law]:
     """What the method's file may use, as far as its text shows it."""
     path = METHODS.folder / f"{entry.method}.py"
-    faults = [*_faults(path)] if path.exists() else []
-    yield Law("nothing but what it is handed", not faults, "; ".join(faults))
+    found = [*faults(path)] if path.exists() else []
+    yield Law("nothing but what it is handed", not found, "; ".join(found))
 
 
-def _faults(path: Path) -> Iterator[str]:
+def faults(path: Path) -> Iterator[str]:
+    """What a method's file uses that is not for methods, with its lines."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = list[str]()
         if isinstance(node, ast.Import):
@@ -123,11 +123,11 @@ def _apart(entry: Entry) -> Iterator[Law]:
     with tempfile.TemporaryDirectory() as folder:
         declared = Path(folder) / "entry.json"
         declared.write_text(json.dumps({"method": entry.method, "values": values(entry)}))
-        whole, first = _probe(declared, "whole"), _probe(declared, "first", f"{folder}/saved.pt")
-        second = _probe(declared, "second", f"{folder}/saved.pt") if not first.why else first
         started = [_start(declared, "processes", folder, str(rank)) for rank in range(SIZE)]
+        whole = _end(_start(declared, "whole", folder))
+        second = _end(_start(declared, "second", folder)) if not whole.why else whole
         joined = [_end(process) for process in started]
-    failed = [each.why for each in (whole, first, second, *joined) if each.why]
+    failed = [each.why for each in (whole, second, *joined) if each.why]
     yield Law("it trains, and reaches for nothing else", not failed, "; ".join(dict.fromkeys(failed)))
     if failed:
         return
@@ -167,7 +167,3 @@ def _end(process: subprocess.Popen[str]) -> Probe:
         last = said[-1] if said else f"exit code {process.returncode}"
         return Probe([], last if process.returncode == PAST else f"its training ended: {last}")
     return Probe(json.loads(output.strip().splitlines()[-1]), "")
-
-
-def _probe(declared: Path, *words: str) -> Probe:
-    return _end(_start(declared, *words))

@@ -10,7 +10,7 @@ from analysis.benchmark.cells import BASELINE, Cell, cells, targets
 from analysis.benchmark.files import Entered, read, read_all
 from analysis.pictures.numbers import brief, counted, with_interval
 from analysis.records.configs import run_id
-from experiments.benchmark import checking, laws
+from experiments.benchmark import checking
 from experiments.benchmark.entering import (
     Entering,
     Unfair,
@@ -22,7 +22,7 @@ from experiments.benchmark.entering import (
     timed,
 )
 from experiments.benchmark.entries import Chosen, Entry, entry, shipped
-from experiments.benchmark.laws import Law
+from experiments.benchmark.laws import Law, check_laws
 from experiments.benchmark.rules import rules
 from experiments.commands._durations import Machine, Took
 from experiments.commands._listing import every_run
@@ -42,7 +42,14 @@ TIER = "laptop"
 LISTED = 12  # cells that are shown
 
 
-def enter(words: Entries, *, plan: bool = False, check: str | None = None, draw: int | None = None) -> int:
+def enter(
+    words: Entries,
+    *,
+    plan: bool = False,
+    laws: bool = False,
+    check: str | None = None,
+    draw: int | None = None,
+) -> int:
     """Enter a method into the benchmark with rules: laws, tuning, trainings, times, and a file to send.
 
     It goes on where it was stopped. docs/benchmark.md has the rules.
@@ -51,6 +58,7 @@ def enter(words: Entries, *, plan: bool = False, check: str | None = None, draw:
         words: entries, or a method of yours, with what of it stays fixed: mymethod method.density=0.01; a
             name of its own with method=NAME. profile=laptop is the tier. None: all of the repository's.
         plan: say what it would take, and do nothing.
+        laws: check the laws, and no more.
         check: an entry's file that somebody else made: digests, rules, laws, and one of its trainings again.
         draw: the number from which that training is drawn; otherwise one that nobody knows.
     """
@@ -66,6 +74,10 @@ def enter(words: Entries, *, plan: bool = False, check: str | None = None, draw:
     if plan:
         for line in _plan([*own.values()], folders):
             print(line)
+        return 0
+    if laws:
+        for each in own.values():
+            print(f"{each.entry.name}: {counted(len(_laws(each.entry, folders)), 'laws')}")
         return 0
     first = _first(own, tier, folders)
     found = {each.entry.name: _laws(each.entry, folders) for each in own.values()}
@@ -111,7 +123,7 @@ def _laws(each: Entry, folders: Folders) -> list[Law]:
             return msgspec.convert(known["laws"], list[Law])
     except (OSError, ValueError, KeyError, TypeError):  # not there, or not whole: it can be made again
         pass
-    found = laws.check(each, say)
+    found = check_laws(each, say)
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_bytes(msgspec.json.encode({"made_from": made_from, "laws": found}))
     return found

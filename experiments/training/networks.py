@@ -38,18 +38,23 @@ def slim_vgg16(channels: int, pixels: int, classes: int) -> nn.Module:
     return vgg16(channels, pixels, classes, thinner=4)
 
 
-def small_cnn(channels: int, pixels: int, classes: int) -> nn.Module:
+def small_cnn(channels: int, pixels: int, classes: int, first: int = 16) -> nn.Module:
     """Three strided convolutions with batch norm, one linear layer: 34,058 parameters for CIFAR-10.
 
     Strides instead of poolings halve the time of a step on one CPU core, which P virtual workers share.
     """
     layers: list[nn.Module] = []
-    for width in (16, 32, 64):
+    for width in (first, 2 * first, 4 * first):
         convolution = nn.Conv2d(channels, width, 3, stride=2, padding=1)
         layers += [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
         channels = width
     side = -(-pixels // 2**3)
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side * side, classes))
+
+
+def wide_cnn(channels: int, pixels: int, classes: int) -> nn.Module:
+    """`small_cnn` with four times its channels: 412,682 parameters for CIFAR-10."""
+    return small_cnn(channels, pixels, classes, first=64)
 
 
 def fnn3(channels: int, pixels: int, classes: int, hidden: int = 200) -> nn.Module:

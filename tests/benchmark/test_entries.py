@@ -1,0 +1,106 @@
+"""What takes part, and which runs each entry is made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from experiments.benchmark import entries
+from experiments.benchmark.entering import resolved
+from experiments.benchmark.entries import BASELINE, Chosen, entry, launches, shipped, trajectories, trials
+from experiments.benchmark.rules import rules
+from sparsify.methods import REGISTRY as METHODS
+
+LAPTOP = rules().tier("laptop")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_task_has_eight_trials_with_a_rate_each_and_values_of_the_space(name: str) -> None:
+    own = shipped()[name]
+    for task in LAPTOP.tasks:
+        found = [trial for trial in trials(own, LAPTOP) if trial.task == task]
+        assert sorted(trial.rate for trial in found) == sorted(rules().rates)
+        assert found[0].rate == 1
+        assert found[0].searched == {f"method.{key}": tried[0] for key, tried in own.search.items()}
+        for key, tried in own.search.items():
+            counts = Counter(trial.searched[f"method.{key}"] for trial in found)
+            assert set(counts) == set(tried), "each value has its turns"
+
+
+def test_trials_are_drawn_by_version_name_and_task_alone() -> None:
+    own = shipped()["diloco"]
+    assert trials(own, LAPTOP) == trials(own, LAPTOP)
+    other = msgspec.structs.replace(own, name="another")
+    assert [trial.searched for trial in trials(other, LAPTOP)] != [
+        trial.searched for trial in trials(own, LAPTOP)
+    ]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_run_of_an_entry_is_one_that_can_be_made(name: str) -> None:
+    own, base = shipped()[name], shipped()[BASELINE]
+    chosen = {
+        task: Chosen(LAPTOP.tasks[task].lr, {f"method.{k}": tried[-1] for k, tried in own.search.items()})
+        for task in LAPTOP.tasks
+    }
+    of_trials = [resolved(trial.run, "laptop") for trial in trials(own, LAPTOP)[::8]]
+    assert {config.workers for config in of_trials} == {rules().trials.workers}
+    assert all(config.train.held_out and config.seed == rules().trials.seed for config in of_trials)
+    trained = [resolved(run, "laptop") for run in trajectories(own, LAPTOP, chosen)[:6]]
+    assert not any(config.train.held_out for config in trained)
+    assert {config.train.epochs * (config.train.epoch_steps or 0) for config in trained} == {rules().steps}
+    plain = {task: Chosen(1.0, {}) for task in LAPTOP.tasks}
+    both = [base, own] if name != BASELINE else [base, shipped()["topk"]]
+    of_both = {BASELINE: plain, name: chosen, "topk": plain} | ({} if name != "topk" else {name: chosen})
+    for run in launches(both, LAPTOP, of_both)[:24:7]:
+        config = resolved(run, "laptop")
+        assert config.variants[0].name == BASELINE
+        for each in config.variants:
+            every = each.config.method.arguments.get("every", 1)
+            assert config.alternate.block_steps % every == 0, "whole rounds"
+
+
+def test_an_entry_of_ones_own_fixes_settings_of_its_method_and_nothing_else() -> None:
+    own = entry("mine", {"method": "topk", "method.density": 0.05})
+    assert (own.method, own.settings["method.density"]) == ("topk", 0.05)
+    for settings, said in (
+        ({"method": "topk", "task.lr": 1.0}, "task.lr is not for an entry to choose"),
+        ({"method": "topk", "workers": 2}, "workers is not for an entry to choose"),
+        ({"method": "tpk"}, "did you mean 'topk'"),
+        ({}, "no entry or method 'mine'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            entry("mine", settings)
+    with pytest.raises(ValueError, match="give yours another name"):
+        entry("topk", {"method.density": 0.05})
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        ("{'density': [0.1, 2.0]}", "density=2.0 is out of range"),
+        ("{'densty': [0.1]}", "did you mean 'density'"),
+        ("{'density': 0.1}", "must have a list of values"),
+        ("[1, 2]", "must be a dict of at most 3"),
+        ("{'a': [1], 'b': [1], 'c': [1], 'd': [1]}", "must be a dict of at most 3"),
+    ],
+)
+def test_a_search_that_breaks_the_rules_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str, said: str
+) -> None:
+    (tmp_path / "topk.py").write_text(
+        (METHODS.folder / "topk.py").read_text() + f"\n\n{entries.SEARCH} = {search}\n"
+    )
+    monkeypatch.setattr(entries, "METHODS", replace_folder(tmp_path))
+    with pytest.raises(ValueError, match=said):
+        entry("mine", {"method": "topk"})
+
+
+def replace_folder(folder: Path) -> object:
+    """The registry, which looks into another folder."""
+    import dataclasses
+
+    return dataclasses.replace(METHODS, folder=folder)

@@ -1,0 +1,40 @@
+"""The rules in numbers and in words are the same rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.benchmark.rules import rules
+from experiments.config import choices
+from experiments.config.folders import ROOT
+
+WORDS = (ROOT / "docs" / "benchmark.md").read_text()
+
+
+def test_the_budget_is_what_trainings_have() -> None:
+    known = rules()
+    trained = known.trained
+    assert trained["train.epochs"] * trained["train.epoch_steps"] == known.steps
+    assert trained["train.epoch_steps"] == known.epoch_steps
+    assert len(known.rates) == known.trials.number == len(set(known.rates))
+    assert known.rates[0] == 1
+
+
+def test_the_page_of_rules_has_the_same_numbers_and_fits_two_screens() -> None:
+    known = rules()
+    assert f"{known.steps // known.epoch_steps} times" in WORDS
+    assert f"{known.share:.0%}".replace("%", " %") in WORDS
+    assert (len(known.seeds), len(known.launches), known.trials.number) == (5, 5, 8)
+    assert "five seeds" in WORDS
+    assert "five launches" in WORDS
+    assert "Eight trials" in WORDS
+    rules_alone = WORDS.partition("## Entering")[0]
+    assert len(rules_alone.splitlines()) < 60
+
+
+def test_tiers_have_links_and_workers_that_there_are() -> None:
+    for tier in rules().tiers.values():
+        assert {*tier.links} <= {*choices.options("link")}
+    assert [*rules().tier("laptop").workers] == [4, 8]
+    with pytest.raises(ValueError, match="did you mean 'laptop'"):
+        rules().tier("labtop")
