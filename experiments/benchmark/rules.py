@@ -34,6 +34,7 @@ class Tier(Struct, frozen=True):
     links: Sequence[str]
     tasks: Mapping[str, Task]
     settings: Mapping[str, Any] = {}  # of every run
+    trained: Mapping[str, Any] = {}  # of every training besides
     timed: Mapping[str, Any] = {}  # of every launch besides
 
 
@@ -84,7 +85,7 @@ def digest() -> str:
 
 def training(tier: Tier, task: Task, workers: int) -> RunSettings:
     """What a training of this task has, whoever enters."""
-    shared = {**rules().trained, **tier.settings, **task.settings}
+    shared = {**rules().trained, **tier.settings, **task.settings, **tier.trained}
     return {**shared, "workers": workers, "train.validate_on": task.held_out}
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -116,10 +117,10 @@ def _first(own: Mapping[str, Entering], tier: str, folders: Folders) -> Entered 
 def _laws(each: Entry, folders: Folders) -> list[Law]:
     """The laws of an entry, as they were found with this code."""
     kept = folders.records / "laws" / f"{each.name}.json"
-    made_from = [code_version.sources(), msgspec.to_builtins(each)]
+    made_from = hashlib.sha256(msgspec.json.encode([code_version.sources(), each])).hexdigest()
     try:
         known = msgspec.json.decode(kept.read_bytes())
-        if known["made_from"] == msgspec.to_builtins(made_from):
+        if known["made_from"] == made_from:
             return msgspec.convert(known["laws"], list[Law])
     except (OSError, ValueError, KeyError, TypeError):  # not there, or not whole: it can be made again
         pass

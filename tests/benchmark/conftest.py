@@ -25,8 +25,15 @@ def own_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("sparsify", "experiments"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "results" / "shipped").mkdir(parents=True)
-    for name in ("runs", "epochs", "steps", "spans", "looks"):
-        file = f"results/shipped/{name}.parquet"
+    for name in (
+        "runs.parquet",
+        "epochs.parquet",
+        "steps.parquet",
+        "spans.parquet",
+        "looks.parquet",
+        "verdicts.csv",
+    ):
+        file = f"results/shipped/{name}"
         (folder / file).symlink_to(ROOT / file)
     return folder
 

@@ -1,0 +1,150 @@
+"""From a new method to a row: all stages at the smallest scale, and what others can check of it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.benchmark.conftest import Command
+from tests.slurm.emulated.links import needs_namespaces
+
+pytestmark = [needs_namespaces, pytest.mark.own_processes]
+Members = dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def entered(own_checkout: Path, command: Command) -> Path:
+    """The files of the baseline and of a method that is new."""
+    command("new", "method", "comb")
+    path = own_checkout / "sparsify" / "methods" / "comb.py"
+    path.write_text(path.read_text() + '\n\nSEARCH = {"scope": ["global", "layer"]}\n')
+    said = command("enter", "dense", "comb", "profile=smoke")
+    assert "comb on cnn-digits, 2 workers, ethernet_1g: " in said.stdout
+    return own_checkout / "results" / "entries"
+
+
+def test_a_second_call_makes_nothing_again(entered: Path, command: Command) -> None:
+    again = command("enter", "dense", "comb", "profile=smoke").stderr
+    assert again.count("0 to make") == 3
+    assert "the laws of" not in again, "they are known with this code"
+
+
+def test_the_entry_is_checked_by_others(entered: Path, command: Command) -> None:
+    said = command("enter", "--check", str(entered / "comb-smoke-v1.entry"), "--draw", "3").stdout
+    assert "came out again to the bit" in said
+    assert said.count("✓") >= 6
+    assert "as the rules ask" in said
+
+
+def test_the_pages_have_its_row(entered: Path, own_checkout: Path, command: Command) -> None:
+    command("benchmark", "--profile", "smoke")
+    pages = own_checkout / "results" / "benchmark" / "smoke"
+    assert "entry-comb.html" in (pages / "index.html").read_text()
+    row = (pages / "link-ethernet_1g.html").read_text()
+    assert "comb" in row
+    card = (pages / "entry-comb.html").read_text()
+    assert "all state is saved" in card
+    assert "<code>method.scope=" in card
+    rules = (pages / "rules.html").read_text()
+    assert "<strong>Equal tuning.</strong>" in rules
+    for page in pages.glob("*.html"):
+        assert "<script>" not in page.read_text()
+
+
+def rewritten(entry: Path, change: Callable[[Members], None], honest: bool = True) -> Path:
+    """A copy of an entry in which something was changed by hand; `honest`: with digests that fit."""
+    with zipfile.ZipFile(entry) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    if honest:
+        said = json.loads(members["entry.json"])
+        said["tables"] = {name: hashlib.sha256(members[name]).hexdigest() for name in said["tables"]}
+        members["entry.json"] = json.dumps(said).encode()
+    path = entry.with_name("changed.entry")
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, raw in members.items():
+            archive.writestr(name, raw)
+    return path
+
+
+def table(members: Members, name: str, change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+    """Change a table, and keep what its file says of itself."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    before = pq.read_table(io.BytesIO(members[name]))
+    after = pa.Table.from_pandas(change(before.to_pandas()), schema=before.schema, preserve_index=False)
+    buffer = io.BytesIO()
+    pq.write_table(after, buffer)
+    members[name] = buffer.getvalue()
+
+
+def statement(members: Members, change: Callable[[dict[str, Any]], None]) -> None:
+    said = json.loads(members["entry.json"])
+    change(said)
+    members["entry.json"] = json.dumps(said).encode()
+
+
+def lower_losses(members: Members) -> None:
+    table(members, "epochs.parquet", lambda rows: rows.assign(val_loss=0.5 * rows["val_loss"]))
+
+
+def fewer_bytes(members: Members) -> None:
+    def halve(rows: pd.DataFrame) -> pd.DataFrame:
+        name = "interface.counted_bytes"
+        found: pd.DataFrame = rows.assign(**{name: 0.5 * rows[name]})
+        return found
+
+    table(members, "runs.parquet", halve)
+
+
+def other_choice(members: Members) -> None:
+    def change(said: dict[str, Any]) -> None:
+        (task,) = said["tasks"].values()
+        task["trials"] = task["trials"][:-1]
+
+    statement(members, change)
+
+
+def other_settings(members: Members) -> None:
+    statement(members, lambda said: said.update(settings={"method": "comb", "method.density": 0.5}))
+
+
+def other_code(members: Members) -> None:
+    statement(members, lambda said: said.update(code=said["code"] + "\n"))
+
+
+def unsaid_law(members: Members) -> None:
+    def change(said: dict[str, Any]) -> None:
+        said["laws"].append({"name": "nothing is lost", "holds": False, "why": "no reason"})
+
+    statement(members, change)
+
+
+CHANGES = {
+    "a record edited by hand": (lower_losses, False, "is not what its statement has the digest of"),
+    "and its digest with it": (lower_losses, True, "came out otherwise here"),
+    "bytes understated": (fewer_bytes, True, "sent other than they counted"),
+    "a trial left out": (other_choice, True, "runs that the rules ask for are missing"),
+    "other settings than were run": (other_settings, True, "runs that the rules ask for are missing"),
+    "other code": (other_code, True, "is another one here"),
+    "an excuse that is not needed": (unsaid_law, True, "names other broken laws"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_entry_that_was_changed_is_refused(entered: Path, command: Command, name: str) -> None:
+    change, honest, said = CHANGES[name]
+    path = rewritten(entered / "comb-smoke-v1.entry", change, honest)
+    found = command("enter", "--check", str(path), "--draw", "1", code=1).stdout
+    path.unlink()
+    assert said in found, found
+    assert "refused" in found
