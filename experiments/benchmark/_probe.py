@@ -2,8 +2,8 @@
 
     python -m experiments.benchmark._probe ENTRY.json whole FOLDER | second FOLDER | processes FOLDER RANK
 
-It prints a digest of rank 0's weights after each step, as a list in JSON, and ends with a sentence and exit
-code 3 where the entry's own file reaches past what it is given: files, sockets, programs, or
+It prints a digest of the weights after each step, rank by rank, as a list in JSON. It ends with a sentence and
+exit code 3 where the entry's own file reaches past what it is given: files, sockets, programs, or
 torch.distributed.
 """
 
@@ -136,7 +136,7 @@ def whole(method: Any, folder: str) -> list[str]:
         torch.save(training.saved(), f"{folder}/{comm.rank}.pt")
         return found + training.steps(range(HALF, STEPS))
 
-    return virtual.run(SIZE, body)[0]
+    return [digest for rank in virtual.run(SIZE, body) for digest in rank]
 
 
 def second(method: Any, folder: str) -> list[str]:
@@ -147,7 +147,7 @@ def second(method: Any, folder: str) -> list[str]:
         training.load(torch.load(f"{folder}/{comm.rank}.pt", weights_only=True))
         return training.steps(range(HALF, STEPS))
 
-    return virtual.run(SIZE, body)[0]
+    return [digest for rank in virtual.run(SIZE, body) for digest in rank]
 
 
 def processes(method: Any, folder: str, rank: str) -> list[str]:
