@@ -9,12 +9,12 @@ from typing import Literal, get_args
 import numpy as np
 import pandas as pd
 
-from analysis import rounds
 from analysis.benchmark.files import Entered
-from analysis.reaching import Steps, all_reach, seconds_to, sooner, steps_to
 from analysis.records.frames import Frames, diverged
 from analysis.records.steps import LAUNCHES
 from analysis.stats import POSITIVE, Value, final, over_units
+from analysis.times import rounds
+from analysis.times.reaching import Steps, all_reach, seconds_to, sooner, steps_to
 
 BASELINE = "dense"
 COLUMN = "val_loss"

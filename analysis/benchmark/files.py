@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from analysis.benchmark.statement import Statement
+from analysis.benchmark.statement import EntryStatement
 from analysis.records import parquet
 from analysis.records.files import Damaged, write_atomic
 from analysis.records.frames import Frames
@@ -28,12 +28,12 @@ WHEN = (2026, 1, 1, 0, 0, 0)  # of every member, so that the same content is the
 class Entered(NamedTuple):
     """An entry and its records."""
 
-    statement: Statement
+    statement: EntryStatement
     frames: Frames
     path: Path
 
 
-def write(path: Path, statement: Statement, frames: Frames) -> Path:
+def write(path: Path, statement: EntryStatement, frames: Frames) -> Path:
     """The file, replaced as a whole. Of steps it has those of launches alone."""
     frames = public(_thinned(with_outcomes(frames)))
     with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +74,7 @@ def read(path: Path) -> Entered:
     if {*raws} != {STATEMENT, *(f"{name}.parquet" for name in TABLES)}:
         raise Damaged(path, f"is no entry's file: it holds {', '.join(sorted(raws)) or 'nothing'}")
     try:
-        statement = msgspec.json.decode(raws[STATEMENT], type=Statement)
+        statement = msgspec.json.decode(raws[STATEMENT], type=EntryStatement)
     except msgspec.MsgspecError as error:
         raise Damaged(path, f"says what no entry says: {error}") from error
     for name, digest in statement.tables.items():

@@ -61,7 +61,7 @@ class Claimed(NamedTuple):
     word: str
 
 
-class Task(NamedTuple):
+class TaskTold(NamedTuple):
     name: str
     about: str
 
@@ -74,7 +74,7 @@ class Content(NamedTuple):
     entered: Sequence[Entered]
     cells: Sequence[Cell]
     links: Sequence[Told]
-    tasks: Sequence[Task]
+    tasks: Sequence[TaskTold]
     workers: Sequence[int]
     claimed: Mapping[str, Sequence[Claimed]]  # by entry
     checked: str  # what composing is worth, in a sentence

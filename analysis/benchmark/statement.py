@@ -12,7 +12,7 @@ Keys = Sequence[str]
 ByWorkers = Mapping[int, Any]
 
 
-class Tried(Struct, frozen=True):
+class TriedOut(Struct, frozen=True):
     """A trial."""
 
     rate: float  # times the task's
@@ -20,7 +20,7 @@ class Tried(Struct, frozen=True):
     key: str
 
 
-class Found(Struct, frozen=True):
+class LawFound(Struct, frozen=True):
     """A law as it was found."""
 
     name: str
@@ -32,7 +32,7 @@ class OnTask(Struct, frozen=True):
     """An entry on one task."""
 
     about: str
-    trials: Sequence[Tried]
+    trials: Sequence[TriedOut]
     lr: float  # chosen
     searched: Mapping[str, Any]  # chosen
     trainings: Mapping[int, Keys]  # by workers
@@ -40,7 +40,7 @@ class OnTask(Struct, frozen=True):
     baseline: Mapping[int, Mapping[str, Keys]]  # the same of the baseline, which took turns with it
 
 
-class Statement(Struct, frozen=True):
+class EntryStatement(Struct, frozen=True):
     """An entry."""
 
     version: int
@@ -54,7 +54,7 @@ class Statement(Struct, frozen=True):
     on: Mapping[str, Mapping[str, Any]]
     timed: Mapping[str, Any]
     claims: Sequence[str]
-    laws: Sequence[Found]
+    laws: Sequence[LawFound]
     code: str  # the method's file
     tasks: Mapping[str, OnTask]
     tables: Mapping[str, str] = {}  # SHA-256 of each

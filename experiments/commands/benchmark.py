@@ -10,12 +10,12 @@ from analysis.benchmark import site
 from analysis.benchmark.cells import Cell, cells, targets
 from analysis.benchmark.files import Entered, read_all
 from analysis.pictures.numbers import brief
-from experiments.benchmark.entering import baseline, folders_of_entries
-from experiments.benchmark.entries import BASELINE
-from experiments.benchmark.rules import rules
 from experiments.commands._make import say
 from experiments.config import choices
 from experiments.config.folders import ROOT, Folders
+from experiments.figures.benchmark.entering import baseline, folders_of_entries
+from experiments.figures.benchmark.entries import BASELINE
+from experiments.figures.benchmark.rules import rules
 
 GROUP = "results"
 RULES = ROOT / "docs" / "benchmark.md"
@@ -51,7 +51,7 @@ def benchmark(*, profile: str = TIER) -> int:
         entered,
         found,
         [site.Told(name, choices.about("link", name), _found(found, name)) for name in tier.links],
-        [site.Task(name, task.about) for name, task in tier.tasks.items()],
+        [site.TaskTold(name, task.about) for name, task in tier.tasks.items()],
         tier.workers,
         {each.statement.name: [*_claimed(each, folders)] for each in entered},
         "",

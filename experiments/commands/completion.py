@@ -7,12 +7,12 @@ from typing import Any, Literal, get_args, get_origin
 
 from experiments import commands, figures
 from experiments.bench import REGISTRY as BENCHMARKS
-from experiments.benchmark import entries
 from experiments.commands._words import Kind, Parser, fill, kinds
 from experiments.config import choices
 from experiments.config.config import types_of
 from experiments.config.folders import Folders
 from experiments.config.machines import CLUSTERS, NoContainer, SlurmCluster
+from experiments.figures.benchmark import entries
 from sparsify import ranges
 from sparsify.core.spec import BrokenFile
 

@@ -11,20 +11,6 @@ from analysis.benchmark.cells import BASELINE, Cell, cells, targets
 from analysis.benchmark.files import Entered, read, read_all
 from analysis.pictures.numbers import brief, counted, with_interval
 from analysis.records.configs import run_id
-from experiments.benchmark import checking
-from experiments.benchmark.entering import (
-    Entering,
-    Unfair,
-    baseline,
-    file_of,
-    folders_of_entries,
-    pack,
-    statement,
-    timed,
-)
-from experiments.benchmark.entries import Chosen, Entry, entry, shipped
-from experiments.benchmark.laws import Law, check_laws
-from experiments.benchmark.rules import rules
 from experiments.commands._durations import Machine, Took
 from experiments.commands._listing import every_run
 from experiments.commands._make import say, told
@@ -34,6 +20,20 @@ from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import missing, plan_runs
 from experiments.config.run import Run
+from experiments.figures.benchmark import checking
+from experiments.figures.benchmark.entering import (
+    Entering,
+    Unfair,
+    baseline,
+    file_of,
+    folders_of_entries,
+    pack,
+    statement,
+    timed,
+)
+from experiments.figures.benchmark.entries import BestSettings, Entrant, entry, shipped
+from experiments.figures.benchmark.laws import Law, check_laws
+from experiments.figures.benchmark.rules import rules
 from experiments.launch.backends import carry_out
 from experiments.launch.local import cores
 from experiments.worker.cores import cpu_model
@@ -88,7 +88,7 @@ def enter(
         raise ValueError(str(unfair)) from unfair
 
 
-def _asked(words: Sequence[str]) -> tuple[str, list[Entry]]:
+def _asked(words: Sequence[str]) -> tuple[str, list[Entrant]]:
     """The tier, and the entries that words name."""
     names = [word for word in words if "=" not in word]
     settings = dict(Run.of([word for word in words if "=" in word]).settings)
@@ -114,7 +114,7 @@ def _first(own: Mapping[str, Entering], tier: str, folders: Folders) -> Entered 
     return found
 
 
-def _laws(each: Entry, folders: Folders) -> list[Law]:
+def _laws(each: Entrant, folders: Folders) -> list[Law]:
     """The laws of an entry, as they were found with this code."""
     kept = folders.records / "laws" / f"{each.name}.json"
     made_from = hashlib.sha256(msgspec.json.encode([code_version.sources(), each])).hexdigest()
@@ -149,7 +149,7 @@ def _made(
     else:
         turns = [Entering(shipped()[BASELINE], next(iter(own.values())).name, folders), *own.values()]
         chosen[BASELINE] = {
-            name: Chosen(task.lr, dict(task.searched)) for name, task in first.statement.tasks.items()
+            name: BestSettings(task.lr, dict(task.searched)) for name, task in first.statement.tasks.items()
         }
     launched = timed(turns, chosen) if len(turns) > 1 else []
     _carry_out(launched, "launches", folders)
@@ -160,7 +160,7 @@ def _made(
     return 0
 
 
-def _settings(best: Chosen) -> str:
+def _settings(best: BestSettings) -> str:
     values = "".join(f" {key.partition('.')[2]}={value}" for key, value in best.searched.items())
     return f"lr={brief(best.lr)}{values}"
 
@@ -197,13 +197,13 @@ def _plan(own: Sequence[Entering], folders: Folders) -> Iterator[str]:
     """Runs and hours of each stage. Settings that tuning chooses change no duration."""
     tier = own[0].name
     defaults = {
-        each.entry.name: {trial.task: Chosen(1.0, trial.searched) for trial in reversed(each.trials)}
+        each.entry.name: {trial.task: BestSettings(1.0, trial.searched) for trial in reversed(each.trials)}
         for each in own
     }
     with_base = [each for each in own if each.entry.name == BASELINE]
     others = [each for each in own if each.entry.name != BASELINE]
     turns = [*(with_base or [Entering(shipped()[BASELINE], tier, folders)]), *others]
-    defaults[BASELINE] = {name: Chosen(1.0, {}) for name in turns[0].tier.tasks}
+    defaults[BASELINE] = {name: BestSettings(1.0, {}) for name in turns[0].tier.tasks}
     stages = {
         "trials": [config for each in own for config in each.tuning()],
         "trainings": [config for each in own for config in each.training(defaults[each.entry.name])],

@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis import plots, rounds
+from analysis import plots
 from analysis.claims import Claim
 from analysis.evidence import Evidence
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import brief, number
-from analysis.reaching import Steps, all_reach, seconds_to, sooner, steps_to
 from analysis.records.frames import Frames, keys_of, remembered, restrict
 from analysis.records.steps import LAUNCHES
-from analysis.rounds import Taken
 from analysis.stats import POSITIVE, Value, curve, final, over_units
 from analysis.tables import Table
+from analysis.times import rounds
+from analysis.times.reaching import Steps, all_reach, seconds_to, sooner, steps_to
+from analysis.times.rounds import Taken
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures import survey_local_loss as local_loss

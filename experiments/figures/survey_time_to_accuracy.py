@@ -12,10 +12,10 @@ from analysis.claims import Claim
 from analysis.evidence import Evidence
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import brief, number
-from analysis.reaching import Steps, all_reach, seconds_to, sooner, steps_to
 from analysis.records.frames import Frames
 from analysis.stats import POSITIVE, Value, curve, final, over_units
 from analysis.tables import Table
+from analysis.times.reaching import Steps, all_reach, seconds_to, sooner, steps_to
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._runs import TRAINED, scale

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import plots, rounds
+from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import brief, number, with_interval
 from analysis.records.frames import Frames, keys_of, remembered
 from analysis.records.steps import LAUNCHES, warm
-from analysis.rounds import Taken
 from analysis.stats import POSITIVE, Mixed, Value, over_units
 from analysis.tables import Table
+from analysis.times import rounds
+from analysis.times.rounds import Taken
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._crossing import ABOVE, BELOW, crossing, mean, outside

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from analysis import plots
-from analysis.attribution import CAUSES, COMMUNICATION, REST, explained, waits_ms
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import number
@@ -17,6 +16,7 @@ from analysis.records.frames import Frames
 from analysis.records.steps import breakdown, phase_summary
 from analysis.stats import Value
 from analysis.tables import Table
+from analysis.times.attribution import CAUSES, COMMUNICATION, REST, explained, waits_ms
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures.papers import claim, of_methods, words

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis import plots
-from analysis.attribution import COMMUNICATION
 from analysis.claims import Claim
 from analysis.evidence import Evidence
 from analysis.pictures import captions, marks, style
@@ -18,6 +17,7 @@ from analysis.records.frames import Frames, empty, keys_of, remembered, restrict
 from analysis.records.steps import breakdown
 from analysis.stats import Value, taken
 from analysis.tables import Table
+from analysis.times.attribution import COMMUNICATION
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._runs import scale

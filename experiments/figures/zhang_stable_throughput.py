@@ -17,10 +17,10 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import number
-from analysis.reaching import Steps, seconds_to, sooner, steps_to
 from analysis.records.frames import Frames, keys_of, remembered
 from analysis.stats import Value, curve, final_ratio, slowdown, taken, throughput
 from analysis.tables import Table
+from analysis.times.reaching import Steps, seconds_to, sooner, steps_to
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _large as large
 from experiments.figures import _predicted, papers

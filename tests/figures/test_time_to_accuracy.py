@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from analysis.claims import Verdict
-from analysis.reaching import Reached, reached, seconds_to, sooner, steps_to
 from analysis.records.frames import Frames, empty, runs_frame, typed
 from analysis.stats import Value
+from analysis.times.reaching import Reached, reached, seconds_to, sooner, steps_to
 from experiments import figures
 from experiments.figures import survey_time_to_accuracy as item
 from experiments.figures.runs import configs_of, more_configs_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.benchmark.rules import rules
 from experiments.config import choices
 from experiments.config.folders import ROOT
+from experiments.figures.benchmark.rules import rules
 
 WORDS = (ROOT / "docs" / "benchmark.md").read_text()
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmark.laws import faults
+from experiments.figures.benchmark.laws import faults
 from sparsify.methods import REGISTRY as METHODS
-from tests.benchmark.conftest import Command
+from tests.figures.benchmark.conftest import Command
 
 TEMPLATE = '''"""A cheat."""
 

@@ -1,9 +1,10 @@
 """A small training by which laws of an entry are checked that no test in one process can see.
 
-    python -m experiments.benchmark._probe ENTRY.json whole FOLDER | second FOLDER | processes FOLDER RANK
+    python -m experiments.figures.benchmark._probe ENTRY.json whole FOLDER | second FOLDER
+    python -m experiments.figures.benchmark._probe ENTRY.json processes FOLDER RANK
 
-It prints a digest of the weights after each step, rank by rank, as a list in JSON. It ends with a sentence and
-exit code 3 where the entry's own file reaches past what it is given: files, sockets, programs, or
+It prints a digest of the weights after each step, rank by rank, as a list in JSON. It ends with a sentence
+and exit code 3 where the entry's own file reaches past what it is given: files, sockets, programs, or
 torch.distributed.
 """
 
@@ -23,11 +24,10 @@ import torch.distributed as dist
 from torch import nn
 
 import sparsify
+from experiments.figures.benchmark.laws import HALF, PAST, SIZE, STEPS
 from sparsify.comm import Comm, virtual
 from sparsify.methods import REGISTRY as METHODS
 
-SIZE, STEPS, HALF = 2, 20, 8  # HALF lies within a round of most local steps
-PAST = 3  # exit code
 READ_AS_CODE = (".py", ".pyc", ".so", ".pyi")
 # Audited events that no method has a use for.
 REACHING = (

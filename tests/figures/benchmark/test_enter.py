@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.benchmark.conftest import Command
+from tests.figures.benchmark.conftest import Command
 from tests.slurm.emulated.links import needs_namespaces
 
 pytestmark = [needs_namespaces, pytest.mark.own_processes]

@@ -10,7 +10,7 @@ import pytest
 from analysis.records.frames import Frames
 from analysis.records.parquet import newest_frames
 from analysis.records.store import Store
-from analysis.trace import trace
+from analysis.times.trace import trace
 from tests.analysis import synthetic
 
 # Of google.github.io/perfetto's reading of the format: the keys of a complete event and of metadata.

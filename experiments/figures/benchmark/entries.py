@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, convert, yaml
 
-from experiments.benchmark.rules import Task, Tier, launch, rules, training
 from experiments.config.run import Run, RunSettings
+from experiments.figures.benchmark.rules import FrozenTask, Tier, launch, rules, training
 from sparsify import ranges
 from sparsify.core.spec import REQUIRED, constant
 from sparsify.methods import REGISTRY as METHODS
@@ -22,7 +22,7 @@ SEARCH = "SEARCH"  # a constant of a method's file: what is searched
 BASELINE = "dense"
 
 
-class Entry(Struct, frozen=True):
+class Entrant(Struct, frozen=True):
     """A method as it takes part."""
 
     name: str
@@ -49,13 +49,13 @@ class Trial(NamedTuple):
 
 
 @cache
-def shipped() -> dict[str, Entry]:
+def shipped() -> dict[str, Entrant]:
     """The entries of the repository."""
     found = yaml.decode(FILE.read_bytes())
-    return {name: convert({"name": name, **own}, Entry) for name, own in found.items()}
+    return {name: convert({"name": name, **own}, Entrant) for name, own in found.items()}
 
 
-def entry(name: str, fixed: RunSettings = {}) -> Entry:  # noqa: B006  # nobody changes it
+def entry(name: str, fixed: RunSettings = {}) -> Entrant:  # noqa: B006  # nobody changes it
     """The entry of this name: the repository's, or a method as its file has it.
 
     Args:
@@ -82,7 +82,7 @@ def entry(name: str, fixed: RunSettings = {}) -> Entry:  # noqa: B006  # nobody 
             f"{strangers[0]} is not for an entry to choose: tasks, links and workers are the rules' "
             "(docs/benchmark.md); give settings of the method (method.NAME=...)"
         )
-    found = Entry(name, {"method": method, **fixed}, METHODS.summary(method), _searched(method, fixed))
+    found = Entrant(name, {"method": method, **fixed}, METHODS.summary(method), _searched(method, fixed))
     return found
 
 
@@ -108,36 +108,36 @@ def _searched(method: str, fixed: RunSettings) -> dict[str, Sequence[float]]:
     return {name: values for name, values in given.items() if f"method.{name}" not in fixed}
 
 
-def defaults_missing(entry: Entry) -> list[str]:
+def defaults_missing(entry: Entrant) -> list[str]:
     """Parameters of the method that have no default and that the entry leaves open."""
     open_ = [name for name, default in METHODS.defaults(entry.method).items() if default == REQUIRED]
     return [name for name in open_ if f"method.{name}" not in entry.settings and name not in entry.search]
 
 
-def base_rate(entry: Entry, name: str, task: Task) -> float:
+def base_rate(entry: Entrant, name: str, task: FrozenTask) -> float:
     """The learning rate that those of the trials are multiples of."""
     return float(entry.on.get(name, {}).get("task.lr", task.lr))
 
 
-def rate_of(entry: Entry, name: str, task: Task, rate: float) -> float:
+def rate_of(entry: Entrant, name: str, task: FrozenTask, rate: float) -> float:
     """The learning rate of a trial."""
     return float(f"{base_rate(entry, name, task) * rate:.6g}")
 
 
-def own_settings(entry: Entry, name: str) -> RunSettings:
+def own_settings(entry: Entrant, name: str) -> RunSettings:
     """An entry's settings on a task, without the rate."""
     both = {**entry.settings, **entry.on.get(name, {})}
     return {key: value for key, value in both.items() if key != "task.lr"}
 
 
-def trials(entry: Entry, tier: Tier) -> list[Trial]:
+def trials(entry: Entrant, tier: Tier) -> list[Trial]:
     """All of them: on each task each rate once, with values drawn from the space; the first has what is
     default. What is drawn follows from the version, the entry's name and the task.
     """
     return [trial for name, task in tier.tasks.items() for trial in _trials_on(entry, tier, name, task)]
 
 
-def _trials_on(entry: Entry, tier: Tier, name: str, task: Task) -> Iterator[Trial]:
+def _trials_on(entry: Entrant, tier: Tier, name: str, task: FrozenTask) -> Iterator[Trial]:
     how = rules().trials
     points = [dict(zip(entry.search, point, strict=True)) for point in product(*entry.search.values())]
     drawn = random.Random(f"{rules().version} {entry.name} {name}")
@@ -155,14 +155,14 @@ def _trials_on(entry: Entry, tier: Tier, name: str, task: Task) -> Iterator[Tria
         yield Trial(name, rate, values, Run({**shared, **values, **tuned}))
 
 
-class Chosen(NamedTuple):
+class BestSettings(NamedTuple):
     """An entry's own best settings on a task."""
 
     lr: float
     searched: RunSettings
 
 
-def trajectories(entry: Entry, tier: Tier, chosen: Mapping[str, Chosen]) -> list[Run]:
+def trajectories(entry: Entrant, tier: Tier, chosen: Mapping[str, BestSettings]) -> list[Run]:
     """The trainings that count: all of a seed before the next seed."""
     return [
         Run({**_of_task(entry, tier, name, workers, chosen[name]), "seed": seed})
@@ -172,12 +172,14 @@ def trajectories(entry: Entry, tier: Tier, chosen: Mapping[str, Chosen]) -> list
     ]
 
 
-def _of_task(entry: Entry, tier: Tier, name: str, workers: int, best: Chosen) -> RunSettings:
+def _of_task(entry: Entrant, tier: Tier, name: str, workers: int, best: BestSettings) -> RunSettings:
     shared = {**training(tier, tier.tasks[name], workers), **own_settings(entry, name)}
     return {**shared, **best.searched, "task.lr": best.lr}
 
 
-def launches(entries: Sequence[Entry], tier: Tier, chosen: Mapping[str, Mapping[str, Chosen]]) -> list[Run]:
+def launches(
+    entries: Sequence[Entrant], tier: Tier, chosen: Mapping[str, Mapping[str, BestSettings]]
+) -> list[Run]:
     """Where the entries take turns, the baseline first: a group of processes for each task, number of
     workers and link, and that for each launch.
     """
@@ -193,7 +195,7 @@ def launches(entries: Sequence[Entry], tier: Tier, chosen: Mapping[str, Mapping[
     ]
 
 
-def turn(entry: Entry, name: str, best: Chosen) -> RunSettings:
+def turn(entry: Entrant, name: str, best: BestSettings) -> RunSettings:
     """In what an entry differs from the others; rates don't matter to times, and all take the task's."""
     own = {**own_settings(entry, name), **best.searched, **entry.timed}
     return {key: value for key, value in own.items() if not key.startswith("task.") or key == "task.momentum"}

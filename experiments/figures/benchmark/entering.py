@@ -8,26 +8,26 @@ from pathlib import Path
 
 from analysis.benchmark.cells import BASELINE, COLUMN
 from analysis.benchmark.files import SUFFIX, Entered, read_all, write
-from analysis.benchmark.statement import Found, OnTask, Statement, Tried
+from analysis.benchmark.statement import EntryStatement, LawFound, OnTask, TriedOut
 from analysis.records import parquet
 from analysis.records.configs import run_id, run_key
 from analysis.records.frames import Frames, is_missing
 from analysis.records.store import Attempt
-from experiments.benchmark.entries import (
-    Chosen,
-    Entry,
+from experiments.config import compose
+from experiments.config.config import Config
+from experiments.config.folders import Folders
+from experiments.config.run import Run
+from experiments.figures.benchmark.entries import (
+    BestSettings,
+    Entrant,
     base_rate,
     launches,
     rate_of,
     trajectories,
     trials,
 )
-from experiments.benchmark.laws import Law
-from experiments.benchmark.rules import Tier, digest, rules
-from experiments.config import compose
-from experiments.config.config import Config
-from experiments.config.folders import Folders
-from experiments.config.run import Run
+from experiments.figures.benchmark.laws import Law
+from experiments.figures.benchmark.rules import Tier, digest, rules
 from sparsify.methods import REGISTRY as METHODS
 
 ENTRIES = "entries"  # a folder of results/ and of results/shipped/
@@ -51,7 +51,7 @@ def resolved(run: Run, profile: str) -> Config:
 class Entering:
     """An entry on its way, in a checkout."""
 
-    def __init__(self, entry: Entry, tier: str, folders: Folders) -> None:
+    def __init__(self, entry: Entrant, tier: str, folders: Folders) -> None:
         self.entry, self.name, self.tier, self.folders = entry, tier, rules().tier(tier), folders
         self.trials = trials(entry, self.tier)
 
@@ -95,13 +95,13 @@ class Entering:
             and all(values.get(key) == value for key, value in fixed.items())
         )
 
-    def chosen(self) -> dict[str, Chosen]:
+    def chosen(self) -> dict[str, BestSettings]:
         """Its best settings by task: the trial with the lowest loss on held-out examples.
 
         Raises:
             Unfair: none of a task's trials ended with a number.
         """
-        found = dict[str, Chosen]()
+        found = dict[str, BestSettings]()
         losses = self._losses([self.config(trial.run) for trial in self.trials])
         for name, task in self.tier.tasks.items():
             own = [
@@ -115,7 +115,7 @@ class Entering:
                     f"{base_rate(self.entry, name, task):g}"
                 )
             _, best = min(ended, key=lambda pair: pair[0])
-            found[name] = Chosen(rate_of(self.entry, name, task, best.rate), best.searched)
+            found[name] = BestSettings(rate_of(self.entry, name, task, best.rate), best.searched)
         return found
 
     def _losses(self, configs: Sequence[Config]) -> dict[str, float | None]:
@@ -136,27 +136,27 @@ class Entering:
             raise Unfair(f"{self.entry.name}: {notes[0]}; run `enter` again, which makes it anew")
         return found
 
-    def training(self, chosen: Mapping[str, Chosen]) -> list[Config]:
+    def training(self, chosen: Mapping[str, BestSettings]) -> list[Config]:
         """The trainings that count."""
         return [self.config(run) for run in trajectories(self.entry, self.tier, chosen)]
 
 
-def timed(entering: Sequence[Entering], chosen: Mapping[str, Mapping[str, Chosen]]) -> list[Config]:
+def timed(entering: Sequence[Entering], chosen: Mapping[str, Mapping[str, BestSettings]]) -> list[Config]:
     """The launches in which these take turns; the first is the baseline."""
     first = entering[0]
     return [first.config(run) for run in launches([each.entry for each in entering], first.tier, chosen)]
 
 
 def statement(
-    own: Entering, chosen: Mapping[str, Chosen], launched: Sequence[Config], laws: Sequence[Law]
-) -> Statement:
+    own: Entering, chosen: Mapping[str, BestSettings], launched: Sequence[Config], laws: Sequence[Law]
+) -> EntryStatement:
     """What the entry's file says."""
     entry, trained = own.entry, own.training(chosen)
     path = METHODS.folder / f"{entry.method}.py"
     tasks = dict[str, OnTask]()
     for name, task in own.tier.tasks.items():
         tried = [
-            Tried(trial.rate, trial.searched, run_key(own.config(trial.run)))
+            TriedOut(trial.rate, trial.searched, run_key(own.config(trial.run)))
             for trial in own.trials if trial.task == name
         ]  # fmt: skip
         of_task = [config for config in trained if _is_of(config, own.tier, name)]
@@ -166,10 +166,10 @@ def statement(
             {n: [run_key(config) for config in of_task if config.workers == n] for n in own.tier.workers},
             _by_link(turns, own.tier, entry.name), _by_link(turns, own.tier, BASELINE),
         )  # fmt: skip
-    return Statement(
+    return EntryStatement(
         rules().version, digest(), own.name, entry.name, entry.about, entry.method, entry.settings,
         entry.search, entry.on, entry.timed, entry.claims,
-        [Found(law.name, law.holds, law.why) for law in laws],
+        [LawFound(law.name, law.holds, law.why) for law in laws],
         path.read_text() if path.exists() else "", tasks,
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )  # fmt: skip
@@ -192,7 +192,7 @@ def _by_link(turns: Sequence[Config], tier: Tier, variant: str) -> dict[int, dic
     }  # fmt: skip
 
 
-def keys_of(found: Statement) -> Iterator[str]:
+def keys_of(found: EntryStatement) -> Iterator[str]:
     """Every run that a statement rests on."""
     for own in found.tasks.values():
         yield from (tried.key for tried in own.trials)
@@ -208,7 +208,7 @@ def file_of(folders: Folders, tier: str, name: str) -> Path:
     return folders.results / ENTRIES / f"{name}-{tier}-v{rules().version}{SUFFIX}"
 
 
-def pack(own: Entering, found: Statement, configs: Sequence[Config]) -> Path:
+def pack(own: Entering, found: EntryStatement, configs: Sequence[Config]) -> Path:
     """Write an entry's file, of the records of these runs."""
     frames = own.frames([run_id(config) for config in configs])
     wanted = {*keys_of(found)}

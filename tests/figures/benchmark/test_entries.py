@@ -8,10 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from experiments.benchmark import entries
-from experiments.benchmark.entering import resolved
-from experiments.benchmark.entries import BASELINE, Chosen, entry, launches, shipped, trajectories, trials
-from experiments.benchmark.rules import rules
+from experiments.figures.benchmark import entries
+from experiments.figures.benchmark.entering import resolved
+from experiments.figures.benchmark.entries import (
+    BASELINE,
+    BestSettings,
+    entry,
+    launches,
+    shipped,
+    trajectories,
+    trials,
+)
+from experiments.figures.benchmark.rules import rules
 from sparsify.methods import REGISTRY as METHODS
 
 LAPTOP = rules().tier("laptop")
@@ -43,7 +51,9 @@ def test_trials_are_drawn_by_version_name_and_task_alone() -> None:
 def test_every_run_of_an_entry_is_one_that_can_be_made(name: str) -> None:
     own, base = shipped()[name], shipped()[BASELINE]
     chosen = {
-        task: Chosen(LAPTOP.tasks[task].lr, {f"method.{k}": tried[-1] for k, tried in own.search.items()})
+        task: BestSettings(
+            LAPTOP.tasks[task].lr, {f"method.{k}": tried[-1] for k, tried in own.search.items()}
+        )
         for task in LAPTOP.tasks
     }
     of_trials = [resolved(trial.run, "laptop") for trial in trials(own, LAPTOP)[::8]]
@@ -52,7 +62,7 @@ def test_every_run_of_an_entry_is_one_that_can_be_made(name: str) -> None:
     trained = [resolved(run, "laptop") for run in trajectories(own, LAPTOP, chosen)[:6]]
     assert not any(config.train.held_out for config in trained)
     assert {config.train.epochs * (config.train.epoch_steps or 0) for config in trained} == {rules().steps}
-    plain = {task: Chosen(1.0, {}) for task in LAPTOP.tasks}
+    plain = {task: BestSettings(1.0, {}) for task in LAPTOP.tasks}
     both = [base, own] if name != BASELINE else [base, shipped()["topk"]]
     of_both = {BASELINE: plain, name: chosen, "topk": plain} | ({} if name != "topk" else {name: chosen})
     for run in launches(both, LAPTOP, of_both)[:24:7]:

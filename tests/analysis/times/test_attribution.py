@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.attribution import CAUSES, COMMUNICATION, REST, explained, lateness, waits_ms
 from analysis.records.frames import Frames, empty, typed
+from analysis.times.attribution import CAUSES, COMMUNICATION, REST, explained, lateness, waits_ms
 from tests.conftest import there
 
 RANKS, BLOCKS, PER_BLOCK = 4, 40, 3

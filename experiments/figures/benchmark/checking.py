@@ -14,18 +14,26 @@ import pandas as pd
 
 from analysis.benchmark.cells import BASELINE, COLUMN
 from analysis.benchmark.files import Entered, read
-from analysis.benchmark.statement import OnTask, Statement
+from analysis.benchmark.statement import EntryStatement, OnTask
 from analysis.records import parquet
 from analysis.records.configs import run_id, run_key
 from analysis.records.files import Damaged
 from analysis.records.frames import Frames
-from experiments.benchmark import laws
-from experiments.benchmark.entering import baseline, keys_of, resolved
-from experiments.benchmark.entries import Chosen, Entry, rate_of, shipped, trajectories, trials, turn
-from experiments.benchmark.rules import Tier, digest, launch, rules
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.run import Run
+from experiments.figures.benchmark import laws
+from experiments.figures.benchmark.entering import baseline, keys_of, resolved
+from experiments.figures.benchmark.entries import (
+    BestSettings,
+    Entrant,
+    rate_of,
+    shipped,
+    trajectories,
+    trials,
+    turn,
+)
+from experiments.figures.benchmark.rules import Tier, digest, launch, rules
 from sparsify.core.spec import BrokenFile
 from sparsify.methods import REGISTRY as METHODS
 
@@ -63,9 +71,9 @@ def check(path: Path, folders: Folders, draw: int | None, carry_out: CarryOut) -
     yield from _again(entered, folders, draw, carry_out)
 
 
-def entry_of(said: Statement) -> Entry:
+def entry_of(said: EntryStatement) -> Entrant:
     """The entry that a statement is of."""
-    return Entry(said.name, said.settings, said.about, said.search, said.on, said.timed, said.claims)
+    return Entrant(said.name, said.settings, said.about, said.search, said.on, said.timed, said.claims)
 
 
 def _of_rules(entered: Entered) -> Iterator[Line]:
@@ -110,7 +118,7 @@ def _of_rules(entered: Entered) -> Iterator[Line]:
     yield Line(f"{len(stated)} runs, each as the rules ask: tasks, workers, seeds, budget, links")
 
 
-def _declared(entry: Entry) -> tuple[Any, ...]:
+def _declared(entry: Entrant) -> tuple[Any, ...]:
     return tuple(json.dumps(part, sort_keys=True, default=list) for part in (
         dict(entry.settings), dict(entry.search), dict(entry.on), dict(entry.timed)))  # fmt: skip
 
@@ -119,23 +127,23 @@ def _digest_of(rows: pd.DataFrame) -> set[str]:
     return {*rows["provenance.data.digest"].dropna().astype(str)}
 
 
-def _expected(own: Entry, tier: Tier, said: Statement) -> dict[str, Config]:
+def _expected(own: Entrant, tier: Tier, said: EntryStatement) -> dict[str, Config]:
     """By key the config of every run that an entry with these choices consists of."""
-    chosen = {name: Chosen(task.lr, dict(task.searched)) for name, task in said.tasks.items()}
+    chosen = {name: BestSettings(task.lr, dict(task.searched)) for name, task in said.tasks.items()}
     found = [trial.run for trial in trials(own, tier)] + trajectories(own, tier, chosen)
     expected = {run_key(config): config for config in (resolved(run, said.tier) for run in found)}
     return expected | dict(_turns(own, tier, said, chosen))
 
 
 def _turns(
-    own: Entry, tier: Tier, said: Statement, chosen: Mapping[str, Chosen]
+    own: Entrant, tier: Tier, said: EntryStatement, chosen: Mapping[str, BestSettings]
 ) -> Iterator[tuple[str, Config]]:
     """The key of each turn in a launch, the baseline's among them, and its config: who else took turns is
     open, and another stands for them.
     """
     base, other = shipped()[BASELINE], shipped()[OTHER]
     for name, task in said.tasks.items():
-        best = {BASELINE: Chosen(0.0, {}), OTHER: Chosen(0.0, {}), own.name: chosen[name]}
+        best = {BASELINE: BestSettings(0.0, {}), OTHER: BestSettings(0.0, {}), own.name: chosen[name]}
         turns = {each.name: turn(each, name, best[each.name]) for each in (other, base, own)}
         for entry, by_workers in ((own, task.launches), (base, task.baseline)):
             for workers, of_links in by_workers.items():
@@ -235,7 +243,7 @@ def _again(entered: Entered, folders: Folders, draw: int | None, carry_out: Carr
     """A training, drawn, once more: the curve must be the same but for rounding."""
     said = entered.statement
     number = draw if draw is not None else time.time_ns()
-    chosen = {name: Chosen(task.lr, dict(task.searched)) for name, task in said.tasks.items()}
+    chosen = {name: BestSettings(task.lr, dict(task.searched)) for name, task in said.tasks.items()}
     every = [
         resolved(run, said.tier) for run in trajectories(entry_of(said), rules().tier(said.tier), chosen)
     ]

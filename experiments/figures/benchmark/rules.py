@@ -16,7 +16,7 @@ from sparsify.ranges import unknown
 FILE = Path(__file__).with_name("v1.yaml")
 
 
-class Task(Struct, frozen=True):
+class FrozenTask(Struct, frozen=True):
     """A frozen task."""
 
     about: str
@@ -32,7 +32,7 @@ class Tier(Struct, frozen=True):
 
     workers: Sequence[int]
     links: Sequence[str]
-    tasks: Mapping[str, Task]
+    tasks: Mapping[str, FrozenTask]
     settings: Mapping[str, Any] = {}  # of every run
     trained: Mapping[str, Any] = {}  # of every training besides
     timed: Mapping[str, Any] = {}  # of every launch besides
@@ -83,13 +83,13 @@ def digest() -> str:
     return hashlib.sha256(FILE.read_bytes()).hexdigest()
 
 
-def training(tier: Tier, task: Task, workers: int) -> RunSettings:
+def training(tier: Tier, task: FrozenTask, workers: int) -> RunSettings:
     """What a training of this task has, whoever enters."""
     shared = {**rules().trained, **tier.settings, **task.settings, **tier.trained}
     return {**shared, "workers": workers, "train.validate_on": task.held_out}
 
 
-def launch(tier: Tier, task: Task, workers: int, link: str) -> RunSettings:
+def launch(tier: Tier, task: FrozenTask, workers: int, link: str) -> RunSettings:
     """What a launch has, in which entries take turns."""
     shared = {**rules().timed, **tier.settings, **task.settings, **tier.timed}
     return {**shared, "workers": workers, "link": link}

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from experiments.benchmark._probe import HALF, PAST, SIZE, STEPS
-from experiments.benchmark.entries import Entry
 from experiments.config.folders import ROOT
+from experiments.figures.benchmark.entries import Entrant
 from sparsify.methods import REGISTRY as METHODS
 
 # A method's file may import these, and nothing by which data, files or other processes can be reached.
@@ -30,6 +29,9 @@ FORBIDDEN = {"open", "exec", "eval", "compile", "__import__", "globals", "breakp
 PARTS = {("torch", name) for name in ("distributed", "load", "save", "hub", "multiprocessing")}
 PARTS |= {("numpy", "memmap"), ("sparsify", "comm.virtual")}
 LIMIT_S = 900
+# Of the trainings in processes of their own, `_probe`; HALF lies within a round of most local steps.
+SIZE, STEPS, HALF = 2, 20, 8
+PAST = 3  # the exit code of one that reached past what it is given
 
 
 class Law(Struct, frozen=True):
@@ -51,7 +53,7 @@ class Probe(NamedTuple):
     why: str  # it ended without
 
 
-def check_laws(entry: Entry, say: Callable[[str], None]) -> list[Law]:
+def check_laws(entry: Entrant, say: Callable[[str], None]) -> list[Law]:
     """All laws of an entry, those that it is excused from among them.
 
     Raises:
@@ -67,18 +69,18 @@ def check_laws(entry: Entry, say: Callable[[str], None]) -> list[Law]:
     return [*found, *(Law(name, False, why) for name, why in excused.items())]
 
 
-def values(entry: Entry) -> dict[str, Any]:
+def values(entry: Entrant) -> dict[str, Any]:
     """The method's values, with the defaults of what is searched."""
     fixed = {key[7:]: value for key, value in entry.settings.items() if key.startswith("method.")}
     return {**{name: tried[0] for name, tried in entry.search.items()}, **fixed}
 
 
-def _sentence(entry: Entry, broken: list[Law]) -> str:
+def _sentence(entry: Entrant, broken: list[Law]) -> str:
     lines = "; ".join(f"{law.name}: {law.why}" for law in broken)
     return f"{entry.name} can't enter: {lines} (rule 2, docs/benchmark.md#laws-first)"
 
 
-def _static(entry: Entry) -> Iterator[Law]:
+def _static(entry: Entrant) -> Iterator[Law]:
     """What the method's file may use, as far as its text shows it."""
     path = METHODS.folder / f"{entry.method}.py"
     found = [*faults(path)] if path.exists() else []
@@ -103,7 +105,7 @@ def faults(path: Path) -> Iterator[str]:
                 yield f"{path.name}, line {node.lineno}: {name} is not for methods to use"  # type: ignore[attr-defined]
 
 
-def _suite(entry: Entry) -> Iterator[Law]:
+def _suite(entry: Entrant) -> Iterator[Law]:
     """The repository's tests that have the method as a parameter."""
     command = [
         sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--method",
@@ -118,7 +120,7 @@ def _suite(entry: Entry) -> Iterator[Law]:
     yield Law("the law suite", done.returncode == 0 or nothing, why or "it failed" * bool(done.returncode))
 
 
-def _apart(entry: Entry) -> Iterator[Law]:
+def _apart(entry: Entrant) -> Iterator[Law]:
     """Laws that need processes of their own."""
     with tempfile.TemporaryDirectory() as folder:
         declared = Path(folder) / "entry.json"
@@ -153,7 +155,7 @@ def _same(one: list[str], other: list[str]) -> int:
 
 
 def _start(declared: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "experiments.benchmark._probe", str(declared), *words]
+    command = [sys.executable, "-m", "experiments.figures.benchmark._probe", str(declared), *words]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
