@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
@@ -45,8 +45,16 @@ class Cell:
     sent_mb: float | None  # by a worker until the target; of the whole budget where that is missed
     gbit_s: float | None  # found, all nodes sending at once
     delay_ms: float | None  # found, one way
+    simulated: bool  # its times are
     dates: tuple[str, str]  # of its launches, or its trainings
     machine: str
+
+    @property
+    def minutes_to(self) -> float | None:
+        """Minutes to the target, infinite where it is missed; None where nothing was timed."""
+        if self.step_ms is None:
+            return None
+        return self.minutes.value if self.minutes else np.inf
 
 
 def targets(baseline: Entered, share: float) -> Targets:
@@ -113,6 +121,7 @@ def _cell(
         sent_mb=_sent_mb(frames, keys, own),
         gbit_s=_median(rows, "provenance.machine.link.together_gbit_s"),
         delay_ms=_times(1e3, _median(rows, "provenance.machine.link.latency_s")),
+        simulated=bool(launched[0]) and bool(rows["simulated"].fillna(False).astype(bool).any()),
         dates=(dates[0], dates[-1]),
         machine=", ".join(dict.fromkeys(map(str, rows["provenance.cpu"].dropna()))),
     )  # fmt: skip
@@ -161,6 +170,37 @@ def _times(unit: float, value: float | None) -> float | None:
     return None if value is None else unit * value
 
 
+class Composed(NamedTuple):
+    """A training in real time beside what was composed for it."""
+
+    entry: str
+    task: str
+    workers: int
+    link: str
+    real_min: float  # in steps, until its last validation
+    composed_min: float
+
+    @property
+    def off(self) -> float:
+        """Percent by which the composed time is off."""
+        return 100 * abs(self.composed_min / self.real_min - 1)
+
+
+def composed(entered: Entered, found: Sequence[Cell]) -> list[Composed]:
+    """Its trainings in real time."""
+    told, epochs, name = list[Composed](), entered.frames.epochs, entered.statement.name
+    for task, own in entered.statement.tasks.items():
+        for each in own.whole:
+            place = (name, task, each.workers, each.link)
+            cell = next((c for c in found if (c.entry, c.task, c.workers, c.link) == place), None)
+            rows = epochs[epochs["key"] == each.key].sort_values("epoch")
+            if cell and cell.step_ms and len(rows):
+                last = rows.iloc[-1]
+                minutes = float(last["step"]) * cell.step_ms.value / 6e4
+                told.append(Composed(*place, float(last["wall_s"]) / 60, minutes))
+    return told
+
+
 def table_of(found: Sequence[Cell], task: str, workers: int, link: str) -> list[Cell]:
     """The rows of one table: the baseline first, then by the times as soon; what misses stands last."""
     own = [cell for cell in found if (cell.task, cell.workers, cell.link) == (task, workers, link)]
@@ -171,17 +211,3 @@ def table_of(found: Sequence[Cell], task: str, workers: int, link: str) -> list[
 
     return sorted(own, key=place)
 
-
-def order_of(found: Sequence[Cell], link: str) -> list[tuple[str, float]]:
-    """Entries with the geometric mean of their times as soon over a link's cells, which says how alike two
-    measurements order them; 0 for a cell whose target is missed. It is no rank: the page shows none.
-    """
-    names = dict.fromkeys(cell.entry for cell in found)
-    scores = list[tuple[str, float]]()
-    for name in names:
-        own = [cell for cell in found if (cell.entry, cell.link) == (name, link)]
-        gains = [0.0 if cell.word == "misses the target" or not cell.sooner else cell.sooner.value
-                 for cell in own if cell.word != "baseline"]  # fmt: skip
-        if gains:
-            scores.append((name, float(np.mean(gains))))
-    return scores

@@ -174,7 +174,7 @@ class _Pages:
         own = [cell for cell in self.content.cells if cell.entry == said.name]
         runs = each.frames.runs
         timed = runs[runs["train.validate"].eq("never") & runs["variant"].eq(said.name)]
-        trained = runs[runs["cluster.where"].eq("virtual")]
+        trained = runs[runs["train.validate"].eq("epoch") & runs["cluster.where"].eq("virtual")]
 
         def mean(rows: Any, column: str) -> float | None:
             found = rows[column].astype(float).mean() if column in rows and len(rows) else float("nan")

@@ -28,6 +28,14 @@ class LawFound(Struct, frozen=True):
     why: str = ""
 
 
+class InRealTime(Struct, frozen=True):
+    """A training in real time as a whole."""
+
+    workers: int
+    link: str
+    key: str
+
+
 class OnTask(Struct, frozen=True):
     """An entry on one task."""
 
@@ -38,6 +46,7 @@ class OnTask(Struct, frozen=True):
     trainings: Mapping[int, Keys]  # by workers
     launches: Mapping[int, Mapping[str, Keys]]  # by workers and link
     baseline: Mapping[int, Mapping[str, Keys]]  # the same of the baseline, which took turns with it
+    whole: Sequence[InRealTime] = ()
 
 
 class EntryStatement(Struct, frozen=True):
@@ -57,5 +66,6 @@ class EntryStatement(Struct, frozen=True):
     laws: Sequence[LawFound]
     code: str  # the method's file
     tasks: Mapping[str, OnTask]
+    cluster: str = ""  # whose link was timed, in the tier that is a cluster's
     tables: Mapping[str, str] = {}  # SHA-256 of each
     written: str = ""

@@ -7,26 +7,31 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.benchmark import site
-from analysis.benchmark.cells import Cell, cells, targets
+from analysis.benchmark.agreement import agreements
+from analysis.benchmark.cells import Cell, Composed, cells, composed
 from analysis.benchmark.files import Entered, read_all
+from analysis.pictures import captions
 from analysis.pictures.numbers import brief
+from analysis.tables import Table
 from experiments.commands._make import say
+from experiments.commands._terminal import show
 from experiments.config import choices
 from experiments.config.folders import ROOT, Folders
-from experiments.figures.benchmark.entering import baseline, folders_of_entries
+from experiments.figures.benchmark.entering import baseline, folders_of_entries, targets_of
 from experiments.figures.benchmark.entries import BASELINE
-from experiments.figures.benchmark.rules import rules
+from experiments.figures.benchmark.rules import digest, rules
 
 GROUP = "results"
 RULES = ROOT / "docs" / "benchmark.md"
 TIER = "laptop"
 
 
-def benchmark(*, profile: str = TIER) -> int:
+def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
     """The benchmark's pages, to read in a browser: from entries' files; needs no torch (make benchmark).
 
     Args:
         profile: the tier; those of two tiers are never in one table.
+        against: a folder with entries' files that were measured another day: no pages, but how alike both are.
     """
     tier, folders = rules().tier(profile), Folders()
     entered, notes = read_all(folders_of_entries(folders))
@@ -39,12 +44,14 @@ def benchmark(*, profile: str = TIER) -> int:
         )
     for note in notes:
         say(note)
-    aims, found = targets(base, rules().share), list[Cell]()
+    aims, found = targets_of(profile, base), list[Cell]()
     for each in entered:
-        if each.statement.version != rules().version:
-            notes.append(f"{each.path.name} is of version {each.statement.version}: enter it again")
+        if each.statement.rules != digest(profile):
+            notes.append(f"{each.path.name} is by other rules than these: enter it again")
             continue
         found += cells(each, base, aims)
+    if against is not None:
+        return _compare(found, Path(against), profile, base)
     content = site.Content(
         profile,
         rules().version,
@@ -54,12 +61,48 @@ def benchmark(*, profile: str = TIER) -> int:
         [site.TaskTold(name, task.about) for name, task in tier.tasks.items()],
         tier.workers,
         {each.statement.name: [*_claimed(each, folders)] for each in entered},
-        "",
+        _checked([one for each in entered for one in composed(each, found)]),
         RULES.read_text(),
         notes,
     )
     print(site.write(folders.results / "benchmark" / profile, content))
     return 0
+
+
+def _compare(found: Sequence[Cell], folder: Path, tier: str, base: Entered) -> int:
+    """How alike these cells and those of another folder are, by link."""
+    others, notes = read_all([folder])
+    for note in notes:
+        say(note)
+    aims = targets_of(tier, base)
+    theirs = [cell for each in others if each.statement.tier == tier for cell in cells(each, base, aims)]
+    if not theirs:
+        raise ValueError(f"{folder} has no entries of tier {tier}")
+    rows = agreements(found, theirs)
+    show(
+        Table.of(
+            "Two measurements",
+            [
+                {"link": row.link, "cells": row.cells, "Kendall's tau": row.tau,
+                 "contain each other": 100 * row.contained, "same word": 100 * row.same_word}
+                for row in rows
+            ],
+            {"contain each other": "%", "same word": "%"},
+        )
+    )  # fmt: skip
+    return 0
+
+
+def _checked(found: Sequence[Composed]) -> str:
+    """What composing times is worth, by the trainings that were made in real time."""
+    if not found:
+        return ""
+    each = captions.listed(
+        f"{brief(one.off, 2)} % ({one.entry}, {one.task}, {one.workers} workers, {one.link}: "
+        f"{brief(one.real_min)} minutes, {brief(one.composed_min)} composed)"
+        for one in found
+    )
+    return f"Times are composed. Trainings in real time as a whole were off by {each}."
 
 
 def _found(found: Sequence[Cell], link: str) -> str:

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pandas as pd
 
-from analysis.benchmark.cells import BASELINE, Cell, cells, targets
+from analysis.benchmark.cells import BASELINE, Cell, cells
 from analysis.benchmark.files import Entered, read, read_all
 from analysis.pictures.numbers import brief, counted, with_interval
 from analysis.records.configs import run_id
@@ -29,6 +30,7 @@ from experiments.figures.benchmark.entering import (
     folders_of_entries,
     pack,
     statement,
+    targets_of,
     timed,
 )
 from experiments.figures.benchmark.entries import BestSettings, Entrant, entry, shipped
@@ -48,6 +50,7 @@ def enter(
     *,
     plan: bool = False,
     laws: bool = False,
+    since: str | None = None,
     check: str | None = None,
     draw: int | None = None,
 ) -> int:
@@ -60,6 +63,7 @@ def enter(
             name of its own with method=NAME. profile=laptop is the tier. None: all of the repository's.
         plan: say what it would take, and do nothing.
         laws: check the laws, and no more.
+        since: measure again what was begun before this date, 2026-11-28, as if on another day; it goes on, too.
         check: an entry's file that somebody else made: digests, rules, laws, and one of its trainings again.
         draw: the number from which that training is drawn; otherwise one that nobody knows.
     """
@@ -70,8 +74,8 @@ def enter(
         return _check(Path(check), folders, draw)
     if draw is not None:
         raise ValueError("--draw is for --check FILE")
-    tier, entered = _asked(words)
-    own = {each.name: Entering(each, tier, folders) for each in entered}
+    tier, cluster, entered = _asked(words)
+    own = {each.name: Entering(each, tier, folders, cluster) for each in entered}
     if plan:
         for line in _plan([*own.values()], folders):
             print(line)
@@ -83,23 +87,25 @@ def enter(
     first = _first(own, tier, folders)
     found = {each.entry.name: _laws(each.entry, folders) for each in own.values()}
     try:
-        return _made(own, first, found, folders)
+        return _made(own, first, found, Stages(folders, since))
     except Unfair as unfair:
         raise ValueError(str(unfair)) from unfair
 
 
-def _asked(words: Sequence[str]) -> tuple[str, list[Entrant]]:
-    """The tier, and the entries that words name."""
+def _asked(words: Sequence[str]) -> tuple[str, str, list[Entrant]]:
+    """The tier, the cluster that is timed, and the entries that words name."""
     names = [word for word in words if "=" not in word]
     settings = dict(Run.of([word for word in words if "=" in word]).settings)
     tier = str(settings.pop("profile", TIER))
-    rules().tier(tier)
+    cluster = str(settings.pop("cluster", ""))
+    if rules().tier(tier, cluster).is_of_cluster and not cluster:
+        raise ValueError("profile=cluster is timed on a cluster's own link: name it, cluster=mine")
     if settings and len(names) != 1:
         raise ValueError(
             f"{next(iter(settings))} is of one entry, and {len(names) or 'no'} names stand before it: enter "
             "them one by one"
         )
-    return tier, [entry(name, settings) for name in dict.fromkeys(names or shipped())]
+    return tier, cluster, [entry(name, settings) for name in dict.fromkeys(names or shipped())]
 
 
 def _first(own: Mapping[str, Entering], tier: str, folders: Folders) -> Entered | None:
@@ -131,31 +137,36 @@ def _laws(each: Entrant, folders: Folders) -> list[Law]:
 
 
 def _made(
-    own: Mapping[str, Entering], first: Entered | None, found: Mapping[str, list[Law]], folders: Folders
+    own: Mapping[str, Entering], first: Entered | None, found: Mapping[str, list[Law]], stages: Stages
 ) -> int:
     """All stages, and what they came to."""
     for each in own.values():
         if each.name != "smoke":  # which is for trying, and is not shown
             each.check_trials()
-    _carry_out([config for each in own.values() for config in each.tuning()], "trials", folders)
+    folders = stages.folders
+    stages.carry_out("trials", [config for each in own.values() for config in each.tuning()])
     chosen = {name: each.chosen() for name, each in own.items()}
     for name, of_tasks in chosen.items():
         say(f"{name}: " + "; ".join(f"{task} {_settings(best)}" for task, best in of_tasks.items()))
     trained = {name: each.training(chosen[name]) for name, each in own.items()}
-    _carry_out([config for configs in trained.values() for config in configs], "trainings", folders)
+    stages.carry_out("trainings", [config for configs in trained.values() for config in configs])
     turns = list[Entering]()
     if first is None:
         turns = [own[BASELINE], *(each for name, each in own.items() if name != BASELINE)]
     else:
-        turns = [Entering(shipped()[BASELINE], next(iter(own.values())).name, folders), *own.values()]
+        any_one = next(iter(own.values()))
+        base = Entering(shipped()[BASELINE], any_one.name, folders, any_one.cluster)
+        turns = [base, *own.values()]
         chosen[BASELINE] = {
             name: BestSettings(task.lr, dict(task.searched)) for name, task in first.statement.tasks.items()
         }
     launched = timed(turns, chosen) if len(turns) > 1 else []
-    _carry_out(launched, "launches", folders)
+    stages.carry_out("launches", launched)
+    whole = {name: [*each.whole(chosen[name]).values()] for name, each in own.items()}
+    stages.carry_out("whole trainings in real time", [one for configs in whole.values() for one in configs])
     for name, each in own.items():
         said = statement(each, chosen[name], launched, found[name])
-        print(pack(each, said, [*each.tuning(), *trained[name], *launched]))
+        print(pack(each, said, [*each.tuning(), *trained[name], *launched, *whole[name]]))
     _show([read(file_of(folders, each.name, name)) for name, each in own.items()], first)
     return 0
 
@@ -165,18 +176,37 @@ def _settings(best: BestSettings) -> str:
     return f"lr={brief(best.lr)}{values}"
 
 
-def _carry_out(configs: Sequence[Config], what: str, folders: Folders) -> None:
-    planned = plan_runs(configs, say)
-    todo = missing(planned, folders, say)
-    say(f"{what}: {len(planned)}, {len(todo)} to make")
-    with told():
-        carry_out(todo, folders, f"enter-{what}", ["enter"])
+@dataclass(frozen=True)
+class Stages:
+    """What is made, unless it was.
+
+    Args:
+        since: a date; what was begun before is made again.
+    """
+
+    folders: Folders
+    since: str | None = None
+
+    def carry_out(self, what: str, configs: Sequence[Config]) -> None:
+        """Make what is missing of a stage."""
+        if not configs:
+            return
+        planned = plan_runs(configs, say)
+        todo = missing(planned, self.folders, say)
+        todo += [run for run in planned if run not in todo and self._is_old(run.config)]
+        say(f"{what}: {len(planned)}, {len(todo)} to make")
+        with told():
+            carry_out(todo, self.folders, f"enter-{what.partition(' ')[0]}", ["enter"], force=bool(self.since))
+
+    def _is_old(self, config: Config) -> bool:
+        attempt = self.folders.store.valid(config)
+        return bool(self.since and attempt and str(attempt.manifest.get("started", "")) < self.since)
 
 
 def _show(entered: Sequence[Entered], first: Entered | None) -> None:
     """The cells of what was entered."""
     base = first or next(each for each in entered if each.statement.name == BASELINE)
-    aims = targets(base, rules().share)
+    aims = targets_of(base.statement.tier, base)
     for each in entered:
         found = cells(each, base, aims)
         for cell in found[:LISTED]:
@@ -202,21 +232,22 @@ def _plan(own: Sequence[Entering], folders: Folders) -> Iterator[str]:
     }
     with_base = [each for each in own if each.entry.name == BASELINE]
     others = [each for each in own if each.entry.name != BASELINE]
-    turns = [*(with_base or [Entering(shipped()[BASELINE], tier, folders)]), *others]
+    turns = [*(with_base or [Entering(shipped()[BASELINE], tier, folders, own[0].cluster)]), *others]
     defaults[BASELINE] = {name: BestSettings(1.0, {}) for name in turns[0].tier.tasks}
     stages = {
         "trials": [config for each in own for config in each.tuning()],
         "trainings": [config for each in own for config in each.training(defaults[each.entry.name])],
         "launches": timed(turns, defaults) if others else [],
+        "whole trainings": [one for each in own for one in each.whole(defaults[each.entry.name]).values()],
     }
     entered, _ = read_all(folders_of_entries(folders))
     known = [every_run(folders), *(each.frames.runs.assign(source="shipped") for each in entered)]
-    took = Took(pd.concat(known, ignore_index=True), Machine(cpu_model(), cores()))
+    took = Took(pd.concat(known, ignore_index=True).copy(), Machine(cpu_model(), cores()))
     hours, unknown = 0.0, 0
     for what, configs in stages.items():
         expected = {run_id(config): took.estimate(config) for config in configs}
         seconds = [each.seconds for each in expected.values() if each]
-        none, at_once = len(configs) - len(seconds), 1 if what == "launches" else cores()
+        none, at_once = len(configs) - len(seconds), cores() if what in ("trials", "trainings") else 1
         hours, unknown = hours + sum(seconds) / at_once / 3600, unknown + none
         rest = f", not known of {none}" if none else ""
         yield f"{what}: {len(configs)}, {brief(sum(seconds) / at_once / 60)} min expected{rest}"

@@ -32,6 +32,7 @@ from experiments.figures.benchmark.entries import (
     trajectories,
     trials,
     turn,
+    whole,
 )
 from experiments.figures.benchmark.rules import Tier, digest, launch, rules
 from sparsify.core.spec import BrokenFile
@@ -79,10 +80,10 @@ def entry_of(said: EntryStatement) -> Entrant:
 def _of_rules(entered: Entered) -> Iterator[Line]:
     """Every run is one that the rules ask for, and none is missing or twice."""
     said, frames = entered.statement, entered.frames
-    if said.version != rules().version or said.rules != digest():
+    if said.version != rules().version or said.rules != digest(said.tier):
         yield Line(f"it is of other rules than these (version {said.version}): enter it again", True)
         return
-    own, tier = entry_of(said), rules().tier(said.tier)
+    own, tier = entry_of(said), rules().tier(said.tier, said.cluster)
     if said.name in shipped() and _declared(shipped()[said.name]) != _declared(own):
         yield Line(f"{said.name} is an entry of the repository, and its settings are others", True)
         return
@@ -112,7 +113,7 @@ def _of_rules(entered: Entered) -> Iterator[Line]:
         )
         return
     digests = {name: _digest_of(own_rows) for name, own_rows in rows.groupby("task.name")}
-    if many := [name for name, found in digests.items() if len(found) > 2]:  # with held out and without
+    if many := [name for name, found in digests.items() if len(found) > 1]:
         yield Line(f"{many[0]} was trained on data of {len(digests[many[0]])} digests", True)
         return
     yield Line(f"{len(stated)} runs, each as the rules ask: tasks, workers, seeds, budget, links")
@@ -132,6 +133,10 @@ def _expected(own: Entrant, tier: Tier, said: EntryStatement) -> dict[str, Confi
     chosen = {name: BestSettings(task.lr, dict(task.searched)) for name, task in said.tasks.items()}
     found = [trial.run for trial in trials(own, tier)] + trajectories(own, tier, chosen)
     expected = {run_key(config): config for config in (resolved(run, said.tier) for run in found)}
+    for one in rules().whole:
+        if (one.entry, one.link in tier.links) == (own.name, True) and one.task in tier.tasks:
+            config = resolved(whole(own, tier, one, chosen[one.task]), said.tier)
+            expected[run_key(config)] = config
     return expected | dict(_turns(own, tier, said, chosen))
 
 

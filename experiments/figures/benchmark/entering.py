@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from analysis.benchmark.cells import BASELINE, COLUMN
+from analysis.benchmark.cells import BASELINE, COLUMN, targets
 from analysis.benchmark.files import SUFFIX, Entered, read_all, write
-from analysis.benchmark.statement import EntryStatement, LawFound, OnTask, TriedOut
+from analysis.benchmark.statement import EntryStatement, InRealTime, LawFound, OnTask, TriedOut
 from analysis.records import parquet
 from analysis.records.configs import run_id, run_key
 from analysis.records.frames import Frames, is_missing
@@ -25,9 +25,10 @@ from experiments.figures.benchmark.entries import (
     rate_of,
     trajectories,
     trials,
+    whole,
 )
 from experiments.figures.benchmark.laws import Law
-from experiments.figures.benchmark.rules import Tier, digest, rules
+from experiments.figures.benchmark.rules import OWN, Tier, digest, rules
 from sparsify.methods import REGISTRY as METHODS
 
 ENTRIES = "entries"  # a folder of results/ and of results/shipped/
@@ -42,17 +43,18 @@ def folders_of_entries(folders: Folders) -> list[Path]:
     return [folders.shipped / ENTRIES, folders.results / ENTRIES]
 
 
-def resolved(run: Run, profile: str) -> Config:
-    """A run of the benchmark as a config."""
-    return compose.resolve({"profile": profile, **run.settings} if not run.variants else
-                           Run({"profile": profile, **run.settings}, run.variants))  # fmt: skip
+def resolved(run: Run, tier: str) -> Config:
+    """A run of a tier as a config."""
+    profile = rules().tier(tier).profile or tier
+    return compose.resolve(Run({"profile": profile, **run.settings}, run.variants))
 
 
 class Entering:
     """An entry on its way, in a checkout."""
 
-    def __init__(self, entry: Entrant, tier: str, folders: Folders) -> None:
-        self.entry, self.name, self.tier, self.folders = entry, tier, rules().tier(tier), folders
+    def __init__(self, entry: Entrant, tier: str, folders: Folders, cluster: str = "") -> None:
+        self.entry, self.name, self.folders = entry, tier, folders
+        self.tier, self.cluster = rules().tier(tier, cluster), cluster
         self.trials = trials(entry, self.tier)
 
     def config(self, run: Run) -> Config:
@@ -141,6 +143,16 @@ class Entering:
         return [self.config(run) for run in trajectories(self.entry, self.tier, chosen)]
 
 
+    def whole(self, chosen: Mapping[str, BestSettings]) -> dict[tuple[str, int, str], Config]:
+        """Its trainings in real time, by task, workers and link."""
+        found = dict[tuple[str, int, str], Config]()
+        for one in rules().whole:
+            if one.entry == self.entry.name and one.task in self.tier.tasks and one.link in self.tier.links:
+                run = whole(self.entry, self.tier, one, chosen[one.task])
+                found[one.task, one.workers, one.link] = self.config(run)
+        return found
+
+
 def timed(entering: Sequence[Entering], chosen: Mapping[str, Mapping[str, BestSettings]]) -> list[Config]:
     """The launches in which these take turns; the first is the baseline."""
     first = entering[0]
@@ -165,12 +177,16 @@ def statement(
             task.about, tried, chosen[name].lr, chosen[name].searched,
             {n: [run_key(config) for config in of_task if config.workers == n] for n in own.tier.workers},
             _by_link(turns, own.tier, entry.name), _by_link(turns, own.tier, BASELINE),
+            [
+                InRealTime(workers, link, run_key(config))
+                for (task_name, workers, link), config in own.whole(chosen).items() if task_name == name
+            ],
         )  # fmt: skip
     return EntryStatement(
-        rules().version, digest(), own.name, entry.name, entry.about, entry.method, entry.settings,
+        rules().version, digest(own.name), own.name, entry.name, entry.about, entry.method, entry.settings,
         entry.search, entry.on, entry.timed, entry.claims,
         [LawFound(law.name, law.holds, law.why) for law in laws],
-        path.read_text() if path.exists() else "", tasks,
+        path.read_text() if path.exists() else "", tasks, own.cluster,
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )  # fmt: skip
 
@@ -184,7 +200,7 @@ def _by_link(turns: Sequence[Config], tier: Tier, variant: str) -> dict[int, dic
         workers: {
             link: [
                 f"{run_key(config)}/{variant}" for config in turns
-                if config.workers == workers and config.leaf("cluster.link.name") == link
+                if config.workers == workers and link in (OWN, config.leaf("cluster.link.name"))
             ]
             for link in tier.links
         }
@@ -196,11 +212,19 @@ def keys_of(found: EntryStatement) -> Iterator[str]:
     """Every run that a statement rests on."""
     for own in found.tasks.values():
         yield from (tried.key for tried in own.trials)
+        yield from (each.key for each in own.whole)
         for keys in own.trainings.values():
             yield from keys
         for of_links in (*own.launches.values(), *own.baseline.values()):
             for keys in of_links.values():
                 yield from keys
+
+
+def targets_of(tier: str, base: Entered) -> dict[str, dict[int, float]]:
+    """The targets by task and workers: as they are fixed; where they are not yet, the baseline's."""
+    derived = targets(base, rules().share)
+    fixed = rules().tier(tier).tasks
+    return {name: {**derived[name], **fixed[name].targets} for name in fixed}
 
 
 def file_of(folders: Folders, tier: str, name: str) -> Path:
@@ -228,7 +252,7 @@ def baseline(folders: Folders, tier: str) -> Entered | None:
         (
             each for each in entered
             if (each.statement.tier, each.statement.name) == (tier, BASELINE)
-            and each.statement.version == rules().version
+            and each.statement.rules == digest(tier)
         ),
         None,
     )  # fmt: skip

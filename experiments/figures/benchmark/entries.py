@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct, convert, yaml
 
 from experiments.config.run import Run, RunSettings
-from experiments.figures.benchmark.rules import FrozenTask, Tier, launch, rules, training
+from experiments.figures.benchmark.rules import FrozenTask, Tier, Whole, launch, rules, training
 from sparsify import ranges
 from sparsify.core.spec import REQUIRED, constant
 from sparsify.methods import REGISTRY as METHODS
@@ -175,6 +175,14 @@ def trajectories(entry: Entrant, tier: Tier, chosen: Mapping[str, BestSettings])
 def _of_task(entry: Entrant, tier: Tier, name: str, workers: int, best: BestSettings) -> RunSettings:
     shared = {**training(tier, tier.tasks[name], workers), **own_settings(entry, name)}
     return {**shared, **best.searched, "task.lr": best.lr}
+
+
+def whole(entry: Entrant, tier: Tier, one: Whole, best: BestSettings) -> Run:
+    """A training in real time: processes that the link joins."""
+    settings = _of_task(entry, tier, one.task, one.workers, best)
+    over = {"cluster": "netns", "link": one.link, "launch.on_mismatch": "label"}
+    extra = {key: value for key, value in tier.timed.items() if key.startswith("cluster.link.")}
+    return Run({**settings, **over, **extra, "seed": rules().seeds[0]})
 
 
 def launches(

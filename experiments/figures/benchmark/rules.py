@@ -8,11 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, convert, yaml
+from msgspec import Struct, convert, json, yaml
+from msgspec.structs import replace
 
 from experiments.config.run import RunSettings
 from sparsify.ranges import unknown
 
+OWN = "own"
 FILE = Path(__file__).with_name("v1.yaml")
 
 
@@ -28,7 +30,12 @@ class FrozenTask(Struct, frozen=True):
 
 
 class Tier(Struct, frozen=True):
-    """A size of all: results of two tiers are never in one table."""
+    """A size of all: results of two tiers are never in one table.
+
+    Args:
+        links: choices of conf/link; OWN is a cluster's own.
+        profile: of its runs; its name, if that is one.
+    """
 
     workers: Sequence[int]
     links: Sequence[str]
@@ -36,6 +43,21 @@ class Tier(Struct, frozen=True):
     settings: Mapping[str, Any] = {}  # of every run
     trained: Mapping[str, Any] = {}  # of every training besides
     timed: Mapping[str, Any] = {}  # of every launch besides
+    profile: str = ""
+
+    @property
+    def is_of_cluster(self) -> bool:
+        """Tell whether times are a cluster's."""
+        return OWN in self.links
+
+
+class Whole(Struct, frozen=True):
+    """A training in real time as a whole."""
+
+    entry: str
+    task: str
+    workers: int
+    link: str
 
 
 class Trials(Struct, frozen=True):
@@ -59,17 +81,28 @@ class Rules(Struct, frozen=True):
     every: int
     trained: Mapping[str, Any]
     timed: Mapping[str, Any]
+    whole: Sequence[Whole]
     tiers: Mapping[str, Tier]
 
-    def tier(self, name: str) -> Tier:
-        """A tier, by the name of its profile.
+    def tier(self, name: str, cluster: str = "") -> Tier:
+        """A tier, by its name.
+
+        Args:
+            cluster: whose link is timed, in the tier that is a cluster's.
 
         Raises:
-            ValueError: there is none; with those that there are.
+            ValueError: there is none, with those that there are; or a cluster is missing, or too much.
         """
         if name not in self.tiers:
             raise ValueError(unknown("tier of the benchmark", name, list(self.tiers)))
-        return self.tiers[name]
+        found = self.tiers[name]
+        if cluster and not found.is_of_cluster:
+            raise ValueError(
+                f"cluster={cluster}: tier {name} is timed on one machine; profile=cluster is for clusters"
+            )
+        if cluster:
+            return replace(found, timed={**found.timed, "cluster": cluster})
+        return found
 
 
 @cache
@@ -78,9 +111,14 @@ def rules() -> Rules:
     return convert(yaml.decode(FILE.read_bytes()), Rules)
 
 
-def digest() -> str:
-    """SHA-256 of the rules, targets included: entries by other rules are not compared."""
-    return hashlib.sha256(FILE.read_bytes()).hexdigest()
+def digest(tier: str) -> str:
+    """SHA-256 of the rules of a tier, but for its targets, which are its baseline's: entries by other rules are
+    not compared.
+    """
+    own = rules().tiers[tier]
+    tasks = {name: replace(task, targets={}) for name, task in own.tasks.items()}
+    text = json.encode(replace(rules(), tiers={tier: replace(own, tasks=tasks)}))
+    return hashlib.sha256(text).hexdigest()
 
 
 def training(tier: Tier, task: FrozenTask, workers: int) -> RunSettings:
@@ -91,5 +129,5 @@ def training(tier: Tier, task: FrozenTask, workers: int) -> RunSettings:
 
 def launch(tier: Tier, task: FrozenTask, workers: int, link: str) -> RunSettings:
     """What a launch has, in which entries take turns."""
-    shared = {**rules().timed, **tier.settings, **task.settings, **tier.timed}
-    return {**shared, "workers": workers, "link": link}
+    shared = {**rules().timed, **tier.settings, **task.settings, **tier.timed, "workers": workers}
+    return shared if link == OWN else {**shared, "link": link}

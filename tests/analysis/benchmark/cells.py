@@ -1,0 +1,23 @@
+"""Invented cells."""
+
+from __future__ import annotations
+
+from analysis.benchmark.cells import Cell, Word
+from analysis.stats import Value
+
+
+def cell(
+    entry: str = "topk",
+    task: str = "gpt-ptb",
+    workers: int = 4,
+    link: str = "internet_100m_50ms",
+    word: Word = "faster",
+    minutes: Value | None = Value(2.0, 1.8, 2.2, 5),
+    times: Value | None = Value(2.0, 1.9, 2.1, 5),
+) -> Cell:
+    """A cell of a table, as one that was measured has it."""
+    return Cell(
+        entry, task, workers, link, word, Value(1.9, 1.6, 2.2, 5), minutes, Value(200.0, 190.0, 210.0, 5),
+        times, 5, 5, 5, 2.0, Value(1.9, 1.85, 1.95, 5), 12.0, 0.099, 50.6, False,
+        ("2026-11-27", "2026-11-27"), "a processor",
+    )  # fmt: skip

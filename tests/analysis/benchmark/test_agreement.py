@@ -1,0 +1,47 @@
+"""How alike two measurements of the same entries are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from analysis.benchmark.agreement import agreements, tau
+from analysis.benchmark.cells import Cell
+from analysis.stats import Value
+from tests.analysis.benchmark.cells import cell
+
+
+def test_kendalls_tau_is_1_of_one_order_and_less_with_every_exchange() -> None:
+    assert tau([(1, 10), (2, 20), (3, 30)]) == 1
+    assert tau([(1, 30), (2, 20), (3, 10)]) == -1
+    assert tau([(1, 10), (2, 30), (3, 20), (4, 40)]) == pytest.approx(2 / 3)
+    assert tau([(float("inf"), float("inf")), (1, 1)]) == 1
+    assert tau([(1, 1), (1, 1)]) == 1, "nothing to order, and the same"
+
+
+def test_a_measurement_agrees_with_itself() -> None:
+    own = [cell(entry=name, minutes=Value(at, 0.9 * at, 1.1 * at)) for name, at in (("a", 1.0), ("b", 2.0))]
+    (found,) = agreements(own, own)
+    assert (found.cells, found.tau, found.contained, found.same_word) == (2, 1, 1, 1)
+
+
+def test_cells_are_paired_and_those_of_one_measurement_alone_are_left_out() -> None:
+    first = [cell(entry="a"), cell(entry="b"), cell(entry="a", link="other")]
+    second = [
+        cell(entry="a", times=Value(3.0, 2.9, 3.1), word="slower"), cell(entry="c"),
+        replace(cell(entry="b"), step_ms=None, minutes=None),
+    ]  # fmt: skip
+    (found,) = agreements(first, second)
+    assert found.cells == 1
+    assert found.contained == 0, "neither interval has the other's estimate"
+    assert found.same_word == 0
+
+
+def test_a_missed_target_is_last_in_both_orders() -> None:
+    def cells(last: Cell) -> list[Cell]:
+        return [cell(entry="a", minutes=Value(1.0)), cell(entry="b", minutes=Value(2.0)), last]
+
+    missed = replace(cell(entry="c"), minutes=None, word="misses the target")
+    (found,) = agreements(cells(missed), cells(cell(entry="c", minutes=Value(9.0))))
+    assert found.tau == 1

@@ -1,0 +1,104 @@
+"""The pages, of invented cells: complete, escaped, and readable without scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from analysis.benchmark import site
+from analysis.benchmark.cells import WORDS, Cell, Word, table_of
+from analysis.benchmark.files import Entered
+from analysis.benchmark.statement import EntryStatement, LawFound, OnTask
+from analysis.records.frames import empty
+from analysis.stats import Value
+from tests.analysis.benchmark.cells import cell
+
+EVIL = "<script>alert(1)</script>"
+
+
+def entered(name: str, about: str = "What it does.") -> Entered:
+    task = OnTask("a task", [], 0.1, {"method.decay": 0.9}, {4: []}, {4: {}}, {4: {}})
+    said = EntryStatement(
+        1, "", "laptop", name, about, "topk", {"method": "topk", "method.density": 0.01}, {}, {}, {}, [],
+        [LawFound("all state is saved", True), LawFound("nothing is lost", False, "a reason")], "", {"gpt-ptb": task},
+    )  # fmt: skip
+    frames = empty()
+    columns = {
+        name: frames.runs.get(name, "") for name in ("train.validate", "cluster.where", "variant")
+    }
+    return Entered(said, frames._replace(runs=frames.runs.assign(**columns)), Path(f"{name}.entry"))
+
+
+def content(cells: Sequence[Cell], names: Sequence[str] = ("dense", "topk")) -> site.Content:
+    return site.Content(
+        "laptop", 1, [entered(name) for name in names], cells,
+        [site.Told("internet_100m_50ms", "A long link.", "Found: 0.099 Gbit/s.")],
+        [site.TaskTold("gpt-ptb", "a task")], [4], {"topk": [site.Claimed("a claim", "4.67", "1.2", "holds")]},
+        "Trainings in real time were off by 3 %.", "# Rules\n\n1. **One** rule", ["a note"],
+    )  # fmt: skip
+
+
+DENSE = replace(cell(entry="dense", word="baseline"), sooner=None)
+
+
+def test_every_page_is_there_and_every_link_leads_to_one(tmp_path: Path) -> None:
+    first = site.write(tmp_path / "site", content([DENSE, cell()]))
+    pages = {path.name: path.read_text() for path in first.parent.glob("*.html")}
+    assert {*pages} == {
+        "index.html", "cells.html", "rules.html", "words.html", "link-internet_100m_50ms.html",
+        "entry-dense.html", "entry-topk.html",
+    }  # fmt: skip
+    for name, text in pages.items():
+        for address in re.findall(r'(?:href|src)="([^"#]+?)(?:#[^"]*)?"', text):
+            if not address.startswith("data:"):
+                assert (first.parent / address).is_file(), (name, address)
+        anchors = {*re.findall(r'id="([^"]+)"', text)}
+        assert {*re.findall(r'href="#([^"]+)"', text)} <= anchors, name
+
+
+def test_pages_are_read_without_scripts_and_lists_show_every_word(tmp_path: Path) -> None:
+    cells = [
+        DENSE, cell(entry="a", word="slower"), cell(entry="b", word="inconclusive"),
+        replace(cell(entry="c", word="misses the target"), minutes=None),
+        replace(cell(entry="d", word="not timed"), step_ms=None, sooner=None, minutes=None),
+    ]  # fmt: skip
+    folder = site.write(tmp_path / "site", content(cells, "dense a b c d".split())).parent
+    every = (folder / "cells.html").read_text()
+    for name in "abcd":
+        assert f"entry-{name}.html" in every
+    for word in set(WORDS) - {"faster"}:
+        assert f"</span> {word}</span>" in every
+    assert "∞" in every
+    known = (folder / "words.html").read_text()
+    for word in WORDS:
+        assert f"<dt>{word}</dt>" in known, f"{word} is explained"
+
+
+def test_texts_are_escaped(tmp_path: Path) -> None:
+    shown = content([DENSE, cell()])._replace(entered=[entered("dense", EVIL)], notes=[EVIL], rules=EVIL)
+    folder = site.write(tmp_path / "site", shown).parent
+    for path in folder.glob("*.html"):
+        assert "<script>alert" not in path.read_text(), path
+
+
+def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="no benchmark was written there"):
+        site.write(tmp_path / "site", content([DENSE]))
+    site.write(tmp_path / "own", content([DENSE]))
+    site.write(tmp_path / "own", content([DENSE, cell()]))
+
+
+def test_tables_begin_with_the_baseline_and_end_with_what_misses() -> None:
+    words: list[tuple[str, Word, float]] = [
+        ("a", "misses the target", 9.0), ("b", "slower", 0.5), ("dense", "baseline", 0.0), ("c", "faster", 3.0),
+    ]  # fmt: skip
+    cells = [replace(cell(entry=name, word=word), sooner=Value(gain)) for name, word, gain in words]
+    assert [each.entry for each in table_of(cells, "gpt-ptb", 4, "internet_100m_50ms")] == [
+        "dense", "c", "b", "a",
+    ]  # fmt: skip
