@@ -18,7 +18,7 @@ class Agreement(NamedTuple):
     link: str
     cells: int  # that both have timed
     tau: float  # Kendall's, the mean over tasks and numbers of workers
-    contained: float  # share of cells in which each interval contains the other's estimate
+    contained: float  # share of cells in which each interval of the step's ratio has the other's estimate
     same_word: float  # share of cells
 
 
@@ -41,16 +41,17 @@ def _of_link(link: str, pairs: Sequence[tuple[Cell, Cell]]) -> Agreement:
         times = (float(one.minutes_to or 0), float(other.minutes_to or 0))
         groups.setdefault((one.task, one.workers), []).append(times)
     taus = [tau(each) for each in groups.values() if len(each) > 1]
-    compared = [(one.times, other.times) for one, other in pairs if one.times and other.times]
+    others = [pair for pair in pairs if pair[0].word != "baseline"]  # which is compared with itself
+    compared = [(one.times, other.times) for one, other in others if one.times and other.times]
     inside = [
         one.low <= other.value <= one.high and other.low <= one.value <= other.high
         for one, other in compared
         if one.low is not None and one.high is not None and other.low is not None and other.high is not None
     ]
-    same = [one.word == other.word for one, other in pairs]
+    same = [one.word == other.word for one, other in others]
     return Agreement(
         link, len(pairs), float(np.mean(taus)) if taus else np.nan,
-        float(np.mean(inside)) if inside else np.nan, float(np.mean(same)),
+        float(np.mean(inside)) if inside else np.nan, float(np.mean(same)) if same else np.nan,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.benchmark.files import Entered
-from analysis.records.frames import Frames, diverged
+from analysis.records.frames import Frames, diverged, steps_of
 from analysis.records.steps import LAUNCHES
 from analysis.stats import POSITIVE, Value, final, over_units
 from analysis.times import rounds
@@ -58,7 +58,7 @@ class Cell:
 
 
 def targets(baseline: Entered, share: float) -> Targets:
-    """The loss that the baseline has at this share of its budget, the median over its seeds."""
+    """The loss that every seed of the baseline has at this share of its budget: the highest of them."""
     frames = baseline.frames
     return {
         task: {workers: _at(frames, keys, share) for workers, keys in own.trainings.items()}
@@ -69,7 +69,7 @@ def targets(baseline: Entered, share: float) -> Targets:
 def _at(frames: Frames, keys: Sequence[str], share: float) -> float:
     epochs = frames.epochs[frames.epochs["key"].isin(keys)]
     number = round(share * int(epochs["epoch"].max() + 1)) - 1
-    return float(epochs.loc[epochs["epoch"] == number, COLUMN].median())
+    return float(epochs.loc[epochs["epoch"] == number, COLUMN].max())
 
 
 def cells(entered: Entered, baseline: Entered, aims: Targets) -> list[Cell]:
@@ -112,7 +112,7 @@ def _cell(
         entered.statement.name, task, workers, link,
         word=_word(own, gain, is_baseline),
         sooner=None if is_baseline else gain,
-        minutes=seconds_to(own, step.value / 60) if step else None,
+        minutes=_minutes(own, step) if step else None,
         step_ms=step.times(1e3) if step else None,
         times=times,
         reached=sum(np.isfinite(each.at) for each in own.values()),
@@ -129,10 +129,10 @@ def _cell(
 
 def _word(own: Steps, gain: Value | None, is_baseline: bool) -> Word:
     """The rule's word: only an interval that excludes 1 says faster or slower."""
-    if not all_reach(own):
-        return "misses the target"
     if is_baseline:
         return "baseline"
+    if not all_reach(own):
+        return "misses the target"
     if gain is None:
         return "not timed"
     if gain.low is not None and gain.low > 1:
@@ -142,15 +142,27 @@ def _word(own: Steps, gain: Value | None, is_baseline: bool) -> Word:
     return "inconclusive"
 
 
+def _minutes(own: Steps, step: Value) -> Value | None:
+    """Minutes to the target: its interval has that over seeds, and that of a step over launches."""
+    found = seconds_to(own, step.value / 60)
+    if found is None or found.low is None or found.high is None or step.low is None or step.high is None:
+        return found
+    return found._replace(
+        low=found.low * step.low / step.value, high=found.high * step.high / step.value
+    )
+
+
 def _step_s(frames: Frames, keys: Sequence[str]) -> dict[int, float]:
-    """Seconds of the mean step, by launch."""
-    if not keys:
-        return {}
-    row = frames.runs[frames.runs["key"].isin(keys)].iloc[0]
-    every, fragments = row.get("method.every"), row.get("method.fragments")
-    every = None if every is None or np.isnan(every) else int(every)
-    a_round = 1 if fragments is None or np.isnan(fragments) else int(fragments)
-    return {seed: own.step_s(every) for seed, own in rounds.taken(frames, keys, a_round).items()}
+    """Seconds of the mean step, by launch: of those that exchange and those that do not as many as there were
+    in the blocks, which are whole rounds.
+    """
+    found = dict[int, float]()
+    for key in keys:
+        steps = steps_of(frames, key)
+        share = float((steps.loc[steps["block"].notna(), "wire_bytes"] > 0).mean())
+        for seed, own in rounds.taken(frames, [key]).items():
+            found[seed] = own.local_s + share * (own.exchanging_s - own.local_s) if share < 1 else own.exchanging_s
+    return found
 
 
 def _sent_mb(frames: Frames, keys: Sequence[str], own: Steps) -> float | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from analysis.records.steps import with_outcomes
 
 STATEMENT = "entry.json"
 SUFFIX = ".entry"
+NAME = r"[A-Za-z0-9][\w-]{0,39}"  # of an entry: it is a part of files' names
 TABLES = ("runs", "epochs", "steps")
 MOST_BYTES = 2**26  # of each member, unpacked
 WHEN = (2026, 1, 1, 0, 0, 0)  # of every member, so that the same content is the same file
@@ -68,15 +71,18 @@ def read(path: Path) -> Entered:
     """
     try:
         with zipfile.ZipFile(path) as archive:
+            names = sorted(archive.namelist())
+            if names != sorted([STATEMENT, *(f"{name}.parquet" for name in TABLES)]):
+                raise Damaged(path, f"is no entry's file: it holds {', '.join(names[:9]) or 'nothing'}")
             raws = {info.filename: _member(archive, info, path) for info in archive.infolist()}
-    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         raise Damaged(path, f"is no entry's file: {error}") from error
-    if {*raws} != {STATEMENT, *(f"{name}.parquet" for name in TABLES)}:
-        raise Damaged(path, f"is no entry's file: it holds {', '.join(sorted(raws)) or 'nothing'}")
     try:
         statement = msgspec.json.decode(raws[STATEMENT], type=EntryStatement)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise Damaged(path, f"says what no entry says: {error}") from error
+    if not re.fullmatch(NAME, statement.name):
+        raise Damaged(path, f"is of {statement.name!r:.60}, which can't be an entry's name")
     for name, digest in statement.tables.items():
         if hashlib.sha256(raws.get(name, b"")).hexdigest() != digest:
             raise Damaged(path, f"was changed: {name} is not what its statement has the digest of")
@@ -85,7 +91,10 @@ def read(path: Path) -> Entered:
     with tempfile.TemporaryDirectory() as folder:
         for name in statement.tables:
             (Path(folder) / name).write_bytes(raws[name])
-        frames = parquet.read_parquet(Path(folder), TABLES)
+        try:
+            frames = parquet.read_parquet(Path(folder), TABLES)
+        except Damaged as damage:
+            raise Damaged(path, f"holds {damage.brief}") from damage
     return Entered(statement, frames, path)
 
 
@@ -96,16 +105,24 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> byte
         return member.read(MOST_BYTES)
 
 
-def read_all(folders: list[Path]) -> tuple[list[Entered], list[str]]:
-    """The newest file of each entry and tier in these folders, and a line on each that can't be read."""
-    found, notes = dict[tuple[str, str], Entered](), list[str]()
+def read_all(folders: list[Path], tier: str, rules: str) -> tuple[list[Entered], list[str]]:
+    """The newest file of each entry of a tier in these folders, and a line on each that can't be shown.
+
+    Args:
+        rules: the digest of the rules that they must be by.
+    """
+    found, notes = dict[str, Entered](), list[str]()
     for path in (path for folder in folders for path in sorted(folder.glob(f"*{SUFFIX}"))):
         try:
             entered = read(path)
         except Damaged as damage:
             notes.append(damage.brief)
             continue
-        place = (entered.statement.tier, entered.statement.name)
-        if place not in found or found[place].statement.written < entered.statement.written:
-            found[place] = entered
+        said = entered.statement
+        if said.tier == tier and said.rules != rules:
+            notes.append(f"{path.name} is by other rules than today's: enter it again")
+        elif said.tier == tier and (
+            said.name not in found or found[said.name].statement.written < said.written
+        ):
+            found[said.name] = entered
     return [*found.values()], notes

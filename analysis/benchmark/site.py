@@ -9,6 +9,7 @@ rules.html, words.html
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple
 
 import jinja2
 import msgspec
+import numpy as np
+import pandas as pd
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
@@ -105,7 +108,7 @@ def write(folder: Path, content: Content) -> Path:
     for each in content.entered:
         pages.entry(each)
     pages.page("cells", cells=_sorted(content.cells))
-    pages.page("rules", text=Markup(MarkdownIt().render(content.rules)))
+    pages.page("rules", text=Markup(MarkdownIt("commonmark", {"html": False}).render(_of_page(content.rules))))
     known: list[tuple[str, str]] = msgspec.yaml.decode((HERE / "words.yaml").read_bytes())
     pages.page("words", known=known)
     counts = {
@@ -119,6 +122,11 @@ def write(folder: Path, content: Content) -> Path:
         name: Counter(cell.word for cell in content.cells if cell.entry == name) for name in _names(content)
     }
     return pages.page("index", counts=counts, best=best)
+
+
+def _of_page(rules: str) -> str:
+    """The rules without what leads to other pages of the repository, and without anchors."""
+    return re.sub(r"\[([^]]+)\]\((?!http)[^)]*\)", r"\1", re.sub(r"<a [^>]*></a>\s*", "", rules))
 
 
 def _names(content: Content) -> list[str]:
@@ -172,23 +180,32 @@ class _Pages:
         """An entry's card."""
         said = each.statement
         own = [cell for cell in self.content.cells if cell.entry == said.name]
-        runs = each.frames.runs
-        timed = runs[runs["train.validate"].eq("never") & runs["variant"].eq(said.name)]
-        trained = runs[runs["train.validate"].eq("epoch") & runs["cluster.where"].eq("virtual")]
-
-        def mean(rows: Any, column: str) -> float | None:
-            found = rows[column].astype(float).mean() if column in rows and len(rows) else float("nan")
-            return None if found != found else float(found)
-
-        facts = {
-            "memory_mib": _times(1024, mean(timed, "memory.host_gib")),
-            "waits": mean(each.frames.epochs, "host_syncs"),
-            "kb": _times(1e-3, mean(trained, "wire_bytes")),
-            "messages": mean(trained, "messages"),
-            "density": mean(trained, "sent_density"),
-        }
+        facts = {name: _facts(each, name) for name in said.tasks}
         self.page("entry", f"entry-{said.name}", said=said, cells=_sorted(own), facts=facts,
                   claimed=self.content.claimed.get(said.name, ()))  # fmt: skip
+
+
+def _facts(each: Entered, task: str) -> dict[str, float | None]:
+    """What an entry takes on a task: means over its trainings with the fewest workers, and over its launches."""
+    own = each.statement.tasks[task]
+    keys = own.trainings[min(own.trainings)]
+    runs, epochs = each.frames.runs, each.frames.epochs
+    trained = runs[runs["key"].isin(keys)]
+    launched = [key for of_links in own.launches.values() for keys in of_links.values() for key in keys]
+    timed = runs[runs["key"].isin(launched)]
+
+    def mean(rows: pd.DataFrame, column: str) -> float | None:
+        found = rows[column].astype(float).mean() if column in rows and len(rows) else np.nan
+        return None if np.isnan(found) else float(found)
+
+    return {
+        "workers": min(own.trainings),
+        "kb": _times(1e-3, mean(trained, "wire_bytes")),
+        "messages": mean(trained, "messages"),
+        "density": _times(100, mean(trained, "sent_density")),
+        "waits": mean(epochs[epochs["key"].isin(keys)], "host_syncs"),
+        "memory_mib": _times(1024, mean(timed, "memory.host_gib")),
+    }
 
 
 def _times(unit: float, value: float | None) -> float | None:

@@ -66,6 +66,5 @@ class EntryStatement(Struct, frozen=True):
     laws: Sequence[LawFound]
     code: str  # the method's file
     tasks: Mapping[str, OnTask]
-    cluster: str = ""  # whose link was timed, in the tier that is a cluster's
     tables: Mapping[str, str] = {}  # SHA-256 of each
     written: str = ""

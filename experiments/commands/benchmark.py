@@ -17,9 +17,9 @@ from experiments.commands._make import say
 from experiments.commands._terminal import show
 from experiments.config import choices
 from experiments.config.folders import ROOT, Folders
-from experiments.figures.benchmark.entering import baseline, folders_of_entries, targets_of
+from experiments.figures.benchmark.entering import baseline, by_todays_rules, targets_of
 from experiments.figures.benchmark.entries import BASELINE
-from experiments.figures.benchmark.rules import digest, rules
+from experiments.figures.benchmark.rules import OWN, digest, rules
 
 GROUP = "results"
 RULES = ROOT / "docs" / "benchmark.md"
@@ -34,9 +34,8 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
         against: a folder with entries' files that were measured another day: no pages, but how alike both are.
     """
     tier, folders = rules().tier(profile), Folders()
-    entered, notes = read_all(folders_of_entries(folders))
+    entered, notes = by_todays_rules(folders, profile)
     base = baseline(folders, profile)
-    entered = [each for each in entered if each.statement.tier == profile]
     if base is None:
         raise ValueError(
             f"no entry of tier {profile} can be shown: the baseline has none, with which all are compared; "
@@ -45,11 +44,12 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
     for note in notes:
         say(note)
     aims, found = targets_of(profile, base), list[Cell]()
-    for each in entered:
-        if each.statement.rules != digest(profile):
-            notes.append(f"{each.path.name} is by other rules than these: enter it again")
-            continue
-        found += cells(each, base, aims)
+    for each in [*entered]:
+        try:
+            found += cells(each, base, aims)
+        except (KeyError, IndexError, TypeError, ValueError) as error:  # of what somebody's file may say
+            entered.remove(each)
+            notes.append(f"{each.path.name} is damaged: {type(error).__name__}: {error}")
     if against is not None:
         return _compare(found, Path(against), profile, base)
     content = site.Content(
@@ -57,7 +57,7 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
         rules().version,
         entered,
         found,
-        [site.Told(name, choices.about("link", name), _found(found, name)) for name in tier.links],
+        [site.Told(name, _about(name), _found(found, name)) for name in tier.links],
         [site.TaskTold(name, task.about) for name, task in tier.tasks.items()],
         tier.workers,
         {each.statement.name: [*_claimed(each, folders)] for each in entered},
@@ -71,11 +71,11 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
 
 def _compare(found: Sequence[Cell], folder: Path, tier: str, base: Entered) -> int:
     """How alike these cells and those of another folder are, by link."""
-    others, notes = read_all([folder])
+    others, notes = read_all([folder], tier, digest(tier))
     for note in notes:
         say(note)
     aims = targets_of(tier, base)
-    theirs = [cell for each in others if each.statement.tier == tier for cell in cells(each, base, aims)]
+    theirs = [cell for each in others for cell in cells(each, base, aims)]
     if not theirs:
         raise ValueError(f"{folder} has no entries of tier {tier}")
     rows = agreements(found, theirs)
@@ -84,10 +84,10 @@ def _compare(found: Sequence[Cell], folder: Path, tier: str, base: Entered) -> i
             "Two measurements",
             [
                 {"link": row.link, "cells": row.cells, "Kendall's tau": row.tau,
-                 "contain each other": 100 * row.contained, "same word": 100 * row.same_word}
+                 "step ratios contain each other": 100 * row.contained, "same word": 100 * row.same_word}
                 for row in rows
             ],
-            {"contain each other": "%", "same word": "%"},
+            {"step ratios contain each other": "%", "same word": "%"},
         )
     )  # fmt: skip
     return 0
@@ -105,15 +105,24 @@ def _checked(found: Sequence[Composed]) -> str:
     return f"Times are composed. Trainings in real time as a whole were off by {each}."
 
 
+def _about(link: str) -> str:
+    """What a link's file says of it."""
+    return "The cluster's own link." if link == OWN else choices.about("link", link)
+
+
 def _found(found: Sequence[Cell], link: str) -> str:
     """What probes found of it, all launches together."""
     own = pd.DataFrame([cell for cell in found if cell.link == link])
-    if not len(own) or own["gbit_s"].isna().all():
+    if not len(own) or not own["launches"].any():
         return "Not measured yet."
+    if own["simulated"].any():
+        return "Simulated: times of exchanges are a model's."
+    if own["gbit_s"].isna().all():
+        return ""
     rates = [brief(getattr(own["gbit_s"], which)()) for which in ("min", "max")]
     rate = rates[0] if rates[0] == rates[1] else " to ".join(rates)
     delays = own["delay_ms"].dropna()
-    delay = f" and {brief(delays.median())} ms one way" if len(delays) else ""
+    delay = f"; {brief(delays.median())} ms one way, found alone" if len(delays) else ""
     return f"Found while all workers send: {rate} Gbit/s a node{delay}."
 
 

@@ -3,31 +3,33 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import msgspec
 import pandas as pd
 
 from analysis.benchmark.cells import BASELINE, Cell, cells
-from analysis.benchmark.files import Entered, read, read_all
+from analysis.benchmark.files import Entered, read
 from analysis.pictures.numbers import brief, counted, with_interval
 from analysis.records.configs import run_id
 from experiments.commands._durations import Machine, Took
 from experiments.commands._listing import every_run
 from experiments.commands._make import say, told
 from experiments.commands._words import Entries
-from experiments.config import code_version
+from experiments.config import code_version, compose
 from experiments.config.config import Config
 from experiments.config.folders import Folders
-from experiments.config.plan import missing, plan_runs
+from experiments.config.machines import SlurmCluster
+from experiments.config.plan import PlannedRun, missing, other_code, plan_runs
 from experiments.config.run import Run
 from experiments.figures.benchmark import checking
 from experiments.figures.benchmark.entering import (
     Entering,
     Unfair,
     baseline,
+    by_todays_rules,
     file_of,
-    folders_of_entries,
     pack,
     statement,
     targets_of,
@@ -35,10 +37,11 @@ from experiments.figures.benchmark.entering import (
 )
 from experiments.figures.benchmark.entries import BestSettings, Entrant, entry, shipped
 from experiments.figures.benchmark.laws import Law, check_laws
-from experiments.figures.benchmark.rules import rules
+from experiments.figures.benchmark.rules import AT, rules
 from experiments.launch.backends import carry_out
-from experiments.launch.local import cores
+from experiments.launch.local import asked_of, cores
 from experiments.worker.cores import cpu_model
+from slurm.emulated import network
 
 GROUP = "here"
 TIER = "laptop"
@@ -74,8 +77,8 @@ def enter(
         return _check(Path(check), folders, draw)
     if draw is not None:
         raise ValueError("--draw is for --check FILE")
-    tier, cluster, entered = _asked(words)
-    own = {each.name: Entering(each, tier, folders, cluster) for each in entered}
+    tier, entered = _asked(words)
+    own = {each.name: Entering(each, tier, folders) for each in entered}
     if plan:
         for line in _plan([*own.values()], folders):
             print(line)
@@ -84,28 +87,44 @@ def enter(
         for each in own.values():
             print(f"{each.entry.name}: {counted(len(_laws(each.entry, folders)), 'laws')}")
         return 0
-    first = _first(own, tier, folders)
+    first, begun = _first(own, tier, folders), _date(since)
     found = {each.entry.name: _laws(each.entry, folders) for each in own.values()}
     try:
-        return _made(own, first, found, Stages(folders, since))
+        return _made(own, first, found, Stages(folders, begun))
     except Unfair as unfair:
         raise ValueError(str(unfair)) from unfair
 
 
-def _asked(words: Sequence[str]) -> tuple[str, str, list[Entrant]]:
-    """The tier, the cluster that is timed, and the entries that words name."""
+def _asked(words: Sequence[str]) -> tuple[str, list[Entrant]]:
+    """The tier, and the entries that words name."""
     names = [word for word in words if "=" not in word]
     settings = dict(Run.of([word for word in words if "=" in word]).settings)
     tier = str(settings.pop("profile", TIER))
-    cluster = str(settings.pop("cluster", ""))
-    if rules().tier(tier, cluster).is_of_cluster and not cluster:
-        raise ValueError("profile=cluster is timed on a cluster's own link: name it, cluster=mine")
+    if cluster := str(settings.pop("cluster", "")):
+        tier += AT + cluster
+    if rules().tier(tier).is_of_cluster and not isinstance(
+        compose.resolve({"cluster": cluster}).cluster, SlurmCluster
+    ):
+        raise ValueError(f"cluster={cluster} has no SLURM, whose nodes a link would join; name one that has")
     if settings and len(names) != 1:
         raise ValueError(
             f"{next(iter(settings))} is of one entry, and {len(names) or 'no'} names stand before it: enter "
             "them one by one"
         )
-    return tier, cluster, [entry(name, settings) for name in dict.fromkeys(names or shipped())]
+    return tier, [entry(name, settings) for name in dict.fromkeys(names or shipped())]
+
+
+def _date(since: str | None) -> str | None:
+    """A date that is asked for, if it is one."""
+    if since is None:
+        return None
+    try:
+        day = date.fromisoformat(since)
+    except ValueError:
+        raise ValueError(f"--since {since}: give a date, such as --since {date.today()}") from None
+    if day > date.today():
+        raise ValueError(f"--since {since} is yet to come: all would be measured again at every call")
+    return day.isoformat()
 
 
 def _first(own: Mapping[str, Entering], tier: str, folders: Folders) -> Entered | None:
@@ -144,6 +163,7 @@ def _made(
         if each.name != "smoke":  # which is for trying, and is not shown
             each.check_trials()
     folders = stages.folders
+    _check_links(own)
     stages.carry_out("trials", [config for each in own.values() for config in each.tuning()])
     chosen = {name: each.chosen() for name, each in own.items()}
     for name, of_tasks in chosen.items():
@@ -155,7 +175,7 @@ def _made(
         turns = [own[BASELINE], *(each for name, each in own.items() if name != BASELINE)]
     else:
         any_one = next(iter(own.values()))
-        base = Entering(shipped()[BASELINE], any_one.name, folders, any_one.cluster)
+        base = Entering(shipped()[BASELINE], any_one.name, folders)
         turns = [base, *own.values()]
         chosen[BASELINE] = {
             name: BestSettings(task.lr, dict(task.searched)) for name, task in first.statement.tasks.items()
@@ -169,6 +189,17 @@ def _made(
         print(pack(each, said, [*each.tuning(), *trained[name], *launched, *whole[name]]))
     _show([read(file_of(folders, each.name, name)) for name, each in own.items()], first)
     return 0
+
+
+def _check_links(own: Mapping[str, Entering]) -> None:
+    """Refuse what launches would be refused for, before hours of trainings: links that can't be made here."""
+    first = next(iter(own.values()))
+    plain = {name: BestSettings(1.0, {}) for name in first.tier.tasks}
+    base, other = (Entering(shipped()[name], first.name, first.folders) for name in (BASELINE, "topk"))
+    launches = timed([base, other], {BASELINE: plain, "topk": plain})
+    for config in launches[: len(first.tier.links)]:
+        if asked := asked_of(PlannedRun(config, None)):
+            network.check(*asked)
 
 
 def _settings(best: BestSettings) -> str:
@@ -193,14 +224,20 @@ class Stages:
             return
         planned = plan_runs(configs, say)
         todo = missing(planned, self.folders, say)
-        todo += [run for run in planned if run not in todo and self._is_old(run.config)]
+        todo += [run for run in planned if run not in todo and self._is_stale(run.config)]
         say(f"{what}: {len(planned)}, {len(todo)} to make")
         with told():
-            carry_out(todo, self.folders, f"enter-{what.partition(' ')[0]}", ["enter"], force=bool(self.since))
+            carry_out(todo, self.folders, f"enter-{what.partition(' ')[0]}", ["enter"], force=True)
 
-    def _is_old(self, config: Config) -> bool:
+    def _is_stale(self, config: Config) -> bool:
+        """Tell whether a run was begun before the date, or with another file of one of its methods."""
         attempt = self.folders.store.valid(config)
-        return bool(self.since and attempt and str(attempt.manifest.get("started", "")) < self.since)
+        if attempt is None:
+            return False
+        methods = {config.method.name, *(each.config.method.name for each in config.variants)}
+        files = {f"sparsify/methods/{name}.py" for name in methods}
+        began = str(attempt.manifest.get("started", ""))
+        return bool(self.since and began < self.since) or bool(files & {*other_code(attempt)})
 
 
 def _show(entered: Sequence[Entered], first: Entered | None) -> None:
@@ -232,7 +269,7 @@ def _plan(own: Sequence[Entering], folders: Folders) -> Iterator[str]:
     }
     with_base = [each for each in own if each.entry.name == BASELINE]
     others = [each for each in own if each.entry.name != BASELINE]
-    turns = [*(with_base or [Entering(shipped()[BASELINE], tier, folders, own[0].cluster)]), *others]
+    turns = [*(with_base or [Entering(shipped()[BASELINE], tier, folders)]), *others]
     defaults[BASELINE] = {name: BestSettings(1.0, {}) for name in turns[0].tier.tasks}
     stages = {
         "trials": [config for each in own for config in each.tuning()],
@@ -240,7 +277,7 @@ def _plan(own: Sequence[Entering], folders: Folders) -> Iterator[str]:
         "launches": timed(turns, defaults) if others else [],
         "whole trainings": [one for each in own for one in each.whole(defaults[each.entry.name]).values()],
     }
-    entered, _ = read_all(folders_of_entries(folders))
+    entered, _ = by_todays_rules(folders, tier)
     known = [every_run(folders), *(each.frames.runs.assign(source="shipped") for each in entered)]
     took = Took(pd.concat(known, ignore_index=True).copy(), Machine(cpu_model(), cores()))
     hours, unknown = 0.0, 0

@@ -268,12 +268,6 @@ def mismatches(name: str, found: ProbedLink, loses: bool = False) -> list[str]:
 
 # --- bytes of the interface, beside those that were counted
 
-# Headers of a packet over what it carries (Ethernet's, IP's and TCP's, 66 bytes of 1,448), and half as many
-# acknowledgements; gloo's words and TCP's acknowledgements of a small message to one other worker.
-HEADERS, SMALL_BYTES = 0.08, 1024
-LARGEST_SEGMENT = 2**16
-
-
 class Meter(CountingComm):
     """Counts the bytes that this worker really sends, beside what `sparsify.cost` says of collectives: in a
     permutation and a broadcast not all send.
@@ -320,23 +314,3 @@ class Meter(CountingComm):
         sums = np.array(gather_json(self.comm, own, CPU), dtype=float).sum(axis=0)
         names = ("sent_bytes", "counted_bytes", "resent", "calls")
         return dict(zip(names, map(float, sums), strict=True))
-
-
-def uncounted(found: Mapping[str, float], size: int) -> str:
-    """A sentence where an interface has sent other bytes than were counted, by more than headers and resent
-    segments explain; else nothing.
-
-    Args:
-        found: by a `Meter`.
-        size: number of workers.
-    """
-    sent, counted = found["sent_bytes"], found["counted_bytes"]
-    more = HEADERS * counted + SMALL_BYTES * size * found["calls"] + LARGEST_SEGMENT * found["resent"]
-    if counted <= sent <= counted + more:
-        return ""
-    return (
-        f"the interfaces of all nodes sent {sent:,.0f} bytes, and {counted:,.0f} were counted, to which "
-        f"headers, acknowledgements and {found['resent']:,.0f} segments that were sent again add "
-        f"{more:,.0f} at most; something is sent that nobody counts, or the other way round: please report "
-        f"it, {OTHERWISE}"
-    )

@@ -28,7 +28,8 @@ from experiments.training.stop import Preempted, Stop
 from experiments.worker import hardware, memory
 from experiments.worker.build import Built, build, precision_of, prepare_device
 from experiments.worker.connect import connect
-from experiments.worker.link_probe import Meter, of_relay, over_link, uncounted
+from experiments.worker.hardware_claims import OTHERWISE
+from experiments.worker.link_probe import Meter, of_relay, over_link
 from experiments.worker.orders import Orders
 from experiments.worker.provenance import provenance, state
 from slurm.environment import WorkerPlace
@@ -168,9 +169,9 @@ def metered(meter: Meter, config: Config) -> dict[str, float] | None:
             launch.on_mismatch=label.
     """
     found = meter.found()
-    if found and (why := uncounted(found, meter.size)):
+    if found and (why := counters.uncounted(found, meter.size)):
         if config.launch.on_mismatch == "stop":
-            raise hardware.MachineMismatch(why)
+            raise hardware.MachineMismatch(f"{why}: please report it, {OTHERWISE}")
         if meter.rank == 0:
             print(why, file=sys.stderr)
     return found

@@ -65,7 +65,7 @@ def test_a_run_s_record_has_the_bytes_of_the_interfaces(here: Command, tmp_path:
     (attempt,) = Store(tmp_path / "results" / "runs").all_valid()
     found = attempt.manifest["interface"]
     assert 0 < found["counted_bytes"] <= found["sent_bytes"]
-    assert link_probe.uncounted(found, 3) == ""
+    assert counters.uncounted(found, 3) == ""
     await_gone(alone("0.000127"))
 
 

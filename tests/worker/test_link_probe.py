@@ -183,5 +183,5 @@ def test_more_than_headers_is_told_and_so_is_less_than_was_counted(
     sent: float, resent: float, is_told: bool
 ) -> None:
     found = {"sent_bytes": sent, "counted_bytes": 1_000_000.0, "resent": resent, "calls": 5.0}
-    assert bool(why := link_probe.uncounted(found, 2)) == is_told
+    assert bool(why := counters.uncounted(found, 2)) == is_told
     assert not is_told or f"sent {sent:,.0f} bytes, and 1,000,000 were counted" in why

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -23,16 +24,23 @@ from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.run import Run
 from experiments.figures.benchmark import laws
-from experiments.figures.benchmark.entering import baseline, keys_of, resolved
+from experiments.figures.benchmark.entering import (
+    Entering,
+    Unfair,
+    check_bytes,
+    keys_of,
+    last_losses,
+    resolved,
+    statement,
+)
 from experiments.figures.benchmark.entries import (
     BestSettings,
     Entrant,
+    entry,
     rate_of,
     shipped,
     trajectories,
-    trials,
     turn,
-    whole,
 )
 from experiments.figures.benchmark.rules import Tier, digest, launch, rules
 from sparsify.core.spec import BrokenFile
@@ -40,12 +48,9 @@ from sparsify.methods import REGISTRY as METHODS
 
 CarryOut = Callable[[Sequence[Config]], None]
 OTHER = "topk"  # an entry of the repository
-NEAR = 2e-3  # by which a loss may differ on another machine, as a share: the same weights, other roundings
-HEADERS = (
-    0.95,
-    1.35,
-)  # bytes of an interface, in times of those that were counted: acknowledgements, headers
-SMALL_BYTES = 1e6  # of a launch: below that, what connections say to each other counts
+# By which a loss may differ on another machine, as a share: the same weights, other roundings, which grow.
+NEAR, NEAR_AT_FIRST, FIRST = 0.05, 2e-3, 5  # the last: validations that are the first ones
+TOGETHER = 2  # epochs that processes make as well
 
 
 class Line(NamedTuple):
@@ -65,7 +70,10 @@ def check(path: Path, folders: Folders, draw: int | None, carry_out: CarryOut) -
     said = entered.statement
     yield Line(f"{said.name}, tier {said.tier}, version {said.version}: tables are what its digests say")
     for part in (_of_rules, _of_tuning, _of_bytes, _of_laws):
-        lines = [*part(entered)]
+        try:
+            lines = [*part(entered, folders)]
+        except (KeyError, IndexError, TypeError, AttributeError) as error:  # of what a file may say
+            lines = [Line(f"it is damaged: {type(error).__name__}: {error}", True)]
         yield from lines
         if any(line.is_fault for line in lines):
             return
@@ -77,40 +85,52 @@ def entry_of(said: EntryStatement) -> Entrant:
     return Entrant(said.name, said.settings, said.about, said.search, said.on, said.timed, said.claims)
 
 
-def _of_rules(entered: Entered) -> Iterator[Line]:
+def _of_rules(entered: Entered, folders: Folders) -> Iterator[Line]:
     """Every run is one that the rules ask for, and none is missing or twice."""
     said, frames = entered.statement, entered.frames
+    try:
+        tier = rules().tier(said.tier)
+    except ValueError as error:
+        yield Line(str(error), True)
+        return
     if said.version != rules().version or said.rules != digest(said.tier):
         yield Line(f"it is of other rules than these (version {said.version}): enter it again", True)
         return
-    own, tier = entry_of(said), rules().tier(said.tier, said.cluster)
-    if said.name in shipped() and _declared(shipped()[said.name]) != _declared(own):
-        yield Line(f"{said.name} is an entry of the repository, and its settings are others", True)
+    own = entry_of(said)
+    if said.method != said.settings.get("method") or {*said.tasks} != {*tier.tasks}:
+        yield Line("it is of another method, or of other tasks, than it says", True)
         return
-    if said.name not in shipped():
-        if strangers := [key for key in said.settings if key != "method" and not key.startswith("method.")]:
-            yield Line(f"it fixes {strangers[0]}, which is the rules' to choose", True)
-            return
-        if said.on or said.timed or len(said.search) > rules().most_numbers:
-            yield Line("it has settings by task, or for its times, or searches more than three numbers", True)
-            return
-    expected = _expected(own, tier, said)
-    stated = {*keys_of(said)}
-    if stated != expected.keys():
-        missing, more = expected.keys() - stated, stated - expected.keys()
-        yield Line(
-            f"{len(missing)} runs that the rules ask for are missing, {len(more)} are none of theirs", True
-        )
+    if why := _other_entry(said, own):
+        yield Line(why, True)
         return
-    rows = frames.runs.set_index("key")
+    chosen = {name: BestSettings(task.lr, dict(task.searched)) for name, task in said.tasks.items()}
+    entering = Entering(own, said.tier, folders)
+    expected = statement(entering, chosen, [], [])
+    for name, task in said.tasks.items():
+        wanted = expected.tasks[name]
+        same = (
+            _plain(task.trials) == _plain(wanted.trials) and _plain(task.trainings) == _plain(wanted.trainings)
+            and _plain(task.whole) == _plain(wanted.whole)
+        )  # fmt: skip
+        if not same:
+            yield Line(f"{name}: its trials or trainings are not those that the rules ask for", True)
+            return
+        if why := _launches(task, tier, own.name == BASELINE):
+            yield Line(f"{name}: {why}", True)
+            return
+    rows, stated = frames.runs.set_index("key"), {*keys_of(said)}
     if rows.index.has_duplicates or {*rows.index} != stated:
         yield Line("its tables hold other runs than its statement", True)
         return
-    wrong = [key for key, row in rows.iterrows() if not _is_as_said(str(key), row, expected)]
+    turns = dict(_turns(own, tier, said, chosen))
+    wrong = [key for key, row in rows.iterrows() if not _is_as_said(str(key), row, turns)]
     if wrong:
-        yield Line(
-            f"{len(wrong)} runs were made with other settings than the rules', such as {wrong[0]}", True
-        )
+        yield Line(f"{len(wrong)} runs were made with other settings than the rules', such as {wrong[0]}", True)
+        return
+    epochs = frames.epochs.merge(frames.runs[["key", "train.epoch_steps"]], on="key")
+    whole = epochs[COLUMN].notna()
+    if not (epochs["step"] == (epochs["epoch"] + 1) * epochs["train.epoch_steps"])[whole].all():
+        yield Line("its curves have other steps than the rules'", True)
         return
     digests = {name: _digest_of(own_rows) for name, own_rows in rows.groupby("task.name")}
     if many := [name for name, found in digests.items() if len(found) > 1]:
@@ -119,25 +139,46 @@ def _of_rules(entered: Entered) -> Iterator[Line]:
     yield Line(f"{len(stated)} runs, each as the rules ask: tasks, workers, seeds, budget, links")
 
 
-def _declared(entry: Entrant) -> tuple[Any, ...]:
-    return tuple(json.dumps(part, sort_keys=True, default=list) for part in (
-        dict(entry.settings), dict(entry.search), dict(entry.on), dict(entry.timed)))  # fmt: skip
+def _plain(value: Any) -> Any:
+    """A value as it comes out of a file."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def _other_entry(said: EntryStatement, own: Entrant) -> str:
+    """In what it is not the entry that its name and its method's file say; empty where it is."""
+    if said.name in shipped():
+        expected = shipped()[said.name]
+    else:
+        try:
+            expected = entry(said.name, {"method": said.method, **said.settings})
+        except (ValueError, BrokenFile) as error:
+            return str(error)
+    for part in ("settings", "search", "on", "timed", "claims"):
+        if _plain(getattr(expected, part)) != _plain(getattr(own, part)):
+            return f"its {part} are not those of {said.name} here"
+    return ""
+
+
+def _launches(task: OnTask, tier: Tier, is_baseline: bool) -> str:
+    """What is missing of its launches; empty where nothing is."""
+    wanted = len(rules().launches)
+    if {*task.launches} != {*tier.workers} or {*task.baseline} != {*tier.workers}:
+        return "it was not timed with the rules' workers"
+    for workers, of_links in task.launches.items():
+        beside = task.baseline[workers]
+        if {*of_links} != {*tier.links} or {*beside} != {*tier.links}:
+            return "it was not timed over the rules' links"
+        for link, keys in of_links.items():
+            if is_baseline and not keys:
+                continue  # entered by itself, before others took turns with it
+            groups, theirs = ([key.partition("/")[0] for key in each] for each in (keys, beside[link]))
+            if len({*groups}) != wanted or groups != theirs:
+                return f"over {link} it has {len({*groups})} launches with the baseline, and the rules ask for {wanted}"
+    return ""
 
 
 def _digest_of(rows: pd.DataFrame) -> set[str]:
     return {*rows["provenance.data.digest"].dropna().astype(str)}
-
-
-def _expected(own: Entrant, tier: Tier, said: EntryStatement) -> dict[str, Config]:
-    """By key the config of every run that an entry with these choices consists of."""
-    chosen = {name: BestSettings(task.lr, dict(task.searched)) for name, task in said.tasks.items()}
-    found = [trial.run for trial in trials(own, tier)] + trajectories(own, tier, chosen)
-    expected = {run_key(config): config for config in (resolved(run, said.tier) for run in found)}
-    for one in rules().whole:
-        if (one.entry, one.link in tier.links) == (own.name, True) and one.task in tier.tasks:
-            config = resolved(whole(own, tier, one, chosen[one.task]), said.tier)
-            expected[run_key(config)] = config
-    return expected | dict(_turns(own, tier, said, chosen))
 
 
 def _turns(
@@ -146,31 +187,35 @@ def _turns(
     """The key of each turn in a launch, the baseline's among them, and its config: who else took turns is
     open, and another stands for them.
     """
-    base, other = shipped()[BASELINE], shipped()[OTHER]
+    base = shipped()[BASELINE]
+    other = shipped()[OTHER] if own.name == BASELINE else own
     for name, task in said.tasks.items():
         best = {BASELINE: BestSettings(0.0, {}), OTHER: BestSettings(0.0, {}), own.name: chosen[name]}
-        turns = {each.name: turn(each, name, best[each.name]) for each in (other, base, own)}
-        for entry, by_workers in ((own, task.launches), (base, task.baseline)):
+        turns = {each.name: turn(each, tier, name, best[each.name]) for each in (other, base, own)}
+        for each_entry, by_workers in ((own, task.launches), (base, task.baseline)):
             for workers, of_links in by_workers.items():
                 for link, keys in of_links.items():
                     shared = launch(tier, tier.tasks[name], workers, link)
                     for number, key in zip(rules().launches, keys, strict=False):
                         config = resolved(Run({**shared, "seed": number}, turns), said.tier)
-                        yield key, next(each.config for each in config.variants if each.name == entry.name)
+                        yield key, next(v.config for v in config.variants if v.name == each_entry.name)
 
 
-def _is_as_said(key: str, row: pd.Series[Any], expected: Mapping[str, Config]) -> bool:
-    """Is this run what the rules ask for under this key?"""
+def _is_as_said(key: str, row: pd.Series[Any], turns: Mapping[str, Config]) -> bool:
+    """Is this run what the rules ask for under this key, and are its columns those of its config?"""
     recorded = json.loads(row["config_json"])
-    return run_key(recorded) == (run_key(expected[key]) if "/" in key else key)
+    of_config = {name: recorded[name] for name in ("seed", "workers", "device")}
+    of_config |= {"task.name": recorded["task"]["name"], "train.validate": recorded["train"]["validate"]}
+    if any(row[name] != value for name, value in of_config.items()):
+        return False
+    return run_key(recorded) == (run_key(turns[key]) if "/" in key else key)
 
 
-def _of_tuning(entered: Entered) -> Iterator[Line]:
+def _of_tuning(entered: Entered, _: Folders) -> Iterator[Line]:
     """What was chosen is the best of the trials, and all seeds and launches are there."""
     said, frames = entered.statement, entered.frames
     own, tier = entry_of(said), rules().tier(said.tier)
-    epochs = frames.epochs.sort_values("epoch")
-    last = epochs.groupby("key")[COLUMN].last()
+    last = last_losses(frames)
     for name, task in said.tasks.items():
         losses = [float(last.get(tried.key, np.nan)) for tried in task.trials]
         if len(losses) != rules().trials.number or np.isnan(losses).all():
@@ -201,27 +246,24 @@ def _short(task: OnTask, frames: Frames) -> str:
     return ""
 
 
-def _of_bytes(entered: Entered) -> Iterator[Line]:
+def _of_bytes(entered: Entered, _: Folders) -> Iterator[Line]:
     """Interfaces sent what the meter counted, and headers."""
-    runs = entered.frames.runs
-    if not {"interface.sent_bytes", "interface.counted_bytes"} <= {*runs}:
-        yield Line("no launch counted its interfaces' bytes: bytes rest on the meter alone")
+    said, workers = entered.statement, dict[str, int]()
+    for task in said.tasks.values():
+        for size, of_links in task.launches.items():
+            workers |= {key: size for keys in of_links.values() for key in keys}
+    if not rules().tier(said.tier).is_emulated:
+        yield Line("links are no emulated ones: bytes rest on what the communicator counted")
         return
-    own = runs.dropna(subset=["interface.sent_bytes"])
-    own = own[own["interface.counted_bytes"] > SMALL_BYTES]
-    ratios = own["interface.sent_bytes"] / own["interface.counted_bytes"]
-    resent = own.get("interface.resent", pd.Series(0, own.index)).fillna(0) > 0
-    wrong = own[((ratios < HEADERS[0]) | (ratios > HEADERS[1])) & ~resent]
-    if len(wrong):
-        yield Line(
-            f"{len(wrong)} launches sent other than they counted, such as {wrong['key'].iloc[0]}: "
-            f"{ratios[wrong.index[0]]:.2f} times", True,
-        )  # fmt: skip
+    try:
+        check_bytes(entered.frames, workers)
+    except Unfair as unfair:
+        yield Line(str(unfair), True)
         return
-    yield Line(f"interfaces sent what was counted, and headers, in {len(own)} launches")
+    yield Line(f"interfaces sent what was counted, and headers, in {len(workers)} launches")
 
 
-def _of_laws(entered: Entered) -> Iterator[Line]:
+def _of_laws(entered: Entered, _: Folders) -> Iterator[Line]:
     """The method is here, as it was entered, and its laws hold."""
     said = entered.statement
     path = METHODS.folder / f"{said.method}.py"
@@ -245,33 +287,43 @@ def _of_laws(entered: Entered) -> Iterator[Line]:
 
 
 def _again(entered: Entered, folders: Folders, draw: int | None, carry_out: CarryOut) -> Iterator[Line]:
-    """A training, drawn, once more: the curve must be the same but for rounding."""
+    """A training, drawn, once more: the curve must be the same but for rounding. Then its first epochs by
+    processes, which share no memory.
+    """
     said = entered.statement
     number = draw if draw is not None else time.time_ns()
     chosen = {name: BestSettings(task.lr, dict(task.searched)) for name, task in said.tasks.items()}
-    every = [
-        resolved(run, said.tier) for run in trajectories(entry_of(said), rules().tier(said.tier), chosen)
-    ]
-    config = random.Random(number).choice(every)
-    what = f"{config.task.name}, {config.workers} workers, seed {config.seed}"
-    carry_out([config])
-    frames, _ = parquet.newest_frames(folders.store, [run_id(config)], folders.records, verify=True)
-    here, there = (_curve(each, run_key(config)) for each in (frames, entered.frames))
-    if len(here) != len(there) or not np.allclose(here, there, rtol=NEAR):
-        apart = np.abs(here / there - 1).max() if len(here) == len(there) else np.inf
-        yield Line(
-            f"drawn by {number}: {what} came out otherwise here, up to {100 * apart:.2g} % apart", True
-        )
-        return
-    same = "to the bit" if np.array_equal(here, there) else f"within {100 * NEAR:g} %"
-    yield Line(f"drawn by {number}: {what} came out again {same}, {len(here)} validations")
-    if (first := baseline(folders, said.tier)) is not None and said.name == BASELINE:
-        own = {name: task.lr for name, task in first.statement.tasks.items()}
-        if own != {name: task.lr for name, task in said.tasks.items()}:
-            yield Line("it is another baseline than that of this checkout", True)
+    runs = trajectories(entry_of(said), rules().tier(said.tier), chosen)
+    run = random.Random(number).choice(runs)
+    config = resolved(run, said.tier)
+    steps = TOGETHER * (config.train.epoch_steps or 1)
+    apart = resolved(Run({**run.settings, "cluster": "local", "train.steps": steps}), said.tier)
+    what = f"drawn by {number}: {config.task.name}, {config.workers} workers, seed {config.seed}"
+    for again, how in ((config, "came out"), (apart, "by processes came out")):
+        carry_out([again])
+        frames, _ = parquet.newest_frames(folders.store, [run_id(again)], folders.records, verify=True)
+        here, there = _curve(frames, run_key(again)), _curve(entered.frames, run_key(config))
+        there = there.iloc[: len(here)] if again is apart else there
+        off = _apart(here, there)
+        if off > 0:
+            yield Line(f"{what}, {how} otherwise here, up to {100 * off:.2g} % apart", True)
+            return
+        same = "to the bit" if here.equals(there) else "but for rounding"
+        yield Line(f"{what}, {how} again {same}, {len(here)} validations")
 
 
-def _curve(frames: Frames, key: str) -> np.ndarray:
+def _apart(here: pd.DataFrame, there: pd.DataFrame) -> float:
+    """By which share two curves are further apart than they may be; 0 where they are not."""
+    if len(here) != len(there) or not np.array_equal(here["step"], there["step"]):
+        return np.inf
+    if not np.allclose(here["wire_bytes"], there["wire_bytes"], rtol=NEAR, equal_nan=True):
+        return np.inf
+    one, other = here[COLUMN].to_numpy(float), there[COLUMN].to_numpy(float)
+    near = np.where(np.arange(len(one)) < FIRST, NEAR_AT_FIRST, NEAR)
+    is_near = np.isclose(one, other, rtol=near, equal_nan=True)
+    return 0.0 if is_near.all() else float(np.nanmax(np.abs(one / other - 1), initial=0.0)) or np.inf
+
+
+def _curve(frames: Frames, key: str) -> pd.DataFrame:
     own = frames.epochs[frames.epochs["key"] == key].sort_values("epoch")
-    found: np.ndarray = own[COLUMN].to_numpy(float)
-    return found
+    return own[["step", COLUMN, "wire_bytes"]].reset_index(drop=True)

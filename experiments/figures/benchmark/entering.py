@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+
 from analysis.benchmark.cells import BASELINE, COLUMN, targets
 from analysis.benchmark.files import SUFFIX, Entered, read_all, write
 from analysis.benchmark.statement import EntryStatement, InRealTime, LawFound, OnTask, TriedOut
@@ -26,11 +29,14 @@ from experiments.figures.benchmark.entries import (
     trajectories,
     trials,
     whole,
+    wholes,
 )
 from experiments.figures.benchmark.laws import Law
-from experiments.figures.benchmark.rules import OWN, Tier, digest, rules
+from experiments.figures.benchmark.rules import AT, OWN, Tier, digest, rules
+from slurm.emulated.counters import uncounted
 from sparsify.methods import REGISTRY as METHODS
 
+COUNTED = ("sent_bytes", "counted_bytes", "resent", "calls")  # of an interface, in records
 ENTRIES = "entries"  # a folder of results/ and of results/shipped/
 
 
@@ -45,16 +51,15 @@ def folders_of_entries(folders: Folders) -> list[Path]:
 
 def resolved(run: Run, tier: str) -> Config:
     """A run of a tier as a config."""
-    profile = rules().tier(tier).profile or tier
+    profile = rules().tier(tier).profile or tier.partition(AT)[0]
     return compose.resolve(Run({"profile": profile, **run.settings}, run.variants))
 
 
 class Entering:
     """An entry on its way, in a checkout."""
 
-    def __init__(self, entry: Entrant, tier: str, folders: Folders, cluster: str = "") -> None:
-        self.entry, self.name, self.folders = entry, tier, folders
-        self.tier, self.cluster = rules().tier(tier, cluster), cluster
+    def __init__(self, entry: Entrant, tier: str, folders: Folders) -> None:
+        self.entry, self.name, self.tier, self.folders = entry, tier, rules().tier(tier), folders
         self.trials = trials(entry, self.tier)
 
     def config(self, run: Run) -> Config:
@@ -86,15 +91,14 @@ class Entering:
             )
 
     def _is_trial(self, attempt: Attempt, tasks: set[str]) -> bool:
-        config = attempt.config
-        values = {f"method.{name}": value for name, value in config["method"].items() if name != "name"}
-        fixed = {key: value for key, value in self.entry.settings.items() if key != "method"}
+        config, first = attempt.config, self.trials[0]
+        fixed = self.config(first.run).method.as_dict()
+        searched = {key.removeprefix("method.") for key in first.searched}
         return (
-            config["method"]["name"] == self.entry.method
+            all(config["method"].get(key) == value for key, value in fixed.items() if key not in searched)
             and config["task"]["name"] in tasks
             and config["seed"] == rules().trials.seed
             and bool(config["train"].get("held_out"))
-            and all(values.get(key) == value for key, value in fixed.items())
         )
 
     def chosen(self) -> dict[str, BestSettings]:
@@ -124,7 +128,7 @@ class Entering:
         """The last loss of each training, by its run; None of one that diverged."""
         names = [run_id(config) for config in configs]
         frames = self.frames(names)
-        last = frames.epochs.sort_values("epoch").groupby("key")[COLUMN].last()
+        last = last_losses(frames)
         by_run = dict(zip(frames.runs["run_id"], frames.runs["key"], strict=True))
         found = {name: last.get(by_run[name]) if name in by_run else None for name in names}
         return {
@@ -145,12 +149,19 @@ class Entering:
 
     def whole(self, chosen: Mapping[str, BestSettings]) -> dict[tuple[str, int, str], Config]:
         """Its trainings in real time, by task, workers and link."""
-        found = dict[tuple[str, int, str], Config]()
-        for one in rules().whole:
-            if one.entry == self.entry.name and one.task in self.tier.tasks and one.link in self.tier.links:
-                run = whole(self.entry, self.tier, one, chosen[one.task])
-                found[one.task, one.workers, one.link] = self.config(run)
-        return found
+        return {
+            (one.task, one.workers, one.link): self.config(
+                whole(self.entry, self.tier, one, chosen[one.task])
+            )
+            for one in wholes(self.entry, self.tier)
+        }
+
+
+def last_losses(frames: Frames) -> pd.Series[float]:
+    """The last validation loss of each run, by key; NaN of one that diverged."""
+    ends = frames.epochs.sort_values("epoch").groupby("key").tail(1)
+    found: pd.Series[float] = ends.set_index("key")[COLUMN].astype(float)
+    return found
 
 
 def timed(entering: Sequence[Entering], chosen: Mapping[str, Mapping[str, BestSettings]]) -> list[Config]:
@@ -186,7 +197,7 @@ def statement(
         rules().version, digest(own.name), own.name, entry.name, entry.about, entry.method, entry.settings,
         entry.search, entry.on, entry.timed, entry.claims,
         [LawFound(law.name, law.holds, law.why) for law in laws],
-        path.read_text() if path.exists() else "", tasks, own.cluster,
+        path.read_text() if path.exists() else "", tasks,
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )  # fmt: skip
 
@@ -222,9 +233,13 @@ def keys_of(found: EntryStatement) -> Iterator[str]:
 
 def targets_of(tier: str, base: Entered) -> dict[str, dict[int, float]]:
     """The targets by task and workers: as they are fixed; where they are not yet, the baseline's."""
-    derived = targets(base, rules().share)
-    fixed = rules().tier(tier).tasks
+    derived, fixed = targets(base, rules().share), rules().tier(tier).tasks
     return {name: {**derived[name], **fixed[name].targets} for name in fixed}
+
+
+def by_todays_rules(folders: Folders, tier: str) -> tuple[list[Entered], list[str]]:
+    """The entries of a tier, the newest of each name, and a line on each file that can't be shown."""
+    return read_all(folders_of_entries(folders), tier, digest(tier))
 
 
 def file_of(folders: Folders, tier: str, name: str) -> Path:
@@ -235,6 +250,8 @@ def file_of(folders: Folders, tier: str, name: str) -> Path:
 def pack(own: Entering, found: EntryStatement, configs: Sequence[Config]) -> Path:
     """Write an entry's file, of the records of these runs."""
     frames = own.frames([run_id(config) for config in configs])
+    if own.tier.is_emulated:
+        check_bytes(frames, {f"{run_key(c)}/{own.entry.name}": c.workers for c in configs if c.variants})
     wanted = {*keys_of(found)}
     frames = frames._replace(
         **{
@@ -247,12 +264,23 @@ def pack(own: Entering, found: EntryStatement, configs: Sequence[Config]) -> Pat
 
 def baseline(folders: Folders, tier: str) -> Entered | None:
     """The baseline's file by the rules of today; None where there is none."""
-    entered, _ = read_all(folders_of_entries(folders))
-    return next(
-        (
-            each for each in entered
-            if (each.statement.tier, each.statement.name) == (tier, BASELINE)
-            and each.statement.rules == digest(tier)
-        ),
-        None,
-    )  # fmt: skip
+    entered, _ = by_todays_rules(folders, tier)
+    return next((each for each in entered if each.statement.name == BASELINE), None)
+
+
+def check_bytes(frames: Frames, workers: Mapping[str, int]) -> None:
+    """Refuse launches whose interfaces sent other than was counted, by more than headers.
+
+    Args:
+        workers: of each launch's runs, by key.
+
+    Raises:
+        Unfair: there is one, or one that counted nothing.
+    """
+    for key, size in workers.items():
+        row = frames.runs[frames.runs["key"] == key].iloc[0]
+        found = {name: float(row.get(f"interface.{name}", np.nan)) for name in COUNTED}
+        if any(np.isnan(value) for value in found.values()):
+            raise Unfair(f"launch {key} has not counted the bytes of its interfaces")
+        if why := uncounted(found, size):
+            raise Unfair(f"in launch {key} {why}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice, product
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, convert, yaml
 
+from analysis.benchmark.files import NAME
 from experiments.config.run import Run, RunSettings
 from experiments.figures.benchmark.rules import FrozenTask, Tier, Whole, launch, rules, training
 from sparsify import ranges
@@ -18,7 +20,9 @@ from sparsify.core.spec import REQUIRED, constant
 from sparsify.methods import REGISTRY as METHODS
 
 FILE = Path(__file__).with_name("entries.yaml")
-SEARCH = "SEARCH"  # a constant of a method's file: what is searched
+SEARCH, ON = "SEARCH", "ON"  # constants of a method's file: what is searched; what tasks need besides
+OF_TASKS = ("task.lr", "task.momentum", "task.optimiser", "task.weight_decay")
+MOST_VALUES = 10
 BASELINE = "dense"
 
 
@@ -82,8 +86,43 @@ def entry(name: str, fixed: RunSettings = {}) -> Entrant:  # noqa: B006  # nobod
             f"{strangers[0]} is not for an entry to choose: tasks, links and workers are the rules' "
             "(docs/benchmark.md); give settings of the method (method.NAME=...)"
         )
-    found = Entrant(name, {"method": method, **fixed}, METHODS.summary(method), _searched(method, fixed))
-    return found
+    if not re.fullmatch(NAME, name):
+        raise ValueError(f"{ranges.quoted(name)} can't be an entry's name: letters, digits, - and _ may be in it")
+    searched, on = _searched(method, fixed), _on(method)
+    _check_values(method, fixed, searched)
+    return Entrant(name, {"method": method, **fixed}, METHODS.summary(method), searched, on)
+
+
+def _check_values(method: str, fixed: RunSettings, searched: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse values that the method does not take, that it lacks, and rounds that no block has whole."""
+    values = {key.removeprefix("method."): value for key, value in fixed.items() if key != "method"}
+    METHODS.check(method, values, "method.")
+    open_ = [name for name, default in METHODS.defaults(method).items() if default == REQUIRED]
+    if missing := [name for name in open_ if name not in values and name not in searched]:
+        raise ValueError(f"{method} needs {missing[0]}: fix it, method.{missing[0]}=..., or search it")
+    defaults = METHODS.defaults(method)
+    if "every" in defaults:
+        for every in searched.get("every", [values.get("every", defaults["every"])]):
+            if rules().every % every:
+                raise ValueError(
+                    f"method.every={every}: launches are of {rules().every} steps, which must be whole rounds; "
+                    f"fix one that divides it, such as method.every=5"
+                )
+
+
+def _on(method: str) -> dict[str, Mapping[str, Any]]:
+    """What the method's file says a task needs besides."""
+    path = METHODS.folder / f"{method}.py"
+    given = constant(path, ON) if path.exists() else None
+    if given is None:
+        return {}
+    where = f"{ON} in {path.name}"
+    if not isinstance(given, Mapping) or not all(isinstance(own, Mapping) for own in given.values()):
+        raise ValueError(f"{where} must be a dict of tasks, each with a dict of its settings")
+    for task, own in given.items():
+        if strangers := [key for key in own if key not in OF_TASKS]:
+            raise ValueError(f"{where}: {task} has {strangers[0]}; there may be {', '.join(OF_TASKS)}")
+    return dict(given)
 
 
 def _searched(method: str, fixed: RunSettings) -> dict[str, Sequence[float]]:
@@ -101,17 +140,13 @@ def _searched(method: str, fixed: RunSettings) -> dict[str, Sequence[float]]:
     for name, values in given.items():
         if name not in parameters:
             raise ValueError(f"{where}: {ranges.unknown('parameter', name, list(parameters))}")
-        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            raise ValueError(f"{where}: {name} must have a list of values, the default first")
+        if not isinstance(values, list | tuple) or not 0 < len(values) <= MOST_VALUES:
+            raise ValueError(
+                f"{where}: {name} must have a list of values, the default first, at most {MOST_VALUES}"
+            )
         for value in values:
             ranges.check(f"{where}: {name}", value, parameters[name].allowed)
     return {name: values for name, values in given.items() if f"method.{name}" not in fixed}
-
-
-def defaults_missing(entry: Entrant) -> list[str]:
-    """Parameters of the method that have no default and that the entry leaves open."""
-    open_ = [name for name, default in METHODS.defaults(entry.method).items() if default == REQUIRED]
-    return [name for name in open_ if f"method.{name}" not in entry.settings and name not in entry.search]
 
 
 def base_rate(entry: Entrant, name: str, task: FrozenTask) -> float:
@@ -177,12 +212,20 @@ def _of_task(entry: Entrant, tier: Tier, name: str, workers: int, best: BestSett
     return {**shared, **best.searched, "task.lr": best.lr}
 
 
+def wholes(entry: Entrant, tier: Tier) -> list[Whole]:
+    """Its trainings in real time; none where links are simulated, or a cluster's."""
+    return [
+        one for one in rules().whole
+        if one.entry == entry.name and one.task in tier.tasks and one.link in tier.links and tier.is_emulated
+    ]  # fmt: skip
+
+
 def whole(entry: Entrant, tier: Tier, one: Whole, best: BestSettings) -> Run:
     """A training in real time: processes that the link joins."""
     settings = _of_task(entry, tier, one.task, one.workers, best)
     over = {"cluster": "netns", "link": one.link, "launch.on_mismatch": "label"}
     extra = {key: value for key, value in tier.timed.items() if key.startswith("cluster.link.")}
-    return Run({**settings, **over, **extra, "seed": rules().seeds[0]})
+    return Run({**settings, **entry.timed, **over, **extra, "seed": rules().seeds[0]})
 
 
 def launches(
@@ -194,7 +237,7 @@ def launches(
     return [
         Run(
             {**launch(tier, task, workers, link), "seed": number},
-            {each.name: turn(each, name, chosen[each.name][name]) for each in entries},
+            {each.name: turn(each, tier, name, chosen[each.name][name]) for each in entries},
         )
         for number in rules().launches
         for name, task in tier.tasks.items()
@@ -203,7 +246,11 @@ def launches(
     ]
 
 
-def turn(entry: Entrant, name: str, best: BestSettings) -> RunSettings:
-    """In what an entry differs from the others; rates don't matter to times, and all take the task's."""
+def turn(entry: Entrant, tier: Tier, name: str, best: BestSettings) -> RunSettings:
+    """In what an entry differs from the others; rates don't matter to times, and all take the task's. Virtual
+    workers of one GPU overlap nothing.
+    """
     own = {**own_settings(entry, name), **best.searched, **entry.timed}
+    if tier.is_virtual:
+        own.pop("overlap", None)
     return {key: value for key, value in own.items() if not key.startswith("task.") or key == "task.momentum"}

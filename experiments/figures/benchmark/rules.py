@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from experiments.config.run import RunSettings
 from sparsify.ranges import unknown
 
-OWN = "own"
+OWN, AT = "own", "@"
 FILE = Path(__file__).with_name("v1.yaml")
 
 
@@ -44,6 +44,20 @@ class Tier(Struct, frozen=True):
     trained: Mapping[str, Any] = {}  # of every training besides
     timed: Mapping[str, Any] = {}  # of every launch besides
     profile: str = ""
+
+    @property
+    def is_emulated(self) -> bool:
+        """Tell whether links are between namespaces of one machine."""
+        return self._where == "netns"
+
+    @property
+    def is_virtual(self) -> bool:
+        """Tell whether links are simulated."""
+        return self._where == "virtual"
+
+    @property
+    def _where(self) -> object:
+        return {**rules().timed, **self.timed}["cluster"]
 
     @property
     def is_of_cluster(self) -> bool:
@@ -84,25 +98,23 @@ class Rules(Struct, frozen=True):
     whole: Sequence[Whole]
     tiers: Mapping[str, Tier]
 
-    def tier(self, name: str, cluster: str = "") -> Tier:
-        """A tier, by its name.
-
-        Args:
-            cluster: whose link is timed, in the tier that is a cluster's.
+    def tier(self, name: str) -> Tier:
+        """A tier, by its name; one that is timed on a cluster is `cluster@NAME`.
 
         Raises:
             ValueError: there is none, with those that there are; or a cluster is missing, or too much.
         """
-        if name not in self.tiers:
-            raise ValueError(unknown("tier of the benchmark", name, list(self.tiers)))
-        found = self.tiers[name]
+        base, _, cluster = name.partition(AT)
+        if base not in self.tiers:
+            raise ValueError(unknown("tier of the benchmark", base, list(self.tiers)))
+        found = self.tiers[base]
+        if found.is_of_cluster and not cluster:
+            raise ValueError(f"profile={base} is timed on a cluster's own link: name it, cluster=mine")
         if cluster and not found.is_of_cluster:
             raise ValueError(
-                f"cluster={cluster}: tier {name} is timed on one machine; profile=cluster is for clusters"
+                f"cluster={cluster}: tier {base} is timed on one machine; profile=cluster is for clusters"
             )
-        if cluster:
-            return replace(found, timed={**found.timed, "cluster": cluster})
-        return found
+        return replace(found, timed={**found.timed, "cluster": cluster}) if cluster else found
 
 
 @cache
@@ -115,7 +127,7 @@ def digest(tier: str) -> str:
     """SHA-256 of the rules of a tier, but for its targets, which are its baseline's: entries by other rules are
     not compared.
     """
-    own = rules().tiers[tier]
+    own = rules().tiers[tier.partition(AT)[0]]
     tasks = {name: replace(task, targets={}) for name, task in own.tasks.items()}
     text = json.encode(replace(rules(), tiers={tier: replace(own, tasks=tasks)}))
     return hashlib.sha256(text).hexdigest()

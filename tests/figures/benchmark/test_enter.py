@@ -40,7 +40,8 @@ def test_a_second_call_makes_nothing_again(entered: Path, command: Command) -> N
 def test_the_entry_is_checked_by_others(entered: Path, command: Command) -> None:
     said = command("enter", "--check", str(entered / "comb-smoke-v1.entry"), "--draw", "3").stdout
     assert "came out again to the bit" in said
-    assert said.count("✓") >= 6
+    assert "by processes came out again" in said
+    assert said.count("✓") >= 7
     assert "as the rules ask" in said
 
 
@@ -129,12 +130,55 @@ def unsaid_law(members: Members) -> None:
     statement(members, change)
 
 
+def other_rates(members: Members) -> None:
+    def change(said: dict[str, Any]) -> None:
+        (task,) = said["tasks"].values()
+        rates = [trial["rate"] for trial in task["trials"]]
+        for trial, rate in zip(task["trials"], reversed(rates), strict=True):
+            trial["rate"] = rate
+
+    statement(members, change)
+
+
+def fewer_launches(members: Members) -> None:
+    def change(said: dict[str, Any]) -> None:
+        (task,) = said["tasks"].values()
+        for which in ("launches", "baseline"):
+            for of_links in task[which].values():
+                for keys in of_links.values():
+                    keys.pop()
+
+    statement(members, change)
+
+
+def fewer_steps(members: Members) -> None:
+    table(members, "epochs.parquet", lambda rows: rows.assign(step=rows["step"] // 2))
+
+
+def other_seeds(members: Members) -> None:
+    table(members, "runs.parquet", lambda rows: rows.assign(seed=rows["seed"] + 1))
+
+
+def other_tier(members: Members) -> None:
+    statement(members, lambda said: said.update(tier="labtop"))
+
+
+def odd_name(members: Members) -> None:
+    statement(members, lambda said: said.update(name="../../x"))
+
+
 CHANGES = {
     "a record edited by hand": (lower_losses, False, "is not what its statement has the digest of"),
     "and its digest with it": (lower_losses, True, "came out otherwise here"),
-    "bytes understated": (fewer_bytes, True, "sent other than they counted"),
-    "a trial left out": (other_choice, True, "runs that the rules ask for are missing"),
-    "other settings than were run": (other_settings, True, "runs that the rules ask for are missing"),
+    "bytes understated": (fewer_bytes, True, "something is sent that nobody counts"),
+    "a trial left out": (other_choice, True, "its trials or trainings are not those"),
+    "other settings than were run": (other_settings, True, "its trials or trainings are not those"),
+    "rates exchanged": (other_rates, True, "its trials or trainings are not those"),
+    "a launch left out": (fewer_launches, True, "it has 4 launches with the baseline"),
+    "curves with fewer steps": (fewer_steps, True, "its curves have other steps than the rules'"),
+    "seeds renamed": (other_seeds, True, "made with other settings than the rules'"),
+    "another tier": (other_tier, True, "did you mean 'laptop'"),
+    "a name that is a path": (odd_name, True, "can't be an entry's name"),
     "other code": (other_code, True, "is another one here"),
     "an excuse that is not needed": (unsaid_law, True, "names other broken laws"),
 }

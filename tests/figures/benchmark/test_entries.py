@@ -81,9 +81,15 @@ def test_an_entry_of_ones_own_fixes_settings_of_its_method_and_nothing_else() ->
         ({"method": "topk", "workers": 2}, "workers is not for an entry to choose"),
         ({"method": "tpk"}, "did you mean 'topk'"),
         ({}, "no entry or method 'mine'"),
+        ({"method": "topk", "method.density": 2.0}, "method.density=2.0 is out of range"),
+        ({"method": "topk", "method.densty": 0.1}, "did you mean 'method.density'"),
+        ({"method": "diloco", "method.every": 30}, "must be whole rounds"),
     ):
         with pytest.raises(ValueError, match=said):
             entry("mine", settings)
+    for name in ("a/b", "../x", "-x", "x" * 41):
+        with pytest.raises(ValueError, match="can't be an entry's name"):
+            entry(name, {"method": "topk"})
     with pytest.raises(ValueError, match="give yours another name"):
         entry("topk", {"method.density": 0.05})
 
