@@ -26,7 +26,9 @@ def agreements(first: Sequence[Cell], second: Sequence[Cell]) -> list[Agreement]
     """Of each link that both have."""
     there = {_place(cell): cell for cell in second}
     pairs = [(cell, there[_place(cell)]) for cell in first if _place(cell) in there]
-    pairs = [(one, other) for one, other in pairs if one.minutes_to is not None and other.minutes_to is not None]
+    pairs = [
+        (one, other) for one, other in pairs if one.minutes_to is not None and other.minutes_to is not None
+    ]
     links = dict.fromkeys(one.link for one, _ in pairs)
     return [_of_link(link, [pair for pair in pairs if pair[0].link == link]) for link in links]
 

@@ -147,9 +147,7 @@ def _minutes(own: Steps, step: Value) -> Value | None:
     found = seconds_to(own, step.value / 60)
     if found is None or found.low is None or found.high is None or step.low is None or step.high is None:
         return found
-    return found._replace(
-        low=found.low * step.low / step.value, high=found.high * step.high / step.value
-    )
+    return found._replace(low=found.low * step.low / step.value, high=found.high * step.high / step.value)
 
 
 def _step_s(frames: Frames, keys: Sequence[str]) -> dict[int, float]:
@@ -161,7 +159,9 @@ def _step_s(frames: Frames, keys: Sequence[str]) -> dict[int, float]:
         steps = steps_of(frames, key)
         share = float((steps.loc[steps["block"].notna(), "wire_bytes"] > 0).mean())
         for seed, own in rounds.taken(frames, [key]).items():
-            found[seed] = own.local_s + share * (own.exchanging_s - own.local_s) if share < 1 else own.exchanging_s
+            found[seed] = (
+                own.local_s + share * (own.exchanging_s - own.local_s) if share < 1 else own.exchanging_s
+            )
     return found
 
 
@@ -222,4 +222,3 @@ def table_of(found: Sequence[Cell], task: str, workers: int, link: str) -> list[
         return cell.word != "baseline", missing, -(cell.sooner.value if cell.sooner else 0.0)
 
     return sorted(own, key=place)
-

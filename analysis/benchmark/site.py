@@ -108,7 +108,9 @@ def write(folder: Path, content: Content) -> Path:
     for each in content.entered:
         pages.entry(each)
     pages.page("cells", cells=_sorted(content.cells))
-    pages.page("rules", text=Markup(MarkdownIt("commonmark", {"html": False}).render(_of_page(content.rules))))
+    pages.page(
+        "rules", text=Markup(MarkdownIt("commonmark", {"html": False}).render(_of_page(content.rules)))
+    )
     known: list[tuple[str, str]] = msgspec.yaml.decode((HERE / "words.yaml").read_bytes())
     pages.page("words", known=known)
     counts = {
@@ -186,7 +188,7 @@ class _Pages:
 
 
 def _facts(each: Entered, task: str) -> dict[str, float | None]:
-    """What an entry takes on a task: means over its trainings with the fewest workers, and over its launches."""
+    """What an entry takes on a task: means over trainings with the fewest workers, and over launches."""
     own = each.statement.tasks[task]
     keys = own.trainings[min(own.trainings)]
     runs, epochs = each.frames.runs, each.frames.epochs

@@ -31,7 +31,7 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
 
     Args:
         profile: the tier; those of two tiers are never in one table.
-        against: a folder with entries' files that were measured another day: no pages, but how alike both are.
+        against: a folder with files of another day's entries: no pages, but how alike both are.
     """
     tier, folders = rules().tier(profile), Folders()
     entered, notes = by_todays_rules(folders, profile)

@@ -66,7 +66,7 @@ def enter(
             name of its own with method=NAME. profile=laptop is the tier. None: all of the repository's.
         plan: say what it would take, and do nothing.
         laws: check the laws, and no more.
-        since: measure again what was begun before this date, 2026-11-28, as if on another day; it goes on, too.
+        since: measure again what was begun before this date (2026-11-28), as on another day.
         check: an entry's file that somebody else made: digests, rules, laws, and one of its trainings again.
         draw: the number from which that training is drawn; otherwise one that nobody knows.
     """

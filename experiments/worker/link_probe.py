@@ -268,6 +268,7 @@ def mismatches(name: str, found: ProbedLink, loses: bool = False) -> list[str]:
 
 # --- bytes of the interface, beside those that were counted
 
+
 class Meter(CountingComm):
     """Counts the bytes that this worker really sends, beside what `sparsify.cost` says of collectives: in a
     permutation and a broadcast not all send.

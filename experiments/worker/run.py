@@ -32,6 +32,7 @@ from experiments.worker.hardware_claims import OTHERWISE
 from experiments.worker.link_probe import Meter, of_relay, over_link
 from experiments.worker.orders import Orders
 from experiments.worker.provenance import provenance, state
+from slurm.emulated import counters
 from slurm.environment import WorkerPlace
 from sparsify.comm import Comm, gather_json, virtual
 from sparsify.comm.torch import TorchComm

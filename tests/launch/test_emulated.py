@@ -17,8 +17,7 @@ from analysis.records.store import Store
 from experiments.config import compose
 from experiments.config.plan import PlannedRun
 from experiments.launch import diagnosis, local
-from experiments.worker import link_probe
-from slurm.emulated import network
+from slurm.emulated import counters, network
 from slurm.emulated.network import EmulatedLink
 from tests.conftest import ROOT, Command, environment_for, fine, refused
 from tests.slurm.emulated.links import await_gone, needs_namespaces, needs_tun, processes

@@ -108,24 +108,25 @@ def _of_rules(entered: Entered, folders: Folders) -> Iterator[Line]:
     expected = statement(entering, chosen, [], [])
     for name, task in said.tasks.items():
         wanted = expected.tasks[name]
-        same = (
-            _plain(task.trials) == _plain(wanted.trials) and _plain(task.trainings) == _plain(wanted.trainings)
-            and _plain(task.whole) == _plain(wanted.whole)
-        )  # fmt: skip
-        if not same:
+        stated, asked = (
+            [_plain(each) for each in (of.trials, of.trainings, of.whole)] for of in (task, wanted)
+        )
+        if stated != asked:
             yield Line(f"{name}: its trials or trainings are not those that the rules ask for", True)
             return
         if why := _launches(task, tier, own.name == BASELINE):
             yield Line(f"{name}: {why}", True)
             return
-    rows, stated = frames.runs.set_index("key"), {*keys_of(said)}
-    if rows.index.has_duplicates or {*rows.index} != stated:
+    rows, keys = frames.runs.set_index("key"), {*keys_of(said)}
+    if rows.index.has_duplicates or {*rows.index} != keys:
         yield Line("its tables hold other runs than its statement", True)
         return
     turns = dict(_turns(own, tier, said, chosen))
     wrong = [key for key, row in rows.iterrows() if not _is_as_said(str(key), row, turns)]
     if wrong:
-        yield Line(f"{len(wrong)} runs were made with other settings than the rules', such as {wrong[0]}", True)
+        yield Line(
+            f"{len(wrong)} runs were made with other settings than the rules', such as {wrong[0]}", True
+        )
         return
     epochs = frames.epochs.merge(frames.runs[["key", "train.epoch_steps"]], on="key")
     whole = epochs[COLUMN].notna()
@@ -136,7 +137,7 @@ def _of_rules(entered: Entered, folders: Folders) -> Iterator[Line]:
     if many := [name for name, found in digests.items() if len(found) > 1]:
         yield Line(f"{many[0]} was trained on data of {len(digests[many[0]])} digests", True)
         return
-    yield Line(f"{len(stated)} runs, each as the rules ask: tasks, workers, seeds, budget, links")
+    yield Line(f"{len(keys)} runs, each as the rules ask: tasks, workers, seeds, budget, links")
 
 
 def _plain(value: Any) -> Any:
@@ -173,7 +174,10 @@ def _launches(task: OnTask, tier: Tier, is_baseline: bool) -> str:
                 continue  # entered by itself, before others took turns with it
             groups, theirs = ([key.partition("/")[0] for key in each] for each in (keys, beside[link]))
             if len({*groups}) != wanted or groups != theirs:
-                return f"over {link} it has {len({*groups})} launches with the baseline, and the rules ask for {wanted}"
+                count = len({*groups})
+                return (
+                    f"over {link} it has {count} launches with the baseline, and the rules ask for {wanted}"
+                )
     return ""
 
 
@@ -326,4 +330,5 @@ def _apart(here: pd.DataFrame, there: pd.DataFrame) -> float:
 
 def _curve(frames: Frames, key: str) -> pd.DataFrame:
     own = frames.epochs[frames.epochs["key"] == key].sort_values("epoch")
-    return own[["step", COLUMN, "wire_bytes"]].reset_index(drop=True)
+    found: pd.DataFrame = own[["step", COLUMN, "wire_bytes"]].reset_index(drop=True)
+    return found

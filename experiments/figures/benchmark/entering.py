@@ -146,7 +146,6 @@ class Entering:
         """The trainings that count."""
         return [self.config(run) for run in trajectories(self.entry, self.tier, chosen)]
 
-
     def whole(self, chosen: Mapping[str, BestSettings]) -> dict[tuple[str, int, str], Config]:
         """Its trainings in real time, by task, workers and link."""
         return {

@@ -87,7 +87,9 @@ def entry(name: str, fixed: RunSettings = {}) -> Entrant:  # noqa: B006  # nobod
             "(docs/benchmark.md); give settings of the method (method.NAME=...)"
         )
     if not re.fullmatch(NAME, name):
-        raise ValueError(f"{ranges.quoted(name)} can't be an entry's name: letters, digits, - and _ may be in it")
+        raise ValueError(
+            f"{ranges.quoted(name)} can't be an entry's name: letters, digits, - and _ may be in it"
+        )
     searched, on = _searched(method, fixed), _on(method)
     _check_values(method, fixed, searched)
     return Entrant(name, {"method": method, **fixed}, METHODS.summary(method), searched, on)
@@ -105,8 +107,8 @@ def _check_values(method: str, fixed: RunSettings, searched: Mapping[str, Sequen
         for every in searched.get("every", [values.get("every", defaults["every"])]):
             if rules().every % every:
                 raise ValueError(
-                    f"method.every={every}: launches are of {rules().every} steps, which must be whole rounds; "
-                    f"fix one that divides it, such as method.every=5"
+                    f"method.every={every}: launches are of {rules().every} steps, which must be whole "
+                    "rounds; fix one that divides it, such as method.every=5"
                 )
 
 

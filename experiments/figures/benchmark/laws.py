@@ -25,7 +25,18 @@ IMPORTS = {
     "__future__", "abc", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "itertools",
     "math", "numpy", "operator", "sparsify", "statistics", "torch", "types", "typing", "warnings",
 }  # fmt: skip
-FORBIDDEN = {"setattr", "getattr", "open", "exec", "eval", "compile", "__import__", "globals", "breakpoint", "input"}
+FORBIDDEN = {
+    "setattr",
+    "getattr",
+    "open",
+    "exec",
+    "eval",
+    "compile",
+    "__import__",
+    "globals",
+    "breakpoint",
+    "input",
+}
 PARTS = {
     ("torch", name)
     for name in (
@@ -135,9 +146,7 @@ def _suite(entry: Entrant) -> Iterator[Law]:
         entry.method, "tests/sparsify/test_laws.py", "tests/sparsify/local",
     ]  # fmt: skip
     try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         yield Law("the law suite", False, f"it did not end within {LIMIT_S} s")
         return
@@ -146,7 +155,9 @@ def _suite(entry: Entrant) -> Iterator[Law]:
     if done.returncode == NO_TESTS:
         # No law is parametrised with the names of strategies of local steps; those of `_apart` hold of them.
         if not _is_local(entry):
-            yield Law("the law suite", False, f"no test has the name {entry.method}: is `every` its parameter?")
+            yield Law(
+                "the law suite", False, f"no test has the name {entry.method}: is `every` its parameter?"
+            )
         return
     lines = [line for line in done.stdout.splitlines() if line.startswith(("E  ", "FAILED", "ERROR"))]
     why = "" if done.returncode == 0 else "; ".join(line[:200] for line in lines[-3:]) or "it failed"

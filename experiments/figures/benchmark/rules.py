@@ -124,8 +124,8 @@ def rules() -> Rules:
 
 
 def digest(tier: str) -> str:
-    """SHA-256 of the rules of a tier, but for its targets, which are its baseline's: entries by other rules are
-    not compared.
+    """SHA-256 of the rules of a tier, without its targets, which are its baseline's: entries by other rules
+    are not compared.
     """
     own = rules().tiers[tier.partition(AT)[0]]
     tasks = {name: replace(task, targets={}) for name, task in own.tasks.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from analysis.benchmark.cells import Cell, Word
 from analysis.stats import Value
 
+IN_MINUTES, RATIO = Value(2.0, 1.8, 2.2, 5), Value(2.0, 1.9, 2.1, 5)
+
 
 def cell(
     entry: str = "topk",
@@ -12,8 +14,8 @@ def cell(
     workers: int = 4,
     link: str = "internet_100m_50ms",
     word: Word = "faster",
-    minutes: Value | None = Value(2.0, 1.8, 2.2, 5),
-    times: Value | None = Value(2.0, 1.9, 2.1, 5),
+    minutes: Value | None = IN_MINUTES,
+    times: Value | None = RATIO,
 ) -> Cell:
     """A cell of a table, as one that was measured has it."""
     return Cell(

@@ -24,12 +24,11 @@ def entered(name: str, about: str = "What it does.") -> Entered:
     task = OnTask("a task", [], 0.1, {"method.decay": 0.9}, {4: []}, {4: {}}, {4: {}})
     said = EntryStatement(
         1, "", "laptop", name, about, "topk", {"method": "topk", "method.density": 0.01}, {}, {}, {}, [],
-        [LawFound("all state is saved", True), LawFound("nothing is lost", False, "a reason")], "", {"gpt-ptb": task},
+        [LawFound("all state is saved", True), LawFound("nothing is lost", False, "a reason")], "",
+        {"gpt-ptb": task},
     )  # fmt: skip
     frames = empty()
-    columns = {
-        name: frames.runs.get(name, "") for name in ("train.validate", "cluster.where", "variant")
-    }
+    columns = {name: frames.runs.get(name, "") for name in ("train.validate", "cluster.where", "variant")}
     return Entered(said, frames._replace(runs=frames.runs.assign(**columns)), Path(f"{name}.entry"))
 
 
@@ -37,7 +36,8 @@ def content(cells: Sequence[Cell], names: Sequence[str] = ("dense", "topk")) -> 
     return site.Content(
         "laptop", 1, [entered(name) for name in names], cells,
         [site.Told("internet_100m_50ms", "A long link.", "Found: 0.099 Gbit/s.")],
-        [site.TaskTold("gpt-ptb", "a task")], [4], {"topk": [site.Claimed("a claim", "4.67", "1.2", "holds")]},
+        [site.TaskTold("gpt-ptb", "a task")], [4],
+        {"topk": [site.Claimed("a claim", "4.67", "1.2", "holds")]},
         "Trainings in real time were off by 3 %.", "# Rules\n\n1. **One** rule", ["a note"],
     )  # fmt: skip
 
@@ -66,7 +66,7 @@ def test_pages_are_read_without_scripts_and_lists_show_every_word(tmp_path: Path
         replace(cell(entry="c", word="misses the target"), minutes=None),
         replace(cell(entry="d", word="not timed"), step_ms=None, sooner=None, minutes=None),
     ]  # fmt: skip
-    folder = site.write(tmp_path / "site", content(cells, "dense a b c d".split())).parent
+    folder = site.write(tmp_path / "site", content(cells, ["dense", "a", "b", "c", "d"])).parent
     every = (folder / "cells.html").read_text()
     for name in "abcd":
         assert f"entry-{name}.html" in every
@@ -96,7 +96,8 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
 
 def test_tables_begin_with_the_baseline_and_end_with_what_misses() -> None:
     words: list[tuple[str, Word, float]] = [
-        ("a", "misses the target", 9.0), ("b", "slower", 0.5), ("dense", "baseline", 0.0), ("c", "faster", 3.0),
+        ("a", "misses the target", 9.0), ("b", "slower", 0.5), ("dense", "baseline", 0.0),
+        ("c", "faster", 3.0),
     ]  # fmt: skip
     cells = [replace(cell(entry=name, word=word), sooner=Value(gain)) for name, word, gain in words]
     assert [each.entry for each in table_of(cells, "gpt-ptb", 4, "internet_100m_50ms")] == [
