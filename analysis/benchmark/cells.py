@@ -68,7 +68,7 @@ def targets(baseline: Entered, share: float) -> Targets:
 
 def _at(frames: Frames, keys: Sequence[str], share: float) -> float:
     epochs = frames.epochs[frames.epochs["key"].isin(keys)]
-    number = round(share * int(epochs["epoch"].max() + 1)) - 1
+    number = round(share * int(epochs["epoch"].max()))
     return float(epochs.loc[epochs["epoch"] == number, COLUMN].max())
 
 

@@ -130,7 +130,7 @@ def _of_rules(entered: Entered, folders: Folders) -> Iterator[Line]:
         return
     epochs = frames.epochs.merge(frames.runs[["key", "train.epoch_steps"]], on="key")
     whole = epochs[COLUMN].notna()
-    if not (epochs["step"] == (epochs["epoch"] + 1) * epochs["train.epoch_steps"])[whole].all():
+    if not (epochs["step"] == epochs["epoch"] * epochs["train.epoch_steps"])[whole].all():
         yield Line("its curves have other steps than the rules'", True)
         return
     digests = {name: _digest_of(own_rows) for name, own_rows in rows.groupby("task.name")}

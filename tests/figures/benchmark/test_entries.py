@@ -82,7 +82,7 @@ def test_an_entry_of_ones_own_fixes_settings_of_its_method_and_nothing_else() ->
         ({"method": "tpk"}, "did you mean 'topk'"),
         ({}, "no entry or method 'mine'"),
         ({"method": "topk", "method.density": 2.0}, "method.density=2.0 is out of range"),
-        ({"method": "topk", "method.densty": 0.1}, "did you mean 'method.density'"),
+        ({"method": "topk", "method.densty": 0.1}, "did you mean 'density'"),
         ({"method": "diloco", "method.every": 30}, "must be whole rounds"),
     ):
         with pytest.raises(ValueError, match=said):

@@ -70,11 +70,12 @@ CHEATS = {
         "torch.distributed is not for methods to use",
     ),
     "hides_reading": (
-        "", 'torch.serialization.__builtins__["open"]("/etc/hostname").read()', "AllReduce()",
-        "a method has nothing but what it is handed",
+        "", 'torch.Tensor.__repr__.__globals__["__builtins__"]["open"]("/etc/hostname").read()',
+        "AllReduce()", "a method has nothing but what it is handed",
     ),
     "hides_sending": (
-        "", 'd = getattr(torch, "distrib" + "uted"); d.is_initialized() and d.all_reduce(acc)',
+        "", 'd = torch.Tensor.__repr__.__globals__["torch"].__dict__["distributed"]; '
+        "d.is_initialized() and d.all_reduce(acc)",
         "AllReduce()", "a method communicates by Comm alone",
     ),
     "keeps_state_outside": (
