@@ -12,7 +12,7 @@ from analysis.benchmark.cells import Cell
 Place = tuple[str, str, int, str]  # entry, task, workers, link
 
 
-class Agreement(NamedTuple):
+class MeasuredTwice(NamedTuple):
     """Of one link, or of all."""
 
     link: str
@@ -22,7 +22,7 @@ class Agreement(NamedTuple):
     same_word: float  # share of cells
 
 
-def agreements(first: Sequence[Cell], second: Sequence[Cell]) -> list[Agreement]:
+def agreements(first: Sequence[Cell], second: Sequence[Cell]) -> list[MeasuredTwice]:
     """Of each link that both have."""
     there = {_place(cell): cell for cell in second}
     pairs = [(cell, there[_place(cell)]) for cell in first if _place(cell) in there]
@@ -37,7 +37,7 @@ def _place(cell: Cell) -> Place:
     return cell.entry, cell.task, cell.workers, cell.link
 
 
-def _of_link(link: str, pairs: Sequence[tuple[Cell, Cell]]) -> Agreement:
+def _of_link(link: str, pairs: Sequence[tuple[Cell, Cell]]) -> MeasuredTwice:
     groups: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for one, other in pairs:
         times = (float(one.minutes_to or 0), float(other.minutes_to or 0))
@@ -51,7 +51,7 @@ def _of_link(link: str, pairs: Sequence[tuple[Cell, Cell]]) -> Agreement:
         if one.low is not None and one.high is not None and other.low is not None and other.high is not None
     ]
     same = [one.word == other.word for one, other in others]
-    return Agreement(
+    return MeasuredTwice(
         link, len(pairs), float(np.mean(taus)) if taus else np.nan,
         float(np.mean(inside)) if inside else np.nan, float(np.mean(same)) if same else np.nan,
     )  # fmt: skip

@@ -182,7 +182,7 @@ def _times(unit: float, value: float | None) -> float | None:
     return None if value is None else unit * value
 
 
-class Composed(NamedTuple):
+class ComposedTime(NamedTuple):
     """A training in real time beside what was composed for it."""
 
     entry: str
@@ -198,9 +198,9 @@ class Composed(NamedTuple):
         return 100 * abs(self.composed_min / self.real_min - 1)
 
 
-def composed(entered: Entered, found: Sequence[Cell]) -> list[Composed]:
+def composed(entered: Entered, found: Sequence[Cell]) -> list[ComposedTime]:
     """Its trainings in real time."""
-    told, epochs, name = list[Composed](), entered.frames.epochs, entered.statement.name
+    told, epochs, name = list[ComposedTime](), entered.frames.epochs, entered.statement.name
     for task, own in entered.statement.tasks.items():
         for each in own.whole:
             place = (name, task, each.workers, each.link)
@@ -209,7 +209,7 @@ def composed(entered: Entered, found: Sequence[Cell]) -> list[Composed]:
             if cell and cell.step_ms and len(rows):
                 last = rows.iloc[-1]
                 minutes = float(last["step"]) * cell.step_ms.value / 6e4
-                told.append(Composed(*place, float(last["wall_s"]) / 60, minutes))
+                told.append(ComposedTime(*place, float(last["wall_s"]) / 60, minutes))
     return told
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from analysis.benchmark.statement import EntryStatement
+from analysis.benchmark.statement import NAME, EntryStatement
 from analysis.records import parquet
 from analysis.records.files import Damaged, write_atomic
 from analysis.records.frames import Frames
@@ -22,7 +22,6 @@ from analysis.records.steps import with_outcomes
 
 STATEMENT = "entry.json"
 SUFFIX = ".entry"
-NAME = r"[A-Za-z0-9][\w-]{0,39}"  # of an entry: it is a part of files' names
 TABLES = ("runs", "epochs", "steps")
 MOST_BYTES = 2**26  # of each member, unpacked
 WHEN = (2026, 1, 1, 0, 0, 0)  # of every member, so that the same content is the same file

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+NAME = r"[A-Za-z0-9][\w-]{0,39}"  # of an entry: it is a part of files' names
 # Keys of runs, as in the tables: of a training its own, of a launch the variant's.
 Keys = Sequence[str]
 ByWorkers = Mapping[int, Any]

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.benchmark import site
 from analysis.benchmark.agreement import agreements
-from analysis.benchmark.cells import Cell, Composed, cells, composed
+from analysis.benchmark.cells import Cell, ComposedTime, cells, composed
 from analysis.benchmark.files import Entered, read_all
 from analysis.pictures import captions
 from analysis.pictures.numbers import brief
@@ -93,7 +93,7 @@ def _compare(found: Sequence[Cell], folder: Path, tier: str, base: Entered) -> i
     return 0
 
 
-def _checked(found: Sequence[Composed]) -> str:
+def _checked(found: Sequence[ComposedTime]) -> str:
     """What composing times is worth, by the trainings that were made in real time."""
     if not found:
         return ""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, convert, yaml
 
-from analysis.benchmark.files import NAME
+from analysis.benchmark.statement import NAME
 from experiments.config.run import Run, RunSettings
 from experiments.figures.benchmark.rules import FrozenTask, Tier, Whole, launch, rules, training
 from sparsify import ranges
