@@ -44,7 +44,7 @@ LOOKS = {
 }  # fmt: skip
 COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#332288", "#44AA99", "#999933")
 MARKERS = "^vDhX*P<>dH8"
-LONGEST_S = 3600 * 24
+TICKS = tuple(digit * 10**power for power in range(-1, 5) for digit in (1, 2, 5))  # ms
 
 
 class Told(NamedTuple):
@@ -257,3 +257,7 @@ def _panel(axes: plots.Axes, /, cells: Sequence[Cell], looks: Mapping[str, style
     if cells:
         axes.axhline(cells[0].target, **plots.GREY)
     axes.set(title=title, xscale="log", xlabel="Mean step (ms)")
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in TICKS if low <= tick <= high]
+    axes.set_xticks(ticks, labels=[number(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
