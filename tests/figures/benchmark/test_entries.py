@@ -18,6 +18,7 @@ from experiments.figures.benchmark.entries import (
     shipped,
     trajectories,
     trials,
+    wholes,
 )
 from experiments.figures.benchmark.rules import rules
 from sparsify.methods import REGISTRY as METHODS
@@ -120,3 +121,27 @@ def replace_folder(folder: Path) -> object:
     import dataclasses
 
     return dataclasses.replace(METHODS, folder=folder)
+
+
+@pytest.mark.parametrize("tier", ["gpu", "cluster@generic_slurm"])
+def test_other_tiers_have_the_same_rules_and_runs_that_can_be_made(tier: str) -> None:
+    known = rules().tier(tier)
+    plain = {task: BestSettings(1.0, {}) for task in known.tasks}
+    base, own = shipped()[BASELINE], shipped()["topk"]
+    for run in [trial.run for trial in trials(own, known)[::8]] + trajectories(base, known, plain)[:6]:
+        config = resolved(run, tier)
+        assert (config.device, config.profile) == ("cuda", "paper")
+        assert config.train.epochs * (config.train.epoch_steps or 0) == rules().steps
+    found = launches([base, own], known, {BASELINE: plain, "topk": plain})
+    assert len(found) == len(rules().launches) * len(known.tasks) * len(known.workers) * len(known.links)
+    for run in found[::9]:
+        config = resolved(run, tier)
+        assert config.cluster.where == ("virtual" if tier == "gpu" else "slurm")
+    assert not wholes(base, known)
+
+
+def test_a_tier_of_clusters_needs_one_and_others_take_none() -> None:
+    with pytest.raises(ValueError, match="name it, cluster=mine"):
+        rules().tier("cluster")
+    with pytest.raises(ValueError, match="tier laptop is timed on one machine"):
+        rules().tier("laptop@mine")
