@@ -84,7 +84,7 @@ def entry(name: str, fixed: RunSettings = {}) -> Entrant:  # noqa: B006  # nobod
     if strangers := [key for key in fixed if key != "method" and not key.startswith("method.")]:
         raise ValueError(
             f"{strangers[0]} is not for an entry to choose: tasks, links and workers are the rules' "
-            "(docs/benchmark.md); give settings of the method (method.NAME=...)"
+            "(docs/benchmark.md); give settings of the method, such as method.density=0.01"
         )
     if not re.fullmatch(NAME, name):
         raise ValueError(
@@ -108,7 +108,7 @@ def _check_values(method: str, fixed: RunSettings, searched: Mapping[str, Sequen
             if rules().every % every:
                 raise ValueError(
                     f"method.every={every}: launches are of {rules().every} steps, which must be whole "
-                    "rounds; fix one that divides it, such as method.every=5"
+                    "rounds; fix an H that divides it, such as 5"
                 )
 
 
