@@ -74,6 +74,7 @@ def read(path: Path) -> Entered:
             if names != sorted([STATEMENT, *(f"{name}.parquet" for name in TABLES)]):
                 raise Damaged(path, f"is no entry's file: it holds {', '.join(names[:9]) or 'nothing'}")
             raws = {info.filename: _member(archive, info, path) for info in archive.infolist()}
+    # The last two: members that are encrypted, or packed in ways that zipfile lacks.
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         raise Damaged(path, f"is no entry's file: {error}") from error
     try:

@@ -59,7 +59,7 @@ def shipped() -> dict[str, Entrant]:
     return {name: convert({"name": name, **own}, Entrant) for name, own in found.items()}
 
 
-def entry(name: str, fixed: RunSettings = {}) -> Entrant:  # noqa: B006  # nobody changes it
+def entry(name: str, fixed: RunSettings | None = None) -> Entrant:
     """The entry of this name: the repository's, or a method as its file has it.
 
     Args:
@@ -70,6 +70,7 @@ def entry(name: str, fixed: RunSettings = {}) -> Entrant:  # noqa: B006  # nobod
         ValueError: no such entry or method; a setting that is not the method's, or a search that breaks the
             rules.
     """
+    fixed = fixed or {}
     if name in shipped() and not fixed:
         return shipped()[name]
     if name in shipped():

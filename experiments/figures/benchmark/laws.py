@@ -129,7 +129,7 @@ def faults(path: Path) -> Iterator[str]:
         for name in names:
             top, _, rest = name.replace("np.", "numpy.", 1).partition(".")
             if top not in IMPORTS or any(top == one and rest.startswith(part) for one, part in PARTS):
-                yield f"{path.name}, line {node.lineno}: {name} is not for methods to use"  # type: ignore[attr-defined]
+                yield f"{path.name}, line {getattr(node, 'lineno', 1)}: {name} is not for methods to use"
 
 
 def _root(node: ast.expr) -> str:

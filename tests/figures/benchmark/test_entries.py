@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
 
+from analysis.records.store import Store
+from experiments.config.folders import Folders
+from experiments.config.run import Run
 from experiments.figures.benchmark import entries
-from experiments.figures.benchmark.entering import resolved
+from experiments.figures.benchmark.entering import Entering, Unfair, resolved
 from experiments.figures.benchmark.entries import (
     BASELINE,
     BestSettings,
@@ -145,3 +149,26 @@ def test_a_tier_of_clusters_needs_one_and_others_take_none() -> None:
         rules().tier("cluster")
     with pytest.raises(ValueError, match="tier laptop is timed on one machine"):
         rules().tier("laptop@mine")
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_refused"),
+    [
+        ({}, False),  # one of its trials
+        ({"task.lr": 0.123}, True),
+        ({"task.lr": 0.123, "seed": 5}, False),  # not the tuning seed
+        ({"task.lr": 0.123, "method.density": 0.1}, False),  # of another entry
+    ],
+)
+def test_trainings_beyond_the_trials_are_refused(
+    tmp_path: Path, changed: dict[str, object], is_refused: bool
+) -> None:
+    entering = Entering(shipped()["topk"], "laptop", Folders(tmp_path))
+    run = entering.trials[0].run
+    attempt = entering.folders.store.begin(entering.config(Run({**run.settings, **changed})))
+    with mock.patch.object(Store, "all_valid", return_value=[attempt]):
+        if is_refused:
+            with pytest.raises(Unfair, match="beyond its 8 trials"):
+                entering.check_trials()
+        else:
+            entering.check_trials()
