@@ -72,6 +72,7 @@ def _link(cell: Cell) -> RunSettings:
     return {BETA: 8e-9 / cell[0], ALPHA: cell[1]}
 
 
+@remembered
 def cells(frames: Frames) -> list[Cell]:
     """The links that were measured, the slowest first."""
     if BETA not in frames.runs:
@@ -89,6 +90,7 @@ def _here(frames: Frames, cell: Cell) -> pd.DataFrame:
     return here
 
 
+@remembered
 def keys(frames: Frames, name: str, cell: Cell, timed: int | None = None) -> list[str]:
     """The launches of a method over a link.
 
@@ -102,6 +104,7 @@ def keys(frames: Frames, name: str, cell: Cell, timed: int | None = None) -> lis
     return [key for key in keys_of(frames, chosen) if key in here]
 
 
+@remembered
 def found_gbit_s(frames: Frames, cell: Cell, seed: int | None = None) -> float:
     """The bandwidth while all nodes send, in one launch or the median over them; else as asked."""
     here = _here(frames, cell)
@@ -130,6 +133,7 @@ def computing(frames: Frames, name: str, cell: Cell) -> dict[int, float]:
     return {seed: float(np.mean(each)) for seed, each in found.items() if each}
 
 
+@remembered
 def shares(frames: Frames, name: str, every: int | None, cell: Cell) -> dict[int, float]:
     """Share of time computing, by launch."""
     own = taken(frames, name, cell)
@@ -150,6 +154,7 @@ def exchanged_bytes(frames: Frames, name: str, cell: Cell) -> float:
     return float(np.mean([own[own > 0].mean() for own in sent])) if sent else 0.0
 
 
+@remembered
 def arithmetic(frames: Frames, name: str, every: int | None, cell: Cell) -> dict[int, float]:
     """The share by bytes over the bandwidth found alone, as tables are made that nobody measured: no latency,
     no selecting, no packing. By launch, with the seconds of computing that it measured.

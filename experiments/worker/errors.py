@@ -23,8 +23,8 @@ OURS = ("analysis", "experiments", "slurm", "sparsify", "tests")
 # As they are imported; requirements/ has their names on package indices.
 LIBRARY = ("numpy", "torch")
 FIGURES = (
-    "argcomplete", "griffe", "hydra", "jinja2", "markupsafe", "matplotlib", "msgspec", "numpy",
-    "omegaconf", "pandas", "pyarrow", "pynvml", "rich", "scipy",
+    "argcomplete", "griffe", "hydra", "jinja2", "markdown_it", "markupsafe", "matplotlib", "msgspec",
+    "numpy", "omegaconf", "pandas", "pyarrow", "pynvml", "rich", "scipy",
 )  # fmt: skip
 TRAIN = ("greenlet", "psutil", "sklearn", "submitit", "torchvision", *LIBRARY)
 LONGEST = 300  # characters of a reason; some packages write a page

@@ -25,7 +25,7 @@ class FrozenTask(Struct, frozen=True):
     lr: float  # which the rates of trials multiply
     held_out: int  # examples of the training set on which trials are validated, and of the test set later
     settings: Mapping[str, Any]
-    # The target by number of workers: the loss that dense has at `share` of its budget, median of its seeds.
+    # The target by number of workers: dense's loss at `share` of its budget, the highest of its seeds.
     targets: Mapping[int, float] = {}
 
 
