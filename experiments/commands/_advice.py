@@ -21,7 +21,7 @@ from analysis.published.rederived import JOB, communication_ms
 from analysis.published.unvalidated import step_ms
 from analysis.records import loading, phases
 from analysis.records.frames import Frames, restrict
-from analysis.records.steps import breakdown
+from analysis.records.steps import breakdown, warm
 from analysis.stats import Value
 from experiments.bench._runner import newest
 from experiments.commands._make import told_now_and_then
@@ -190,6 +190,7 @@ def traffic_seconds(question: Question, name: str) -> dict[int, Callable[[Networ
     return {place: found.get(place, found[0]) for place in PLACES}
 
 
+SHAPES = ("width", "layers", "heads")  # settings of a task that change its network
 SELECTING = phases.of_group(phases.SELECTION)  # searching, packing, merging
 COMMUNICATING = phases.of_group(phases.COMMUNICATION)
 PUBLISHED = ("vgg16_cifar10", 128)  # task and batch of Yoon and Oh's logs
@@ -228,27 +229,34 @@ class Known:
         runs = frames.runs
         if not len(runs):
             return frames
-        simulated = runs["simulated"].fillna(False).astype(bool) if "simulated" in runs else False
-        whole = runs["timing.mode"].eq("serialised") & ~simulated & runs["key"].isin(frames.steps["key"])
+        whole = (
+            runs["timing.mode"].eq("serialised")
+            & ~_is_simulated(runs)
+            & runs["key"].isin(frames.steps["key"])
+        )
         return restrict(frames, runs.loc[whole, "key"])
 
-    @cached_property
-    def parameters(self) -> dict[str, int]:
-        """n of each task of which some run, whoever made it, says it."""
-        runs = loading.load(self.folders.results, ("runs",)).runs
-        known = runs.dropna(subset=["parameters"]) if "parameters" in runs else runs.head(0)
-        return {str(task): int(n) for task, n in zip(known["task.name"], known["parameters"], strict=True)}
+    def _of_network(self, runs: pd.DataFrame) -> pd.Series[bool]:
+        """Which runs are of the task's very network, whatever their batch."""
+        task = self.config["task"]
+        same = runs["task.name"].eq(task["name"])
+        for name in SHAPES:
+            if name in task and (column := f"task.{name}") in runs:
+                same &= runs[column].eq(task[name])
+        return same.astype(bool)
 
     @cached_property
     def like(self) -> Frames:
-        """Runs on the accelerator that the cluster names; without one those on a CPU."""
-        runs = self.records.runs
+        """Those of `records` on such a machine."""
+        return restrict(self.records, self.records.runs.loc[self._on_machine(self.records.runs), "key"])
+
+    def _on_machine(self, runs: pd.DataFrame) -> pd.Series[bool]:
+        """Which runs are on the accelerator that the cluster names; without one those on a CPU."""
         names = runs.get("provenance.gpu", pd.Series(None, runs.index, dtype=object))
-        if self.gpu == "none":
-            return restrict(self.records, runs.loc[names.isna(), "key"])
         wanted = "" if self.gpu == "any" else self.gpu
         has_name = names.notna() & names.fillna("").str.lower().str.contains(wanted, regex=False)
-        return restrict(self.records, runs.loc[has_name, "key"])
+        found: pd.Series[bool] = names.isna() if self.gpu == "none" else has_name
+        return found
 
     @cached_property
     def measured(self) -> dict[str, int]:
@@ -268,21 +276,49 @@ class Known:
         task = self.config["task"]
         if "elements" in task:
             return int(task["elements"])
-        name = task["name"]
-        return self.measured.get(name) or MODELS.get(name) or self.parameters.get(name)
+        runs = loading.load(self.folders.results, ("runs",)).runs
+        if "parameters" in runs and len(told := runs["parameters"][self._of_network(runs)].dropna()):
+            return int(told.iloc[-1])
+        return self.measured.get(task["name"]) or MODELS.get(task["name"])
 
     def compute_s(self) -> Range | None:
         """A dense step's time but for what communicating takes; None where it is not known."""
         task, batch = self.config["task"]["name"], self.config["task"].get("batch_size")
         rest = [
             self._seconds(run["key"], (*SELECTING, *COMMUNICATING), without=True)
-            for run in self.like.runs.to_dict("records")
-            if (style.method_id(run), run["task.name"]) == ("dense", task)
-            and batch in (None, run.get("task.batch_size"))
+            for run in self._as_asked(self.like).to_dict("records")
+            if style.method_id(run) == "dense"
         ]
         if rest:
             return spread(rest, f"{len(rest)} stored runs of task={task}")
+        if alone := self._steps_alone():
+            return spread(alone, f"steps without an exchange of {len(alone)} stored runs of task={task}")
         return published(self.gpu).get("dense") if (task, batch) == PUBLISHED else None
+
+    def _as_asked(self, frames: Frames) -> pd.DataFrame:
+        """The runs of the task's network with its batch."""
+        runs, batch = frames.runs, self.config["task"].get("batch_size")
+        if not len(runs):
+            return runs
+        same = self._of_network(runs)
+        found: pd.DataFrame = runs[same if batch is None else same & runs["task.batch_size"].eq(batch)]
+        return found
+
+    def _steps_alone(self) -> list[float]:
+        """Seconds of a step in which nobody communicates, of runs in real time that have local steps and as
+        many workers, which may share a machine's cores.
+        """
+        frames = loading.load(self.folders.results, ("runs", "steps"))
+        runs = self._as_asked(frames)
+        if not {"method.every", "timing.mode"} <= {*runs}:
+            return []
+        runs = runs[
+            runs["method.every"].gt(1) & runs["timing.mode"].eq("production") & self._on_machine(runs)
+        ]
+        runs = runs[~_is_simulated(runs) & runs["workers"].eq(self.config["workers"])]
+        each = [warm(frames, key).steps for key in runs["key"] if key in {*frames.steps["key"]}]
+        alone = [steps.loc[steps["wire_bytes"].eq(0), "step_s"] for steps in each]
+        return [float(seconds.mean()) for seconds in alone if len(seconds)]
 
     def select_s(self, elements: int) -> dict[str, Range]:
         """Seconds by method: as stored runs on such a machine took (in proportion to the elements), as `make
@@ -320,6 +356,11 @@ class Known:
         """Mean seconds of a run's step in these phases, or in all others, `unaccounted` among them."""
         took = breakdown(self.like, [key]).drop("step")
         return float(took[took.index.isin(counted) != without].sum())
+
+
+def _is_simulated(runs: pd.DataFrame) -> pd.Series[bool]:
+    found: pd.Series[bool] = runs.reindex(columns=["simulated"])["simulated"].eq(True)
+    return found
 
 
 def published(gpu: str) -> dict[str, Range]:

@@ -107,7 +107,9 @@ def _question(given: Mapping[str, Any], known: Known) -> tuple[Question, list[st
         raise ValueError(
             f"how long task={task['name']} computes on {known.machine} is not known, for no dense run of it "
             f"with task.batch_size={task.get('batch_size')} and timing.mode=serialised is stored: give "
-            "compute_s=SECONDS of a step's forward and backward pass and update"
+            "compute_s=SECONDS of a step's forward and backward pass and update, or make one with `python -m "
+            f"experiments run task={task['name']} method=dense workers=2 timing.mode=serialised "
+            "train.steps=30 train.validate=never`"
         )
     wanted = given["methods"].split(",") if "methods" in given else []
     for name in wanted:

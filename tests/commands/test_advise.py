@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from analysis.records import parquet
 from analysis.stats import Value
-from experiments.commands import _advice
+from experiments.commands import _advice, _draw
 from experiments.commands._advice import Question, Range
+from experiments.config.folders import Folders
+from experiments.figures import survey_internet_loss
 from sparsify.cost import Link, Network
 from tests.analysis.values import interval
 from tests.conftest import Command, fine, refused
@@ -110,6 +113,30 @@ def test_over_a_link_with_distance_local_steps_are_ranked_as_well(here: Command)
         assert here("advise", *words, f"every={wrong}").returncode == 2
 
 
+def test_what_it_predicts_over_a_link_with_distance_is_what_was_measured(here: Command) -> None:
+    """Local methods exchange as dense does, or as Top-k; nothing is given that the shipped records know."""
+    words = ["link=internet_100m_50ms", "workers=4", "task=gpt_ptbchars", "task.batch_size=8"]
+    methods = ["methods=dense,topk", "density=0.015625"]
+    printed = fine(here("advise", "cluster=netns", *words, *methods)).stdout
+    folders = Folders()
+    shipped = _draw.stored("internet-loss", "laptop", folders, parquet.read_parquet(folders.shipped))
+    assert shipped
+    for name, every, as_method in (
+        ("dense", None, "dense, every step"),
+        ("topk", None, "Top-k, every step"),
+        ("diloco", 15, "dense, every 15 steps"),
+        ("diloco", 30, "dense, every 30 steps"),
+        ("sparseloco", 5, "Top-k, every 5 steps"),
+        ("sparseloco", 15, "Top-k, every 15 steps"),
+        ("sparseloco", 30, "Top-k, every 30 steps"),
+    ):
+        (row,) = [line for line in printed.splitlines() if line.startswith(f"| {as_method} |")]
+        low, high = map(float, row.split("[")[1].split("]")[0].split(", "))
+        measured = survey_internet_loss.step_s(shipped.frames, name, every)
+        assert measured
+        assert low <= 1e3 * measured.value <= high, row
+
+
 def test_nodes_have_a_link_of_their_own_inside(here: Command) -> None:
     words = [
         "cluster=generic_slurm",
@@ -135,7 +162,10 @@ def step_ms(printed: str) -> float:
     ("words", "told"),
     [
         (["cluster=local", "compute_s=0.1"], ["loopback has no alpha and beta", "choose another link="]),
-        (["cluster=neuron_v100", "task=cnn_digits"], ["cnn_digits computes on V100", "give compute_s="]),
+        (
+            ["cluster=neuron_v100", "task=cnn_digits"],
+            ["cnn_digits computes on V100", "give compute_s=", "experiments run"],
+        ),
         (["compute_s=0", "link=pcie"], ["compute_s=0 is out of range"]),
         (["compute_s=fast", "link=pcie"], ["compute_s='fast' is out of range: it must be a finite"]),
         (["compute_s=0.1", "methods=topq"], ["no method 'topq'"]),
