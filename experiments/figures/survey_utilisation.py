@@ -97,10 +97,8 @@ def keys(frames: Frames, name: str, cell: Cell, timed: int | None = None) -> lis
     Args:
         timed: at another H than that from which all others are composed.
     """
-    here, own = set(_here(frames, cell)["key"]), TIMED_AS[name]
-    chosen: dict[str, Any] = {"method.name": name}
-    if (every := timed or own.get("method.every")) is not None:
-        chosen["method.every"] = every
+    here, every = set(_here(frames, cell)["key"]), timed or TIMED_AS[name].get("method.every")
+    chosen: dict[str, Any] = {"method.name": name, **({"method.every": every} if every else {})}
     return [key for key in keys_of(frames, chosen) if key in here]
 
 
@@ -250,9 +248,8 @@ def less(frames: Frames, name: str, percent: int, delay: float) -> Value | None:
     if any(dense[seed] == own.get(seed) in (BELOW, ABOVE) for seed in dense):
         lie = [outside(each, ends(frames, delay)) for each in (dense, own)]
         raise Mixed(f"no two bandwidths to compare: {lie[0]}, {lie[1]}")
-    inside = [{seed: float(np.clip(at, *ends(frames, delay, seed))) for seed, at in each.items()}
-              for each in (dense, own)]  # fmt: skip
-    return over(*inside)
+    return over(*({seed: float(np.clip(at, *ends(frames, delay, seed))) for seed, at in each.items()}
+                  for each in (dense, own)))  # fmt: skip
 
 
 def _less(frames: Frames, name: str, percent: int, delay: float) -> Value | str | None:
@@ -262,11 +259,9 @@ def _less(frames: Frames, name: str, percent: int, delay: float) -> Value | str 
     except Mixed:
         return "-"
     both = [crossings(frames, each, percent, delay) for each in (DENSE, name)]
-    return (
-        value
-        if value is None or all(map(mean, both))
-        else f"{'at least' if value.value > 1 else 'at most'} {brief(value.value)}"
-    )
+    if value is None or all(map(mean, both)):
+        return value
+    return f"{'at least' if value.value > 1 else 'at most'} {brief(value.value)}"
 
 
 # --- picture and table

@@ -41,19 +41,23 @@ lock() {
     flock 9
 }
 
-# The running programs $1 that carry the mark of $2, a daemon's name, in this cluster.
+# marked NAME PROGRAM...: the running programs that carry the mark of a daemon of this cluster.
 # Not by pid files: after a reboot they may name other processes.
 marked() {
-    local pid
-    for pid in $(pgrep -x "$1"); do
-        if grep -qzxF "DEVCLUSTER=$STATE $2" "/proc/$pid/environ" 2>/dev/null; then echo "$pid"; fi
+    local name=$1 program pid
+    shift
+    for program in "$@"; do
+        for pid in $(pgrep -x "$program"); do
+            if grep -qzxF "DEVCLUSTER=$STATE $name" "/proc/$pid/environ" 2>/dev/null; then echo "$pid"; fi
+        done
     done
 }
 
 pids() {
     case $1 in
-    n[0-9]*) marked slurmd "$1" ;;
-    switch) marked 'python3|relay-.*' "$1" ;; # the holder of the network, or the relay that it became
+    n[0-9]*) marked "$1" slurmd ;;
+    # The holder of the network, the programs by which it starts, and the relay that it becomes.
+    switch) marked "$1" setsid unshare python3 'relay-.*' ;;
     *) marked "$1" "$1" ;;
     esac
 }

@@ -7,8 +7,7 @@
 // until the uplink has sent what came before it, travels for DELAY_S and up to JITTER_S more, in the order in
 // which it was sent, and waits in the receiver's queue until the downlink has brought what came before it. A
 // queue that is QUEUE_S long takes no more. STATISTICS is the descriptor of a file, overwritten every second. It
-// ends when its
-// standard input does.
+// ends when its standard input does.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -92,6 +91,7 @@ class Relay {
     up_free.assign(nodes, 0);
     down_free.assign(nodes, 0);
     last.assign(nodes * nodes, 0);
+    last_small = last;
   }
 
   // Take what a node has sent, up to AT_ONCE packets.
@@ -109,7 +109,7 @@ class Relay {
         continue;
       }
       // As in a queue on the way, what is late makes late what follows.
-      int64_t& before = last[from * devices.size() + to];
+      int64_t& before = (size > SMALL ? last : last_small)[from * devices.size() + to];
       const double way = link.delay + link.jitter * share(chance);
       before = std::max(before, sent + int64_t(way));
       waiting.push({before, ++number, new std::vector<char>(buffer, buffer + size), from, to, false});
@@ -166,7 +166,8 @@ class Relay {
 
   Link link;
   std::vector<int> devices;
-  std::vector<int64_t> up_free, down_free, last;  // of each node, and of each pair: when it is free again
+  // Of each node, and of each pair (apart from small packets, and of these): when it is free again.
+  std::vector<int64_t> up_free, down_free, last, last_small;
   std::priority_queue<Packet> waiting;
   std::mt19937_64 chance;
   std::uniform_real_distribution<double> share{0.0, 1.0};

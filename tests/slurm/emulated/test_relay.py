@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -183,6 +184,33 @@ def test_a_machine_without_tun_devices_is_told(
     why = json.loads(capsys.readouterr().out)["why"]
     assert why.startswith("a long link needs TUN devices, and /dev/null gives none: ")
     assert "load the module (modprobe tun)" in why
+
+
+def packet(node: int, size: int) -> bytes:
+    """One that says nothing but for whom it is."""
+    return (b"\x45" + bytes(15) + bytes((10, 0, 0, node + 1))).ljust(size, b"\0")
+
+
+def test_an_acknowledgement_does_not_wait_for_the_data_of_its_own_pair() -> None:
+    """Two nodes that send to each other would otherwise each wait for what the other sends."""
+    (node, from_node), (other, to_other) = (
+        socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)
+    )
+    sizes = [5000] * 20 + [40, 60]  # those at the end are the small ones
+    for size in sizes:
+        node.send(packet(1, size))
+    statistics = os.memfd_create("statistics")
+    shared = (statistics, from_node.fileno(), to_other.fileno())
+    words = ["0.01", "0", "0", "1e-6", "1e-6", "1", "0", *map(str, shared)]
+    program = [str(relay.program()), *words]
+    running = subprocess.Popen(program, stdin=subprocess.PIPE, pass_fds=shared)
+    found = [len(other.recv(1 << 16)) for _ in sizes]
+    running.communicate(timeout=30)
+    assert sorted(found) == sorted(sizes)
+    assert found.index(40) < found.index(60) < 10
+    for each in (node, from_node, other, to_other):
+        each.close()
+    os.close(statistics)
 
 
 def test_a_packet_does_not_come_before_it_was_sent() -> None:
