@@ -36,7 +36,7 @@ from experiments.figures.benchmark.entering import (
     timed,
 )
 from experiments.figures.benchmark.entries import BestSettings, Entrant, entry, shipped
-from experiments.figures.benchmark.laws import Law, check_laws
+from experiments.figures.benchmark.laws import FOLDER, Law, check_laws, files_of
 from experiments.figures.benchmark.rules import AT, rules
 from experiments.launch.backends import carry_out
 from experiments.launch.local import asked_of, cores
@@ -66,7 +66,8 @@ def enter(
             name of its own with method=NAME. profile=laptop is the tier. None: all of the repository's.
         plan: say what it would take, and do nothing.
         laws: check the laws, and no more.
-        since: measure again what was begun before this date (2026-11-28), as on another day.
+        since: measure again times that were begun before this date (2026-11-28), as on another day. Trainings
+            would come out the same to the bit.
         check: an entry's file that somebody else made: digests, rules, laws, and one of its trainings again.
         draw: the number from which that training is drawn; otherwise one that nobody knows.
     """
@@ -123,7 +124,7 @@ def _date(since: str | None) -> str | None:
     except ValueError:
         raise ValueError(f"--since {since}: give a date, such as --since {date.today()}") from None
     if day > date.today():
-        raise ValueError(f"--since {since} is yet to come: all would be measured again at every call")
+        raise ValueError(f"--since {since} is yet to come: times would be measured again at every call")
     return day.isoformat()
 
 
@@ -181,9 +182,10 @@ def _made(
             name: BestSettings(task.lr, dict(task.searched)) for name, task in first.statement.tasks.items()
         }
     launched = timed(turns, chosen) if len(turns) > 1 else []
-    stages.carry_out("launches", launched)
+    stages.carry_out("launches", launched, in_real_time=True)
     whole = {name: [*each.whole(chosen[name]).values()] for name, each in own.items()}
-    stages.carry_out("whole trainings in real time", [one for configs in whole.values() for one in configs])
+    every_whole = [one for configs in whole.values() for one in configs]
+    stages.carry_out("whole trainings in real time", every_whole, in_real_time=True)
     for name, each in own.items():
         said = statement(each, chosen[name], launched, found[name])
         print(pack(each, said, [*each.tuning(), *trained[name], *launched, *whole[name]]))
@@ -212,32 +214,32 @@ class Stages:
     """What is made, unless it was.
 
     Args:
-        since: a date; what was begun before is made again.
+        since: a date; what is in real time and was begun before is made again.
     """
 
     folders: Folders
     since: str | None = None
 
-    def carry_out(self, what: str, configs: Sequence[Config]) -> None:
+    def carry_out(self, what: str, configs: Sequence[Config], in_real_time: bool = False) -> None:
         """Make what is missing of a stage."""
         if not configs:
             return
-        planned = plan_runs(configs, say)
+        planned, since = plan_runs(configs, say), self.since if in_real_time else None
         todo = missing(planned, self.folders, say)
-        todo += [run for run in planned if run not in todo and self._is_stale(run.config)]
+        todo += [run for run in planned if run not in todo and self._is_stale(run.config, since)]
         say(f"{what}: {len(planned)}, {len(todo)} to make")
         with told():
             carry_out(todo, self.folders, f"enter-{what.partition(' ')[0]}", ["enter"], force=True)
 
-    def _is_stale(self, config: Config) -> bool:
-        """Tell whether a run was begun before the date, or with another file of one of its methods."""
+    def _is_stale(self, config: Config, since: str | None) -> bool:
+        """Tell whether a run was begun before a date, or with other files of its methods."""
         attempt = self.folders.store.valid(config)
         if attempt is None:
             return False
         methods = {config.method.name, *(each.config.method.name for each in config.variants)}
-        files = {f"sparsify/methods/{name}.py" for name in methods}
+        files = {f"{FOLDER}/{path.name}" for name in methods for path in files_of(name)}
         began = str(attempt.manifest.get("started", ""))
-        return bool(self.since and began < self.since) or bool(files & {*other_code(attempt)})
+        return bool(since and began < since) or bool(files & {*other_code(attempt)})
 
 
 def _show(entered: Sequence[Entered], first: Entered | None) -> None:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from sparsify.comm import CountingComm
-from sparsify.comm.torch import TorchComm
+from sparsify.comm.torch import ProcessGroup, ReduceOp, TorchComm
 from sparsify.methods._quantise import PackedCodes
 
 
@@ -39,7 +38,7 @@ class QuantisedScatter:
 
     def __init__(self, method: Rounds) -> None:
         self.method = method
-        self._comms = dict[dist.ProcessGroup, CountingComm]()
+        self._comms = dict[ProcessGroup, CountingComm]()
         self._codes = dict[tuple[int, torch.device], PackedCodes]()
 
     @property
@@ -54,12 +53,12 @@ class QuantisedScatter:
         self,
         output_tensor: Tensor,
         input_tensor: Tensor,
-        group: dist.ProcessGroup,
+        group: ProcessGroup,
         op: Any,
         async_op: bool = False,
     ) -> None:
         """(workers * n,) -> (n,), the sum over the workers of this worker's part, or their mean."""
-        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        if op not in (ReduceOp.SUM, ReduceOp.AVG):
             raise ValueError(
                 "set_gradient_divide_factor scales in torch's own reduce-scatter, which within= replaces; "
                 "leave one of them out"
@@ -74,4 +73,4 @@ class QuantisedScatter:
         total = torch.zeros_like(room)
         for message in received:  # in the order of ranks
             total.add_(method.decode(message, room, codes))
-        output_tensor.copy_(total.div_(comm.size) if op == dist.ReduceOp.AVG else total)
+        output_tensor.copy_(total.div_(comm.size) if op == ReduceOp.AVG else total)

@@ -4,7 +4,7 @@
     python -m experiments.figures.benchmark._probe ENTRY.json processes FOLDER RANK
 
 It prints a digest of the weights after each step, rank by rank, as a list in JSON. It ends with a sentence
-and exit code 3 where the entry's own file reaches past what it is given: files, sockets, programs, or
+and exit code 3 where one of the entry's own files reaches past what it is given: files, sockets, programs, or
 torch.distributed.
 """
 
@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 import sparsify
-from experiments.figures.benchmark.laws import HALF, PAST, SIZE, STEPS
+from experiments.figures.benchmark.laws import HALF, PAST, SIZE, STEPS, files_of
 from sparsify.comm import Comm, virtual
 from sparsify.methods import REGISTRY as METHODS
 
@@ -42,16 +42,16 @@ OF_GROUPS = (
 
 
 class PastIt(Exception):
-    """The entry's file reached past what it is given."""
+    """A file of the entry reached past what it is given."""
 
 
-def caught(path: str, what: str) -> None:
-    """End this process if `path` is what asked for it, by itself or through others but the library."""
+def caught(paths: Collection[str], what: str) -> None:
+    """End this process if one of `paths` asked for it, by itself or through others but the library."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name == path:
-            print(f"{Path(path).name}, line {frame.f_lineno}: {what}", file=sys.stderr)
+        if name in paths:
+            print(f"{Path(name).name}, line {frame.f_lineno}: {what}", file=sys.stderr)
             sys.stderr.flush()
             import os
 
@@ -61,25 +61,25 @@ def caught(path: str, what: str) -> None:
         frame = frame.f_back
 
 
-def watch(path: str) -> None:
-    """From now on end this process where the file at `path` reaches past what it is given."""
+def watch(paths: Collection[str]) -> None:
+    """From now on end this process where one of these files reaches past what it is given."""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event.startswith(REACHING):
             asked = str(arguments[0]) if arguments else ""
             if not asked.endswith(READ_AS_CODE):
-                caught(path, f"{event} {asked:.80}: a method has nothing but what it is handed")
+                caught(paths, f"{event} {asked:.80}: a method has nothing but what it is handed")
 
     sys.addaudithook(hook)
     for name in OF_GROUPS:
         if hasattr(dist, name):
-            setattr(dist, name, _guarded(getattr(dist, name), path))
+            setattr(dist, name, _guarded(getattr(dist, name), paths))
 
 
-def _guarded(function: Callable[..., Any], path: str) -> Callable[..., Any]:
+def _guarded(function: Callable[..., Any], paths: Collection[str]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*values: Any, **named: Any) -> Any:
-        caught(path, f"torch.distributed.{function.__name__}: a method communicates by Comm alone")
+        caught(paths, f"torch.distributed.{function.__name__}: a method communicates by Comm alone")
         return function(*values, **named)
 
     return call
@@ -165,10 +165,9 @@ def processes(method: Any, folder: str, rank: str) -> list[str]:
 def main(declared: str, way: str, *more: str) -> None:
     torch.set_num_threads(1)
     settings = json.loads(Path(declared).read_text())
-    path = str(METHODS.folder / f"{settings['method']}.py")
     ways: dict[str, Callable[..., list[str]]]
     ways = {"whole": whole, "second": second, "processes": processes}
-    watch(path)
+    watch({*map(str, files_of(settings["method"]))})
     method = METHODS.build(settings["method"], settings["values"])
     print(json.dumps(ways[way](method, *more)))
 

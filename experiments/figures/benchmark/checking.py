@@ -44,7 +44,6 @@ from experiments.figures.benchmark.entries import (
 )
 from experiments.figures.benchmark.rules import Tier, digest, launch, rules
 from sparsify.core.spec import BrokenFile
-from sparsify.methods import REGISTRY as METHODS
 
 CarryOut = Callable[[Sequence[Config]], None]
 OTHER = "topk"  # an entry of the repository
@@ -270,12 +269,11 @@ def _of_bytes(entered: Entered, _: Folders) -> Iterator[Line]:
 def _of_laws(entered: Entered, _: Folders) -> Iterator[Line]:
     """The method is here, as it was entered, and its laws hold."""
     said = entered.statement
-    path = METHODS.folder / f"{said.method}.py"
-    if not path.exists() or path.read_text() != said.code:
-        where = "is not here" if not path.exists() else "is another one here"
+    if not (here := laws.code_of(said.method)) or here != said.code:
         yield Line(
-            f"the file of {said.method} {where}: put what the entry carries (`code` in entry.json) into "
-            f"{METHODS.package.replace('.', '/')}/{said.method}.py, read it, and check again", True,
+            f"the file of {said.method} is {'another one' if here else 'not'} here: put what the entry "
+            "carries (`code` in entry.json, with what it imports beside it) into "
+            f"{laws.FOLDER}/{said.method}.py, read it, and check again", True,
         )  # fmt: skip
         return
     try:

@@ -31,10 +31,9 @@ from experiments.figures.benchmark.entries import (
     whole,
     wholes,
 )
-from experiments.figures.benchmark.laws import Law
+from experiments.figures.benchmark.laws import Law, code_of
 from experiments.figures.benchmark.rules import AT, OWN, Tier, digest, rules
 from slurm.emulated.counters import uncounted
-from sparsify.methods import REGISTRY as METHODS
 
 COUNTED = ("sent_bytes", "counted_bytes", "resent", "calls")  # of an interface, in records
 ENTRIES = "entries"  # a folder of results/ and of results/shipped/
@@ -174,7 +173,6 @@ def statement(
 ) -> EntryStatement:
     """What the entry's file says."""
     entry, trained = own.entry, own.training(chosen)
-    path = METHODS.folder / f"{entry.method}.py"
     tasks = dict[str, OnTask]()
     for name, task in own.tier.tasks.items():
         tried = [
@@ -196,7 +194,7 @@ def statement(
         rules().version, digest(own.name), own.name, entry.name, entry.about, entry.method, entry.settings,
         entry.search, entry.on, entry.timed, entry.claims,
         [LawFound(law.name, law.holds, law.why) for law in laws],
-        path.read_text() if path.exists() else "", tasks,
+        code_of(entry.method), tasks,
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )  # fmt: skip
 

@@ -45,6 +45,7 @@ PARTS = {
     )
 }  # fmt: skip
 PARTS |= {("numpy", "memmap"), ("sparsify", "comm.virtual")}
+FOLDER = METHODS.package.replace(".", "/")  # of methods, in a checkout
 LIMIT_S, NO_TESTS = 900, 5  # pytest's exit code where none was selected
 # Of the trainings in processes of their own, `_probe`; HALF lies within a round of most local steps.
 SIZE, STEPS, HALF = 2, 40, 17
@@ -97,10 +98,37 @@ def _sentence(entry: Entrant, broken: list[Law]) -> str:
     return f"{entry.name} can't enter: {lines} (rule 2, docs/benchmark.md#laws-first)"
 
 
+def files_of(method: str) -> list[Path]:
+    """A method's file, those beside it that it imports, and what they import in turn; none of a method that
+    is no file there.
+    """
+    found, todo = list[Path](), [method]
+    while todo:
+        path = METHODS.folder / f"{todo.pop()}.py"
+        if path in found or not path.exists():
+            continue
+        found.append(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = (
+                [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            )
+            if isinstance(node, ast.ImportFrom):
+                module = ".".join(filter(None, (METHODS.package if node.level else "", node.module)))
+                names = [f"{module}.{name}" for name in names]
+            todo += [name.split(".")[2] for name in names if name.startswith(f"{METHODS.package}.")]
+    return found
+
+
+def code_of(method: str) -> str:
+    """The text of these files, the method's own first."""
+    own, beside = files_of(method)[:1], sorted(files_of(method)[1:])
+    more = (f"\n\n# --- {path.name}\n{path.read_text()}" for path in beside)
+    return "".join((*(path.read_text() for path in own), *more))
+
+
 def _static(entry: Entrant) -> Iterator[Law]:
-    """What the method's file may use, as far as its text shows it."""
-    path = METHODS.folder / f"{entry.method}.py"
-    found = [*faults(path)] if path.exists() else []
+    """What the method's files may use, as far as their text shows it."""
+    found = [fault for path in files_of(entry.method) for fault in faults(path)]
     yield Law("nothing but what it is handed", not found, "; ".join(found))
 
 

@@ -179,7 +179,7 @@ CHANGES = {
     "seeds renamed": (other_seeds, True, "made with other settings than the rules'"),
     "another tier": (other_tier, True, "did you mean 'laptop'"),
     "a name that is a path": (odd_name, True, "can't be an entry's name"),
-    "other code": (other_code, True, "is another one here"),
+    "other code": (other_code, True, "the file of comb is another one here"),
     "an excuse that is not needed": (unsaid_law, True, "names other broken laws"),
 }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.figures.benchmark.laws import faults
+from experiments.figures.benchmark.laws import code_of, faults, files_of
 from sparsify.methods import REGISTRY as METHODS
 from tests.figures.benchmark.conftest import Command
 
@@ -104,6 +104,37 @@ def test_a_planted_cheat_cannot_enter(name: str, own_checkout: Path, command: Co
     assert f"{name} can't enter" in refused
 
 
+def test_what_lies_beside_a_method_is_read_with_it(own_checkout: Path, command: Command) -> None:
+    methods = own_checkout / "sparsify" / "methods"
+    text = TEMPLATE.format(
+        name="has_help", imports="from sparsify.methods import _help", cheat="_help.look()",
+        exchange="AllReduce()",
+    )  # fmt: skip
+    helper = 'def look() -> str:\n    return open("/etc/hostname").read()\n'
+    files = {methods / "has_help.py": text, methods / "_help.py": helper}
+    for path, content in files.items():
+        path.write_text(content)
+    try:
+        refused = command("enter", "has_help", "--laws", code=2).stderr
+    finally:
+        for path in files:
+            path.unlink()
+    assert "_help.py, line 2: open is no part of a method" in refused
+
+
+def test_the_files_of_a_method_are_those_that_it_imports() -> None:
+    assert [path.name for path in files_of("topk")] == ["topk.py"]
+    assert {path.name for path in files_of("muloco")} >= {
+        "muloco.py",
+        "qgz.py",
+        "_scatter.py",
+        "_quantise.py",
+    }
+    assert code_of("topk") == (METHODS.folder / "topk.py").read_text()
+    assert "# --- _chunked.py" in code_of("demo")
+    assert files_of("mymethod") == []
+
+
 @pytest.mark.parametrize("name", METHODS.names())
 def test_no_method_of_the_repository_reaches_past_what_it_is_handed(name: str) -> None:
-    assert [*faults(METHODS.folder / f"{name}.py")] == []
+    assert [fault for path in files_of(name) for fault in faults(path)] == []
