@@ -16,7 +16,8 @@ from torch.distributed.distributed_c10d import Store
 from sparsify.comm import Comm, GivenUp, WorkerLost, put
 
 T = TypeVar("T")
-ProcessGroup, ReduceOp = dist.ProcessGroup, dist.ReduceOp  # for methods that torch hands them to
+ProcessGroup = dist.ProcessGroup  # for methods that torch hands one to
+ReduceOp = dist.ReduceOp
 # A worker that hangs rather than dies is noticed after this long. Others wait while rank 0 validates, so it
 # must exceed the longest validation.
 TIMEOUT = timedelta(minutes=30)
