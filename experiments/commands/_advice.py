@@ -316,7 +316,8 @@ class Known:
             runs["method.every"].gt(1) & runs["timing.mode"].eq("production") & self._on_machine(runs)
         ]
         runs = runs[~_is_simulated(runs) & runs["workers"].eq(self.config["workers"])]
-        each = [warm(frames, key).steps for key in runs["key"] if key in {*frames.steps["key"]}]
+        runs = runs[runs["key"].isin(frames.steps["key"])]
+        each = [warm(frames, key).steps for key in runs["key"]]
         alone = [steps.loc[steps["wire_bytes"].eq(0), "step_s"] for steps in each]
         return [float(seconds.mean()) for seconds in alone if len(seconds)]
 

@@ -104,12 +104,14 @@ def _question(given: Mapping[str, Any], known: Known) -> tuple[Question, list[st
     task = config["task"]
     compute_s = _range("compute_s", given) or known.compute_s()
     if compute_s is None:
+        place = config["cluster"]["name"] if config["cluster"]["where"] == "slurm" else "local"
+        batch = f" task.batch_size={task['batch_size']}" if "batch_size" in task else ""
         raise ValueError(
             f"how long task={task['name']} computes on {known.machine} is not known, for no dense run of it "
             f"with task.batch_size={task.get('batch_size')} and timing.mode=serialised is stored: give "
             "compute_s=SECONDS of a step's forward and backward pass and update, or make one with `python -m "
-            f"experiments run task={task['name']} method=dense workers=2 timing.mode=serialised "
-            "train.steps=30 train.validate=never`"
+            f"experiments run cluster={place} task={task['name']}{batch} method=dense workers=2 "
+            "timing.mode=serialised train.steps=30 train.validate=never`"
         )
     wanted = given["methods"].split(",") if "methods" in given else []
     for name in wanted:
