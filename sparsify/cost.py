@@ -126,8 +126,10 @@ def ring_all_gather(nbytes: int, size: int) -> Cost:
 
 
 def direct_all_reduce(nbytes: int, size: int) -> Cost:
-    """Bytes of `all_reduce`; a message to each other worker, twice (`sparsify.comm.direct`)."""
-    return Cost(2 * (size - 1), all_reduce(nbytes, size).sent_bytes)
+    """Bytes of `all_reduce`; a message to each other worker, twice; between two once
+    (`sparsify.comm.direct`).
+    """
+    return Cost((1 if size == 2 else 2) * (size - 1), all_reduce(nbytes, size).sent_bytes)
 
 
 def direct_all_gather(nbytes: int, size: int) -> Cost:
@@ -170,7 +172,8 @@ WAYS: Mapping[str, Mapping[str, Ways]] = {
         **_DISTANT, "all_reduce": lambda size: 4 * (size - 1), "all_gather": lambda size: 2 * (size - 1),
     },
     "direct": {
-        **_DISTANT, "all_reduce": lambda size: 4 * (size > 1), "all_gather": lambda size: 2 * (size > 1),
+        **_DISTANT, "all_reduce": lambda size: 2 * (size > 1) + 2 * (size > 2),
+        "all_gather": lambda size: 2 * (size > 1),
     },
 }  # fmt: skip
 

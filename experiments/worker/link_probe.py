@@ -104,14 +104,15 @@ def compared(
     comm: Comm, pair: tuple[int, int], effort: Effort
 ) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
     """Of each collective that may be sent to everybody at once (`sparsify.comm.direct`) alpha and beta, and
-    the bytes up to which that was quicker than the backend's own at every size tried. Where many bytes come
-    to a worker from all others at once, queues overflow. Collective.
+    the bytes up to which that was quicker than the backend's own at every size tried; of two workers, where
+    it is never slower, the largest that was tried. Where many bytes come to a worker from all others at
+    once, queues overflow. Collective.
     """
     at_once, found, most = DirectComm(comm), dict[str, tuple[float, float]](), dict[str, float]()
     for kind in KINDS:
         cases = [ProbeCase.of(of, kind, size, pair) for size in effort.sizes for of in (comm, at_once)]
         seconds = _measured(comm, cases, effort.rounds, passes=0)
-        slower = seconds[1::2] >= seconds[::2]
+        slower = (seconds[1::2] >= seconds[::2]) & (comm.size > 2)
         tried = int(np.argmax(slower)) if slower.any() else len(slower)  # the first so many are quicker
         if not tried:
             continue
@@ -245,7 +246,10 @@ def over_link(comm: Comm, how: str, found: Mapping[str, Any] | None) -> Comm:
     direct = {kind: Link(*fit) for kind, fit in (found or {}).get("direct", {}).items()}
     if how == "direct":
         return DirectComm(comm, links=direct)
-    return DirectComm(comm, found["direct_bytes"], direct) if how == "auto" and found and direct else comm
+    if how != "auto" or not found or not direct:
+        return comm
+    # Of two workers each has one that sends to it, and no queue overflows, whatever the size.
+    return DirectComm(comm, found["direct_bytes"] if comm.size > 2 else None, direct)
 
 
 def of_relay(statistics: str | None) -> dict[str, Any]:

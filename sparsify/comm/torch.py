@@ -138,12 +138,15 @@ class TorchComm(Comm):
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
         mine, received, operations = tensor.contiguous(), None, []
+        # Receives come first: gloo's sender waits for the word that its receiver is ready, and this word
+        # waits behind all that the receiver has begun to send by the same connection.
         for source, destination in route:
-            if source == self.rank:
-                operations.append(dist.P2POp(dist.isend, mine, group=self.group, group_peer=destination))
             if destination == self.rank:
                 received = torch.empty_like(mine)
                 operations.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=source))
+        for source, destination in route:
+            if source == self.rank:
+                operations.append(dist.P2POp(dist.isend, mine, group=self.group, group_peer=destination))
         with self._collective("permute"):
             for work in dist.batch_isend_irecv(operations) if operations else ():
                 work.wait()

@@ -247,6 +247,7 @@ def test_a_way_is_paid_as_often_as_an_algorithm_waits_for_it() -> None:
     }
     assert ways == {"textbook": [6, 3], "gloo": [28, 14], "direct": [4, 2]}
     assert Network(far, algorithm="direct").permute_seconds(100, [(0, 1)]) == 2
+    assert Network(far, algorithm="direct").seconds("all_reduce", 100, 2) == 2
     assert Network(far).permute_seconds(100, []) == 0
     # Between two nodes of four workers as between two workers; inside there is none.
     assert Network(far, Link(0.0, 0.0), 4, "gloo").seconds("all_reduce", 100, 8) == 4

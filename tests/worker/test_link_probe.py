@@ -139,7 +139,8 @@ def test_the_word_collectives_decides_how_they_travel() -> None:
         ]
 
     no, some, every = [False, False], [True, False], [True, True]
-    assert virtual.run(2, body) == [[no, no, no, some, every]] * 2
+    assert virtual.run(3, body) == [[no, no, no, some, every]] * 3
+    assert virtual.run(2, body) == [[no, no, no, every, every]] * 2
 
 
 def test_a_meter_counts_what_each_worker_really_sends(monkeypatch: pytest.MonkeyPatch) -> None:
