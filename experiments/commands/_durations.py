@@ -77,11 +77,13 @@ class Took:
         )
         is_virtual = rows.reindex(columns=["cluster.where"])["cluster.where"].eq(VIRTUAL)
         machine = rows.reindex(columns=["provenance.cpu", "provenance.cores"])
-        rows = rows.assign(
-            unit_s=took_s / (steps * workers.where(is_virtual, 1)),  # see `work`
-            in_turns=rows.reindex(columns=["variant"])["variant"].notna(),
-            is_here=machine["provenance.cpu"].eq(here.cpu) & machine["provenance.cores"].eq(here.cores),
-        )
+        found = {
+            "unit_s": took_s / (steps * workers.where(is_virtual, 1)),  # see `work`
+            "in_turns": rows.reindex(columns=["variant"])["variant"].notna(),
+            "is_here": machine["provenance.cpu"].eq(here.cpu) & machine["provenance.cores"].eq(here.cores),
+        }
+        # Not assigned one by one: pandas warns of that where there are a hundred columns.
+        rows = pd.concat([rows, pd.DataFrame(found, index=rows.index)], axis=1)
         self.alike = dict(list(rows.groupby([*SAME]))) if known else {}
 
     def comparable(self, config: Config) -> pd.DataFrame | None:

@@ -31,7 +31,7 @@ LINK: str = _DATA["link"]
 DENSITY: float = _DATA["density"]
 ALSO: list[str] = _DATA["also by the backend"]  # what is exchanged by rings where nothing else is asked
 DRAWN: Mapping[str, style.Look] = {name: style.Look(*look) for name, look in _DATA["drawn"].items()}
-BACKEND = "backend"
+BACKEND, AUTO = "backend", "auto"  # values of `collectives`
 FAR_S = 0.01  # from where on the model's errors are judged
 MEDIAN, MOST = link_model.MEDIAN, link_model.MOST
 AT = (0.05, 8)  # seconds and workers, of what is claimed of an exchange
@@ -76,9 +76,9 @@ def cases(frames: Frames) -> pd.DataFrame:
         if not {"wait_s", "transfer_s"} <= {*steps} or not len(steps):
             continue
         spent = steps["wait_s"].fillna(0.0) + steps["transfer_s"]
-        windows = run.get("cluster.windows")
+        how, windows = run.get("collectives"), run.get("cluster.windows")  # records leave defaults out
         rows.append({
-            "exchange": str(run["method.name"]), "how": str(run.get("collectives", "auto")),
+            "exchange": str(run["method.name"]), "how": how if isinstance(how, str) else AUTO,
             "delay": float(run["cluster.link.alpha_s"]), "workers": int(run["workers"]),
             "windows": windows if isinstance(windows, str) else "raised", "seed": int(run["seed"]),
             "bytes": steps["wire_bytes"].mean(), "messages": steps["messages"].mean(),
@@ -106,9 +106,9 @@ def gain(frames: Frames, exchange: str, delay: float, size: int) -> Value | None
     found = raised(frames)
     found = found[(found["exchange"] == exchange) & (found["delay"] == delay) & (found["workers"] == size)]
     each = found.pivot_table(index="seed", columns="how", values="measured")
-    if not {"auto", BACKEND} <= {*each}:
+    if not {AUTO, BACKEND} <= {*each}:
         return None
-    pairs = (each[BACKEND] / each["auto"]).dropna()
+    pairs = (each[BACKEND] / each[AUTO]).dropna()
     return over_units(list(pairs), POSITIVE, LAUNCHES) if len(pairs) else None
 
 
@@ -134,12 +134,12 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     for size in sizes:
         lines = list[plots.Curve]()
         for name, look in DRAWN.items():
-            for how in ("auto", BACKEND):
+            for how in (AUTO, BACKEND):
                 of = found[(found["workers"] == size) & (found["exchange"] == name) & (found["how"] == how)]
                 delays = sorted(set(of["delay"]))
                 values = [seconds(of[of["delay"] == delay]) for delay in delays]
-                named = look if how == "auto" else look._replace(label=f"{look.label}, gloo's rings")
-                dashed = {} if how == "auto" else {"linestyle": (0, (4, 2)), "mfc": "white"}
+                named = look if how == AUTO else look._replace(label=f"{look.label}, gloo's rings")
+                dashed = {} if how == AUTO else {"linestyle": (0, (4, 2)), "mfc": "white"}
                 if delays:
                     lines.append(plots.Curve(named, [1e3 * delay for delay in delays], values, dashed))
         title = f"P = {size}"
@@ -174,7 +174,7 @@ def table(frames: Frames) -> list[Table]:
 
 def _windows(found: pd.DataFrame) -> list[dict[str, object]]:
     """Both kinds of windows side by side, where the system's were tried; their ratio is paired by launch."""
-    auto = found[found["how"] == "auto"]
+    auto = found[found["how"] == AUTO]
     cells = ["workers", "delay", "exchange"]
     by_launch = auto.pivot_table(index=[*cells, "seed"], columns="windows", values="measured")
     if not {"raised", "system"} <= {*by_launch}:
@@ -203,7 +203,7 @@ def _row(frames: Frames, cell: Mapping[str, Any], of: pd.DataFrame) -> dict[str,
         "ways": took.value / cell["delay"] if is_far else None,
         "predicted": 1e3 * expected, "error": 100 * abs(expected / took.value - 1),
         "rings / the quicker one": gain(frames, cell["exchange"], cell["delay"], cell["workers"])
-        if cell["how"] == "auto" and cell["windows"] == "raised" else None,
+        if cell["how"] == AUTO and cell["windows"] == "raised" else None,
     }  # fmt: skip
 
 

@@ -30,8 +30,9 @@ def frames(launches: int = 3, off: float = 0.05, windows: float | None = None) -
     def add(seed: int, delay: float, size: int, how: str, factor: float, own: dict[str, Any]) -> None:
         key = f"{seed}-{delay}-{size}-{how}-{own}"
         rows.append({
-            "key": key, "run_id": key, "seed": seed, "method.name": "dense", "collectives": how,
+            "key": key, "run_id": key, "seed": seed, "method.name": "dense",
             "cluster.link.alpha_s": delay, "workers": size, "timing.warmup_steps": 0, **own,
+            **({} if how == item.AUTO else {"collectives": how}),  # records leave defaults out
         })  # fmt: skip
         took = (ways(how, size) * delay + 0.01) * factor * (1 + 0.1 * seed)
         for step in range(6):
@@ -45,10 +46,10 @@ def frames(launches: int = 3, off: float = 0.05, windows: float | None = None) -
     for seed in range(launches):
         for delay in DELAYS:
             for size in SIZES:
-                for how in ("auto", item.BACKEND):
+                for how in (item.AUTO, item.BACKEND):
                     add(seed, delay, size, how, 1.0, {})
         if windows:
-            add(seed, 0.05, 8, "auto", windows, {"cluster.windows": "system"})
+            add(seed, 0.05, 8, item.AUTO, windows, {"cluster.windows": "system"})
     return empty()._replace(runs=runs_frame(rows), steps=typed("steps", pd.DataFrame(steps)))
 
 

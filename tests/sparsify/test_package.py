@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +14,7 @@ import sparsify
 from sparsify.core.checks import needs_torch
 from sparsify.methods import REGISTRY as METHODS
 from tests.analysis.shipped import shipped
-from tests.conftest import python
+from tests.conftest import ROOT, fine, python
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type
@@ -37,6 +40,12 @@ for ask in (
         ask()
     except ImportError as error:
         print(error)
+"""
+
+BUILT = """
+import sys
+from setuptools import build_meta
+print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
 """
 
 
@@ -83,3 +92,22 @@ def test_without_torch_it_lists_methods_and_says_what_needs_torch() -> None:
 def test_what_else_is_missing_is_not_taken_for_torch() -> None:
     with pytest.raises(ModuleNotFoundError, match="named 'triton'"), needs_torch("sparsify.build"):
         raise ModuleNotFoundError("No module named 'triton'", name="triton")
+
+
+def test_both_archives_hold_the_library_whole_and_nothing_else(tmp_path: Path) -> None:
+    """The wheel is built from the unpacked source archive, as `python -m build` does it."""
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "sparsify", source / "sparsify", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "requirements", source / "requirements")
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    release = f"gradient_sparsification-{sparsify.__version__}"
+    fine(python("-c", BUILT, "build_sdist", str(tmp_path), cwd=source))
+    with tarfile.open(tmp_path / f"{release}.tar.gz") as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    fine(python("-c", BUILT, "build_wheel", str(tmp_path), cwd=tmp_path / "unpacked" / release))
+    with zipfile.ZipFile(tmp_path / f"{release}-py3-none-any.whl") as wheel:
+        names = set(wheel.namelist())
+    assert {name.partition("/")[0] for name in names} == {"sparsify", f"{release}.dist-info"}
+    ours = {str(path.relative_to(source)) for path in source.glob("sparsify/**/*") if path.is_file()}
+    assert {name for name in names if name.startswith("sparsify/")} == ours
