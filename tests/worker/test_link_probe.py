@@ -127,6 +127,15 @@ def test_a_collective_is_sent_directly_up_to_where_that_was_quicker_at_every_siz
         assert found.get("all_gather") == (most / 3 if most else None)  # its own part of three
 
 
+def test_two_workers_always_swap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sizes are fitted, also where noise had the backend's own a little quicker."""
+    monkeypatch.setattr(link_probe, "_measured", lambda *_, **__: np.array([1, 2, 2, 1], dtype=float))
+    effort = link_probe.Effort(1, 1, (40, 4000), 1, small=0)
+    for fits, found in virtual.run(2, lambda comm: link_probe.compared(comm, (0, 1), effort)):
+        assert fits.keys() == {"all_reduce", "all_gather"}
+        assert found == {"all_reduce": 2 * 4000, "all_gather": 4000}
+
+
 def test_the_word_collectives_decides_how_they_travel() -> None:
     def body(comm: virtual.VirtualComm) -> list[list[bool]]:
         found = FOUND._asdict()
