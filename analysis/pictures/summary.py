@@ -16,11 +16,8 @@ from analysis.records.frames import Frames, records, restrict
 from analysis.stats import SHARE, Mixed, Value, final_difference, of_phases, slowdown
 
 MOST_CELLS, MOST_METHODS = 3, 4
-CELL = {
-    "task.name": "",
-    "task.batch_size": "batch ",
-    "cluster.link.name": "",
-}  # column: words before its value
+LINK = "cluster.link.name"
+CELL = {"task.name": "", "task.batch_size": "batch ", LINK: ""}  # column: words before its value
 TOP1, DENSE = "val_top1", "dense"
 
 
@@ -55,7 +52,7 @@ def in_words(frames: Frames, theirs: Mapping[str, Theirs] = {}) -> list[str]:
     if not len(frames.runs):
         return []
     cells = [*_cells(frames)]
-    found = [line for name, cell in cells[:MOST_CELLS] for line in _of_cell(name, cell, theirs)]
+    found = [line for words, cell in cells[:MOST_CELLS] for line in _of_cell(words, cell, theirs)]
     left = len(cells) - MOST_CELLS
     return [*found, *([f"... and {left} more; the tables have all"] if left > 0 and found else [])]
 
@@ -76,18 +73,21 @@ def precision(frames: Frames) -> str:
     return f"{method} takes {brief(found.value)} of {base}'s time, give or take {brief(100 * width, 2)} %"
 
 
-def _cells(frames: Frames) -> Iterator[tuple[str, Frames]]:
-    """Runs that differ in methods and seeds only, each with the words that tell it from the other cells."""
+def _cells(frames: Frames) -> Iterator[tuple[dict[str, str], Frames]]:
+    """Runs that differ in methods and seeds only, each with the words that tell it from the other cells, by
+    column.
+    """
     if not len(frames.runs):
         return
     columns = [name for name in CELL if name in frames.runs]
     told = [name for name in columns if frames.runs[name].nunique(dropna=False) > 1]
     if not told:
-        yield "", frames
+        yield {}, frames
         return
     for values, rows in frames.runs.groupby(told, sort=False, dropna=False):
-        words = (f"{CELL[name]}{value}" for name, value in zip(told, values, strict=True) if value == value)
-        yield ", ".join(words), restrict(frames, rows["key"])
+        there = {name: value for name, value in zip(told, values, strict=True) if value == value}
+        words = {name: f"{CELL[name]}{value}" for name, value in there.items()}
+        yield words, restrict(frames, rows["key"])
 
 
 def _pairs(cell: Frames) -> Iterator[Pair]:
@@ -107,12 +107,14 @@ def _pairs(cell: Frames) -> Iterator[Pair]:
             yield Pair(method, label, keys, look(base).label, others, alone)
 
 
-def _of_cell(name: str, cell: Frames, theirs: Mapping[str, Theirs]) -> Iterator[str]:
-    where = f"{name}: " if name else ""
+def _of_cell(words: Mapping[str, str], cell: Frames, theirs: Mapping[str, Theirs]) -> Iterator[str]:
     for pair in _pairs(cell):
         published = theirs.get(pair.method, NOTHING) if pair.alone else NOTHING  # which density theirs had
-        if line := _timed(cell, pair, published) or _trained(cell, pair, published):
-            yield f"{where}{line}"
+        timed = _timed(cell, pair, published)
+        if line := timed or _trained(cell, pair, published):
+            # Over which link one trains is nothing to where training ends.
+            where = ", ".join(word for name, word in words.items() if timed or name != LINK)
+            yield f"{where}: {line}" if where else line
 
 
 def _timed(cell: Frames, pair: Pair, published: Theirs) -> str:

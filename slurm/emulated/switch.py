@@ -200,9 +200,11 @@ def device(name: str) -> int:
         descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), TUN_WITHOUT_HEADER))
     except OSError as error:
+        advice = f"load the module (modprobe tun), or give the container --device={TUN}"
+        if isinstance(error, PermissionError):
+            advice = f"let all users have it, as most systems do (as root: chmod 666 {TUN})"
         raise SetUpFailed(
-            f"a long link needs TUN devices, and {TUN} gives none: {error.strerror}; load the module "
-            f"(modprobe tun), or give the container --device={TUN}"
+            f"a long link needs TUN devices, and {TUN} gives none: {error.strerror}; {advice}"
         ) from error
     return descriptor
 

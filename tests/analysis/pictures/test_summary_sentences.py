@@ -44,6 +44,21 @@ def test_of_trainings_it_tells_where_they_end(tmp_path: Path) -> None:
     assert summary.precision(frames_of(store)) == ""
 
 
+def test_a_link_is_told_of_times_and_not_of_where_trainings_end(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for method in ("dense", "topk"):
+        trained = synthetic.learning_config(method)
+        trained["cluster"] = trained["cluster"] | {"link": {"name": "simulated"}}
+        synthetic.learned(store, trained)
+    synthetic.alternated(store, ["dense", "topk"], blocks=4)
+    told = summary.in_words(frames_of(store), THEIRS)
+    of_time, of_end = sorted(told, key=lambda line: "points of top-1" in line)
+    link = synthetic.config("dense")["cluster"]["link"]["name"]
+    assert f"{link}: an iteration with Top-k takes" in of_time
+    assert "Top-k ends" in of_end
+    assert "simulated" not in of_end
+
+
 def test_trainings_that_differ_in_more_than_their_seed_are_not_taken_together(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for seed in range(3):

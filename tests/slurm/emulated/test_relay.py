@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -184,6 +185,17 @@ def test_a_machine_without_tun_devices_is_told(
     why = json.loads(capsys.readouterr().out)["why"]
     assert why.startswith("a long link needs TUN devices, and /dev/null gives none: ")
     assert "load the module (modprobe tun)" in why
+
+
+def test_a_user_who_may_not_have_tun_devices_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(
+        switch.SetUpFailed, match=r"Permission denied; let all users have it.*chmod 666 /dev/net/tun"
+    ):
+        switch.device("eth0")
 
 
 def packet(node: int, size: int) -> bytes:
