@@ -275,8 +275,11 @@ def _end(frames: Frames, run: dict[Any, Any]) -> str:
     width = run["alternated.half_width"]
     known = f"{number(100 * width)} %" if width is not None and np.isfinite(width) else "unknown"
     reached: str = f"the least certain ratio to {look(variants.iloc[0]).label} had a half-width of {known}"
-    at_limit = f" at the limit of {number(run['alternate.limit_min'])} minutes"
-    return reached + (at_limit if run["alternated.stopped"] == "limit" else "")
+    ends = {
+        "limit": f" at the limit of {number(run['alternate.limit_min'])} minutes",
+        "signal": ", where somebody ended it",
+    }
+    return reached + ends.get(str(run["alternated.stopped"]), "")
 
 
 def _ends(frames: Frames, groups: pd.DataFrame) -> str:
@@ -286,6 +289,8 @@ def _ends(frames: Frames, groups: pd.DataFrame) -> str:
     limited = groups[groups["alternated.stopped"] == "limit"]
     limits = listed(map(number, sorted(set(limited["alternate.limit_min"]))))
     at_limit = f", {len(limited)} of them by the limit of {limits} minutes" * bool(len(limited))
+    told = int((groups["alternated.stopped"] == "signal").sum())
+    at_limit += f", {told} where somebody ended them" * bool(told)
     dense, ended = (
         listed(dict.fromkeys(look(name).label for name in baselines)),
         f"{len(groups)} launches ended",

@@ -129,7 +129,7 @@ class VariantFacts(Struct, frozen=True):
 class Alternated(Struct, frozen=True):
     """End of the turns of a run's variants: `training.alternation.Ended`."""
 
-    stopped: Literal["half-width", "limit"] | None = None
+    stopped: Literal["half-width", "limit", "signal"] | None = None
     half_width: Finite | None = None
     blocks: Whole | None = None
     variants: dict[Name, VariantFacts] = {}

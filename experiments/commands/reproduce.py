@@ -17,7 +17,7 @@ from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun, missing, plan_runs, profile_of
 from experiments.figures.runs import configs_of, more_configs_of, registering
 from experiments.launch.backends import carry_out
-from experiments.launch.diagnosis import POLICIES, RunFailed
+from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed
 
 GROUP = "here"
 EARLY_S = 60.0  # between two pictures of runs that go on
@@ -86,6 +86,9 @@ def reproduce_item(
         try:
             after = early.draw if len(begun) > 1 else None
             carry_out(begun, folders, figures.stem(item, profile), words, force, after)
+        except Interrupted:
+            early.draw(at_once=True)
+            raise
         except RunFailed as failure:
             if POLICIES[failure.kind].stops:
                 raise
@@ -120,10 +123,11 @@ class EarlyPictures:
     def _there(self) -> list[PlannedRun]:
         return [run for run in self.planned if self.folders.store.valid(run.config)]
 
-    def draw(self) -> None:
-        """Draw, if there is more to draw than before and not yet all."""
+    def draw(self, at_once: bool = False) -> None:
+        """Draw, if there is more to draw than before and not yet all; or, at once, whatever there is more."""
         there, now = self._there(), monotonic()
-        if not self.drawn < len(there) < len(self.planned) or now < self.at + EARLY_S:
+        is_due = at_once or (len(there) < len(self.planned) and now >= self.at + EARLY_S)
+        if len(there) <= self.drawn or not is_due:
             return
         self.drawn, self.at = len(there), now
         of_all = f"{len(there)} of {len(self.planned)} runs"

@@ -20,9 +20,11 @@ import torch
 from experiments.training.loop import Trainer
 from experiments.training.settings import Alternate
 from experiments.training.step_log import Log
+from experiments.training.stop import Preempted
 from sparsify.comm import Comm, gather_json
 
 S_PER_MIN = 60
+LAST_ROUND_S = 30.0  # that a round may take once a worker was told to stop: SLURM waits for 90
 
 
 class Turns(NamedTuple):
@@ -40,7 +42,7 @@ class Turns(NamedTuple):
 class TurnsEnd(NamedTuple):
     """The reason why the turns ended, and how far they came."""
 
-    stopped: Literal["half-width", "limit"]
+    stopped: Literal["half-width", "limit", "signal"]
     half_width: float | None  # see `half_width`
     blocks: int  # of each variant
 
@@ -82,7 +84,7 @@ def alternate(
     comm: Comm,
     turns: Turns,
     device: torch.device,
-    after_block: Callable[[int], None] = lambda steps: None,
+    after_block: Callable[[int], bool] = lambda steps: False,
     clock: Callable[[], float] = time.monotonic,
 ) -> TurnsEnd:
     """Train in turns until every ratio to the first variant is known well enough, or the time is over.
@@ -91,14 +93,19 @@ def alternate(
     the same numbers: what all of them measured, and rank 0's clock.
 
     Args:
-        after_block: told how many steps were done, outside of what is timed.
+        after_block: told how many steps were done, outside of what is timed; returns whether a worker was
+            told to stop, of all workers the same. Then the turns end with the round, if there are as many
+            blocks as asked.
+
+    Raises:
+        Preempted: a worker was told to stop before.
     """
-    began, order, done, elapsed_s = clock(), random.Random(turns.seed), 0, 0.0
+    began, order, done, elapsed_s, told = clock(), random.Random(turns.seed), 0, 0.0, False
     seconds: dict[str, list[float]] = {name: [] for name in variants}  # of a step, for each block
 
     def take_turn(name: str, block: int, steps: int) -> float:
         """Returns rank 0's clock afterwards."""
-        nonlocal done
+        nonlocal done, told
         training, log = variants[name]
         log.begin(block)
         for _ in range(steps):
@@ -108,18 +115,26 @@ def alternate(
         if block:
             seconds[name].append(block_seconds([theirs for theirs, _ in everyones]))
         done += steps
-        after_block(done)
+        told = after_block(done)
+        if told and (block < turns.rules.blocks or round_s > LAST_ROUND_S):
+            raise Preempted(0)
         return float(everyones[0][1])
 
+    round_s = 0.0
     for name in variants:
-        take_turn(name, 0, turns.warmup_steps)
+        elapsed_s = take_turn(name, 0, turns.warmup_steps)
+    round_s = elapsed_s
     for block in count(1):
+        before_s = elapsed_s
         for name in order.sample([*variants], len(variants)):
             elapsed_s = take_turn(name, block, turns.rules.block_steps)
+        round_s = elapsed_s - before_s
         reached = half_width(seconds)
         enough = block >= turns.rules.blocks and reached is not None and reached <= turns.rules.until
-        if enough or elapsed_s >= turns.rules.limit_min * S_PER_MIN:
-            return TurnsEnd("half-width" if enough else "limit", reached, block)
+        if enough:
+            return TurnsEnd("half-width", reached, block)
+        if told or elapsed_s >= turns.rules.limit_min * S_PER_MIN:
+            return TurnsEnd("signal" if told else "limit", reached, block)
     raise AssertionError("counting does not end")
 
 

@@ -178,15 +178,11 @@ class Checkpointer:
         if word == STOP:
             raise Preempted(done)
 
-    def end_block(self) -> None:
-        """Stop if the workers agreed to, where nothing can go on from a checkpoint and no step is being
-        timed.
-
-        Raises:
-            Preempted: somebody was told to stop.
+    def is_told(self) -> bool:
+        """Tell whether somebody was told to stop, where nothing can go on from a checkpoint and no step is
+        being timed.
         """
-        if self.agreement.now() == STOP:
-            raise Preempted(0)
+        return self.agreement.now() == STOP
 
     def save(self, done: int, state: TrainingState) -> None:
         """Write a checkpoint; returns when all of it is on the disk.

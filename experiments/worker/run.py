@@ -231,9 +231,9 @@ def take_turns(
         training = Trainer(built.task, built.data, built.method, over, timer, own, built.settings)
         return VariantTraining(training, own)
 
-    def after_block(steps: int) -> None:
+    def after_block(steps: int) -> bool:
         progress(steps)
-        checkpointer.end_block()
+        return checkpointer.is_told()
 
     variants = {name: variant(name, built) for name, built in run.variants.items()}
     ended = alternate(variants, comm, run.turns, run.settings.device, after_block)

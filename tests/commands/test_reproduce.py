@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import time
 from pathlib import Path
 
 from experiments import figures
 from tests.conftest import Command
-from tests.worker.runs import end_command, manifests, start_command
+from tests.worker.runs import end_command, manifests, start_command, wait_for
+
+SECOND_ROUND = 10  # steps of both variants: of the smallest runs, two each of warm-up and in each round
 
 
 def test_two_processes_reproduce_a_figure_together_and_then_it_is_only_redrawn(
@@ -33,3 +39,26 @@ def test_two_processes_reproduce_a_figure_together_and_then_it_is_only_redrawn(
     assert again.returncode == 0
     assert "2 runs, 0 missing" in again.stderr
     assert [(manifest["attempt"], manifest["state"]) for manifest in manifests(results)] == [(1, "ok")] * 2
+
+
+def test_ctrl_c_in_a_launch_leaves_its_picture_once_it_has_as_many_turns_as_asked(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    endless = ("alternate.blocks=1", "alternate.until=1e-9", "alternate.limit_min=60")
+    process = start_command(results, "reproduce", "fig1", "profile=smoke", *endless)
+    try:
+        wait_for(results, "launch/*/progress.json")
+        (note,) = results.glob("launch/*/progress.json")
+        deadline = time.monotonic() + 100
+        while json.loads(note.read_text())["step"] < SECOND_ROUND and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+        out, err = process.communicate(timeout=100)
+    finally:
+        end_command(process)
+    assert process.returncode == 1
+    assert "Traceback" not in out + err
+    (manifest,) = manifests(results)
+    assert (manifest["state"], manifest["alternated"]["stopped"]) == ("ok", "signal")
+    assert "fig1-smoke.png, from 1 of 2 runs" in err
+    caption = (results / "figures" / "fig1-smoke.md").read_text()
+    assert "where somebody ended it" in caption

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from experiments.training.alternation import (
     half_width,
 )
 from experiments.training.settings import Alternate
+from experiments.training.stop import Preempted
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
 from tests.conftest import there
@@ -32,12 +34,15 @@ TURNS = Turns(Alternate(blocks=3, block_steps=2, until=np.inf, limit_min=60), wa
 
 
 def alternated(
-    turns: Turns = TURNS, clock: Callable[[int], Callable[[], float]] = lambda rank: lambda: 0.0
+    turns: Turns = TURNS,
+    clock: Callable[[int], Callable[[], float]] = lambda rank: lambda: 0.0,
+    told_after: float = np.inf,
 ) -> list[tuple[TurnsEnd, list[dict[str, Any]], dict[str, torch.Tensor]]]:
     """How the turns of two virtual ranks ended, their lines, and the first weights of each variant's model.
 
     Args:
         clock: of a rank.
+        told_after: steps after which a worker is told to stop.
     """
 
     def body(comm: virtual.VirtualComm) -> Any:
@@ -45,7 +50,8 @@ def alternated(
         for name in METHODS:
             own, timer = TurnLog(lines, name), PhaseTimer("serialised", comm.now)
             variants[name] = VariantTraining(trainer(comm, timer, name, own), own)
-        ended = alternate(variants, comm, turns, CPU, clock=clock(comm.rank))
+        told = lambda steps: steps >= told_after  # noqa: E731
+        ended = alternate(variants, comm, turns, CPU, told, clock=clock(comm.rank))
         weights = {name: first(variant.training.finish().model) for name, variant in variants.items()}
         return ended, lines.of("step"), weights
 
@@ -109,6 +115,32 @@ def test_it_goes_on_until_the_ratios_are_known_or_the_time_is_over() -> None:
     assert there(ended.half_width) > patient.rules.until
     assert max(line["block"] for line in lines) == 3
     assert alternated()[0][0].stopped == "half-width"
+
+
+def test_a_signal_ends_the_turns_with_the_round_once_there_are_as_many_as_asked() -> None:
+    endless, steps = with_rules(until=0.0), len(METHODS) * TURNS.steps(3)
+    for told_after in (steps - 3, steps):  # in the last round that is asked for, or at its end
+        for ended, lines, _ in alternated(endless, told_after=told_after):
+            assert (ended.stopped, ended.blocks) == ("signal", 3)
+            assert len(lines) == steps
+    for ended, lines, _ in alternated(endless, told_after=steps + 1):  # in a round more, which is finished
+        assert (ended.stopped, ended.blocks) == ("signal", 4)
+        assert len(lines) == len(METHODS) * TURNS.steps(4)
+
+
+@pytest.mark.parametrize("told_after", [1, len(METHODS), len(METHODS) * TURNS.steps(2)])
+def test_a_signal_before_that_leaves_nothing(told_after: int) -> None:
+    with pytest.raises(Preempted, match="before anything was saved"):
+        alternated(with_rules(until=0.0), told_after=told_after)
+
+
+def test_a_round_that_would_take_too_long_is_not_finished() -> None:
+    def slow(rank: int) -> Callable[[], float]:
+        times = count(0, 20)  # seconds a turn
+        return lambda: float(next(times))
+
+    with pytest.raises(Preempted):
+        alternated(with_rules(until=0.0), slow, told_after=len(METHODS) * TURNS.steps(3) + 1)
 
 
 def test_the_half_width_is_that_of_the_least_certain_paired_ratio() -> None:
