@@ -201,6 +201,7 @@ def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) ->
             try:
                 made = _item(item, profile, title, found, folders, draws)
                 site.keep(stem, _made_from(item, profile, folders, shipped), [msgspec.to_builtins(made)])
+                parquet.release()
                 yield made
             except Exception as error:  # what a figure's file does may raise anything, and stops no other
                 why = f"{type(error).__name__}: {error}"
