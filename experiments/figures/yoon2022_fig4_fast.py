@@ -17,7 +17,7 @@ SCALE, theirs = yoon2022.TIMING_SCALE, yoon2022.theirs
 
 
 def runs(profile: str) -> list[Run]:
-    return yoon2022.timing_runs(profile, MODE, variants("fig4-fast"))
+    return yoon2022.timing_runs(profile, MODE, variants("fig4-fast"), at="timing-fast")
 
 
 draw, table = fig4.draw, fig4.table

@@ -20,9 +20,9 @@ BUCKETED = "topk-buckets-fused"
 
 def runs(profile: str) -> list[Run]:
     # Virtual ranks can't overlap anything.
-    is_virtual = scale("timing", profile)["cluster"] == "virtual"
+    is_virtual = scale("timing-fast", profile)["cluster"] == "virtual"
     found = variants("fig4-fast") if is_virtual else yoon2022.with_buckets("speed-fast", profile)
-    return yoon2022.timing_runs(profile, MODE, found)
+    return yoon2022.timing_runs(profile, MODE, found, at="timing-fast")
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

@@ -16,7 +16,7 @@ import pytest
 from tests.figures.benchmark.conftest import Command
 from tests.slurm.emulated.links import needs_namespaces
 
-pytestmark = [needs_namespaces, pytest.mark.own_processes]
+pytestmark = [needs_namespaces, pytest.mark.own_processes, pytest.mark.timeout(600)]
 Members = dict[str, bytes]
 
 
