@@ -77,7 +77,7 @@ def test_runs_that_are_not_planned_any_more_are_told(shipped: Path) -> None:
 # Shipped before what takes turns was launched several times: such times decide nothing. What is measured
 # again goes from here.
 OF_ONE_LAUNCH = {
-    "crossover-laptop", "eghlidi-table2-laptop", "fig1-laptop", "fig4-laptop",
+    "crossover-laptop", "eghlidi-table2-laptop",
     "shi-scaling-laptop", "shi-selection-laptop", "slow-links-laptop", "speed-laptop",
     "speed-protocol-laptop", "stable-costs-laptop", "stable-dgc-laptop", "stable-throughput-laptop",
     "straggler-laptop",
