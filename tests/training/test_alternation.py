@@ -50,8 +50,7 @@ def alternated(
         for name in METHODS:
             own, timer = TurnLog(lines, name), PhaseTimer("serialised", comm.now)
             variants[name] = VariantTraining(trainer(comm, timer, name, own), own)
-        told = lambda steps: steps >= told_after  # noqa: E731
-        ended = alternate(variants, comm, turns, CPU, told, clock=clock(comm.rank))
+        ended = alternate(variants, comm, turns, CPU, lambda done: done >= told_after, clock(comm.rank))
         weights = {name: first(variant.training.finish().model) for name, variant in variants.items()}
         return ended, lines.of("step"), weights
 
