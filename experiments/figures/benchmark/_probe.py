@@ -1,11 +1,11 @@
 """A small training by which laws of an entry are checked that no test in one process can see.
 
-    python -m experiments.figures.benchmark._probe ENTRY.json whole FOLDER | second FOLDER
-    python -m experiments.figures.benchmark._probe ENTRY.json processes FOLDER RANK
+    python -m experiments.figures.benchmark._probe ENTRY.json FOLDER
 
-It prints a digest of the weights after each step, rank by rank, as a list in JSON. It ends with a sentence
-and exit code 3 where one of the entry's own files reaches past what it is given: files, sockets, programs, or
-torch.distributed.
+Each training is a process that is forked from this one, which has loaded torch but none of the entry's
+files. What is printed, in JSON, is the exit code of each, what it said, and a digest of the weights after
+each step, rank by rank. One ends with a sentence and exit code 3 where a file of the entry reaches past what
+it is given: files, sockets, programs, or torch.distributed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -24,7 +26,8 @@ import torch.distributed as dist
 from torch import nn
 
 import sparsify
-from experiments.figures.benchmark.laws import HALF, PAST, SIZE, STEPS, files_of
+from experiments.figures.benchmark.laws import HALF, LIMIT_S, PAST, SIZE, STEPS, files_of
+from experiments.worker.build import prepare_optimisers
 from sparsify.comm import Comm, virtual
 from sparsify.methods import REGISTRY as METHODS
 
@@ -53,8 +56,6 @@ def caught(paths: Collection[str], what: str) -> None:
         if name in paths:
             print(f"{Path(name).name}, line {frame.f_lineno}: {what}", file=sys.stderr)
             sys.stderr.flush()
-            import os
-
             os._exit(PAST)  # which no `except` of the file swallows
         if "importlib" in name or "/sparsify/kernels/" in name or "/sparsify/comm/" in name:
             return
@@ -162,14 +163,43 @@ def processes(method: Any, folder: str, rank: str) -> list[str]:
     return found
 
 
-def main(declared: str, way: str, *more: str) -> None:
-    torch.set_num_threads(1)
-    settings = json.loads(Path(declared).read_text())
-    ways: dict[str, Callable[..., list[str]]]
-    ways = {"whole": whole, "second": second, "processes": processes}
+def train(
+    settings: dict[str, Any], way: Callable[..., list[str]], name: str, folder: str, *more: str
+) -> None:
+    """Be the process of a training: what it says goes into FOLDER/NAME.said, its digests into FOLDER/NAME."""
+    with open(f"{folder}/{name}.said", "w", buffering=1) as said:
+        os.dup2(said.fileno(), 2)
     watch({*map(str, files_of(settings["method"]))})
     method = METHODS.build(settings["method"], settings["values"])
-    print(json.dumps(ways[way](method, *more)))
+    Path(folder, name).write_text(json.dumps(way(method, folder, *more)))
+
+
+def main(declared: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    prepare_optimisers()
+    settings = json.loads(Path(declared).read_text())
+    fork = multiprocessing.get_context("fork")
+
+    def start(way: Callable[..., list[str]], name: str, *more: str) -> Any:
+        process = fork.Process(target=train, args=(settings, way, name, folder, *more), name=name)
+        process.start()
+        return process
+
+    def end(process: Any) -> dict[str, Any]:
+        process.join(LIMIT_S)
+        process.kill()  # if it has not ended
+        process.join()
+        said, digests = Path(folder, f"{process.name}.said"), Path(folder, process.name)
+        return {
+            "code": process.exitcode,
+            "said": said.read_text() if said.exists() else "",
+            "digests": json.loads(digests.read_text()) if process.exitcode == 0 else [],
+        }
+
+    joined = [start(processes, f"rank{rank}", str(rank)) for rank in range(SIZE)]
+    first = end(start(whole, "whole"))
+    found = {"whole": first, "second": first if first["code"] else end(start(second, "second"))}
+    print(json.dumps(found | {process.name: end(process) for process in joined}))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -200,13 +201,7 @@ def _is_local(entry: Entrant) -> bool:
 
 def _apart(entry: Entrant) -> Iterator[Law]:
     """Laws that need processes of their own."""
-    with tempfile.TemporaryDirectory() as folder:
-        declared = Path(folder) / "entry.json"
-        declared.write_text(json.dumps({"method": entry.method, "values": values(entry)}))
-        started = [_start(declared, "processes", folder, str(rank)) for rank in range(SIZE)]
-        whole = _end(_start(declared, "whole", folder))
-        second = _end(_start(declared, "second", folder)) if not whole.why else whole
-        joined = [_end(process) for process in started]
+    whole, second, *joined = _probes(entry)
     failed = [each.why for each in (whole, second, *joined) if each.why]
     yield Law("it trains, and reaches for nothing else", not failed, "; ".join(dict.fromkeys(failed)))
     if failed:
@@ -232,20 +227,20 @@ def _same(one: list[str], other: list[str]) -> int:
     return len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=True))])
 
 
-def _start(declared: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "experiments.figures.benchmark._probe", str(declared), *words]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def _probes(entry: Entrant) -> list[Probe]:
+    """The trainings of `_probe`: as a whole, its second half, and one of each process."""
+    with tempfile.TemporaryDirectory() as folder:
+        declared = Path(folder) / "entry.json"
+        declared.write_text(json.dumps({"method": entry.method, "values": values(entry)}))
+        command = [sys.executable, "-m", "experiments.figures.benchmark._probe", str(declared), folder]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the trainings of {entry.name}'s laws could not begin: {done.stderr}")
+    return [_probe(**each) for each in json.loads(done.stdout.splitlines()[-1]).values()]
 
 
-def _end(process: subprocess.Popen[str]) -> Probe:
-    try:
-        output, errors = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return Probe([], f"it did not end within {LIMIT_S} s")
-    said = errors.strip().splitlines()
-    if process.returncode:
-        last = said[-1] if said else f"exit code {process.returncode}"
-        return Probe([], last if process.returncode == PAST else f"its training ended: {last}")
-    return Probe(json.loads(output.strip().splitlines()[-1]), "")
+def _probe(code: int, said: str, digests: list[str]) -> Probe:
+    last = (said.strip().splitlines() or [f"exit code {code}"])[-1]
+    if code == -signal.SIGKILL:
+        last = f"it did not end within {LIMIT_S} s, or memory ran out"
+    return Probe(digests, "" if code == 0 else last if code == PAST else f"its training ended: {last}")
