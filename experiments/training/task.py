@@ -194,6 +194,22 @@ def by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[di
     ]
 
 
+def prepare_optimisers() -> None:
+    """Let them step without torch's compiler, which they load otherwise, 2,000 files, to tell it that it has
+    nothing to do here: a second of each process, and more where many load them from one disk.
+
+    A torch that names its parts otherwise loads it as before.
+    """
+    for function in vars(torch.optim.Optimizer).values():
+        plain = getattr(function, "__wrapped__", None)
+        if plain is not None:  # see torch._compile
+            plain.__dynamo_disable = plain
+    for kind in vars(torch.optim).values():
+        plain = getattr(vars(kind).get("step") if isinstance(kind, type) else None, "__wrapped__", None)
+        if plain is not None:  # see torch.optim.optimizer: nobody differentiates a step here
+            kind.step = torch.no_grad()(plain)
+
+
 @dataclass(frozen=True)
 class LargeImages(Task):
     """Classification of images of 224 x 224 pixels, of which fewer are evaluated at a time."""

@@ -33,7 +33,7 @@ def main(
         return 0  # SLURM has started its job again, for another run or because the node died late
     try:
         with worker_process.kept():
-            from experiments.worker.build import prepare_optimisers  # torch comes with it
+            from experiments.training.task import prepare_optimisers  # torch comes with it
             from experiments.worker.run import execute
 
         prepare_optimisers()

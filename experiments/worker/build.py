@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.optim import Optimizer
 
 from experiments.config.config import Config
 from experiments.config.machines import SlurmCluster, VirtualCluster
@@ -200,22 +199,6 @@ def prepare_precision(asked: str, device: torch.device) -> None:
     if got != asked:
         name = torch.cuda.get_device_name(device)
         print(f"precision={asked}: {name} has no TF32, so this run is in {got}", file=sys.stderr)
-
-
-def prepare_optimisers() -> None:
-    """Let them step without torch's compiler, which they load otherwise, 2,000 files, to tell it that it has
-    nothing to do here: a second of each process, and more where many load them from one disk.
-
-    A torch that names its parts otherwise loads it as before.
-    """
-    for function in vars(Optimizer).values():
-        plain = getattr(function, "__wrapped__", None)
-        if plain is not None:  # see torch._compile
-            plain.__dynamo_disable = plain
-    for kind in vars(torch.optim).values():
-        plain = getattr(vars(kind).get("step") if isinstance(kind, type) else None, "__wrapped__", None)
-        if plain is not None:  # see torch.optim.optimizer: nobody differentiates a step here
-            kind.step = torch.no_grad()(plain)
 
 
 def tf32_backends() -> list[Any]:

@@ -27,7 +27,7 @@ from torch import nn
 
 import sparsify
 from experiments.figures.benchmark.laws import HALF, LIMIT_S, PAST, SIZE, STEPS, files_of
-from experiments.worker.build import prepare_optimisers
+from experiments.training.task import prepare_optimisers
 from sparsify.comm import Comm, virtual
 from sparsify.methods import REGISTRY as METHODS
 

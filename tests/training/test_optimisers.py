@@ -1,4 +1,4 @@
-"""What a worker prepares before it builds its run."""
+"""What a process prepares before it makes an optimiser."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tests.conftest import fine, python
 
 LEAN = """
 import sys
-from experiments.worker.build import prepare_optimisers
-from tests.worker import test_build
+from experiments.training.task import prepare_optimisers
+from tests.training import test_optimisers
 prepare_optimisers()
-print(*test_build.trained(), "torch._dynamo" in sys.modules)
+print(*test_optimisers.trained(), "torch._dynamo" in sys.modules)
 """
 
 
