@@ -83,11 +83,19 @@ def _compare(found: Sequence[Cell], folder: Path, tier: str, base: Entered) -> i
         Table.of(
             "Two measurements",
             [
-                {"link": row.link, "cells": row.cells, "Kendall's tau": row.tau,
-                 "step ratios contain each other": 100 * row.contained, "same word": 100 * row.same_word}
+                {
+                    "link": row.link, "cells": row.cells, "Kendall's tau": row.tau,
+                    "times as soon contain each other": 100 * row.contained,
+                    "step ratios contain each other": 100 * row.steps_contained,
+                    "and of one distribution": 100 * row.repeated,
+                    "same word": 100 * row.same_word,
+                }
                 for row in rows
             ],
-            {"step ratios contain each other": "%", "same word": "%"},
+            dict.fromkeys(
+                ("times as soon contain each other", "step ratios contain each other",
+                 "and of one distribution", "same word"), "%"
+            ),
         )
     )  # fmt: skip
     return 0

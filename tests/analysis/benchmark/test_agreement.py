@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from analysis.benchmark.agreement import agreements, tau
+from analysis.benchmark.agreement import agreements, repeated, tau
 from analysis.benchmark.cells import Cell
-from analysis.stats import Value
+from analysis.stats import Value, student
 from tests.analysis.benchmark.cells import cell
 
 
@@ -23,7 +24,13 @@ def test_kendalls_tau_is_1_of_one_order_and_less_with_every_exchange() -> None:
 def test_a_measurement_agrees_with_itself() -> None:
     own = [cell(entry=name, minutes=Value(at, 0.9 * at, 1.1 * at)) for name, at in (("a", 1.0), ("b", 2.0))]
     (found,) = agreements(own, own)
-    assert (found.cells, found.tau, found.contained, found.same_word) == (2, 1, 1, 1)
+    assert (found.cells, found.tau, found.contained, found.steps_contained, found.same_word) == (
+        2,
+        1,
+        1,
+        1,
+        1,
+    )
 
 
 def test_cells_are_paired_and_those_of_one_measurement_alone_are_left_out() -> None:
@@ -34,7 +41,8 @@ def test_cells_are_paired_and_those_of_one_measurement_alone_are_left_out() -> N
     ]  # fmt: skip
     (found,) = agreements(first, second)
     assert found.cells == 1
-    assert found.contained == 0, "neither interval has the other's estimate"
+    assert found.steps_contained == 0, "neither interval has the other's estimate"
+    assert found.contained == 1, "that of the times as soon, which has seeds in it, has it"
     assert found.same_word == 0
 
 
@@ -45,3 +53,10 @@ def test_a_missed_target_is_last_in_both_orders() -> None:
     missed = replace(cell(entry="c"), minutes=None, word="misses the target")
     (found,) = agreements(cells(missed), cells(cell(entry="c", minutes=Value(9.0))))
     assert found.tau == 1
+
+
+def test_even_a_perfect_repetition_does_not_always_contain_the_other() -> None:
+    # For two launches there is a closed form of one of the two intervals: (2/pi) arctan(t / sqrt(2)).
+    assert 0.85 < repeated(2) < 2 / np.pi * np.arctan(student(1) / np.sqrt(2))
+    assert repeated(5) == pytest.approx(0.81, abs=0.005)
+    assert np.isnan(repeated(1))
