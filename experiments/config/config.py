@@ -113,12 +113,17 @@ class NamedVariant(Fields):
     config: Config  # as of a run of its own
 
     def as_dict(self) -> dict[str, Any]:
+        return self.beside(self.config)
+
+    def beside(self, first: Config) -> dict[str, Any]:
         """The name, and this variant's parts of MAY_DIFFER, without what records leave out."""
         parts: dict[str, Any] = {"name": self.name}
         recorded = self.config.as_dict()
         for dotted in MAY_DIFFER:
             above, _, name = dotted.rpartition(".")
             value = self.config.leaf(dotted)
+            if dotted in FROM_THE_FIRST and value == first.leaf(dotted):
+                continue
             if value is not None and (above or name in recorded):
                 (parts.setdefault(above, {}) if above else parts)[name] = value
         return parts
@@ -139,7 +144,10 @@ MAY_DIFFER = (
     "timing.mode",
     "train.validate",
     "task.momentum",
+    "task.optimiser",
+    "task.weight_decay",
 )
+FROM_THE_FIRST = MAY_DIFFER[-2:]  # recorded only of a variant that has another value than the first
 
 
 @dataclass(frozen=True)
@@ -203,8 +211,7 @@ class Config(Fields):
     recipe: Text = setting("none", "the file of conf/recipe")
 
     def as_dict(self) -> dict[str, Any]:
-        found = super().as_dict()
-        return {**found, "variants": found["variants"] or {}}
+        return {**super().as_dict(), "variants": [each.beside(self) for each in self.variants] or {}}
 
     def leaf(self, dotted: str) -> Any:
         return self.as_dict()["variants"] if dotted == "variants" else super().leaf(dotted)

@@ -256,4 +256,4 @@ def turn(entry: Entrant, tier: Tier, name: str, best: BestSettings) -> RunSettin
     own = {**own_settings(entry, name), **best.searched, **entry.timed}
     if tier.is_virtual:
         own.pop("overlap", None)
-    return {key: value for key, value in own.items() if not key.startswith("task.") or key == "task.momentum"}
+    return own

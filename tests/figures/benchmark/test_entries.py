@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from analysis.records.store import Store
+from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.run import Run
 from experiments.figures.benchmark import entries
@@ -25,6 +26,7 @@ from experiments.figures.benchmark.entries import (
     wholes,
 )
 from experiments.figures.benchmark.rules import rules
+from experiments.tasks import REGISTRY as TASKS
 from sparsify.methods import REGISTRY as METHODS
 
 LAPTOP = rules().tier("laptop")
@@ -76,6 +78,15 @@ def test_every_run_of_an_entry_is_one_that_can_be_made(name: str) -> None:
         for each in config.variants:
             every = each.config.method.arguments.get("every", 1)
             assert config.alternate.block_steps % every == 0, "whole rounds"
+            METHODS.build(each.config.method.name, each.config.method.arguments)
+            TASKS.build(each.config.task.name, each.config.task.arguments)
+        (training,) = [
+            other for other in trained
+            if (other.task.name, other.workers) == (config.task.name, config.workers)
+        ]  # fmt: skip
+        timed = Config.of(config.as_dict()).variants[1].config.task.arguments if name != BASELINE else {}
+        different = {key for key, value in timed.items() if training.task.arguments[key] != value}
+        assert different <= {"lr"}, "it is timed as it is trained, but for the rate"
 
 
 def test_an_entry_of_ones_own_fixes_settings_of_its_method_and_nothing_else() -> None:
