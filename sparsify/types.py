@@ -69,9 +69,14 @@ class SeenStep(NamedTuple):
     longest: int | None = None  # the largest number of elements that any worker chose itself, where known
 
     @property
+    def sizes(self) -> list[int]:
+        """Elements of each of its tensors."""
+        return [torch.Size(shape).numel() for shape in self.shapes]
+
+    @property
     def n(self) -> int:
         """Elements of the bucket."""
-        return sum(torch.Size(shape).numel() for shape in self.shapes)
+        return sum(self.sizes)
 
     @property
     def work(self) -> torch.dtype:

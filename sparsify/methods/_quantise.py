@@ -159,8 +159,8 @@ class Quantiser(Part, ABC):
 
     @abstractmethod
     def encode(self, acc: Tensor, work: Tensor, state: Any) -> Tensor:
-        """(n,) -> (bytes,) uint8, of a length that depends on n alone. `acc` is not to be written to; `work`
-        (n,) is a buffer.
+        """(n,) -> (bytes,) uint8, of a length that depends on sizes alone. `acc` is not to be written to;
+        `work` (n,) is a buffer.
         """
 
     @abstractmethod
@@ -168,8 +168,8 @@ class Quantiser(Part, ABC):
         """(bytes,) -> (n,), what `encode` wrote, into `out`."""
 
     @abstractmethod
-    def nbytes(self, n: int) -> int:
-        """Bytes of a message for n elements."""
+    def nbytes(self, sizes: Sequence[int]) -> int:
+        """Bytes of a message for tensors of so many elements."""
 
 
 class QuantisedState(NamedTuple):
@@ -247,7 +247,7 @@ class QuantisedAllGather(FeedbackMethod):
                 grad.copy_(total)
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
-        return exactly(cost.all_gather(self.quantise.nbytes(seen.n), seen.size))
+        return exactly(cost.all_gather(self.quantise.nbytes(seen.sizes), seen.size))
 
     def broken_laws(self) -> dict[str, str]:
         rounded = {DENSE_AT_DENSITY_1: "every element is rounded to a few bits"}

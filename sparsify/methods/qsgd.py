@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,5 +78,5 @@ class QSGD(Quantiser):
     def decode(self, message: Tensor, out: Tensor, state: Rounding) -> Tensor:
         return read_rounded(message, self.levels, out, state)
 
-    def nbytes(self, n: int) -> int:
-        return message_nbytes(n, self.block, self.bits)
+    def nbytes(self, sizes: Sequence[int]) -> int:
+        return message_nbytes(sum(sizes), self.block, self.bits)

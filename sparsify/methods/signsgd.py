@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -54,5 +55,5 @@ class Sign(Quantiser):
         read_signs(message, out, state)
         return out
 
-    def nbytes(self, n: int) -> int:
-        return message_nbytes(n, 0, 1)
+    def nbytes(self, sizes: Sequence[int]) -> int:
+        return message_nbytes(sum(sizes), 0, 1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,5 +81,5 @@ class Powers(Quantiser):
         both = torch.tensor([*levels, *(-level for level in levels)], dtype=out.dtype, device=out.device)
         return torch.index_select(both * scale.to(out.dtype), 0, state.codes.int(), out=out)
 
-    def nbytes(self, n: int) -> int:
-        return message_nbytes(n, max(1, n), BITS)
+    def nbytes(self, sizes: Sequence[int]) -> int:
+        return message_nbytes(sum(sizes), max(1, sum(sizes)), BITS)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -80,5 +81,5 @@ class TernGrad(Quantiser):
     def decode(self, message: Tensor, out: Tensor, state: Rounding) -> Tensor:
         return read_rounded(message, 1, out, state)
 
-    def nbytes(self, n: int) -> int:
-        return message_nbytes(n, n, BITS)
+    def nbytes(self, sizes: Sequence[int]) -> int:
+        return message_nbytes(sum(sizes), sum(sizes), BITS)
