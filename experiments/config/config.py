@@ -144,10 +144,11 @@ MAY_DIFFER = (
     "timing.mode",
     "train.validate",
     "task.momentum",
+    "task.lr",
     "task.optimiser",
     "task.weight_decay",
 )
-FROM_THE_FIRST = MAY_DIFFER[-2:]  # recorded only of a variant that has another value than the first
+FROM_THE_FIRST = MAY_DIFFER[-3:]  # recorded only of a variant that has another value than the first
 
 
 @dataclass(frozen=True)

@@ -250,10 +250,8 @@ def launches(
 
 
 def turn(entry: Entrant, tier: Tier, name: str, best: BestSettings) -> RunSettings:
-    """In what an entry differs from the others; rates don't matter to times, and all take the task's. Virtual
-    workers of one GPU overlap nothing.
-    """
-    own = {**own_settings(entry, name), **best.searched, **entry.timed}
+    """In what an entry differs from the others. Virtual workers of one GPU overlap nothing."""
+    own = {**own_settings(entry, name), **best.searched, "task.lr": best.lr, **entry.timed}
     if tier.is_virtual:
         own.pop("overlap", None)
     return own
