@@ -35,24 +35,25 @@ SCALE = torch.float32  # what scales travel as
 
 @dataclass
 class PackedCodes:
-    """n codes of `bits` bits each behind one fp32 scale for every block of elements. Its buffers are
-    allocated once: packed codes, and a byte for each of n codes unpacked.
+    """n codes of `bits` bits each behind fp32 scales, one for every block of elements or as many as asked.
+    Its buffers are allocated once: packed codes, and a byte for each of n codes unpacked.
     """
 
     n: int = field(metadata={"saved": False})
-    block: int = field(metadata={"saved": False})  # elements that share a scale; 0: there are no scales
+    block: int = field(metadata={"saved": False})  # elements that share a scale; 0: there are no blocks
+    scales: int = field(metadata={"saved": False})
     bits: int = field(metadata={"saved": False})  # 1, 2, 4 or 8
     buffer: Tensor = field(metadata={"saved": False})  # (bytes,) uint8
     lanes: Tensor = field(metadata={"saved": False})  # (8 / bits, bytes of codes) uint8: the codes unpacked
 
     @classmethod
-    def like(cls, like: Tensor, block: int, bits: int) -> PackedCodes:
+    def like(cls, like: Tensor, block: int, bits: int, scales: int | None = None) -> PackedCodes:
         n, in_a_byte = like.numel(), 8 // bits
         packed = -(-n // in_a_byte)
-        scales = SCALE.itemsize * num_blocks(n, block)
-        buffer = torch.zeros(scales + packed, dtype=torch.uint8, device=like.device)
+        scales = num_blocks(n, block) if scales is None else scales
+        buffer = torch.zeros(SCALE.itemsize * scales + packed, dtype=torch.uint8, device=like.device)
         lanes = torch.zeros(in_a_byte, packed, dtype=torch.uint8, device=like.device)
-        return cls(n, block, bits, buffer, lanes)
+        return cls(n, block, scales, bits, buffer, lanes)
 
     @property
     def codes(self) -> Tensor:
@@ -74,8 +75,7 @@ class PackedCodes:
         return scales
 
     def _fields(self, message: Tensor) -> list[Tensor]:
-        scales = SCALE, num_blocks(self.n, self.block)
-        return split(message, scales, (torch.uint8, self.lanes.shape[1]))
+        return split(message, (SCALE, self.scales), (torch.uint8, self.lanes.shape[1]))
 
 
 def message_nbytes(n: int, block: int, bits: int) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparsify import feedback as feedbacks
 from sparsify.methods._quantise import (
+    SCALE,
     PackedCodes,
     QuantisedAllGather,
     Quantiser,
@@ -46,12 +47,8 @@ def efsignsgd(
 class Signs:
     """The state of `ScaledSign`."""
 
-    of_tensors: list[PackedCodes] = field(metadata={"saved": False})
-
-    def split(self, whole: Tensor) -> tuple[Tensor, ...]:
-        """(n,) -> a view of each tensor."""
-        found: tuple[Tensor, ...] = whole.split([codes.n for codes in self.of_tensors])
-        return found
+    message: PackedCodes
+    sizes: list[int] = field(metadata={"saved": False})  # of the tensors
 
 
 @dataclass(frozen=True)
@@ -59,22 +56,20 @@ class ScaledSign(Quantiser):
     """C(p) = |p|_1 / d sign(p), of each tensor."""
 
     def init(self, like: Tensor, context: BucketContext) -> Signs:
-        tensors = like.split(context.sizes or [like.numel()])
-        return Signs([PackedCodes.like(tensor, block=tensor.numel(), bits=1) for tensor in tensors])
+        sizes = context.sizes or [like.numel()]
+        return Signs(PackedCodes.like(like, block=0, bits=1, scales=len(sizes)), sizes)
 
     def encode(self, acc: Tensor, work: Tensor, state: Signs) -> Tensor:
-        messages = list[Tensor]()
-        for p, codes in zip(state.split(acc), state.of_tensors, strict=True):
-            scale = torch.linalg.vector_norm(p, 1) / p.numel()
-            messages.append(write_signs(p, scale.view(1), codes))
-        return torch.cat(messages)
+        norms = torch._foreach_norm(acc.split(state.sizes), 1)
+        scales = torch.stack([norm / d for norm, d in zip(norms, state.sizes, strict=True)])
+        return write_signs(acc, scales, state.message)
 
     def decode(self, message: Tensor, out: Tensor, state: Signs) -> Tensor:
-        messages = message.split([len(codes.buffer) for codes in state.of_tensors])
-        for into, written, codes in zip(state.split(out), messages, state.of_tensors, strict=True):
-            scale = read_signs(written, into, codes)  # as it travelled: the residual is what the others miss
-            into.mul_(scale.to(into.dtype))
+        scales = read_signs(
+            message, out, state.message
+        )  # as they travelled: the residual is what others miss
+        torch._foreach_mul_(out.split(state.sizes), scales.to(out.dtype).unbind())
         return out
 
     def nbytes(self, sizes: Sequence[int]) -> int:
-        return sum(message_nbytes(d, d, 1) for d in sizes)
+        return message_nbytes(sum(sizes), 0, 1) + SCALE.itemsize * len(sizes)
