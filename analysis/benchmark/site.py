@@ -183,7 +183,8 @@ class _Pages:
         said = each.statement
         own = [cell for cell in self.content.cells if cell.entry == said.name]
         facts = {name: _facts(each, name) for name in said.tasks}
-        self.page("entry", f"entry-{said.name}", said=said, cells=_sorted(own), facts=facts,
+        tried = {name: _tried(each, name) for name in said.tasks}
+        self.page("entry", f"entry-{said.name}", said=said, cells=_sorted(own), facts=facts, tried=tried,
                   claimed=self.content.claimed.get(said.name, ()))  # fmt: skip
 
 
@@ -208,6 +209,15 @@ def _facts(each: Entered, task: str) -> dict[str, float | None]:
         "waits": mean(epochs[epochs["key"].isin(keys)], "host_syncs"),
         "memory_mib": _times(1024, mean(timed, "memory.host_gib")),
     }
+
+
+def _tried(each: Entered, task: str) -> str:
+    """The range of the learning rates that were tried, and whether the best one lies at an end of it."""
+    own, runs = each.statement.tasks[task], each.frames.runs
+    rates = runs.loc[runs["key"].isin([trial.key for trial in own.trials]), "task.lr"].astype(float)
+    ends = {float(rates.min()): "lowest", float(rates.max()): "highest"}
+    at_end = f"; it is the {ends[own.lr]} of them" if own.lr in ends else ""
+    return f"{number(rates.min())} to {number(rates.max())}{at_end}"
 
 
 def _times(unit: float, value: float | None) -> float | None:

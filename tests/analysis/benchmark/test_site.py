@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from analysis.benchmark import site
 from analysis.benchmark.cells import WORDS, Cell, Word, table_of
 from analysis.benchmark.files import Entered
-from analysis.benchmark.statement import EntryStatement, LawFound, OnTask
+from analysis.benchmark.statement import EntryStatement, LawFound, OnTask, TriedOut
 from analysis.records.frames import empty
 from analysis.stats import Value
 from tests.analysis.benchmark.cells import cell
@@ -20,16 +21,18 @@ from tests.analysis.benchmark.cells import cell
 EVIL = "<script>alert(1)</script>"
 
 
-def entered(name: str, about: str = "What it does.") -> Entered:
-    task = OnTask("a task", [], 0.1, {"method.decay": 0.9}, {4: []}, {4: {}}, {4: {}})
+def entered(name: str, about: str = "What it does.", lr: float = 0.1) -> Entered:
+    trials = [TriedOut(rate, {}, f"at {rate}") for rate in (1.0, 0.5, 2.0)]
+    task = OnTask("a task", trials, lr, {"method.decay": 0.9}, {4: []}, {4: {}}, {4: {}})
     said = EntryStatement(
         1, "", "laptop", name, about, "topk", {"method": "topk", "method.density": 0.01}, {}, {}, {}, [],
         [LawFound("all state is saved", True), LawFound("nothing is lost", False, "a reason")], "",
         {"gpt-ptb": task},
     )  # fmt: skip
     frames = empty()
-    columns = {name: frames.runs.get(name, "") for name in ("train.validate", "cluster.where", "variant")}
-    return Entered(said, frames._replace(runs=frames.runs.assign(**columns)), Path(f"{name}.entry"))
+    runs = pd.DataFrame({"key": [trial.key for trial in trials], "task.lr": [0.1, 0.05, 0.2]})
+    columns = dict.fromkeys(("train.validate", "cluster.where", "variant"), "")
+    return Entered(said, frames._replace(runs=runs.assign(**columns)), Path(f"{name}.entry"))
 
 
 def content(cells: Sequence[Cell], names: Sequence[str] = ("dense", "topk")) -> site.Content:
@@ -76,6 +79,12 @@ def test_pages_are_read_without_scripts_and_lists_show_every_word(tmp_path: Path
     known = (folder / "words.html").read_text()
     for word in WORDS:
         assert f"<dt>{word}</dt>" in known, f"{word} is explained"
+
+
+@pytest.mark.parametrize(("lr", "told"), [(0.1, "0.05 to 0.2<"), (0.2, "0.2; it is the highest of them<")])
+def test_a_best_rate_at_the_end_of_those_tried_is_told(tmp_path: Path, lr: float, told: str) -> None:
+    shown = content([DENSE])._replace(entered=[entered("dense", lr=lr)])
+    assert told in (site.write(tmp_path / "site", shown).parent / "entry-dense.html").read_text()
 
 
 def test_texts_are_escaped(tmp_path: Path) -> None:
