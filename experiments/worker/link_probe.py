@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,12 +39,13 @@ class Effort(NamedTuple):
     sizes: tuple[int, ...]  # of collectives, bytes of one of P parts
     rounds: int  # of them, after a first one in which memory is mapped
     small: int  # so many of the sizes are tried beside computing as well
+    direct: bool = False  # try as well what is sent to everybody at once
 
 
 # From 1 MiB on, gloo's two directions of a connection may take turns.
 NEAR = Effort(20, 5, (2**9, 2**13, 2**16, 2**18, 2**19), 11, small=2)
 # Waiting for cores is nothing beside a long way.
-FAR = Effort(5, 3, (2**9, 2**17, 2**19), 2, small=0)
+FAR = Effort(3, 2, (2**9, 2**17, 2**19), 2, small=0, direct=True)
 
 
 class ProbedLink(NamedTuple):
@@ -53,10 +56,11 @@ class ProbedLink(NamedTuple):
     together_gbit_s: float  # of the slowest, with all nodes sending to the next and receiving at once
     asked_latency_s: float
     latency_s: float  # half of a round trip of a few bytes between two workers, the largest of all pairs
-    kinds: dict[str, tuple[float, float]]  # of each collective: alpha and beta, fitted to a few sizes
-    computing_s: float  # that an exchange takes longer where workers compute before and after it
-    direct: dict[str, tuple[float, float]]  # of each that is sent to everybody at once, where a way is long
-    direct_bytes: dict[str, float]  # up to which that was quicker, of those tried
+    # As in `Calibrated`.
+    kinds: dict[str, tuple[float, float]]
+    computing_s: float
+    direct: dict[str, tuple[float, float]]
+    direct_bytes: dict[str, float]
 
     @property
     def gbit_s(self) -> float:
@@ -85,41 +89,14 @@ def probe(comm: Comm, link: NamedLink, per_node: int) -> ProbedLink:
     ]
     pairs = [_fastest(comm, partial(there_and_back, comm, many, few, pair), effort.repeats) for pair in ring]
     together = _fastest(comm, partial(comm.permute, many, ring), effort.repeats)
-    kinds, computing_s = calibrated(comm, ring[0], effort)
-    direct, direct_bytes = compared(comm, ring[0], effort) if effort is FAR else ({}, {})
     return ProbedLink(
         asked_gbit_s=gbit_s(1.0, beta_s_per_byte),
         pairs_gbit_s=[gbit_s(size, seconds - way) for seconds, way in zip(pairs, ping_pong, strict=True)],
         together_gbit_s=gbit_s(size, together - max(ping_pong)),
         asked_latency_s=link.alpha_s,
         latency_s=max(ping_pong) / 2,
-        kinds=kinds,
-        computing_s=computing_s,
-        direct=direct,
-        direct_bytes=direct_bytes,
+        **vars(calibrated(comm, ring[0], effort)),
     )
-
-
-def compared(
-    comm: Comm, pair: tuple[int, int], effort: Effort
-) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
-    """Of each collective that may be sent to everybody at once (`sparsify.comm.direct`) alpha and beta, and
-    the bytes up to which that was quicker than the backend's own at every size tried; of two workers, where
-    it is never slower, the largest that was tried. Where many bytes come to a worker from all others at
-    once, queues overflow. Collective.
-    """
-    at_once, found, most = DirectComm(comm), dict[str, tuple[float, float]](), dict[str, float]()
-    for kind in KINDS:
-        cases = [ProbeCase.of(of, kind, size, pair) for size in effort.sizes for of in (comm, at_once)]
-        seconds = _measured(comm, cases, effort.rounds, passes=0)
-        slower = (seconds[1::2] >= seconds[::2]) & (comm.size > 2)
-        tried = int(np.argmax(slower)) if slower.any() else len(slower)  # the first so many are quicker
-        if not tried:
-            continue
-        own = [case.cost for case in cases[1::2][:tried]]
-        found[kind] = fitted(own, seconds[1::2][:tried])
-        most[kind] = float(cases[2 * tried - 1].nbytes)
-    return found, most
 
 
 def there_and_back(comm: Comm, data: Tensor, answer: Tensor, pair: tuple[int, int]) -> None:
@@ -142,27 +119,51 @@ def _fastest(comm: Comm, transfer: Callable[[], object], rounds: int) -> float:
     return fastest
 
 
-def calibrated(
-    comm: Comm, pair: tuple[int, int], effort: Effort = NEAR
-) -> tuple[dict[str, tuple[float, float]], float]:
-    """Alpha and beta of each kind of collective, with all that workers on this machine's cores wait for each
-    other; and how many seconds an exchange takes longer where the workers compute before and after it, as in
-    a training: who has left it takes a core from those who still receive.
+@dataclass(frozen=True)
+class Calibrated:
+    """What collectives take; the same on all workers."""
+
+    kinds: dict[str, tuple[float, float]]  # of each: alpha and beta, fitted to a few sizes
+    computing_s: float = 0.0  # that an exchange takes longer where workers compute before and after it
+    # Of each that is sent to everybody at once, where a way is long, and the bytes up to which that was
+    # quicker, of those tried.
+    direct: dict[str, tuple[float, float]] = field(default_factory=dict)
+    direct_bytes: dict[str, float] = field(default_factory=dict)
+
+
+def calibrated(comm: Comm, pair: tuple[int, int], effort: Effort = NEAR) -> Calibrated:
+    """Each kind of collective, with all that workers on this machine's cores wait for each other; who has
+    left one to compute takes a core from those who still receive. Of those that may be sent to everybody at
+    once (`sparsify.comm.direct`) also that, and the bytes up to which it was quicker than the backend's own
+    at every size tried; of two workers, where it is never slower, the largest that was tried. Where many
+    bytes come to a worker from all others at once, queues overflow. Collective.
 
     Kinds and sizes are mixed: what one leaves behind in TCP's windows meets another.
 
     Args:
         pair: from whom to whom a permutation goes.
     """
-    cases = [ProbeCase.of(comm, kind, size, pair) for kind in TEXTBOOK for size in effort.sizes]
-    seconds = _measured(comm, cases, effort.rounds, passes=0)
-    of_kinds = {kind: [at for at, case in enumerate(cases) if case.kind == kind] for kind in TEXTBOOK}
-    found = {kind: fitted([cases[at].cost for at in own], seconds[own]) for kind, own in of_kinds.items()}
-    small = [at for at, case in enumerate(cases) if case.size in effort.sizes[: effort.small]]
-    if not small:
-        return found, 0.0
-    longer = _measured(comm, [cases[at] for at in small], effort.rounds, PASSES) - seconds[small]
-    return found, max(0.0, float(np.median(longer)))
+    at_once = KINDS if effort.direct else ()
+    ways = [*((comm, kind) for kind in TEXTBOOK), *((DirectComm(comm), kind) for kind in at_once)]
+    cases = [[ProbeCase.of(of, kind, size, pair) for size in effort.sizes] for of, kind in ways]
+    seconds = np.split(_measured(comm, [*chain(*cases)], effort.rounds, passes=0), len(ways))
+    own = dict(zip(TEXTBOOK, seconds, strict=False))
+    found = Calibrated({kind: _fitted(those, own[kind]) for kind, those in zip(own, cases, strict=False)})
+    for kind, those, taken in zip(at_once, cases[len(own) :], seconds[len(own) :], strict=True):
+        slower = (taken >= own[kind]) & (comm.size > 2)
+        tried = int(np.argmax(slower)) if slower.any() else len(slower)  # the first so many are quicker
+        if tried:
+            found.direct[kind] = _fitted(those[:tried], taken[:tried])
+            found.direct_bytes[kind] = float(those[tried - 1].nbytes)
+    if not effort.small:
+        return found
+    beside = _measured(comm, [case for each in cases for case in each[: effort.small]], effort.rounds, PASSES)
+    longer = beside - np.concatenate([taken[: effort.small] for taken in seconds])
+    return replace(found, computing_s=max(0.0, float(np.median(longer))))
+
+
+def _fitted(cases: Sequence[ProbeCase], seconds: np.ndarray) -> tuple[float, float]:
+    return fitted([case.cost for case in cases], seconds)
 
 
 def _measured(comm: Comm, cases: Sequence[ProbeCase], rounds: int, passes: int) -> np.ndarray:

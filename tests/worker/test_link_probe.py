@@ -16,7 +16,8 @@ from experiments.worker.link_probe import Meter, ProbedLink, mismatches
 from slurm.emulated import counters
 from slurm.emulated.counters import Counters
 from sparsify.comm import virtual
-from sparsify.comm.direct import DirectComm
+from sparsify.comm.direct import KINDS, DirectComm
+from sparsify.cost import TEXTBOOK
 
 LINK = {"name": "ethernet_1g", "alpha_s": 5e-5, "beta_s_per_byte": 8e-9}
 FOUND = ProbedLink(
@@ -104,6 +105,11 @@ def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same() -> None:
     assert {route for route in routes if len(route) > 1} == {ring}
 
 
+def of_ways(own: list[float], direct: list[float]) -> Any:
+    """Seconds of all cases: of the backend's own collectives, and of those that are sent directly."""
+    return np.array(own * len(TEXTBOOK) + direct * len(KINDS), dtype=float)
+
+
 @pytest.mark.parametrize(
     ("seconds", "most"),
     [
@@ -115,11 +121,12 @@ def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same() -> None:
 def test_a_collective_is_sent_directly_up_to_where_that_was_quicker_at_every_size(
     monkeypatch: pytest.MonkeyPatch, seconds: list[float], most: float | None
 ) -> None:
-    monkeypatch.setattr(link_probe, "_measured", lambda *_, **__: np.array(seconds, dtype=float))
-    effort = link_probe.Effort(1, 1, (40, 400, 4000), 1, small=0)
+    monkeypatch.setattr(link_probe, "_measured", lambda *_, **__: of_ways(seconds[::2], seconds[1::2]))
+    effort = link_probe.Effort(1, 1, (40, 400, 4000), 1, small=0, direct=True)
 
     def body(comm: virtual.VirtualComm) -> Any:
-        return link_probe.compared(comm, (0, 1), effort)
+        found = link_probe.calibrated(comm, (0, 1), effort)
+        return found.direct, found.direct_bytes
 
     for fits, found in virtual.run(3, body):
         assert fits.keys() == found.keys() == ({"all_reduce", "all_gather"} if most else set())
@@ -129,11 +136,11 @@ def test_a_collective_is_sent_directly_up_to_where_that_was_quicker_at_every_siz
 
 def test_two_workers_always_swap(monkeypatch: pytest.MonkeyPatch) -> None:
     """All sizes are fitted, also where noise had the backend's own a little quicker."""
-    monkeypatch.setattr(link_probe, "_measured", lambda *_, **__: np.array([1, 2, 2, 1], dtype=float))
-    effort = link_probe.Effort(1, 1, (40, 4000), 1, small=0)
-    for fits, found in virtual.run(2, lambda comm: link_probe.compared(comm, (0, 1), effort)):
-        assert fits.keys() == {"all_reduce", "all_gather"}
-        assert found == {"all_reduce": 2 * 4000, "all_gather": 4000}
+    monkeypatch.setattr(link_probe, "_measured", lambda *_, **__: of_ways([1, 2], [2, 1]))
+    effort = link_probe.Effort(1, 1, (40, 4000), 1, small=0, direct=True)
+    for found in virtual.run(2, lambda comm: link_probe.calibrated(comm, (0, 1), effort)):
+        assert found.direct.keys() == {"all_reduce", "all_gather"}
+        assert found.direct_bytes == {"all_reduce": 2 * 4000, "all_gather": 4000}
 
 
 def test_the_word_collectives_decides_how_they_travel() -> None:
