@@ -84,11 +84,11 @@ def probe(comm: Comm, link: NamedLink, per_node: int) -> ProbedLink:
     size = round(min(max(max(TRANSFER_S, WAYS * link.alpha_s) / beta_s_per_byte, LEAST_BYTES), MOST_BYTES))
     few, many = torch.zeros(1), torch.zeros(size // 4)
     comm.permute(many, ring)  # connections are made, and TCP's windows opened
-    ping_pong = [
-        _fastest(comm, partial(there_and_back, comm, few, few, pair), effort.round_trips) for pair in ring
-    ]
-    pairs = [_fastest(comm, partial(there_and_back, comm, many, few, pair), effort.repeats) for pair in ring]
-    together = _fastest(comm, partial(comm.permute, many, ring), effort.repeats)
+    ping_pong, pairs = (
+        _fastest(comm, [partial(there_and_back, comm, data, few, pair) for pair in ring], rounds)
+        for data, rounds in ((few, effort.round_trips), (many, effort.repeats))
+    )
+    together = min(_fastest(comm, [partial(comm.permute, many, ring)] * effort.repeats, rounds=1))
     return ProbedLink(
         asked_gbit_s=gbit_s(1.0, beta_s_per_byte),
         pairs_gbit_s=[gbit_s(size, seconds - way) for seconds, way in zip(pairs, ping_pong, strict=True)],
@@ -105,17 +105,20 @@ def there_and_back(comm: Comm, data: Tensor, answer: Tensor, pair: tuple[int, in
     comm.permute(answer, [pair[::-1]])
 
 
-def _fastest(comm: Comm, transfer: Callable[[], object], rounds: int) -> float:
-    """Seconds of a transfer that all workers begin together, until the last one has ended it. What else the
-    machine does can only make it slower: the fastest of several is the link's.
+def _fastest(comm: Comm, transfers: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Seconds of each transfer, which all workers begin together, until the last one has ended it. What else
+    the machine does can only make it slower: the fastest of several rounds is the link's.
     """
-    taken = []
-    for _ in range(rounds):
+    taken = list[list[float]]()
+    for transfer in transfers:
         comm.barrier()
-        began = time.perf_counter()
-        transfer()
-        taken.append(time.perf_counter() - began)
-    fastest: float = min(map(max, zip(*gather_json(comm, taken, CPU), strict=True)))
+        ends = [time.perf_counter()]
+        for _ in range(rounds):
+            transfer()
+            ends.append(time.perf_counter())
+        taken.append(np.diff(ends).tolist())
+    everybody = np.array(gather_json(comm, taken, CPU))  # (workers, transfers, rounds)
+    fastest: list[float] = everybody.max(axis=0).min(axis=-1).tolist()
     return fastest
 
 
@@ -184,8 +187,8 @@ def _measured(comm: Comm, cases: Sequence[ProbeCase], rounds: int, passes: int) 
             began = time.perf_counter()
             cases[at].do()
             took[at].append((began, time.perf_counter()))
-    everybody = np.array([gather_json(comm, mine, CPU) for mine in took])  # (cases, workers, rounds, 2)
-    began, ended = np.moveaxis(everybody[:, :, 1:].max(axis=1), -1, 0)
+    everybody = np.array(gather_json(comm, took, CPU))  # (workers, cases, rounds, 2)
+    began, ended = np.moveaxis(everybody[:, :, 1:].max(axis=0), -1, 0)
     medians: np.ndarray = np.median(ended - began, axis=1)
     return medians
 
