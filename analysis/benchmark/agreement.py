@@ -20,8 +20,8 @@ class MeasuredTwice(NamedTuple):
     link: str
     cells: int  # that both have timed
     tau: float  # Kendall's, the mean over tasks and numbers of workers
-    # Shares of the cells that reach the target:
-    contained: float  # each interval of the times as soon has the other's estimate
+    # Shares of cells:
+    contained: float  # each interval of the times as soon has the other's estimate, where targets are reached
     steps_contained: float  # the same of the step's ratio, in which no training has a part
     repeated: float  # the same, were both drawn from one normal distribution
     same_word: float
