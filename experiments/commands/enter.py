@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
@@ -12,7 +12,8 @@ import pandas as pd
 from analysis.benchmark.cells import BASELINE, Cell, cells
 from analysis.benchmark.files import Entered, read
 from analysis.pictures.numbers import brief, counted, with_interval
-from analysis.records.configs import run_id
+from analysis.records.configs import run_id, run_key
+from analysis.records.frames import Frames, empty
 from experiments.commands._durations import Machine, Took
 from experiments.commands._listing import every_run
 from experiments.commands._make import say, told
@@ -36,6 +37,7 @@ from experiments.figures.benchmark.entering import (
     timed,
 )
 from experiments.figures.benchmark.entries import BestSettings, Entrant, entry, shipped
+from experiments.figures.benchmark.held import held as held_runs
 from experiments.figures.benchmark.laws import FOLDER, Law, check_laws, files_of
 from experiments.figures.benchmark.rules import AT, rules
 from experiments.launch.backends import carry_out
@@ -53,19 +55,23 @@ def enter(
     *,
     plan: bool = False,
     laws: bool = False,
+    train: bool = False,
     since: str | None = None,
     check: str | None = None,
     draw: int | None = None,
 ) -> int:
     """Enter a method into the benchmark with rules: laws, tuning, trainings, times, and a file to send.
 
-    It goes on where it was stopped. docs/benchmark.md has the rules.
+    It goes on where it was stopped, and from what entries' files hold: trainings of all files, times of
+    results/entries alone. docs/benchmark.md has the rules.
 
     Args:
         words: entries, or a method of yours, with what of it stays fixed: mymethod method.density=0.01; a
             name of its own with method=NAME. profile=laptop is the tier. None: all of the repository's.
         plan: say what it would take, and do nothing.
         laws: check the laws, and no more.
+        train: measure no times, for which this machine must do nothing else: tune, train, and write the file
+            with the times that there are. A later call goes on.
         since: measure again times that were begun before this date (2026-11-28), as on another day. Trainings
             would come out the same to the bit.
         check: an entry's file that somebody else made: digests, rules, laws, and one of its trainings again.
@@ -79,7 +85,8 @@ def enter(
     if draw is not None:
         raise ValueError("--draw is for --check FILE")
     tier, entered = _asked(words)
-    own = {each.name: Entering(each, tier, folders) for each in entered}
+    held = empty() if laws else held_runs(folders, tier)
+    own = {each.name: Entering(each, tier, folders, held) for each in entered}
     if plan:
         for line in _plan([*own.values()], folders):
             print(line)
@@ -91,7 +98,7 @@ def enter(
     first, begun = _first(own, tier, folders), _date(since)
     found = {each.entry.name: _laws(each.entry, folders) for each in own.values()}
     try:
-        return _made(own, first, found, Stages(folders, begun))
+        return _made(own, first, found, Stages(folders, begun, held), train)
     except Unfair as unfair:
         raise ValueError(str(unfair)) from unfair
 
@@ -157,14 +164,19 @@ def _laws(each: Entrant, folders: Folders) -> list[Law]:
 
 
 def _made(
-    own: Mapping[str, Entering], first: Entered | None, found: Mapping[str, list[Law]], stages: Stages
+    own: Mapping[str, Entering],
+    first: Entered | None,
+    found: Mapping[str, list[Law]],
+    stages: Stages,
+    train: bool,
 ) -> int:
-    """All stages, and what they came to."""
+    """All stages, and what they came to; `train`: without times, but those that there are."""
     for each in own.values():
         if each.name != "smoke":  # which is for trying, and is not shown
             each.check_trials()
     folders = stages.folders
-    _check_links(own)
+    if not train:
+        _check_links(own)
     stages.carry_out("trials", [config for each in own.values() for config in each.tuning()])
     chosen = {name: each.chosen() for name, each in own.items()}
     for name, of_tasks in chosen.items():
@@ -182,13 +194,15 @@ def _made(
             name: BestSettings(task.lr, dict(task.searched)) for name, task in first.statement.tasks.items()
         }
     launched = timed(turns, chosen) if len(turns) > 1 else []
-    stages.carry_out("launches", launched, in_real_time=True)
     whole = {name: [*each.whole(chosen[name]).values()] for name, each in own.items()}
     every_whole = [one for configs in whole.values() for one in configs]
-    stages.carry_out("whole trainings in real time", every_whole, in_real_time=True)
+    if not train:
+        stages.carry_out("launches", launched, in_real_time=True)
+        stages.carry_out("whole trainings in real time", every_whole, in_real_time=True)
     for name, each in own.items():
-        said = statement(each, chosen[name], launched, found[name])
-        print(pack(each, said, [*each.tuning(), *trained[name], *launched, *whole[name]]))
+        in_real_time = [config for config in (*launched, *whole[name]) if stages.is_made(config)]
+        said = statement(each, chosen[name], in_real_time, found[name])
+        print(pack(each, said, [*each.tuning(), *trained[name], *in_real_time]))
     _show([read(file_of(folders, each.name, name)) for name, each in own.items()], first)
     return 0
 
@@ -215,21 +229,34 @@ class Stages:
 
     Args:
         since: a date; what is in real time and was begun before is made again.
+        held: records of entries' files.
     """
 
     folders: Folders
     since: str | None = None
+    held: Frames = field(default_factory=empty)
 
     def carry_out(self, what: str, configs: Sequence[Config], in_real_time: bool = False) -> None:
         """Make what is missing of a stage."""
         if not configs:
             return
         planned, since = plan_runs(configs, say), self.since if in_real_time else None
-        todo = missing(planned, self.folders, say)
+        todo = [run for run in missing(planned, self.folders, say) if not self._is_held(run.config, since)]
         todo += [run for run in planned if run not in todo and self._is_stale(run.config, since)]
         say(f"{what}: {len(planned)}, {len(todo)} to make")
         with told():
             carry_out(todo, self.folders, f"enter-{what.partition(' ')[0]}", ["enter"], force=True)
+
+    def is_made(self, config: Config) -> bool:
+        """Tell whether there is a record of it."""
+        return self.folders.store.valid(config) is not None or self._is_held(config, None)
+
+    def _is_held(self, config: Config, since: str | None) -> bool:
+        """Tell whether an entry's file has it, begun on this date or later."""
+        key = run_key(config)
+        wanted = {f"{key}/{each.name}" for each in config.variants} or {key}
+        rows = self.held.runs[self.held.runs["key"].isin(wanted)]
+        return len(rows) == len(wanted) and (since is None or bool((rows["started"] >= since).all()))
 
     def _is_stale(self, config: Config, since: str | None) -> bool:
         """Tell whether a run was begun before a date, or with other files of its methods."""

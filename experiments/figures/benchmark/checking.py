@@ -71,7 +71,7 @@ def check(path: Path, folders: Folders, draw: int | None, carry_out: CarryOut) -
     for part in (_of_rules, _of_tuning, _of_bytes, _of_laws):
         try:
             lines = [*part(entered, folders)]
-        except (KeyError, IndexError, TypeError, AttributeError) as error:  # of what a file may say
+        except (LookupError, TypeError, AttributeError, ValueError) as error:  # of what a file may say
             lines = [Line(f"it is damaged: {type(error).__name__}: {error}", True)]
         yield from lines
         if any(line.is_fault for line in lines):
@@ -104,23 +104,24 @@ def _of_rules(entered: Entered, folders: Folders) -> Iterator[Line]:
         return
     chosen = {name: BestSettings(task.lr, dict(task.searched)) for name, task in said.tasks.items()}
     entering = Entering(own, said.tier, folders)
-    expected = statement(entering, chosen, [], [])
+    expected = statement(entering, chosen, [*entering.whole(chosen).values()], [])
     for name, task in said.tasks.items():
         wanted = expected.tasks[name]
-        stated, asked = (
-            [_plain(each) for each in (of.trials, of.trainings, of.whole)] for of in (task, wanted)
-        )
+        stated, asked = ([_plain(each) for each in (of.trials, of.trainings)] for of in (task, wanted))
         if stated != asked:
             yield Line(f"{name}: its trials or trainings are not those that the rules ask for", True)
             return
         if why := _launches(task, tier, own.name == BASELINE):
             yield Line(f"{name}: {why}", True)
             return
+        if _plain(task.whole) != _plain(wanted.whole):
+            yield Line(f"{name}: its trainings in real time are not those that the rules ask for", True)
+            return
     rows, keys = frames.runs.set_index("key"), {*keys_of(said)}
     if rows.index.has_duplicates or {*rows.index} != keys:
         yield Line("its tables hold other runs than its statement", True)
         return
-    turns = dict(_turns(own, tier, said, chosen))
+    turns = dict(_turns(own, tier, said, chosen, rows))
     wrong = [key for key, row in rows.iterrows() if not _is_as_said(str(key), row, turns)]
     if wrong:
         yield Line(
@@ -173,9 +174,9 @@ def _launches(task: OnTask, tier: Tier, is_baseline: bool) -> str:
                 continue  # entered by itself, before others took turns with it
             groups, theirs = ([key.partition("/")[0] for key in each] for each in (keys, beside[link]))
             if len({*groups}) != wanted or groups != theirs:
-                count = len({*groups})
                 return (
-                    f"over {link} it has {count} launches with the baseline, and the rules ask for {wanted}"
+                    f"over {link} it has {len({*groups})} launches with the baseline, and the rules ask for "
+                    f"{wanted}: `enter` measures them"
                 )
     return ""
 
@@ -185,16 +186,20 @@ def _digest_of(rows: pd.DataFrame) -> set[str]:
 
 
 def _turns(
-    own: Entrant, tier: Tier, said: EntryStatement, chosen: Mapping[str, BestSettings]
+    own: Entrant, tier: Tier, said: EntryStatement, chosen: Mapping[str, BestSettings], rows: pd.DataFrame
 ) -> Iterator[tuple[str, Config]]:
-    """The key of each turn in a launch, the baseline's among them, and its config: who else took turns is
-    open, and another stands for them.
+    """The key of each turn in a launch, the baseline's among them, and its config. Who else took turns is
+    open, and another stands for them; and the baseline's rate is what its records say.
     """
     base = shipped()[BASELINE]
     other = shipped()[OTHER] if own.name == BASELINE else own
     for name, task in said.tasks.items():
-        best = {BASELINE: BestSettings(0.0, {}), OTHER: BestSettings(0.0, {}), own.name: chosen[name]}
-        turns = {each.name: turn(each, tier, name, best[each.name]) for each in (other, base, own)}
+        theirs = [key for of_links in task.baseline.values() for keys in of_links.values() for key in keys]
+        if not theirs:
+            continue
+        rate = json.loads(str(rows.loc[theirs[0], "config_json"]))["task"]["lr"]
+        best = {BASELINE: BestSettings(rate, {}), OTHER: BestSettings(rate, {}), own.name: chosen[name]}
+        turns = {each.name: turn(each, tier, name, best[each.name]) for each in (base, other, own)}
         for each_entry, by_workers in ((own, task.launches), (base, task.baseline)):
             for workers, of_links in by_workers.items():
                 for link, keys in of_links.items():

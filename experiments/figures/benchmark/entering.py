@@ -14,7 +14,7 @@ from analysis.benchmark.files import SUFFIX, Entered, read_all, write
 from analysis.benchmark.statement import EntryStatement, InRealTime, LawFound, OnTask, TriedOut
 from analysis.records import parquet
 from analysis.records.configs import run_id, run_key
-from analysis.records.frames import Frames, is_missing
+from analysis.records.frames import Frames, combine, empty, is_missing, restrict
 from analysis.records.store import Attempt
 from experiments.config import compose
 from experiments.config.config import Config
@@ -31,21 +31,16 @@ from experiments.figures.benchmark.entries import (
     whole,
     wholes,
 )
+from experiments.figures.benchmark.held import ENTRIES, folders_of_entries
 from experiments.figures.benchmark.laws import Law, code_of
 from experiments.figures.benchmark.rules import AT, OWN, Tier, digest, rules
 from slurm.emulated.counters import uncounted
 
 COUNTED = ("sent_bytes", "counted_bytes", "resent", "calls")  # of an interface, in records
-ENTRIES = "entries"  # a folder of results/ and of results/shipped/
 
 
 class Unfair(ValueError):
     """An entry that breaks a rule."""
-
-
-def folders_of_entries(folders: Folders) -> list[Path]:
-    """Where entries' files lie: the repository's, and this checkout's own."""
-    return [folders.shipped / ENTRIES, folders.results / ENTRIES]
 
 
 def resolved(run: Run, tier: str) -> Config:
@@ -55,10 +50,15 @@ def resolved(run: Run, tier: str) -> Config:
 
 
 class Entering:
-    """An entry on its way, in a checkout."""
+    """An entry on its way, in a checkout.
 
-    def __init__(self, entry: Entrant, tier: str, folders: Folders) -> None:
+    Args:
+        held: records that are there besides the checkout's runs.
+    """
+
+    def __init__(self, entry: Entrant, tier: str, folders: Folders, held: Frames | None = None) -> None:
         self.entry, self.name, self.tier, self.folders = entry, tier, rules().tier(tier), folders
+        self.held = empty() if held is None else held
         self.trials = trials(entry, self.tier)
 
     def config(self, run: Run) -> Config:
@@ -139,7 +139,9 @@ class Entering:
         found, notes = parquet.newest_frames(self.folders.store, names, self.folders.records, verify=True)
         if notes:
             raise Unfair(f"{self.entry.name}: {notes[0]}; run `enter` again, which makes it anew")
-        return found
+        held = self.held.runs
+        others = held["run_id"].isin({*names} - {*found.runs["run_id"]})
+        return combine(restrict(self.held, held.loc[others, "key"]), found)
 
     def training(self, chosen: Mapping[str, BestSettings]) -> list[Config]:
         """The trainings that count."""
@@ -169,10 +171,15 @@ def timed(entering: Sequence[Entering], chosen: Mapping[str, Mapping[str, BestSe
 
 
 def statement(
-    own: Entering, chosen: Mapping[str, BestSettings], launched: Sequence[Config], laws: Sequence[Law]
+    own: Entering, chosen: Mapping[str, BestSettings], in_real_time: Sequence[Config], laws: Sequence[Law]
 ) -> EntryStatement:
-    """What the entry's file says."""
+    """What the entry's file says.
+
+    Args:
+        in_real_time: the launches and whole trainings that there are.
+    """
     entry, trained = own.entry, own.training(chosen)
+    launched, there = [config for config in in_real_time if config.variants], [*map(run_key, in_real_time)]
     tasks = dict[str, OnTask]()
     for name, task in own.tier.tasks.items():
         tried = [
@@ -187,7 +194,8 @@ def statement(
             _by_link(turns, own.tier, entry.name), _by_link(turns, own.tier, BASELINE),
             [
                 InRealTime(workers, link, run_key(config))
-                for (task_name, workers, link), config in own.whole(chosen).items() if task_name == name
+                for (task_name, workers, link), config in own.whole(chosen).items()
+                if task_name == name and run_key(config) in there
             ],
         )  # fmt: skip
     return EntryStatement(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from analysis.benchmark.files import read
 from tests.figures.benchmark.conftest import Command
 from tests.slurm.emulated.links import needs_namespaces
 
@@ -35,6 +37,42 @@ def test_a_second_call_makes_nothing_again(entered: Path, command: Command) -> N
     again = command("enter", "dense", "comb", "profile=smoke").stderr
     assert again.count("0 to make") == 3
     assert "the laws of" not in again, "they are known with this code"
+
+
+def test_without_its_runs_it_goes_on_from_what_files_hold(
+    entered: Path, own_checkout: Path, command: Command
+) -> None:
+    """Trainings of any machine, times of this checkout alone."""
+    aside, shipped = own_checkout / "aside", own_checkout / "results" / "shipped" / "entries"
+    names = ("dense-smoke-v1.entry", "comb-smoke-v1.entry")
+    before = {name: read(entered / name).frames for name in names}
+    aside.mkdir()
+    for name in ("runs", "records"):
+        (own_checkout / "results" / name).rename(aside / name)
+    try:
+        assert command("enter", "dense", "comb", "profile=smoke").stderr.count("0 to make") == 3
+        for name in names:
+            after = read(entered / name).frames
+            for one, other in zip(before[name], after, strict=True):
+                pd.testing.assert_frame_equal(rows_of(one), rows_of(other), check_dtype=False)
+        entered.rename(shipped)
+        again = command("enter", "dense", "comb", "profile=smoke", "--train").stderr
+        assert again.count("0 to make") == 2
+        refused = command("enter", "--check", str(entered / names[1]), code=1).stdout
+        assert "it has 0 launches with the baseline" in refused
+    finally:
+        for name in names:
+            if shipped.exists():
+                entered.mkdir(exist_ok=True)
+                (shipped / name).replace(entered / name)
+        for path in aside.iterdir():
+            shutil.rmtree(own_checkout / "results" / path.name, ignore_errors=True)
+            path.rename(own_checkout / "results" / path.name)
+
+
+def rows_of(frame: pd.DataFrame) -> pd.DataFrame:
+    order = [name for name in ("key", "rank", "step", "epoch") if name in frame]
+    return frame.sort_values(order).sort_index(axis="columns").reset_index(drop=True)
 
 
 def test_the_entry_is_checked_by_others(entered: Path, command: Command) -> None:

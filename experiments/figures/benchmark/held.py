@@ -1,0 +1,44 @@
+"""What entries' files hold already, so that nobody makes it twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analysis.benchmark.files import SUFFIX, read
+from analysis.benchmark.statement import EntryStatement
+from analysis.records.frames import Frames, combine, empty, restrict
+from experiments.config.folders import Folders
+from experiments.figures.benchmark.laws import code_of
+from experiments.figures.benchmark.rules import digest
+
+ENTRIES = "entries"  # a folder of results/ and of results/shipped/
+
+
+def folders_of_entries(folders: Folders) -> list[Path]:
+    """Where entries' files lie: the repository's, and this checkout's own."""
+    return [folders.shipped / ENTRIES, folders.results / ENTRIES]
+
+
+def held(folders: Folders, tier: str) -> Frames:
+    """The records in a tier's files that are by today's rules and of methods as they are today: trainings of
+    all files, times of this checkout's own, as another machine has others.
+
+    Raises:
+        Damaged: a file is no entry's, or was changed.
+    """
+    found = empty()
+    for folder in folders_of_entries(folders):
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            said, frames, _ = read(path)
+            if said.tier != tier or said.rules != digest(tier) or said.code != code_of(said.method):
+                continue
+            if folder.is_relative_to(folders.shipped):
+                frames = restrict(frames, trainings_in(said))
+            found = combine(found, frames)
+    return found
+
+
+def trainings_in(said: EntryStatement) -> list[str]:
+    """The keys of an entry's trials and trainings by virtual workers, which come out alike on any machine."""
+    tried = [trial.key for task in said.tasks.values() for trial in task.trials]
+    return tried + [key for task in said.tasks.values() for keys in task.trainings.values() for key in keys]
