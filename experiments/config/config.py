@@ -103,6 +103,11 @@ class Launching(Fields):
     on_mismatch: Literal["stop", "label"] = setting(
         "stop", "where the machine is not as cluster.gpu and link say: stop, or record it and go on (label)"
     )
+    probe: Literal["link", "collectives"] = setting(
+        "collectives",
+        "what a run over an emulated link asks before it begins: bandwidth and delay (link), or also what "
+        "collectives take, which collectives=auto and predicted times need (collectives)",
+    )
 
 
 @dataclass(frozen=True)
@@ -296,6 +301,12 @@ def check_together(config: Config) -> None:
         raise ValueError(
             "collectives=direct is how processes send, and cluster=virtual has none: its link has no rings "
             "to replace; leave it out, or take cluster=local"
+        )
+    is_emulated = isinstance(config.cluster, EmulatedCluster) or getattr(config.cluster, "enter", None)
+    if is_emulated and config.launch.probe == "link" and config.collectives == "auto":
+        raise ValueError(
+            "launch.probe=link does not ask what collectives take, by which collectives=auto chooses; give "
+            "collectives=direct or collectives=backend, or leave launch.probe out"
         )
     if config.overlap and (is_virtual or config.timing.mode != "production"):
         raise ValueError(

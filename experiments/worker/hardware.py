@@ -95,8 +95,9 @@ def check(
         link = "none"
     found: dict[str, Any] = {}
     if is_emulated(cluster) and comm.size > 1:
-        seen = link_probe.probe(comm, cluster.link, config.workers_per_node)
-        found = {"link": {**seen._asdict(), **core_facts(), **(network or {})}}
+        asked = config.launch.probe == "collectives"
+        seen = link_probe.probe(comm, cluster.link, config.workers_per_node, asked)
+        found = {"link": {**seen.recorded(), **core_facts(), **(network or {})}}
         wrong = link_probe.mismatches(link, seen, cluster.link.loss > 0)
     elif device.type == "cpu":
         gpu, link = "none", link if kind_of(link) in GPU_LINKS else "none"

@@ -56,24 +56,29 @@ class ProbedLink(NamedTuple):
     together_gbit_s: float  # of the slowest, with all nodes sending to the next and receiving at once
     asked_latency_s: float
     latency_s: float  # half of a round trip of a few bytes between two workers, the largest of all pairs
-    # As in `Calibrated`.
-    kinds: dict[str, tuple[float, float]]
-    computing_s: float
-    direct: dict[str, tuple[float, float]]
-    direct_bytes: dict[str, float]
+    # As in `Calibrated`, if that was asked for.
+    kinds: dict[str, tuple[float, float]] | None = None
+    computing_s: float | None = None
+    direct: dict[str, tuple[float, float]] | None = None
+    direct_bytes: dict[str, float] | None = None
 
     @property
     def gbit_s(self) -> float:
         """The bandwidth that every node had, whatever the others did."""
         return min(*self.pairs_gbit_s, self.together_gbit_s)
 
+    def recorded(self) -> dict[str, Any]:
+        """What was asked for, by name."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
-def probe(comm: Comm, link: NamedLink, per_node: int) -> ProbedLink:
+
+def probe(comm: Comm, link: NamedLink, per_node: int, collectives: bool = True) -> ProbedLink:
     """Collective. Takes about 5 seconds at 4 nodes and 1 Gbit/s, and half a minute where a way takes 50 ms.
 
     Args:
         link: with alpha and beta.
         per_node: workers on a node; its first one takes part.
+        collectives: ask for them too, which over a long way takes most of the time.
     """
     beta_s_per_byte = link.beta_s_per_byte
     assert beta_s_per_byte, "the network was refused without it"
@@ -95,7 +100,7 @@ def probe(comm: Comm, link: NamedLink, per_node: int) -> ProbedLink:
         together_gbit_s=gbit_s(size, together - max(ping_pong)),
         asked_latency_s=link.alpha_s,
         latency_s=max(ping_pong) / 2,
-        **vars(calibrated(comm, ring[0], effort)),
+        **(vars(calibrated(comm, ring[0], effort)) if collectives else {}),
     )
 
 
@@ -247,13 +252,18 @@ def over_link(comm: Comm, how: str, found: Mapping[str, Any] | None) -> Comm:
         how: auto, backend or direct.
         found: a `ProbedLink` as it is recorded; None where nothing was probed.
     """
-    direct = {kind: Link(*fit) for kind, fit in (found or {}).get("direct", {}).items()}
+    direct = links_of(found, "direct")
     if how == "direct":
         return DirectComm(comm, links=direct)
     if how != "auto" or not found or not direct:
         return comm
     # Of two workers each has one that sends to it, and no queue overflows, whatever the size.
     return DirectComm(comm, found["direct_bytes"] if comm.size > 2 else None, direct)
+
+
+def links_of(found: Mapping[str, Any] | None, which: str) -> dict[str, Link]:
+    """What collectives took, as it is recorded under `which`; nothing where nobody asked."""
+    return {kind: Link(*fit) for kind, fit in (found or {}).get(which, {}).items()}
 
 
 def of_relay(statistics: str | None) -> dict[str, Any]:

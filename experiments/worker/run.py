@@ -29,14 +29,13 @@ from experiments.worker import hardware, memory
 from experiments.worker.build import Built, build, precision_of, prepare_device
 from experiments.worker.connect import connect
 from experiments.worker.hardware_claims import OTHERWISE
-from experiments.worker.link_probe import Meter, of_relay, over_link
+from experiments.worker.link_probe import Meter, links_of, of_relay, over_link
 from experiments.worker.orders import Orders
 from experiments.worker.provenance import provenance, state
 from slurm.emulated import counters
 from slurm.environment import WorkerPlace
 from sparsify.comm import Comm, gather_json, virtual
 from sparsify.comm.torch import TorchComm
-from sparsify.cost import Link
 from sparsify.doors.engine import NonFinite
 
 if TYPE_CHECKING:  # it names Horovod's communicator, which may not be installed
@@ -141,7 +140,7 @@ def record(started: Started, comm: Comm) -> RunOutcome:
     link = facts["machine"].get("link")
     meter = None
     if isinstance(comm, TorchComm) and link:
-        comm.links = {kind: Link(alpha_s, beta) for kind, (alpha_s, beta) in link["kinds"].items()}
+        comm.links = links_of(link, "kinds")
         comm = meter = Meter(comm)
     checkpointer = Checkpointer(attempt, comm, log, stop, config.launch.checkpoint_min, settings.device)
     done = checkpointer.find()

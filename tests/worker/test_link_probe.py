@@ -64,7 +64,7 @@ def test_a_slower_link_stops_the_run_or_labels_its_record(
     monkeypatch: pytest.MonkeyPatch, cluster: dict[str, Any]
 ) -> None:
     slow = FOUND._replace(together_gbit_s=0.5)
-    monkeypatch.setattr(link_probe, "probe", lambda comm, link, per_node: slow)
+    monkeypatch.setattr(link_probe, "probe", lambda comm, link, per_node, collectives: slow)
 
     def check(how: str) -> Any:
         comm: Any = type("Group", (), {"rank": 0, "size": 2})()
@@ -103,6 +103,14 @@ def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same() -> None:
         ((b, a),) for a, b in ring
     }
     assert {route for route in routes if len(route) > 1} == {ring}
+
+
+def test_of_the_link_alone_nothing_is_recorded_of_collectives() -> None:
+    link = NamedLink("slow", 5e-5, 1e-6)
+    found, *_ = virtual.run(2, lambda comm: link_probe.probe(comm, link, per_node=1, collectives=False))
+    assert len(found.pairs_gbit_s) == 2
+    assert {*found.recorded()}.isdisjoint(vars(link_probe.Calibrated({})))
+    assert link_probe.links_of(found.recorded(), "kinds") == {}
 
 
 def of_ways(own: list[float], direct: list[float]) -> Any:

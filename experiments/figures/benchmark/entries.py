@@ -14,7 +14,7 @@ from msgspec import Struct, convert, yaml
 
 from analysis.benchmark.statement import NAME
 from experiments.config.run import Run, RunSettings
-from experiments.figures.benchmark.rules import FrozenTask, Tier, Whole, launch, rules, training
+from experiments.figures.benchmark.rules import FrozenTask, Tier, Whole, launch, over, rules, training
 from sparsify import ranges
 from sparsify.core.spec import REQUIRED, constant
 from sparsify.methods import REGISTRY as METHODS
@@ -226,9 +226,9 @@ def wholes(entry: Entrant, tier: Tier) -> list[Whole]:
 def whole(entry: Entrant, tier: Tier, one: Whole, best: BestSettings) -> Run:
     """A training in real time: processes that the link joins."""
     settings = _of_task(entry, tier, one.task, one.workers, best)
-    over = {"cluster": "netns", "link": one.link, "launch.on_mismatch": "label"}
+    where = {"cluster": "netns", "launch.on_mismatch": "label", **over(tier, one.link)}
     extra = {key: value for key, value in tier.timed.items() if key.startswith("cluster.link.")}
-    return Run({**settings, **entry.timed, **over, **extra, "seed": rules().seeds[0]})
+    return Run({**settings, **entry.timed, **where, **extra, "seed": rules().seeds[0]})
 
 
 def launches(

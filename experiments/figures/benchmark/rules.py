@@ -33,12 +33,12 @@ class Tier(Struct, frozen=True):
     """A size of all: results of two tiers are never in one table.
 
     Args:
-        links: choices of conf/link; OWN is a cluster's own.
+        links: choices of conf/link, each with what launches over it have besides; OWN is a cluster's own.
         profile: of its runs; its name, if that is one.
     """
 
     workers: Sequence[int]
-    links: Sequence[str]
+    links: Mapping[str, Mapping[str, Any]]
     tasks: Mapping[str, FrozenTask]
     settings: Mapping[str, Any] = {}  # of every run
     trained: Mapping[str, Any] = {}  # of every training besides
@@ -142,4 +142,9 @@ def training(tier: Tier, task: FrozenTask, workers: int) -> RunSettings:
 def launch(tier: Tier, task: FrozenTask, workers: int, link: str) -> RunSettings:
     """What a launch has, in which entries take turns."""
     shared = {**rules().timed, **tier.settings, **task.settings, **tier.timed, "workers": workers}
-    return shared if link == OWN else {**shared, "link": link}
+    return {**shared, **over(tier, link)}
+
+
+def over(tier: Tier, link: str) -> RunSettings:
+    """What is timed over a link has this."""
+    return {**tier.links[link], **({} if link == OWN else {"link": link})}

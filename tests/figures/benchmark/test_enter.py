@@ -72,7 +72,8 @@ def test_without_its_runs_it_goes_on_from_what_files_hold(
 
 def rows_of(frame: pd.DataFrame) -> pd.DataFrame:
     order = [name for name in ("key", "rank", "step", "epoch") if name in frame]
-    return frame.sort_values(order).sort_index(axis="columns").reset_index(drop=True)
+    sorted_: pd.DataFrame = frame.sort_values(order).sort_index(axis="columns").reset_index(drop=True)
+    return sorted_
 
 
 def test_the_entry_is_checked_by_others(entered: Path, command: Command) -> None:
