@@ -93,9 +93,8 @@ def alternate(
     the same numbers: what all of them measured, and rank 0's clock.
 
     Args:
-        after_block: told how many steps were done, outside of what is timed; returns whether a worker was
-            told to stop, of all workers the same. Then the turns end with the round, if there are as many
-            blocks as asked.
+        after_block: told how many steps were done, outside of what is timed; returns whether this worker was
+            told to stop. Then the turns end with the round, if there are as many blocks as asked.
 
     Raises:
         Preempted: a worker was told to stop before.
@@ -111,11 +110,11 @@ def alternate(
         for _ in range(steps):
             training.step()
         training.log.write()
-        everyones = gather_json(comm, [log.seconds, clock() - began], device)
-        if block:
-            seconds[name].append(block_seconds([theirs for theirs, _ in everyones]))
         done += steps
-        told = after_block(done)
+        everyones = gather_json(comm, [log.seconds, clock() - began, after_block(done)], device)
+        if block:
+            seconds[name].append(block_seconds([theirs for theirs, *_ in everyones]))
+        told = any(is_told for *_, is_told in everyones)
         if told and (block < turns.rules.blocks or round_s > LAST_ROUND_S):
             raise Preempted(0)
         return float(everyones[0][1])

@@ -178,12 +178,6 @@ class Checkpointer:
         if word == STOP:
             raise Preempted(done)
 
-    def is_told(self) -> bool:
-        """Tell whether somebody was told to stop, where nothing can go on from a checkpoint and no step is
-        being timed.
-        """
-        return self.agreement.now() == STOP
-
     def save(self, done: int, state: TrainingState) -> None:
         """Write a checkpoint; returns when all of it is on the disk.
 

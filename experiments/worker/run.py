@@ -148,7 +148,7 @@ def record(started: Started, comm: Comm) -> RunOutcome:
         attempt.start(done, facts["host"], steps=run.num_steps, provenance=facts)
     try:
         if run.variants:
-            outcome = take_turns(run, comm, link, log, told, checkpointer)
+            outcome = take_turns(run, comm, link, log, told, stop)
         else:
             outcome = train(run, comm, link, log, told, checkpointer, done)
     finally:
@@ -216,7 +216,7 @@ def take_turns(
     link: Mapping[str, Any] | None,
     log: RankLog,
     progress: Callable[[int], None],
-    checkpointer: Checkpointer,
+    stop: Stop,
 ) -> RunOutcome:
     """Train the variants in turns, and say what became of each.
 
@@ -232,13 +232,14 @@ def take_turns(
 
     def after_block(steps: int) -> bool:
         progress(steps)
-        return checkpointer.is_told()
+        return stop.told
 
     variants = {name: variant(name, built) for name, built in run.variants.items()}
-    ended = alternate(variants, comm, run.turns, run.settings.device, after_block)
+    words = over_link(comm, run.config.collectives, link)  # what is gathered between turns
+    ended = alternate(variants, words, run.turns, run.settings.device, after_block)
     steps = run.turns.steps(ended.blocks)
     outcomes = {
-        name: outcome_of(training.finish(), comm, steps, run.steps_per_epoch)
+        name: outcome_of(training.finish(), words, steps, run.steps_per_epoch)
         for name, (training, _) in variants.items()
     }
     became = {name: outcome.facts() for name, outcome in outcomes.items()}

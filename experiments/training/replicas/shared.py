@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sparsify.comm import Comm
 from sparsify.comm.virtual import VirtualComm
+from sparsify.doors.wrapping import broadcast
 
 T = TypeVar("T")
 MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]
@@ -26,8 +27,7 @@ class Replica:
     """Parameters, and the optimiser that moves them: a process has its own."""
 
     def __init__(self, comm: Comm, model: nn.Module, make: MakeOptimiser) -> None:
-        for tensor in model.state_dict().values():
-            comm.broadcast(tensor)
+        broadcast(model, comm)
         self.optimiser = make(model)
 
     def update(self, rate: float, average: Tensor) -> None:

@@ -1,0 +1,36 @@
+"""The first broadcast: rank 0's model on all workers, in few messages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sparsify.comm import CountingComm
+from sparsify.comm.virtual import VirtualComm, run
+from sparsify.doors import wrapping
+
+
+def model(value: float) -> nn.Module:
+    """Two layers and a normalisation, which counts batches in an integer, all of one value."""
+    made = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    with torch.no_grad():
+        for tensor in made.state_dict().values():
+            tensor.fill_(value)
+    return made
+
+
+@pytest.mark.parametrize(("at_once", "messages"), [(2**24, 2), (1, 9)])
+def test_all_get_rank_0_s_values_in_a_message_for_each_type_or_for_each_tensor_that_is_too_long(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, messages: int
+) -> None:
+    monkeypatch.setattr(wrapping, "AT_ONCE", at_once)
+
+    def body(comm: VirtualComm) -> tuple[int, list[float]]:
+        counting, own = CountingComm(comm), model(7.0 + comm.rank)
+        wrapping.broadcast(own, counting)
+        return counting.collectives, [float(v) for t in own.state_dict().values() for v in t.reshape(-1)]
+
+    for collectives, values in run(3, body):
+        assert collectives == messages
+        assert {*values} == {7.0}
