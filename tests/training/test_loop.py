@@ -142,6 +142,9 @@ def test_images_that_are_held_out_are_not_trained_on(digits: Dataset) -> None:
     assert data.unseen is digits.test
     again = digits.holding_out(100)
     assert torch.equal(again.test.images, data.test.images)
+    fewer = data.validated_on(100)
+    assert fewer.unseen is not None
+    assert (len(fewer.test.labels), len(fewer.unseen.labels)) == (100, 100), "tested on no more either"
 
 
 def test_the_test_set_is_seen_once_at_the_end_where_images_were_held_out(digits: Dataset) -> None:

@@ -65,11 +65,13 @@ class Dataset:
         """Validated, and tested, on `count` examples at most: the same whatever the seed of a run."""
 
         def some(split: Split) -> Split:
+            if count >= len(split.labels):
+                return split
             order = torch.randperm(len(split.labels), generator=Generator().manual_seed(0))
             chosen = order[:count].to(split.labels.device)
             return Split(*(part[chosen] for part in split))
 
-        if count >= len(self.test.labels):
+        if all(count >= len(split.labels) for split in (self.test, self.unseen) if split):
             return self
         name = f"{self.name} (validated on {count:,} {self.noun})"
         return replace(self, name=name, test=some(self.test), unseen=self.unseen and some(self.unseen))
