@@ -150,6 +150,8 @@ def half_width(seconds: Mapping[str, Sequence[float] | np.ndarray]) -> float | N
     """The half-width of the least certain ratio of step times to the first variant's, paired by block, as
     figures show it: 0.05 is 5 %. None where there are too few blocks for an interval.
     """
+    if min(map(len, seconds.values())) < 2:
+        return None
     from analysis.stats import POSITIVE, over_units  # pandas comes with it
 
     first, *others = (np.asarray(of_variant) for of_variant in seconds.values())

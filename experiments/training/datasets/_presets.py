@@ -6,7 +6,7 @@ It is also executed lightly (see `sparsify.core.spec`), for the names and for FI
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,7 +134,7 @@ def read_text(
     number = {word: at for at, word in enumerate(kept)}
 
     def split(words: Sequence[str]) -> Split:
-        numbers = torch.tensor([number.get(word, number[UNKNOWN]) for word in words])
+        numbers = torch.from_numpy(numbers_of(words, number))
         count = (len(numbers) - (not masked)) // length
         inputs = numbers[: count * length].view(count, length)
         following = inputs.clone() if masked else numbers[1 : count * length + 1].view(count, length)
@@ -143,6 +143,19 @@ def read_text(
     train, test = split(train_words), split(test_words)
     classes = len(kept) + masked
     return Dataset(name, digest_of(train, test), train, test, classes, noun="sequences").to(device)
+
+
+def numbers_of(words: Sequence[str], number: Mapping[str, int]) -> np.ndarray:
+    """(n,) numbers; of characters, which are millions, by a table."""
+    unknown = number[UNKNOWN]
+    if not isinstance(words, str):
+        return np.array([number.get(word, unknown) for word in words])
+    codes = np.frombuffer(words.encode("utf-32-le"), dtype=np.uint32)
+    table = np.full(int(codes.max()) + 1, unknown)
+    for word, at in number.items():
+        if len(word) == 1 and ord(word) < len(table):
+            table[ord(word)] = at
+    return table[codes]
 
 
 def words_of(path: Path, length: int, units: Units = "words") -> Sequence[str]:
@@ -159,9 +172,9 @@ def words_of(path: Path, length: int, units: Units = "words") -> Sequence[str]:
         raise ValueError(f"{path} can't be read ({error.strerror}); {HOW}") from error
     if "\0" in text:
         raise ValueError(f"{path} is no text: it has bytes that are zero; {HOW}")
-    lines = text.splitlines()
-    words = [word for line in lines if line.strip() for word in (*line.split(), END)]
-    found = text if units == "characters" else words
+    found: Sequence[str] = text
+    if units == "words":
+        found = [word for line in text.splitlines() if line.strip() for word in (*line.split(), END)]
     if len(found) <= length:
         raise ValueError(
             f"{path} has {len(found)} {units}, and a sequence has {length}; {HOW}, thousands of them"
