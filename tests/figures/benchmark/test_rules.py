@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from analysis.benchmark.cells import BASELINE, targets
+from analysis.benchmark.files import read
 from experiments.config import choices
-from experiments.config.folders import ROOT
-from experiments.figures.benchmark.rules import OWN, rules
+from experiments.config.folders import ROOT, Folders
+from experiments.figures.benchmark.rules import OWN, digest, rules
 
 WORDS = (ROOT / "docs" / "benchmark.md").read_text()
 
@@ -38,3 +42,12 @@ def test_tiers_have_links_and_workers_that_there_are() -> None:
     assert [*rules().tier("laptop").workers] == [4, 8]
     with pytest.raises(ValueError, match="did you mean 'laptop'"):
         rules().tier("labtop")
+
+
+def test_targets_are_the_shipped_baseline_s_rounded_up() -> None:
+    base = read(Folders.shipped / "entries" / f"{BASELINE}-laptop-v1.entry")
+    assert base.statement.rules == digest("laptop")
+    found = targets(base, rules().share)
+    for name, task in rules().tier("laptop").tasks.items():
+        up = {workers: math.ceil(1e4 * loss) / 1e4 for workers, loss in found[name].items()}
+        assert task.targets == pytest.approx(up)
