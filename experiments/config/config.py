@@ -105,8 +105,7 @@ class Launching(Fields):
     )
     probe: Literal["link", "collectives"] = setting(
         "collectives",
-        "what a run over an emulated link asks before it begins: bandwidth and delay (link), or also what "
-        "collectives take, which collectives=auto and predicted times need (collectives)",
+        "what a run over an emulated link asks first: bandwidth and delay, or collectives' times too",
     )
 
 
@@ -303,11 +302,8 @@ def check_together(config: Config) -> None:
             "to replace; leave it out, or take cluster=local"
         )
     is_emulated = isinstance(config.cluster, EmulatedCluster) or getattr(config.cluster, "enter", None)
-    if is_emulated and config.launch.probe == "link" and config.collectives == "auto":
-        raise ValueError(
-            "launch.probe=link does not ask what collectives take, by which collectives=auto chooses; give "
-            "collectives=direct or collectives=backend, or leave launch.probe out"
-        )
+    if is_emulated and (config.launch.probe, config.collectives) == ("link", "auto"):
+        raise ValueError("launch.probe=link leaves collectives=auto no times; give collectives=direct")
     if config.overlap and (is_virtual or config.timing.mode != "production"):
         raise ValueError(
             "overlap=true needs processes (cluster=local or a SLURM cluster) and timing.mode=production: "

@@ -21,6 +21,7 @@ from sparsify.core import host_sync
 from sparsify.core.timer import PhaseTimer
 
 T = TypeVar("T")
+AT_ONCE = 2**24  # elements of a message of several tensors, which are copied for it
 
 
 class Comm(Protocol):
@@ -103,6 +104,22 @@ def put(values: Tensor, tensor: Tensor) -> Tensor:
             "different values for; give it memory of its own on all workers, with .clone()"
         )
     return tensor
+
+
+def broadcast_all(comm: Comm, tensors: Sequence[Tensor], device: Device) -> None:
+    """Write rank 0's values into all workers' tensors. They travel on `device`, many of one type in a
+    message, as over a long link each message takes a way of its own.
+    """
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        waiting = [tensor for tensor in tensors if tensor.dtype == dtype]
+        while waiting:
+            batch = [waiting.pop(0)]
+            while waiting and sum(tensor.numel() for tensor in (*batch, waiting[0])) <= AT_ONCE:
+                batch.append(waiting.pop(0))
+            flat = cat([tensor.detach().to(device).reshape(-1) for tensor in batch])
+            theirs = comm.broadcast(flat).split([tensor.numel() for tensor in batch])
+            for tensor, values in zip(batch, theirs, strict=True):
+                put(values.view(tensor.shape), tensor)
 
 
 def gather_uneven(comm: Comm, tensor: Tensor) -> list[Tensor]:

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from sparsify.comm import Comm, put
+from sparsify.comm import Comm, broadcast_all
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Bucket, check_tensor
 from sparsify.doors.engine import Engine, StepReport
@@ -27,7 +27,6 @@ from sparsify.method import Method
 
 # An epoch of CIFAR-10 has 1,563 steps for one worker with batches of 32, and 49 for 8 with 128.
 LONG_EPOCH_STEPS = 2000
-AT_ONCE = 2**24  # elements of a message of several tensors, which are copied for it
 log = logging.getLogger(__name__)
 
 # Optimiser -> what refuses steps that its wrapper did not make.
@@ -71,19 +70,11 @@ def check_overlap(scaler: GradScaler | None) -> None:
 
 def broadcast(model: nn.Module, comm: Comm) -> None:
     """Give all workers the parameters and buffers of rank 0's model. All travel on the device of the
-    parameters, for nccl knows no other, and many in a message, which over a long link takes a way of its own.
+    parameters, for nccl knows no other.
     """
     tensors = [*model.parameters(), *model.buffers()]
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        waiting = [tensor for tensor in tensors if tensor.dtype == dtype]
-        while waiting:
-            batch = [waiting.pop(0)]
-            while waiting and sum(tensor.numel() for tensor in (*batch, waiting[0])) <= AT_ONCE:
-                batch.append(waiting.pop(0))
-            flat = torch.cat([tensor.detach().to(tensors[0].device).reshape(-1) for tensor in batch])
-            theirs = comm.broadcast(flat).split([tensor.numel() for tensor in batch])
-            for tensor, values in zip(batch, theirs, strict=True):
-                put(values.view(tensor.shape), tensor)
+    if tensors:
+        broadcast_all(comm, tensors, tensors[0].device)
 
 
 def parameters_of(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -33,7 +33,7 @@ def test_what_virtual_ranks_can_not_have_processes_can(words: list[str], why: st
         (["cluster.workers_per_node=0"], r"cluster.workers_per_node=0"),
         (["device=cuda"], r"cluster=netns emulates links for processes on the CPU; .* device=cpu"),
         (["comm=horovod"], r"comm=horovod with cluster=netns: .*leave comm=torch"),
-        (["launch.probe=link"], r"launch.probe=link does not ask .* give collectives=direct"),
+        (["launch.probe=link"], r"launch.probe=link leaves .* give collectives=direct"),
     ],
 )
 def test_what_no_link_can_be_emulated_for_is_refused(words: list[str], why: str) -> None:

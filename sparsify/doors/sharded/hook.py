@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from sparsify.comm import put
+from sparsify.comm import broadcast_all
 from sparsify.core.bucket import Bucket, grouped
 from sparsify.doors.engine import Engine, NonFinite, StepReport, while_alive
 from sparsify.doors.handshake import agree, of_optimiser, of_wrapping, shake_hands
@@ -201,9 +201,8 @@ def local_of(named: tuple[str, nn.Parameter]) -> nn.Parameter:
 
 def share_out(model: nn.Module, grid: ShardGrid) -> None:
     """Give all replicas the parameters and buffers of the first one. All travel on one device."""
-    for tensor in map(local, (*model.parameters(), *model.buffers())):
-        if tensor.numel():
-            put(grid.replicas.broadcast(tensor.to(grid.device)), tensor)
+    tensors = map(local, (*model.parameters(), *model.buffers()))
+    broadcast_all(grid.replicas, [tensor for tensor in tensors if tensor.numel()], grid.device)
 
 
 def grid_of(units: Sequence[Unit], replicas: dist.ProcessGroup | None) -> ShardGrid:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from sparsify import comm
 from sparsify.comm import CountingComm
 from sparsify.comm.virtual import VirtualComm, run
 from sparsify.doors import wrapping
@@ -24,10 +25,10 @@ def model(value: float) -> nn.Module:
 def test_all_get_rank_0_s_values_in_a_message_for_each_type_or_for_each_tensor_that_is_too_long(
     monkeypatch: pytest.MonkeyPatch, at_once: int, messages: int
 ) -> None:
-    monkeypatch.setattr(wrapping, "AT_ONCE", at_once)
+    monkeypatch.setattr(comm, "AT_ONCE", at_once)
 
-    def body(comm: VirtualComm) -> tuple[int, list[float]]:
-        counting, own = CountingComm(comm), model(7.0 + comm.rank)
+    def body(group: VirtualComm) -> tuple[int, list[float]]:
+        counting, own = CountingComm(group), model(7.0 + group.rank)
         wrapping.broadcast(own, counting)
         return counting.collectives, [float(v) for t in own.state_dict().values() for v in t.reshape(-1)]
 
