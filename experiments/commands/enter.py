@@ -11,6 +11,7 @@ import pandas as pd
 
 from analysis.benchmark.cells import BASELINE, Cell, cells
 from analysis.benchmark.files import Entered, read
+from analysis.benchmark.statement import EntryStatement
 from analysis.pictures.numbers import brief, counted, with_interval
 from analysis.records.configs import run_id, run_key
 from analysis.records.frames import Frames, empty
@@ -202,9 +203,29 @@ def _made(
     for name, each in own.items():
         in_real_time = [config for config in (*launched, *whole[name]) if stages.is_made(config)]
         said = statement(each, chosen[name], in_real_time, found[name])
+        path = file_of(folders, each.name, name)
+        if path.exists() and (kept := _more_launches(read(path).statement, said)):
+            say(f"{name}: {path.name} stays as it is, for it has {counted(kept, 'launches')}")
+            continue
         print(pack(each, said, [*each.tuning(), *trained[name], *in_real_time]))
     _show([read(file_of(folders, each.name, name)) for name, each in own.items()], first)
     return 0
+
+
+def _more_launches(before: EntryStatement, now: EntryStatement) -> int:
+    """How many launches a file has, if by the same rules and code and more than would be there now, as where
+    others took turns in them; else 0.
+    """
+    had, has = (
+        sum(
+            len(keys)
+            for task in said.tasks.values()
+            for own in task.launches.values()
+            for keys in own.values()
+        )
+        for said in (before, now)
+    )
+    return had if had > has and (before.rules, before.code) == (now.rules, now.code) else 0
 
 
 def _check_links(own: Mapping[str, Entering]) -> None:

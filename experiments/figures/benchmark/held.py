@@ -6,6 +6,7 @@ from pathlib import Path
 
 from analysis.benchmark.files import SUFFIX, read
 from analysis.benchmark.statement import EntryStatement
+from analysis.records.files import Damaged
 from analysis.records.frames import Frames, combine, empty, restrict
 from experiments.config.folders import Folders
 from experiments.figures.benchmark.laws import code_of
@@ -24,12 +25,15 @@ def held(folders: Folders, tier: str) -> Frames:
     all files, times of this checkout's own, as another machine has others.
 
     Raises:
-        Damaged: a file is no entry's, or was changed.
+        ValueError: a file is no entry's, or was changed.
     """
     found = empty()
     for folder in folders_of_entries(folders):
         for path in sorted(folder.glob(f"*{SUFFIX}")):
-            said, frames, _ = read(path)
+            try:
+                said, frames, _ = read(path)
+            except Damaged as damage:
+                raise ValueError(f"{damage}; move it away, and what only it held is made again") from damage
             if said.tier != tier or said.rules != digest(tier) or said.code != code_of(said.method):
                 continue
             if folder.is_relative_to(folders.shipped):

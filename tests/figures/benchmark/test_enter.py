@@ -55,6 +55,9 @@ def test_without_its_runs_it_goes_on_from_what_files_hold(
             after = read(entered / name).frames
             for one, other in zip(before[name], after, strict=True):
                 pd.testing.assert_frame_equal(rows_of(one), rows_of(other), check_dtype=False)
+        alone = command("enter", "dense", "profile=smoke", "--train").stderr
+        assert f"{names[0]} stays as it is, for it has 5 launches" in alone
+        assert len(read(entered / names[0]).frames.runs) == len(before[names[0]].runs)
         entered.rename(shipped)
         again = command("enter", "dense", "comb", "profile=smoke", "--train").stderr
         assert again.count("0 to make") == 2
