@@ -148,7 +148,7 @@ def _write(path: Path, tables: Sequence[pa.Table | Path]) -> Path:
     fields = [field for kind in kinds for field in kind]
     # Numbers here and texts there: of what no field is for, every run may have its own.
     mixed = {field.name for field in fields if pa.types.is_floating(field.type)}
-    mixed &= {field.name for field in fields if pa.types.is_string(field.type)}
+    mixed &= {field.name for field in fields if _is_text(field.type)}
     whole = pa.unify_schemas([_with_texts(kind, mixed) for kind in kinds], promote_options="permissive")
     whole = whole.with_metadata({SCHEMA_KEY: str(schema.SCHEMA)})
     floats = [field.name for field in whole if pa.types.is_floating(field.type)]
@@ -324,7 +324,7 @@ def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:
                 path, f"unpacks {len(raw):,} bytes to {file.metadata.num_rows:,} rows: no run wrote it"
             )
         # A text that stands in a million rows is in memory once.
-        texts = [each.name for each in file.schema_arrow if pa.types.is_string(each.type)]
+        texts = [each.name for each in file.schema_arrow if _is_text(each.type)]
         table = pq.ParquetFile(io.BytesIO(raw), metadata=file.metadata, read_dictionary=texts).read()
         made_for = (table.schema.metadata or {}).get(SCHEMA_KEY.encode(), b"1").decode(errors="replace")
         # Column by column, each of which Arrow gives up when the next one comes.
@@ -346,6 +346,10 @@ def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:
         return typed(name, frame)
     except (TypeError, ValueError) as error:
         raise Damaged(path, f"is not as it was written: {error}") from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))  # pandas 3 writes large ones
 
 
 def _wide(table: pa.Table) -> pa.Table:
