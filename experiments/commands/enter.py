@@ -336,9 +336,12 @@ def _plan(own: Sequence[Entering], folders: Folders) -> Iterator[str]:
         seconds = [each.seconds for each in expected.values() if each]
         none, at_once = len(configs) - len(seconds), cores() if what in ("trials", "trainings") else 1
         hours, unknown = hours + sum(seconds) / at_once / 3600, unknown + none
-        rest = f", not known of {none}" if none else ""
-        yield f"{what}: {len(configs)}, {brief(sum(seconds) / at_once / 60)} min expected{rest}"
-    how = ", of launches by those in which others took turns" if not unknown else ""
+        told = [f"{brief(sum(seconds) / at_once / 60)} min expected"] if seconds or not none else []
+        told += [f"{none} of unknown length"] if none else []
+        yield f"{what}: {', '.join([str(len(configs)), *told])}"
+    how = ", of launches by those in which others took turns"
+    if unknown:
+        how = f", besides {counted(unknown, 'runs')} of unknown length: nothing like them was made yet"
     yield f"{brief(hours)} h on {counted(cores(), 'cores')}, while nothing else computes here{how}"
 
 

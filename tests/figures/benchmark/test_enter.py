@@ -28,6 +28,8 @@ def entered(own_checkout: Path, command: Command) -> Path:
     command("new", "method", "comb")
     path = own_checkout / "sparsify" / "methods" / "comb.py"
     path.write_text(path.read_text() + '\n\nSEARCH = {"scope": ["global", "layer"]}\n')
+    planned = command("enter", "dense", "comb", "profile=smoke", "--plan").stdout
+    assert planned.endswith(" runs of unknown length: nothing like them was made yet\n")
     said = command("enter", "dense", "comb", "profile=smoke")
     assert "comb on cnn-digits, 2 workers, ethernet_1g: " in said.stdout
     return own_checkout / "results" / "entries"
@@ -37,6 +39,8 @@ def test_a_second_call_makes_nothing_again(entered: Path, command: Command) -> N
     again = command("enter", "dense", "comb", "profile=smoke").stderr
     assert again.count("0 to make") == 3
     assert "the laws of" not in again, "they are known with this code"
+    planned = command("enter", "dense", "comb", "profile=smoke", "--plan").stdout
+    assert "unknown length" not in planned
 
 
 def test_without_its_runs_it_goes_on_from_what_files_hold(
