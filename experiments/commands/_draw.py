@@ -6,12 +6,12 @@ import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from analysis import tables, verdicts
 from analysis.evidence import SCALE_NAMES, reduced
@@ -184,42 +184,65 @@ def draw_each(
 
     Args:
         names: item and profile of each.
-        found: the records of each, read when its turn comes: those of all need not be in memory at once.
-            None and errors are passed on.
+        found: the records of each. None and errors are passed on.
     """
-    processes = min(cores(), MOST_PROCESSES, len(names) // WORTH_A_PROCESS)
+    calls = (partial(_drawn, *name, records, folder) for name, records in zip(names, found, strict=True))
+    return over_cores(calls, len(names))
+
+
+def over_cores(calls: Iterable[Callable[[], T]], figures: int) -> Iterator[T]:
+    """What calls return, in their order, as many at a time as there are cores.
+
+    Args:
+        calls: each is taken when its turn comes: the records of all need not be in memory at once.
+        figures: how many there are.
+    """
+    processes = min(cores(), MOST_PROCESSES, figures // WORTH_A_PROCESS)
     if processes < 2:
-        yield from (_drawn(*name, records, folder) for name, records in zip(names, found, strict=True))
+        yield from (call() for call in calls)
         return
     # A forked process could wait for a lock that a thread of this one held.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, _leave_interrupts_to_the_first) as pool:
-        waiting = deque[Callable[[], Drawn | OSError | None]]()
-        for name, records in zip(names, found, strict=True):
-            waiting.append(_begun(pool, partial(_drawn, *name, records, folder)))
-            if len(waiting) > 2 * processes:
-                yield waiting.popleft()()
-        for drawn in waiting:
-            yield drawn()
+        waiting = deque[_Begun[T]]()
+        for call in calls:
+            waiting.append(_Begun(pool, call))
+            # One that takes long keeps nobody else waiting.
+            while sum(not each.is_done for each in waiting) > 2 * processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
-def _begun(pool: ProcessPoolExecutor, do: Callable[[], T]) -> Callable[[], T]:
-    """A function that waits for its result.
+class _Begun(Generic[T]):
+    """What another process does.
 
     Processes that were killed, as where memory runs out, leave the rest to this one.
     """
-    try:
-        future = pool.submit(do)
-    except (BrokenProcessPool, OSError):  # OSError: a process cannot be started, or the pool is closing
-        return do
 
-    def result() -> T:
+    def __init__(self, pool: ProcessPoolExecutor, call: Callable[[], T]) -> None:
+        self.call: Callable[[], T] | None = call
         try:
-            return future.result()
-        except BrokenProcessPool:
-            return do()
+            self.future: Future[T] | None = pool.submit(call)
+        except (BrokenProcessPool, OSError):  # OSError: none can be started, or the pool is closing
+            self.future = None
 
-    return result
+    @property
+    def is_done(self) -> bool:
+        """Its records are let go of then."""
+        if self.future and self.future.done() and not self.future.exception():
+            self.call = None
+        return self.call is None
+
+    def result(self) -> T:
+        """Wait for it."""
+        try:
+            if self.future:
+                return self.future.result()
+        except BrokenProcessPool:
+            pass
+        assert self.call, "it has not ended well"
+        return self.call()
 
 
 def _drawn(item: str, profile: str, found: Stored | OSError | None, folder: Path) -> Drawn | OSError | None:

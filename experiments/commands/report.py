@@ -7,7 +7,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import msgspec
@@ -22,7 +22,7 @@ from analysis.report import pages
 from analysis.report.content import Behind, Item, Judged, Lead, Numbers, facts
 from analysis.report.runs import HERE, SHIPPED, RunPage, of_frames, page_id
 from experiments import figures
-from experiments.commands._draw import OWN, Stored, draw, is_up_to_date, sources, stored
+from experiments.commands._draw import OWN, Stored, draw, is_up_to_date, over_cores, sources, stored
 from experiments.commands._find import last_lines, log_files, states_of
 from experiments.commands._findings import findings
 from experiments.commands._make import follow_runs, say, told_now_and_then
@@ -81,7 +81,7 @@ def write_report(folders: Folders, draws: bool = True) -> Path:
     """
     site, notes = pages.Site(folders.report), list[str]()
     shipped = Shipped(folders, notes)
-    items = [*_items(site, folders, shipped, draws)]
+    items = _items(site, folders, shipped, draws)
     of_runs = {
         key: tuple(item.stem for item in items if key in item.runs) for item in items for key in item.runs
     }
@@ -177,39 +177,45 @@ def _methods() -> Iterator[pages.MethodCard]:
         yield name, " ".join(summary.split()), why
 
 
-def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) -> Iterator[Item]:
+def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) -> list[Item]:
     """Every figure that can be drawn; of one that fails, why."""
-    for item in told_now_and_then(figures.in_reading_order(), "figures"):
+    found = dict[tuple[str, str], list[Item] | None]()  # None: to be made
+    for item in figures.in_reading_order():
         try:
-            title, profiles = figures.load(item).TITLE, figures.profiles(item)
+            figures.load(item)
         except BrokenFile as broken:
-            yield Item(
-                item, figures.file_name(item), "Its file is broken", damage=str(broken),
-                paper=figures.paper(item),
-            )  # fmt: skip
+            why, stem = str(broken), figures.file_name(item)
+            found[item, ""] = [Item(item, stem, "Its file is broken", damage=why, paper=figures.paper(item))]
             continue
-        for profile in profiles:
-            stem = figures.stem(item, profile)
-            if (kept := site.kept(stem, _made_from(item, profile, folders, shipped))) is not None:
-                yield from (msgspec.convert(row, Item) for row in kept)
-                continue
-            found = stored(item, profile, folders, shipped.frames)
-            if found is None:
-                if shipped.is_whole:
-                    site.keep(stem, _made_from(item, profile, folders, shipped), [])
-                continue
-            try:
-                made = _item(item, profile, title, found, folders, draws)
-                site.keep(stem, _made_from(item, profile, folders, shipped), [msgspec.to_builtins(made)])
-                parquet.release()
-                yield made
-            except Exception as error:  # what a figure's file does may raise anything, and stops no other
-                why = f"{type(error).__name__}: {error}"
-                say(f"{item} ({profile}) is left out: {why}")
-                yield Item(
-                    item, figures.stem(item, profile), title, source=found.source, damage=why,
-                    paper=figures.paper(item),
-                )  # fmt: skip
+        for profile in figures.profiles(item):
+            rows = site.kept(figures.stem(item, profile), _made_from(item, profile, folders, shipped))
+            found[item, profile] = None if rows is None else [msgspec.convert(row, Item) for row in rows]
+    todo = [name for name, known in found.items() if known is None]
+    calls = (
+        partial(_item_or_why, *name, stored(*name, folders, shipped.frames), folders, draws) for name in todo
+    )
+    for name, made in zip(told_now_and_then(todo, "figures"), over_cores(calls, len(todo)), strict=True):
+        found[name] = own = [made] if made else []
+        if made and made.damage:
+            say(f"{name[0]} ({name[1]}) is left out: {made.damage}")
+        elif made or shipped.is_whole:
+            made_from = _made_from(*name, folders, shipped)  # a picture may have been drawn
+            site.keep(figures.stem(*name), made_from, [*map(msgspec.to_builtins, own)])
+        parquet.release()
+    return [item for known in found.values() for item in known or ()]
+
+
+def _item_or_why(item: str, profile: str, found: Stored | None, folders: Folders, draws: bool) -> Item | None:
+    """A figure, or why it fails; None of one without records."""
+    if found is None:
+        return None
+    title = figures.load(item).TITLE
+    try:
+        return _item(item, profile, title, found, folders, draws)
+    except Exception as error:  # what a figure's file does may raise anything, and stops no other
+        why = f"{type(error).__name__}: {error}"
+        stem, paper = figures.stem(item, profile), figures.paper(item)
+        return Item(item, stem, title, source=found.source, damage=why, paper=paper)
 
 
 def _item(item: str, profile: str, title: str, found: Stored, folders: Folders, draws: bool) -> Item:

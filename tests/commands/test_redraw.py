@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,28 @@ def test_processes_that_are_killed_leave_their_figures_to_the_first(
     assert [(each.item, each.picture.exists()) for each in drawn if isinstance(each, _draw.Drawn)] == [
         (item, True) for item, _ in names
     ]
+
+
+def test_a_figure_that_takes_long_keeps_no_other_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_draw, "cores", lambda: 2)
+    signs = [tmp_path / str(at) for at in range(12)]
+    calls = [partial(seen, signs[-1]), *(partial(touched, sign) for sign in signs)]
+    assert [*_draw.over_cores(calls, len(calls))] == [True, *signs]
+
+
+def seen(sign: Path) -> bool:
+    """Whether it is there within a minute."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not sign.exists():
+        time.sleep(0.05)
+    return sign.exists()
+
+
+def touched(sign: Path) -> Path:
+    sign.touch()
+    return sign
 
 
 def assert_same(ours: Path, shipped: Path) -> None:
