@@ -6,7 +6,7 @@ import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
@@ -207,9 +207,12 @@ def over_cores(calls: Iterable[Callable[[], T]], figures: int) -> Iterator[T]:
         waiting = deque[_Begun[T]]()
         for call in calls:
             waiting.append(_Begun(pool, call))
-            # One that takes long keeps nobody else waiting.
-            while sum(not each.is_done for each in waiting) > 2 * processes:
-                yield waiting.popleft().result()
+            while sum(each.is_to_do for each in waiting) > 2 * processes:
+                running = [each.future for each in waiting if each.future and not each.future.done()]
+                if running and running[0] is waiting[0].future:  # it keeps no other waiting
+                    wait(running, return_when=FIRST_COMPLETED)
+                else:
+                    yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
@@ -228,11 +231,11 @@ class _Begun(Generic[T]):
             self.future = None
 
     @property
-    def is_done(self) -> bool:
-        """Its records are let go of then."""
+    def is_to_do(self) -> bool:
+        """Of what was done, the records are let go of."""
         if self.future and self.future.done() and not self.future.exception():
             self.call = None
-        return self.call is None
+        return self.call is not None
 
     def result(self) -> T:
         """Wait for it."""

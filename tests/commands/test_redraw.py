@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -96,7 +96,10 @@ def test_a_figure_that_takes_long_keeps_no_other_waiting(
 ) -> None:
     monkeypatch.setattr(_draw, "cores", lambda: 2)
     signs = [tmp_path / str(at) for at in range(12)]
-    calls = [partial(seen, signs[-1]), *(partial(touched, sign) for sign in signs)]
+    calls: list[Callable[[], object]] = [
+        partial(seen, signs[-1]),
+        *(partial(touched, sign) for sign in signs),
+    ]
     assert [*_draw.over_cores(calls, len(calls))] == [True, *signs]
 
 
