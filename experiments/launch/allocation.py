@@ -35,7 +35,8 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     here = environment.allocation()
     if here is None:
         raise ValueError(
-            "sweep works inside an allocation: `sbatch slurm/sweep.sbatch WORD ...`; elsewhere use `submit`"
+            "sweep works inside an allocation: `sbatch slurm/sweep.sbatch WORD ...`; elsewhere use "
+            "`submit`, and on this machine `run`"
         )
     fitted = _fitted(words, here)
     _check_cluster(fitted)
