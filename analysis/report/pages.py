@@ -113,7 +113,9 @@ class Site:
         return found["content"] if isinstance(found, dict) and found.get("made_from") == made_from else None
 
     def keep(self, name: str, made_from: str, content: Any) -> None:
-        """Keep plain data for the next report."""
+        """Keep plain data for the next report, also where this one is stopped before it begins to write."""
+        (self.folder / KEPT).mkdir(parents=True, exist_ok=True)
+        (self.folder / KEPT / OURS).touch()
         self.write(f"{KEPT}/{name}.json", json.dumps({"made_from": made_from, "content": content}))
 
     def has_runs(self, runs: Collection[str]) -> bool:

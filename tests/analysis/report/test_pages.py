@@ -164,6 +164,11 @@ def test_what_is_kept_is_given_again_as_long_as_what_it_was_made_from_is_the_sam
     assert site.kept("fig9", "before") is None
 
 
+def test_a_report_that_was_stopped_before_its_pages_is_gone_on_with(tmp_path: Path) -> None:
+    pages.Site(tmp_path).keep("fig9", "before", [1])
+    assert pages.Site(tmp_path).kept("fig9", "before") == [1]
+
+
 def test_a_runs_row_is_kept_whole() -> None:
     row = replace(run("text"), outcomes={"val_loss": float("inf")}, parts={}, provenance={}, logs=())
     assert row.leaves  # which is none of its fields
