@@ -236,7 +236,7 @@ def case_of(comm: Comm, kind: str, size: int, pair: tuple[int, int], device: tor
     if kind != PING_PONG:
         return ProbeCase.of(comm, kind, size // comm.size, pair, device)._replace(size=size)
     data = torch.zeros(size // 4, device=device)
-    do = partial(there_and_back, comm, data, data, pair)
+    do = partial(there_and_back, comm, data, data, [pair])
     return ProbeCase(kind, size, do, Cost(2, 2 * data.nbytes), data.nbytes)
 
 
