@@ -304,7 +304,10 @@ def _show(entered: Sequence[Entered], first: Entered | None) -> None:
 
 def sentence(cell: Cell) -> str:
     """A cell in a line."""
-    gain = f": {with_interval(cell.sooner)} times as soon as {BASELINE}" if cell.sooner else ""
+    is_late = cell.word == "misses the target"
+    gain = (
+        f": {with_interval(cell.sooner)} times as soon as {BASELINE}" if cell.sooner and not is_late else ""
+    )
     where = f"{cell.task}, {cell.workers} workers, {cell.link}"
     reached = f" ({cell.reached} of {cell.seeds} seeds at the target)" if cell.reached < cell.seeds else ""
     return f"{cell.entry} on {where}: {cell.word}{gain}{reached}"

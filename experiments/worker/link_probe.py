@@ -73,8 +73,7 @@ class ProbedLink(NamedTuple):
 
 
 def probe(comm: Comm, link: NamedLink, per_node: int, collectives: bool = True) -> ProbedLink:
-    """Collective. Takes about 5 seconds at 4 nodes and 1 Gbit/s, and 15 seconds where a way takes 50 ms, half
-    a minute with collectives.
+    """Collective. Takes about 5 seconds at 4 nodes and 1 Gbit/s, and several times that where a way is long.
 
     Args:
         link: with alpha and beta.

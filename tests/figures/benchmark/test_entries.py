@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from analysis.records.store import Store
+from experiments.commands.enter import sentence
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.run import Run
@@ -28,6 +29,7 @@ from experiments.figures.benchmark.entries import (
 from experiments.figures.benchmark.rules import rules
 from experiments.tasks import REGISTRY as TASKS
 from sparsify.methods import REGISTRY as METHODS
+from tests.analysis.benchmark.cells import cell
 
 LAPTOP = rules().tier("laptop")
 
@@ -183,3 +185,11 @@ def test_trainings_beyond_the_trials_are_refused(
                 entering.check_trials()
         else:
             entering.check_trials()
+
+
+def test_a_line_on_a_cell_that_misses_the_target_tells_no_gain() -> None:
+    """Seeds that reach it may be quick: its time is infinite all the same."""
+    assert "times as soon as dense" in sentence(cell())
+    assert sentence(cell(word="misses the target")) == (
+        "topk on gpt-ptb, 4 workers, internet_100m_50ms: misses the target"
+    )
