@@ -30,7 +30,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.timeout(600)
 def test_what_is_made_runs_and_is_clean(tmp_path: Path) -> None:
     """In a copy of the checkout: a method, a task, a data set, a cluster and a figure of one's own."""
     for name in COPIED:

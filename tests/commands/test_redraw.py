@@ -30,7 +30,6 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-@pytest.mark.timeout(600)
 def test_all_figures_are_drawn_from_the_shipped_records_without_torch(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT_TORCH)

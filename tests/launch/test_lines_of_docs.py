@@ -18,7 +18,7 @@ from tests.slurm.devcluster import Environment, of_this_venv, say
 from tests.test_readme import LINES, WITH_RUNS
 
 SLURM = "newer"
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slurm
 SMALL = ["profile=smoke", "task=cnn_digits"]
 SCRIPT = ROOT / "slurm" / "sweep.sbatch"
 SCRIPTS_OWN = re.findall(r"^# +(sbatch .*)", SCRIPT.read_text(), re.MULTILINE)

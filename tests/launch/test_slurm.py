@@ -21,7 +21,7 @@ from tests.launch.troubled import await_
 from tests.slurm.devcluster import SCRIPTS, of_this_venv, say
 from tests.worker.runs import carry_out, orders
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slurm
 THERE = ("profile=smoke", "cluster=devcluster", "container=none")
 SMOKE = (*THERE, "task=vector", "train.validate=never")  # what trains nothing is loaded soonest
 

@@ -13,7 +13,7 @@ from tests.launch.trouble_there import Bench
 from tests.launch.troubled import faults_in
 
 SLURM = "newer"
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(scope="module")

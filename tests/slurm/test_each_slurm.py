@@ -16,7 +16,7 @@ from tests.launch.trouble_there import Bench
 from tests.launch.troubled import await_, faults_in
 from tests.slurm.devcluster import Environment, say
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slurm
 SMOKE = (
     "method=topk", "profile=smoke", "task=vector", "train.validate=never", "cluster=devcluster",
     "container=none",

@@ -18,7 +18,7 @@ from analysis.benchmark.files import read
 from tests.figures.benchmark.conftest import Command
 from tests.slurm.emulated.links import needs_namespaces
 
-pytestmark = [needs_namespaces, pytest.mark.own_processes, pytest.mark.timeout(600)]
+pytestmark = [needs_namespaces, pytest.mark.own_processes]
 Members = dict[str, bytes]
 
 
