@@ -267,6 +267,11 @@ def _panel(axes: plots.Axes, /, cells: Sequence[Cell], looks: Mapping[str, style
     if cells:
         axes.axhline(cells[0].target, **plots.GREY)
     axes.set(title=title, xscale="log", xlabel="Mean step (ms)")
+    if not points:
+        axes.set_xticks([])
+        axes.set_xticks([], minor=True)
+        axes.text(0.5, 0.5, "not timed", ha="center", transform=axes.transAxes)
+        return
     low, high = axes.get_xlim()
     ticks = [tick for tick in TICKS if low <= tick <= high]
     axes.set_xticks(ticks, labels=[number(tick) for tick in ticks])

@@ -112,3 +112,9 @@ def test_tables_begin_with_the_baseline_and_end_with_what_misses() -> None:
     assert [each.entry for each in table_of(cells, "gpt-ptb", 4, "internet_100m_50ms")] == [
         "dense", "c", "b", "a",
     ]  # fmt: skip
+
+
+def test_a_panel_without_times_says_so() -> None:
+    timed, untimed = site.pareto([DENSE, cell()], ["gpt-ptb", "lstm-ptb"], [4]).axes
+    assert [text.get_text() for text in untimed.texts] == ["not timed"]
+    assert not timed.texts
